@@ -1,0 +1,50 @@
+# `make demo` and `make test` do everything on a fresh machine: they make their own virtual
+# environment (.venv) from the pinned versions in constraints.txt.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+BUNDLE := build/demo-bundle
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint format benchmark clean
+
+demo: $(VENV)/.installed
+	$(BIN)/dflash-trt doctor
+	$(BIN)/dflash-trt build --target demo --overwrite -o $(BUNDLE)
+	$(BIN)/dflash-trt inspect $(BUNDLE) --verify
+	$(BIN)/dflash-trt generate $(BUNDLE) --prompt-file demo_pair/prompts.jsonl --json --max-tokens 128 > build/demo-outputs.json
+	head -n 1 demo_pair/prompts.jsonl > build/first-prompt.jsonl
+	$(BIN)/dflash-trt generate $(BUNDLE) --prompt-file build/first-prompt.jsonl --view
+	$(BIN)/dflash-trt verify $(BUNDLE) --repeats 7
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+benchmark: $(VENV)/.installed-test
+	$(BIN)/python -m perf.benchmarks.demo_speed --output perf/results
+
+clean:
+	rm -rf build dist $(VENV)
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; set PYTHON=…")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e .
+	mkdir -p build
+	touch $@
+
+$(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e '.[test,train]'
+	mkdir -p build
+	touch $@ $(VENV)/.installed

@@ -1,0 +1,230 @@
+"""Turns a pair of checkpoints into a bundle."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import onnx
+from safetensors.numpy import save_file
+
+from dflash_trt import __version__
+from dflash_trt.bundle.links import must_copy, place_file
+from dflash_trt.bundle.manifest import (
+    MANIFEST_NAME,
+    SCHEMA_VERSION,
+    BundleFile,
+    Limits,
+    Manifest,
+    draft_dims,
+    target_dims,
+)
+from dflash_trt.bundle.staging import staged_folder
+from dflash_trt.checkpoints.pair import Pair
+from dflash_trt.checkpoints.safetensors_header import TensorEntry, header_sha256, read_header
+from dflash_trt.config import BuildConfig
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.check import check_graph
+from dflash_trt.graph.draft import build_draft
+from dflash_trt.graph.tables import compute_tables
+from dflash_trt.graph.target import build_target
+
+TABLES_LOCATION = "weights/tables.safetensors"
+TOKENIZER_FOLDER = "tokenizer"
+PROMPTS_NAME = "prompts.jsonl"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+LIBRARIES = ("numpy", "onnx", "onnxruntime", "safetensors", "tokenizers")
+
+
+class Progress(Protocol):
+    """Where a build says what it does; the command line draws it."""
+
+    def stage(self, name: str, total_bytes: int | None) -> None:
+        """A new stage begins; `total_bytes` None when it is not measured in bytes."""
+
+    def advance(self, count: int) -> None:
+        """`count` more bytes of the current stage are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """How to write a bundle, beyond what the configuration says."""
+
+    copy_weights: bool = False
+    hash_weights: bool = False
+    overwrite: bool = False
+
+
+def build_bundle(
+    pair: Pair,
+    config: BuildConfig,
+    name: str,
+    destination: Path,
+    options: BuildOptions,
+    progress: Progress,
+    *,
+    prompts: Path | None = None,
+) -> Manifest:
+    """Writes a bundle of `pair` to `destination`, whole or not at all.
+
+    `prompts` is a .jsonl of prompts to carry along; `verify` uses them when given no others.
+
+    Weights are referenced, never loaded: memory stays at the size of the graphs and the RoPE
+    tables. Raises DflashError when limits do not fit the pair or the disk refuses.
+    """
+    limits = _limits(pair, config)
+    with staged_folder(destination, overwrite=options.overwrite) as folder:
+        locations, copied = _place_weights(pair, folder, options, progress)
+        progress.stage("graphs", None)
+        save_file(compute_tables(pair, limits.max_seq_len), folder / TABLES_LOCATION)
+        tables = read_header(folder / TABLES_LOCATION)
+        locations[(folder / TABLES_LOCATION).resolve()] = TABLES_LOCATION
+        _write_graphs(pair, tables, lambda entry: locations[entry.file], folder)
+        has_tokenizer = _copy_tokenizer(pair, folder)
+        if prompts is not None:
+            shutil.copyfile(prompts, folder / PROMPTS_NAME)
+        manifest = Manifest(
+            schema_version=SCHEMA_VERSION,
+            name=name,
+            created_by=f"dflash-trt {__version__}",
+            executor="cpu",
+            compute_dtype="float32",
+            target=target_dims(pair),
+            draft=draft_dims(pair),
+            limits=limits,
+            weights="copied" if copied else "linked",
+            tokenizer=has_tokenizer,
+            libraries={library: version(library) for library in LIBRARIES},
+            files=_describe_files(folder, set(locations.values()), options, progress),
+        )
+        (folder / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", "utf-8")
+    return manifest
+
+
+def _limits(pair: Pair, config: BuildConfig) -> Limits:
+    """The bundle's limits, refused where the models were not made for them."""
+    longest = min(pair.target.max_position_embeddings, pair.draft.max_position_embeddings)
+    if config.max_seq_len > longest:
+        raise DflashError(
+            f"max_seq_len {config.max_seq_len} exceeds the {longest} positions that the pair "
+            "was trained for",
+            fix=f"pass --max-seq-len {longest} or less",
+            usage=True,
+        )
+    trained = pair.draft.block_size
+    block_size = config.block_size or trained
+    if block_size > trained:
+        raise DflashError(
+            f"block size {block_size} exceeds the draft's trained block of {trained}",
+            fix=f"pass --block-size {trained} or less",
+            usage=True,
+        )
+    if block_size >= config.max_seq_len:
+        raise DflashError(
+            f"max_seq_len {config.max_seq_len} does not hold one block of {block_size} rows",
+            fix="raise --max-seq-len",
+            usage=True,
+        )
+    return Limits(
+        max_batch=config.max_batch,
+        max_seq_len=config.max_seq_len,
+        block_size=block_size,
+        prefill_chunk=min(config.prefill_chunk, config.max_seq_len),
+    )
+
+
+def _place_weights(
+    pair: Pair, folder: Path, options: BuildOptions, progress: Progress
+) -> tuple[dict[Path, str], bool]:
+    """Brings every shard the graphs use into weights/; returns locations by resolved source."""
+    owners = {"target": pair.target.weights, "draft": pair.draft.weights}
+    locations: dict[Path, str] = {}
+    for owner, weights in owners.items():
+        (folder / "weights" / owner).mkdir(parents=True)
+        for index, shard in enumerate(sorted({entry.file for entry in weights.values()})):
+            # Blobs of a hub cache are named by hash; a number says more to a reader.
+            locations.setdefault(shard, f"weights/{owner}/shard-{index:05d}.safetensors")
+    copies = [path for path in locations if must_copy(path, folder, copy=options.copy_weights)]
+    total = sum(path.stat().st_size for path in copies)
+    progress.stage("copying weights" if copies else "linking weights", total if copies else None)
+    copied = False
+    for shard, location in locations.items():
+        placement = place_file(
+            shard, folder / location, copy=options.copy_weights, on_bytes=progress.advance
+        )
+        copied |= placement != "linked"
+    return locations, copied
+
+
+def _write_graphs(
+    pair: Pair,
+    tables: dict[str, TensorEntry],
+    locate: Callable[[TensorEntry], str],
+    folder: Path,
+) -> None:
+    graphs = (
+        build_target(pair, tables, locate, inject=True),
+        build_draft(pair, tables, locate),
+        build_target(pair, tables, locate, inject=False),
+    )
+    for graph in graphs:
+        check_graph(graph)
+        _write_graph(graph, folder / f"{graph.graph.name}.onnx")
+
+
+def _write_graph(model: onnx.ModelProto, path: Path) -> None:
+    path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def _copy_tokenizer(pair: Pair, folder: Path) -> bool:
+    """Copies what text needs; False where the checkpoint has no tokenizer.json."""
+    source = pair.target.checkpoint.path
+    if not (source / TOKENIZER_FILES[0]).is_file():
+        return False
+    (folder / TOKENIZER_FOLDER).mkdir()
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / TOKENIZER_FOLDER / name)
+    return True
+
+
+def _describe_files(
+    folder: Path, weights: set[str], options: BuildOptions, progress: Progress
+) -> list[BundleFile]:
+    described: list[BundleFile] = []
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = {path: path.relative_to(folder).as_posix() for path in paths}
+    paths = [path for path in paths if not names[path].startswith(".")]
+    if options.hash_weights:
+        progress.stage("hashing weights", sum(path.stat().st_size for path in paths))
+    for path in paths:
+        fields: dict[str, Any] = {"path": names[path], "bytes": path.stat().st_size}
+        is_weights = names[path] in weights and names[path] != TABLES_LOCATION
+        if is_weights:
+            fields["header_sha256"] = header_sha256(path)
+        if not is_weights or options.hash_weights:
+            fields["sha256"] = file_sha256(path, progress.advance if options.hash_weights else None)
+        described.append(BundleFile(**fields))
+    return described
+
+
+def file_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file, hex, read in chunks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as reader:
+        while chunk := reader.read(4 << 20):
+            digest.update(chunk)
+            if on_bytes is not None:
+                on_bytes(len(chunk))
+    return digest.hexdigest()

@@ -1,0 +1,170 @@
+"""The bundle's manifest: what it contains, in numbers that the rest of the project trusts."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from dflash_trt.checkpoints.pair import Pair
+from dflash_trt.checkpoints.strict_json import read_json_object
+from dflash_trt.errors import DflashError, one_line
+
+MANIFEST_NAME = "manifest.json"
+SCHEMA_VERSION: Literal[1] = 1
+
+Positive = Annotated[int, Field(ge=1)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelDims(_Strict):
+    """Dimensions of a decoder, in elements; `parameters` counts weights once."""
+
+    layers: Positive
+    hidden_size: Positive
+    heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    intermediate_size: Positive
+    parameters: Positive
+    weight_bytes: Positive
+    storage_dtypes: list[str]
+    checkpoint: str
+
+
+class TargetDims(ModelDims):
+    family: str
+    vocab_size: Positive
+    max_position_embeddings: Positive
+    eos_token_ids: list[int]
+
+
+class DraftDims(ModelDims):
+    trained_block_size: Positive
+    mask_token_id: Annotated[int, Field(ge=0)]
+    target_layer_ids: list[int]
+    layer_windows: list[int | None]
+    layer_causal: list[bool]
+
+
+class Limits(_Strict):
+    """What the graphs and caches were built for."""
+
+    max_batch: Positive
+    max_seq_len: Positive
+    block_size: Annotated[int, Field(ge=2)]
+    prefill_chunk: Positive
+
+
+class BundleFile(_Strict):
+    """One file: always its size; weights their header's hash and, if asked for, the whole's."""
+
+    path: str
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: Sha256 | None = None
+    header_sha256: Sha256 | None = None
+
+    @field_validator("path")
+    @classmethod
+    def _stay_inside(cls, path: str) -> str:
+        parts = PurePosixPath(path)
+        if parts.is_absolute() or ".." in parts.parts or not parts.parts:
+            raise ValueError("path leaves the bundle")
+        return path
+
+
+class Manifest(_Strict):
+    """`manifest.json`. `weights` says how the weight files came here."""
+
+    schema_version: Literal[1]
+    name: str
+    created_by: str
+    executor: Literal["cpu"]
+    compute_dtype: Literal["float32"]
+    target: TargetDims
+    draft: DraftDims
+    limits: Limits
+    weights: Literal["linked", "copied"]
+    tokenizer: bool
+    libraries: dict[str, str]
+    files: list[BundleFile]
+
+
+def target_dims(pair: Pair) -> TargetDims:
+    """The target's part of a manifest."""
+    target = pair.target
+    return TargetDims(
+        layers=target.num_layers,
+        hidden_size=target.hidden_size,
+        heads=target.num_heads,
+        kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        intermediate_size=target.intermediate_size,
+        parameters=sum(entry.num_elements for entry in target.weights.values()),
+        weight_bytes=sum(entry.length for entry in target.weights.values()),
+        storage_dtypes=sorted({entry.dtype for entry in target.weights.values()}),
+        checkpoint=target.checkpoint.path.name,
+        family=target.family,
+        vocab_size=target.vocab_size,
+        max_position_embeddings=target.max_position_embeddings,
+        eos_token_ids=list(target.eos_token_ids),
+    )
+
+
+def draft_dims(pair: Pair) -> DraftDims:
+    """The draft's part of a manifest."""
+    draft = pair.draft
+    return DraftDims(
+        layers=draft.num_layers,
+        hidden_size=draft.hidden_size,
+        heads=draft.num_heads,
+        kv_heads=draft.num_kv_heads,
+        head_dim=draft.head_dim,
+        intermediate_size=draft.intermediate_size,
+        parameters=sum(entry.num_elements for entry in draft.weights.values()),
+        weight_bytes=sum(entry.length for entry in draft.weights.values()),
+        storage_dtypes=sorted({entry.dtype for entry in draft.weights.values()}),
+        checkpoint=draft.checkpoint.path.name,
+        trained_block_size=draft.block_size,
+        mask_token_id=draft.mask_token_id,
+        target_layer_ids=list(draft.target_layer_ids),
+        layer_windows=list(draft.layer_windows),
+        layer_causal=list(draft.layer_causal),
+    )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Reads and validates a bundle's manifest.
+
+    Raises:
+        DflashError: no bundle there, another schema version, or fields that do not fit.
+    """
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        raise DflashError(
+            f"is not a bundle (no {MANIFEST_NAME})",
+            where=folder,
+            fix="`dflash-trt build` makes one",
+            usage=True,
+        )
+    raw = read_json_object(path)
+    version = raw.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise DflashError(
+            f"has schema version {one_line(version, 40)}, this version reads {SCHEMA_VERSION}",
+            where=path,
+            fix="build the bundle again",
+        )
+    try:
+        return Manifest.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise DflashError(
+            f"{key}: {first['msg']}", where=path, fix="build the bundle again"
+        ) from error

@@ -1,0 +1,1 @@
+"""Reading Hugging Face checkpoints without loading a weight: headers, configs, families, pairs."""

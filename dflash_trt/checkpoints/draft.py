@@ -1,0 +1,196 @@
+"""A DFlash draft as z-lab publishes it (arXiv 2602.06036): config, attention kinds, weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_trt.checkpoints.config_fields import ConfigFields
+from dflash_trt.checkpoints.dims import MAX_LAYERS, read_dims
+from dflash_trt.checkpoints.draft_attention import read_layer_attention
+from dflash_trt.checkpoints.families import (
+    DRAFT_ARCHITECTURES,
+    DRAFT_DEFAULT_HEAD_DIM,
+    DRAFT_WEIGHTS,
+)
+from dflash_trt.checkpoints.folder import CONFIG_NAME, Checkpoint, open_checkpoint, read_config
+from dflash_trt.checkpoints.name_map import match_weights, refuse_quantized
+from dflash_trt.checkpoints.relatives import (
+    read_architecture,
+    refuse_relative_config,
+    refuse_relative_tensors,
+)
+from dflash_trt.checkpoints.rope import RopeSpec, read_rope
+from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.checkpoints.strict_json import quoted
+from dflash_trt.errors import DflashError
+
+MAX_BLOCK_SIZE = 4096
+UNDERSTOOD_KEYS = frozenset(
+    {
+        "attention_sink_bias",
+        "block_size",
+        "causal",
+        "mask_token_id",
+        "projector_type",
+        "swa_window_size",
+        "target_layer_ids",
+        "use_aux_hidden_state",
+        "use_swa",
+    }
+)
+"""Keys of dflash_config whose meaning is known; any other may change what the draft computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSpec:
+    """A DFlash draft; sizes in elements.
+
+    `block_size` counts the anchor. `target_layer_ids` are 0-based decoder layers of the target
+    whose output is tapped, in the order in which `fc` takes them. `layer_windows[j]` is None
+    where draft layer j attends to everything, else w: a query at p sees keys j with
+    |p - j| < w; `layer_causal[j]` says that it sees none after p besides. `vocab_size` and
+    `num_target_layers` are None where the config is silent.
+    """
+
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    num_target_layers: int | None
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    rope: RopeSpec
+    layer_windows: tuple[int | None, ...]
+    layer_causal: tuple[bool, ...]
+    vocab_size: int | None
+    max_position_embeddings: int
+    weights: dict[str, TensorEntry]
+    checkpoint: Checkpoint
+
+    @property
+    def fc_input_size(self) -> int:
+        """Columns of `fc`: tapped layers times the target's hidden size."""
+        return self.weights["fc"].shape[1]
+
+
+def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> tuple[int, ...]:
+    """The tapped layers where the config names none: evenly spread from 1 to N - 3.
+
+    round(1 + i (N - 4) / (L - 1)) for i in 0 … L - 1, N // 2 for L = 1; Python's round, as
+    upstream uses it (ties go to the even number).
+    """
+    if num_draft_layers == 1:
+        return (num_target_layers // 2,)
+    step = (num_target_layers - 4) / (num_draft_layers - 1)
+    return tuple(round(1 + i * step) for i in range(num_draft_layers))
+
+
+def read_draft(folder: str | Path) -> DraftSpec:
+    """Reads and checks a draft's folder; no weight is loaded.
+
+    Raises:
+        DflashError: a malformed folder, another kind of drafter (named), a variant that is not
+            supported, or weights that do not fit the config.
+    """
+    folder = Path(folder)
+    config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
+    _check_architecture(config)
+    inner = config.child("dflash_config")
+    _refuse_variants(config, inner)
+    dims = read_dims(config, DRAFT_DEFAULT_HEAD_DIM)
+    attention = read_layer_attention(config, inner, dims.num_layers)
+    num_target_layers = (
+        config.integer("num_target_layers", high=MAX_LAYERS)
+        if config.has("num_target_layers")
+        else None
+    )
+    block_size = _either(config, inner, "block_size").integer(
+        "block_size", low=2, high=MAX_BLOCK_SIZE
+    )
+    mask_token_id = _either(config, inner, "mask_token_id").integer("mask_token_id", low=0)
+    target_layer_ids = _read_target_layer_ids(config, inner, num_target_layers, dims.num_layers)
+    rope = read_rope(config, default_theta=None)
+
+    checkpoint = open_checkpoint(folder)
+    refuse_relative_tensors(config, checkpoint.tensors)
+    weights = match_weights(checkpoint, DRAFT_WEIGHTS, dims.num_layers, dims.symbols())
+    return DraftSpec(
+        block_size=block_size,
+        mask_token_id=mask_token_id,
+        target_layer_ids=target_layer_ids,
+        num_target_layers=num_target_layers,
+        hidden_size=dims.hidden_size,
+        num_layers=dims.num_layers,
+        num_heads=dims.num_heads,
+        num_kv_heads=dims.num_kv_heads,
+        head_dim=dims.head_dim,
+        intermediate_size=dims.intermediate_size,
+        rms_norm_eps=dims.rms_norm_eps,
+        rope=rope,
+        layer_windows=attention.windows,
+        layer_causal=attention.causal,
+        vocab_size=config.integer("vocab_size") if config.has("vocab_size") else None,
+        max_position_embeddings=dims.max_position_embeddings,
+        weights=weights,
+        checkpoint=checkpoint,
+    )
+
+
+def _check_architecture(config: ConfigFields) -> None:
+    architecture = read_architecture(config)
+    refuse_relative_config(config, architecture)
+    if architecture not in DRAFT_ARCHITECTURES:
+        what = f"architecture {quoted(architecture)} is not a DFlash draft"
+        fix = f"pass a draft with architecture {DRAFT_ARCHITECTURES[0]}"
+        raise DflashError(what, where=config.where, fix=fix)
+
+
+def _refuse_variants(config: ConfigFields, inner: ConfigFields) -> None:
+    refuse_quantized(config)
+    if config.flag("attention_bias", False):
+        raise config.unsupported("attention_bias", "DFlash drafts have no biases")
+    for fields, key in (
+        (inner, "attention_sink_bias"),
+        (config, "attention_sink_bias"),
+        (config, "add_swa_attention_sink_bias"),
+    ):
+        if fields.flag(key, False):
+            raise fields.unsupported(key, "drafts with attention sinks cannot be run yet")
+    if not inner.flag("use_aux_hidden_state", True):
+        raise inner.unsupported("use_aux_hidden_state", "the draft must take the target's layers")
+    if inner.text("projector_type", "dflash").lower() != "dflash":
+        raise inner.unsupported("projector_type", "only plain DFlash drafts are")
+    for key, value in inner.values.items():
+        if key not in UNDERSTOOD_KEYS and value is not None:
+            fix = "it may change what the draft computes; remove it if it does not"
+            raise inner.unsupported(key, fix)
+
+
+def _either(config: ConfigFields, inner: ConfigFields, key: str) -> ConfigFields:
+    """Whichever of the two places states `key`; both may when they agree."""
+    if not inner.has(key):
+        return config
+    if config.has(key) and config.values[key] != inner.values[key]:
+        raise inner.error(key, f"must equal the top level's {quoted(config.values[key])}")
+    return inner
+
+
+def _read_target_layer_ids(
+    config: ConfigFields, inner: ConfigFields, num_target_layers: int | None, num_layers: int
+) -> tuple[int, ...]:
+    fields = _either(config, inner, "target_layer_ids")
+    if fields.has("target_layer_ids"):
+        return fields.integers("target_layer_ids", low=0, high=MAX_LAYERS - 1, limit=MAX_LAYERS)
+    if num_target_layers is None:
+        what = "has neither dflash_config.target_layer_ids nor num_target_layers"
+        raise DflashError(what, where=config.where, fix="add one of them")
+    ids = default_target_layer_ids(num_target_layers, num_layers)
+    if min(ids) < 0:
+        what = f"the default tapped layers of a {num_target_layers}-layer target are {list(ids)}"
+        raise DflashError(what, where=config.where, fix="add dflash_config.target_layer_ids")
+    return ids

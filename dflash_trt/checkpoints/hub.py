@@ -1,0 +1,43 @@
+"""Finds a checkpoint's folder: a local one, or a download from the Hugging Face hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dflash_trt.errors import DflashError, one_line
+
+HUB_NAME = re.compile(r"^[\w.-]+/[\w.-]+$")
+# Weights and what describes them; never pickles, never code.
+ALLOWED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
+
+
+def find_checkpoint(name: str, *, base: Path, revision: str | None, option: str) -> Path:
+    """The folder of checkpoint `name`: a folder relative to `base`, else a hub name.
+
+    Args:
+        name: a path or `owner/name`.
+        base: the folder that relative paths start from.
+        revision: hub branch, tag or commit; None for the default.
+        option: the command-line option that names a local folder instead, for the error.
+    """
+    local = base / Path(name).expanduser()
+    if local.is_dir():
+        return local
+    if not HUB_NAME.match(name) or name.startswith((".", "/")):
+        raise DflashError("there is no such checkpoint folder", where=local, usage=True)
+    return _download(name, revision, option)
+
+
+def _download(name: str, revision: str | None, option: str) -> Path:
+    # Imported here: it takes a third of a second, which local checkpoints need not pay.
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=ALLOWED_FILES))
+    except Exception as error:
+        raise DflashError(
+            f"cannot be fetched from the Hugging Face hub ({one_line(error, 160)})",
+            where=name,
+            fix=f"with no network, pass a local folder with {option}",
+        ) from error

@@ -1,0 +1,112 @@
+"""The one function that obeys the families' name maps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from dflash_trt.checkpoints.config_fields import ConfigFields
+from dflash_trt.checkpoints.families import HARMLESS_SUFFIXES, Rules, Shape
+from dflash_trt.checkpoints.folder import Checkpoint
+from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.checkpoints.strict_json import quoted
+from dflash_trt.errors import DflashError
+
+FLOAT_DTYPES = ("F32", "F16", "BF16")
+NAMES_SHOWN = 4
+
+
+def match_weights(
+    checkpoint: Checkpoint,
+    rules: Rules,
+    num_layers: int,
+    symbols: Mapping[str, int],
+    ignored: tuple[str, ...] = (),
+) -> dict[str, TensorEntry]:
+    """Role → tensor for every rule, expanded over the layers.
+
+    Args:
+        symbols: value of each symbol that the rules' shapes use.
+        ignored: exact names that may be present and are not used.
+
+    Raises:
+        DflashError: names the missing, the unexpected and the wrongly shaped tensors, the
+            first few of each and how many more; or a dtype that is not F32, F16 or BF16.
+    """
+    weights: dict[str, TensorEntry] = {}
+    missing: list[str] = []
+    misshapen: list[str] = []
+    for role, (name, shape) in _expand(rules, num_layers).items():
+        entry = checkpoint.tensors.get(name)
+        if entry is None:
+            missing.append(quoted(name))
+            continue
+        weights[role] = entry
+        if not _fits(entry.shape, shape, symbols):
+            wanted = ", ".join(_size(term, symbols) for term in shape)
+            misshapen.append(f"{quoted(name)} is {list(entry.shape)}, not [{wanted}]")
+    used = {entry.name for entry in weights.values()}
+    unexpected = [
+        quoted(name)
+        for name in checkpoint.tensors
+        if name not in used and name not in ignored and not name.endswith(HARMLESS_SUFFIXES)
+    ]
+    problems = [
+        _listed("missing", missing),
+        _listed("unexpected", unexpected),
+        _listed("wrong shape", misshapen),
+    ]
+    if any(problems):
+        raise DflashError(
+            f"weights do not fit the config: {', '.join(filter(None, problems))}",
+            where=checkpoint.path,
+            fix="config.json and the weights must come from the same checkpoint",
+        )
+    for entry in weights.values():
+        if entry.dtype not in FLOAT_DTYPES:
+            raise DflashError(
+                f"tensor {quoted(entry.name)} is {entry.dtype}: quantized checkpoints are not "
+                "supported yet",
+                where=checkpoint.path,
+                fix=f"use the checkpoint in {', '.join(FLOAT_DTYPES)}",
+            )
+    return weights
+
+
+def refuse_quantized(config: ConfigFields) -> None:
+    """Raises DflashError when the config says that the weights are quantized."""
+    if config.has("quantization_config"):
+        what = "quantized checkpoints are not supported yet (quantization_config is present)"
+        raise DflashError(what, where=config.where, fix="use the unquantized checkpoint")
+
+
+def _expand(rules: Rules, num_layers: int) -> Rules:
+    expanded: dict[str, tuple[str, Shape]] = {}
+    for role, (name, shape) in rules.items():
+        layers = range(num_layers) if "{i}" in role else range(1)
+        for i in layers:
+            layer = str(i)
+            expanded[role.replace("{i}", layer)] = (name.replace("{i}", layer), shape)
+    return expanded
+
+
+def _fits(actual: tuple[int, ...], shape: Shape, symbols: Mapping[str, int]) -> bool:
+    if len(actual) != len(shape):
+        return False
+    return all(
+        term == "?" or str(size) == _size(term, symbols)
+        for size, term in zip(actual, shape, strict=True)
+    )
+
+
+def _size(term: str, symbols: Mapping[str, int]) -> str:
+    """A term of a symbolic shape as a number, or "?" where any size will do."""
+    return term if term == "?" else str(math.prod(symbols[part] for part in term.split("*")))
+
+
+def _listed(label: str, items: list[str]) -> str:
+    if not items:
+        return ""
+    more = len(items) - NAMES_SHOWN
+    tail = f" and {more} more" if more > 0 else ""
+    return f"{len(items)} {label} ({'; '.join(items[:NAMES_SHOWN])}{tail})"

@@ -1,0 +1,192 @@
+"""The header of a .safetensors file, validated in full without touching the weights.
+
+Format: https://github.com/huggingface/safetensors#format — 8 bytes little-endian header
+length, a JSON object name → {dtype, shape, data_offsets}, then the data, without holes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.checkpoints.strict_json import is_file, parse_json, quoted
+from dflash_trt.errors import DflashError, one_line
+
+MAX_HEADER_BYTES = 100_000_000
+MAX_RANK = 32
+MAX_DIMENSION = 2**63 - 1
+LENGTH_PREFIX_BYTES = 8
+
+ITEM_BYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "F8_E4M3FNUZ": 1,
+    "F8_E5M2FNUZ": 1,
+    "U16": 2,
+    "I16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "U32": 4,
+    "I32": 4,
+    "F32": 4,
+    "U64": 8,
+    "I64": 8,
+    "F64": 8,
+    "C64": 8,
+}
+"""Bytes per element of each dtype code that is understood (whole bytes only)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where one tensor lies.
+
+    `dtype` is the safetensors code ("F32", "BF16", …), `file` the resolved path (a hub blob
+    where the snapshot is made of symlinks), `offset` the absolute byte offset of the data in
+    it, `length` its size in bytes.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    length: int
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+
+def read_header(path: str | Path) -> dict[str, TensorEntry]:
+    """Every tensor of `path` by name, in file order.
+
+    Raises:
+        DflashError: the file is truncated, or its header lies (length, JSON, dtype, shape,
+            offsets, holes, overlaps, bytes nobody claims).
+    """
+    path = Path(path)
+    raw, file_size = _read_raw_header(path)
+    header = parse_json(raw[LENGTH_PREFIX_BYTES:], path)
+    if not isinstance(header, dict):
+        raise _corrupt(path, f"header must be a JSON object, not {type(header).__name__}")
+    _check_metadata(header.pop("__metadata__", None), path)
+
+    data_start = len(raw)
+    resolved = path.resolve()
+    entries = [_entry(name, fields, path, resolved, data_start) for name, fields in header.items()]
+    entries.sort(key=lambda entry: (entry.offset, entry.length))
+    _check_layout(entries, path, data_start, file_size)
+    return {entry.name: entry for entry in entries}
+
+
+def header_sha256(path: str | Path) -> str:
+    """Hex sha256 of the header bytes, the 8 length bytes included; errors as `read_header`."""
+    raw, _ = _read_raw_header(Path(path))
+    return hashlib.sha256(raw).hexdigest()
+
+
+def _read_raw_header(path: Path) -> tuple[bytes, int]:
+    """The length prefix and header as stored, and the file's size; nothing is parsed."""
+    try:
+        if not is_file(path):
+            raise DflashError("no such file", where=path, fix="download the checkpoint again")
+        with path.open("rb") as file:
+            file_size = file.seek(0, 2)
+            file.seek(0)
+            prefix = file.read(LENGTH_PREFIX_BYTES)
+            if len(prefix) < LENGTH_PREFIX_BYTES:
+                raise _corrupt(path, f"only {file_size} bytes, too short for a safetensors file")
+            length = int.from_bytes(prefix, "little")
+            # Both limits come before the read, so a lying length allocates nothing.
+            if length > MAX_HEADER_BYTES:
+                raise _corrupt(
+                    path, f"header claims {length} bytes, over the limit of {MAX_HEADER_BYTES}"
+                )
+            if LENGTH_PREFIX_BYTES + length > file_size:
+                raise _corrupt(
+                    path,
+                    f"truncated: header claims {length} bytes but only "
+                    f"{file_size - LENGTH_PREFIX_BYTES} follow its length",
+                )
+            header = file.read(length)
+    except (OSError, ValueError) as error:
+        raise DflashError(f"cannot be read ({one_line(error)})", where=path) from None
+    if len(header) < length:
+        raise _corrupt(path, f"header ends after {len(header)} of {length} bytes")
+    return prefix + header, file_size
+
+
+def _check_metadata(metadata: Any, path: Path) -> None:
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise _corrupt(path, "__metadata__ must map text to text")
+
+
+def _entry(name: str, fields: Any, path: Path, resolved: Path, data_start: int) -> TensorEntry:
+    where = f"{path} tensor {quoted(name)}"
+    if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
+        raise _corrupt(where, "must have exactly dtype, shape and data_offsets")
+    dtype = fields["dtype"]
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        known = ", ".join(ITEM_BYTES)
+        what = f"dtype {quoted(dtype)} is not supported"
+        raise DflashError(what, where=where, fix=f"supported are {known}")
+    shape = _sizes(fields["shape"], where, "shape", MAX_RANK)
+    offsets = _sizes(fields["data_offsets"], where, "data_offsets", 2)
+    if len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _corrupt(where, f"data_offsets {list(offsets)} must be [begin, end], begin <= end")
+    begin, end = offsets
+    expected = math.prod(shape) * ITEM_BYTES[dtype]
+    if end - begin != expected:
+        raise _corrupt(
+            where,
+            f"shape {list(shape)} of {dtype} needs {expected} bytes, "
+            f"data_offsets give {end - begin}",
+        )
+    return TensorEntry(name, dtype, shape, resolved, data_start + begin, expected)
+
+
+def _sizes(value: Any, where: str, key: str, limit: int) -> tuple[int, ...]:
+    """`value` as sizes; Python's bool is an int, JSON's is not a size."""
+    if not isinstance(value, list) or len(value) > limit:
+        raise _corrupt(where, f"{key} must be a list of at most {limit} sizes")
+    for item in value:
+        if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item <= MAX_DIMENSION:
+            raise _corrupt(where, f"{key} has {quoted(item)}, not a size from 0 to 2^63-1")
+    return tuple(value)
+
+
+def _check_layout(entries: list[TensorEntry], path: Path, data_start: int, file_size: int) -> None:
+    """The tensors must tile the data exactly: every byte of the file belongs to one tensor."""
+    position = data_start
+    previous: TensorEntry | None = None
+    for entry in entries:
+        if entry.offset < position and previous is not None:
+            raise _corrupt(
+                f"{path} tensor {quoted(entry.name)}",
+                f"overlaps tensor {quoted(previous.name)} by {position - entry.offset} bytes",
+            )
+        if entry.offset > position:
+            raise _corrupt(
+                f"{path} tensor {quoted(entry.name)}",
+                f"leaves a hole of {entry.offset - position} bytes before it",
+            )
+        position = entry.offset + entry.length
+        previous = entry
+    if position > file_size:
+        raise _corrupt(path, f"truncated: {position - file_size} of {position} bytes are missing")
+    if position < file_size:
+        raise _corrupt(path, f"has {file_size - position} bytes after its last tensor")
+
+
+def _corrupt(where: str | Path, what: str) -> DflashError:
+    return DflashError(what, where=where, fix="download the file again")

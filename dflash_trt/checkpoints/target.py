@@ -1,0 +1,177 @@
+"""A target model: what its config says, and which tensor plays which role."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from dflash_trt.checkpoints.config_fields import ConfigFields
+from dflash_trt.checkpoints.dims import read_dims
+from dflash_trt.checkpoints.families import (
+    DRAFT_ARCHITECTURES,
+    FAMILIES,
+    HEAD_NAME,
+    Family,
+    FamilyName,
+    target_rules,
+)
+from dflash_trt.checkpoints.folder import CONFIG_NAME, Checkpoint, open_checkpoint, read_config
+from dflash_trt.checkpoints.name_map import match_weights, refuse_quantized
+from dflash_trt.checkpoints.relatives import read_architecture
+from dflash_trt.checkpoints.rope import RopeSpec, read_rope
+from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.checkpoints.strict_json import is_file, quoted, read_json_object
+from dflash_trt.errors import DflashError
+
+GENERATION_CONFIG_NAME = "generation_config.json"
+MAX_VOCAB = 2**24
+TIED_SAMPLE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSpec:
+    """A dense decoder of a known family; sizes in elements.
+
+    `weights` maps roles ("embed_tokens", "norm", "lm_head" unless tied, "layers.{i}.q_proj",
+    "layers.{i}.q_proj.bias" …) to tensors. `eos_token_ids` may be empty.
+    """
+
+    family: FamilyName
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    rope: RopeSpec
+    qk_norm: bool
+    attention_bias: bool
+    tie_word_embeddings: bool
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...]
+    weights: dict[str, TensorEntry]
+    checkpoint: Checkpoint
+
+
+def read_target(folder: str | Path) -> TargetSpec:
+    """Reads and checks a target's folder; no weight is loaded.
+
+    Raises:
+        DflashError: a malformed folder, an architecture or variant that is not supported, or
+            weights that do not fit the config.
+    """
+    folder = Path(folder)
+    config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
+    family = _find_family(config)
+    _refuse_variants(config, family)
+    dims = read_dims(config, family.default_head_dim)
+    vocab_size = config.integer("vocab_size", high=MAX_VOCAB)
+    attention_bias = config.flag("attention_bias", False)
+    tied = config.flag("tie_word_embeddings", False)
+    rope = read_rope(config)
+    eos_token_ids = _read_eos_token_ids(folder, config)
+
+    checkpoint = open_checkpoint(folder)
+    # Some exporters also write the tied head; it must equal the embedding and is not used.
+    ignored = (HEAD_NAME,) if tied else ()
+    weights = match_weights(
+        checkpoint,
+        target_rules(family, attention_bias=attention_bias, tied=tied),
+        dims.num_layers,
+        {**dims.symbols(), "vocab": vocab_size},
+        ignored,
+    )
+    if tied and HEAD_NAME in checkpoint.tensors:
+        _check_tied_head(checkpoint, weights["embed_tokens"])
+    return TargetSpec(
+        family=family.name,
+        vocab_size=vocab_size,
+        hidden_size=dims.hidden_size,
+        num_layers=dims.num_layers,
+        num_heads=dims.num_heads,
+        num_kv_heads=dims.num_kv_heads,
+        head_dim=dims.head_dim,
+        intermediate_size=dims.intermediate_size,
+        rms_norm_eps=dims.rms_norm_eps,
+        rope=rope,
+        qk_norm=family.qk_norm,
+        attention_bias=attention_bias,
+        tie_word_embeddings=tied,
+        max_position_embeddings=dims.max_position_embeddings,
+        eos_token_ids=eos_token_ids,
+        weights=weights,
+        checkpoint=checkpoint,
+    )
+
+
+def _find_family(config: ConfigFields) -> Family:
+    architecture = read_architecture(config)
+    for family in FAMILIES:
+        if family.architecture == architecture:
+            return family
+    supported = ", ".join(family.architecture for family in FAMILIES)
+    if architecture in DRAFT_ARCHITECTURES:
+        what = f"is a DFlash draft ({architecture}), not a target"
+        raise DflashError(what, where=config.where, fix="pass it as the draft checkpoint")
+    what = f"architecture {quoted(architecture)} is not supported as a target"
+    raise DflashError(what, where=config.where, fix=f"supported are {supported}")
+
+
+def _refuse_variants(config: ConfigFields, family: Family) -> None:
+    refuse_quantized(config)
+    for key in family.must_be_off:
+        if config.flag(key, False):
+            raise config.unsupported(key, "it must be false")
+    layer_types = config.values.get("layer_types") or []
+    if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
+        raise config.unsupported("layer_types", "a target's layers must all be full_attention")
+
+
+def _check_tied_head(checkpoint: Checkpoint, embedding: TensorEntry) -> None:
+    """A head that is stored beside a tied embedding must be the same tensor.
+
+    transformers unties two that differ, so running on would use another head than it does.
+    Samples settle it: a head trained on its own differs everywhere.
+    """
+    head = checkpoint.tensors[HEAD_NAME]
+    same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
+    if not same or _samples(head) != _samples(embedding):
+        raise DflashError(
+            f"tie_word_embeddings is true, but {HEAD_NAME} differs from the embedding",
+            where=checkpoint.path,
+            fix="set tie_word_embeddings to false in config.json",
+        )
+
+
+def _samples(entry: TensorEntry) -> list[bytes]:
+    """The start, middle and end of a tensor's bytes."""
+    latest = max(entry.length - TIED_SAMPLE_BYTES, 0)
+    with entry.file.open("rb") as file:
+        return [
+            _read_at(file, entry.offset + start, min(TIED_SAMPLE_BYTES, entry.length))
+            for start in (0, latest // 2, latest)
+        ]
+
+
+def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
+    file.seek(offset)
+    return file.read(size)
+
+
+def _read_eos_token_ids(folder: Path, config: ConfigFields) -> tuple[int, ...]:
+    """The ids that end a text: generation_config.json knows them best, config.json next."""
+    path = folder / GENERATION_CONFIG_NAME
+    if is_file(path):
+        generation = ConfigFields(read_json_object(path), path)
+        if generation.has("eos_token_id"):
+            return _eos_token_ids(generation)
+    return _eos_token_ids(config) if config.has("eos_token_id") else ()
+
+
+def _eos_token_ids(fields: ConfigFields) -> tuple[int, ...]:
+    if isinstance(fields.values["eos_token_id"], list):
+        return fields.integers("eos_token_id", low=0, high=MAX_VOCAB, limit=256)
+    return (fields.integer("eos_token_id", low=0, high=MAX_VOCAB),)

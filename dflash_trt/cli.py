@@ -1,0 +1,81 @@
+"""`dflash-trt`: a small command line over library functions, each command in commands/."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from dflash_trt import __version__
+from dflash_trt.errors import EXIT_FAILED, EXIT_USAGE, DflashError
+
+COMMANDS = {
+    "build": "Turn a target and a draft checkpoint into a bundle.",
+    "doctor": "Say what this machine can build and run.",
+    "generate": "Continue prompts, with or without speculation.",
+    "inspect": "Show what a bundle holds and check its files.",
+    "targets": "List the configurations that `build --target` knows.",
+    "verify": "Prove that speculation changes nothing, and say what it gains.",
+}
+
+
+class _Commands(click.Group):
+    """Imports a command's module when it is called, so that `--help` stays quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"dflash_trt.commands.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dflash-trt")
+def cli() -> None:
+    """DFlash speculative decoding, from two checkpoints to lossless tokens."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit code.
+
+    0 done, 1 a failed check or a run-time failure, 2 wrong usage. Every error is one line.
+    """
+    try:
+        result: Any = cli.main(arguments, prog_name="dflash-trt", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except DflashError as error:
+        click.echo(f"error: {error.message}", err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        click.echo(f"error: {error.format_message()}", err=True)
+        return EXIT_USAGE
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return 130
+    except BrokenPipeError:
+        # The reader went away (`| head`): not an error. Python would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        where = error.filename if error.filename is not None else "system"
+        click.echo(f"error: {where}: {error.strerror or error}", err=True)
+        return EXIT_FAILED
+    except MemoryError:
+        click.echo("error: out of memory; lower --max-batch or --max-seq-len", err=True)
+        return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""`dflash-trt build`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dflash_trt.bundle.build import BuildOptions, build_bundle
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.hub import find_checkpoint
+from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.target import read_target
+from dflash_trt.commands.progress import StageBars
+from dflash_trt.config import BuildConfig, CheckpointSource, load_config, resolve_builtin
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command("build", short_help="Turn a target and a draft checkpoint into a bundle.")
+@click.option("--target", "name", required=True, help="A name from `targets`, or a YAML file.")
+@click.option("--target-checkpoint", type=_FOLDER, help="Folder to use for the target.")
+@click.option("--draft-checkpoint", type=_FOLDER, help="Folder to use for the draft.")
+@click.option("--max-batch", type=click.IntRange(1), help="Sequences decoded together.")
+@click.option(
+    "--max-seq-len", type=click.IntRange(3), help="Tokens of one sequence, prompt and output."
+)
+@click.option(
+    "--block-size", type=click.IntRange(2), help="Rows of a verify step; at most the trained."
+)
+@click.option(
+    "--copy-weights", is_flag=True, help="Copy weight files, so that onnx's tools open the bundle."
+)
+@click.option("--hash-weights", is_flag=True, help="Record the weight files' full SHA-256.")
+@click.option("--overwrite", is_flag=True, help="Replace a bundle that exists.")
+@click.option("-o", "--output", type=_FOLDER, help="The bundle's folder.  [default: ./NAME-bundle]")
+def command(
+    name: str,
+    target_checkpoint: Path | None,
+    draft_checkpoint: Path | None,
+    max_batch: int | None,
+    max_seq_len: int | None,
+    block_size: int | None,
+    copy_weights: bool,
+    hash_weights: bool,
+    overwrite: bool,
+    output: Path | None,
+) -> None:
+    """Turn a target and a draft checkpoint into a bundle.
+
+    A bundle is a folder with the pair's graphs, its weights (linked, not copied, where the
+    filesystem allows) and its tokenizer; every other command works on it.
+    """
+    config, path = load_config(name)
+    given = {"max_batch": max_batch, "max_seq_len": max_seq_len, "block_size": block_size}
+    config = config.model_copy(update={key: value for key, value in given.items() if value})
+    target_folder = _find(config.target, path, target_checkpoint, "--target-checkpoint")
+    draft_folder = _find(config.draft, path, draft_checkpoint, "--draft-checkpoint")
+    output = output or Path(f"{path.stem}-bundle")
+    options = BuildOptions(
+        copy_weights=copy_weights, hash_weights=hash_weights, overwrite=overwrite
+    )
+    with StageBars() as bars:
+        bars.stage("reading checkpoints", None)
+        pair = check_pair(read_target(target_folder), read_draft(draft_folder))
+        manifest = build_bundle(
+            pair, config, path.stem, output, options, bars, prompts=_prompts(config, path)
+        )
+    click.echo(
+        f"{output}: {manifest.target.family} target of {manifest.target.layers} layers "
+        f"({manifest.target.parameters:,} parameters), DFlash draft of {manifest.draft.layers} "
+        f"({manifest.draft.parameters:,}), block {manifest.limits.block_size}, "
+        f"weights {manifest.weights}"
+    )
+    if not manifest.tokenizer:
+        click.echo(
+            "note: the target has no tokenizer.json; the bundle takes token ids only", err=True
+        )
+
+
+def _find(source: CheckpointSource, config_path: Path, given: Path | None, option: str) -> Path:
+    """The folder of a checkpoint: the option's, what ships with the project, local, or hub."""
+    if given is not None:
+        return given
+    builtin = resolve_builtin(source.checkpoint)
+    if builtin is not None:
+        return builtin
+    return find_checkpoint(
+        source.checkpoint, base=config_path.parent, revision=source.revision, option=option
+    )
+
+
+def _prompts(config: BuildConfig, config_path: Path) -> Path | None:
+    if config.prompts is None:
+        return None
+    return resolve_builtin(config.prompts) or config_path.parent / config.prompts

@@ -1,0 +1,92 @@
+"""`dflash-trt inspect`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash_trt.bundle.bundle import Bundle, open_bundle, verify_bundle
+from dflash_trt.bundle.manifest import Manifest, ModelDims
+from dflash_trt.bundle.summary import (
+    MemoryEstimate,
+    cache_bytes_per_token,
+    estimate_memory,
+    summarize,
+)
+from dflash_trt.commands.options import bundle_argument, json_option
+from dflash_trt.commands.progress import StageBars
+
+
+@click.command("inspect", short_help="Show what a bundle holds and check its files.")
+@bundle_argument
+@click.option("--verify", is_flag=True, help="Check every recorded hash, not only sizes.")
+@click.option("--batch", type=click.IntRange(1), help="Sequences to estimate memory for.")
+@click.option("--context", type=click.IntRange(1), help="Tokens per sequence to estimate for.")
+@json_option
+def command(
+    bundle: Path, verify: bool, batch: int | None, context: int | None, as_json: bool
+) -> None:
+    """Show what BUNDLE holds, what it needs, and whether its files are whole."""
+    opened = open_bundle(bundle)
+    manifest = opened.manifest
+    batch = batch or manifest.limits.max_batch
+    context = context or manifest.limits.max_seq_len
+    checks = _verify(opened) if verify else None
+    if as_json:
+        figures: dict[str, Any] = summarize(manifest, batch, context)
+        click.echo(json.dumps({**figures, "verified": checks}, indent=2))
+        return
+    for line in _describe(manifest, estimate_memory(manifest, batch, context)):
+        click.echo(line)
+    for line in checks or [f"{len(manifest.files)} files present with their sizes"]:
+        click.echo(line)
+
+
+def _verify(bundle: Bundle) -> list[str]:
+    total = sum(file.bytes for file in bundle.manifest.files)
+    with StageBars() as bars:
+        bars.stage("checking hashes", total)
+        return verify_bundle(bundle, bars.advance)
+
+
+def _describe(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
+    target, draft, limits = manifest.target, manifest.draft, manifest.limits
+    taps = ", ".join(map(str, draft.target_layer_ids))
+    windows = sorted({window for window in draft.layer_windows if window is not None})
+    per_token = [cache_bytes_per_token(dims) for dims in (target, draft)]
+    return [
+        f"{manifest.name}: {target.family} target with a DFlash draft, for executor "
+        f"{manifest.executor} ({manifest.compute_dtype} compute), by {manifest.created_by}",
+        f"target  {_dims(target)}, vocabulary {target.vocab_size:,}",
+        f"draft   {_dims(draft)}, trained block {draft.trained_block_size}, mask token "
+        f"{draft.mask_token_id}",
+        f"        taps layers {taps} of {target.layers}; sliding windows "
+        f"{', '.join(map(str, windows)) if windows else 'none'}",
+        f"limits  {limits.max_batch} sequences of {limits.max_seq_len} tokens, block "
+        f"{limits.block_size}, prefill chunk {limits.prefill_chunk}",
+        f"weights {manifest.weights}: target {_size(target.weight_bytes)}, draft "
+        f"{_size(draft.weight_bytes)} as stored",
+        f"cache   {per_token[0]:,} + {per_token[1]:,} bytes per token (target + draft)",
+        f"memory  {_size(memory.total)} for {memory.batch} × {memory.context} tokens: weights "
+        f"{_size(memory.target_weights)} + {_size(memory.draft_weights)}, caches "
+        f"{_size(memory.target_cache)} + {_size(memory.draft_cache)}",
+    ]
+
+
+def _dims(dims: ModelDims) -> str:
+    return (
+        f"{dims.checkpoint}: {dims.layers} layers × {dims.hidden_size}, heads {dims.heads}/"
+        f"{dims.kv_heads} × {dims.head_dim}, ffn {dims.intermediate_size}, "
+        f"{dims.parameters:,} parameters in {'/'.join(dims.storage_dtypes)}"
+    )
+
+
+def _size(count: int) -> str:
+    """Bytes in the largest unit that keeps a digit before the point."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"

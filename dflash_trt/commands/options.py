@@ -1,0 +1,110 @@
+"""Options that several commands share, and what they turn into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from dflash_trt.bundle.tokenizer import BundleTokenizer
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime.prompts import read_prompts
+from dflash_trt.runtime.sampling import SamplingParams
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+bundle_argument = click.argument("bundle", type=click.Path(file_okay=False, path_type=Path))
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+threads_option = click.option(
+    "--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads per step."
+)
+
+
+def sampling_options(function: F) -> F:
+    """--temperature, --top-k, --top-p, --seed."""
+    for option in (
+        click.option("--seed", type=int, default=0, show_default=True, help="Sampling seed."),
+        click.option("--top-p", type=float, default=1.0, show_default=True, help="Nucleus mass."),
+        click.option("--top-k", type=int, help="Sample from the k likeliest tokens."),
+        click.option(
+            "--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def prompt_options(function: F) -> F:
+    """--prompt, --prompt-file, --raw."""
+    for option in (
+        click.option("--raw", is_flag=True, help="Do not apply the chat template."),
+        click.option(
+            "--prompt-file",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help='One prompt (the whole file), or many (.jsonl with a "prompt" each).',
+        ),
+        click.option("--prompt", help="The prompt's text."),
+    ):
+        function = option(function)
+    return function
+
+
+def make_sampling(temperature: float, top_k: int | None, top_p: float, seed: int) -> SamplingParams:
+    """Checked sampling parameters."""
+    return SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+
+
+def parse_counts(
+    text: str | None, option: str, low: int, high: int, default: list[int]
+) -> list[int]:
+    """Integers of a comma-separated list, each within low … high; `default` for None."""
+    if text is None:
+        return default
+    counts: list[int] = []
+    for item in text.split(","):
+        if not item.strip().isdecimal() or not low <= int(item) <= high:
+            raise DflashError(
+                f"{item.strip()!r} is not a whole number from {low} to {high}",
+                where=option,
+                usage=True,
+            )
+        counts.append(int(item))
+    return sorted(set(counts))
+
+
+def encode_prompts(
+    tokenizer: BundleTokenizer,
+    prompt: str | None,
+    prompt_file: Path | None,
+    default_file: Path | None,
+    *,
+    raw: bool,
+) -> list[list[int]]:
+    """Token ids of the prompts asked for, through the chat template where there is one.
+
+    Raises:
+        DflashError: both or neither given, an empty prompt, a file that cannot be used.
+    """
+    if prompt is not None and prompt_file is not None:
+        raise DflashError("give --prompt or --prompt-file, not both", usage=True)
+    file = prompt_file or (default_file if prompt is None else None)
+    if file is not None:
+        texts = read_prompts(file)
+    elif prompt is not None:
+        texts = [prompt]
+    else:
+        raise DflashError("no prompt", fix="pass --prompt TEXT or --prompt-file FILE", usage=True)
+    chat = tokenizer.chat_template is not None and not raw
+    encoded: list[list[int]] = []
+    for number, text in enumerate(texts, start=1):
+        if not text:
+            raise DflashError(
+                "the prompt is empty",
+                where=f"{file}, prompt {number}" if file else "--prompt",
+                fix="give it some text",
+                usage=True,
+            )
+        encoded.append(tokenizer.encode_chat(text) if chat else tokenizer.encode(text))
+    return encoded

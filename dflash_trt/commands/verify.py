@@ -1,0 +1,165 @@
+"""`dflash-trt verify`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from statistics import median
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.bundle.tokenizer import load_tokenizer
+from dflash_trt.commands.options import (
+    bundle_argument,
+    encode_prompts,
+    json_option,
+    make_sampling,
+    parse_counts,
+    prompt_options,
+    sampling_options,
+    threads_option,
+)
+from dflash_trt.errors import EXIT_FAILED
+from dflash_trt.executors import open_executor
+from dflash_trt.runtime import Request
+from dflash_trt.runtime.verification import Mode, ModeReport, Speed, measure_speed, verify
+
+
+@click.command("verify", short_help="Prove that speculation changes nothing; say what it gains.")
+@bundle_argument
+@prompt_options
+@click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True)
+@sampling_options
+@click.option(
+    "--block-size", "blocks", help="Block sizes to try, as 2,4,8.  [default: the bundle's]"
+)
+@click.option(
+    "--batch", "batches", help="Batch sizes to try, as 1,4.  [default: 1 and the bundle's limit]"
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(0),
+    default=3,
+    show_default=True,
+    help="Timed runs of baseline and speculation at batch 1; 0 skips them.",
+)
+@threads_option
+@json_option
+def command(
+    bundle: Path,
+    prompt: str | None,
+    prompt_file: Path | None,
+    raw: bool,
+    max_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
+    seed: int,
+    blocks: str | None,
+    batches: str | None,
+    repeats: int,
+    threads: int,
+    as_json: bool,
+) -> int:
+    """Run prompts with the baseline graph and with speculation, and compare every bit.
+
+    Each output token's logits must be the baseline's, alone and batched. Exit code 1 at any
+    difference. Without prompts, those that came with the pair are used.
+    """
+    opened = open_bundle(bundle)
+    limits = opened.manifest.limits
+    sampling = make_sampling(temperature, top_k, top_p, seed)
+    block_sizes = parse_counts(blocks, "--block-size", 2, limits.block_size, [limits.block_size])
+    batch_sizes = parse_counts(
+        batches, "--batch", 1, limits.max_batch, sorted({1, limits.max_batch})
+    )
+    tokenizer = load_tokenizer(opened)
+    requests = [
+        Request(prompt_ids=tuple(ids), max_tokens=max_tokens, sampling=sampling)
+        for ids in encode_prompts(tokenizer, prompt, prompt_file, opened.prompts, raw=raw)
+    ]
+    modes = [
+        Mode(speculation=False, batch=batch, block_size=None) for batch in batch_sizes if batch > 1
+    ]
+    modes += [
+        Mode(speculation=True, batch=batch, block_size=block)
+        for block in block_sizes
+        for batch in batch_sizes
+    ]
+    executor = open_executor(opened, threads=threads)
+    eos = opened.manifest.target.eos_token_ids
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("comparing", total=len(requests) * (len(modes) + 1) * max_tokens)
+        reports = verify(
+            executor,
+            requests,
+            modes,
+            eos_token_ids=eos,
+            prefill_chunk=limits.prefill_chunk,
+            on_tokens=lambda count: progress.advance(task, count),
+        )
+        progress.remove_task(task)
+        task = progress.add_task("timing", total=2 * repeats)
+        speed = measure_speed(
+            executor,
+            requests,
+            block_size=block_sizes[-1],
+            repeats=repeats,
+            eos_token_ids=eos,
+            on_run=lambda: progress.advance(task),
+        )
+    executor.close()
+    failed = any(report.difference is not None for report in reports)
+    if as_json:
+        _print_json(reports, speed, failed)
+    else:
+        _print_report(reports, speed, len(requests), block_sizes[-1])
+    return EXIT_FAILED if failed else 0
+
+
+def _print_report(reports: list[ModeReport], speed: Speed, prompts: int, block: int) -> None:
+    click.echo(f"{prompts} prompts against target_only, batch 1:")
+    for report in reports:
+        outcome = "identical" if report.difference is None else "DIFFERENT"
+        line = f"  {report.mode:<28} {outcome}: {report.tokens:,} tokens, {report.logits:,} logits"
+        if report.statistics.acceptance_length is not None:
+            line += f"; acceptance length {report.statistics.acceptance_length:.2f}"
+        click.echo(line)
+    for report in reports:
+        if report.difference is not None:
+            click.echo(f"first difference, {report.difference}")
+    if speed.ratios:
+        ratios = sorted(speed.ratios)
+        click.echo(
+            f"speed at batch 1, {len(ratios)} interleaved runs: target_only "
+            f"{median(speed.baseline):,.0f} tokens/s, DFlash block {block} "
+            f"{median(speed.speculative):,.0f}, ratio {speed.speedup:.2f} "
+            f"({ratios[0]:.2f} … {ratios[-1]:.2f})"
+        )
+
+
+def _print_json(reports: list[ModeReport], speed: Speed, failed: bool) -> None:
+    modes = [
+        {
+            "mode": report.mode,
+            "identical": report.difference is None,
+            "tokens": report.tokens,
+            "logits": report.logits,
+            "difference": None
+            if report.difference is None
+            else dataclasses.asdict(report.difference),
+            "statistics": report.statistics.to_json(),
+        }
+        for report in reports
+    ]
+    timing = {
+        "target_only_tokens_per_second": list(speed.baseline),
+        "dflash_tokens_per_second": list(speed.speculative),
+        "speedup": speed.speedup if speed.ratios else None,
+    }
+    click.echo(json.dumps({"lossless": not failed, "modes": modes, "speed": timing}, indent=2))

@@ -1,0 +1,127 @@
+"""Build configurations: one YAML per pair, read here; the only place with defaults."""
+
+from __future__ import annotations
+
+import difflib
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dflash_trt.errors import DflashError, one_line
+
+MAX_CONFIG_BYTES = 1 << 20
+BUILTIN_PREFIX = "builtin:"
+
+Count = Annotated[int, Field(ge=1, le=1 << 24, strict=True)]
+
+
+class CheckpointSource(BaseModel):
+    """Where one checkpoint comes from.
+
+    `checkpoint` is a folder (relative to the YAML), a Hugging Face hub name `owner/name`, or
+    `builtin:PATH` for what ships with the project.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    checkpoint: str
+    revision: str | None = None
+
+
+class BuildConfig(BaseModel):
+    """What `build` needs to know about a pair.
+
+    `max_seq_len` counts cache positions per sequence, prompt and output together;
+    `block_size` may be smaller than the draft's trained block, never larger.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    description: str
+    target: CheckpointSource
+    draft: CheckpointSource
+    max_batch: Count = 8
+    max_seq_len: Count = 2048
+    block_size: Annotated[int, Field(ge=2, le=4096, strict=True)] | None = None
+    prefill_chunk: Count = 256
+    verified: str = "not run yet"
+    prompts: str | None = None
+
+
+def data_folder(name: str) -> Path:
+    """A folder that ships with the project: in the wheel's `data/`, or in the checkout."""
+    packaged = Path(str(files("dflash_trt"))) / "data" / name
+    return packaged if packaged.is_dir() else Path(__file__).parent.parent / name
+
+
+def target_names() -> list[str]:
+    """Names that `build --target` accepts besides a YAML file."""
+    return sorted(path.stem for path in data_folder("build_configs").glob("*.yaml"))
+
+
+def load_config(target: str) -> tuple[BuildConfig, Path]:
+    """Reads a configuration by name or by YAML path; returns it with its file.
+
+    Raises:
+        DflashError: unknown name (with the nearest), unreadable YAML, unknown or invalid key.
+    """
+    path = Path(target)
+    if path.suffix not in (".yaml", ".yml"):
+        path = data_folder("build_configs") / f"{target}.yaml"
+        if target not in target_names():
+            raise DflashError(
+                f"no target is called {one_line(target, 60)!r}{_nearest(target, target_names())}",
+                where="--target",
+                fix="`dflash-trt targets` lists them; a path must end in .yaml",
+                usage=True,
+            )
+    return _parse(_read_yaml(path), path), path
+
+
+def resolve_builtin(name: str) -> Path | None:
+    """The path of something that ships with the project (`builtin:…`), None for other names."""
+    if not name.startswith(BUILTIN_PREFIX):
+        return None
+    folder, _, inner = name.removeprefix(BUILTIN_PREFIX).partition("/")
+    return data_folder(folder) / inner
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise DflashError("is larger than 1 MiB, not a configuration", where=path, usage=True)
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DflashError(f"cannot be read: {reason}", where=path, usage=True) from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise DflashError(
+            f"is not valid YAML: {one_line(error)}", where=path, usage=True
+        ) from error
+    if not isinstance(raw, dict):
+        raise DflashError("must be a YAML mapping of keys", where=path, usage=True)
+    return raw
+
+
+def _parse(raw: dict[str, Any], path: Path) -> BuildConfig:
+    try:
+        return BuildConfig.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            nested = isinstance(first["loc"][0], str) and len(first["loc"]) > 1
+            model = CheckpointSource if nested else BuildConfig
+            hint = _nearest(str(first["loc"][-1]), list(model.model_fields))
+            what = f"unknown key {key!r}{hint}"
+        else:
+            what = f"{key}: {first['msg']}, got {one_line(repr(first['input']), 60)}"
+        raise DflashError(what, where=path, usage=True) from error
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return f" (nearest: {close[0]!r})" if close else f" (known: {', '.join(known)})"

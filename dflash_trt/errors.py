@@ -1,0 +1,50 @@
+"""The project's one error type: what went wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+class DflashError(Exception):
+    """A failure that a user can act on; the command line prints it as one line.
+
+    Args:
+        what: what is wrong, with the values that show it.
+        where: the file, tensor, key or option concerned.
+        fix: what to do about it.
+        usage: True when the command itself was wrong (exit code 2), False for a
+            failed check or a run-time failure (exit code 1).
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | Path | None = None,
+        fix: str | None = None,
+        usage: bool = False,
+    ) -> None:
+        self.what = what
+        self.where = None if where is None else str(where)
+        self.fix = fix
+        self.usage = usage
+        super().__init__(self.message)
+
+    @property
+    def message(self) -> str:
+        """The single line shown to the user: `where: what; fix`."""
+        line = self.what if self.where is None else f"{self.where}: {self.what}"
+        return line if self.fix is None else f"{line}; {self.fix}"
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_USAGE if self.usage else EXIT_FAILED
+
+
+def one_line(text: object, limit: int = 300) -> str:
+    """`text` folded to one line of at most `limit` characters, for use inside an error."""
+    folded = " ".join(str(text).split())
+    return folded if len(folded) <= limit else folded[: limit - 1] + "…"

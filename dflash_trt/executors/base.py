@@ -1,0 +1,112 @@
+"""What the runtime asks of an executor; it never knows which one it has.
+
+Shapes: B sequences in a call, S rows each, R logit rows, V vocabulary.
+Sequences live in slots 0 … max_batch-1 of linear caches; a call covers a contiguous
+range of slots. Positions are `starts[b] + row`; a call writes the rows it computes at
+those positions, so rows at or past a sequence's accepted length are scratch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+
+TargetGraph = Literal["target", "target_only"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorLimits:
+    """What a bundle's graphs and caches allow.
+
+    `max_seq_len` counts cache positions per sequence; `block_size` is the drafter's
+    trained block (anchor included), the largest S of a speculative step.
+    """
+
+    max_batch: int
+    max_seq_len: int
+    block_size: int
+    vocab_size: int
+    mask_token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOutput:
+    """`choice_ids` [B,R] is the argmax per logit row; `logits` [B,R,V] only when asked for.
+
+    Arrays are valid until the executor's next call; copy what must live longer.
+    """
+
+    choice_ids: Int64Array
+    logits: FloatArray | None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOutput:
+    """One draft pass and one verify pass.
+
+    `token_ids` [B,S]: column 0 the anchor, then the drafts. `choice_ids` [B,S]: the
+    target's argmax after each of them. `logits` [B,S,V] only when asked for.
+    Arrays are valid until the executor's next call.
+    """
+
+    token_ids: Int64Array
+    choice_ids: Int64Array
+    logits: FloatArray | None
+
+
+class Executor(Protocol):
+    """Runs the three graphs of a bundle over its own caches."""
+
+    @property
+    def limits(self) -> ExecutorLimits: ...
+
+    def forward(
+        self,
+        graph: TargetGraph,
+        first_slot: int,
+        token_ids: Int64Array,
+        starts: Int64Array,
+        logit_rows: Int64Array,
+        want_logits: bool,
+    ) -> TargetOutput:
+        """Runs `token_ids` [B,S] through the target in slots first_slot … first_slot+B-1.
+
+        `starts` [B] are the cache positions of row 0, `logit_rows` [B,R] the rows (0 … S-1)
+        whose choice is wanted. "target" also injects the rows into the draft's cache;
+        "target_only" is the autoregressive baseline and leaves the draft's cache alone.
+        Every `starts[b] + S` must be at most `limits.max_seq_len`.
+        """
+        ...
+
+    def speculate(
+        self,
+        first_slot: int,
+        anchors: Int64Array,
+        starts: Int64Array,
+        block_size: int,
+        want_logits: bool,
+    ) -> SpeculationOutput:
+        """Drafts a block from `anchors` [B] and verifies it, in the slots from first_slot on.
+
+        `block_size` is 2 … limits.block_size; `starts` [B] are the cache positions of the
+        anchors, which are not yet cached.
+        """
+        ...
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Copies the first `length` cached positions of slot `source` to slot `destination`."""
+        ...
+
+    def release_slots(self, first_free: int) -> None:
+        """Says that slots first_free … hold nothing, so that caches may shrink."""
+        ...
+
+    def close(self) -> None:
+        """Releases sessions and caches; the executor cannot be used afterwards."""
+        ...

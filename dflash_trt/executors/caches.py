@@ -1,0 +1,88 @@
+"""Linear KV caches on the host: [slots, kv heads, M, D] float32, M following the tokens held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+# Attention costs what M is, not what is held, so M starts small and doubles. It stays a multiple
+# of this: vectorised sums then walk every row in the same lanes whatever M is, which is what
+# makes logits independent of it bit for bit.
+LENGTH_STEP = 64
+FIRST_LENGTH = 128
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The fixed dimensions of one layer's K or V cache."""
+
+    kv_heads: int
+    head_dim: int
+
+
+class LinearCaches:
+    """The caches of every layer of a target and its draft, by graph input name.
+
+    All share one allocated length M, at most `max_seq_len` rounded up to LENGTH_STEP. Growing
+    or shrinking moves the arrays; `generation` counts the moves, so that whoever holds
+    addresses knows that they are stale.
+    """
+
+    def __init__(self, shapes: dict[str, CacheShape], slots: int, max_seq_len: int) -> None:
+        self._shapes = shapes
+        self._slots = slots
+        self._limit = _round_up(max_seq_len)
+        self.length = min(FIRST_LENGTH, self._limit)
+        self.generation = 0
+        self._arrays = {name: self._allocate(shape) for name, shape in shapes.items()}
+
+    def fit(self, held: int) -> None:
+        """Makes M fit `held` positions: doubles while too short, halves when mostly unused.
+
+        Shrinking waits until a quarter would do, so that a length near a boundary does not
+        move the caches at every step.
+        """
+        length = self.length
+        while length < held:
+            length = min(length * 2, self._limit)
+        while length > FIRST_LENGTH and held <= length // 4:
+            length = _round_up(length // 2)
+        if length == self.length:
+            return
+        kept = min(length, self.length)
+        self.length = length
+        self.generation += 1
+        for name, old in self._arrays.items():
+            new = self._allocate(self._shapes[name])
+            new[:, :, :kept] = old[:, :, :kept]
+            self._arrays[name] = new
+
+    def address(self, name: str, first_slot: int) -> int:
+        """Address of the first byte of `first_slot` in the named cache."""
+        array = self._arrays[name]
+        return int(array.ctypes.data) + first_slot * int(array.strides[0])
+
+    def shape(self, name: str, batch: int) -> list[int]:
+        """Shape [batch, kv heads, M, D] of a range of `batch` slots."""
+        fixed = self._shapes[name]
+        return [batch, fixed.kv_heads, self.length, fixed.head_dim]
+
+    def move(self, source: int, destination: int, length: int) -> None:
+        """Copies the first `length` positions of one slot to another, in every cache."""
+        for array in self._arrays.values():
+            array[destination, :, :length] = array[source, :, :length]
+
+    def names(self) -> Iterable[str]:
+        return self._arrays.keys()
+
+    def _allocate(self, shape: CacheShape) -> npt.NDArray[np.float32]:
+        # Zeros, not garbage: attention multiplies unused positions by a weight of exactly zero,
+        # and zero times NaN would not be zero.
+        return np.zeros((self._slots, shape.kv_heads, self.length, shape.head_dim), np.float32)
+
+
+def _round_up(length: int) -> int:
+    return -(-length // LENGTH_STEP) * LENGTH_STEP

@@ -1,0 +1,44 @@
+"""Names of the graphs' inputs and outputs; the only module that spells them.
+
+Shape legend used throughout graph/ and executors/:
+B sequences in a call, S rows each, T = B·S rows flattened, R logit rows per sequence,
+H hidden size, D head size, V vocabulary, M cache length, P positions in a RoPE table.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+GraphName = Literal["target", "draft", "target_only"]
+GRAPH_NAMES: tuple[GraphName, ...] = ("target", "draft", "target_only")
+
+TOKEN_IDS = "token_ids"
+BLOCK_IDS = "block_ids"
+CACHE_START = "cache_start"
+LOGIT_ROWS = "logit_rows"
+CHOICE_IDS = "choice_ids"
+LOGITS = "logits"
+DRAFT_TOKEN_IDS = "token_ids"
+
+Owner = Literal["target", "draft"]
+CacheKind = Literal["k", "v"]
+KV: tuple[CacheKind, ...] = ("k", "v")
+
+
+def cache_input(owner: Owner, kv: CacheKind, layer: int) -> str:
+    """Name of one layer's K or V cache as a graph input, [B, kv heads, M, D]."""
+    return f"{owner}_{kv}_{layer}"
+
+
+def cache_output(owner: Owner, kv: CacheKind, layer: int) -> str:
+    """Name of the same cache after the update; an executor binds it to the input's memory."""
+    return f"{cache_input(owner, kv, layer)}_out"
+
+
+def cache_layers(owner: Owner, layers: int) -> list[tuple[str, str]]:
+    """(input, output) names of every cache of `owner`, K before V, in layer order."""
+    return [
+        (cache_input(owner, kv, layer), cache_output(owner, kv, layer))
+        for layer in range(layers)
+        for kv in KV
+    ]

@@ -1,0 +1,59 @@
+"""`draft.onnx`: one pass of the block-diffusion drafter over [anchor, mask, …]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import onnx
+from onnx import TensorProto
+
+from dflash_trt.checkpoints.pair import Pair
+from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, DRAFT_TOKEN_IDS
+from dflash_trt.graph.layers import Rows, attention, rms_norm, swiglu_mlp
+from dflash_trt.graph.model import GraphBuilder
+from dflash_trt.graph.tables import RopeTables, table_owner
+from dflash_trt.graph.target import declare_cache_outputs, declare_caches, embed, lm_head
+
+
+def build_draft(
+    pair: Pair,
+    tables: Mapping[str, TensorEntry],
+    locate: Callable[[TensorEntry], str],
+) -> onnx.ModelProto:
+    """Builds the draft graph of `pair` (arXiv 2602.06036).
+
+    Inputs: block_ids [B,S] (anchor, mask …), cache_start [B], the draft's caches, whose
+    positions below cache_start hold injected features. Outputs: token_ids [B,S] (the anchor,
+    then one draft per masked slot, each at its own position) and the caches, where the block's
+    own K and V are scratch that the next injection overwrites.
+    """
+    target, draft = pair.target, pair.draft
+    b = GraphBuilder("draft", locate)
+    ids = b.input(BLOCK_IDS, TensorProto.INT64, ["B", "S"])
+    start = b.input(CACHE_START, TensorProto.INT64, ["B"])
+    declare_caches(b, "draft", draft)
+    b.output(DRAFT_TOKEN_IDS, TensorProto.INT64, ["B", "S"])
+    declare_cache_outputs(b, "draft", draft)
+
+    rows = Rows(b, ids, start)
+    rope = RopeTables(table_owner(pair, "draft"), tables)
+    x = embed(b, ids, target)
+    for layer in range(draft.num_layers):
+        window, causal = draft.layer_windows[layer], draft.layer_causal[layer]
+        with b.scope(f"draft_layers.{layer}"):
+            x = attention(b, x, "draft", draft, layer, rows, rope, causal=causal, window=window)
+            x = swiglu_mlp(b, x, "draft", draft, layer)
+
+    with b.scope("head"):
+        blocks = b.node("Reshape", [x, rows.shape(draft.hidden_size)], "blocks")
+        one, end, slot_axis = b.integers(1), b.integers(2**31 - 1), b.integers(1)
+        slots = b.node("Slice", [blocks, one, end, slot_axis], "masked_slots")
+        flat = b.node("Reshape", [slots, b.integers(-1, draft.hidden_size)], "masked_rows")
+        normed = rms_norm(b, flat, "draft", draft, "norm", "norm")
+        choice = b.node("ArgMax", [lm_head(b, normed, target)], "choice", axis=1, keepdims=0)
+        shape = b.node("Concat", [rows.batch, b.integers(-1)], "drafts_shape", axis=0)
+        drafts = b.node("Reshape", [choice, shape], "drafts")
+        anchor = b.node("Slice", [ids, b.integers(0), one, slot_axis], "anchor")
+        b.node("Concat", [anchor, drafts], "token_ids", output=DRAFT_TOKEN_IDS, axis=1)
+    return b.finish()

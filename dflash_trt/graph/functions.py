@@ -1,0 +1,98 @@
+"""Model-local functions: each is the executable definition of one operation.
+
+ONNX Runtime runs these bodies. TensorRT takes its own layer for a name its parser knows
+(`trt::TRT_Attention`) and a plugin for a `dflash::` name handed over without its function.
+Two bodies of one name are told apart by ONNX's `overload`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import onnx
+import onnx.parser
+
+OPSET = 24
+IR_VERSION = 11
+TRT_DOMAIN = "trt"
+DFLASH_DOMAIN = "dflash"
+
+AttentionOverload = Literal["lower_right", "none", "masked"]
+
+# ONNX Runtime computes a single query row with another kernel, whose bits differ from the same
+# row among others. One row is put in front and dropped again, so every row always has company;
+# in front, because lower-right causality counts from the last row. `q` arrives pre-scaled, as
+# TensorRT's attention wants it.
+_ATTENTION = """
+<domain: "trt", opset_import: ["" : 24]>
+TRT_Attention <causal_kind> (q, k, v, mask, query_lengths, key_value_lengths) => (attended)
+{{
+    front = Constant <value_ints = [0, 0, 1, 0, 0, 0, 0, 0]> ()
+    rows = Pad <mode = "edge"> (q, front)
+    {mask_rows}
+    lengths = Cast <to = 7> (key_value_lengths)
+    padded = Attention <scale = 1.0, is_causal = {causal}> (rows, k, v, {mask}, "", "", lengths)
+    one = Constant <value_ints = [1]> ()
+    end = Constant <value_ints = [2147483647]> ()
+    row_axis = Constant <value_ints = [2]> ()
+    attended = Slice (padded, one, end, row_axis)
+}}
+"""
+
+# k_norm, RoPE and the cache write for one draft layer's context rows.
+# k, v [B,S,H_kv,D] as projected from the target's features; cos, sin [P, D/2];
+# positions [B,S]; caches [B,H_kv,M,D], updated in place by the executor's binding.
+_KV_FEATURE_INJECTION = """
+<domain: "dflash", opset_import: ["" : 24]>
+kv_feature_injection <epsilon> (k, v, k_norm, cos, sin, positions, k_cache, v_cache)
+    => (k_cache_out, v_cache_out)
+{
+    first = Constant <value_int = 0> ()
+    start = Gather <axis = 1> (positions, first)
+    k_normed = RMSNormalization <axis = -1, epsilon: float = @epsilon> (k, k_norm)
+    k_heads = Transpose <perm = [0, 2, 1, 3]> (k_normed)
+    k_rotated = RotaryEmbedding (k_heads, cos, sin, positions)
+    v_heads = Transpose <perm = [0, 2, 1, 3]> (v)
+    k_cache_out = TensorScatter <axis = 2> (k_cache, k_rotated, start)
+    v_cache_out = TensorScatter <axis = 2> (v_cache, v_heads, start)
+}
+"""
+
+# SwiGLU's elementwise half: silu(gate) * up.
+_SWIGLU = """
+<domain: "dflash", opset_import: ["" : 24]>
+swiglu (gate, up) => (y)
+{
+    sigmoid = Sigmoid (gate)
+    silu = Mul (gate, sigmoid)
+    y = Mul (silu, up)
+}
+"""
+
+
+def attention_function(overload: AttentionOverload) -> onnx.FunctionProto:
+    """`trt::TRT_Attention`: attention over a padded KV cache with per-sequence lengths.
+
+    q [B,H_q,S,D] pre-scaled by 1/sqrt(D); k, v [B,H_kv,M,D]; key_value_lengths int32 [B].
+    "lower_right": row i of S sees key j where j <= i + (length - S). "none": every key below
+    the length. "masked": additionally mask bool [B,1,S,M] must be true.
+    """
+    masked = overload == "masked"
+    text = _ATTENTION.format(
+        mask_rows='mask_rows = Pad <mode = "edge"> (mask, front)' if masked else "",
+        mask="mask_rows" if masked else '""',
+        causal=int(overload == "lower_right"),
+    )
+    function = onnx.parser.parse_function(text)
+    function.overload = overload
+    return function
+
+
+def kv_feature_injection_function() -> onnx.FunctionProto:
+    """`dflash::kv_feature_injection`: the target's features become one draft layer's context."""
+    return onnx.parser.parse_function(_KV_FEATURE_INJECTION)
+
+
+def swiglu_function() -> onnx.FunctionProto:
+    """`dflash::swiglu`: silu(gate) * up, elementwise."""
+    return onnx.parser.parse_function(_SWIGLU)

@@ -1,0 +1,225 @@
+"""The pieces that the target and the draft share: norms, linears, attention, MLP.
+
+Activations between layers are rows [T,H] (T = B·S), so that every linear is one Gemm over
+the checkpoint's own [out, in] weights; only attention needs [B,heads,S,D].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from onnx import TensorProto
+
+from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.graph.bindings import KV, Owner, cache_input, cache_output
+from dflash_trt.graph.functions import (
+    AttentionOverload,
+    attention_function,
+    swiglu_function,
+)
+from dflash_trt.graph.model import GraphBuilder
+from dflash_trt.graph.tables import RopeTables
+
+
+class Decoder(Protocol):
+    """The dimensions that a target and a draft have in common."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rms_norm_eps(self) -> float: ...
+    @property
+    def weights(self) -> Mapping[str, TensorEntry]: ...
+
+
+@dataclass(slots=True)
+class Rows:
+    """Where the rows of a call stand; computed once per graph.
+
+    ids [B,S]; start [B]; positions [B,S] int64; lengths [B] int32 = start + S.
+    """
+
+    builder: GraphBuilder
+    ids: str
+    start: str
+    batch: str = field(init=False)
+    count: str = field(init=False)
+    positions: str = field(init=False)
+    lengths: str = field(init=False)
+    _shapes: dict[tuple[int, ...], str] = field(init=False, default_factory=dict)
+    _masks: dict[tuple[int, bool], str] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        b = self.builder
+        with b.scope("rows"):
+            zero, one = b.integers(0, scalar=True), b.integers(1, scalar=True)
+            self.batch = b.node("Shape", [self.ids], "batch", start=0, end=1)
+            self.count = b.node("Shape", [self.ids], "count", start=1, end=2)
+            count = b.node("Squeeze", [self.count], "count_scalar")
+            row = b.node("Range", [zero, count, one], "index")
+            start = b.node("Unsqueeze", [self.start, b.integers(1)], "start_column")
+            self.positions = b.node("Add", [start, row], "positions")
+            ends = b.node("Add", [self.start, self.count], "ends")
+            self.lengths = b.node("Cast", [ends], "kv_lengths", to=TensorProto.INT32)
+
+    def shape(self, *trailing: int) -> str:
+        """The shape value [B, S, *trailing]."""
+        if trailing not in self._shapes:
+            b = self.builder
+            name = "rows/shape_" + "x".join(str(size) for size in trailing)
+            self._shapes[trailing] = b.node(
+                "Concat", [self.batch, self.count, b.integers(*trailing)], name, axis=0
+            )
+        return self._shapes[trailing]
+
+    def window_mask(self, window: int, causal: bool, cache: str) -> str:
+        """bool [B,1,S,M]: a query at position p may see key j where |p - j| < window.
+
+        Causality has to be part of the mask: TensorRT refuses a mask beside a causal kind.
+        """
+        if (window, causal) not in self._masks:
+            b = self.builder
+            with b.scope(f"window_{window}{'_causal' if causal else ''}"):
+                zero, one = b.integers(0, scalar=True), b.integers(1, scalar=True)
+                length = b.node("Shape", [cache], "cache_length", start=2, end=3)
+                length = b.node("Squeeze", [length], "cache_length_scalar")
+                keys = b.node("Range", [zero, length, one], "keys")
+                queries = b.node("Unsqueeze", [self.positions, b.integers(1, 3)], "queries")
+                offset = b.node("Sub", [queries, keys], "offset")
+                distance = b.node("Abs", [offset], "distance")
+                mask = b.node("Less", [distance, b.integers(window, scalar=True)], "near")
+                if causal:
+                    past = b.node("GreaterOrEqual", [offset, zero], "past")
+                    mask = b.node("And", [mask, past], "near_past")
+                self._masks[window, causal] = mask
+        return self._masks[window, causal]
+
+
+def rms_norm(b: GraphBuilder, x: str, owner: Owner, spec: Decoder, role: str, name: str) -> str:
+    """RMSNorm over the last axis, Zhang & Sennrich 2019 (arXiv 1910.07467)."""
+    scale = weight(b, owner, spec, role)
+    return b.node("RMSNormalization", [x, scale], name, axis=-1, epsilon=spec.rms_norm_eps)
+
+
+def weight(b: GraphBuilder, owner: Owner, spec: Decoder, role: str) -> str:
+    """A weight of `owner` in the compute type; initializers are called `owner/role`."""
+    return b.weight(f"{owner}/{role}", spec.weights[role])
+
+
+def linear(
+    b: GraphBuilder,
+    x: str,
+    owner: Owner,
+    spec: Decoder,
+    role: str,
+    name: str,
+    *,
+    residual: str | None = None,
+) -> str:
+    """x [T,in] @ W[out,in]^T, plus the layer's bias or a residual [T,out] where there is one."""
+    operands = [x, weight(b, owner, spec, role)]
+    bias = f"{role}.bias"
+    if bias in spec.weights:
+        operands.append(weight(b, owner, spec, bias))
+        result = b.node("Gemm", operands, name, transB=1)
+        return result if residual is None else b.node("Add", [result, residual], f"{name}_add")
+    if residual is not None:
+        operands.append(residual)
+    return b.node("Gemm", operands, name, transB=1)
+
+
+def swiglu_mlp(b: GraphBuilder, x: str, owner: Owner, spec: Decoder, layer: int) -> str:
+    """x [T,H] + down(silu(gate(n)) * up(n)) of n = post_attention_layernorm(x)."""
+    prefix = f"layers.{layer}"
+    with b.scope("mlp"):
+        normed = rms_norm(b, x, owner, spec, f"{prefix}.post_attention_layernorm", "norm")
+        gate = linear(b, normed, owner, spec, f"{prefix}.gate_proj", "gate_proj")
+        up = linear(b, normed, owner, spec, f"{prefix}.up_proj", "up_proj")
+        (activated,) = b.call(swiglu_function(), [gate, up], "swiglu")
+        return linear(b, activated, owner, spec, f"{prefix}.down_proj", "down_proj", residual=x)
+
+
+def attention(
+    b: GraphBuilder,
+    x: str,
+    owner: Owner,
+    spec: Decoder,
+    layer: int,
+    rows: Rows,
+    tables: RopeTables,
+    *,
+    causal: bool,
+    window: int | None,
+) -> str:
+    """x [T,H] + o_proj(attention(input_layernorm(x))), writing the rows' K and V into the cache.
+
+    The rows are written first and attended to through the cache, so that one kernel sees
+    context and block alike.
+    """
+    prefix = f"layers.{layer}"
+    kv_heads, head_dim = spec.num_kv_heads, spec.head_dim
+    with b.scope("attention"):
+        normed = rms_norm(b, x, owner, spec, f"{prefix}.input_layernorm", "norm")
+        q = _heads(b, normed, owner, spec, layer, "q", spec.num_heads, rows)
+        k = _heads(b, normed, owner, spec, layer, "k", kv_heads, rows)
+        v = _heads(b, normed, owner, spec, layer, "v", kv_heads, rows)
+        # The query tables carry 1/sqrt(D), so that no node has to scale q.
+        q = b.node(
+            "RotaryEmbedding", [q, tables.q_cos(b), tables.q_sin(b), rows.positions], "q_rope"
+        )
+        k = b.node("RotaryEmbedding", [k, tables.cos(b), tables.sin(b), rows.positions], "k_rope")
+        k_cache, v_cache = (
+            b.node(
+                "TensorScatter",
+                [cache_input(owner, kv, layer), value, rows.start],
+                f"{kv}_cache_update",
+                output=cache_output(owner, kv, layer),
+                axis=2,
+            )
+            for kv, value in zip(KV, (k, v), strict=True)
+        )
+        overload: AttentionOverload = "lower_right" if causal else "none"
+        causal_kind, mask = overload, ""
+        if window is not None:
+            overload, causal_kind = "masked", "none"
+            mask = rows.window_mask(window, causal, cache_input(owner, "k", layer))
+        (attended,) = b.call(
+            attention_function(overload),
+            [q, k_cache, v_cache, mask, "", rows.lengths],
+            "attend",
+            causal_kind=causal_kind,
+        )
+        merged = b.node("Transpose", [attended], "by_row", perm=[0, 2, 1, 3])
+        width = spec.num_heads * head_dim
+        flat = b.node("Reshape", [merged, b.integers(-1, width)], "rows")
+        return linear(b, flat, owner, spec, f"{prefix}.o_proj", "o_proj", residual=x)
+
+
+def _heads(
+    b: GraphBuilder,
+    x: str,
+    owner: Owner,
+    spec: Decoder,
+    layer: int,
+    kind: str,
+    heads: int,
+    rows: Rows,
+) -> str:
+    """Projects rows [T,H] to [B,heads,S,D], with the per-head norm where the layer has one."""
+    role = f"layers.{layer}.{kind}_proj"
+    projected = linear(b, x, owner, spec, role, f"{kind}_proj")
+    split = b.node("Reshape", [projected, rows.shape(heads, spec.head_dim)], f"{kind}_split")
+    norm_role = f"layers.{layer}.{kind}_norm"
+    if norm_role in spec.weights:
+        split = rms_norm(b, split, owner, spec, norm_role, f"{kind}_norm")
+    return b.node("Transpose", [split], f"{kind}_heads", perm=[0, 2, 1, 3])

@@ -1,0 +1,170 @@
+"""GraphBuilder: a thin, naming layer over onnx.helper.
+
+Values are called after the place that computes them (`layers.3/attention/q_proj`), so a
+viewer shows the model's own structure. Weights are external initializers that point into
+the checkpoint's .safetensors files; nothing is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+from dflash_trt import __version__
+from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.graph.functions import IR_VERSION, OPSET
+
+STORAGE_TYPES = {
+    "F32": TensorProto.FLOAT,
+    "F16": TensorProto.FLOAT16,
+    "BF16": TensorProto.BFLOAT16,
+}
+
+Dim = int | str
+
+
+class GraphBuilder:
+    """Builds one ModelProto.
+
+    Args:
+        name: graph name, shown by viewers.
+        locate: path of a tensor's file relative to the .onnx, in POSIX form.
+    """
+
+    def __init__(self, name: str, locate: Callable[[TensorEntry], str]) -> None:
+        self._name = name
+        self._locate = locate
+        self._scopes: list[str] = []
+        self._nodes: list[onnx.NodeProto] = []
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+        self._initializers: dict[str, TensorProto] = {}
+        self._casts: dict[str, str] = {}
+        self._functions: dict[tuple[str, str, str], onnx.FunctionProto] = {}
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Prefixes the names of everything built inside with `name/`."""
+        self._scopes.append(name)
+        yield
+        self._scopes.pop()
+
+    def input(self, name: str, element_type: int, shape: Sequence[Dim]) -> str:
+        self._inputs.append(helper.make_tensor_value_info(name, element_type, list(shape)))
+        return name
+
+    def output(self, name: str, element_type: int, shape: Sequence[Dim]) -> None:
+        self._outputs.append(helper.make_tensor_value_info(name, element_type, list(shape)))
+
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        name: str,
+        *,
+        output: str | None = None,
+        **attributes: Any,
+    ) -> str:
+        """Adds a standard node; returns its output, named by scope and `name` unless given."""
+        full_name = self._full(name)
+        result = output or full_name
+        self._nodes.append(
+            helper.make_node(op, list(inputs), [result], name=full_name, **attributes)
+        )
+        return result
+
+    def call(
+        self,
+        function: onnx.FunctionProto,
+        inputs: Sequence[str],
+        name: str,
+        *,
+        outputs: Sequence[str] | None = None,
+        **attributes: Any,
+    ) -> list[str]:
+        """Adds a call of a local function, carrying its definition into the model once."""
+        key = (function.domain, function.name, function.overload)
+        self._functions.setdefault(key, function)
+        full_name = self._full(name)
+        results = list(outputs or [full_name])
+        self._nodes.append(
+            helper.make_node(
+                function.name,
+                list(inputs),
+                results,
+                name=full_name,
+                domain=function.domain,
+                overload=function.overload or None,
+                **attributes,
+            )
+        )
+        return results
+
+    def integers(self, *values: int, scalar: bool = False) -> str:
+        """An int64 constant, one per distinct value."""
+        label = "x".join(str(value) for value in values)
+        name = f"constant.{'scalar' if scalar else 'list'}.{label}"
+        if name not in self._initializers:
+            dims = [] if scalar else [len(values)]
+            self._initializers[name] = helper.make_tensor(name, TensorProto.INT64, dims, values)
+        return name
+
+    def stored(self, name: str, entry: TensorEntry) -> str:
+        """An external initializer as stored, referenced in place."""
+        if name not in self._initializers:
+            tensor = TensorProto(
+                name=name,
+                data_type=STORAGE_TYPES[entry.dtype],
+                dims=entry.shape,
+                data_location=TensorProto.EXTERNAL,
+            )
+            reference = {
+                "location": self._locate(entry),
+                "offset": str(entry.offset),
+                "length": str(entry.length),
+            }
+            for key, value in reference.items():
+                tensor.external_data.add(key=key, value=value)
+            self._initializers[name] = tensor
+        return name
+
+    def weight(self, name: str, entry: TensorEntry) -> str:
+        """An external initializer in the compute type (float32), cast where stored narrower."""
+        stored = self.stored(name, entry)
+        if entry.dtype == "F32":
+            return stored
+        if stored not in self._casts:
+            cast = f"{stored}.float32"
+            self._nodes.append(
+                helper.make_node("Cast", [stored], [cast], name=cast, to=TensorProto.FLOAT)
+            )
+            self._casts[stored] = cast
+        return self._casts[stored]
+
+    def finish(self) -> onnx.ModelProto:
+        """The model; call once."""
+        graph = helper.make_graph(
+            self._nodes,
+            self._name,
+            self._inputs,
+            self._outputs,
+            list(self._initializers.values()),
+        )
+        domains = dict.fromkeys(["", *(domain for domain, _, _ in self._functions)])
+        return helper.make_model(
+            graph,
+            opset_imports=[
+                helper.make_opsetid(domain, OPSET if domain == "" else 1) for domain in domains
+            ],
+            functions=list(self._functions.values()),
+            ir_version=IR_VERSION,
+            producer_name="dflash-trt",
+            producer_version=__version__,
+        )
+
+    def _full(self, name: str) -> str:
+        return "/".join([*self._scopes, name])

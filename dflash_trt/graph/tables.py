@@ -1,0 +1,70 @@
+"""RoPE tables: computed once per build, stored beside the weights, read by position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash_trt.checkpoints.pair import Pair
+from dflash_trt.checkpoints.rope import RopeSpec, tables
+from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.graph.bindings import Owner
+from dflash_trt.graph.model import GraphBuilder
+
+TABLE_KINDS = ("cos", "sin", "q_cos", "q_sin")
+
+
+def compute_tables(pair: Pair, positions: int) -> dict[str, npt.NDArray[np.float32]]:
+    """Every table the pair needs, [positions, D/2] float32, by name.
+
+    `q_cos` and `q_sin` are `cos` and `sin` times 1/sqrt(D): rotating a query with them
+    also scales it for attention.
+    """
+    computed: dict[str, npt.NDArray[np.float32]] = {}
+    for owner in ("target", "draft"):
+        if table_owner(pair, owner) != owner:
+            continue
+        rope, head_dim = _rope(pair, owner)
+        cos, sin = tables(rope, head_dim, positions)
+        scale = np.float32(1 / math.sqrt(head_dim))
+        arrays = (cos, sin, cos * scale, sin * scale)
+        computed |= {f"rope.{owner}.{kind}": a for kind, a in zip(TABLE_KINDS, arrays, strict=True)}
+    return computed
+
+
+def table_owner(pair: Pair, owner: Owner) -> Owner:
+    """Whose tables `owner` reads: the draft uses the target's where both would be equal."""
+    return "target" if _rope(pair, owner) == _rope(pair, "target") else owner
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTables:
+    """The stored tables of one owner, as graph values on demand."""
+
+    owner: Owner
+    entries: Mapping[str, TensorEntry]
+
+    def cos(self, b: GraphBuilder) -> str:
+        return self._stored(b, "cos")
+
+    def sin(self, b: GraphBuilder) -> str:
+        return self._stored(b, "sin")
+
+    def q_cos(self, b: GraphBuilder) -> str:
+        return self._stored(b, "q_cos")
+
+    def q_sin(self, b: GraphBuilder) -> str:
+        return self._stored(b, "q_sin")
+
+    def _stored(self, b: GraphBuilder, kind: str) -> str:
+        name = f"rope.{self.owner}.{kind}"
+        return b.stored(name, self.entries[name])
+
+
+def _rope(pair: Pair, owner: Owner) -> tuple[RopeSpec, int]:
+    spec = pair.target if owner == "target" else pair.draft
+    return spec.rope, spec.head_dim

@@ -1,0 +1,157 @@
+"""The target's graphs: `target.onnx` (verifies and injects) and `target_only.onnx` (baseline)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import onnx
+from onnx import TensorProto
+
+from dflash_trt.checkpoints.draft import DraftSpec
+from dflash_trt.checkpoints.pair import Pair
+from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.checkpoints.target import TargetSpec
+from dflash_trt.graph.bindings import (
+    CACHE_START,
+    CHOICE_IDS,
+    LOGIT_ROWS,
+    LOGITS,
+    TOKEN_IDS,
+    Owner,
+    cache_input,
+    cache_layers,
+    cache_output,
+)
+from dflash_trt.graph.functions import kv_feature_injection_function
+from dflash_trt.graph.layers import Decoder, Rows, attention, linear, rms_norm, swiglu_mlp, weight
+from dflash_trt.graph.model import Dim, GraphBuilder
+from dflash_trt.graph.tables import RopeTables, table_owner
+
+
+def build_target(
+    pair: Pair,
+    tables: Mapping[str, TensorEntry],
+    locate: Callable[[TensorEntry], str],
+    *,
+    inject: bool,
+) -> onnx.ModelProto:
+    """Builds the target graph of `pair`.
+
+    Inputs: token_ids [B,S], cache_start [B], logit_rows [B,R], the target's caches and, with
+    `inject`, the draft's. Outputs: choice_ids [B,R], logits [B,R,V] and all caches.
+    With `inject` every row's tapped features become the draft's context at the row's own
+    position; rows past the accepted prefix are overwritten before anything reads them.
+    """
+    target, draft = pair.target, pair.draft
+    b = GraphBuilder("target" if inject else "target_only", locate)
+    ids = b.input(TOKEN_IDS, TensorProto.INT64, ["B", "S"])
+    start = b.input(CACHE_START, TensorProto.INT64, ["B"])
+    logit_rows = b.input(LOGIT_ROWS, TensorProto.INT64, ["B", "R"])
+    declare_caches(b, "target", target)
+    if inject:
+        declare_caches(b, "draft", draft)
+    b.output(CHOICE_IDS, TensorProto.INT64, ["B", "R"])
+    b.output(LOGITS, TensorProto.FLOAT, ["B", "R", target.vocab_size])
+    declare_cache_outputs(b, "target", target)
+    if inject:
+        declare_cache_outputs(b, "draft", draft)
+
+    rows = Rows(b, ids, start)
+    rope = RopeTables("target", tables)
+    x = embed(b, ids, target)
+    taps: dict[int, str] = {}
+    for layer in range(target.num_layers):
+        with b.scope(f"layers.{layer}"):
+            x = attention(b, x, "target", target, layer, rows, rope, causal=True, window=None)
+            x = swiglu_mlp(b, x, "target", target, layer)
+        taps[layer] = x
+
+    with b.scope("head"):
+        picked = _pick_rows(b, x, rows, logit_rows)
+        normed = rms_norm(b, picked, "target", target, "norm", "norm")
+        flat_logits = lm_head(b, normed, target)
+        shape = b.node("Shape", [logit_rows], "logit_shape")
+        shape = b.node("Concat", [shape, b.integers(target.vocab_size)], "logits_shape", axis=0)
+        b.node("Reshape", [flat_logits, shape], "logits", output=LOGITS)
+        b.node("ArgMax", [LOGITS], "choice", output=CHOICE_IDS, axis=2, keepdims=0)
+
+    if inject:
+        features = [taps[layer] for layer in draft.target_layer_ids]
+        rope = RopeTables(table_owner(pair, "draft"), tables)
+        inject_features(b, features, draft, rows, rope)
+    return b.finish()
+
+
+def inject_features(
+    b: GraphBuilder, taps: list[str], draft: DraftSpec, rows: Rows, tables: RopeTables
+) -> None:
+    """Projects the tapped features [T,H] each into every draft layer's K and V caches."""
+    with b.scope("injection"):
+        tapped = b.node("Concat", taps, "taps", axis=1) if len(taps) > 1 else taps[0]
+        feature = linear(b, tapped, "draft", draft, "fc", "fc")
+        feature = rms_norm(b, feature, "draft", draft, "hidden_norm", "hidden_norm")
+        shape = rows.shape(draft.num_kv_heads, draft.head_dim)
+        for layer in range(draft.num_layers):
+            with b.scope(f"draft_layers.{layer}"):
+                prefix = f"layers.{layer}"
+                k = linear(b, feature, "draft", draft, f"{prefix}.k_proj", "k_proj")
+                v = linear(b, feature, "draft", draft, f"{prefix}.v_proj", "v_proj")
+                k = b.node("Reshape", [k, shape], "k_split")
+                v = b.node("Reshape", [v, shape], "v_split")
+                b.call(
+                    kv_feature_injection_function(),
+                    [
+                        k,
+                        v,
+                        weight(b, "draft", draft, f"{prefix}.k_norm"),
+                        tables.cos(b),
+                        tables.sin(b),
+                        rows.positions,
+                        cache_input("draft", "k", layer),
+                        cache_input("draft", "v", layer),
+                    ],
+                    "inject",
+                    outputs=[cache_output("draft", "k", layer), cache_output("draft", "v", layer)],
+                    epsilon=draft.rms_norm_eps,
+                )
+
+
+def embed(b: GraphBuilder, ids: str, target: TargetSpec) -> str:
+    """Token ids [B,S] to rows [T,H]; looked up as stored, cast afterwards."""
+    entry = target.weights["embed_tokens"]
+    with b.scope("embed"):
+        flat = b.node("Reshape", [ids, b.integers(-1)], "ids")
+        x = b.node("Gather", [b.stored("target/embed_tokens", entry), flat], "lookup", axis=0)
+        return x if entry.dtype == "F32" else b.node("Cast", [x], "rows", to=TensorProto.FLOAT)
+
+
+def lm_head(b: GraphBuilder, normed: str, target: TargetSpec) -> str:
+    """Rows [T,H] to logits [T,V], through the embedding where the target ties them."""
+    role = "embed_tokens" if target.tie_word_embeddings else "lm_head"
+    return linear(b, normed, "target", target, role, "lm_head")
+
+
+def declare_caches(b: GraphBuilder, owner: Owner, spec: Decoder) -> None:
+    """Adds the K and V caches of `owner`, [B, kv heads, M, D] each, as graph inputs."""
+    shape: list[Dim] = ["B", spec.num_kv_heads, "M", spec.head_dim]
+    for name, _ in cache_layers(owner, spec.num_layers):
+        b.input(name, TensorProto.FLOAT, shape)
+
+
+def declare_cache_outputs(b: GraphBuilder, owner: Owner, spec: Decoder) -> None:
+    """Adds the updated caches of `owner` as graph outputs, aliased by the executor."""
+    shape: list[Dim] = ["B", spec.num_kv_heads, "M", spec.head_dim]
+    for _, name in cache_layers(owner, spec.num_layers):
+        b.output(name, TensorProto.FLOAT, shape)
+
+
+def _pick_rows(b: GraphBuilder, x: str, rows: Rows, logit_rows: str) -> str:
+    """The rows whose logits are wanted: x [T,H], logit_rows [B,R] to [B·R,H]."""
+    zero, one = b.integers(0, scalar=True), b.integers(1, scalar=True)
+    batch = b.node("Squeeze", [rows.batch], "batch_scalar")
+    sequence = b.node("Range", [zero, batch, one], "sequence")
+    first = b.node("Mul", [sequence, rows.count], "first_row")
+    first = b.node("Unsqueeze", [first, b.integers(1)], "first_row_column")
+    flat = b.node("Add", [first, logit_rows], "flat_rows")
+    flat = b.node("Reshape", [flat, b.integers(-1)], "flat_index")
+    return b.node("Gather", [x, flat], "picked", axis=0)

@@ -1,0 +1,24 @@
+"""From requests to tokens: slots, scheduler, the speculative step, sampling, statistics."""
+
+from __future__ import annotations
+
+from dflash_trt.runtime.engine import Engine
+from dflash_trt.runtime.events import TokenEvent
+from dflash_trt.runtime.options import EngineOptions
+from dflash_trt.runtime.request import FinishReason, Request, RequestResult
+from dflash_trt.runtime.sampling import SamplingParams, choose_tokens
+from dflash_trt.runtime.statistics import RequestStatistics, TotalStatistics, total
+
+__all__ = [
+    "Engine",
+    "EngineOptions",
+    "FinishReason",
+    "Request",
+    "RequestResult",
+    "RequestStatistics",
+    "SamplingParams",
+    "TokenEvent",
+    "TotalStatistics",
+    "choose_tokens",
+    "total",
+]

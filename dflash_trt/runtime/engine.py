@@ -1,0 +1,283 @@
+"""The engine: continuous batching of speculative (or plain) decoding over one executor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from dflash_trt.executors.base import (
+    Executor,
+    FloatArray,
+    SpeculationOutput,
+    TargetGraph,
+    TargetOutput,
+)
+from dflash_trt.runtime.acceptance import accept_block
+from dflash_trt.runtime.admission import check_block_size, check_request
+from dflash_trt.runtime.events import TokenEvent, make_event
+from dflash_trt.runtime.options import EngineOptions
+from dflash_trt.runtime.request import Request, RequestResult, RequestState
+from dflash_trt.runtime.sampling import choose_tokens
+from dflash_trt.runtime.scheduler import DecodeBatch, PrefillChunk, Scheduler
+from dflash_trt.runtime.statistics import StatisticsRecorder
+from dflash_trt.runtime.text import TextStream
+from dflash_trt.runtime.timing import TimedExecutor
+
+
+class Engine:
+    """Runs requests to their end; `step` is the synchronous core, for one thread.
+
+    A request's tokens depend on its prompt, parameters and seed only: not on its neighbours,
+    the chunking, the block size, or speculation itself, given an executor whose logits do not.
+
+    Args:
+        executor: used by this engine alone while it has work.
+        tokenizer: for text and stop strings; without it events have no text.
+        eos_token_ids: the model's end-of-sequence ids.
+        clock: seconds, monotonic.
+
+    `executor_seconds` and `step_seconds` accumulate the time inside the executor and inside
+    `step` (or `cancel`); their difference is the host's own.
+
+    Raises:
+        DflashError: options outside the executor's limits (usage).
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        tokenizer: Tokenizer | None = None,
+        eos_token_ids: Iterable[int] = (),
+        options: EngineOptions | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._options = options or EngineOptions()
+        self._executor = TimedExecutor(executor, clock)
+        self._limits = executor.limits
+        self._tokenizer = tokenizer
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._clock = clock
+        check_block_size(self._options.block_size, self._limits)
+        self._graph: TargetGraph = "target" if self._options.speculation else "target_only"
+        self._scheduler = Scheduler(
+            self._limits.max_batch,
+            self._limits.max_seq_len,
+            self._options.prefill_chunk,
+            self._executor.move_slot,
+        )
+        self._live: dict[int, RequestState] = {}
+        self._next_id = 0
+        self._events: list[TokenEvent] = []
+        self.step_seconds = 0.0
+
+    @property
+    def executor_seconds(self) -> float:
+        """Time spent inside the executor."""
+        return self._executor.seconds
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request is live or an event is waiting for the next `step`."""
+        return bool(self._live or self._events)
+
+    def check(self, request: Request) -> None:
+        """Raises DflashError (usage) when this engine cannot run `request`."""
+        check_request(request, self._limits, self._tokenizer is not None)
+
+    def submit(self, request: Request) -> int:
+        """Queues `request` and returns its id, which its events carry.
+
+        Raises:
+            DflashError: this engine cannot run it (see `check`).
+        """
+        self.check(request)
+        request_id, self._next_id = self._next_id, self._next_id + 1
+        state = RequestState(
+            request_id=request_id,
+            request=request,
+            max_tokens=self._clip_max_tokens(request),
+            rows=self._choose_rows(request),
+            stop_ids=frozenset(request.stop_token_ids)
+            | (frozenset() if request.ignore_eos else self._eos_token_ids),
+            stream=None
+            if self._tokenizer is None
+            else TextStream(self._tokenizer, request.stop_strings),
+            recorder=StatisticsRecorder(self._clock()),
+        )
+        self._live[request_id] = state
+        self._scheduler.add(state)
+        return request_id
+
+    def cancel(self, request_id: int) -> bool:
+        """Ends a request between steps, wherever it is; its last event comes with the next step.
+
+        Returns False when it has already finished.
+        """
+        state = self._live.get(request_id)
+        if state is None:
+            return False
+        started = self._clock()
+        state.finish_reason = "cancelled"
+        self._emit(state, 0, 0)
+        self._finish(state)
+        self.step_seconds += self._clock() - started
+        return True
+
+    def step(self) -> list[TokenEvent]:
+        """One decode step of every running request, then one chunk of the oldest prompt.
+
+        Returns what happened, in order; nothing when there was no work. When it raises, the
+        engine is still whole: the next call does what was left undone.
+
+        Raises:
+            DflashError: the executor failed, or its logits were not finite.
+        """
+        started = self._clock()
+        try:
+            for batch in self._scheduler.plan_decode():
+                self._decode(batch)
+        finally:
+            # Slots move only after the last pass: the planned batches name them.
+            for state in self._scheduler.decoding:
+                if state.finish_reason is not None:
+                    self._finish(state)
+        chunk = self._scheduler.plan_prefill()
+        if chunk is not None:
+            self._prefill(chunk)
+        events, self._events = self._events, []
+        self.step_seconds += self._clock() - started
+        return events
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        on_tokens: Callable[[int, TokenEvent], None] | None = None,
+    ) -> list[RequestResult]:
+        """Runs `requests` to their end; results in their order.
+
+        `on_tokens(index, event)` is called for the request at `index` after each step that
+        did something for it; it may call `cancel(event.request_id)`. When it raises, all of
+        `requests` are cancelled. The engine must be idle before.
+
+        Raises:
+            DflashError: a request that cannot run, before any of them does.
+        """
+        if self.has_work:
+            raise ValueError("generate needs an idle engine")
+        for request in requests:
+            self.check(request)
+        index_of = {self.submit(request): index for index, request in enumerate(requests)}
+        results: dict[int, RequestResult] = {}
+        try:
+            while self._live or self._events:
+                for event in self.step():
+                    if event.result is not None:
+                        results[event.request_id] = event.result
+                    if on_tokens is not None:
+                        on_tokens(index_of[event.request_id], event)
+        finally:
+            for request_id in index_of:
+                self.cancel(request_id)
+            self._events.clear()
+        return [results[request_id] for request_id in index_of]
+
+    def _decode(self, batch: DecodeBatch) -> None:
+        """One pass over `batch`."""
+        states, rows = batch.states, batch.rows
+        anchors = np.array([state.token_ids[-1] for state in states], dtype=np.int64)
+        starts = np.array([state.cached_length for state in states], dtype=np.int64)
+        want_logits = any(map(self._needs_logits, states))
+        output: SpeculationOutput | TargetOutput
+        if rows > 1:
+            output = self._executor.speculate(batch.first_slot, anchors, starts, rows, want_logits)
+            drafts = output.token_ids[:, 1:].tolist()
+        else:
+            output = self._executor.forward(
+                self._graph,
+                batch.first_slot,
+                anchors[:, None],
+                starts,
+                np.zeros((len(states), 1), dtype=np.int64),
+                want_logits,
+            )
+            drafts = [[] for _ in states]
+        for index, (state, choices) in enumerate(
+            zip(states, output.choice_ids.tolist(), strict=True)
+        ):
+            rows_of_logits = None if output.logits is None else output.logits[index]
+            tokens = accept_block(drafts[index], _make_chooser(state, choices, rows_of_logits))
+            emitted = self._take(state, tokens, rows_of_logits)
+            state.recorder.record_step(rows, len(tokens), emitted)
+            self._emit(state, emitted, min(len(tokens) - 1, emitted))
+
+    def _prefill(self, chunk: PrefillChunk) -> None:
+        """One prompt chunk; the last one also yields the request's first token."""
+        state, length = chunk.state, len(chunk.token_ids)
+        output = self._executor.forward(
+            self._graph,
+            chunk.slot,
+            np.array([chunk.token_ids], dtype=np.int64),
+            np.array([state.prefilled], dtype=np.int64),
+            np.array([[length - 1]], dtype=np.int64),
+            chunk.is_last and self._needs_logits(state),
+        )
+        if not chunk.is_last:
+            state.prefilled += length
+            return
+        logits = None if output.logits is None else output.logits[0]
+        token = _make_chooser(state, output.choice_ids[0].tolist(), logits)(0)
+        state.prefilled += length
+        self._take(state, [token], logits)
+        state.recorder.first_token_at = self._clock()
+        self._emit(state, 1, 0)
+        if state.finish_reason is None:
+            self._scheduler.start_decoding()
+        else:
+            self._finish(state)
+
+    def _take(self, state: RequestState, tokens: list[int], logits: FloatArray | None) -> int:
+        """Appends `tokens` as far as the request goes; returns how many it took."""
+        taken = state.append_tokens(tokens)
+        if self._options.record_logits and logits is not None:
+            state.logits.extend(row.copy() for row in logits[:taken])
+        return taken
+
+    def _emit(self, state: RequestState, taken: int, accepted_tokens: int) -> None:
+        self._events.append(make_event(state, taken, accepted_tokens, self._clock()))
+
+    def _finish(self, state: RequestState) -> None:
+        self._scheduler.release(state)
+        del self._live[state.request_id]
+
+    def _needs_logits(self, state: RequestState) -> bool:
+        return self._options.record_logits or not state.request.sampling.greedy
+
+    def _clip_max_tokens(self, request: Request) -> int:
+        room = self._limits.max_seq_len - len(request.prompt_ids)
+        return room if request.max_tokens is None else min(request.max_tokens, room)
+
+    def _choose_rows(self, request: Request) -> int:
+        if not (self._options.speculation and request.speculate):
+            return 1
+        return request.block_size or self._options.block_size or self._limits.block_size
+
+
+def _make_chooser(
+    state: RequestState, choice_ids: list[int], logits: FloatArray | None
+) -> Callable[[int], int]:
+    """The target's token by logit row, for rows that continue `state`'s output in order."""
+    sampling, first_position = state.request.sampling, state.next_position
+    if sampling.greedy:
+        return choice_ids.__getitem__
+    if logits is None:
+        raise ValueError("a sampled request needs the executor's logits")
+
+    def draw(row: int) -> int:
+        positions = np.array([first_position + row], dtype=np.int64)
+        return int(choose_tokens(logits[row : row + 1], positions, sampling)[0])
+
+    return draw

@@ -1,0 +1,75 @@
+"""Counter-based Gumbel noise: Philox4x32-10 of (seed, absolute position, token id).
+
+This is the definition that kernels repeat (all words are unsigned 32-bit):
+
+    key     = (seed mod 2^32, seed div 2^32)
+    counter = (token id, position mod 2^32, position div 2^32, TARGET_STREAM)
+    x       = word 0 of philox4x32_10(counter, key)
+    u       = (x + 0.5) * 2^-32            exact in float64, strictly inside (0, 1)
+    noise   = -log(-log(u))                float64
+
+float64 is deliberate. In float32 `x + 0.5` rounds, so u could become 1 and the noise
+infinite, and two implementations of `log` would disagree about the winner once in about
+10^5 draws; in float64 a difference of the last bit decides nothing that can be observed.
+
+Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+WordArray = npt.NDArray[np.uint64]
+Words = tuple[WordArray, WordArray, WordArray, WordArray]
+
+TARGET_STREAM = 0
+"""Last counter word of the target's draws; another kind of draw would take another stream."""
+
+_ROUNDS = 10
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_LOW = np.uint64(0xFFFFFFFF)
+_WORD_BITS = np.uint64(32)
+
+LARGEST_NOISE = float(-np.log(-np.log(1.0 - 2.0**-33)))
+SMALLEST_NOISE = float(-np.log(-np.log(2.0**-33)))
+
+
+def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
+    """Ten rounds of Philox4x32 over counter words that broadcast against each other.
+
+    Words are 32-bit values held in uint64, so that a product of two fits.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        product_0 = c0 * _MULTIPLIERS[0]
+        product_1 = c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            (product_1 >> _WORD_BITS) ^ c1 ^ np.uint64(k0),
+            product_1 & _LOW,
+            (product_0 >> _WORD_BITS) ^ c3 ^ np.uint64(k1),
+            product_0 & _LOW,
+        )
+        k0 = (k0 + _KEY_STEPS[0]) & 0xFFFFFFFF
+        k1 = (k1 + _KEY_STEPS[1]) & 0xFFFFFFFF
+    return c0, c1, c2, c3
+
+
+def draw_gumbel(
+    seed: int, position: int, token_ids: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """Noise [n] of `token_ids` [n] at one absolute position (0-based in prompt + output)."""
+    word = philox4x32(
+        (
+            token_ids.astype(np.uint64),
+            np.array([position & 0xFFFFFFFF], dtype=np.uint64),
+            np.array([position >> 32], dtype=np.uint64),
+            np.array([TARGET_STREAM], dtype=np.uint64),
+        ),
+        (seed & 0xFFFFFFFF, seed >> 32),
+    )[0]
+    uniform = (word.astype(np.float64) + 0.5) * 2.0**-32
+    noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
+    return noise

@@ -1,0 +1,36 @@
+"""How an engine runs, the same for all its requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dflash_trt.errors import DflashError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """An engine's settings.
+
+    Args:
+        speculation: False runs the autoregressive baseline graph, target_only, throughout.
+        block_size: rows of a verify step (anchor included), 2 … the trained block; None is the
+            trained block.
+        prefill_chunk: most prompt tokens of one prefill pass (>= 1).
+        record_logits: keep the logits row of every output token (float32, [V] each).
+
+    Raises:
+        DflashError: `prefill_chunk` is below 1 (usage).
+    """
+
+    speculation: bool = True
+    block_size: int | None = None
+    prefill_chunk: int = 512
+    record_logits: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.prefill_chunk) is not int or self.prefill_chunk < 1:
+            raise DflashError(
+                f"{self.prefill_chunk!r} is not an integer of at least 1",
+                where="prefill_chunk",
+                usage=True,
+            )

@@ -1,0 +1,179 @@
+"""A request, what became of it so far, and what came of it in the end."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from dflash_trt.errors import DflashError
+from dflash_trt.executors.base import FloatArray
+from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.statistics import RequestStatistics, StatisticsRecorder
+from dflash_trt.runtime.text import TextStream
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt and how to continue it.
+
+    Args:
+        prompt_ids: token ids, at least one (any sequence of integers is taken and kept as a
+            tuple, and so for the stops).
+        max_tokens: most output tokens (>= 1); None, and any more than fits, means up to the
+            end of the context (prompt + output <= max_seq_len).
+        sampling: greedy unless told otherwise.
+        stop_token_ids: tokens that end the output, besides the model's end-of-sequence ids.
+            The token itself is in the output's ids but not in its text.
+        stop_strings: texts that end the output; the text is cut before the first of them, the
+            token that completed it is the last of the output's ids.
+        ignore_eos: do not end at the model's end-of-sequence ids.
+        speculate: False decodes this request one token a step.
+        block_size: rows of its verify steps, 2 … the trained block; None takes the engine's.
+
+    Raises:
+        DflashError: a value that no engine could accept (usage).
+    """
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    speculate: bool = True
+    block_size: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt_ids", _as_ids("prompt", self.prompt_ids))
+        object.__setattr__(self, "stop_token_ids", _as_ids("stop_token_ids", self.stop_token_ids))
+        if not self.prompt_ids:
+            raise DflashError("it holds no token", where="prompt", usage=True)
+        for name, value, least in (
+            ("max_tokens", self.max_tokens, 1),
+            ("block_size", self.block_size, 2),
+        ):
+            if value is not None and (type(value) is not int or value < least):
+                raise DflashError(
+                    f"{value!r} is not an integer of at least {least}", where=name, usage=True
+                )
+        object.__setattr__(self, "stop_strings", _as_texts("stop_strings", self.stop_strings))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestResult:
+    """A finished request.
+
+    `token_ids` are the output's, `text` is None when the engine has no tokenizer. `logits`
+    [len(token_ids), V] are the rows the tokens were chosen from, when the engine records them.
+    """
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    text: str | None
+    finish_reason: FinishReason
+    statistics: RequestStatistics
+    logits: FloatArray | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestState:
+    """A request inside the engine, from its submission to its result.
+
+    `rows` is the size of its verify blocks (1: no drafts), `max_tokens` is clipped to the
+    context, `prefilled` counts the prompt tokens in the cache, `token_ids` are the output's.
+    """
+
+    request_id: int
+    request: Request
+    max_tokens: int
+    rows: int
+    stop_ids: frozenset[int]
+    stream: TextStream | None
+    recorder: StatisticsRecorder
+    prefilled: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    logits: list[FloatArray] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def cached_length(self) -> int:
+        """Cache positions that hold accepted tokens: all but the newest token, the anchor."""
+        return self.prefilled + max(len(self.token_ids) - 1, 0)
+
+    @property
+    def next_position(self) -> int:
+        """Absolute position of the next output token."""
+        return self.prompt_length + len(self.token_ids)
+
+    def append_tokens(self, token_ids: Iterable[int]) -> int:
+        """Takes tokens up to the one that ends the output; returns how many it took."""
+        taken = 0
+        for token_id in token_ids:
+            self._append_token(token_id)
+            taken += 1
+            if self.finish_reason is not None:
+                break
+        return taken
+
+    def flush_text(self) -> str:
+        """Releases held-back text; call once, when the output has ended."""
+        if self.stream is None:
+            return ""
+        stopped = self.stream.stopped
+        piece = self.stream.flush()
+        if self.stream.stopped and not stopped and self.finish_reason == "length":
+            self.finish_reason = "stop"
+        self.pieces.append(piece)
+        return piece
+
+    def to_result(self) -> RequestResult:
+        if self.finish_reason is None:
+            raise ValueError(f"request {self.request_id} has not finished")
+        return RequestResult(
+            request_id=self.request_id,
+            token_ids=tuple(self.token_ids),
+            text=None if self.stream is None else "".join(self.pieces),
+            finish_reason=self.finish_reason,
+            statistics=self.recorder.freeze(self.prompt_length, len(self.token_ids)),
+            logits=np.stack(self.logits) if self.logits else None,
+        )
+
+    def _append_token(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        if token_id in self.stop_ids:
+            self.pieces.append("")
+            self.finish_reason = "stop"
+            return
+        if self.stream is not None:
+            self.pieces.append(self.stream.push(token_id))
+            if self.stream.stopped:
+                self.finish_reason = "stop"
+                return
+        if len(self.token_ids) == self.max_tokens:
+            self.finish_reason = "length"
+
+
+def _as_ids(name: str, token_ids: Iterable[int]) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, token_ids))
+    except TypeError as error:
+        raise DflashError("it must be a list of token ids", where=name, usage=True) from error
+
+
+def _as_texts(name: str, texts: object) -> tuple[str, ...]:
+    if not isinstance(texts, list | tuple) or not all(
+        isinstance(text, str) and text for text in texts
+    ):
+        raise DflashError("it must be a list of texts, none of them empty", where=name, usage=True)
+    return tuple(texts)

@@ -1,0 +1,136 @@
+"""The target's choice per logit row: argmax, or a draw that noise fixes in advance.
+
+A sampled token is the argmax of `logit / temperature + noise` over the tokens that top-k
+and top-p leave (the Gumbel-max trick draws from their softmax). The noise depends on the
+seed, the token's absolute position and its id only, so the draw at a position is the same
+with and without speculation, at any batch size and for any step boundary: verifying a
+draft by comparing it with this choice is lossless.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash_trt.errors import DflashError
+from dflash_trt.executors.base import FloatArray, Int64Array
+from dflash_trt.runtime.noise import LARGEST_NOISE, SMALLEST_NOISE, draw_gumbel
+
+Float64Array = npt.NDArray[np.float64]
+
+_NOISE_SPAN = LARGEST_NOISE - SMALLEST_NOISE + 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a request's tokens are chosen from the target's logits.
+
+    Args:
+        temperature: finite and >= 0; 0 is greedy, and the other fields then do nothing.
+        top_k: keep exactly this many tokens (>= 1); None keeps all.
+        top_p: in (0, 1]; of what top_k left, keep the smallest set of likeliest tokens whose
+            probability reaches top_p; 1 keeps all.
+        seed: 0 … 2^64 - 1.
+
+    Equal logits rank by token id, the lower first.
+
+    Raises:
+        DflashError: a value outside its range (usage).
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (_is_real(self.temperature) and 0 <= self.temperature < math.inf):
+            raise _refuse("temperature", self.temperature, "a finite number, 0 (greedy) or more")
+        if self.top_k is not None and not (_is_integer(self.top_k) and self.top_k >= 1):
+            raise _refuse("top_k", self.top_k, "an integer of at least 1, or none to keep all")
+        if not (_is_real(self.top_p) and 0 < self.top_p <= 1):
+            raise _refuse("top_p", self.top_p, "a number above 0 and at most 1")
+        if not (_is_integer(self.seed) and 0 <= self.seed < 2**64):
+            raise _refuse("seed", self.seed, "an integer from 0 to 2^64 - 1")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def choose_tokens(logits: FloatArray, positions: Int64Array, params: SamplingParams) -> Int64Array:
+    """The target's token for each row of `logits` [R,V]; int64 [R].
+
+    `positions` [R] are the absolute positions (0-based in prompt + output) that the chosen
+    tokens will take. Row r of the result depends on row r of the arguments and `params` alone.
+
+    Raises:
+        DflashError: a row holds NaN or +inf, or nothing but -inf.
+    """
+    highest = logits.max(axis=1)
+    if not np.isfinite(highest).all():
+        row = int(np.flatnonzero(~np.isfinite(highest))[0])
+        raise DflashError(
+            f"the target's logits for position {int(positions[row])} are not finite",
+            fix="check the build's numerics with `dflash-trt verify`",
+        )
+    if params.greedy:
+        winners: Int64Array = np.argmax(logits, axis=1).astype(np.int64, copy=False)
+        return winners
+    chosen = [
+        _draw_token(row, float(top), int(position), params)
+        for row, top, position in zip(logits, highest, positions, strict=True)
+    ]
+    return np.array(chosen, dtype=np.int64)
+
+
+def _draw_token(logits: FloatArray, highest: float, position: int, params: SamplingParams) -> int:
+    """The Gumbel-max winner of one row [V]; equal scores go to the lower token id."""
+    allowed = _keep_top_k(logits, params.top_k)
+    # The maximum becomes 0, so a tiny temperature sends only the others towards -inf.
+    with np.errstate(over="ignore"):
+        scaled = (logits[allowed].astype(np.float64) - highest) / params.temperature
+    if params.top_p < 1:
+        kept = _keep_top_p(scaled, params.top_p)
+        allowed, scaled = allowed[kept], scaled[kept]
+    # Noise is bounded, so a token this far behind cannot win: the same answer, fewer draws.
+    reachable = np.flatnonzero(scaled >= -_NOISE_SPAN)
+    allowed, scaled = allowed[reachable], scaled[reachable]
+    return int(allowed[np.argmax(scaled + draw_gumbel(params.seed, position, allowed))])
+
+
+def _keep_top_k(logits: FloatArray, top_k: int | None) -> Int64Array:
+    """Ascending ids of the `top_k` highest of `logits` [V], exactly that many."""
+    vocab_size = logits.shape[0]
+    if top_k is None or top_k >= vocab_size:
+        return np.arange(vocab_size, dtype=np.int64)
+    threshold = np.partition(logits, vocab_size - top_k)[vocab_size - top_k]
+    above = np.flatnonzero(logits > threshold)
+    ties = np.flatnonzero(logits == threshold)[: top_k - above.size]
+    return np.sort(np.concatenate((above, ties)))
+
+
+def _keep_top_p(scaled: Float64Array, top_p: float) -> Int64Array:
+    """Ascending indices into `scaled` [n] of the nucleus; never empty.
+
+    A token stays when the probability of all tokens ranked before it is below `top_p`.
+    """
+    ranked = np.argsort(-scaled, kind="stable")
+    reached = np.cumsum(np.exp(scaled[ranked]))
+    before = np.concatenate((np.zeros(1), reached[:-1]))
+    return np.sort(ranked[before < top_p * reached[-1]])
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _refuse(name: str, value: object, wanted: str) -> DflashError:
+    return DflashError(f"{value!r} is not {wanted}", where=name, usage=True)

@@ -1,0 +1,240 @@
+"""What a request cost and what its drafts were worth.
+
+Definitions, with n = output tokens and "step" = one decode pass of the target:
+
+    acceptance length   tau = emitted tokens / steps, the bonus token included
+    acceptance rate     accepted_tokens / drafted_tokens
+    TTFT                submission to first token
+    TPOT                (E2E - TTFT) / (n - 1)
+    tokens per second   (n - 1) / (E2E - TTFT)
+
+The first token comes from the prefill, not from a step: tau = (n - 1) / steps. What a stop
+or max_tokens cuts off a block was never emitted: it counts neither as emitted nor as
+accepted, while its drafts stay in drafted_tokens, because they were paid for.
+A figure that was not measured is None, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from statistics import median
+
+JsonValue = int | float | list[int] | list[float | None] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptanceStatistics:
+    """Counts over decode steps.
+
+    Args:
+        steps: decode passes of the target; a pass without drafts counts too.
+        drafted_tokens: drafts verified, (rows - 1) of every step.
+        accepted_tokens: drafts emitted.
+        acceptance_histogram: item i counts the steps that emitted i + 1 tokens, so the items
+            sum to `steps` and sum((i + 1) * item) = emitted tokens.
+        position_trials: item j counts the steps in which draft j + 1 of the block was reached:
+            it existed, all before it were accepted, and no stop or limit came before it.
+        position_accepts: item j counts those of `position_trials` in which it was accepted.
+    """
+
+    steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    acceptance_histogram: tuple[int, ...] = ()
+    position_trials: tuple[int, ...] = ()
+    position_accepts: tuple[int, ...] = ()
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """tau = tokens emitted by steps / steps; None when nothing was drafted."""
+        if not self.drafted_tokens:
+            return None
+        emitted = sum(i * count for i, count in enumerate(self.acceptance_histogram, start=1))
+        return emitted / self.steps
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """accepted_tokens / drafted_tokens; None when nothing was drafted."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
+
+    @property
+    def conditional_acceptance(self) -> tuple[float | None, ...]:
+        """Per draft position 1, 2, …: accepted there, given accepted everywhere before it."""
+        return tuple(
+            accepts / trials if trials else None
+            for accepts, trials in zip(self.position_accepts, self.position_trials, strict=True)
+        )
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {
+            "steps": self.steps,
+            "drafted_tokens": self.drafted_tokens,
+            "accepted_tokens": self.accepted_tokens,
+            "acceptance_length": self.acceptance_length,
+            "acceptance_rate": self.acceptance_rate,
+            "acceptance_histogram": list(self.acceptance_histogram),
+            "conditional_acceptance": list(self.conditional_acceptance),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStatistics(AcceptanceStatistics):
+    """One request's counts and times (seconds from its submission)."""
+
+    prompt_tokens: int
+    output_tokens: int
+    time_to_first_token_s: float | None = None
+    end_to_end_s: float | None = None
+
+    @property
+    def decode_s(self) -> float | None:
+        """E2E - TTFT; None with fewer than two output tokens or an unmeasurable time."""
+        if self.time_to_first_token_s is None or self.end_to_end_s is None:
+            return None
+        seconds = self.end_to_end_s - self.time_to_first_token_s
+        return seconds if self.output_tokens >= 2 and seconds > 0 else None
+
+    @property
+    def time_per_output_token_s(self) -> float | None:
+        """TPOT = (E2E - TTFT) / (output_tokens - 1)."""
+        return None if self.decode_s is None else self.decode_s / (self.output_tokens - 1)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """(output_tokens - 1) / (E2E - TTFT), the inverse of TPOT."""
+        return None if self.decode_s is None else (self.output_tokens - 1) / self.decode_s
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            **AcceptanceStatistics.to_json(self),
+            "time_to_first_token_s": self.time_to_first_token_s,
+            "time_per_output_token_s": self.time_per_output_token_s,
+            "tokens_per_second": self.tokens_per_second,
+            "end_to_end_s": self.end_to_end_s,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TotalStatistics(AcceptanceStatistics):
+    """Many requests: summed counts, median times, throughput over the measured window.
+
+    `interactivity` (tokens/s per user) is 1 / median TPOT: the median is taken on seconds per
+    token and inverted last. `output_throughput` (tokens/s) is all output tokens / `wall_s`.
+    """
+
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    median_time_to_first_token_s: float | None
+    median_time_per_output_token_s: float | None
+    wall_s: float | None
+
+    @property
+    def interactivity(self) -> float | None:
+        tpot = self.median_time_per_output_token_s
+        return 1 / tpot if tpot else None
+
+    @property
+    def output_throughput(self) -> float | None:
+        return self.output_tokens / self.wall_s if self.wall_s else None
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {
+            "requests": self.requests,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            **AcceptanceStatistics.to_json(self),
+            "median_time_to_first_token_s": self.median_time_to_first_token_s,
+            "median_time_per_output_token_s": self.median_time_per_output_token_s,
+            "interactivity": self.interactivity,
+            "wall_s": self.wall_s,
+            "output_throughput": self.output_throughput,
+        }
+
+
+def total(requests: Iterable[RequestStatistics], wall_s: float | None = None) -> TotalStatistics:
+    """Sums `requests`; `wall_s` is the measured window they ran in, where there was one."""
+    each = list(requests)
+    return TotalStatistics(
+        requests=len(each),
+        prompt_tokens=sum(one.prompt_tokens for one in each),
+        output_tokens=sum(one.output_tokens for one in each),
+        steps=sum(one.steps for one in each),
+        drafted_tokens=sum(one.drafted_tokens for one in each),
+        accepted_tokens=sum(one.accepted_tokens for one in each),
+        acceptance_histogram=_sum_items(one.acceptance_histogram for one in each),
+        position_trials=_sum_items(one.position_trials for one in each),
+        position_accepts=_sum_items(one.position_accepts for one in each),
+        median_time_to_first_token_s=_median(one.time_to_first_token_s for one in each),
+        median_time_per_output_token_s=_median(one.time_per_output_token_s for one in each),
+        wall_s=wall_s,
+    )
+
+
+@dataclass(slots=True)
+class StatisticsRecorder:
+    """Counts one request's steps as they happen; all times come from one monotonic clock."""
+
+    submitted_at: float
+    first_token_at: float | None = None
+    finished_at: float | None = None
+    steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    acceptance_histogram: list[int] = field(default_factory=list)
+    position_trials: list[int] = field(default_factory=list)
+    position_accepts: list[int] = field(default_factory=list)
+
+    def record_step(self, rows: int, verified: int, emitted: int) -> None:
+        """Counts one decode step.
+
+        Args:
+            rows: rows of the pass: the anchor and rows - 1 drafts.
+            verified: tokens the pass settled, accepted drafts + bonus (1 … rows).
+            emitted: how many of those the request took (1 … verified); fewer after a stop.
+        """
+        accepted = min(verified - 1, emitted)
+        trials = accepted if emitted < verified else min(verified, rows - 1)
+        self.steps += 1
+        self.drafted_tokens += rows - 1
+        self.accepted_tokens += accepted
+        if len(self.acceptance_histogram) < rows:
+            missing = rows - len(self.acceptance_histogram)
+            self.acceptance_histogram += [0] * missing
+            self.position_trials += [0] * (rows - 1 - len(self.position_trials))
+            self.position_accepts += [0] * (rows - 1 - len(self.position_accepts))
+        self.acceptance_histogram[emitted - 1] += 1
+        for position in range(trials):
+            self.position_trials[position] += 1
+        for position in range(accepted):
+            self.position_accepts[position] += 1
+
+    def freeze(self, prompt_tokens: int, output_tokens: int) -> RequestStatistics:
+        def since_submission(moment: float | None) -> float | None:
+            return None if moment is None else moment - self.submitted_at
+
+        return RequestStatistics(
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            steps=self.steps,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
+            acceptance_histogram=tuple(self.acceptance_histogram),
+            position_trials=tuple(self.position_trials),
+            position_accepts=tuple(self.position_accepts),
+            time_to_first_token_s=since_submission(self.first_token_at),
+            end_to_end_s=since_submission(self.finished_at),
+        )
+
+
+def _sum_items(rows: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sum(column) for column in zip_longest(*rows, fillvalue=0))
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    measured = [value for value in values if value is not None]
+    return median(measured) if measured else None

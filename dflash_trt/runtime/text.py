@@ -1,0 +1,117 @@
+"""Text of a growing token sequence: whole characters only, nothing lost, cut at stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+_UNDECODED = "�"
+
+
+class Detokenizer:
+    """Turns tokens into text piece by piece; the pieces join to the decode of all tokens.
+
+    Special tokens have no text. A character whose bytes are spread over several tokens is
+    held back until it is whole; `flush` releases what is left as the tokenizer renders it.
+    Exact for byte-level BPE; for tokenizers with byte fallback too, where a run of byte
+    tokens is decoded as one unit and therefore held back until the run ends.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._special_ids = {token_id for token_id, token in added.items() if token.special}
+        fallback = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        self._byte_ids = {token_id for token_id in fallback if token_id is not None}
+        # A decoder may treat the first token of a sequence in its own way (drop a leading
+        # space), so decoding starts `_context` tokens before the first unsettled one.
+        self._window: list[int] = []
+        self._context = 0
+        self._emitted = 0
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` settles; may be empty."""
+        if token_id in self._special_ids:
+            return ""
+        self._window.append(token_id)
+        if token_id in self._byte_ids:
+            return ""
+        text = self._decode(self._window)
+        # Only the last character can still change: at most one is incomplete.
+        if text.endswith(_UNDECODED):
+            return self._emit(text[:-1])
+        piece = self._emit(text)
+        del self._window[: self._context]
+        self._context = len(self._window)
+        self._emitted = len(self._decode(self._window))
+        return piece
+
+    def flush(self) -> str:
+        """The text still held back; call once, after the last token."""
+        return self._emit(self._decode(self._window))
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _emit(self, settled: str) -> str:
+        piece = settled[self._emitted :]
+        self._emitted = max(self._emitted, len(settled))
+        return piece
+
+
+class StopStrings:
+    """Passes text on, up to the first stop string; holds back what might begin one."""
+
+    def __init__(self, stop_strings: Sequence[str]) -> None:
+        self._stop_strings = tuple(stop_strings)
+        self._held = ""
+        self.matched = False
+
+    def push(self, piece: str) -> str:
+        """The text now certain to come before any stop string; empty once one was found."""
+        if self.matched or not piece:
+            return ""
+        text = self._held + piece
+        found = [at for stop in self._stop_strings if (at := text.find(stop)) >= 0]
+        if found:
+            self.matched, self._held = True, ""
+            return text[: min(found)]
+        certain = len(text) - self._count_pending(text)
+        self._held = text[certain:]
+        return text[:certain]
+
+    def flush(self) -> str:
+        """The text held back, once nothing can follow it."""
+        held, self._held = self._held, ""
+        return held
+
+    def _count_pending(self, text: str) -> int:
+        """Length of the longest end of `text` that begins a stop string."""
+        longest = max(map(len, self._stop_strings), default=1) - 1
+        for length in range(min(longest, len(text)), 0, -1):
+            tail = text[-length:]
+            if any(stop.startswith(tail) for stop in self._stop_strings):
+                return length
+        return 0
+
+
+class TextStream:
+    """A request's text: detokenised, and cut before its first stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stop_strings = StopStrings(stop_strings)
+
+    @property
+    def stopped(self) -> bool:
+        """True once a stop string was completed."""
+        return self._stop_strings.matched
+
+    def push(self, token_id: int) -> str:
+        return self._stop_strings.push(self._detokenizer.push(token_id))
+
+    def flush(self) -> str:
+        """What is still held back; a stop string completed only here sets `stopped` too."""
+        piece = self._stop_strings.push(self._detokenizer.flush())
+        return piece + self._stop_strings.flush()

@@ -1,0 +1,68 @@
+"""An executor that knows how long it has been at work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from dflash_trt.executors.base import (
+    Executor,
+    ExecutorLimits,
+    Int64Array,
+    SpeculationOutput,
+    TargetGraph,
+    TargetOutput,
+)
+
+
+class TimedExecutor:
+    """Passes every call on and adds its time to `seconds`."""
+
+    def __init__(self, executor: Executor, clock: Callable[[], float]) -> None:
+        self._executor = executor
+        self._clock = clock
+        self.seconds = 0.0
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        return self._executor.limits
+
+    def forward(
+        self,
+        graph: TargetGraph,
+        first_slot: int,
+        token_ids: Int64Array,
+        starts: Int64Array,
+        logit_rows: Int64Array,
+        want_logits: bool,
+    ) -> TargetOutput:
+        with self._measure():
+            return self._executor.forward(
+                graph, first_slot, token_ids, starts, logit_rows, want_logits
+            )
+
+    def speculate(
+        self,
+        first_slot: int,
+        anchors: Int64Array,
+        starts: Int64Array,
+        block_size: int,
+        want_logits: bool,
+    ) -> SpeculationOutput:
+        with self._measure():
+            return self._executor.speculate(first_slot, anchors, starts, block_size, want_logits)
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        with self._measure():
+            self._executor.move_slot(source, destination, length)
+
+    def close(self) -> None:
+        self._executor.close()
+
+    @contextmanager
+    def _measure(self) -> Iterator[None]:
+        started = self._clock()
+        try:
+            yield
+        finally:
+            self.seconds += self._clock() - started

@@ -1,0 +1,272 @@
+"""Drafts: z-lab's contract in its variants, its relatives refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_trt.checkpoints.draft import default_target_layer_ids, read_draft
+
+MakeCheckpoint = Callable[..., Path]
+Refused = Callable[..., Any]
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_contract(make_draft: MakeCheckpoint, dtype: str) -> None:
+    draft = read_draft(make_draft(dtype=dtype))
+    assert (draft.block_size, draft.mask_token_id) == (8, 39)
+    assert (draft.target_layer_ids, draft.num_target_layers) == ((1, 2, 3), 6)
+    assert (draft.num_layers, draft.head_dim, draft.vocab_size) == (2, 8, 40)
+    assert draft.layer_windows == (None, None)
+    assert draft.layer_causal == (False, False)
+    assert draft.fc_input_size == 48
+    assert draft.weights["layers.1.q_norm"].name == "layers.1.self_attn.q_norm.weight"
+    assert len(draft.weights) == 3 + 2 * 11
+    assert all(entry.dtype == dtype for entry in draft.weights.values())
+
+
+@pytest.mark.parametrize(
+    ("top", "inner"),
+    [({"block_size": ...}, {"block_size": 8}), ({"block_size": 8}, {"block_size": 8})],
+)
+def test_block_size_in_either_place(
+    make_draft: MakeCheckpoint, top: dict[str, Any], inner: dict[str, Any]
+) -> None:
+    assert read_draft(make_draft(inner, **top)).block_size == 8
+
+
+def test_everything_at_the_top_level(make_draft: MakeCheckpoint) -> None:
+    draft = read_draft(
+        make_draft(
+            {"mask_token_id": ..., "target_layer_ids": ...},
+            mask_token_id=5,
+            target_layer_ids=[4, 0, 2],
+            num_target_layers=...,
+            vocab_size=...,
+        )
+    )
+    assert (draft.mask_token_id, draft.target_layer_ids) == (5, (4, 0, 2))
+    assert (draft.num_target_layers, draft.vocab_size) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("target_layers", "draft_layers", "ids"),
+    [
+        (36, 5, (1, 9, 17, 25, 33)),
+        (32, 5, (1, 8, 15, 22, 29)),
+        (48, 5, (1, 12, 23, 34, 45)),
+        (40, 8, (1, 6, 11, 16, 22, 27, 32, 37)),
+        (64, 8, (1, 10, 18, 27, 35, 44, 52, 61)),
+        (61, 6, (1, 12, 24, 35, 47, 58)),
+        (24, 5, (1, 6, 11, 16, 21)),
+        (36, 1, (18,)),
+        (7, 3, (1, 2, 4)),  # 2.5 rounds to 2
+    ],
+)
+def test_default_target_layer_ids(
+    target_layers: int, draft_layers: int, ids: tuple[int, ...]
+) -> None:
+    """The ids that published drafts state, and by hand: one layer, a tie rounded to even."""
+    assert default_target_layer_ids(target_layers, draft_layers) == ids
+
+
+def test_absent_target_layer_ids(make_draft: MakeCheckpoint, refused: Refused) -> None:
+    absent = {"target_layer_ids": ...}
+    draft = read_draft(make_draft(absent, taps=2, num_target_layers=12))
+    assert draft.target_layer_ids == (1, 9)
+    with refused("neither dflash_config.target_layer_ids nor num_target_layers"):
+        read_draft(make_draft(absent, taps=2, num_target_layers=...))
+    with refused("default tapped layers of a 2-layer target are [1, -1]"):
+        read_draft(make_draft(absent, taps=2, num_target_layers=2))
+
+
+@pytest.mark.parametrize(
+    ("top", "inner", "windows", "causal"),
+    [
+        ({"layer_types": [FULL, FULL], "sliding_window": 9}, {}, (None, None), (False, False)),
+        ({"layer_types": [SLIDING, FULL], "sliding_window": 9}, {}, (9, None), (True, False)),
+        (
+            {"layer_types": [SLIDING, FULL], "sliding_window": 9, "use_sliding_window": True},
+            {"causal": False},
+            (9, None),
+            (False, False),
+        ),
+        (
+            {"layer_types": [SLIDING] * 2, "sliding_window": 9, "is_causal": False},
+            {},
+            (9, 9),
+            (False, False),
+        ),
+        ({"layer_types": [FULL, FULL]}, {"use_swa": True, "swa_window_size": 7}, (7, 7), (0, 0)),
+        ({}, {"use_swa": True, "swa_window_size": 7}, (7, 7), (False, False)),
+        ({"sliding_window": 6}, {"use_swa": True}, (6, 6), (False, False)),
+        (
+            {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1},
+            {},
+            (None, 6),
+            (False, True),
+        ),
+        ({"sliding_window": 6, "use_sliding_window": False}, {}, (None, None), (False, False)),
+    ],
+)
+def test_sliding_layers(
+    make_draft: MakeCheckpoint,
+    top: dict[str, Any],
+    inner: dict[str, Any],
+    windows: tuple[int | None, ...],
+    causal: tuple[bool, ...],
+) -> None:
+    draft = read_draft(make_draft(inner, **top))
+    assert draft.layer_windows == windows
+    assert draft.layer_causal == causal
+
+
+@pytest.mark.parametrize(
+    ("top", "inner", "piece"),
+    [
+        ({"block_size": ...}, {}, "block_size is missing"),
+        ({"block_size": 1}, {}, "block_size is 1; it must be an integer from 2"),
+        ({"block_size": 8.0}, {}, "block_size is 8.0"),
+        ({"block_size": "8"}, {}, 'block_size is "8"'),
+        ({"block_size": True}, {}, "block_size is true"),
+        (
+            {"block_size": 16},
+            {"block_size": 8},
+            "block_size is 8; it must equal the top level's 16",
+        ),
+        ({"block_size": float("nan")}, {}, '"block_size" is NaN'),
+        ({}, {"mask_token_id": ...}, "mask_token_id is missing"),
+        ({}, {"mask_token_id": -1}, "mask_token_id is -1"),
+        ({}, {"target_layer_ids": []}, "must be a list of 1 to 1024 integers"),
+        ({}, {"target_layer_ids": [1, -2]}, "target_layer_ids is [1, -2]"),
+        ({}, {"target_layer_ids": [1, 2.0]}, "must hold integers from 0"),
+        ({}, {"causal": True}, "dflash_config.causal = true is not supported; a draft that is"),
+        ({"is_causal": True}, {}, "is_causal = true is not supported"),
+        ({}, {"attention_sink_bias": True}, "attention_sink_bias = true is not supported"),
+        ({"add_swa_attention_sink_bias": True}, {}, "attention sinks cannot be run yet"),
+        ({}, {"use_aux_hidden_state": False}, "use_aux_hidden_state = false"),
+        ({}, {"projector_type": "mystery"}, 'projector_type = "mystery" is not supported'),
+        ({}, {"input_embedding_scale": 2.0}, "dflash_config.input_embedding_scale = 2.0"),
+        ({"attention_bias": True}, {}, "attention_bias = true is not supported"),
+        ({"quantization_config": {}}, {}, "quantized checkpoints are not supported yet"),
+        ({"layer_types": [SLIDING]}, {}, "must be a list of 2 layer kinds"),
+        ({"layer_types": [SLIDING, "mamba"]}, {}, "must hold only full_attention and"),
+        ({"layer_types": [SLIDING, FULL]}, {}, "sliding_window is missing"),
+        ({"layer_types": [SLIDING] * 2, "sliding_window": 0}, {}, "sliding_window is 0"),
+        (
+            {"layer_types": [SLIDING] * 2, "sliding_window": 4, "use_sliding_window": False},
+            {},
+            "use_sliding_window is false; it must be true",
+        ),
+        (
+            {"sliding_window": 4},
+            {"use_swa": True, "swa_window_size": 5},
+            "swa_window_size is 5; it must equal the top level's sliding_window 4",
+        ),
+        ({"rope_theta": ...}, {}, "rope_theta is missing"),
+        ({"head_dim": 9}, {}, "must be even for RoPE"),
+        ({"num_target_layers": 0}, {}, "num_target_layers is 0"),
+        ({"dflash_config": 3}, {}, ""),
+    ],
+)
+def test_config_errors(
+    make_draft: MakeCheckpoint,
+    refused: Refused,
+    top: dict[str, Any],
+    inner: dict[str, Any],
+    piece: str,
+) -> None:
+    if top == {"dflash_config": 3}:
+        folder = make_draft()
+        config = folder / "config.json"
+        config.write_text('{"architectures": ["DFlashDraftModel"], "dflash_config": 3}')
+        with refused("dflash_config is 3; it must be an object"):
+            read_draft(folder)
+        return
+    with refused("config.json", piece):
+        read_draft(make_draft(inner, **top))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        ("DFlash2DraftModel", "DFlash2"),
+        ("DSparkDraftModel", "DSpark"),
+        ("Qwen3DSparkModel", "DSpark"),
+        ("LlamaForCausalLMEagle3", "EAGLE"),
+        ("Eagle3DeepseekV2ForCausalLM", "EAGLE"),
+        ("EagleLlamaForCausalLM", "EAGLE"),
+        ("JetSpecDraftModel", "JetSpec"),
+        ("PARDForCausalLM", "PARD"),
+        ("DominoDraftModel", "Domino"),
+        ("MedusaModel", "Medusa"),
+    ],
+)
+def test_relatives_by_architecture(
+    make_draft: MakeCheckpoint, refused: Refused, architecture: str, name: str
+) -> None:
+    folder = make_draft(architectures=[architecture])
+    # A relative is named before its weights are looked at: EAGLE's are often pickles.
+    (folder / "model.safetensors").unlink()
+    with refused(f"is a {name} drafter (architecture", architecture, "which is not supported"):
+        read_draft(folder)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "name"),
+    [
+        ("candidate_selector.hidden_projection.weight", "DFlash2"),
+        ("layers.0.attention_conv.base_kernel", "DFlash2"),
+        ("layers.1.mlp_conv.kernel_projection.weight", "DFlash2"),
+        ("markov_w1.weight", "DSpark"),
+        ("confidence_proj.weight", "DSpark"),
+        ("prefix_gru.weight_ih_l0", "Domino"),
+        ("embed_proj.0.weight", "Domino"),
+        ("midlayer.input_layernorm.weight", "EAGLE"),
+        ("d2t", "EAGLE"),
+        ("medusa_head.0.0.linear.weight", "Medusa"),
+    ],
+)
+def test_relatives_by_tensor(
+    make_draft: MakeCheckpoint, refused: Refused, tensor: str, name: str
+) -> None:
+    with refused(f'is a {name} drafter (tensor "{tensor}")'):
+        read_draft(make_draft(extra={tensor: [2]}))
+
+
+@pytest.mark.parametrize(
+    ("top", "inner", "name"),
+    [
+        ({}, {"selector_rank": 256}, "DFlash2"),
+        ({}, {"projector_type": "dspark"}, "DSpark"),
+        ({}, {"markov_rank": 8}, "DSpark"),
+        ({}, {"projector_type": "causal_v5"}, "Domino"),
+        ({"medusa_num_heads": 4}, {}, "Medusa"),
+        ({"pard_token": 9}, {}, "PARD"),
+    ],
+)
+def test_relatives_by_config(
+    make_draft: MakeCheckpoint,
+    refused: Refused,
+    top: dict[str, Any],
+    inner: dict[str, Any],
+    name: str,
+) -> None:
+    with refused(f"is a {name} drafter ("):
+        read_draft(make_draft(inner, **top))
+
+
+def test_a_target_is_not_a_draft(make_target: MakeCheckpoint, refused: Refused) -> None:
+    with refused('"Qwen3ForCausalLM" is not a DFlash draft'):
+        read_draft(make_target())
+
+
+def test_weights_that_do_not_fit(make_draft: MakeCheckpoint, refused: Refused) -> None:
+    with refused('1 unexpected ("embed_tokens.weight")'):
+        read_draft(make_draft(extra={"embed_tokens.weight": [40, 16]}))
+    with refused('"fc.weight" is [17, 48], not [16, ?]'):
+        read_draft(make_draft(extra={"fc.weight": [17, 48]}))

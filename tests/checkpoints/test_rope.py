@@ -1,0 +1,137 @@
+"""RoPE: what configs may say, and the tables against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_trt.checkpoints.config_fields import ConfigFields
+from dflash_trt.checkpoints.rope import RopeSpec, inverse_frequencies, read_rope, tables
+
+Refused = Callable[..., Any]
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+LLAMA3_SPEC = RopeSpec(500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
+
+
+def rope(**config: Any) -> RopeSpec:
+    return read_rope(ConfigFields(config, Path("config.json")))
+
+
+def test_every_place_a_theta_may_stand() -> None:
+    assert rope() == RopeSpec(10000.0)
+    assert rope(rope_theta=1000000) == RopeSpec(1e6)
+    assert rope(rope_parameters={"rope_type": "default", "rope_theta": 5e5}) == RopeSpec(5e5)
+    assert rope(rope_theta=7.0, rope_scaling=None, rope_parameters={"rope_theta": 5e5}).theta == 5e5
+    assert rope(rope_theta=1e6, rope_scaling={"type": "default"}) == RopeSpec(1e6)
+
+
+def test_llama3_in_both_spellings() -> None:
+    assert rope(rope_theta=5e5, rope_scaling=LLAMA3) == LLAMA3_SPEC
+    assert rope(rope_parameters={**LLAMA3, "rope_theta": 5e5}) == LLAMA3_SPEC
+    short = {k: v for k, v in LLAMA3.items() if k != "original_max_position_embeddings"}
+    spec = rope(rope_scaling=short, max_position_embeddings=4096)
+    assert spec.original_max_position_embeddings == 4096
+
+
+@pytest.mark.parametrize("kind", ["yarn", "dynamic", "longrope", "linear", "proportional"])
+def test_variants_are_refused_by_name(refused: Refused, kind: str) -> None:
+    with refused(f'rope_scaling.rope_type = "{kind}" is not supported', "default and llama3"):
+        rope(rope_scaling={"rope_type": kind, "factor": 2.0})
+    with refused(f'rope_parameters.type = "{kind}" is not supported'):
+        rope(rope_parameters={"type": kind})
+
+
+@pytest.mark.parametrize(
+    ("config", "piece"),
+    [
+        ({"rope_theta": "big"}, "rope_theta is"),
+        ({"rope_theta": 0}, "must be a number above 1"),
+        ({"rope_theta": True}, "must be a number"),
+        ({"rope_scaling": [1]}, "rope_scaling is [1]"),
+        ({"rope_scaling": {**LLAMA3, "factor": None}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "must be above low_freq_factor"),
+        ({"rope_scaling": {"mrope_section": [1]}}, "rope_scaling.mrope_section"),
+        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters.full_attention"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 is not supported"),
+    ],
+)
+def test_bad_values(refused: Refused, config: dict[str, Any], piece: str) -> None:
+    with refused("config.json", piece):
+        rope(**config)
+
+
+def test_a_theta_can_be_required(refused: Refused) -> None:
+    with refused("rope_theta is missing"):
+        read_rope(ConfigFields({}, Path("config.json")), default_theta=None)
+
+
+def test_odd_head_size(refused: Refused) -> None:
+    with refused("head_dim is 7", "positive and even"):
+        inverse_frequencies(RopeSpec(1e4), 7)
+
+
+def test_tables_by_hand() -> None:
+    cos, sin = tables(RopeSpec(10000.0), 4, 3)
+    assert cos.dtype == sin.dtype == np.float32
+    angles = np.arange(3)[:, None] * np.array([1.0, 0.01])
+    np.testing.assert_allclose(cos, np.cos(angles), atol=1e-7)
+    np.testing.assert_allclose(sin, np.sin(angles), atol=1e-7)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RopeSpec(1e4),
+        RopeSpec(1e6),
+        RopeSpec(1e7),
+        LLAMA3_SPEC,
+        RopeSpec(1e4, "llama3", 32, 1, 4, 64),
+    ],
+)
+def test_against_transformers(spec: RopeSpec, head_dim: int) -> None:
+    """Frequencies to the last place; cos and sin to 1e-6, given equal frequencies."""
+    torch = pytest.importorskip("torch")
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    parameters: dict[str, Any] = {"rope_theta": spec.theta, "rope_type": spec.kind}
+    if spec.kind == "llama3":
+        parameters |= {
+            "factor": spec.factor,
+            "low_freq_factor": spec.low_freq_factor,
+            "high_freq_factor": spec.high_freq_factor,
+            "original_max_position_embeddings": spec.original_max_position_embeddings,
+        }
+    config = llama.LlamaConfig(
+        hidden_size=head_dim * 2,
+        num_attention_heads=2,
+        head_dim=head_dim,
+        max_position_embeddings=131072,
+        rope_parameters=parameters,
+    )
+    reference = llama.LlamaRotaryEmbedding(config)
+    ours = inverse_frequencies(spec, head_dim)
+    theirs = reference.inv_freq.numpy()
+    np.testing.assert_allclose(ours, theirs, rtol=2.5e-7)
+    assert np.mean(ours == theirs) > 0.9
+
+    positions = 4096
+    ids = torch.arange(positions)[None]
+    cos, sin = reference(torch.zeros(1, dtype=torch.float32), ids)
+    our_cos, our_sin = tables(spec, head_dim, positions)
+    half = head_dim // 2
+    equal = ours == theirs
+    for mine, other in ((our_cos, cos), (our_sin, sin)):
+        np.testing.assert_allclose(
+            mine[:, equal], other[0, :, :half].numpy()[:, equal], rtol=0, atol=1e-6
+        )

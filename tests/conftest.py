@@ -1,0 +1,18 @@
+"""Fixtures that every folder of tests may use; heavy imports wait until one is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.pairs import PairFactory
+
+
+@pytest.fixture(scope="session")
+def make_pair(tmp_path_factory: pytest.TempPathFactory) -> PairFactory:
+    """Builds tiny pairs, each once a session; see `tests.pairs.PairFactory`."""
+    from tests.pairs import PairFactory
+
+    return PairFactory(tmp_path_factory.mktemp("pairs"))

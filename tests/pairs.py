@@ -1,0 +1,125 @@
+"""Tiny random pairs as checkpoints, bundles and references, each built once a session."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dflash_trt.bundle.build import BuildOptions, build_bundle
+from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.pair import Pair, check_pair
+from dflash_trt.checkpoints.target import read_target
+from dflash_trt.config import BuildConfig
+from dflash_trt.executors import open_executor
+from dflash_trt.executors.onnxruntime import OnnxRuntimeExecutor
+from tests.reference.checkpoints import Family, write_draft, write_target
+from tests.reference.draft import ReferenceDraft
+from tests.reference.fit import fit_draft
+from tests.reference.generate import load_target
+
+FIT_PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8])
+
+
+class SilentProgress:
+    """A build's progress that nobody watches."""
+
+    def stage(self, name: str, total_bytes: int | None) -> None:
+        pass
+
+    def advance(self, count: int) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class TinyPair:
+    """A pair in every form that tests need."""
+
+    folder: Path
+    pair: Pair
+    bundle: Bundle
+
+    @cached_property
+    def reference(self) -> Any:
+        """The target as transformers runs it, in float32."""
+        return load_target(self.folder / "target")
+
+    @cached_property
+    def reference_draft(self) -> ReferenceDraft:
+        return ReferenceDraft.load(self.folder / "draft", self.reference)
+
+    def open(self, threads: int = 1) -> OnnxRuntimeExecutor:
+        executor = open_executor(self.bundle, threads=threads)
+        assert isinstance(executor, OnnxRuntimeExecutor)
+        return executor
+
+
+class PairFactory:
+    """Calls build a pair; equal arguments get the same one.
+
+    Args of a call:
+        family: the target's architecture.
+        target, draft: keywords of `write_target` and `write_draft`.
+        dflash: keys added to the draft's `dflash_config`.
+        fit_steps: optimiser steps that make the draft agree with the target; 0 leaves it random.
+        max_seq_len, max_batch: of the bundle.
+        copy_weights: whether the bundle gets weight files of its own.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._pairs: dict[str, TinyPair] = {}
+        # One thread is enough for tiny models, and keeps the machine's cores for ONNX Runtime.
+        torch.set_num_threads(1)
+
+    def __call__(
+        self,
+        family: Family = "qwen3",
+        target: Mapping[str, Any] | None = None,
+        draft: Mapping[str, Any] | None = None,
+        *,
+        dflash: Mapping[str, Any] | None = None,
+        fit_steps: int = 0,
+        max_seq_len: int = 512,
+        max_batch: int = 4,
+        copy_weights: bool = False,
+    ) -> TinyPair:
+        arguments = (family, target, draft, dflash, fit_steps, max_seq_len, max_batch, copy_weights)
+        key = json.dumps(arguments, sort_keys=True)
+        if key in self._pairs:
+            return self._pairs[key]
+        folder = self._root / f"pair-{len(self._pairs)}"
+        write_target(folder / "target", family, **(target or {}))
+        write_draft(folder / "draft", folder / "target", **(draft or {}))
+        if dflash:
+            _extend_dflash_config(folder / "draft" / "config.json", dflash)
+        if fit_steps:
+            reference = load_target(folder / "target")
+            fit_draft(folder / "draft", reference, FIT_PROMPTS, steps=fit_steps)
+        pair = check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
+        config = BuildConfig.model_validate(
+            {
+                "description": "a tiny random pair",
+                "target": {"checkpoint": "target"},
+                "draft": {"checkpoint": "draft"},
+                "max_seq_len": max_seq_len,
+                "max_batch": max_batch,
+            }
+        )
+        options = BuildOptions(copy_weights=copy_weights)
+        build_bundle(pair, config, "tiny", folder / "bundle", options, SilentProgress())
+        built = TinyPair(folder, pair, open_bundle(folder / "bundle"))
+        self._pairs[key] = built
+        return built
+
+
+def _extend_dflash_config(path: Path, keys: Mapping[str, Any]) -> None:
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["dflash_config"] |= keys
+    path.write_text(json.dumps(config), encoding="utf-8")

@@ -1,0 +1,250 @@
+"""Random tiny checkpoints, written as Hugging Face folders.
+
+Weights are normal with std = gain / sqrt(fan_in), so activations keep their size at any width
+and logits are varied; norm weights are uniform in [0.5, 1.5]; biases are non-zero.
+A folder depends on its arguments only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+Family = Literal["qwen3", "llama"]
+Storage = Literal["float32", "bfloat16", "float16"]
+Rope = Literal["default", "llama3"]
+RopeStyle = Literal["rope_theta", "rope_parameters"]
+
+# Llama 3.1's own factors, with an original context so short that tiny tests run past it.
+LLAMA3_SCALING: dict[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def write_target(
+    folder: str | Path,
+    family: Family = "qwen3",
+    dtype: Storage = "float32",
+    *,
+    num_layers: int = 6,
+    hidden: int = 64,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    intermediate: int = 96,
+    vocab: int = 256,
+    tie: bool = False,
+    attention_bias: bool = False,
+    rope: Rope = "default",
+    rope_style: RopeStyle = "rope_parameters",
+    rope_theta: float = 10_000.0,
+    max_positions: int = 2048,
+    eos_token_id: int | list[int] | None = None,
+    shards: int = 1,
+    gain: float = 1.0,
+    logit_gain: float = 3.0,
+    seed: int = 0,
+) -> Path:
+    """Writes a random `family` target; returns its folder.
+
+    `attention_bias` gives q, k, v and o_proj a bias. `rope_style` chooses between the keys of
+    transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`,
+    `dtype`). `shards` > 1 writes at least two files and an index. `gain` scales linear layers,
+    `logit_gain` the lm_head (which a tied embedding shares).
+    """
+    folder = Path(folder)
+    common: dict[str, Any] = {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": max_positions,
+        "tie_word_embeddings": tie,
+        "attention_bias": attention_bias,
+        "rope_parameters": _rope_parameters(rope, rope_theta),
+        "bos_token_id": None,
+        "eos_token_id": eos_token_id,
+    }
+    model: Any
+    if family == "qwen3":
+        model = Qwen3ForCausalLM(Qwen3Config(**common))
+    elif family == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**common))
+    else:
+        raise ValueError(f"family {family!r}; expected 'qwen3' or 'llama'")
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(_random(name, parameter.shape, generator, gain, logit_gain))
+    model = model.to(_torch_dtype(dtype))
+    total = sum(p.numel() * p.element_size() for p in model.parameters())
+    model.save_pretrained(folder, max_shard_size=-(-total // shards) if shards > 1 else "5GB")
+    if shards > 1 and not (folder / "model.safetensors.index.json").exists():
+        raise AssertionError(f"{folder}: asked for {shards} shards, transformers wrote one file")
+
+    config = _read_json(folder / "config.json")
+    for key in ("rope_parameters", "rope_theta", "rope_scaling", "dtype", "torch_dtype"):
+        config.pop(key, None)
+    config |= _rope_keys(rope, rope_theta, rope_style)
+    config["torch_dtype" if rope_style == "rope_theta" else "dtype"] = dtype
+    _write_json(folder / "config.json", config)
+    return folder
+
+
+def write_draft(
+    folder: str | Path,
+    target: str | Path,
+    *,
+    num_layers: int = 2,
+    block_size: int = 8,
+    block_size_place: Literal["top", "dflash_config"] = "top",
+    target_layer_ids: Sequence[int] | None = None,
+    layer_types: Sequence[Literal["full_attention", "sliding_attention"]] | None = None,
+    sliding_window: int | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    intermediate: int | None = None,
+    rope: Rope = "default",
+    rope_style: RopeStyle = "rope_theta",
+    rope_theta: float = 10_000.0,
+    dtype: Storage = "float32",
+    mask_token_id: int | None = None,
+    gain: float = 1.0,
+    seed: int = 1,
+) -> Path:
+    """Writes a random DFlash draft in the z-lab format for the target in folder `target`.
+
+    Hidden size, vocabulary and layer count are the target's; heads, head size and feed-forward
+    width are too unless given. `target_layer_ids=None` leaves the key out (the reader applies
+    the default formula). `mask_token_id` defaults to the vocabulary's last id.
+    """
+    folder = Path(folder)
+    base = _read_json(Path(target) / "config.json")
+    hidden, vocab, depth = base["hidden_size"], base["vocab_size"], base["num_hidden_layers"]
+    heads = heads or base["num_attention_heads"]
+    kv_heads = kv_heads or base["num_key_value_heads"]
+    head_dim = head_dim or base["head_dim"]
+    intermediate = intermediate or base["intermediate_size"]
+    types = list(layer_types) if layer_types is not None else ["full_attention"] * num_layers
+    if len(types) != num_layers:
+        raise ValueError(f"{len(types)} layer_types for {num_layers} layers")
+    taps = num_layers if target_layer_ids is None else len(target_layer_ids)
+
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (hidden, taps * hidden),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
+    for i in range(num_layers):
+        layer = {
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+            "self_attn.q_proj": (heads * head_dim, hidden),
+            "self_attn.k_proj": (kv_heads * head_dim, hidden),
+            "self_attn.v_proj": (kv_heads * head_dim, hidden),
+            "self_attn.o_proj": (hidden, heads * head_dim),
+            "self_attn.q_norm": (head_dim,),
+            "self_attn.k_norm": (head_dim,),
+            "mlp.gate_proj": (intermediate, hidden),
+            "mlp.up_proj": (intermediate, hidden),
+            "mlp.down_proj": (hidden, intermediate),
+        }
+        shapes |= {f"layers.{i}.{name}.weight": shape for name, shape in layer.items()}
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: _random(name, shape, generator, gain, gain).to(_torch_dtype(dtype))
+        for name, shape in shapes.items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    dflash: dict[str, Any] = {
+        "mask_token_id": vocab - 1 if mask_token_id is None else mask_token_id
+    }
+    if target_layer_ids is not None:
+        dflash["target_layer_ids"] = [int(i) for i in target_layer_ids]
+    config: dict[str, Any] = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "num_target_layers": depth,
+        "hidden_size": hidden,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": intermediate,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "vocab_size": vocab,
+        "max_position_embeddings": base["max_position_embeddings"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": False,
+        "layer_types": types,
+        "sliding_window": sliding_window,
+        "use_sliding_window": sliding_window is not None,
+        "torch_dtype": dtype,
+        "dflash_config": dflash,
+    } | _rope_keys(rope, rope_theta, rope_style)
+    (config if block_size_place == "top" else dflash)["block_size"] = block_size
+    _write_json(folder / "config.json", config)
+    return folder
+
+
+def _random(
+    name: str, shape: Sequence[int], generator: torch.Generator, gain: float, logit_gain: float
+) -> torch.Tensor:
+    """A float32 tensor for the parameter `name`: norms, biases and matrices differ."""
+    if name.endswith("norm.weight"):
+        return torch.rand(list(shape), generator=generator) + 0.5
+    values = torch.randn(list(shape), generator=generator)
+    if name.endswith(".bias"):
+        return values * 0.2
+    # A tied embedding is the lm_head too, so it takes the lm_head's scale, tied or not.
+    scale = logit_gain if "lm_head" in name or "embed_tokens" in name else gain
+    return values * (scale / math.sqrt(shape[-1]))
+
+
+def _rope_parameters(rope: Rope, theta: float) -> dict[str, Any]:
+    """transformers 5's `rope_parameters` value."""
+    extra = LLAMA3_SCALING if rope == "llama3" else {"rope_type": "default"}
+    return {"rope_theta": theta} | extra
+
+
+def _rope_keys(rope: Rope, theta: float, style: RopeStyle) -> dict[str, Any]:
+    """The config.json keys that say `rope` in the given style."""
+    if style == "rope_parameters":
+        return {"rope_parameters": _rope_parameters(rope, theta)}
+    return {
+        "rope_theta": theta,
+        "rope_scaling": dict(LLAMA3_SCALING) if rope == "llama3" else None,
+    }
+
+
+def _torch_dtype(name: Storage) -> torch.dtype:
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,63 @@
+"""One metric and one exact comparison for every numeric test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def _array(value: Any) -> NDArray[Any]:
+    """`value` as a NumPy array; torch tensors are detached, bfloat16 ones widened to float32."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":
+            value = value.float()
+        value = value.numpy()
+    return np.asarray(value)
+
+
+def max_relative_error(actual: Any, expected: Any) -> float:
+    """max |actual - expected| / max |expected|, in float64, over arrays of one shape.
+
+    0.0 for two empty or two all-zero arrays; inf where only `expected` is all zero; NaN where
+    either holds a NaN or an infinity, so that `error <= bound` fails.
+    """
+    a, e = _array(actual), _array(expected)
+    if a.shape != e.shape:
+        raise AssertionError(f"shape {a.shape}, expected {e.shape}")
+    if a.size == 0:
+        return 0.0
+    a, e = a.astype(np.float64), e.astype(np.float64)
+    if not (np.isfinite(a).all() and np.isfinite(e).all()):
+        return float("nan")
+    difference, scale = float(np.abs(a - e).max()), float(np.abs(e).max())
+    if scale == 0.0:
+        return 0.0 if difference == 0.0 else float("inf")
+    return difference / scale
+
+
+def assert_bitwise_equal(a: Any, b: Any, name: str) -> None:
+    """Fails unless `a` and `b` have one shape, one dtype and the same bits.
+
+    Bits, not values: -0.0 differs from 0.0, and a NaN equals the same NaN. The message gives
+    the number of differing elements, the first one's coordinate and both values.
+    """
+    x, y = _array(a), _array(b)
+    if x.shape != y.shape or x.dtype != y.dtype:
+        raise AssertionError(f"{name}: {x.dtype}{list(x.shape)} versus {y.dtype}{list(y.shape)}")
+    if x.size == 0:
+        return
+    size = x.dtype.itemsize
+    x_bytes = np.ascontiguousarray(x).reshape(-1).view(np.uint8).reshape(-1, size)
+    y_bytes = np.ascontiguousarray(y).reshape(-1).view(np.uint8).reshape(-1, size)
+    differs = (x_bytes != y_bytes).any(axis=1)
+    if not differs.any():
+        return
+    first = tuple(int(i) for i in np.unravel_index(int(differs.argmax()), x.shape))
+    raise AssertionError(
+        f"{name}: {int(differs.sum())} of {x.size} elements differ; first at {list(first)}: "
+        f"{x[first]!r} (0x{x[first].tobytes()[::-1].hex()}) versus "
+        f"{y[first]!r} (0x{y[first].tobytes()[::-1].hex()})"
+    )

@@ -1,0 +1,156 @@
+"""Greedy decoding with a transformers target: plain, and the DFlash loop spelled out naively.
+
+Shapes: B sequences, T rows, S block slots, H hidden, V vocabulary, n tapped layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from .draft import DraftConfig, DraftOutput, KeyValue
+
+
+class Drafter(Protocol):
+    """What the loop needs of a draft (`ReferenceDraft`, or a stand-in)."""
+
+    config: DraftConfig
+
+    def project(self, features: Tensor, start: int = 0) -> list[KeyValue]: ...
+
+    def draft(
+        self,
+        anchors: Tensor,
+        start: int,
+        context: Sequence[KeyValue],
+        block_size: int | None = None,
+    ) -> DraftOutput: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One speculative step: `block` (anchor, drafts) verified at positions start..start+S-1."""
+
+    start: int
+    block: list[int]
+    choices: list[int]
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Greedy output. logits [len(tokens), V]: row i chose tokens[i]."""
+
+    tokens: list[int]
+    logits: Tensor
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def accepted(self) -> list[int]:
+        """Accepted drafts of each step, before the output was cut to its length."""
+        return [step.accepted for step in self.steps]
+
+    @property
+    def smallest_gap(self) -> float:
+        """The least distance of the best logit from the second: how near a tie the run came."""
+        best = self.logits.topk(2, dim=-1).values
+        return float((best[:, 0] - best[:, 1]).min())
+
+
+def load_target(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
+    """A transformers causal LM in eval mode, computing in `dtype` with eager attention."""
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager", local_files_only=True
+    )
+    return model.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def forward_with_taps(
+    target: Any, ids: Tensor, layer_ids: Sequence[int], **kwargs: Any
+) -> tuple[Any, Tensor]:
+    """Runs the target on ids [B, T]; returns its output and the taps [B, T, n*H].
+
+    A tap is the residual stream after decoder layer id: transformers' hidden_states[id + 1],
+    except for the last layer, whose entry there has the final norm applied. Hooks see it
+    before. Taps are concatenated in the order of `layer_ids`; an id may repeat.
+    """
+    seen: dict[int, Tensor] = {}
+
+    def keep(layer: int) -> Any:
+        def hook(_module: Any, _args: Any, output: Any) -> None:
+            seen[layer] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    layers = target.model.layers
+    handles = [layers[i].register_forward_hook(keep(i)) for i in sorted(set(layer_ids))]
+    try:
+        output = target(ids, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return output, torch.cat([seen[i] for i in layer_ids], dim=-1)
+
+
+def hidden_taps(target: Any, ids: Tensor, layer_ids: Sequence[int]) -> Tensor:
+    """The taps [B, T, n*H] of ids [B, T]; see `forward_with_taps`."""
+    return forward_with_taps(target, ids, layer_ids, use_cache=False)[1]
+
+
+@torch.no_grad()
+def greedy(target: Any, prompt: Sequence[int], n: int, use_cache: bool = True) -> Generation:
+    """n greedy tokens after `prompt`, one row at a time; no stop tokens.
+
+    `use_cache=False` recomputes the whole sequence for every token.
+    """
+    ids = torch.tensor([list(prompt)])
+    cache = DynamicCache(config=target.config) if use_cache else None
+    tokens: list[int] = []
+    rows: list[Tensor] = []
+    step = ids
+    for _ in range(n):
+        row = target(step, past_key_values=cache, use_cache=use_cache).logits[0, -1]
+        rows.append(row)
+        tokens.append(int(row.argmax()))
+        last = torch.tensor([tokens[-1:]])
+        ids = torch.cat([ids, last], dim=1)
+        step = last if use_cache else ids
+    return Generation(tokens, torch.stack(rows))
+
+
+@torch.no_grad()
+def dflash_greedy(
+    target: Any, draft: Drafter, prompt: Sequence[int], n: int, block_size: int | None = None
+) -> Generation:
+    """n greedy tokens through the DFlash loop, everything recomputed from scratch each step.
+
+    The target runs the committed tokens plus the block, the taps of all committed rows are
+    projected anew, so no cache can go stale. Output is cut to n tokens; steps are not.
+    """
+    layer_ids = draft.config.target_layer_ids
+    slots = draft.config.block_size if block_size is None else block_size
+    committed = list(prompt)
+    prefill = target(torch.tensor([committed]), use_cache=False).logits[0, -1]
+    rows, tokens, steps = [prefill], [int(prefill.argmax())], list[Step]()
+    while len(tokens) < n:
+        start, anchor = len(committed), tokens[-1]
+        features = hidden_taps(target, torch.tensor([committed]), layer_ids)
+        context = draft.project(features)
+        block = draft.draft(torch.tensor([anchor]), start, context, slots).ids[0].tolist()
+        logits = target(torch.tensor([committed + block]), use_cache=False).logits[0, start:]
+        choices = logits.argmax(-1).tolist()
+        accepted = 0
+        while accepted < slots - 1 and block[accepted + 1] == choices[accepted]:
+            accepted += 1
+        steps.append(Step(start, block, choices, accepted))
+        committed += block[: accepted + 1]
+        tokens += choices[: accepted + 1]
+        rows += list(logits[: accepted + 1])
+    return Generation(tokens[:n], torch.stack(rows[:n]), steps)

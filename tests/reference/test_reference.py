@@ -1,0 +1,371 @@
+"""The reference checked against itself, against other formulations, and against ModelOpt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .checkpoints import RopeStyle, write_draft, write_target
+from .compare import assert_bitwise_equal, max_relative_error
+from .draft import DraftConfig, ReferenceDraft, default_layer_ids
+from .fit import fit_draft
+from .generate import dflash_greedy, greedy, hidden_taps, load_target
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+SLIDING: list[Any] = ["sliding_attention", "full_attention"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ReferenceDraft]:
+    """A fitted pair: drafts are accepted in runs of several lengths."""
+    folder = tmp_path_factory.mktemp("pair")
+    target = load_target(write_target(folder / "target", vocab=64))
+    write_draft(folder / "draft", folder / "target", layer_types=SLIDING, sliding_window=24)
+    fit_draft(folder / "draft", target, [PROMPT, PROMPT[::-1]])
+    return target, ReferenceDraft.load(folder / "draft", target)
+
+
+def load_pair(folder: Path, **draft: Any) -> tuple[Any, ReferenceDraft]:
+    """A random pair of default sizes; `draft` goes to write_draft."""
+    target = load_target(write_target(folder / "target"))
+    return target, ReferenceDraft.load(
+        write_draft(folder / "draft", folder / "target", **draft), target
+    )
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("rope_style", ["rope_theta", "rope_parameters"])
+@pytest.mark.parametrize("storage", ["float32", "bfloat16", "float16"])
+def test_targets_load_with_what_was_asked(
+    tmp_path: Path, family: Any, rope_style: Any, storage: Any
+) -> None:
+    folder = write_target(
+        tmp_path,
+        family,
+        storage,
+        rope="llama3",
+        rope_style=rope_style,
+        rope_theta=5e5,
+        tie=storage == "bfloat16",
+        attention_bias=True,
+        shards=3,
+    )
+    config = json.loads((folder / "config.json").read_text())
+    assert ("rope_theta" in config) == (rope_style == "rope_theta")
+    assert ("rope_parameters" in config) == (rope_style == "rope_parameters")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) >= 3
+    assert ("lm_head.weight" in index["weight_map"]) == (storage != "bfloat16")
+    target = load_target(folder)
+    assert target.config.rope_parameters["rope_theta"] == 5e5
+    assert target.config.rope_parameters["rope_type"] == "llama3"
+    assert target.dtype == torch.float32
+    assert (target.model.layers[0].self_attn.o_proj.bias != 0).all()
+    logits = target(torch.tensor([PROMPT])).logits
+    assert 1.0 < float(logits.std()) < 10.0
+
+
+def test_both_config_styles_mean_the_same(tmp_path: Path) -> None:
+    styles: tuple[RopeStyle, ...] = ("rope_theta", "rope_parameters")
+    logits = [
+        load_target(write_target(tmp_path / s, "llama", rope="llama3", rope_style=s))(
+            torch.tensor([PROMPT * 12])
+        ).logits
+        for s in styles
+    ]
+    plain = load_target(write_target(tmp_path / "plain", "llama"))(torch.tensor([PROMPT * 12]))
+    assert_bitwise_equal(logits[0], logits[1], "logits of the two styles")
+    assert max_relative_error(plain.logits, logits[0]) > 0.01
+
+
+@pytest.mark.parametrize("style", ["rope_theta", "rope_parameters"])
+def test_llama3_frequencies_equal_those_of_transformers(tmp_path: Path, style: Any) -> None:
+    target = load_target(write_target(tmp_path / "t", "llama", rope="llama3", rope_theta=5e5))
+    draft = ReferenceDraft.load(
+        write_draft(
+            tmp_path / "d", tmp_path / "t", rope="llama3", rope_theta=5e5, rope_style=style
+        ),
+        target,
+    )
+    assert max_relative_error(draft.inv_freq, target.model.rotary_emb.inv_freq) < 1e-6
+
+
+def test_taps_are_hidden_states_before_the_final_norm(tmp_path: Path) -> None:
+    target = load_target(write_target(tmp_path, num_layers=4))
+    ids = torch.tensor([PROMPT, PROMPT[::-1]])
+    taps = hidden_taps(target, ids, (0, 2, 2, 3)).chunk(4, dim=-1)
+    states = target(ids, output_hidden_states=True).hidden_states
+    for tap, layer in zip(taps[:3], (0, 2, 2), strict=True):
+        assert_bitwise_equal(tap, states[layer + 1], f"tap {layer}")
+    assert max_relative_error(taps[3], states[4]) > 0.1
+    assert_bitwise_equal(target.model.norm(taps[3]), states[4], "normed tap 3")
+
+
+def test_cached_and_full_greedy_agree(pair: tuple[Any, ReferenceDraft]) -> None:
+    target, _ = pair
+    cached, full = greedy(target, PROMPT, 60), greedy(target, PROMPT, 60, use_cache=False)
+    assert cached.tokens == full.tokens
+    assert max_relative_error(cached.logits, full.logits) < 1e-5
+
+
+@pytest.mark.parametrize("block_size", [2, 3, 5, 8])
+def test_dflash_emits_the_greedy_tokens(pair: tuple[Any, ReferenceDraft], block_size: int) -> None:
+    target, draft = pair
+    for prompt in (PROMPT, [7], PROMPT * 4):
+        plain = greedy(target, prompt, 80)
+        drafted = dflash_greedy(target, draft, prompt, 80, block_size)
+        assert drafted.tokens == plain.tokens, f"near tie: {plain.smallest_gap}"
+        assert max_relative_error(drafted.logits, plain.logits) < 1e-5
+        assert 1 + sum(a + 1 for a in drafted.accepted) >= 80
+        assert all(len(s.block) == block_size for s in drafted.steps)
+
+
+def test_fitted_drafts_are_accepted_in_runs_of_several_lengths(
+    pair: tuple[Any, ReferenceDraft],
+) -> None:
+    target, draft = pair
+    assert len(set(dflash_greedy(target, draft, PROMPT, 80).accepted)) >= 3
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 12])
+def test_block_equals_one_written_the_other_way(tmp_path: Path, window: int | None) -> None:
+    """Joint K/V from concatenated rows, complex RoPE, SDPA with a bool mask, float64."""
+    target, _ = load_pair(tmp_path)
+    folder = write_draft(
+        tmp_path / "d",
+        tmp_path / "target",
+        num_layers=3,
+        heads=6,
+        kv_heads=3,
+        head_dim=8,
+        target_layer_ids=(0, 3, 4, 5),
+        layer_types=["sliding_attention"] * 3,
+        sliding_window=window,
+    )
+    draft = ReferenceDraft.load(folder, target, torch.float64)
+    ids = torch.randint(0, 256, (2, 21), generator=torch.Generator().manual_seed(5))
+    features = hidden_taps(target, ids[:, :-1], draft.config.target_layer_ids).double()
+    output = draft.draft(ids[:, -1], 20, draft.project(features))
+    expected = alternative_block(draft, features, ids[:, -1], window)
+    # RoPE angles are float32 in one and float64 in the other.
+    assert max_relative_error(output.final_hidden, expected) < 1e-5
+    single = ReferenceDraft.load(folder, target)
+    assert (
+        max_relative_error(
+            single.draft(ids[:, -1], 20, single.project(features)).final_hidden, expected
+        )
+        < 1e-5
+    )
+
+
+def alternative_block(
+    draft: ReferenceDraft, features: Tensor, anchors: Tensor, window: int | None
+) -> Tensor:
+    """`final_hidden` [B, S, H] in float64, sharing no arithmetic with `ReferenceDraft`."""
+    c, w = draft.config, {k: v.double() for k, v in draft.weights.items()}
+    batch, past, slots = features.shape[0], features.shape[1], c.block_size
+    position = torch.arange(past + slots, dtype=torch.float64)
+    frequency = c.rope["rope_theta"] ** (
+        -torch.arange(c.head_dim // 2, dtype=torch.float64) * 2 / c.head_dim
+    )
+    turn = torch.polar(torch.ones(()).double(), position[:, None] * frequency)
+
+    linear = functional.linear
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return functional.rms_norm(x, x.shape[-1:], w[name + ".weight"], c.eps)
+
+    def rotate(x: Tensor, turns: Tensor) -> Tensor:
+        half = c.head_dim // 2
+        z = torch.complex(x[..., :half].contiguous(), x[..., half:].contiguous())
+        z = z * turns[:, None]
+        return torch.cat([z.real, z.imag], -1)
+
+    context = norm(linear(features, w["fc.weight"]), "hidden_norm")
+    rows = [[int(a)] + [c.mask_token_id] * (slots - 1) for a in anchors]
+    x = functional.embedding(torch.tensor(rows), draft.embed.double())
+    visible = torch.ones(slots, past + slots, dtype=torch.bool)
+    if window is not None:
+        for i in range(slots):
+            for j in range(past + slots):
+                visible[i, j] = j in range(past + i - window + 1, past + i + window)
+    for i in range(c.layers):
+        name = f"layers.{i}.self_attn."
+        h = norm(x, f"layers.{i}.input_layernorm")
+        joint = torch.cat([context, h], dim=1)
+        q = linear(h, w[name + "q_proj.weight"]).view(batch, slots, c.heads, c.head_dim)
+        k = linear(joint, w[name + "k_proj.weight"]).view(batch, -1, c.kv_heads, c.head_dim)
+        v = linear(joint, w[name + "v_proj.weight"]).view(batch, -1, c.kv_heads, c.head_dim)
+        q = rotate(norm(q, name + "q_norm"), turn[past:])
+        k = rotate(norm(k, name + "k_norm"), turn)
+        a = functional.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), visible, enable_gqa=True
+        )
+        x = x + linear(a.transpose(1, 2).reshape(batch, slots, -1), w[name + "o_proj.weight"])
+        h = norm(x, f"layers.{i}.post_attention_layernorm")
+        mlp = f"layers.{i}.mlp."
+        gated = functional.silu(linear(h, w[mlp + "gate_proj.weight"]))
+        x = x + linear(gated * linear(h, w[mlp + "up_proj.weight"]), w[mlp + "down_proj.weight"])
+    return norm(x, "norm")
+
+
+def test_a_window_over_everything_is_full_attention(tmp_path: Path) -> None:
+    """Start 20, block 8: the farthest pair is 27 apart, so 28 sees all and 27 does not."""
+    target, full = load_pair(tmp_path)
+    ids = torch.tensor([(PROMPT * 3)[:20]])
+    features = hidden_taps(target, ids, full.config.target_layer_ids)
+    expected = full.draft(torch.tensor([7]), 20, full.project(features)).logits
+    for window, same in ((28, True), (27, False)):
+        folder = write_draft(
+            tmp_path / str(window),
+            tmp_path / "target",
+            layer_types=["sliding_attention"] * 2,
+            sliding_window=window,
+        )
+        draft = ReferenceDraft.load(folder, target)
+        logits = draft.draft(torch.tensor([7]), 20, draft.project(features)).logits
+        assert bool((logits == expected).all()) == same
+
+
+def test_projection_in_chunks_equals_projection_at_once(tmp_path: Path) -> None:
+    target, draft = load_pair(tmp_path)
+    features = hidden_taps(target, torch.tensor([PROMPT * 4]), draft.config.target_layer_ids)
+    whole = draft.project(features)
+    chunks = [draft.project(features[:, a:b], a) for a, b in ((0, 5), (5, 6), (6, 32))]
+    for layer, pieces in zip(whole, zip(*chunks, strict=True), strict=True):
+        for part in (0, 1):
+            joined = torch.cat([piece[part] for piece in pieces], dim=2)
+            assert max_relative_error(joined, layer[part]) < 1e-6
+
+
+def test_draft_config_places_and_defaults(tmp_path: Path) -> None:
+    write_target(tmp_path / "t", num_layers=8)
+    folder = write_draft(
+        tmp_path / "d",
+        tmp_path / "t",
+        num_layers=5,
+        block_size=6,
+        block_size_place="dflash_config",
+        rope_style="rope_parameters",
+        mask_token_id=17,
+    )
+    config = DraftConfig.read(folder)
+    assert (config.block_size, config.mask_token_id) == (6, 17)
+    assert config.target_layer_ids == (1, 2, 3, 4, 5)
+    assert config.rope["rope_theta"] == 10_000.0
+    # The table of released drafters in facts/dflash.md.
+    assert default_layer_ids(36, 5) == (1, 9, 17, 25, 33)
+    assert default_layer_ids(32, 5) == (1, 8, 15, 22, 29)
+    assert default_layer_ids(12, 1) == (6,)
+
+
+def test_compare_says_where_and_what() -> None:
+    a = np.zeros((2, 3), np.float32)
+    b = a.copy()
+    b[1, 2] = -0.0
+    with pytest.raises(AssertionError, match=r"rows: 1 of 6 elements differ; first at \[1, 2\]"):
+        assert_bitwise_equal(a, b, "rows")
+    a[0, 0] = b[0, 0] = np.nan
+    b[1, 2] = 0.0
+    assert_bitwise_equal(a, b, "nan bits")
+    assert not max_relative_error(a, b) <= 1.0
+    assert max_relative_error([1.0, 4.0], [2.0, 4.0]) == 0.25
+    with pytest.raises(AssertionError, match="shape"):
+        max_relative_error(a, b[:1])
+
+
+def set_rotary(module: Any) -> None:
+    """Gives ModelOpt's module its RoPE.
+
+    On transformers 5.23 its own lazy construction raises `TypeError:
+    Qwen3RotaryEmbedding.__init__() got an unexpected keyword argument 'device'`.
+    """
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+    module.rotary_emb = Qwen3RotaryEmbedding(config=module._rotary_config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 9])
+def test_block_equals_modelopts_module(tmp_path: Path, window: int | None) -> None:
+    """ModelOpt's DFlashModule with our weights; the window as an explicit mask (SDPA has none)."""
+    modeling = pytest.importorskip("modelopt.torch.speculative.plugins.modeling_dflash")
+    from transformers import Qwen3Config
+
+    target, _ = load_pair(tmp_path)
+    folder = write_draft(
+        tmp_path / "d",
+        tmp_path / "target",
+        num_layers=3,
+        layer_types=["sliding_attention"] * 3,
+        sliding_window=window,
+    )
+    draft = ReferenceDraft.load(folder, target)
+    config = Qwen3Config.from_pretrained(folder)
+    config.target_layer_ids = draft.config.target_layer_ids
+    config._attn_implementation = "sdpa"
+    module = modeling.DFlashModule(config).eval()
+    module.load_state_dict(draft.weights, strict=True)
+    set_rotary(module)
+    features = hidden_taps(target, torch.tensor([PROMPT * 3]), draft.config.target_layer_ids)
+    output = draft.draft(torch.tensor([11]), 24, draft.project(features))
+    block = torch.tensor([[11] + [draft.config.mask_token_id] * 7])
+    mask = None
+    if window is not None:
+        distance = (torch.arange(24, 32)[:, None] - torch.arange(32)[None]).abs()
+        mask = torch.zeros(1, 1, 8, 32).masked_fill(distance >= window, -torch.inf)
+    with torch.no_grad():
+        expected = module(draft.embed[block], features, torch.arange(32)[None], mask)
+    assert max_relative_error(output.final_hidden, expected) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_draft_exported_by_modelopt_loads_and_agrees(tmp_path: Path) -> None:
+    speculative = pytest.importorskip("modelopt.torch.speculative")
+    export = pytest.importorskip("modelopt.torch.export")
+    target = load_target(write_target(tmp_path / "t", num_layers=8, rope_theta=1e6))
+    shape = {
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 96,
+        # transformers 5 keeps theta in rope_parameters, where convert does not look.
+        "rope_theta": 1e6,
+    }
+    torch.manual_seed(0)
+    config = {
+        "dflash_block_size": 8,
+        "dflash_mask_token_id": 255,
+        "dflash_architecture_config": shape,
+    }
+    speculative.convert(target, [("dflash", config)])
+    for parameter in target.dflash_module.parameters():
+        with torch.no_grad():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    export.export_speculative_decoding(target, torch.float32, tmp_path / "d")
+    target.eval()
+    set_rotary(target.dflash_module)
+    draft = ReferenceDraft.load(tmp_path / "d", target)
+    features = hidden_taps(target, torch.tensor([PROMPT * 3]), draft.config.target_layer_ids)
+    output = draft.draft(torch.tensor([11]), 24, draft.project(features))
+    block = torch.tensor([[11] + [255] * 7])
+    with torch.no_grad():
+        expected = target.dflash_module(draft.embed[block], features, torch.arange(32)[None])
+    assert max_relative_error(output.final_hidden, expected) < 1e-5

@@ -1,0 +1,249 @@
+"""Noise against published vectors, filters against their definition, draws against the law."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime import Engine, Request, SamplingParams, choose_tokens
+from dflash_trt.runtime.noise import (
+    LARGEST_NOISE,
+    SMALLEST_NOISE,
+    draw_gumbel,
+    philox4x32,
+)
+from tests.runtime.fake import FakeExecutor, score_next
+
+SEEDS = 20_000
+GOLDEN_NOISE = [0.4444581539167823, 0.0852758231617501, 0.6531673039688585]
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        ("00000000 00000000 00000000 00000000", "00000000 00000000",
+         "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff",
+         "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0",
+         "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    ],
+)  # fmt: skip
+def test_philox_known_answers(counter: str, key: str, expected: str) -> None:
+    """The philox4x32-10 vectors of Random123's kat_vectors file."""
+    words = [np.array([int(word, 16)], dtype=np.uint64) for word in counter.split()]
+    low, high = (int(word, 16) for word in key.split())
+    result = philox4x32((words[0], words[1], words[2], words[3]), (low, high))
+    assert " ".join(f"{int(word[0]):08x}" for word in result) == expected
+
+
+def test_noise_is_what_its_definition_says() -> None:
+    """Key, counter and uniform, spelled out once more, one token at a time."""
+    seed, position = 0x0123_4567_89AB_CDEF, 0xA_0000_0007
+    noise = draw_gumbel(seed, position, np.arange(5))
+    for token_id in range(5):
+        counter = tuple(np.array([word], dtype=np.uint64) for word in (token_id, 7, 0xA, 0))
+        word = int(philox4x32(counter, (0x89AB_CDEF, 0x0123_4567))[0][0])  # type: ignore[arg-type]
+        assert noise[token_id] == pytest.approx(
+            -math.log(-math.log((word + 0.5) / 2**32)), rel=1e-14
+        )
+
+
+def test_noise_is_frozen() -> None:
+    """Golden values: a change here changes every sampled text."""
+    noise = draw_gumbel(42, 1000, np.array([0, 1, 151_935]))
+    assert noise.dtype == np.float64
+    np.testing.assert_allclose(noise, GOLDEN_NOISE, rtol=1e-14)
+
+
+def test_noise_is_bounded() -> None:
+    for word, bound in ((0, SMALLEST_NOISE), (2**32 - 1, LARGEST_NOISE)):
+        uniform = np.float64(word + 0.5) * 2.0**-32
+        assert 0 < uniform < 1
+        assert -np.log(-np.log(uniform)) == bound
+
+
+def exact_law(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """The distribution by its definition, in plain loops."""
+    ranked = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    ranked = ranked[: params.top_k]
+    top = float(logits[ranked[0]])
+    weights = [math.exp((float(logits[token]) - top) / params.temperature) for token in ranked]
+    kept, reached = [], 0.0
+    for token, weight in zip(ranked, weights, strict=True):
+        if reached >= params.top_p * sum(weights) and params.top_p < 1:
+            break
+        kept.append((token, weight))
+        reached += weight
+    law = np.zeros(len(logits))
+    for token, weight in kept:
+        law[token] = weight / reached
+    return law
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.6},
+        {"temperature": 1.5, "top_k": 5},
+        {"temperature": 1.0, "top_p": 0.8},
+        {"temperature": 0.9, "top_k": 6, "top_p": 0.9},
+    ],
+)
+@pytest.mark.slow
+def test_draws_follow_the_law(filters: dict[str, float]) -> None:
+    logits = np.array([[0.3, 2.0, -1.0, 1.1, 0.0, 1.1, -0.4, 0.9]], dtype=np.float32)
+    position = np.array([3])
+    drawn = [
+        choose_tokens(logits, position, SamplingParams(seed=seed, **filters))[0]
+        for seed in range(SEEDS)
+    ]
+    law = exact_law(logits[0], SamplingParams(**filters))
+    counts = np.bincount(drawn, minlength=8)
+    assert not counts[law == 0].any()
+    possible = law > 0
+    assert chisquare(counts[possible], SEEDS * law[possible]).pvalue > 0.001
+
+
+def test_draws_at_consecutive_positions_are_independent() -> None:
+    """One seed, pairs of neighbouring positions: the joint law is the product."""
+    logits = np.tile(np.array([0.0, 0.7, -0.7, 0.2], dtype=np.float32), (SEEDS, 1))
+    drawn = choose_tokens(logits, np.arange(SEEDS), SamplingParams(temperature=1.0, seed=5))
+    law = exact_law(logits[0], SamplingParams(temperature=1.0))
+    pairs = np.bincount(drawn[::2] * 4 + drawn[1::2], minlength=16)
+    assert chisquare(pairs, SEEDS / 2 * np.outer(law, law).ravel()).pvalue > 0.001
+
+
+@pytest.mark.slow
+def test_speculated_tokens_follow_the_law() -> None:
+    """First, second and third token of one prompt over many seeds, through the engine."""
+    executor = FakeExecutor(max_batch=8, vocab_size=5, block_size=4)
+    engine = Engine(executor)
+    results = engine.generate(
+        [
+            Request(
+                prompt_ids=(1,), max_tokens=3, sampling=SamplingParams(temperature=0.7, seed=seed)
+            )
+            for seed in range(SEEDS)
+        ]
+    )
+    drawn = np.array([result.token_ids for result in results])
+    joint = np.zeros((5, 5, 5))
+    plain = SamplingParams(temperature=0.7)
+    for first, first_share in enumerate(exact_law(score_next((1,), 5), plain)):
+        for second, second_share in enumerate(exact_law(score_next((1, first), 5), plain)):
+            third = exact_law(score_next((1, first, second), 5), plain)
+            joint[first, second] = first_share * second_share * third
+    for position in range(3):
+        law = joint.sum(axis=tuple({0, 1, 2} - {position}))
+        counts = np.bincount(drawn[:, position], minlength=5)
+        assert chisquare(counts, SEEDS * law / law.sum()).pvalue > 0.001
+    accepted = sum(result.statistics.accepted_tokens for result in results)
+    assert 0.1 < accepted / (2 * SEEDS) < 0.9
+
+
+logit_rows = st.lists(
+    st.floats(-30, 30, width=32) | st.sampled_from([0.0, 1.0, -np.inf]), min_size=1, max_size=40
+).filter(lambda row: max(row) > -np.inf)
+
+
+@given(
+    row=logit_rows,
+    temperature=st.sampled_from([5e-324, 1e-300, 0.01, 0.7, 1.0, 5.0, 1e30]),
+    top_k=st.none() | st.integers(1, 50),
+    top_p=st.floats(0.01, 1),
+    seed=st.integers(0, 2**64 - 1),
+    position=st.integers(0, 2**40),
+)
+@settings(max_examples=300, deadline=None)
+def test_choice_is_the_full_argmax(
+    row: list[float], temperature: float, top_k: int | None, top_p: float, seed: int, position: int
+) -> None:
+    """What is skipped as unreachable never mattered."""
+    logits = np.array(row, dtype=np.float32)
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    allowed = exact_law(logits, params) > 0
+    with np.errstate(over="ignore"):
+        scaled = (logits.astype(np.float64) - float(logits.max())) / temperature
+    scores = scaled + draw_gumbel(seed, position, np.arange(len(row)))
+    chosen = int(choose_tokens(logits[None], np.array([position]), params)[0])
+    assert allowed[chosen]
+    assert chosen == int(np.argmax(np.where(allowed, scores, -np.inf)))
+
+
+def test_tokens_far_behind_are_still_drawn() -> None:
+    """A ladder of logits down to the last that noise can lift, over many positions."""
+    logits = np.arange(0, -30, -1.5, dtype=np.float32)
+    positions = np.arange(5000)
+    scores = [logits + draw_gumbel(1, position, np.arange(len(logits))) for position in positions]
+    winners = np.argmax(scores, axis=1)
+    assert winners.max() >= 5
+    rows = np.tile(logits, (len(positions), 1))
+    params = SamplingParams(temperature=1.0, seed=1)
+    np.testing.assert_array_equal(choose_tokens(rows, positions, params), winners)
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    generator = np.random.default_rng(3)
+    logits = generator.normal(0, 3, (12, 100)).astype(np.float32)
+    positions = generator.integers(0, 5000, 12)
+    params = SamplingParams(temperature=0.9, top_k=30, top_p=0.95, seed=77)
+    together = choose_tokens(logits, positions, params)
+    order = generator.permutation(12)
+    np.testing.assert_array_equal(
+        choose_tokens(logits[order], positions[order], params), together[order]
+    )
+    for row in range(12):
+        alone = choose_tokens(logits[row : row + 1], positions[row : row + 1], params)
+        assert alone.dtype == np.int64 and alone[0] == together[row]
+
+
+def test_ties_go_to_the_lower_id() -> None:
+    logits = np.array([[1.0, 2.0, 2.0, 2.0, 0.0]], dtype=np.float32)
+    position = np.array([0])
+    assert choose_tokens(logits, position, SamplingParams())[0] == 1
+    seen = {
+        int(choose_tokens(logits, position, SamplingParams(temperature=1.0, top_k=2, seed=s))[0])
+        for s in range(50)
+    }
+    assert seen == {1, 2}
+    seen = {
+        int(choose_tokens(logits, position, SamplingParams(temperature=0.1, top_p=0.6, seed=s))[0])
+        for s in range(50)
+    }
+    assert seen == {1, 2}
+
+
+@pytest.mark.parametrize("logits", [[np.nan, 1.0], [np.inf, 0.0], [-np.inf, -np.inf]])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_logits_are_an_error(logits: list[float], temperature: float) -> None:
+    with pytest.raises(DflashError, match="position 12 are not finite") as caught:
+        choose_tokens(
+            np.array([[0.0, 1.0], logits], dtype=np.float32),
+            np.array([11, 12]),
+            SamplingParams(temperature=temperature),
+        )
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("temperature", [-0.1, math.nan, math.inf, "1", None, True]),
+        ("top_k", [0, -1, 1.0, math.nan, True]),
+        ("top_p", [0, -0.5, 1.01, math.nan, "0.9", None]),
+        ("seed", [-1, 2**64, 1.0, None, True]),
+    ],
+)
+def test_bad_parameters_are_refused(field: str, values: list[object]) -> None:
+    for value in values:
+        with pytest.raises(DflashError, match=f"^{field}: ") as caught:
+            SamplingParams(**{field: value})
+        assert caught.value.exit_code == 2

@@ -1,0 +1,115 @@
+"""Any order of submissions, steps and cancellations: every output is the plain one."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
+from tests.runtime.fake import FakeExecutor, check_step_calls
+from tests.runtime.reference import decode_plainly
+
+EOS = 14
+VOCAB_SIZE = 16
+MAX_SEQ_LEN = 40
+TRAINED_BLOCK = 8
+
+token_ids = st.integers(0, VOCAB_SIZE - 1)
+samplings = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.0, 0.4, 1.0]),
+    top_k=st.none() | st.integers(1, VOCAB_SIZE),
+    top_p=st.sampled_from([1.0, 0.9, 0.5]),
+    seed=st.integers(0, 2**64 - 1),
+)
+requests = st.builds(
+    Request,
+    prompt_ids=st.lists(token_ids, min_size=1, max_size=MAX_SEQ_LEN - 1),
+    max_tokens=st.none() | st.integers(1, 30),
+    sampling=samplings,
+    stop_token_ids=st.lists(token_ids, max_size=1),
+    ignore_eos=st.booleans(),
+    speculate=st.sampled_from([True, True, True, False]),
+    block_size=st.none() | st.integers(2, TRAINED_BLOCK),
+)
+options = st.builds(
+    EngineOptions,
+    speculation=st.sampled_from([True, True, True, False]),
+    block_size=st.none() | st.integers(2, TRAINED_BLOCK),
+    prefill_chunk=st.sampled_from([1, 2, 3, 7, 16, 512]),
+    record_logits=st.booleans(),
+)
+actions = st.lists(
+    st.one_of(
+        requests,
+        st.just("step"),
+        st.just("step"),
+        st.integers(0, 10).map(lambda request_id: ("cancel", request_id)),
+    ),
+    max_size=40,
+)
+
+
+@given(
+    actions=actions,
+    options=options,
+    max_batch=st.integers(1, 5),
+    draft_skill=st.sampled_from([0.0, 0.7, 1.0]),
+)
+@settings(max_examples=250, deadline=None)
+def test_every_output_is_the_plain_one(
+    actions: list[Request | str | tuple[str, int]],
+    options: EngineOptions,
+    max_batch: int,
+    draft_skill: float,
+) -> None:
+    executor = FakeExecutor(
+        max_batch=max_batch,
+        max_seq_len=MAX_SEQ_LEN,
+        block_size=TRAINED_BLOCK,
+        vocab_size=VOCAB_SIZE,
+        draft_skill=draft_skill,
+    )
+    engine = Engine(executor, eos_token_ids=[EOS], options=options)
+    submitted: dict[int, Request] = {}
+    results: dict[int, RequestResult] = {}
+    streamed: dict[int, tuple[int, ...]] = {}
+    cancelled: set[int] = set()
+
+    def step() -> None:
+        before = len(executor.calls)
+        events = engine.step()
+        check_step_calls(executor.calls[before:])
+        for event in events:
+            assert event.request_id not in results
+            streamed[event.request_id] = streamed.get(event.request_id, ()) + event.token_ids
+            if event.result is not None:
+                results[event.request_id] = event.result
+
+    for action in actions:
+        if isinstance(action, Request):
+            submitted[engine.submit(action)] = action
+        elif isinstance(action, tuple):
+            if engine.cancel(action[1]):
+                cancelled.add(action[1])
+        else:
+            step()
+    while engine.has_work:
+        step()
+
+    assert results.keys() == submitted.keys()
+    for request_id, request in submitted.items():
+        result = results[request_id]
+        plain, finish_reason, logits = decode_plainly(request, executor, (EOS,))
+        length = len(result.token_ids)
+        assert result.token_ids == streamed[request_id] == plain[:length]
+        assert result.statistics.output_tokens == length
+        if options.record_logits and length:
+            assert result.logits is not None
+            assert (result.logits == logits[:length]).all()
+        else:
+            assert result.logits is None
+        if request_id in cancelled:
+            assert result.finish_reason == "cancelled" and length < len(plain)
+        else:
+            assert (result.finish_reason, length) == (finish_reason, len(plain))
