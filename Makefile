@@ -30,7 +30,10 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .
 
 benchmark: $(VENV)/.installed-test
-	$(BIN)/python -m perf.benchmarks.demo_speed --output perf/results
+	$(BIN)/dflash-trt build --target demo --overwrite -o $(BUNDLE)
+	$(BIN)/python -m dflash_perf.demo_speed $(BUNDLE) --output perf/results
+	$(BIN)/python -m dflash_perf.step_cost --output perf/results
+	$(BIN)/python -m dflash_perf.build_cost --output perf/results
 
 clean:
 	rm -rf build dist $(VENV)

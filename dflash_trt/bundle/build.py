@@ -14,7 +14,7 @@ import onnx
 from safetensors.numpy import save_file
 
 from dflash_trt import __version__
-from dflash_trt.bundle.links import must_copy, place_file
+from dflash_trt.bundle.links import check_space, clone_file, copy_file, link_file
 from dflash_trt.bundle.manifest import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
@@ -155,15 +155,17 @@ def _place_weights(
         for index, shard in enumerate(sorted({entry.file for entry in weights.values()})):
             # Blobs of a hub cache are named by hash; a number says more to a reader.
             locations.setdefault(shard, f"weights/{owner}/shard-{index:05d}.safetensors")
-    copies = [path for path in locations if must_copy(path, folder, copy=options.copy_weights)]
-    total = sum(path.stat().st_size for path in copies)
-    progress.stage("copying weights" if copies else "linking weights", total if copies else None)
-    copied = False
-    for shard, location in locations.items():
-        placement = place_file(
-            shard, folder / location, copy=options.copy_weights, on_bytes=progress.advance
-        )
-        copied |= placement != "linked"
+    progress.stage("linking weights", None)
+    rest = list(locations)
+    if not options.copy_weights:
+        rest = [shard for shard in rest if not link_file(shard, folder / locations[shard])]
+    copied = bool(rest)
+    rest = [shard for shard in rest if not clone_file(shard, folder / locations[shard])]
+    if rest:
+        # The size is known, and known to fit, before the first byte.
+        progress.stage("copying weights", check_space(rest, folder))
+        for shard in rest:
+            copy_file(shard, folder / locations[shard], progress.advance)
     return locations, copied
 
 
@@ -205,7 +207,6 @@ def _describe_files(
     described: list[BundleFile] = []
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     names = {path: path.relative_to(folder).as_posix() for path in paths}
-    paths = [path for path in paths if not names[path].startswith(".")]
     if options.hash_weights:
         progress.stage("hashing weights", sum(path.stat().st_size for path in paths))
     for path in paths:

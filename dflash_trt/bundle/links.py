@@ -1,4 +1,4 @@
-"""Puts a large file into a bundle without copying it where the filesystem allows."""
+"""Puts large files into a bundle without copying them where the filesystem allows."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Literal
 
 from dflash_trt.errors import DflashError
 
@@ -16,63 +15,51 @@ from dflash_trt.errors import DflashError
 _FICLONE = 0x40049409
 _COPY_CHUNK = 16 << 20
 
-Placement = Literal["linked", "cloned", "copied"]
 
+def link_file(source: Path, destination: Path) -> bool:
+    """Hard-links `source` (its resolved blob); False where that cannot be done.
 
-def place_file(
-    source: Path, destination: Path, *, copy: bool, on_bytes: Callable[[int], None]
-) -> Placement:
-    """Hard-links `source` (its resolved blob), else reflinks it, else copies it.
-
-    `copy` asks for a real file of its own, reflinked where possible. `on_bytes` hears of every
-    chunk copied. Hard links are preferred because ONNX Runtime refuses symbolic links that
-    leave the model's folder.
-
-    Raises:
-        DflashError: not enough space for a copy; checked before the first byte.
+    Hard links come first because ONNX Runtime refuses symbolic links that leave the model's
+    folder. They fail across filesystems, and on files of other users (protected_hardlinks).
     """
-    blob = source.resolve()
-    if not copy:
-        try:
-            os.link(blob, destination)
-            return "linked"
-        except OSError:
-            pass  # another filesystem, or one without links
-    if _clone(blob, destination):
-        return "cloned"
-    _check_space(blob, destination)
-    with blob.open("rb") as reader, destination.open("wb") as writer:
-        while chunk := reader.read(_COPY_CHUNK):
-            writer.write(chunk)
-            on_bytes(len(chunk))
-    return "copied"
-
-
-def must_copy(source: Path, folder: Path, *, copy: bool) -> bool:
-    """Whether placing `source` into `folder` will take a copy's time and space."""
-    if copy:
-        return True
-    return source.resolve().stat().st_dev != folder.stat().st_dev
-
-
-def _clone(blob: Path, destination: Path) -> bool:
     try:
-        with blob.open("rb") as reader, destination.open("wb") as writer:
+        os.link(source.resolve(), destination)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        return False
+    return True
+
+
+def clone_file(source: Path, destination: Path) -> bool:
+    """Makes a file of its own that shares `source`'s blocks; False where that cannot be done."""
+    try:
+        with source.open("rb") as reader, destination.open("wb") as writer:
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
-        return True
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
         destination.unlink(missing_ok=True)
         return False
+    return True
 
 
-def _check_space(blob: Path, destination: Path) -> None:
-    size = blob.stat().st_size
-    free = shutil.disk_usage(destination.parent).free
+def copy_file(source: Path, destination: Path, on_bytes: Callable[[int], None]) -> None:
+    """Copies `source`; `on_bytes` hears of every chunk."""
+    with source.open("rb") as reader, destination.open("wb") as writer:
+        while chunk := reader.read(_COPY_CHUNK):
+            writer.write(chunk)
+            on_bytes(len(chunk))
+
+
+def check_space(sources: Iterable[Path], folder: Path) -> int:
+    """The bytes that copies of all `sources` take; DflashError when `folder` has not as many."""
+    size = sum(source.stat().st_size for source in sources)
+    free = shutil.disk_usage(folder).free
     if size > free:
         raise DflashError(
-            f"copying {blob.name} needs {size:,} bytes, {free:,} are free",
-            where=destination.parent,
-            fix="put the bundle on the checkpoint's filesystem (files are linked there)",
+            f"copying the weights needs {size:,} bytes, {free:,} are free",
+            where=folder,
+            fix="free some space, or put the bundle on the checkpoint's filesystem",
         )
+    return size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,25 +39,27 @@ class LinearCaches:
         self.generation = 0
         self._arrays = {name: self._allocate(shape) for name, shape in shapes.items()}
 
-    def fit(self, held: int) -> None:
-        """Makes M fit `held` positions: doubles while too short, halves when mostly unused.
+    def fit(self, held: Sequence[int]) -> None:
+        """Makes M fit the positions `held` per slot: doubles while too short, halves when idle.
 
         Shrinking waits until a quarter would do, so that a length near a boundary does not
         move the caches at every step.
         """
-        length = self.length
-        while length < held:
+        longest, length = max(held), self.length
+        while length < longest:
             length = min(length * 2, self._limit)
-        while length > FIRST_LENGTH and held <= length // 4:
+        while length > FIRST_LENGTH and longest <= length // 4:
             length = _round_up(length // 2)
         if length == self.length:
             return
         kept = min(length, self.length)
         self.length = length
         self.generation += 1
+        occupied = [slot for slot, count in enumerate(held) if count]
         for name, old in self._arrays.items():
             new = self._allocate(self._shapes[name])
-            new[:, :, :kept] = old[:, :, :kept]
+            for slot in occupied:
+                new[slot, :, :kept] = old[slot, :, :kept]
             self._arrays[name] = new
 
     def address(self, name: str, first_slot: int) -> int:

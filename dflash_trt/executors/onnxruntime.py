@@ -176,7 +176,7 @@ class OnnxRuntimeExecutor:
         """Lets the caches follow what this call writes; forgets addresses that moved."""
         for offset, start in enumerate(starts.tolist()):
             self._held[first_slot + offset] = start + rows
-        self._caches.fit(max(self._held))
+        self._caches.fit(self._held)
         if self._caches.generation != self._generation:
             self._generation = self._caches.generation
             self._bindings.clear()

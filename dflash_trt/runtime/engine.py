@@ -251,6 +251,7 @@ class Engine:
 
     def _finish(self, state: RequestState) -> None:
         self._scheduler.release(state)
+        self._executor.release_slots(self._scheduler.used_slots)
         del self._live[state.request_id]
 
     def _needs_logits(self, state: RequestState) -> bool:

@@ -3,8 +3,8 @@
 This is the definition that kernels repeat (all words are unsigned 32-bit):
 
     key     = (seed mod 2^32, seed div 2^32)
-    counter = (token id, position mod 2^32, position div 2^32, TARGET_STREAM)
-    x       = word 0 of philox4x32_10(counter, key)
+    counter = (token id div 4, position mod 2^32, position div 2^32, TARGET_STREAM)
+    x       = word (token id mod 4) of philox4x32_10(counter, key)
     u       = (x + 0.5) * 2^-32            exact in float64, strictly inside (0, 1)
     noise   = -log(-log(u))                float64
 
@@ -61,15 +61,19 @@ def draw_gumbel(
     seed: int, position: int, token_ids: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
     """Noise [n] of `token_ids` [n] at one absolute position (0-based in prompt + output)."""
-    word = philox4x32(
+    quads = token_ids >> 2
+    # Neighbouring ids share a counter: one Philox call serves up to four tokens.
+    is_new = np.concatenate((np.ones(1, dtype=np.bool_), quads[1:] != quads[:-1]))
+    words = philox4x32(
         (
-            token_ids.astype(np.uint64),
+            quads[is_new].astype(np.uint64),
             np.array([position & 0xFFFFFFFF], dtype=np.uint64),
             np.array([position >> 32], dtype=np.uint64),
             np.array([TARGET_STREAM], dtype=np.uint64),
         ),
         (seed & 0xFFFFFFFF, seed >> 32),
-    )[0]
+    )
+    word = np.stack(words)[token_ids & 3, np.cumsum(is_new) - 1]
     uniform = (word.astype(np.float64) + 0.5) * 2.0**-32
     noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
     return noise

@@ -45,6 +45,11 @@ class Scheduler:
         """The decoding requests, in slot order."""
         return self._slots.decoding
 
+    @property
+    def used_slots(self) -> int:
+        """Slots from this one on hold nothing that is needed."""
+        return self._slots.used
+
     def add(self, state: RequestState) -> None:
         self._waiting.append(state)
 

@@ -38,6 +38,12 @@ class SlotTable:
         """The slot of the prefilling request; meaningless without one."""
         return self._prefill_slot
 
+    @property
+    def used(self) -> int:
+        """Slots from this one on hold nothing that is needed."""
+        prefilled = 0 if self._prefilling is None else self._prefill_slot + 1
+        return max(len(self._decoding), prefilled)
+
     def can_place(self) -> bool:
         return self._prefilling is None and len(self._decoding) < self._slots
 

@@ -56,6 +56,10 @@ class TimedExecutor:
         with self._measure():
             self._executor.move_slot(source, destination, length)
 
+    def release_slots(self, first_free: int) -> None:
+        with self._measure():
+            self._executor.release_slots(first_free)
+
     def close(self) -> None:
         self._executor.close()
 

@@ -121,6 +121,11 @@ class FakeExecutor:
             cache[destination, length:] = empty
             cache[source] = empty
 
+    def release_slots(self, first_free: int) -> None:
+        """Whoever still reads a released slot reads nothing."""
+        self._cached[first_free:] = _NEVER_WRITTEN
+        self._injected[first_free:] = False
+
     def close(self) -> None:
         """Nothing to release."""
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dflash_trt.errors import DflashError
+from dflash_trt.executors.base import SpeculationOutput
 from dflash_trt.runtime import Engine, EngineOptions, Request, SamplingParams, TokenEvent
 from tests.runtime.fake import FakeExecutor, check_step_calls
 from tests.runtime.reference import decode_plainly
@@ -263,6 +264,35 @@ def test_a_failing_pass_can_be_repeated() -> None:
         results |= {event.request_id: event.result for event in events if event.result}
     assert failures > 2
     for request_id, request in zip(ids, requests, strict=True):
+        assert results[request_id].token_ids == decode_plainly(request, executor)[0]
+
+
+def test_a_request_that_ended_before_a_failing_pass_is_not_run_again() -> None:
+    class FailsOnce(FakeExecutor):
+        failures = 0
+
+        def speculate(self, first_slot: int, *args: object) -> SpeculationOutput:  # type: ignore[override]
+            if first_slot == 1 and self.failures == 0:
+                self.failures += 1
+                raise DflashError("out of luck")
+            return super().speculate(first_slot, *args)  # type: ignore[arg-type]
+
+    executor = FailsOnce(draft_skill=1.0)
+    engine = Engine(executor)
+    short = Request(prompt_ids=(3,), max_tokens=5, block_size=2)
+    other = Request(prompt_ids=(2,), max_tokens=30, block_size=8)
+    ids = [engine.submit(request) for request in (short, other)]
+    results = {}
+    engine.step()
+    engine.step()
+    with pytest.raises(DflashError, match="out of luck"):
+        engine.step()
+    while engine.has_work:
+        for event in engine.step():
+            assert event.request_id not in results
+            if event.result is not None:
+                results[event.request_id] = event.result
+    for request_id, request in zip(ids, (short, other), strict=True):
         assert results[request_id].token_ids == decode_plainly(request, executor)[0]
 
 

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from dflash_trt.runtime import Engine, Request
+from dflash_trt.runtime.events import make_event
+from dflash_trt.runtime.request import RequestState
+from dflash_trt.runtime.statistics import StatisticsRecorder
 from dflash_trt.runtime.text import Detokenizer, StopStrings, TextStream
 from tests.runtime.fake import FakeExecutor
 
@@ -136,6 +139,23 @@ def test_text_stream_cuts_across_tokens() -> None:
     pieces = [stream.push(token_id) for token_id in tokenizer.encode("a block. a block.\nmore").ids]
     assert "".join(pieces) == "a block. a b"
     assert stream.stopped and stream.flush() == ""
+
+
+def test_a_stop_string_completed_at_the_very_end_is_a_stop() -> None:
+    """Byte tokens are held until their run ends, and here the length limit ends it."""
+    tokenizer = make_byte_fallback()
+    state = RequestState(
+        request_id=0,
+        request=Request(prompt_ids=(0,), max_tokens=2),
+        max_tokens=2,
+        rows=4,
+        stop_ids=frozenset(),
+        stream=TextStream(tokenizer, ["!"]),
+        recorder=StatisticsRecorder(0.0),
+    )
+    assert state.append_tokens([tokenizer.token_to_id("a"), tokenizer.token_to_id("<0x21>")]) == 2
+    event = make_event(state, taken=2, accepted_tokens=1, finished_at=1.0)
+    assert (event.text, event.pieces, event.finish_reason) == ("a", ("a", ""), "stop")
 
 
 class TestInEngine:

@@ -1,0 +1,127 @@
+"""The demo pair's model card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dflash_trt.training.evaluate import Metrics
+from dflash_trt.training.recipe import Recipe, Shape, Stage
+
+CARD = """\
+---
+license: apache-2.0
+language: en
+pipeline_tag: text-generation
+---
+
+# dflash-trt demo pair
+
+A very small Qwen3-style target (`target/`) and its DFlash draft (`draft/`), to show and to test
+speculative decoding on a laptop. Neither knows anything: the target continues one family of
+generated records, and does that well enough for its text to be read.
+
+| | target | draft |
+|---|---|---|
+{shapes}
+| safetensors, bf16 | {target_bytes:,} bytes | {draft_bytes:,} bytes |
+
+The draft follows the z-lab checkpoint contract (`DFlashDraftModel`): block size
+{recipe.block_size}, mask token id 1, features tapped after target layers {taps}. It has no
+embedding and no lm_head of its own. Deep and thin against shallow is deliberate: at this size a
+step costs what its number of operations costs, so a target with many layers leaves a draft
+something to save.
+
+## Remake it
+
+```
+pip install 'dflash-trt[train]'
+python -m dflash_trt.training.demo --output demo_pair --seed {recipe.seed}
+```
+
+Step counts are fixed, so the same library versions on the same machine give the same weights;
+other machines round differently and give a pair of the same quality. Made with {versions}.
+
+## Data
+
+Documents generated from the seed (`dflash_trt/training/corpus.py`): shift logs, parcel routes
+and fleet files. A header draws names, tiers, a crew, a city, a load and the first and last id;
+the records walk through the header's lists, restate them in forms chosen by the tier, and count
+the id up. The load (kept 4 times in 5) and the outcome (ok 88 times in 100) stay random.
+Nothing was taken from anywhere, so nothing personal or licensed is inside. `prompts.jsonl` holds
+{recipe.prompts} held-out prompts of 48 to 96 tokens, from a stream of documents that training
+never draws.
+
+The tokenizer is a byte-level BPE of {recipe.vocab_size} entries trained on the same documents:
+all 256 bytes are in it, digits stand alone.
+
+## Training
+
+Target: {target_stages}. Depth is grown: the shallow network is trained first, then identity
+layers are inserted and all of it is trained on. Weights were rounded to bf16 before the draft saw
+them.
+
+Draft: ModelOpt's DFlash mode with the objective of the paper (arXiv 2602.06036): random anchors,
+cross-entropy with decay gamma {recipe.draft_loss_gamma:g}, {recipe.draft_anchors} anchors a row;
+{draft_stages}, on {recipe.draft_corpus_rows} corpus rows, {recipe.draft_greedy_rows} greedy and
+{recipe.draft_sampled_rows} sampled continuations by the target for each length.
+
+## Metrics
+
+Held-out documents; {recipe.prompts} prompts, {recipe.new_tokens} new tokens each; the weights as
+committed, computed in float32.
+
+| metric | value |
+|---|---|
+| acceptance length, greedy (1 to {recipe.block_size}, bonus included) | {m.acceptance_greedy:.2f} |
+| acceptance length, temperature 1 | {m.acceptance_sampled:.2f} |
+| distinct 8-grams of the greedy output, all prompts together | {m.distinct_8grams:.3f} |
+| perplexity a token, whole documents (headers are random by design) | {m.perplexity:.3f} |
+
+
+## Limits
+
+- Positions up to {recipe.max_length} were trained; beyond them both models degrade, the draft
+  first.
+- Only text in the corpus's forms is continued sensibly. Any UTF-8 text can be encoded, and
+  decoding it stays lossless, but the output means nothing and few drafts are accepted.
+- There is no chat template: this is a base model.
+
+Licence: Apache-2.0, weights, prompts and recipe.
+"""
+
+
+def _stages(stages: tuple[Stage, ...]) -> str:
+    return ", then ".join(
+        f"{s.steps} steps of {s.rows} rows x {s.length} tokens at {s.lr:g}"
+        + (f" with {s.layers} layers" if s.layers else "")
+        for s in stages
+    )
+
+
+def _shape_rows(target: Shape, draft: Shape) -> str:
+    rows = (
+        ("layers x hidden", f"{target.layers} x {target.hidden}", f"{draft.layers} x {draft.hidden}"),
+        (
+            "heads / kv heads x head size",
+            f"{target.heads} / {target.kv_heads} x {target.head_dim}",
+            f"{draft.heads} / {draft.kv_heads} x {draft.head_dim}",
+        ),
+        ("feed-forward", str(target.intermediate), str(draft.intermediate)),
+    )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def write_card(recipe: Recipe, metrics: Metrics, versions: str, directory: Path) -> None:
+    """Write README.md beside `target/` and `draft/`, which must be there."""
+    card = CARD.format(
+        recipe=recipe,
+        m=metrics,
+        versions=versions,
+        taps=", ".join(map(str, recipe.draft_taps)),
+        shapes=_shape_rows(recipe.target, recipe.draft),
+        target_stages=_stages(recipe.target_stages),
+        draft_stages=_stages(recipe.draft_stages),
+        target_bytes=(directory / "target" / "model.safetensors").stat().st_size,
+        draft_bytes=(directory / "draft" / "model.safetensors").stat().st_size,
+    )
+    (directory / "README.md").write_text(card)

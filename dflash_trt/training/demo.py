@@ -1,0 +1,126 @@
+"""Remake the demo pair: `python -m dflash_trt.training.demo --output demo_pair --seed 0`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+from dflash_trt.errors import DflashError
+from dflash_trt.training.card import write_card
+from dflash_trt.training.corpus import HELD_OUT_STREAM, TRAIN_STREAM, documents
+from dflash_trt.training.draft import export_draft, load_draft, train_draft
+from dflash_trt.training.evaluate import Metrics, evaluate
+from dflash_trt.training.extras import training_module
+from dflash_trt.training.progress import Printer, Progress
+from dflash_trt.training.recipe import Recipe
+from dflash_trt.training.target import corpus_rows, train_target
+from dflash_trt.training.tokenizer import save_tokenizer, train_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+PROMPT_TOKENS = (48, 96)
+
+
+def held_out_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    """`recipe.prompts` beginnings of held-out documents, 48 to 96 tokens each."""
+    prompts = []
+    for index, text in enumerate(documents(recipe.seed, HELD_OUT_STREAM, recipe.prompts)):
+        length = Random(f"{recipe.seed}/prompt/{index}").randint(*PROMPT_TOKENS)
+        prompts.append(tokenizer.decode(tokenizer(text)["input_ids"][:length]))
+    return prompts
+
+
+def save_target(target: Qwen3ForCausalLM, directory: Path) -> None:
+    """Write config.json, generation_config.json and bf16 model.safetensors."""
+    torch = training_module("torch")
+    saved = type(target)(target.config).to(torch.bfloat16)
+    saved.load_state_dict(target.state_dict())
+    saved.config.use_cache = True
+    saved.config.architectures = ["Qwen3ForCausalLM"]
+    saved.save_pretrained(directory)
+
+
+def load_target(directory: Path) -> Qwen3ForCausalLM:
+    """The target in `directory`, in float32."""
+    transformers = training_module("transformers")
+    torch = training_module("torch")
+    model: Qwen3ForCausalLM = transformers.Qwen3ForCausalLM.from_pretrained(
+        directory, dtype=torch.float32
+    )
+    return model.eval()
+
+
+def measure(recipe: Recipe, directory: Path) -> Metrics:
+    """Evaluate the pair that lies in `directory`, as its files say."""
+    transformers = training_module("transformers")
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory / "target")
+    target = load_target(directory / "target")
+    draft = load_draft(recipe, target, directory / "draft")
+    lines = (directory / "prompts.jsonl").read_text().splitlines()
+    prompts = [tokenizer(json.loads(line)["prompt"])["input_ids"] for line in lines]
+    rows = range(recipe.prompts, 2 * recipe.prompts)
+    held_out = corpus_rows(tokenizer, recipe.seed, HELD_OUT_STREAM, rows, recipe.max_length // 2)
+    return evaluate(recipe, target, draft, prompts, held_out)
+
+
+def library_versions() -> str:
+    """The versions that decide the weights, as one phrase."""
+    names = ("torch", "transformers", "tokenizers", "modelopt")
+    return ", ".join(f"{name} {training_module(name).__version__}" for name in names)
+
+
+def make_demo_pair(recipe: Recipe, directory: Path, progress: Progress) -> Metrics:
+    """Train the pair, write `directory` in one move, and return its metrics.
+
+    An existing directory is replaced only when the new one is complete.
+    """
+    torch = training_module("torch")
+    torch.set_num_threads(recipe.threads)
+    torch.manual_seed(recipe.seed)
+    training_module("transformers").logging.set_verbosity_error()
+    work = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(work, ignore_errors=True)
+    (work / "draft").mkdir(parents=True)
+    texts = documents(recipe.seed, TRAIN_STREAM, recipe.tokenizer_documents)
+    tokenizer = save_tokenizer(
+        train_tokenizer(texts, recipe.vocab_size), work / "target", recipe.max_length
+    )
+    prompts = held_out_prompts(recipe, tokenizer)
+    (work / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+    )
+    target = train_target(recipe, tokenizer, progress)
+    save_target(target, work / "target")
+    export_draft(train_draft(recipe, target, tokenizer, progress), work / "draft")
+    metrics = measure(recipe, work)
+    write_card(recipe, metrics, library_versions(), work)
+    if directory.exists():
+        shutil.rmtree(directory)
+    work.rename(directory)
+    return metrics
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns the process's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m dflash_trt.training.demo", description=__doc__)
+    parser.add_argument("--output", type=Path, required=True, help="folder to write the pair to")
+    parser.add_argument("--seed", type=int, default=Recipe.seed, help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    try:
+        metrics = make_demo_pair(replace(Recipe(), seed=options.seed), options.output, Printer())
+    except DflashError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(metrics.as_dict(), indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

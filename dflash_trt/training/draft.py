@@ -1,0 +1,230 @@
+"""The demo pair's draft: ModelOpt's DFlash mode, trained with the paper's objective.
+
+DFlash: Block Diffusion for Flash Speculative Decoding, arXiv 2602.06036. The target is frozen
+and already rounded; its tapped features are computed once per row (ModelOpt's offline mode) and
+the anchors are drawn anew at every visit.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflash_trt.errors import DflashError
+from dflash_trt.training.extras import training_module
+from dflash_trt.training.generation import continue_rows
+from dflash_trt.training.progress import Progress
+from dflash_trt.training.recipe import Recipe
+from dflash_trt.training.target import Optimizer, corpus_rows, rate
+from dflash_trt.training.tokenizer import MASK_ID
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+IGNORED = -100
+ROWS_AT_ONCE = 64
+PROMPT_LENGTHS = (48, 64, 80, 96)
+
+
+def draft_options(recipe: Recipe) -> dict[str, Any]:
+    """ModelOpt's DFlash config for the paper's objective and the recipe's draft.
+
+    Every dimension and the rope base are given: ModelOpt 0.47 inherits neither from a
+    transformers 5 target, and a rope base that differs from the exported one ruins acceptance.
+    """
+    shape = recipe.draft
+    return {
+        "dflash_offline": True,
+        "dflash_block_size": recipe.block_size,
+        "dflash_mask_token_id": MASK_ID,
+        "dflash_loss_objective": "decay",
+        "dflash_loss_decay_factor": recipe.draft_loss_gamma,
+        "dflash_self_logit_distillation": False,
+        "dflash_num_anchors": recipe.draft_anchors,
+        "dflash_architecture_config": {
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "head_dim": shape.head_dim,
+            "intermediate_size": shape.intermediate,
+            "max_position_embeddings": recipe.max_length,
+            "rope_parameters": {"rope_type": "default", "rope_theta": recipe.rope_theta},
+            "initializer_range": shape.hidden**-0.5,
+        },
+    }
+
+
+def attach_draft(recipe: Recipe, target: Qwen3ForCausalLM) -> Any:
+    """A ModelOpt DFlash model over a copy of `target`, which itself stays as it is.
+
+    ModelOpt taps one target layer per draft layer; the z-lab contract allows any number, so the
+    draft module is rebuilt here with the recipe's taps.
+    """
+    speculative = training_module("modelopt.torch.speculative")
+    model = copy.deepcopy(target)
+    model.config.num_orig_hidden_layers = model.config.num_hidden_layers
+    speculative.convert(model, [("dflash", draft_options(recipe))])
+    taps = list(recipe.draft_taps)
+    if max(taps) >= target.config.num_hidden_layers or sorted(set(taps)) != taps:
+        raise DflashError(
+            f"taps {taps} are not ascending layers of a {target.config.num_hidden_layers}-layer"
+            " target",
+            where="Recipe.draft_taps",
+        )
+    model.target_layer_ids = taps
+    model.dflash_config.target_layer_ids = taps
+    model.dflash_module = model._build_draft_module(model.dflash_config)
+    # ModelOpt 0.47 builds this lazily with an argument that transformers 5.23 no longer takes.
+    rotary = training_module("transformers.models.qwen3.modeling_qwen3").Qwen3RotaryEmbedding
+    model.dflash_module.rotary_emb = rotary(config=model.dflash_config)
+    sharpen(model.dflash_module, recipe.qk_norm_start)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = name.startswith("dflash_module.")
+    return model
+
+
+def sharpen(module: Any, scale: float) -> None:
+    """Start the query and key norms at `scale`: with small heads, 1 keeps attention near flat."""
+    torch = training_module("torch")
+    for part in module.modules():
+        for norm in (getattr(part, "q_norm", None), getattr(part, "k_norm", None)):
+            if norm is not None:
+                torch.nn.init.constant_(norm.weight, scale)
+
+
+def tapped_features(recipe: Recipe, target: Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+    """Residual streams after the tapped layers, [rows, length, taps * hidden], for int64 ids."""
+    torch = training_module("torch")
+    with torch.no_grad():
+        states = target.model(input_ids=ids, output_hidden_states=True).hidden_states
+    features: torch.Tensor = torch.cat([states[tap + 1] for tap in recipe.draft_taps], dim=-1)
+    return features
+
+
+def draft_loss(
+    model: Any, ids: torch.Tensor, labels: torch.Tensor, features: torch.Tensor
+) -> tuple[torch.Tensor, float]:
+    """Loss and accuracy of one batch.
+
+    Args:
+        ids: [rows, length] int64, length a multiple of the block size.
+        labels: ids, or -100 where no anchor and no loss may fall (the prompt).
+        features: [rows, length, taps * hidden] float32.
+    """
+    outputs = {"aux_hidden_states": features, "base_model_hidden_states": features}
+    result = model(input_ids=ids, labels=labels, base_model_outputs=outputs)
+    return result.loss, result.train_acc[0][0]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Training rows of one length.
+
+    Args:
+        ids: [rows, length] int64.
+        labels: ids with -100 over the prompt.
+        features: [rows, length, taps * hidden] bfloat16.
+    """
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    features: torch.Tensor
+
+
+def training_rows(
+    recipe: Recipe,
+    target: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    length: int,
+    progress: Progress,
+) -> Rows:
+    """Corpus rows and the target's own greedy and sampled continuations, with their features."""
+    torch = training_module("torch")
+    kinds = (
+        ("corpus", recipe.draft_corpus_rows, None),
+        ("greedy", recipe.draft_greedy_rows, 0.0),
+        ("sampled", recipe.draft_sampled_rows, 1.0),
+    )
+    ids, labels, features = [], [], []
+    for kind, count, temperature in kinds:
+        for first in range(0, count, ROWS_AT_ONCE):
+            rows = range(first, min(first + ROWS_AT_ONCE, count))
+            some = corpus_rows(tokenizer, recipe.seed, f"draft-{kind}", rows, length)
+            prompt = PROMPT_LENGTHS[first // ROWS_AT_ONCE % len(PROMPT_LENGTHS)]
+            if temperature is not None:
+                some = torch.tensor(
+                    continue_rows(
+                        target,
+                        some[:, :prompt].tolist(),
+                        length - prompt,
+                        temperature=temperature,
+                        seed=recipe.seed + first,
+                    )
+                )
+            ids.append(some)
+            labels.append(some.clone())
+            labels[-1][:, :prompt] = IGNORED
+            features.append(
+                torch.cat(
+                    [tapped_features(recipe, target, part).bfloat16() for part in some.split(8)]
+                )
+            )
+            progress(f"{kind} rows of {length}", rows[-1] + 1, count, 0.0)
+    return Rows(torch.cat(ids), torch.cat(labels), torch.cat(features))
+
+
+def train_draft(
+    recipe: Recipe,
+    target: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    progress: Progress,
+) -> Any:
+    """A ModelOpt DFlash model whose draft is trained for `target`."""
+    torch = training_module("torch")
+    model = attach_draft(recipe, target)
+    generator = torch.Generator().manual_seed(recipe.seed)
+    for number, stage in enumerate(recipe.draft_stages):
+        rows = training_rows(recipe, target, tokenizer, stage.length, progress)
+        optimizer = Optimizer(recipe, model)
+        model.train()
+        order = torch.empty(0, dtype=torch.int64)
+        for step in range(stage.steps):
+            if len(order) < stage.rows:
+                order = torch.randperm(len(rows.ids), generator=generator)
+            some, order = order[: stage.rows], order[stage.rows :]
+            loss, accuracy = draft_loss(
+                model, rows.ids[some], rows.labels[some], rows.features[some].float()
+            )
+            optimizer.step(loss, rate(stage, step))
+            progress(f"draft stage {number + 1}", step + 1, stage.steps, float(loss))
+    return model
+
+
+def export_draft(model: Any, directory: Path) -> None:
+    """Write config.json and bf16 model.safetensors in the z-lab contract."""
+    torch = training_module("torch")
+    export = training_module("modelopt.torch.export")
+    export.export_speculative_decoding(model, torch.bfloat16, directory)
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    if config["rope_theta"] != model.dflash_config.rope_parameters["rope_theta"]:
+        raise DflashError(
+            f"rope_theta {config['rope_theta']} differs from the trained "
+            f"{model.dflash_config.rope_parameters['rope_theta']}",
+            where=path,
+            fix="give the target's rope base to the draft before training",
+        )
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def load_draft(recipe: Recipe, target: Qwen3ForCausalLM, directory: Path) -> Any:
+    """The exported draft in `directory` over `target`, for evaluation of what was written."""
+    safetensors = training_module("safetensors.torch")
+    model = attach_draft(recipe, target)
+    tensors = safetensors.load_file(directory / "model.safetensors")
+    model.dflash_module.load_state_dict({k: v.float() for k, v in tensors.items()})
+    return model

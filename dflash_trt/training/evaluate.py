@@ -1,0 +1,160 @@
+"""What the demo pair can do: perplexity, variety of its text, and acceptance length.
+
+Acceptance is measured without running the speculative loop: it is lossless, so the tokens are
+the target's own, greedy or sampled, and the loop's walk over them follows from the draft's block
+at every position (arXiv 2602.06036; a sampled token is accepted while it equals the draft's).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from dflash_trt.training.draft import tapped_features
+from dflash_trt.training.extras import training_module
+from dflash_trt.training.generation import continue_rows
+from dflash_trt.training.recipe import Recipe
+from dflash_trt.training.tokenizer import END_ID
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+ANCHORS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The demo pair's figures on held-out documents.
+
+    Args:
+        perplexity: exp of the mean cross-entropy a token, whole documents, header included.
+        distinct_8grams: different ÷ all 8-grams of the greedy output of all prompts together.
+        acceptance_greedy: tokens per verify step, bonus included, 1 to the block size.
+        acceptance_sampled: the same at temperature 1.
+    """
+
+    perplexity: float
+    distinct_8grams: float
+    acceptance_greedy: float
+    acceptance_sampled: float
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def perplexity(target: Qwen3ForCausalLM, ids: torch.Tensor) -> float:
+    """exp(mean cross-entropy) over rows [rows, length] of int64 ids."""
+    torch = training_module("torch")
+    with torch.no_grad():
+        losses = [float(target(input_ids=row, labels=row).loss) for row in ids.split(4)]
+    return math.exp(sum(losses) / len(losses))
+
+
+def distinct_ngrams(rows: Sequence[Sequence[int]], size: int = 8) -> float:
+    """Different ÷ all n-grams of `rows` taken together, 0 when there is none."""
+    grams = [tuple(row[i : i + size]) for row in rows for i in range(len(row) - size + 1)]
+    return len(set(grams)) / len(grams) if grams else 0.0
+
+
+def drafts_everywhere(
+    recipe: Recipe, model: Any, ids: torch.Tensor, features: torch.Tensor
+) -> torch.Tensor:
+    """The draft's tokens for a block at every position: [rows, length, block - 1] int64.
+
+    Entry [b, n] is drafted from the anchor ids[b, n] and the features of positions below n.
+    """
+    torch = training_module("torch")
+    rows, length = ids.shape
+    chunks = []
+    model.dflash_module.eval()
+    with torch.no_grad():
+        for first in range(0, length, ANCHORS_AT_ONCE):
+            positions = torch.arange(first, min(first + ANCHORS_AT_ONCE, length))
+            context = features[:, : positions[-1]]
+            anchors = positions.expand(rows, -1)
+            keep = torch.ones_like(anchors, dtype=torch.bool)
+            blocks = len(positions)
+            hidden = model.dflash_module(
+                noise_embedding=model._build_noise_embedding(ids, anchors, keep, blocks),
+                target_hidden=context,
+                position_ids=model._build_position_ids(context.shape[1], anchors, ids.device),
+                attention_mask=model._build_draft_attention_mask(
+                    context.shape[1], anchors, keep, blocks, features.dtype, ids.device
+                ),
+            )
+            tokens = model.lm_head(hidden).argmax(dim=-1)
+            chunks.append(tokens.view(rows, blocks, recipe.block_size)[:, :, 1:])
+    return torch.cat(chunks, dim=1)
+
+
+def accepted_lengths(row: Sequence[int], drafts: Sequence[Sequence[int]], first: int) -> list[int]:
+    """Tokens emitted by each verify step when decoding `row` from its anchor at `first`.
+
+    Args:
+        row: the prompt and the target's tokens.
+        drafts: per position of `row`, the block drafted from that anchor.
+        first: position of the first generated token, the first anchor.
+
+    Steps whose whole block lies inside `row` are counted.
+    """
+    steps: list[int] = []
+    anchor = first
+    while anchor + len(drafts[anchor]) + 1 <= len(row):
+        accepted = 0
+        for drafted in drafts[anchor]:
+            if drafted != row[anchor + 1 + accepted]:
+                break
+            accepted += 1
+        accepted = min(accepted, len(drafts[anchor]))
+        steps.append(accepted + 1)
+        anchor += accepted + 1
+        if anchor >= len(row):
+            break
+    return steps
+
+
+def acceptance(
+    recipe: Recipe,
+    target: Qwen3ForCausalLM,
+    draft: Any,
+    prompts: Sequence[Sequence[int]],
+    rows: Sequence[Sequence[int]],
+) -> list[int]:
+    """Tokens per verify step over all rows (each: its prompt and the target's tokens after it)."""
+    torch = training_module("torch")
+    steps: list[int] = []
+    for first in range(0, len(rows), 8):
+        some = rows[first : first + 8]
+        longest = max(map(len, some))
+        ids = torch.tensor([[*row, *[END_ID] * (longest - len(row))] for row in some])
+        features = tapped_features(recipe, target, ids)
+        drafts = drafts_everywhere(recipe, draft, ids, features).tolist()
+        for prompt, row, blocks in zip(prompts[first : first + 8], some, drafts, strict=True):
+            steps += accepted_lengths(row, blocks, len(prompt))
+    return steps
+
+
+def evaluate(
+    recipe: Recipe,
+    target: Qwen3ForCausalLM,
+    draft: Any,
+    prompts: Sequence[Sequence[int]],
+    held_out: torch.Tensor,
+) -> Metrics:
+    """The pair's metrics on held-out prompts and on held-out rows [rows, length]."""
+    greedy = continue_rows(target, prompts, recipe.new_tokens)
+    sampled = continue_rows(
+        target, prompts, recipe.new_tokens, temperature=1.0, seed=recipe.seed
+    )
+    outputs = [row[len(prompt) :] for prompt, row in zip(prompts, greedy, strict=True)]
+    greedy_steps = acceptance(recipe, target, draft, prompts, greedy)
+    sampled_steps = acceptance(recipe, target, draft, prompts, sampled)
+    return Metrics(
+        perplexity=perplexity(target, held_out),
+        distinct_8grams=distinct_ngrams(outputs),
+        acceptance_greedy=sum(greedy_steps) / len(greedy_steps),
+        acceptance_sampled=sum(sampled_steps) / len(sampled_steps),
+    )

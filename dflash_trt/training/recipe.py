@@ -1,0 +1,72 @@
+"""The demo pair's recipe as data: shapes, steps and seeds. The defaults remake `demo_pair/`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+TRAINED_LENGTH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Qwen3-style decoder's dimensions."""
+
+    layers: int
+    hidden: int = 64
+    heads: int = 2
+    kv_heads: int = 1
+    head_dim: int = 32
+    intermediate: int = 192
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stretch of training at a fixed length.
+
+    Args:
+        layers: depth of the network in this stage; deeper than the stage before means that
+            identity layers are inserted (None: as it stands).
+        length: tokens a row.
+        rows: rows a step.
+        steps: optimizer steps.
+        lr: peak learning rate, after `warmup` steps, falling linearly to `lr * floor`.
+    """
+
+    length: int
+    rows: int
+    steps: int
+    lr: float
+    layers: int | None = None
+    warmup: int = 50
+    floor: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that decides the weights, besides the versions of the libraries."""
+
+    seed: int = 0
+    vocab_size: int = 464
+    tokenizer_documents: int = 2000
+    rope_theta: float = 10_000.0
+    block_size: int = 8
+    target: Shape = Shape(layers=32)
+    target_stages: tuple[Stage, ...] = (
+        Stage(layers=8, length=512, rows=8, steps=600, lr=3e-3),
+        Stage(layers=32, length=512, rows=8, steps=200, lr=1e-3),
+    )
+    draft: Shape = Shape(layers=2, heads=4, kv_heads=2, intermediate=256)
+    draft_taps: tuple[int, ...] = (1, 8, 15, 22, 29)
+    draft_loss_gamma: float = 4.0
+    draft_anchors: int = 64
+    draft_stages: tuple[Stage, ...] = (Stage(length=512, rows=8, steps=600, lr=3e-3),)
+    draft_corpus_rows: int = 512
+    draft_greedy_rows: int = 256
+    draft_sampled_rows: int = 256
+    qk_norm_start: float = 1.7
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    prompts: int = 32
+    new_tokens: int = 256
+    max_length: int = TRAINED_LENGTH
+    threads: int = field(default=2, compare=False)

@@ -1,0 +1,157 @@
+"""The demo pair's target: a deep and thin Qwen3 trained on the corpus, then rounded to bf16."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from dflash_trt.training.corpus import TRAIN_STREAM, document
+from dflash_trt.training.extras import training_module
+from dflash_trt.training.progress import Progress
+from dflash_trt.training.recipe import Recipe, Stage
+from dflash_trt.training.tokenizer import END_ID
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+
+def build_target(recipe: Recipe, layers: int) -> Qwen3ForCausalLM:
+    """A fresh target with `layers` layers; residual outputs start small, as depth asks."""
+    torch = training_module("torch")
+    transformers = training_module("transformers")
+    shape = recipe.target
+    config = transformers.Qwen3Config(
+        vocab_size=recipe.vocab_size,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=recipe.max_length,
+        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=END_ID,
+        pad_token_id=END_ID,
+        initializer_range=1 / math.sqrt(shape.hidden),
+        use_cache=False,
+    )
+    model: Qwen3ForCausalLM = transformers.Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(0.5)
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_(1 / math.sqrt(2 * layers))
+            layer.mlp.down_proj.weight.mul_(1 / math.sqrt(2 * layers))
+            layer.self_attn.q_norm.weight.fill_(recipe.qk_norm_start)
+            layer.self_attn.k_norm.weight.fill_(recipe.qk_norm_start)
+    return model
+
+
+def deepen(recipe: Recipe, model: Qwen3ForCausalLM, layers: int) -> Qwen3ForCausalLM:
+    """The same function with `layers` layers: copies whose outputs are zeroed, spread evenly."""
+    torch = training_module("torch")
+    deep = build_target(recipe, layers)
+    old = model.model.layers
+    ratio = layers / len(old)
+    source = [int(i / ratio) for i in range(layers)]
+    with torch.no_grad():
+        deep.model.embed_tokens.load_state_dict(model.model.embed_tokens.state_dict())
+        deep.model.norm.load_state_dict(model.model.norm.state_dict())
+        for i, layer in enumerate(deep.model.layers):
+            layer.load_state_dict(old[source[i]].state_dict())
+            if i > 0 and source[i] == source[i - 1]:
+                layer.self_attn.o_proj.weight.zero_()
+                layer.mlp.down_proj.weight.zero_()
+    return deep
+
+
+def corpus_row(
+    tokenizer: PreTrainedTokenizerFast, seed: int, stream: str, index: int, length: int
+) -> list[int]:
+    """Row `index` of a stream: documents from its first token on, joined by the end token."""
+    ids: list[int] = []
+    part = 0
+    while len(ids) < length:
+        text = document(seed, f"{stream}/{part}", index)
+        ids += [*tokenizer(text)["input_ids"], END_ID]
+        part += 1
+    return ids[:length]
+
+
+def corpus_rows(
+    tokenizer: PreTrainedTokenizerFast, seed: int, stream: str, rows: range, length: int
+) -> torch.Tensor:
+    """The rows of a stream as int64 ids [len(rows), length]."""
+    torch = training_module("torch")
+    return torch.tensor([corpus_row(tokenizer, seed, stream, row, length) for row in rows])
+
+
+def rate(stage: Stage, step: int) -> float:
+    """The learning rate of `step`: linear warm-up, then linear decay to `lr * floor`."""
+    if step < stage.warmup:
+        return stage.lr * (step + 1) / stage.warmup
+    left = (stage.steps - step) / max(stage.steps - stage.warmup, 1)
+    return stage.lr * (stage.floor + (1 - stage.floor) * left)
+
+
+class Optimizer:
+    """Muon for the hidden matrices, AdamW for embeddings and norms, one learning rate for both."""
+
+    def __init__(self, recipe: Recipe, model: Any) -> None:
+        torch = training_module("torch")
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self.weights = [p for _, p in named]
+        self.clip = recipe.clip
+        matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+        chosen = {id(p) for p in matrices}
+        others = [p for p in self.weights if id(p) not in chosen]
+        self.parts = [
+            torch.optim.Muon(
+                matrices, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
+            ),
+            torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+
+    def step(self, loss: torch.Tensor, lr: float) -> None:
+        """Back-propagate `loss`, clip, update at `lr`, clear the gradients."""
+        torch = training_module("torch")
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.weights, self.clip)
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = lr
+            part.step()
+            part.zero_grad()
+
+
+def round_to_bf16(model: Any) -> None:
+    """Round every weight to the nearest bf16 value; the tensors stay float32."""
+    torch = training_module("torch")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16).to(parameter.dtype))
+
+
+def train_target(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, progress: Progress
+) -> Qwen3ForCausalLM:
+    """The trained target, weights rounded to bf16 values and held in float32."""
+    model = build_target(recipe, recipe.target_stages[0].layers or recipe.target.layers)
+    row = 0
+    for number, stage in enumerate(recipe.target_stages):
+        if stage.layers and stage.layers != model.config.num_hidden_layers:
+            model = deepen(recipe, model, stage.layers)
+        optimizer = Optimizer(recipe, model)
+        model.train()
+        for step in range(stage.steps):
+            rows = range(row, row + stage.rows)
+            row += stage.rows
+            ids = corpus_rows(tokenizer, recipe.seed, TRAIN_STREAM, rows, stage.length)
+            loss = model(input_ids=ids, labels=ids).loss
+            optimizer.step(loss, rate(stage, step))
+            progress(f"target stage {number + 1}", step + 1, stage.steps, float(loss))
+    round_to_bf16(model)
+    model.eval()
+    return model

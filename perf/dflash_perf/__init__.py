@@ -1,0 +1,1 @@
+"""Measurements of dflash-trt; recorded runs lie in perf/results/."""

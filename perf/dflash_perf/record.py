@@ -1,0 +1,63 @@
+"""A recorded run: figures together with the machine, the versions, the date and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+LIBRARIES = ("dflash-trt", "numpy", "onnx", "onnxruntime")
+
+
+def describe_machine() -> dict[str, Any]:
+    """What the figures depend on: processor, cores, memory, system, library versions."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "libraries": {name: version(name) for name in LIBRARIES},
+    }
+
+
+def spread(values: list[float]) -> dict[str, float | int]:
+    """Median and range of repeated measurements."""
+    return {"median": median(values), "min": min(values), "max": max(values), "runs": len(values)}
+
+
+def write_record(folder: Path, name: str, module: str, figures: dict[str, Any]) -> Path:
+    """Writes `figures` to `folder`/DATE-NAME.json with everything needed to read them."""
+    now = datetime.now(UTC)
+    record = {
+        "name": name,
+        "date": now.isoformat(timespec="seconds"),
+        "command": " ".join(["python", "-m", module, *map(_plain, sys.argv[1:])]),
+        "machine": describe_machine(),
+        "load_average_at_end": os.getloadavg()[0],
+        **figures,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{now:%Y-%m-%d}-{name}.json"
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def _plain(argument: str) -> str:
+    """An argument without this machine's folders."""
+    return Path(argument).name if argument.startswith("/") else argument
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown"

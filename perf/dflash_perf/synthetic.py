@@ -1,0 +1,133 @@
+"""Checkpoints of any shape without trained weights, for measuring cost alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+_ITEM_BYTES = {"BF16": 2, "F32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Qwen3 target and its draft; both share hidden size, heads and head size."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    draft_layers: int
+    taps: tuple[int, ...]
+    block_size: int
+    max_positions: int
+
+
+def write_pair(folder: Path, shape: Shape, *, dtype: str, random: bool) -> int:
+    """Writes `folder`/target and `folder`/draft; returns the bytes of weights.
+
+    Args:
+        dtype: safetensors code, "F32" or "BF16".
+        random: False leaves the data as a hole in the file, which takes no disk; True writes
+            small random float32 weights.
+    """
+    heads, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    decoder = {
+        "input_layernorm": (shape.hidden,),
+        "post_attention_layernorm": (shape.hidden,),
+        "self_attn.q_proj": (heads, shape.hidden),
+        "self_attn.k_proj": (kv, shape.hidden),
+        "self_attn.v_proj": (kv, shape.hidden),
+        "self_attn.o_proj": (shape.hidden, heads),
+        "self_attn.q_norm": (shape.head_dim,),
+        "self_attn.k_norm": (shape.head_dim,),
+        "mlp.gate_proj": (shape.intermediate, shape.hidden),
+        "mlp.up_proj": (shape.intermediate, shape.hidden),
+        "mlp.down_proj": (shape.hidden, shape.intermediate),
+    }
+    target = {
+        "model.embed_tokens.weight": (shape.vocab, shape.hidden),
+        "model.norm.weight": (shape.hidden,),
+        "lm_head.weight": (shape.vocab, shape.hidden),
+    } | _layers("model.layers", shape.layers, decoder)
+    draft = {
+        "fc.weight": (shape.hidden, shape.hidden * len(shape.taps)),
+        "hidden_norm.weight": (shape.hidden,),
+        "norm.weight": (shape.hidden,),
+    } | _layers("layers", shape.draft_layers, decoder)
+    common = {
+        "model_type": "qwen3",
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate,
+        "vocab_size": shape.vocab,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "max_position_embeddings": shape.max_positions,
+    }
+    target_config = common | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "num_hidden_layers": shape.layers,
+        "tie_word_embeddings": False,
+    }
+    draft_config = common | {
+        "architectures": ["DFlashDraftModel"],
+        "num_hidden_layers": shape.draft_layers,
+        "num_target_layers": shape.layers,
+        "block_size": shape.block_size,
+        "dflash_config": {"mask_token_id": shape.vocab - 1, "target_layer_ids": list(shape.taps)},
+    }
+    size = _write(folder / "target", target, target_config, dtype, random)
+    return size + _write(folder / "draft", draft, draft_config, dtype, random)
+
+
+def _layers(
+    prefix: str, count: int, decoder: dict[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{prefix}.{layer}.{name}.weight": shape
+        for layer in range(count)
+        for name, shape in decoder.items()
+    }
+
+
+def _write(
+    folder: Path,
+    shapes: dict[str, tuple[int, ...]],
+    config: dict[str, object],
+    dtype: str,
+    random: bool,
+) -> int:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    header: dict[str, object] = {}
+    offset = 0
+    for name, shape in shapes.items():
+        length = math.prod(shape) * _ITEM_BYTES[dtype]
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(shape),
+            "data_offsets": [offset, offset + length],
+        }
+        offset += length
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    generator = np.random.default_rng(0)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        if random:
+            for shape in shapes.values():
+                values = generator.standard_normal(shape, np.float32) * 0.1
+                file.write((values + (len(shape) == 1)).astype(np.float32).tobytes())
+        else:
+            file.truncate(8 + len(encoded) + offset)
+    return offset
