@@ -22,6 +22,10 @@ COMMANDS = {
 }
 
 
+class _ReaderGoneError(Exception):
+    """Whoever read our output has closed it (`| head`): not an error."""
+
+
 class _Commands(click.Group):
     """Imports a command's module when it is called, so that `--help` stays quick."""
 
@@ -34,6 +38,12 @@ class _Commands(click.Group):
         module = importlib.import_module(f"dflash_trt.commands.{cmd_name}")
         command: click.Command = module.command
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderGoneError from error  # before click makes it exit code 1
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -58,14 +68,17 @@ def main(arguments: list[str] | None = None) -> int:
     except DflashError as error:
         click.echo(f"error: {error.message}", err=True)
         return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
+        return EXIT_USAGE
     except click.ClickException as error:
         click.echo(f"error: {error.format_message()}", err=True)
         return EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return 130
-    except BrokenPipeError:
-        # The reader went away (`| head`): not an error. Python would complain at exit.
+    except (_ReaderGoneError, BrokenPipeError):
+        # What is still buffered goes nowhere; Python would complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

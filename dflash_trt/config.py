@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,9 @@ from dflash_trt.errors import DflashError, one_line
 MAX_CONFIG_BYTES = 1 << 20
 BUILTIN_PREFIX = "builtin:"
 
-Count = Annotated[int, Field(ge=1, le=1 << 24, strict=True)]
+MAX_COUNT = 1 << 24
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 
 
 class CheckpointSource(BaseModel):
@@ -89,15 +92,32 @@ def resolve_builtin(name: str) -> Path | None:
     return data_folder(folder) / inner
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML without aliases (few lines can stand for gigabytes) and without repeated keys."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError(f"line {self.peek_event().start_mark.line + 1} has an alias (*)")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for number, key in enumerate(keys):
+            if key in keys[:number]:
+                raise yaml.YAMLError(f"key {one_line(key, 60)!r} is given twice")
+        return super().construct_mapping(node, deep)
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise DflashError("is larger than 1 MiB, not a configuration", where=path, usage=True)
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         reason = error.strerror or str(error)
         raise DflashError(f"cannot be read: {reason}", where=path, usage=True) from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        # Besides YAMLError, PyYAML lets through what its constructors raise.
         raise DflashError(
             f"is not valid YAML: {one_line(error)}", where=path, usage=True
         ) from error
@@ -118,10 +138,11 @@ def _parse(raw: dict[str, Any], path: Path) -> BuildConfig:
             hint = _nearest(str(first["loc"][-1]), list(model.model_fields))
             what = f"unknown key {key!r}{hint}"
         else:
-            what = f"{key}: {first['msg']}, got {one_line(repr(first['input']), 60)}"
+            what = f"{key}: {first['msg']}, got {one_line(reprlib.repr(first['input']), 60)}"
         raise DflashError(what, where=path, usage=True) from error
 
 
 def _nearest(name: str, known: list[str]) -> str:
+    name = name[:100]  # matching takes time that grows with the square
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     return f" (nearest: {close[0]!r})" if close else f" (known: {', '.join(known)})"

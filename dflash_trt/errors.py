@@ -37,7 +37,9 @@ class DflashError(Exception):
     def message(self) -> str:
         """The single line shown to the user: `where: what; fix`."""
         line = self.what if self.where is None else f"{self.where}: {self.what}"
-        return line if self.fix is None else f"{line}; {self.fix}"
+        line = line if self.fix is None else f"{line}; {self.fix}"
+        # Names from files and paths may hold anything, line breaks and terminal codes included.
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
     @property
     def exit_code(self) -> int:

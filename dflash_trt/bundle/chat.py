@@ -1,57 +1,72 @@
-"""Chat templates, run as the untrusted code they are."""
+"""Chat templates, run as the untrusted code they are: sandboxed, in a process with limits."""
 
 from __future__ import annotations
 
 import json
-from datetime import datetime
-from typing import Any, NoReturn
-
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from dflash_trt.errors import DflashError, one_line
 
-MAX_RENDERED_CHARACTERS = 4 << 20
+MAX_RENDERED_CHARACTERS = 64 << 20
+MAX_WORKER_BYTES = 1 << 30
+MAX_WORKER_SECONDS = 10
+
+Message = Mapping[str, str]
 
 
-def render_chat(
-    template: str, messages: list[dict[str, str]], special_tokens: dict[str, str]
-) -> str:
-    """Renders `messages` (role, content) with a checkpoint's Jinja template.
+def render_chats(
+    template: str, conversations: Sequence[Sequence[Message]], special_tokens: Mapping[str, str]
+) -> list[str]:
+    """Renders each conversation (messages of role and content) with a Jinja template.
 
-    The environment is sandboxed and immutable; output beyond MAX_RENDERED_CHARACTERS is
-    refused as it is produced. The helpers are the ones that published templates call.
+    jinja2's sandbox keeps a template from reaching Python objects, but not from looping or
+    allocating without end; so it runs in a worker with bounded memory, time and output.
 
     Raises:
-        DflashError: the template fails, or refuses the messages.
+        DflashError: the template fails, exceeds a limit, or refuses a conversation.
     """
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    job = {
+        "template": template,
+        "conversations": conversations,
+        # Defined and empty, as transformers does it.
+        "variables": {
+            "add_generation_prompt": True,
+            "tools": None,
+            "documents": None,
+            **special_tokens,
+        },
+        "max_characters": MAX_RENDERED_CHARACTERS,
+        "max_bytes": MAX_WORKER_BYTES,
+        "max_seconds": MAX_WORKER_SECONDS,
+    }
+    worker = Path(__file__).with_name("chat_worker.py")
     try:
-        pieces: list[str] = []
-        size = 0
-        for piece in environment.from_string(template).generate(
-            messages=messages, add_generation_prompt=True, **special_tokens
-        ):
-            size += len(piece)
-            if size > MAX_RENDERED_CHARACTERS:
-                raise DflashError(f"renders more than {MAX_RENDERED_CHARACTERS:,} characters")
-            pieces.append(piece)
-        return "".join(pieces)
-    except DflashError as error:
-        raise DflashError(error.what, where="chat template") from error
-    except (TemplateError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise DflashError(one_line(error), where="chat template") from error
+        done = subprocess.run(
+            [sys.executable, "-P", str(worker)],
+            input=json.dumps(job).encode(),
+            capture_output=True,
+            # The worker bounds its processor time itself; this is for a machine that is busy.
+            timeout=6 * MAX_WORKER_SECONDS,
+            check=False,
+        )
+        answer = json.loads(done.stdout) if done.returncode == 0 else {}
+    except subprocess.TimeoutExpired:
+        answer = {}
+    except ValueError as error:
+        raise _failed("its worker gave no answer") from error
+    if "texts" in answer:
+        texts: list[str] = answer["texts"]
+        return texts
+    raise _failed(
+        answer.get("error")
+        or f"takes more than {MAX_WORKER_SECONDS} s or {MAX_WORKER_BYTES >> 20} MiB"
+    )
 
 
-def _to_json(value: Any, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, **options)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise DflashError(f"refuses the conversation: {one_line(message)}")
+def _failed(what: str) -> DflashError:
+    return DflashError(
+        one_line(what), where="chat template", fix="--raw sends the prompt without it"
+    )

@@ -59,7 +59,7 @@ def check_space(sources: Iterable[Path], folder: Path) -> int:
     if size > free:
         raise DflashError(
             f"copying the weights needs {size:,} bytes, {free:,} are free",
-            where=folder,
+            where=folder.parent,
             fix="free some space, or put the bundle on the checkpoint's filesystem",
         )
     return size

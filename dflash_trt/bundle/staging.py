@@ -6,7 +6,6 @@ import errno
 import fcntl
 import glob
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dflash_trt.errors import DflashError
+
+# Inside the temporary folder: its lock, what is being built, and the bundle it replaces.
+_LOCK_NAME = "lock"
+_NEW_NAME = "bundle"
+_OLD_NAME = "replaced"
 
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
@@ -31,23 +35,24 @@ def staged_folder(destination: Path, *, overwrite: bool) -> Iterator[Path]:
     """
     destination = destination.resolve()
     _check_destination(destination, overwrite)
-    prefix = f".{destination.name}.building-"
     parents = [destination.parent, *destination.parent.parents]
     created = [parent for parent in parents if not parent.exists()]
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(destination.parent, prefix)
-        staging, lock = _make_locked(destination.parent, prefix)
+        _remove_abandoned(destination)
+        staging, lock = _make_locked(destination)
     except OSError as error:
         _remove_empty(created)
-        raise _write_error(error, destination.parent) from error
+        raise _file_error(error, destination.parent) from error
     try:
-        staging.chmod(0o755)
-        yield staging
-        _publish(staging, destination, prefix, overwrite=overwrite)
+        (staging / _NEW_NAME).mkdir()
+        yield staging / _NEW_NAME
+        _publish(staging, destination, overwrite=overwrite)
     except OSError as error:
-        inside = error.filename is None or Path(str(error.filename)).is_relative_to(staging)
-        raise _write_error(error, destination if inside else Path(error.filename)) from error
+        # A file of the bundle is of no interest under its temporary name.
+        file = error.filename
+        outside = isinstance(file, str) and not Path(file).is_relative_to(staging)
+        raise _file_error(error, Path(file) if outside else destination) from error
     finally:
         os.close(lock)
         shutil.rmtree(staging, ignore_errors=True)
@@ -58,83 +63,77 @@ def _check_destination(destination: Path, overwrite: bool) -> None:
     if not destination.exists():
         return
     if not overwrite:
-        raise _taken(destination)
+        raise _taken(destination, "already exists")
     if not (destination / "manifest.json").is_file():
         raise DflashError(
             "exists and is not a bundle; it is not overwritten", where=destination, usage=True
         )
 
 
-def _make_locked(parent: Path, prefix: str) -> tuple[Path, int]:
-    """A new folder and the descriptor whose lock says that its build is running."""
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        lock = _lock(folder, wait=True)
-        # Another build may have taken it for abandoned before it was locked.
-        if lock is not None and folder.exists():
-            return folder, lock
-        if lock is not None:
-            os.close(lock)
-
-
-def _lock(folder: Path, *, wait: bool) -> int | None:
-    """A descriptor that locks `folder`; None when it is gone or (unless `wait`) locked."""
-    try:
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        if error.errno == errno.EWOULDBLOCK:
-            return None
-        raise
-    return lock
-
-
-def _publish(staging: Path, destination: Path, prefix: str, *, overwrite: bool) -> None:
-    """Renames `staging` to `destination`; never over what another build put there meanwhile."""
-    old = destination.with_name(f"{prefix}{secrets.token_hex(6)}")
+def _publish(staging: Path, destination: Path, *, overwrite: bool) -> None:
+    """Renames the new folder to `destination`, never over what another build just put there."""
     if overwrite:
-        # The destination is missing for an instant, but never half-written. Under the old
-        # bundle's new name the next build would clear it away, were this one killed here.
+        # Two renames: the destination is missing for an instant, but never half-written.
         with suppress(FileNotFoundError):
-            destination.rename(old)
+            destination.rename(staging / _OLD_NAME)
     try:
-        staging.rename(destination)
+        (staging / _NEW_NAME).rename(destination)
     except OSError as error:
         if error.errno in _TAKEN:
             raise _taken(destination, "was built by another process meanwhile") from error
         with suppress(OSError):
-            old.rename(destination)
+            (staging / _OLD_NAME).rename(destination)
         raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
 
 
-def _remove_abandoned(parent: Path, prefix: str) -> None:
-    for folder in parent.glob(f"{glob.escape(prefix)}*"):
-        lock = _lock(folder, wait=False)
-        if lock is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+def _make_locked(destination: Path) -> tuple[Path, int]:
+    """A temporary folder, and the descriptor whose lock says that its build is running."""
+    while True:
+        staging = Path(tempfile.mkdtemp(prefix=_prefix(destination), dir=destination.parent))
+        with suppress(FileNotFoundError):
+            lock = _lock(staging, wait=True)
+            # Another build may have taken the folder for abandoned before it was locked.
+            if (staging / _LOCK_NAME).exists():
+                return staging, lock
             os.close(lock)
 
 
+def _remove_abandoned(destination: Path) -> None:
+    for staging in destination.parent.glob(f"{glob.escape(_prefix(destination))}*"):
+        with suppress(OSError):  # a build that is still running, or just removed
+            lock = _lock(staging, wait=False)
+            shutil.rmtree(staging, ignore_errors=True)
+            os.close(lock)
+
+
+def _lock(staging: Path, *, wait: bool) -> int:
+    lock = os.open(staging / _LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _prefix(destination: Path) -> str:
+    return f".{destination.name}.building-"
+
+
 def _remove_empty(folders: list[Path]) -> None:
-    """Removes the innermost of `folders` first, as far as they are empty."""
+    """Removes what is empty of `folders`, the innermost first."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
 
 
-def _taken(destination: Path, what: str = "already exists") -> DflashError:
+def _taken(destination: Path, what: str) -> DflashError:
     return DflashError(
         what, where=destination, fix="choose another -o or add --overwrite", usage=True
     )
 
 
-def _write_error(error: OSError, where: Path) -> DflashError:
+def _file_error(error: OSError, where: Path) -> DflashError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     fix = "free some space; nothing was left behind" if full else None
-    return DflashError(f"{error.strerror or error}", where=where, fix=fix)
+    return DflashError(error.strerror or str(error), where=where, fix=fix)

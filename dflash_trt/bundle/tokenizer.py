@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.bundle.chat import render_chat
+from dflash_trt.bundle.chat import render_chats
 from dflash_trt.checkpoints.strict_json import read_json_object
 from dflash_trt.errors import DflashError, one_line
 
-MAX_TEMPLATE_BYTES = 1 << 20
+MAX_TEMPLATE_CHARACTERS = 1 << 20
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class BundleTokenizer:
@@ -31,29 +33,40 @@ class BundleTokenizer:
             raise DflashError(
                 f"is not a readable tokenizer: {one_line(error)}", where=path
             ) from error
+        # Settings of its training that would cut or lengthen prompts.
+        self.core.no_truncation()
+        self.core.no_padding()
         config_path = folder / "tokenizer_config.json"
         self._config = read_json_object(config_path) if config_path.is_file() else {}
         self.chat_template = _read_template(folder, self._config)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, with the special tokens that the tokenizer adds by itself."""
-        return list(self.core.encode(text).ids)
+        return self._encode(text, special=True)
 
-    def encode_chat(self, message: str) -> list[int]:
-        """Token ids of a conversation of one user message, up to where the answer begins.
+    def encode_chats(self, messages: Sequence[str]) -> list[list[int]]:
+        """For each message, token ids of a conversation that begins with it, up to the answer.
 
         Raises:
             DflashError: there is no template, or it fails.
         """
         if self.chat_template is None:
             raise DflashError("the tokenizer has no chat template", usage=True)
-        text = render_chat(
+        texts = render_chats(
             self.chat_template,
-            [{"role": "user", "content": message}],
-            {key: _token_text(self._config.get(key)) for key in ("bos_token", "eos_token")},
+            [[{"role": "user", "content": message}] for message in messages],
+            {key: _token_text(self._config.get(key)) for key in SPECIAL_TOKENS},
         )
         # The template writes the special tokens itself.
-        return list(self.core.encode(text, add_special_tokens=False).ids)
+        return [self._encode(text, special=False) for text in texts]
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        try:
+            return list(self.core.encode(text, add_special_tokens=special).ids)
+        except Exception as error:
+            raise DflashError(
+                f"cannot encode {one_line(ascii(text), 40)}: {one_line(error)}", where="tokenizer"
+            ) from error
 
 
 def load_tokenizer(bundle: Bundle) -> BundleTokenizer:
@@ -70,15 +83,22 @@ def load_tokenizer(bundle: Bundle) -> BundleTokenizer:
 
 def _read_template(folder: Path, config: dict[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
-    if path.is_file():
-        if path.stat().st_size > MAX_TEMPLATE_BYTES:
-            raise DflashError("is larger than 1 MiB", where=path)
-        return path.read_text(encoding="utf-8")
     template = config.get("chat_template")
+    if path.is_file():
+        try:
+            template = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise DflashError(f"is not UTF-8 at byte {error.start}", where=path) from error
     if isinstance(template, list):  # several, by name
-        named = {item.get("name"): item.get("template") for item in template}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        named = [item for item in template if isinstance(item, dict)]
+        template = next(
+            (one.get("template") for one in named if one.get("name") == "default"), None
+        )
+    if not isinstance(template, str):
+        return None
+    if len(template) > MAX_TEMPLATE_CHARACTERS:
+        raise DflashError("its chat template is longer than 1 MiB", where=folder)
+    return template
 
 
 def _token_text(token: Any) -> str:

@@ -12,7 +12,9 @@ from dflash_trt.checkpoints.hub import find_checkpoint
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.commands.progress import StageBars
-from dflash_trt.config import BuildConfig, CheckpointSource, load_config, resolve_builtin
+from dflash_trt.config import MAX_COUNT, BuildConfig, CheckpointSource, load_config, resolve_builtin
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime.prompts import read_prompts
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -21,9 +23,11 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--target", "name", required=True, help="A name from `targets`, or a YAML file.")
 @click.option("--target-checkpoint", type=_FOLDER, help="Folder to use for the target.")
 @click.option("--draft-checkpoint", type=_FOLDER, help="Folder to use for the draft.")
-@click.option("--max-batch", type=click.IntRange(1), help="Sequences decoded together.")
+@click.option("--max-batch", type=click.IntRange(1, MAX_COUNT), help="Sequences decoded together.")
 @click.option(
-    "--max-seq-len", type=click.IntRange(3), help="Tokens of one sequence, prompt and output."
+    "--max-seq-len",
+    type=click.IntRange(3, MAX_COUNT),
+    help="Tokens of one sequence, prompt and output.",
 )
 @click.option(
     "--block-size", type=click.IntRange(2), help="Rows of a verify step; at most the trained."
@@ -91,6 +95,11 @@ def _find(source: CheckpointSource, config_path: Path, given: Path | None, optio
 
 
 def _prompts(config: BuildConfig, config_path: Path) -> Path | None:
+    """The prompts to carry along, once they have proved readable."""
     if config.prompts is None:
         return None
-    return resolve_builtin(config.prompts) or config_path.parent / config.prompts
+    path = resolve_builtin(config.prompts) or config_path.parent / config.prompts
+    if path.suffix != ".jsonl":
+        raise DflashError("prompts must be a .jsonl file", where=path, usage=True)
+    read_prompts(path)
+    return path

@@ -96,15 +96,25 @@ def encode_prompts(
         texts = [prompt]
     else:
         raise DflashError("no prompt", fix="pass --prompt TEXT or --prompt-file FILE", usage=True)
-    chat = tokenizer.chat_template is not None and not raw
-    encoded: list[list[int]] = []
     for number, text in enumerate(texts, start=1):
-        if not text:
+        problem = _find_problem(text)
+        if problem is not None:
             raise DflashError(
-                "the prompt is empty",
+                problem,
                 where=f"{file}, prompt {number}" if file else "--prompt",
-                fix="give it some text",
                 usage=True,
             )
-        encoded.append(tokenizer.encode_chat(text) if chat else tokenizer.encode(text))
-    return encoded
+    if tokenizer.chat_template is not None and not raw:
+        return tokenizer.encode_chats(texts)
+    return [tokenizer.encode(text) for text in texts]
+
+
+def _find_problem(text: str) -> str | None:
+    if not text:
+        return "the prompt is empty; give it some text"
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        # A lone surrogate: bytes on the command line that are not UTF-8, or JSON's \ud800.
+        return f"is not Unicode text at character {error.start}"
+    return None

@@ -19,7 +19,7 @@ def command(as_json: bool) -> None:
             json.dumps({name: config.model_dump() for name, config in configs.items()}, indent=2)
         )
         return
-    width = max(map(len, configs))
+    width = max(map(len, configs), default=0)
     for name, config in configs.items():
         click.echo(f"{name:<{width}}  {config.description}")
         click.echo(f"{'':<{width}}  verified: {config.verified}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from statistics import median
 
@@ -67,8 +68,9 @@ def command(
 ) -> int:
     """Run prompts with the baseline graph and with speculation, and compare every bit.
 
-    Each output token's logits must be the baseline's, alone and batched. Exit code 1 at any
-    difference. Without prompts, those that came with the pair are used.
+    Each output token's logits must be the baseline's, alone and batched (on an executor that
+    does not promise bits: up to floating-point ties). Exit code 1 at any difference. Without
+    prompts, those that came with the pair are used.
     """
     opened = open_bundle(bundle)
     limits = opened.manifest.limits
@@ -114,7 +116,7 @@ def command(
             on_run=lambda: progress.advance(task),
         )
     executor.close()
-    failed = any(report.difference is not None for report in reports)
+    failed = not all(report.is_lossless for report in reports)
     if as_json:
         _print_json(reports, speed, failed)
     else:
@@ -125,13 +127,18 @@ def command(
 def _print_report(reports: list[ModeReport], speed: Speed, prompts: int, block: int) -> None:
     click.echo(f"{prompts} prompts against target_only, batch 1:")
     for report in reports:
-        outcome = "identical" if report.difference is None else "DIFFERENT"
-        line = f"  {report.mode:<28} {outcome}: {report.tokens:,} tokens, {report.logits:,} logits"
+        line = f"  {report.mode:<28} {_outcome(report)}: {report.tokens:,} tokens, "
+        line += f"{report.logits:,} logits"
         if report.statistics.acceptance_length is not None:
             line += f"; acceptance length {report.statistics.acceptance_length:.2f}"
         click.echo(line)
     for report in reports:
-        if report.difference is not None:
+        for tie in [] if report.is_bitwise else report.ties:
+            click.echo(
+                f"{report.mode}: prompt {tie.prompt} parts at output token {tie.position}, "
+                f"logit gap {tie.gap:.3g}, measured noise {report.noise:.3g}"
+            )
+        if not report.is_lossless:
             click.echo(f"first difference, {report.difference}")
     if speed.ratios:
         ratios = sorted(speed.ratios)
@@ -143,16 +150,29 @@ def _print_report(reports: list[ModeReport], speed: Speed, prompts: int, block: 
         )
 
 
+def _outcome(report: ModeReport) -> str:
+    if report.difference is None:
+        return "identical"
+    if not report.is_lossless:
+        return "DIFFERENT"
+    return f"equal up to {len(report.ties)} floating-point ties"
+
+
 def _print_json(reports: list[ModeReport], speed: Speed, failed: bool) -> None:
     modes = [
         {
             "mode": report.mode,
             "identical": report.difference is None,
+            "lossless": report.is_lossless,
+            "ties": [dataclasses.asdict(tie) for tie in report.ties],
+            "noise": report.noise,
             "tokens": report.tokens,
             "logits": report.logits,
             "difference": None
             if report.difference is None
-            else dataclasses.asdict(report.difference),
+            else {
+                key: _finite(value) for key, value in dataclasses.asdict(report.difference).items()
+            },
             "statistics": report.statistics.to_json(),
         }
         for report in reports
@@ -163,3 +183,8 @@ def _print_json(reports: list[ModeReport], speed: Speed, failed: bool) -> None:
         "speedup": speed.speedup if speed.ratios else None,
     }
     click.echo(json.dumps({"lossless": not failed, "modes": modes, "speed": timing}, indent=2))
+
+
+def _finite(value: object) -> object:
+    """JSON has no NaN and no infinity: their names instead."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

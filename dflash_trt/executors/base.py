@@ -66,6 +66,11 @@ class Executor(Protocol):
     @property
     def limits(self) -> ExecutorLimits: ...
 
+    @property
+    def is_bitwise(self) -> bool:
+        """Whether a row's logits have the same bits whatever runs beside it."""
+        ...
+
     def forward(
         self,
         graph: TargetGraph,

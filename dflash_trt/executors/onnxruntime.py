@@ -112,6 +112,10 @@ class OnnxRuntimeExecutor:
     def limits(self) -> ExecutorLimits:
         return self._limits
 
+    @property
+    def is_bitwise(self) -> bool:
+        return True
+
     def forward(
         self,
         graph: TargetGraph,

@@ -43,7 +43,10 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def _read_line(line: str, where: str) -> str:
-    record = parse_json(line.encode(), where)
+    try:
+        record = parse_json(line.encode(), where)
+    except DflashError as error:
+        raise DflashError(error.what, where=where, usage=True) from error
     prompt = record.get("prompt") if isinstance(record, dict) else None
     if not isinstance(prompt, str):
         raise DflashError('must be an object with a text "prompt"', where=where, usage=True)

@@ -27,6 +27,10 @@ class TimedExecutor:
     def limits(self) -> ExecutorLimits:
         return self._executor.limits
 
+    @property
+    def is_bitwise(self) -> bool:
+        return self._executor.is_bitwise
+
     def forward(
         self,
         graph: TargetGraph,

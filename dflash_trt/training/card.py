@@ -100,7 +100,11 @@ def _stages(stages: tuple[Stage, ...]) -> str:
 
 def _shape_rows(target: Shape, draft: Shape) -> str:
     rows = (
-        ("layers x hidden", f"{target.layers} x {target.hidden}", f"{draft.layers} x {draft.hidden}"),
+        (
+            "layers x hidden",
+            f"{target.layers} x {target.hidden}",
+            f"{draft.layers} x {draft.hidden}",
+        ),
         (
             "heads / kv heads x head size",
             f"{target.heads} / {target.kv_heads} x {target.head_dim}",

@@ -20,7 +20,7 @@ from dflash_trt.training.extras import training_module
 from dflash_trt.training.progress import Printer, Progress
 from dflash_trt.training.recipe import Recipe
 from dflash_trt.training.target import corpus_rows, train_target
-from dflash_trt.training.tokenizer import save_tokenizer, train_tokenizer
+from dflash_trt.training.tokenizer import END_ID, save_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -33,7 +33,7 @@ def held_out_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> list
     prompts = []
     for index, text in enumerate(documents(recipe.seed, HELD_OUT_STREAM, recipe.prompts)):
         length = Random(f"{recipe.seed}/prompt/{index}").randint(*PROMPT_TOKENS)
-        prompts.append(tokenizer.decode(tokenizer(text)["input_ids"][:length]))
+        prompts.append(str(tokenizer.decode(tokenizer(text)["input_ids"][:length])))
     return prompts
 
 
@@ -45,6 +45,8 @@ def save_target(target: Qwen3ForCausalLM, directory: Path) -> None:
     saved.config.use_cache = True
     saved.config.architectures = ["Qwen3ForCausalLM"]
     saved.save_pretrained(directory)
+    generation = {"eos_token_id": END_ID, "pad_token_id": END_ID, "do_sample": False}
+    (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
 
 
 def load_target(directory: Path) -> Qwen3ForCausalLM:
@@ -54,7 +56,8 @@ def load_target(directory: Path) -> Qwen3ForCausalLM:
     model: Qwen3ForCausalLM = transformers.Qwen3ForCausalLM.from_pretrained(
         directory, dtype=torch.float32
     )
-    return model.eval()
+    model.train(False)
+    return model
 
 
 def measure(recipe: Recipe, directory: Path) -> Metrics:
@@ -103,6 +106,8 @@ def make_demo_pair(recipe: Recipe, directory: Path, progress: Progress) -> Metri
     write_card(recipe, metrics, library_versions(), work)
     if directory.exists():
         shutil.rmtree(directory)
+    for file in work.rglob("*.safetensors"):
+        file.chmod(0o644)
     work.rename(directory)
     return metrics
 
@@ -111,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The command; returns the process's exit code."""
     parser = argparse.ArgumentParser(prog="python -m dflash_trt.training.demo", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder to write the pair to")
-    parser.add_argument("--seed", type=int, default=Recipe.seed, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=Recipe().seed, help="default: %(default)s")
     options = parser.parse_args(arguments)
     try:
         metrics = make_demo_pair(replace(Recipe(), seed=options.seed), options.output, Printer())

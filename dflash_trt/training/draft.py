@@ -22,7 +22,7 @@ from dflash_trt.training.target import Optimizer, corpus_rows, rate
 from dflash_trt.training.tokenizer import MASK_ID
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 IGNORED = -100
@@ -65,7 +65,7 @@ def attach_draft(recipe: Recipe, target: Qwen3ForCausalLM) -> Any:
     draft module is rebuilt here with the recipe's taps.
     """
     speculative = training_module("modelopt.torch.speculative")
-    model = copy.deepcopy(target)
+    model: Any = copy.deepcopy(target)
     model.config.num_orig_hidden_layers = model.config.num_hidden_layers
     speculative.convert(model, [("dflash", draft_options(recipe))])
     taps = list(recipe.draft_taps)
@@ -96,19 +96,17 @@ def sharpen(module: Any, scale: float) -> None:
                 torch.nn.init.constant_(norm.weight, scale)
 
 
-def tapped_features(recipe: Recipe, target: Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+def tapped_features(recipe: Recipe, target: Qwen3ForCausalLM, ids: Tensor) -> Tensor:
     """Residual streams after the tapped layers, [rows, length, taps * hidden], for int64 ids."""
     torch = training_module("torch")
     with torch.no_grad():
         states = target.model(input_ids=ids, output_hidden_states=True).hidden_states
-    features: torch.Tensor = torch.cat([states[tap + 1] for tap in recipe.draft_taps], dim=-1)
+    features: Tensor = torch.cat([states[tap + 1] for tap in recipe.draft_taps], dim=-1)
     return features
 
 
-def draft_loss(
-    model: Any, ids: torch.Tensor, labels: torch.Tensor, features: torch.Tensor
-) -> tuple[torch.Tensor, float]:
-    """Loss and accuracy of one batch.
+def draft_loss(model: Any, ids: Tensor, labels: Tensor, features: Tensor) -> Tensor:
+    """The paper's loss of one batch, at anchors drawn now.
 
     Args:
         ids: [rows, length] int64, length a multiple of the block size.
@@ -116,8 +114,8 @@ def draft_loss(
         features: [rows, length, taps * hidden] float32.
     """
     outputs = {"aux_hidden_states": features, "base_model_hidden_states": features}
-    result = model(input_ids=ids, labels=labels, base_model_outputs=outputs)
-    return result.loss, result.train_acc[0][0]
+    loss: Tensor = model(input_ids=ids, labels=labels, base_model_outputs=outputs).loss
+    return loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +128,9 @@ class Rows:
         features: [rows, length, taps * hidden] bfloat16.
     """
 
-    ids: torch.Tensor
-    labels: torch.Tensor
-    features: torch.Tensor
+    ids: Tensor
+    labels: Tensor
+    features: Tensor
 
 
 def training_rows(
@@ -170,7 +168,10 @@ def training_rows(
             labels[-1][:, :prompt] = IGNORED
             features.append(
                 torch.cat(
-                    [tapped_features(recipe, target, part).bfloat16() for part in some.split(8)]
+                    [
+                        tapped_features(recipe, target, part).bfloat16()
+                        for part in torch.split(some, 8)
+                    ]
                 )
             )
             progress(f"{kind} rows of {length}", rows[-1] + 1, count, 0.0)
@@ -196,11 +197,9 @@ def train_draft(
             if len(order) < stage.rows:
                 order = torch.randperm(len(rows.ids), generator=generator)
             some, order = order[: stage.rows], order[stage.rows :]
-            loss, accuracy = draft_loss(
-                model, rows.ids[some], rows.labels[some], rows.features[some].float()
-            )
+            loss = draft_loss(model, rows.ids[some], rows.labels[some], rows.features[some].float())
             optimizer.step(loss, rate(stage, step))
-            progress(f"draft stage {number + 1}", step + 1, stage.steps, float(loss))
+            progress(f"draft stage {number + 1}", step + 1, stage.steps, loss.item())
     return model
 
 

@@ -19,7 +19,7 @@ from dflash_trt.training.recipe import Recipe
 from dflash_trt.training.tokenizer import END_ID
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
     from transformers import Qwen3ForCausalLM
 
 ANCHORS_AT_ONCE = 64
@@ -45,11 +45,11 @@ class Metrics:
         return asdict(self)
 
 
-def perplexity(target: Qwen3ForCausalLM, ids: torch.Tensor) -> float:
+def perplexity(target: Qwen3ForCausalLM, ids: Tensor) -> float:
     """exp(mean cross-entropy) over rows [rows, length] of int64 ids."""
     torch = training_module("torch")
     with torch.no_grad():
-        losses = [float(target(input_ids=row, labels=row).loss) for row in ids.split(4)]
+        losses = [float(target(input_ids=row, labels=row).loss) for row in torch.split(ids, 4)]
     return math.exp(sum(losses) / len(losses))
 
 
@@ -59,9 +59,7 @@ def distinct_ngrams(rows: Sequence[Sequence[int]], size: int = 8) -> float:
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
-def drafts_everywhere(
-    recipe: Recipe, model: Any, ids: torch.Tensor, features: torch.Tensor
-) -> torch.Tensor:
+def drafts_everywhere(recipe: Recipe, model: Any, ids: Tensor, features: Tensor) -> Tensor:
     """The draft's tokens for a block at every position: [rows, length, block - 1] int64.
 
     Entry [b, n] is drafted from the anchor ids[b, n] and the features of positions below n.
@@ -87,7 +85,8 @@ def drafts_everywhere(
             )
             tokens = model.lm_head(hidden).argmax(dim=-1)
             chunks.append(tokens.view(rows, blocks, recipe.block_size)[:, :, 1:])
-    return torch.cat(chunks, dim=1)
+    drafts: Tensor = torch.cat(chunks, dim=1)
+    return drafts
 
 
 def accepted_lengths(row: Sequence[int], drafts: Sequence[Sequence[int]], first: int) -> list[int]:
@@ -142,13 +141,11 @@ def evaluate(
     target: Qwen3ForCausalLM,
     draft: Any,
     prompts: Sequence[Sequence[int]],
-    held_out: torch.Tensor,
+    held_out: Tensor,
 ) -> Metrics:
     """The pair's metrics on held-out prompts and on held-out rows [rows, length]."""
     greedy = continue_rows(target, prompts, recipe.new_tokens)
-    sampled = continue_rows(
-        target, prompts, recipe.new_tokens, temperature=1.0, seed=recipe.seed
-    )
+    sampled = continue_rows(target, prompts, recipe.new_tokens, temperature=1.0, seed=recipe.seed)
     outputs = [row[len(prompt) :] for prompt, row in zip(prompts, greedy, strict=True)]
     greedy_steps = acceptance(recipe, target, draft, prompts, greedy)
     sampled_steps = acceptance(recipe, target, draft, prompts, sampled)

@@ -52,9 +52,11 @@ class Recipe:
     block_size: int = 8
     target: Shape = Shape(layers=32)
     target_stages: tuple[Stage, ...] = (
-        Stage(layers=8, length=512, rows=8, steps=600, lr=3e-3),
-        Stage(layers=32, length=512, rows=8, steps=200, lr=1e-3),
+        Stage(layers=8, length=256, rows=8, steps=900, lr=4e-3, floor=0.25),
+        Stage(layers=32, length=512, rows=8, steps=150, lr=1.5e-3),
+        Stage(length=1024, rows=4, steps=60, lr=1e-3, warmup=10, floor=0.05),
     )
+    embedding_rate: float = 0.1
     draft: Shape = Shape(layers=2, heads=4, kv_heads=2, intermediate=256)
     draft_taps: tuple[int, ...] = (1, 8, 15, 22, 29)
     draft_loss_gamma: float = 4.0

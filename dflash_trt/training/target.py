@@ -12,7 +12,7 @@ from dflash_trt.training.recipe import Recipe, Stage
 from dflash_trt.training.tokenizer import END_ID
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 
@@ -40,7 +40,6 @@ def build_target(recipe: Recipe, layers: int) -> Qwen3ForCausalLM:
     )
     model: Qwen3ForCausalLM = transformers.Qwen3ForCausalLM(config)
     with torch.no_grad():
-        model.model.embed_tokens.weight.mul_(0.5)
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.mul_(1 / math.sqrt(2 * layers))
             layer.mlp.down_proj.weight.mul_(1 / math.sqrt(2 * layers))
@@ -82,10 +81,11 @@ def corpus_row(
 
 def corpus_rows(
     tokenizer: PreTrainedTokenizerFast, seed: int, stream: str, rows: range, length: int
-) -> torch.Tensor:
+) -> Tensor:
     """The rows of a stream as int64 ids [len(rows), length]."""
     torch = training_module("torch")
-    return torch.tensor([corpus_row(tokenizer, seed, stream, row, length) for row in rows])
+    ids: Tensor = torch.tensor([corpus_row(tokenizer, seed, stream, row, length) for row in rows])
+    return ids
 
 
 def rate(stage: Stage, step: int) -> float:
@@ -97,31 +97,39 @@ def rate(stage: Stage, step: int) -> float:
 
 
 class Optimizer:
-    """Muon for the hidden matrices, AdamW for embeddings and norms, one learning rate for both."""
+    """Muon for the hidden matrices, AdamW for embeddings and norms.
+
+    The embeddings learn `recipe.embedding_rate` times slower. Before the network can copy, names
+    of one kind look alike to the loss; at the full rate it pulls their embeddings into one point,
+    after which nothing is left to copy by.
+    """
 
     def __init__(self, recipe: Recipe, model: Any) -> None:
-        torch = training_module("torch")
+        optim = training_module("torch").optim
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        embeddings = [p for name, p in named if "embed" in name]
+        matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+        norms = [p for _, p in named if p.ndim < 2]
+        slow = {"params": embeddings, "scale": recipe.embedding_rate}
         self.weights = [p for _, p in named]
         self.clip = recipe.clip
-        matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
-        chosen = {id(p) for p in matrices}
-        others = [p for p in self.weights if id(p) not in chosen]
         self.parts = [
-            torch.optim.Muon(
-                matrices, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
+            optim.Muon(matrices, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"),
+            optim.AdamW(
+                [{"params": norms}, *([slow] if embeddings else [])],
+                betas=(0.9, 0.95),
+                weight_decay=0.0,
             ),
-            torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0),
         ]
 
-    def step(self, loss: torch.Tensor, lr: float) -> None:
+    def step(self, loss: Tensor, lr: float) -> None:
         """Back-propagate `loss`, clip, update at `lr`, clear the gradients."""
         torch = training_module("torch")
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.weights, self.clip)
         for part in self.parts:
             for group in part.param_groups:
-                group["lr"] = lr
+                group["lr"] = lr * group.get("scale", 1.0)
             part.step()
             part.zero_grad()
 
@@ -151,7 +159,7 @@ def train_target(
             ids = corpus_rows(tokenizer, recipe.seed, TRAIN_STREAM, rows, stage.length)
             loss = model(input_ids=ids, labels=ids).loss
             optimizer.step(loss, rate(stage, step))
-            progress(f"target stage {number + 1}", step + 1, stage.steps, float(loss))
+            progress(f"target stage {number + 1}", step + 1, stage.steps, loss.item())
     round_to_bf16(model)
-    model.eval()
+    model.train(False)
     return model

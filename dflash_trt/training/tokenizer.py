@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,4 +53,9 @@ def save_tokenizer(tokenizer: Any, directory: Path, max_length: int) -> PreTrain
         clean_up_tokenization_spaces=False,
     )
     fast.save_pretrained(directory)
+    path = directory / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config.pop("backend", None)
+    path.write_text(json.dumps(config, indent=2) + "\n")
     return fast

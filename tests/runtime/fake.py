@@ -77,6 +77,10 @@ class FakeExecutor:
     def limits(self) -> ExecutorLimits:
         return self._limits
 
+    @property
+    def is_bitwise(self) -> bool:
+        return True
+
     def forward(
         self,
         graph: TargetGraph,

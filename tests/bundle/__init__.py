@@ -1,0 +1,1 @@
+"""Tests of the bundle: what `build` writes, and what opening it trusts."""

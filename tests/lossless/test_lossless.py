@@ -1,0 +1,175 @@
+"""Rung 2: through the whole runtime, speculation changes no bit of any logit and no token."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.bundle.tokenizer import load_tokenizer
+from dflash_trt.cli import main
+from dflash_trt.executors import open_executor
+from dflash_trt.executors.base import Executor
+from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams, total
+from dflash_trt.runtime.prompts import read_prompts
+from tests.pairs import PairFactory
+from tests.reference.compare import assert_bitwise_equal
+
+BATCHES = (1, 4, 8)
+BLOCKS = (2, 3, 5, 8)
+CHUNKS = (5, 17, 64)
+OUTPUT = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An opened pair, its requests, and what target_only makes of each alone."""
+
+    executor: Executor
+    requests: list[Request]
+    expected: list[RequestResult]
+
+
+def make_requests(vocab: int, count: int, sampling: SamplingParams | None = None) -> list[Request]:
+    """Ragged prompts of 1 … 90 tokens."""
+    rng = random.Random(count)
+    lengths = [1, 2, 90, *(rng.randint(1, 90) for _ in range(count - 3))]
+    return [
+        Request(
+            prompt_ids=tuple(rng.randrange(2, vocab - 1) for _ in range(length)),
+            max_tokens=OUTPUT,
+            sampling=sampling or SamplingParams(),
+            ignore_eos=True,
+        )
+        for length in lengths
+    ]
+
+
+def run(executor: Executor, requests: list[Request], **options: object) -> list[RequestResult]:
+    settings = EngineOptions(record_logits=True, **options)  # type: ignore[arg-type]
+    return Engine(executor, options=settings).generate(requests)
+
+
+def run_baseline(executor: Executor, requests: list[Request]) -> list[RequestResult]:
+    return [run(executor, [request], speculation=False)[0] for request in requests]
+
+
+def assert_same(expected: RequestResult, actual: RequestResult, name: str) -> None:
+    assert actual.token_ids == expected.token_ids, name
+    assert expected.logits is not None and actual.logits is not None
+    assert_bitwise_equal(actual.logits, expected.logits, name)
+
+
+@pytest.fixture(scope="module")
+def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("demo") / "bundle"
+    assert main(["build", "--target", "demo", "-o", str(folder)]) == 0
+    return open_bundle(folder)
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama", "demo"])
+def case(request: pytest.FixtureRequest, make_pair: PairFactory, demo_bundle: Bundle) -> Case:
+    if request.param == "demo":
+        bundle = demo_bundle
+    else:
+        window = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
+        bundle = make_pair(request.param, {"vocab": 64}, window, fit_steps=150, max_batch=8).bundle
+    executor = open_executor(bundle, threads=1)
+    requests = make_requests(bundle.manifest.target.vocab_size, 8)
+    return Case(executor, requests, run_baseline(executor, requests))
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("block", "chunk"), [(2, 17), (3, 5), (5, 64), (8, 17)])
+def test_greedy_speculation_keeps_every_bit(case: Case, batch: int, block: int, chunk: int) -> None:
+    """8 prompts × 48 tokens × 12 settings × 3 pairs: 13,824 greedy tokens."""
+    for first in range(0, len(case.requests), batch):
+        group = case.requests[first : first + batch]
+        results = run(case.executor, group, block_size=block, prefill_chunk=chunk)
+        for want, got in zip(case.expected[first:], results, strict=False):
+            assert_same(want, got, f"batch {batch}, block {block}, chunk {chunk}")
+
+
+@pytest.mark.parametrize("batch", [4, 8])
+def test_batching_the_baseline_keeps_every_bit(case: Case, batch: int) -> None:
+    for first in range(0, len(case.requests), batch):
+        group = case.requests[first : first + batch]
+        results = run(case.executor, group, speculation=False, prefill_chunk=13)
+        for want, got in zip(case.expected[first:], results, strict=False):
+            assert_same(want, got, f"target_only, batch {batch}")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_admissions_and_cancellations_in_flight_keep_every_bit(case: Case, seed: int) -> None:
+    """Requests come and go at random; whatever a request has said is what it says alone."""
+    rng = random.Random(seed)
+    options = EngineOptions(
+        record_logits=True, block_size=rng.choice(BLOCKS), prefill_chunk=rng.choice(CHUNKS)
+    )
+    engine = Engine(case.executor, options=options)
+    waiting = [(index, request) for index, request in enumerate(case.requests)] * 2
+    rng.shuffle(waiting)
+    live: dict[int, int] = {}
+    compared = cancelled = 0
+    while waiting or engine.has_work:
+        while waiting and rng.random() < 0.4:
+            index, request = waiting.pop()
+            live[engine.submit(request)] = index
+        if live and rng.random() < 0.02:
+            cancelled += engine.cancel(rng.choice(list(live)))
+        for event in engine.step():
+            if event.result is None:
+                continue
+            want, got = case.expected[live.pop(event.request_id)], event.result
+            length = len(got.token_ids)
+            assert got.token_ids == want.token_ids[:length]
+            assert got.finish_reason == ("cancelled" if length < OUTPUT else "length")
+            if length:
+                assert got.logits is not None and want.logits is not None
+                assert_bitwise_equal(got.logits, want.logits[:length], f"seed {seed}")
+            compared += length
+    assert compared > OUTPUT
+    assert engine.has_work is False
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=1.0, seed=3),
+        SamplingParams(temperature=0.7, top_k=20, top_p=0.9, seed=2**63 + 5),
+    ],
+)
+def test_a_seed_gives_the_same_tokens_with_speculation_on_or_off(
+    case: Case, sampling: SamplingParams
+) -> None:
+    requests = [
+        Request(
+            prompt_ids=request.prompt_ids, max_tokens=OUTPUT, sampling=sampling, ignore_eos=True
+        )
+        for request in case.requests
+    ]
+    expected = run_baseline(case.executor, requests)
+    for block in (3, 8):
+        for want, got in zip(expected, run(case.executor, requests, block_size=block), strict=True):
+            assert_same(want, got, f"sampled, block {block}")
+    greedy = [result.token_ids for result in case.expected]
+    assert any(result.token_ids != tokens for result, tokens in zip(expected, greedy, strict=True))
+
+
+def test_accepted_drafts_of_every_count_keep_every_bit(demo_bundle: Bundle) -> None:
+    """Random prompts accept few drafts; the demo's own accept every count from 0 to 7."""
+    executor = open_executor(demo_bundle, threads=1)
+    assert demo_bundle.prompts is not None
+    tokenizer = load_tokenizer(demo_bundle)
+    requests = [
+        Request(prompt_ids=tuple(tokenizer.encode(text)), max_tokens=256)
+        for text in read_prompts(demo_bundle.prompts)
+    ]
+    expected = run_baseline(executor, requests)
+    results = run(executor, requests)
+    for want, got in zip(expected, results, strict=True):
+        assert_same(want, got, "demo prompts, batch 8")
+    histogram = total(result.statistics for result in results).acceptance_histogram
+    assert len(histogram) == 8 and all(histogram), histogram

@@ -1,0 +1,134 @@
+"""`verify` itself: it finds a single flipped bit, and it knows a tie from a defect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dflash_trt.executors.base import FloatArray, Int64Array, SpeculationOutput
+from dflash_trt.runtime import Request, RequestResult, RequestStatistics
+from dflash_trt.runtime.verification import Comparison, Mode, ModeReport, verify
+from tests.runtime.fake import FakeExecutor
+
+PROMPTS = ((1, 2, 3), (4, 5), (6, 7, 8, 9))
+MODES = (
+    Mode(speculation=False, batch=3, block_size=None),
+    Mode(speculation=True, batch=1, block_size=5),
+    Mode(speculation=True, batch=3, block_size=5),
+)
+
+
+class Doctored(FakeExecutor):
+    """A fake executor whose speculative logits pass through `change` first."""
+
+    change: Callable[[FloatArray], None]
+    bitwise = True
+
+    @property
+    def is_bitwise(self) -> bool:
+        return self.bitwise
+
+    def speculate(
+        self,
+        first_slot: int,
+        anchors: Int64Array,
+        starts: Int64Array,
+        block_size: int,
+        want_logits: bool,
+    ) -> SpeculationOutput:
+        output = super().speculate(first_slot, anchors, starts, block_size, want_logits)
+        assert output.logits is not None
+        self.change(output.logits)
+        return SpeculationOutput(output.token_ids, output.logits.argmax(-1), output.logits)
+
+
+def run(change: Callable[[FloatArray], None], *, bitwise: bool = True) -> list[ModeReport]:
+    executor = Doctored()
+    executor.change = change
+    executor.bitwise = bitwise
+    requests = [Request(prompt_ids=prompt, max_tokens=40) for prompt in PROMPTS]
+    return verify(executor, requests, MODES)
+
+
+def test_equal_runs_are_lossless_in_every_mode() -> None:
+    reports = run(lambda logits: None)
+    assert [report.mode for report in reports] == [str(mode) for mode in MODES]
+    assert all(report.is_lossless and report.difference is None for report in reports)
+    assert all(report.tokens == 3 * 40 for report in reports)
+    assert reports[1].statistics.acceptance_length is not None
+    assert reports[0].statistics.acceptance_length is None
+
+
+def test_one_flipped_bit_of_one_logit_is_found() -> None:
+    flipped: list[float] = []
+
+    def flip(logits: FloatArray) -> None:
+        if not flipped:
+            bits = logits[0, 0, 3:4].view(np.uint32)
+            bits ^= 1
+            flipped.append(float(logits[0, 0, 3]))
+
+    _, alone, batched = run(flip)
+    assert not alone.is_lossless and batched.is_lossless
+    assert alone.difference is not None
+    assert (alone.difference.prompt, alone.difference.position) == (0, 1)
+    assert alone.difference.vocabulary_id == 3
+    assert alone.difference.actual_logit == flipped[0]
+    assert "prompt 0, output token 1: logit 3" in str(alone.difference)
+    assert alone.ties == ()
+
+
+def make_result(logits: list[list[float]]) -> RequestResult:
+    rows = np.array(logits, np.float32)
+    return RequestResult(
+        request_id=0,
+        token_ids=tuple(rows.argmax(axis=1).tolist()),
+        text=None,
+        finish_reason="length",
+        statistics=RequestStatistics(prompt_tokens=1, output_tokens=len(logits)),
+        logits=rows,
+    )
+
+
+@pytest.mark.parametrize(("gap", "is_tie"), [(0.0005, True), (0.002, False)])
+def test_a_parting_is_a_tie_only_below_the_noise_of_the_rows_before(
+    gap: float, is_tie: bool
+) -> None:
+    """Row 0 shows noise of 1e-3; in row 1 the two best change places across `gap`."""
+    expected = make_result([[3.0, 1.0, 0.0], [2.0, 2.0 - gap, 0.0], [9.0, 0.0, 0.0]])
+    actual = make_result([[3.001, 1.0, 0.0], [2.0, 2.0 + gap, 0.0], [0.0, 9.0, 0.0]])
+    comparison = Comparison(MODES[1])
+    comparison.add(0, expected, actual)
+    report = comparison.to_report(is_bitwise=False)
+    assert report.noise == pytest.approx(1e-3, rel=1e-3)
+    (tie,) = report.ties
+    assert (tie.position, tie.expected_token, tie.actual_token) == (1, 0, 1)
+    assert tie.gap == pytest.approx(gap, rel=1e-2)
+    assert report.is_lossless is is_tie
+    assert comparison.to_report(is_bitwise=True).is_lossless is False
+
+
+def test_noise_alone_parts_nothing_without_a_promise_of_bits() -> None:
+    def disturb(logits: FloatArray) -> None:
+        logits += np.float32(1e-3)
+
+    reports = run(disturb, bitwise=False)
+    assert all(report.is_lossless for report in reports)
+    assert reports[1].noise == pytest.approx(1e-3, rel=0.1)
+    assert reports[1].difference is not None and reports[1].ties == ()
+
+
+def test_a_parting_beyond_the_noise_is_a_defect_without_a_promise_of_bits() -> None:
+    """One row of one prompt picks its worst token: no noise explains that."""
+    spoiled: list[int] = []
+
+    def spoil(logits: FloatArray) -> None:
+        if not spoiled:
+            spoiled.append(1)
+            logits[0, 0] *= -1
+
+    _, alone, _ = run(spoil, bitwise=False)
+    assert not alone.is_lossless
+    assert alone.ties[0].gap > alone.noise

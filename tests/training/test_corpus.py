@@ -1,0 +1,42 @@
+"""The corpus is a function of its seed, its streams share nothing, and its records move on."""
+
+from __future__ import annotations
+
+import re
+
+from dflash_trt.training.corpus import HELD_OUT_STREAM, TRAIN_STREAM, document, documents
+
+
+def test_same_seed_same_documents_in_any_order() -> None:
+    together = list(documents(3, TRAIN_STREAM, 20))
+    assert [document(3, TRAIN_STREAM, i) for i in reversed(range(20))] == together[::-1]
+    assert document(4, TRAIN_STREAM, 0) != together[0]
+
+
+def test_first_document_is_golden() -> None:
+    assert document(0, TRAIN_STREAM, 0).splitlines()[:4] == [
+        "route #8262 to #8274 in lima at load 8",
+        "parcels: wet ram gold, mad hen silver, odd pug silver",
+        "drivers: ben, ana, leo",
+        "parcel #8262 holds wet ram, gold, load 8",
+    ]
+
+
+def test_held_out_documents_are_not_in_training() -> None:
+    train = {
+        text.split("\n", 3)[1] + text.split("\n", 3)[2] for text in documents(0, "train/0", 2000)
+    }
+    held_out = [
+        text.split("\n", 3)[1] + text.split("\n", 3)[2]
+        for text in documents(0, HELD_OUT_STREAM, 200)
+    ]
+    assert not train.intersection(held_out)
+
+
+def test_ids_count_up_to_the_last_one_of_the_header() -> None:
+    for text in documents(0, TRAIN_STREAM, 50):
+        first, last = map(int, re.findall(r"#(\d{4})", text.split("\n")[0]))
+        told = [int(n) for n in re.findall(r"#(\d{4})", text)]
+        assert told[:2] == [first, last]
+        assert sorted(set(told)) == list(range(first, last + 2))
+        assert told[2:] == sorted(told[2:])
