@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 # Attention costs what M is, not what is held, so M starts small and doubles. It stays a multiple
-# of this: vectorised sums then walk every row in the same lanes whatever M is, which is what
-# makes logits independent of it bit for bit.
+# of 64: vectorised sums then walk every row in the same lanes whatever M is, which is what makes
+# logits independent of it bit for bit. Below 128, matrix products with large heads take another
+# path and lose that.
 LENGTH_STEP = 64
 FIRST_LENGTH = 128
 
@@ -26,7 +27,7 @@ class CacheShape:
 class LinearCaches:
     """The caches of every layer of a target and its draft, by graph input name.
 
-    All share one allocated length M, at most `max_seq_len` rounded up to LENGTH_STEP. Growing
+    All share one allocated length M, from FIRST_LENGTH to `max_seq_len` rounded up. Growing
     or shrinking moves the arrays; `generation` counts the moves, so that whoever holds
     addresses knows that they are stale.
     """
@@ -34,8 +35,8 @@ class LinearCaches:
     def __init__(self, shapes: dict[str, CacheShape], slots: int, max_seq_len: int) -> None:
         self._shapes = shapes
         self._slots = slots
-        self._limit = _round_up(max_seq_len)
-        self.length = min(FIRST_LENGTH, self._limit)
+        self._limit = max(FIRST_LENGTH, _round_up(max_seq_len))
+        self.length = FIRST_LENGTH
         self.generation = 0
         self._arrays = {name: self._allocate(shape) for name, shape in shapes.items()}
 
@@ -44,8 +45,13 @@ class LinearCaches:
 
         Shrinking waits until a quarter would do, so that a length near a boundary does not
         move the caches at every step.
+
+        Raises:
+            ValueError: a slot would hold more than max_seq_len allows.
         """
         longest, length = max(held), self.length
+        if longest > self._limit:
+            raise ValueError(f"{longest} positions do not fit caches of {self._limit}")
         while length < longest:
             length = min(length * 2, self._limit)
         while length > FIRST_LENGTH and longest <= length // 4:
@@ -76,6 +82,11 @@ class LinearCaches:
         """Copies the first `length` positions of one slot to another, in every cache."""
         for array in self._arrays.values():
             array[destination, :, :length] = array[source, :, :length]
+
+    def clear(self, slot: int) -> None:
+        """Zeroes a slot: should a sequence have overflowed, its NaN must not reach the next."""
+        for array in self._arrays.values():
+            array[slot] = 0
 
     def names(self) -> Iterable[str]:
         return self._arrays.keys()

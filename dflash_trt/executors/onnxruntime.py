@@ -107,6 +107,7 @@ class OnnxRuntimeExecutor:
         self._held = [0] * limits.max_batch
         self._bindings: OrderedDict[tuple[object, ...], _Binding | _Step] = OrderedDict()
         self._generation = self._caches.generation
+        self._closed = False
 
     @property
     def limits(self) -> ExecutorLimits:
@@ -126,6 +127,8 @@ class OnnxRuntimeExecutor:
         want_logits: bool,
     ) -> TargetOutput:
         batch, rows = token_ids.shape
+        if not 0 <= logit_rows.min() <= logit_rows.max() < rows:
+            raise ValueError(f"logit rows {logit_rows.tolist()} are not within {rows} rows")
         self._hold(first_slot, starts, rows)
         key = (graph, first_slot, batch, rows, logit_rows.shape[1], want_logits)
         binding = self._recall(key)
@@ -151,6 +154,8 @@ class OnnxRuntimeExecutor:
         want_logits: bool,
     ) -> SpeculationOutput:
         batch = len(anchors)
+        if not 2 <= block_size <= self._limits.block_size:
+            raise ValueError(f"block size {block_size} is not 2 … {self._limits.block_size}")
         self._hold(first_slot, starts, block_size)
         key = ("speculate", first_slot, batch, block_size, want_logits)
         step = self._recall(key)
@@ -170,16 +175,33 @@ class OnnxRuntimeExecutor:
 
     def release_slots(self, first_free: int) -> None:
         for slot in range(first_free, len(self._held)):
-            self._held[slot] = 0
+            if self._held[slot]:
+                self._held[slot] = 0
+                self._caches.clear(slot)
 
     def close(self) -> None:
+        self._closed = True
         self._bindings.clear()
         self._sessions.clear()
+        self._caches = LinearCaches({}, 0, 0)
 
     def _hold(self, first_slot: int, starts: Int64Array, rows: int) -> None:
-        """Lets the caches follow what this call writes; forgets addresses that moved."""
-        for offset, start in enumerate(starts.tolist()):
-            self._held[first_slot + offset] = start + rows
+        """Lets the caches follow what this call writes; forgets addresses that moved.
+
+        Raises:
+            ValueError: slots or positions outside the limits, before anything is touched: a
+                write past a slot would land in the neighbour's.
+        """
+        if self._closed:
+            raise ValueError("the executor is closed")
+        slots = range(first_slot, first_slot + len(starts))
+        ends = [start + rows for start in starts.tolist()]
+        if first_slot < 0 or slots.stop > self._limits.max_batch:
+            raise ValueError(f"slots {slots} are not within {self._limits.max_batch}")
+        if min(ends) < rows or max(ends) > self._limits.max_seq_len:
+            raise ValueError(f"rows end at {ends}, past {self._limits.max_seq_len} or before 0")
+        for slot, end in zip(slots, ends, strict=True):
+            self._held[slot] = end
         self._caches.fit(self._held)
         if self._caches.generation != self._generation:
             self._generation = self._caches.generation
@@ -265,7 +287,7 @@ class OnnxRuntimeExecutor:
 def open_session(path: Path, threads: int | None) -> ort.InferenceSession:
     """An ONNX Runtime CPU session on `path`, with errors as one line."""
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # errors arrive as exceptions; no second line beside them
     if threads is not None:
         options.intra_op_num_threads = threads
     try:

@@ -1,0 +1,1 @@
+"""Rung 2 at the executor: bits, caches in place, bindings, errors."""

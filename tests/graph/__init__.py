@@ -1,0 +1,1 @@
+"""Rung 1: the graphs' numbers and structure."""

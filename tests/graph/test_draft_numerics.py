@@ -1,0 +1,157 @@
+"""The draft graph against the reference drafter, block by block and layer by layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dflash_trt.graph.bindings import DRAFT_TOKEN_IDS
+from tests.graph.runner import GraphRunner
+from tests.graph.test_target_numerics import BOUND, tokens
+from tests.graph.variants import VARIANTS, build
+from tests.pairs import PairFactory, TinyPair
+from tests.reference.compare import max_relative_error
+from tests.reference.draft import ReferenceDraft
+from tests.reference.generate import forward_with_taps
+
+CONTEXT = 90
+# (0, …): nothing but the block. Ragged, and every window below is left behind by the later ones.
+STARTS = [(0, 1), (7, 33), (64, 12), (82, 81)]
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+class CausalSlidingDraft(ReferenceDraft):
+    """The drafter with sliding layers that see no key after the query, key by key in float64."""
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, start: int, window: int | None
+    ) -> Tensor:
+        if window is None:
+            return super()._attend(query, key, value, start, window)
+        batch, heads, slots, size = query.shape
+        group = self.config.heads // self.config.kv_heads
+        q, k, v = query.double(), key.double(), value.double()
+        attended = torch.zeros(batch, slots, heads, size, dtype=torch.float64)
+        for b in range(batch):
+            for h in range(heads):
+                for row in range(slots):
+                    p = start + row
+                    seen = [j for j in range(key.shape[2]) if j <= p and p - j < window]
+                    scores = k[b, h // group, seen] @ q[b, h, row] / math.sqrt(size)
+                    attended[b, row, h] = torch.softmax(scores, -1) @ v[b, h // group, seen]
+        return attended.flatten(2).to(query.dtype)
+
+
+def check_blocks(
+    built: TinyPair,
+    reference: ReferenceDraft,
+    starts: Sequence[tuple[int, int]],
+    block_sizes: Sequence[int],
+) -> None:
+    """Drafts at `starts` against `reference`: ids, and each layer's K and V of the block."""
+    vocab = built.pair.target.vocab_size
+    ids = tokens(vocab, 2, CONTEXT, seed=5)
+    anchors = ids[:, -1].tolist()
+    runner = GraphRunner(built, batch=2)
+    # Positions from `start` on hold features too: scratch that no block may see.
+    runner.target(ids, [0, 0])
+    _, taps = forward_with_taps(
+        built.reference, torch.tensor(ids), reference.config.target_layer_ids
+    )
+    projected = reference.project(taps)
+    unsure = compared = 0
+    for block_size in block_sizes:
+        for pair in starts:
+            outputs = runner.draft(anchors, pair, block_size)
+            for b, start in enumerate(pair):
+                context = [(k[b : b + 1, :, :start], v[b : b + 1, :, :start]) for k, v in projected]
+                block = reference.draft(
+                    torch.tensor(anchors[b : b + 1]), start, context, block_size
+                )
+                got = outputs[DRAFT_TOKEN_IDS][b]
+                assert got[0] == anchors[b]
+                best = block.logits[0].topk(2, dim=-1).values
+                clear = best[:, 0] - best[:, 1] > BOUND * block.logits.abs().max()
+                clear[0] = True
+                np.testing.assert_array_equal(got[clear], block.ids[0][clear])
+                unsure, compared = unsure + int((~clear).sum()), compared + block_size
+                for layer, kv in enumerate(block.block_kv):
+                    for kind, expected in zip("kv", kv, strict=True):
+                        cache = outputs[f"draft_{kind}_{layer}_out"][b]
+                        rows = cache[:, start : start + block_size]
+                        what = f"{kind} of layer {layer}, start {start}, block {block_size}"
+                        assert max_relative_error(rows, expected[0]) <= BOUND, what
+    assert unsure < 0.05 * compared, "too many ties to say that the drafts agree"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_drafts_and_block_kv_equal_the_reference(make_pair: PairFactory, name: str) -> None:
+    built = build(make_pair, name)
+    check_blocks(built, built.reference_draft, STARTS, (2, 5, 8))
+
+
+def test_every_block_size_up_to_the_trained_one_equals_the_reference(
+    make_pair: PairFactory,
+) -> None:
+    built = make_pair("qwen3", None, {"num_layers": 3, "block_size": 16})
+    check_blocks(built, built.reference_draft, [(0, 17), (74, 40)], range(2, 17))
+
+
+def sliding(make_pair: PairFactory, window: int, dflash: dict[str, Any] | None = None) -> TinyPair:
+    draft = {"num_layers": 3, "layer_types": MIXED, "sliding_window": window}
+    return make_pair("qwen3", None, draft, dflash=dflash)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 16, 89, 200])
+def test_layers_that_slide_both_ways_see_the_window_and_nothing_past_it(
+    make_pair: PairFactory, window: int
+) -> None:
+    built = sliding(make_pair, window, {"causal": False})
+    assert built.pair.draft.layer_windows == (window, None, window)
+    assert built.pair.draft.layer_causal == (False, False, False)
+    check_blocks(built, built.reference_draft, STARTS, range(2, 9))
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 16, 200])
+def test_causal_sliding_layers_see_the_window_before_them_only(
+    make_pair: PairFactory, window: int
+) -> None:
+    built = sliding(make_pair, window)
+    assert built.pair.draft.layer_causal == (True, False, True)
+    reference = CausalSlidingDraft.load(built.folder / "draft", built.reference)
+    check_blocks(built, reference, STARTS, (2, 3, 8))
+
+
+def test_the_two_kinds_of_sliding_layers_differ(make_pair: PairFactory) -> None:
+    """Else the two tests above could not tell one from the other."""
+    built = sliding(make_pair, 5)
+    with pytest.raises(AssertionError):
+        check_blocks(built, built.reference_draft, STARTS, (8,))
+
+
+def test_use_swa_slides_every_layer_both_ways(make_pair: PairFactory) -> None:
+    built = make_pair("llama", None, None, dflash={"use_swa": True, "swa_window_size": 11})
+    assert built.pair.draft.layer_windows == (11, 11)
+    plain = make_pair("llama").reference_draft
+    config = replace(plain.config, windows=(11, 11))
+    reference = ReferenceDraft(config, plain.weights, plain.embed, plain.lm_head)
+    check_blocks(built, reference, STARTS, (2, 8))
+
+
+def test_a_window_wider_than_the_context_changes_nothing(make_pair: PairFactory) -> None:
+    wide = sliding(make_pair, 200, {"causal": False})
+    full = make_pair("qwen3", None, {"num_layers": 3})
+    ids = tokens(256, 2, CONTEXT, seed=5)
+    drafts = []
+    for built in (wide, full):
+        runner = GraphRunner(built, batch=2)
+        runner.target(ids, [0, 0])
+        drafts.append(runner.draft([4, 9], [80, 50], 8)[DRAFT_TOKEN_IDS])
+    np.testing.assert_array_equal(drafts[0], drafts[1])

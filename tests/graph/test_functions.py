@@ -1,0 +1,224 @@
+"""Function bodies and the window mask against explicit loops, each in a graph of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto
+
+from dflash_trt.graph.functions import (
+    AttentionOverload,
+    attention_function,
+    kv_feature_injection_function,
+    swiglu_function,
+)
+from dflash_trt.graph.layers import Rows
+from dflash_trt.graph.model import GraphBuilder
+from tests.reference.compare import max_relative_error
+
+FloatArray = npt.NDArray[np.float32]
+HEADS, KV_HEADS, HEAD_DIM, LENGTH = 4, 2, 16, 48
+
+
+def builder() -> GraphBuilder:
+    return GraphBuilder("test", lambda entry: entry.file.name)
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[npt.NDArray[Any]]:
+    onnx.checker.check_model(model, full_check=True)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return list(session.run(None, feeds))
+
+
+def random(seed: int, *shape: int) -> FloatArray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def attend(
+    q: FloatArray, k: FloatArray, v: FloatArray, seen: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
+    """softmax(q k^T) v in float64 over the keys that seen [B,S,M] lets a row see."""
+    result = np.zeros(q.shape)
+    group = q.shape[1] // k.shape[1]
+    for b, h, row in np.ndindex(q.shape[:3]):
+        keys = np.flatnonzero(seen[b, row])
+        scores = k[b, h // group, keys].astype(float) @ q[b, h, row].astype(float)
+        weights = np.exp(scores - scores.max())
+        result[b, h, row] = weights / weights.sum() @ v[b, h // group, keys].astype(float)
+    return result
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 16])
+@pytest.mark.parametrize("overload", ["lower_right", "none", "masked"])
+def test_attention_equals_softmax_over_the_keys_that_each_row_may_see(
+    overload: AttentionOverload, rows: int
+) -> None:
+    starts = np.array([0, 7, LENGTH - rows])
+    batch = len(starts)
+    b = builder()
+    q = b.input("q", TensorProto.FLOAT, ["B", HEADS, "S", HEAD_DIM])
+    caches = [b.input(n, TensorProto.FLOAT, ["B", KV_HEADS, "M", HEAD_DIM]) for n in "kv"]
+    masked = overload == "masked"
+    mask = b.input("mask", TensorProto.BOOL, ["B", 1, "S", "M"]) if masked else ""
+    lengths = b.input("lengths", TensorProto.INT32, ["B"])
+    b.output("y", TensorProto.FLOAT, ["B", HEADS, "S", HEAD_DIM])
+    kind = "none" if masked else overload
+    b.call(
+        attention_function(overload),
+        [q, *caches, mask, "", lengths],
+        "attend",
+        outputs=["y"],
+        causal_kind=kind,
+    )
+    queries = random(0, batch, HEADS, rows, HEAD_DIM) / np.float32(math.sqrt(HEAD_DIM))
+    keys, values = (random(i, batch, KV_HEADS, LENGTH, HEAD_DIM) for i in (1, 2))
+    row, key = np.arange(rows)[:, None], np.arange(LENGTH)[None, :]
+    seen = np.stack([np.broadcast_to(key < s + rows, (rows, LENGTH)) for s in starts])
+    feeds = {"q": queries, "k": keys, "v": values, "lengths": (starts + rows).astype(np.int32)}
+    if overload == "lower_right":
+        seen &= np.stack([key <= row + s for s in starts])
+    if masked:
+        near = np.stack([np.abs(row + s - key) < 6 for s in starts])
+        feeds["mask"] = near[:, None]
+        seen &= near
+    (actual,) = run(b.finish(), feeds)
+    assert max_relative_error(actual, attend(queries, keys, values, seen)) < 1e-6
+
+
+@pytest.mark.parametrize("overload", ["lower_right", "none", "masked"])
+def test_what_lies_past_the_length_or_behind_the_mask_weighs_nothing(
+    overload: AttentionOverload,
+) -> None:
+    """A finite key or value out of sight changes no bit, however large."""
+    outputs = []
+    for garbage in (0.0, 1e4, -1e30):
+        b = builder()
+        q = b.input("q", TensorProto.FLOAT, [1, HEADS, 3, HEAD_DIM])
+        k, v = (b.input(n, TensorProto.FLOAT, [1, KV_HEADS, "M", HEAD_DIM]) for n in "kv")
+        mask = b.input("mask", TensorProto.BOOL, [1, 1, 3, "M"]) if overload == "masked" else ""
+        lengths = b.input("lengths", TensorProto.INT32, [1])
+        b.output("y", TensorProto.FLOAT, [1, HEADS, 3, HEAD_DIM])
+        call = [q, k, v, mask, "", lengths]
+        b.call(attention_function(overload), call, "a", outputs=["y"], causal_kind="none")
+        feeds: dict[str, Any] = {
+            "q": random(0, 1, HEADS, 3, HEAD_DIM),
+            "k": random(1, 1, KV_HEADS, 64, HEAD_DIM),
+            "v": random(2, 1, KV_HEADS, 64, HEAD_DIM),
+            "lengths": np.array([9], np.int32),
+        }
+        feeds["k"][:, :, 9:] = feeds["v"][:, :, 9:] = garbage
+        if overload == "masked":
+            feeds["mask"] = np.zeros((1, 1, 3, 64), bool)
+            feeds["mask"][..., 4:] = True
+            feeds["k"][:, :, :4] = feeds["v"][:, :, :4] = garbage
+        outputs += run(b.finish(), feeds)
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+    np.testing.assert_array_equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [1, 2, 7, 500])
+def test_the_window_mask_equals_an_explicit_one(window: int, causal: bool) -> None:
+    starts, rows, length = [0, 3, 20], 4, 29
+    b = builder()
+    ids = b.input("ids", TensorProto.INT64, ["B", "S"])
+    start = b.input("start", TensorProto.INT64, ["B"])
+    cache = b.input("cache", TensorProto.FLOAT, ["B", 1, "M", 2])
+    mask = Rows(b, ids, start).window_mask(window, causal, cache)
+    b.output("mask", TensorProto.BOOL, ["B", 1, "S", "M"])
+    b.node("Identity", [mask], "out", output="mask")
+    (actual,) = run(
+        b.finish(),
+        {
+            "ids": np.zeros((3, rows), np.int64),
+            "start": np.array(starts),
+            "cache": np.zeros((3, 1, length, 2), np.float32),
+        },
+    )
+    for s, start_position in enumerate(starts):
+        for row in range(rows):
+            for key in range(length):
+                distance = start_position + row - key
+                expected = abs(distance) < window and not (causal and distance < 0)
+                assert actual[s, 0, row, key] == expected, (start_position, row, key)
+
+
+def test_one_window_mask_serves_every_layer_that_shares_it() -> None:
+    b = builder()
+    ids = b.input("ids", TensorProto.INT64, ["B", "S"])
+    rows = Rows(b, ids, b.input("start", TensorProto.INT64, ["B"]))
+    masks = [rows.window_mask(w, c, "cache") for w, c in [(4, True), (4, False), (4, True)]]
+    assert masks[0] == masks[2] != masks[1]
+
+
+def test_swiglu_is_silu_of_the_gate_times_up() -> None:
+    b = builder()
+    gate, up = (b.input(n, TensorProto.FLOAT, [5, 7]) for n in ("gate", "up"))
+    b.output("y", TensorProto.FLOAT, [5, 7])
+    b.call(swiglu_function(), [gate, up], "swiglu", outputs=["y"])
+    x, y = 30 * random(0, 5, 7), random(1, 5, 7)
+    (actual,) = run(b.finish(), {"gate": x, "up": y})
+    wide = x.astype(float)
+    assert max_relative_error(actual, wide / (1 + np.exp(-wide)) * y) < 1e-6
+
+
+def rotated(x: npt.NDArray[np.float64], position: int, theta: float) -> npt.NDArray[np.float64]:
+    """RoPE of one head, pair by pair; halves convention."""
+    half = len(x) // 2
+    result = np.empty_like(x)
+    for i in range(half):
+        angle = position * theta ** (-i / half)
+        cos, sin = math.cos(angle), math.sin(angle)
+        result[i] = x[i] * cos - x[i + half] * sin
+        result[i + half] = x[i + half] * cos + x[i] * sin
+    return result
+
+
+def test_injection_norms_rotates_and_writes_k_and_writes_v_as_it_is() -> None:
+    starts, rows, theta, epsilon = [0, 9, 5], 3, 100.0, 1e-3
+    batch = len(starts)
+    names: Sequence[str] = ("k", "v", "norm", "cos", "sin", "positions", "k_cache", "v_cache")
+    kinds = [TensorProto.INT64 if n == "positions" else TensorProto.FLOAT for n in names]
+    angles = np.outer(np.arange(16), theta ** (-np.arange(HEAD_DIM // 2) / (HEAD_DIM // 2)))
+    feeds = {
+        "k": random(0, batch, rows, KV_HEADS, HEAD_DIM),
+        "v": random(1, batch, rows, KV_HEADS, HEAD_DIM),
+        "norm": random(2, HEAD_DIM),
+        "cos": np.cos(angles).astype(np.float32),
+        "sin": np.sin(angles).astype(np.float32),
+        "positions": np.array(starts)[:, None] + np.arange(rows),
+        "k_cache": random(3, batch, KV_HEADS, 12, HEAD_DIM),
+        "v_cache": random(4, batch, KV_HEADS, 12, HEAD_DIM),
+    }
+    b = builder()
+    inputs = [b.input(n, k, feeds[n].shape) for n, k in zip(names, kinds, strict=True)]
+    for name in ("k_out", "v_out"):
+        b.output(name, TensorProto.FLOAT, feeds["k_cache"].shape)
+    b.call(
+        kv_feature_injection_function(),
+        inputs,
+        "inject",
+        outputs=["k_out", "v_out"],
+        epsilon=epsilon,
+    )
+    keys, values = run(b.finish(), feeds)
+    expected_k, expected_v = feeds["k_cache"].astype(float), feeds["v_cache"].copy()
+    for s, row, head in np.ndindex(batch, rows, KV_HEADS):
+        position = starts[s] + row
+        x = feeds["k"][s, row, head].astype(float)
+        normed = x / math.sqrt((x**2).mean() + epsilon) * feeds["norm"]
+        expected_k[s, head, position] = rotated(normed, position, theta)
+        expected_v[s, head, position] = feeds["v"][s, row, head]
+    assert max_relative_error(keys, expected_k) < 1e-6
+    np.testing.assert_array_equal(values, expected_v)

@@ -1,0 +1,136 @@
+"""The target's graphs against transformers, and the injected features against the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from transformers import DynamicCache
+
+from dflash_trt.graph.bindings import CHOICE_IDS, LOGITS, GraphName
+from tests.graph.runner import GraphRunner, chunks
+from tests.graph.variants import VARIANTS, build
+from tests.pairs import PairFactory
+from tests.reference.compare import assert_bitwise_equal, max_relative_error
+from tests.reference.generate import forward_with_taps
+
+BOUND = 1e-4
+ODD_CHUNKS = (7, 1, 13, 2, 29)
+LENGTH = 75
+
+
+def tokens(vocab: int, batch: int, length: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(0, vocab, (batch, length))
+
+
+@torch.no_grad()
+def reference(target: Any, ids: npt.NDArray[np.int64]) -> tuple[torch.Tensor, Any]:
+    """Logits [B,T,V] and the KV cache of ids [B,T]."""
+    cache = DynamicCache(config=target.config)
+    return target(torch.tensor(ids), past_key_values=cache, use_cache=True).logits, cache
+
+
+@pytest.mark.parametrize("graph", ["target", "target_only"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_and_kv_of_every_row_and_layer_equal_those_of_transformers(
+    make_pair: PairFactory, name: str, graph: GraphName
+) -> None:
+    built = build(make_pair, name)
+    ids = tokens(192, 2, LENGTH)
+    runner = GraphRunner(built, batch=2)
+    parts = []
+    for start, end in chunks(LENGTH, ODD_CHUNKS):
+        outputs = runner.target(ids[:, start:end], [start, start], graph=graph)
+        np.testing.assert_array_equal(outputs[CHOICE_IDS], outputs[LOGITS].argmax(-1))
+        parts.append(outputs[LOGITS])
+    logits, cache = reference(built.reference, ids)
+    assert max_relative_error(np.concatenate(parts, axis=1), logits) <= BOUND
+    for layer in range(built.pair.target.num_layers):
+        keys = runner.caches[f"target_k_{layer}"][:, :, :LENGTH]
+        values = runner.caches[f"target_v_{layer}"][:, :, :LENGTH]
+        assert max_relative_error(keys, cache.layers[layer].keys) <= BOUND, f"layer {layer}"
+        assert max_relative_error(values, cache.layers[layer].values) <= BOUND, f"layer {layer}"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_taps_reach_every_draft_layers_cache_as_the_reference_projects_them(
+    make_pair: PairFactory, name: str
+) -> None:
+    built = build(make_pair, name)
+    ids = tokens(192, 2, LENGTH)
+    runner = GraphRunner(built, batch=2)
+    for start, end in chunks(LENGTH, ODD_CHUNKS):
+        runner.target(ids[:, start:end], [start, start])
+    draft = built.reference_draft
+    _, taps = forward_with_taps(built.reference, torch.tensor(ids), draft.config.target_layer_ids)
+    for layer, (keys, values) in enumerate(draft.project(taps)):
+        injected = runner.caches[f"draft_k_{layer}"], runner.caches[f"draft_v_{layer}"]
+        assert max_relative_error(injected[0][:, :, :LENGTH], keys) <= BOUND, f"layer {layer}"
+        assert max_relative_error(injected[1][:, :, :LENGTH], values) <= BOUND, f"layer {layer}"
+        assert not injected[0][:, :, LENGTH:].any(), "written past the rows"
+        assert not injected[1][:, :, LENGTH:].any(), "written past the rows"
+
+
+@pytest.mark.parametrize("graph", ["target", "target_only"])
+def test_sequences_of_one_call_stand_at_positions_of_their_own(
+    make_pair: PairFactory, graph: GraphName
+) -> None:
+    built = make_pair()
+    ids = tokens(256, 3, 48)
+    starts = [0, 31, 9]
+    runner = GraphRunner(built, batch=3)
+    for position in range(max(starts)):
+        # Sequences whose prefix is complete run on; their extra rows are overwritten later.
+        runner.target(ids[:, position : position + 1], [position] * 3, graph=graph)
+    rows = np.stack([ids[b, s : s + 17] for b, s in enumerate(starts)])
+    logits = runner.target(rows, starts, graph=graph)[LOGITS]
+    expected, _ = reference(built.reference, ids)
+    for b, start in enumerate(starts):
+        assert max_relative_error(logits[b], expected[b, start : start + 17]) <= BOUND
+
+
+@pytest.mark.parametrize("graph", ["target", "target_only"])
+def test_logit_rows_pick_rows_in_any_order_and_number(
+    make_pair: PairFactory, graph: GraphName
+) -> None:
+    built = make_pair()
+    ids = tokens(256, 2, 9)
+    everything = GraphRunner(built, batch=2).target(ids, [0, 0], graph=graph)[LOGITS]
+    for picked in ([[8], [0]], [[3, 3, 1], [7, 0, 8]], [[8, 7, 6, 5], [0, 2, 4, 6]]):
+        rows = np.array(picked, np.int64)
+        outputs = GraphRunner(built, batch=2).target(ids, [0, 0], graph=graph, logit_rows=rows)
+        expected = np.take_along_axis(everything, rows[:, :, None], axis=1)
+        assert_bitwise_equal(outputs[LOGITS], expected, f"rows {picked}")
+        np.testing.assert_array_equal(outputs[CHOICE_IDS], expected.argmax(-1))
+
+
+@pytest.mark.parametrize("length", [33, 64, 100, 257])
+def test_any_cache_length_that_holds_the_rows_will_do(make_pair: PairFactory, length: int) -> None:
+    built = make_pair()
+    ids = tokens(256, 1, 33)
+    logits = GraphRunner(built, length=length).target(ids, [0])[LOGITS]
+    assert max_relative_error(logits, reference(built.reference, ids)[0]) <= BOUND
+
+
+def test_a_deep_wide_headed_target_past_its_original_context_keeps_the_bound(
+    make_pair: PairFactory,
+) -> None:
+    target = {
+        "num_layers": 12,
+        "hidden": 96,
+        "heads": 8,
+        "kv_heads": 2,
+        "head_dim": 64,
+        "rope": "llama3",
+        "rope_theta": 5e5,
+        "dtype": "bfloat16",
+    }
+    built = make_pair("llama", target, {"rope": "llama3", "rope_theta": 5e5})
+    ids = tokens(256, 1, 400)
+    runner = GraphRunner(built, length=448)
+    parts = [runner.target(ids[:, s:e], [s])[LOGITS] for s, e in chunks(400, (61, 128, 3))]
+    expected, _ = reference(built.reference, ids)
+    assert max_relative_error(np.concatenate(parts, axis=1), expected) <= BOUND
