@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from dflash_trt.executors.base import FloatArray
 
 # Attention costs what M is, not what is held, so M starts small and doubles. It stays a multiple
 # of 64: vectorised sums then walk every row in the same lanes whatever M is, which is what makes
@@ -38,7 +41,7 @@ class LinearCaches:
         self._limit = max(FIRST_LENGTH, _round_up(max_seq_len))
         self.length = FIRST_LENGTH
         self.generation = 0
-        self._arrays = {name: self._allocate(shape) for name, shape in shapes.items()}
+        self._arrays = self._allocate()
 
     def fit(self, held: Sequence[int]) -> None:
         """Makes M fit the positions `held` per slot: doubles while too short, halves when idle.
@@ -62,11 +65,11 @@ class LinearCaches:
         self.length = length
         self.generation += 1
         occupied = [slot for slot, count in enumerate(held) if count]
+        new = self._allocate()
         for name, old in self._arrays.items():
-            new = self._allocate(self._shapes[name])
             for slot in occupied:
-                new[slot, :, :kept] = old[slot, :, :kept]
-            self._arrays[name] = new
+                new[name][slot, :, :kept] = old[slot, :, :kept]
+        self._arrays = new
 
     def address(self, name: str, first_slot: int) -> int:
         """Address of the first byte of `first_slot` in the named cache."""
@@ -91,10 +94,23 @@ class LinearCaches:
     def names(self) -> Iterable[str]:
         return self._arrays.keys()
 
-    def _allocate(self, shape: CacheShape) -> npt.NDArray[np.float32]:
-        # Zeros, not garbage: attention multiplies unused positions by a weight of exactly zero,
-        # and zero times NaN would not be zero.
-        return np.zeros((self._slots, shape.kv_heads, self.length, shape.head_dim), np.float32)
+    def _allocate(self) -> dict[str, FloatArray]:
+        """Zeroed arrays of the current length.
+
+        Zeros, not garbage: attention multiplies unused positions by a weight of exactly zero,
+        and zero times NaN would not be zero. Pages of an anonymous mapping are zero when they
+        are first touched, so slots that stay empty cost nothing.
+        """
+        shapes = {name: (self._slots, *self.shape(name, 1)[1:]) for name in self._shapes}
+        total = sum(math.prod(shape) for shape in shapes.values())
+        pages = mmap.mmap(-1, max(1, total * np.dtype(np.float32).itemsize))
+        arrays: dict[str, FloatArray] = {}
+        offset = 0
+        for name, shape in shapes.items():
+            count = math.prod(shape)
+            arrays[name] = np.frombuffer(pages, np.float32, count, offset).reshape(shape)
+            offset += count * np.dtype(np.float32).itemsize
+        return arrays
 
 
 def _round_up(length: int) -> int:
