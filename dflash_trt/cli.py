@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from typing import Any
@@ -61,6 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     0 done, 1 a failed check or a run-time failure, 2 wrong usage. Every error is one line.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 is no reason to fail
     try:
         result: Any = cli.main(arguments, prog_name="dflash-trt", standalone_mode=False)
         sys.stdout.flush()

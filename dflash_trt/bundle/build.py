@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import onnx
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from dflash_trt import __version__
 from dflash_trt.bundle.links import check_space, clone_file, copy_file, link_file
@@ -85,9 +85,10 @@ def build_bundle(
     """
     limits = _limits(pair, config)
     with staged_folder(destination, overwrite=options.overwrite) as folder:
-        locations, copied = _place_weights(pair, folder, options, progress)
+        locations, copied = _place_weights(pair, folder, destination, options, progress)
         progress.stage("graphs", None)
-        save_file(compute_tables(pair, limits.max_seq_len), folder / TABLES_LOCATION)
+        # Not save_file: on a full disk it raises an error of its own, not an OSError.
+        (folder / TABLES_LOCATION).write_bytes(save(compute_tables(pair, limits.max_seq_len)))
         tables = read_header(folder / TABLES_LOCATION)
         locations[(folder / TABLES_LOCATION).resolve()] = TABLES_LOCATION
         _write_graphs(pair, tables, lambda entry: locations[entry.file], folder)
@@ -145,9 +146,12 @@ def _limits(pair: Pair, config: BuildConfig) -> Limits:
 
 
 def _place_weights(
-    pair: Pair, folder: Path, options: BuildOptions, progress: Progress
+    pair: Pair, folder: Path, destination: Path, options: BuildOptions, progress: Progress
 ) -> tuple[dict[Path, str], bool]:
-    """Brings every shard the graphs use into weights/; returns locations by resolved source."""
+    """Brings every shard the graphs use into weights/ of `folder`, later `destination`.
+
+    Returns the locations by resolved source, and whether any is a file of its own.
+    """
     owners = {"target": pair.target.weights, "draft": pair.draft.weights}
     locations: dict[Path, str] = {}
     for owner, weights in owners.items():
@@ -163,7 +167,7 @@ def _place_weights(
     rest = [shard for shard in rest if not clone_file(shard, folder / locations[shard])]
     if rest:
         # The size is known, and known to fit, before the first byte.
-        progress.stage("copying weights", check_space(rest, folder))
+        progress.stage("copying weights", check_space(rest, destination))
         for shard in rest:
             copy_file(shard, folder / locations[shard], progress.advance)
     return locations, copied

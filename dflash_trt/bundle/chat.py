@@ -10,8 +10,8 @@ from pathlib import Path
 
 from dflash_trt.errors import DflashError, one_line
 
-MAX_RENDERED_CHARACTERS = 64 << 20
-MAX_WORKER_BYTES = 1 << 30
+MAX_RENDERED_CHARACTERS = 4 << 20
+MAX_WORKER_BYTES = 512 << 20
 MAX_WORKER_SECONDS = 10
 
 Message = Mapping[str, str]

@@ -28,9 +28,9 @@ def render(job: dict[str, Any]) -> dict[str, Any]:
     try:
         template = environment.from_string(job["template"])
         texts: list[str] = []
-        room: int = job["max_characters"]
         for messages in job["conversations"]:
             pieces: list[str] = []
+            room: int = job["max_characters"]
             for piece in template.generate(messages=messages, **job["variables"]):
                 pieces.append(piece)
                 room -= len(piece)

@@ -52,14 +52,18 @@ def copy_file(source: Path, destination: Path, on_bytes: Callable[[int], None]) 
             on_bytes(len(chunk))
 
 
-def check_space(sources: Iterable[Path], folder: Path) -> int:
-    """The bytes that copies of all `sources` take; DflashError when `folder` has not as many."""
+def check_space(sources: Iterable[Path], destination: Path) -> int:
+    """The bytes that copies of all `sources` take.
+
+    Raises:
+        DflashError: the filesystem of `destination`'s parent has not as many.
+    """
     size = sum(source.stat().st_size for source in sources)
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(destination.parent).free
     if size > free:
         raise DflashError(
             f"copying the weights needs {size:,} bytes, {free:,} are free",
-            where=folder.parent,
+            where=destination,
             fix="free some space, or put the bundle on the checkpoint's filesystem",
         )
     return size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.strict_json import read_json_object
@@ -13,6 +13,8 @@ from dflash_trt.errors import DflashError, one_line
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION: Literal[1] = 1
+# A manifest that was tampered with must not make anyone loop for ever.
+MAX_LAYERS = 1 << 16
 
 Positive = Annotated[int, Field(ge=1)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -25,7 +27,7 @@ class _Strict(BaseModel):
 class ModelDims(_Strict):
     """Dimensions of a decoder, in elements; `parameters` counts weights once."""
 
-    layers: Positive
+    layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
     hidden_size: Positive
     heads: Positive
     kv_heads: Positive
@@ -93,6 +95,14 @@ class Manifest(_Strict):
     tokenizer: bool
     libraries: dict[str, str]
     files: list[BundleFile]
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Manifest:
+        if self.limits.block_size > self.draft.trained_block_size:
+            raise ValueError("limits.block_size exceeds draft.trained_block_size")
+        if self.draft.mask_token_id >= self.target.vocab_size:
+            raise ValueError("draft.mask_token_id is outside the vocabulary")
+        return self
 
 
 def target_dims(pair: Pair) -> TargetDims:

@@ -34,7 +34,7 @@ def staged_folder(destination: Path, *, overwrite: bool) -> Iterator[Path]:
             be written, or was built by another process in the meantime.
     """
     destination = destination.resolve()
-    _check_destination(destination, overwrite)
+    check_destination(destination, overwrite=overwrite)
     parents = [destination.parent, *destination.parent.parents]
     created = [parent for parent in parents if not parent.exists()]
     try:
@@ -59,7 +59,11 @@ def staged_folder(destination: Path, *, overwrite: bool) -> Iterator[Path]:
         _remove_empty(created)
 
 
-def _check_destination(destination: Path, overwrite: bool) -> None:
+def check_destination(destination: Path, *, overwrite: bool) -> None:
+    """Raises DflashError (usage) when nothing may be put at `destination`."""
+    for parent in destination.parents:
+        if parent.exists() and not parent.is_dir():
+            raise DflashError("is a file, not a folder", where=parent, usage=True)
     if not destination.exists():
         return
     if not overwrite:

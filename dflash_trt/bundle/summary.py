@@ -7,32 +7,35 @@ from typing import Any
 
 from dflash_trt.bundle.manifest import Manifest, ModelDims
 
-CACHE_ITEM_BYTES = 4  # float32 on the CPU executor
+ITEM_BYTES = 4  # float32 on the CPU executor
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
     """Bytes for `batch` sequences of `context` tokens each.
 
-    Weights count in the compute type, as ONNX Runtime holds them after loading. Caches count
-    the tokens; the CPU executor allocates up to twice that, since its length doubles.
+    Weights count in the compute type, as ONNX Runtime holds them after loading. `draft_head` is
+    the target's output head once more: the draft's session packs its own copy. Caches count the
+    tokens; the CPU executor allocates up to twice that, since its length doubles.
     """
 
     batch: int
     context: int
     target_weights: int
     draft_weights: int
+    draft_head: int
     target_cache: int
     draft_cache: int
 
     @property
     def total(self) -> int:
-        return self.target_weights + self.draft_weights + self.target_cache + self.draft_cache
+        weights = self.target_weights + self.draft_weights + self.draft_head
+        return weights + self.target_cache + self.draft_cache
 
 
 def cache_bytes_per_token(dims: ModelDims) -> int:
     """Bytes of K and V of every layer for one token of one sequence."""
-    return 2 * dims.layers * dims.kv_heads * dims.head_dim * CACHE_ITEM_BYTES
+    return 2 * dims.layers * dims.kv_heads * dims.head_dim * ITEM_BYTES
 
 
 def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstimate:
@@ -41,8 +44,9 @@ def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstim
     return MemoryEstimate(
         batch=batch,
         context=context,
-        target_weights=manifest.target.parameters * CACHE_ITEM_BYTES,
-        draft_weights=manifest.draft.parameters * CACHE_ITEM_BYTES,
+        target_weights=manifest.target.parameters * ITEM_BYTES,
+        draft_weights=manifest.draft.parameters * ITEM_BYTES,
+        draft_head=manifest.target.vocab_size * manifest.target.hidden_size * ITEM_BYTES,
         target_cache=tokens * cache_bytes_per_token(manifest.target),
         draft_cache=tokens * cache_bytes_per_token(manifest.draft),
     )
@@ -70,6 +74,7 @@ def summarize(manifest: Manifest, batch: int, context: int) -> dict[str, Any]:
             "context": memory.context,
             "target_weights": memory.target_weights,
             "draft_weights": memory.draft_weights,
+            "draft_head": memory.draft_head,
             "target_cache": memory.target_cache,
             "draft_cache": memory.draft_cache,
             "total": memory.total,

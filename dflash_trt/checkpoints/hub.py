@@ -21,7 +21,10 @@ def find_checkpoint(name: str, *, base: Path, revision: str | None, option: str)
         revision: hub branch, tag or commit; None for the default.
         option: the command-line option that names a local folder instead, for the error.
     """
-    local = base / Path(name).expanduser()
+    try:
+        local = base / Path(name).expanduser()
+    except RuntimeError as error:  # ~user of an unknown user
+        raise DflashError("there is no such home folder", where=name, usage=True) from error
     if local.is_dir():
         return local
     if not HUB_NAME.match(name) or name.startswith((".", "/")):

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from dflash_trt.bundle.build import BuildOptions, build_bundle
+from dflash_trt.bundle.staging import check_destination
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.hub import find_checkpoint
 from dflash_trt.checkpoints.pair import check_pair
@@ -58,9 +59,10 @@ def command(
     config, path = load_config(name)
     given = {"max_batch": max_batch, "max_seq_len": max_seq_len, "block_size": block_size}
     config = config.model_copy(update={key: value for key, value in given.items() if value})
+    output = output or Path(f"{path.stem}-bundle")
+    check_destination(output, overwrite=overwrite)  # before anything is downloaded
     target_folder = _find(config.target, path, target_checkpoint, "--target-checkpoint")
     draft_folder = _find(config.draft, path, draft_checkpoint, "--draft-checkpoint")
-    output = output or Path(f"{path.stem}-bundle")
     options = BuildOptions(
         copy_weights=copy_weights, hash_weights=hash_weights, overwrite=overwrite
     )

@@ -103,6 +103,8 @@ def command(
             prefill_chunk=manifest.limits.prefill_chunk,
         ),
     )
+    for number, request in enumerate(requests, start=1):
+        _check(engine, request, None if len(requests) == 1 else number)
     writer = _Writer(view=view, quiet=as_json, count=len(requests))
     started = time.perf_counter()
     results = engine.generate(requests, writer.take)
@@ -113,6 +115,15 @@ def command(
     else:
         click.echo()
         _print_statistics(results, summary)
+
+
+def _check(engine: Engine, request: Request, number: int | None) -> None:
+    """Raises DflashError for a request that cannot run, naming its prompt among several."""
+    try:
+        engine.check(request)
+    except DflashError as error:
+        where = error.where if number is None else f"{error.where} {number}"
+        raise DflashError(error.what, where=where, fix=error.fix, usage=error.usage) from error
 
 
 class _Writer:

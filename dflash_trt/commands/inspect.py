@@ -71,7 +71,8 @@ def _describe(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         f"{_size(draft.weight_bytes)} as stored",
         f"cache   {per_token[0]:,} + {per_token[1]:,} bytes per token (target + draft)",
         f"memory  {_size(memory.total)} for {memory.batch} × {memory.context} tokens: weights "
-        f"{_size(memory.target_weights)} + {_size(memory.draft_weights)}, caches "
+        f"{_size(memory.target_weights)} + {_size(memory.draft_weights)} + "
+        f"{_size(memory.draft_head)} (the output head, held by both sessions), caches "
         f"{_size(memory.target_cache)} + {_size(memory.draft_cache)}",
     ]
 

@@ -18,7 +18,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 bundle_argument = click.argument("bundle", type=click.Path(file_okay=False, path_type=Path))
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 threads_option = click.option(
-    "--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads per step."
+    "--threads",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="CPU threads per step.",
 )
 
 

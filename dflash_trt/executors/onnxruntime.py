@@ -280,8 +280,27 @@ class OnnxRuntimeExecutor:
     def _session(self, graph: GraphName) -> ort.InferenceSession:
         """Opens a graph at its first use: plain generation never loads the draft."""
         if graph not in self._sessions:
-            self._sessions[graph] = open_session(self._folder / f"{graph}.onnx", self._threads)
+            path = self._folder / f"{graph}.onnx"
+            session = open_session(path, self._threads)
+            self._check_caches(graph, session, path)
+            self._sessions[graph] = session
         return self._sessions[graph]
+
+    def _check_caches(self, graph: GraphName, session: ort.InferenceSession, path: Path) -> None:
+        """Refuses a graph whose caches are not the manifest's: binding would write past them."""
+        shapes = {item.name: item.shape for item in session.get_inputs()}
+        caches = {name for name in shapes if name.startswith(("target_", "draft_"))}
+        expected = {name for name, _ in self._graph_caches[graph]}
+        sizes = {
+            name: [shapes[name][1], shapes[name][3]] == self._caches.shape(name, 1)[1::2]
+            for name in caches & expected
+        }
+        if caches != expected or not all(sizes.values()):
+            raise DflashError(
+                "its caches are not the ones that the manifest describes",
+                where=path,
+                fix="build the bundle again",
+            )
 
 
 def open_session(path: Path, threads: int | None) -> ort.InferenceSession:

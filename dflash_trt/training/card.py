@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_trt.training.evaluate import Metrics
-from dflash_trt.training.recipe import Recipe, Shape, Stage
+from dflash_trt.training.recipe import DraftStage, Recipe, Shape, Stage
 
 CARD = """\
 ---
@@ -62,8 +63,7 @@ them.
 
 Draft: ModelOpt's DFlash mode with the objective of the paper (arXiv 2602.06036): random anchors,
 cross-entropy with decay gamma {recipe.draft_loss_gamma:g}, {recipe.draft_anchors} anchors a row;
-{draft_stages}, on {recipe.draft_corpus_rows} corpus rows, {recipe.draft_greedy_rows} greedy and
-{recipe.draft_sampled_rows} sampled continuations by the target for each length.
+{draft_stages}. The rows are corpus documents and the target's own continuations.
 
 ## Metrics
 
@@ -90,12 +90,20 @@ Licence: Apache-2.0, weights, prompts and recipe.
 """
 
 
-def _stages(stages: tuple[Stage, ...]) -> str:
-    return ", then ".join(
-        f"{s.steps} steps of {s.rows} rows x {s.length} tokens at {s.lr:g}"
-        + (f" with {s.layers} layers" if s.layers else "")
-        for s in stages
-    )
+def _stage(stage: Stage) -> str:
+    line = f"{stage.steps} steps of {stage.rows} rows x {stage.length} tokens at {stage.lr:g}"
+    if stage.layers:
+        line += f" with {stage.layers} layers"
+    if isinstance(stage, DraftStage):
+        line += (
+            f" from {stage.corpus_rows} corpus, {stage.greedy_rows} greedy and"
+            f" {stage.sampled_rows} sampled rows"
+        )
+    return line
+
+
+def _stages(stages: Sequence[Stage]) -> str:
+    return ", then ".join(map(_stage, stages))
 
 
 def _shape_rows(target: Shape, draft: Shape) -> str:

@@ -86,7 +86,6 @@ def make_demo_pair(recipe: Recipe, directory: Path, progress: Progress) -> Metri
     """
     torch = training_module("torch")
     torch.set_num_threads(recipe.threads)
-    torch.manual_seed(recipe.seed)
     training_module("transformers").logging.set_verbosity_error()
     work = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(work, ignore_errors=True)

@@ -17,7 +17,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.training.extras import training_module
 from dflash_trt.training.generation import continue_rows
 from dflash_trt.training.progress import Progress
-from dflash_trt.training.recipe import Recipe
+from dflash_trt.training.recipe import DraftStage, Recipe
 from dflash_trt.training.target import Optimizer, corpus_rows, rate
 from dflash_trt.training.tokenizer import MASK_ID
 
@@ -137,16 +137,17 @@ def training_rows(
     recipe: Recipe,
     target: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    length: int,
+    stage: DraftStage,
     progress: Progress,
 ) -> Rows:
     """Corpus rows and the target's own greedy and sampled continuations, with their features."""
     torch = training_module("torch")
     kinds = (
-        ("corpus", recipe.draft_corpus_rows, None),
-        ("greedy", recipe.draft_greedy_rows, 0.0),
-        ("sampled", recipe.draft_sampled_rows, 1.0),
+        ("corpus", stage.corpus_rows, None),
+        ("greedy", stage.greedy_rows, 0.0),
+        ("sampled", stage.sampled_rows, 1.0),
     )
+    length = stage.length
     ids, labels, features = [], [], []
     for kind, count, temperature in kinds:
         for first in range(0, count, ROWS_AT_ONCE):
@@ -186,10 +187,11 @@ def train_draft(
 ) -> Any:
     """A ModelOpt DFlash model whose draft is trained for `target`."""
     torch = training_module("torch")
+    torch.manual_seed(recipe.seed)
     model = attach_draft(recipe, target)
     generator = torch.Generator().manual_seed(recipe.seed)
     for number, stage in enumerate(recipe.draft_stages):
-        rows = training_rows(recipe, target, tokenizer, stage.length, progress)
+        rows = training_rows(recipe, target, tokenizer, stage, progress)
         optimizer = Optimizer(recipe, model)
         model.train()
         order = torch.empty(0, dtype=torch.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 TRAINED_LENGTH = 1024
 
@@ -42,6 +42,21 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftStage(Stage):
+    """A stretch of draft training and the rows it draws from, again and again.
+
+    Args:
+        corpus_rows: rows of the corpus.
+        greedy_rows: greedy continuations, by the target, of the beginnings of other rows.
+        sampled_rows: its continuations at temperature 1.
+    """
+
+    corpus_rows: int = 0
+    greedy_rows: int = 0
+    sampled_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """Everything that decides the weights, besides the versions of the libraries."""
 
@@ -53,22 +68,42 @@ class Recipe:
     target: Shape = Shape(layers=32)
     target_stages: tuple[Stage, ...] = (
         Stage(layers=8, length=256, rows=8, steps=900, lr=4e-3, floor=0.25),
-        Stage(layers=32, length=512, rows=8, steps=150, lr=1.5e-3),
-        Stage(length=1024, rows=4, steps=60, lr=1e-3, warmup=10, floor=0.05),
+        Stage(length=512, rows=4, steps=700, lr=3e-3, warmup=20, floor=0.3),
+        Stage(layers=32, length=512, rows=4, steps=200, lr=1.5e-3, warmup=20, floor=0.3),
+        Stage(length=1024, rows=2, steps=80, lr=1e-3, warmup=10, floor=0.05),
     )
     embedding_rate: float = 0.1
     draft: Shape = Shape(layers=2, heads=4, kv_heads=2, intermediate=256)
     draft_taps: tuple[int, ...] = (1, 8, 15, 22, 29)
     draft_loss_gamma: float = 4.0
-    draft_anchors: int = 64
-    draft_stages: tuple[Stage, ...] = (Stage(length=512, rows=8, steps=600, lr=3e-3),)
-    draft_corpus_rows: int = 512
-    draft_greedy_rows: int = 256
-    draft_sampled_rows: int = 256
+    draft_anchors: int = 48
+    draft_stages: tuple[DraftStage, ...] = (
+        DraftStage(
+            length=384,
+            rows=4,
+            steps=1500,
+            lr=3e-3,
+            warmup=20,
+            corpus_rows=512,
+            greedy_rows=256,
+            sampled_rows=128,
+        ),
+        DraftStage(
+            length=1024,
+            rows=2,
+            steps=300,
+            lr=1e-3,
+            warmup=10,
+            floor=0.05,
+            corpus_rows=192,
+            greedy_rows=64,
+            sampled_rows=64,
+        ),
+    )
     qk_norm_start: float = 1.7
     weight_decay: float = 0.05
     clip: float = 1.0
     prompts: int = 32
     new_tokens: int = 256
     max_length: int = TRAINED_LENGTH
-    threads: int = field(default=2, compare=False)
+    threads: int = 1

@@ -146,6 +146,7 @@ def train_target(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, progress: Progress
 ) -> Qwen3ForCausalLM:
     """The trained target, weights rounded to bf16 values and held in float32."""
+    training_module("torch").manual_seed(recipe.seed)
     model = build_target(recipe, recipe.target_stages[0].layers or recipe.target.layers)
     row = 0
     for number, stage in enumerate(recipe.target_stages):

@@ -265,6 +265,7 @@ def test_chat_template(run: Run, with_template: Callable[[str], Path]) -> None:
         (["--prompt", "a", "--block-size", "4", "--no-speculation"], ["--no-speculation"]),
         (["--prompt", "a", "--view", "--json"], ["--view and --json"]),
         (["--prompt", "a", "--threads", "0"], ["--threads"]),
+        (["--prompt", "a", "--threads", "100000"], ["--threads"]),
         (["--prompt", "a", "--frobnicate"], ["--frobnicate"]),
         (["--prompt", "a", "b"], ["unexpected"]),
     ],

@@ -54,8 +54,10 @@ def test_figures(run: Run, bundle: Path) -> None:
     assert (memory["batch"], memory["context"]) == (4, 64)
     assert memory["target_cache"] == 4 * 64 * TARGET_TOKEN_BYTES
     assert memory["draft_cache"] == 4 * 64 * DRAFT_TOKEN_BYTES
+    # The draft's session holds the output head (300×64) once more.
+    assert memory["draft_head"] == 4 * 300 * 64
     assert memory["total"] == (
-        4 * (TARGET_PARAMETERS + DRAFT_PARAMETERS)
+        4 * (TARGET_PARAMETERS + DRAFT_PARAMETERS + 300 * 64)
         + 4 * 64 * (TARGET_TOKEN_BYTES + DRAFT_TOKEN_BYTES)
     )
     assert answer["verified"] is None
@@ -144,6 +146,10 @@ def _negative(folder: Path) -> None:
     _edit(folder, lambda manifest: manifest["target"].update(heads=-1))
 
 
+def _endless(folder: Path) -> None:
+    _edit(folder, lambda manifest: manifest["target"].update(layers=10**11))
+
+
 def _hash(folder: Path) -> None:
     _edit(folder, lambda manifest: manifest["files"][0].update(sha256="00"))
 
@@ -177,6 +183,7 @@ def _binary(folder: Path) -> None:
         (_wrong_type, ["manifest.json", "limits.max_batch", "integer"]),
         (_boolean, ["manifest.json", "limits.max_batch", "integer"]),
         (_negative, ["manifest.json", "target.heads"]),
+        (_endless, ["manifest.json", "target.layers"]),
         (_hash, ["manifest.json", "files.0.sha256"]),
         (_cut, ["manifest.json", "not valid JSON"]),
         (_list, ["manifest.json", "JSON object"]),

@@ -102,9 +102,7 @@ def test_sampled(run: Run, bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("bit", [0, 31])
-def test_one_wrong_bit(
-    run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch, bit: int
-) -> None:
+def test_one_wrong_bit(run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch, bit: int) -> None:
     # "cab" → a | ba | ba | ba: row 1 of the second step is the logits of output token 4.
     _doctor(monkeypatch, step=1, row=1, bit=bit)
     outcome = run(
@@ -120,9 +118,7 @@ def test_one_wrong_bit(
     assert last.endswith(f"(tokens {a} and {a})")
 
 
-def test_one_wrong_bit_in_json(
-    run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_wrong_bit_in_json(run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _doctor(monkeypatch, step=1, row=1, bit=31)
     common = ["verify", bundle, "--prompt", "cab", "--max-tokens", 7, "--repeats", 0, "--json"]
     outcome = run(*common, "--batch", 1)

@@ -146,3 +146,16 @@ def test_a_sequence_that_overflowed_does_not_poison_the_next(bundle: Bundle) -> 
     executor.release_slots(0)
     again = executor.forward("target", 0, ids, starts, rows, True).logits
     np.testing.assert_array_equal(again, expected)
+
+
+@pytest.mark.parametrize(
+    ("owner", "key", "value"), [("target", "layers", 7), ("draft", "head_dim", 8)]
+)
+def test_a_manifest_that_lies_about_the_caches_is_refused_when_a_graph_is_opened(
+    bundle: Bundle, owner: str, key: str, value: int
+) -> None:
+    dims = getattr(bundle.manifest, owner).model_copy(update={key: value})
+    lying = Bundle(bundle.folder, bundle.manifest.model_copy(update={owner: dims}))
+    with pytest.raises(DflashError) as caught:
+        open_executor(lying, threads=1, graphs=("target",))
+    check_line(caught.value, "target.onnx", "caches", "build the bundle again")

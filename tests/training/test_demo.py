@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.training.recipe import Recipe, Shape, Stage
+from dflash_trt.training.recipe import DraftStage, Recipe, Shape, Stage
 
 DEMO_PAIR = Path(__file__).parents[2] / "demo_pair"
 TARGET_FILES = {
@@ -33,10 +33,9 @@ TOY = replace(
     draft=Shape(layers=1, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=64),
     draft_taps=(1, 4, 6),
     draft_anchors=8,
-    draft_corpus_rows=4,
-    draft_greedy_rows=2,
-    draft_sampled_rows=2,
-    draft_stages=(Stage(length=128, rows=4, steps=3, lr=1e-3),),
+    draft_stages=(
+        DraftStage(128, rows=4, steps=3, lr=1e-3, corpus_rows=4, greedy_rows=2, sampled_rows=2),
+    ),
     prompts=3,
     new_tokens=24,
     max_length=256,

@@ -1,0 +1,333 @@
+"""A bundle is whole or absent: failures, kills, full disks and builds at the same time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.bundle import staging
+from dflash_trt.bundle.bundle import open_bundle, verify_bundle
+from dflash_trt.errors import DflashError
+from tests.bundle.conftest import Watcher, build_pair
+
+# Runs in a process of its own: waits at the stage named, until a line comes on stdin.
+WAITING_BUILD = """
+import sys
+from pathlib import Path
+from dflash_trt.errors import DflashError
+from tests.bundle.conftest import Watcher, build_pair
+
+def wait(name):
+    if name == sys.argv[3]:
+        print("waiting", flush=True)
+        sys.stdin.readline()
+
+try:
+    build_pair(Path(sys.argv[1]), Path(sys.argv[2]), watcher=Watcher(at=wait),
+               hash_weights=True, overwrite="overwrite" in sys.argv)
+except DflashError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+StartBuild = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start_build(pair: Path) -> Iterator[StartBuild]:
+    """Starts a build of `pair` in another process and waits until it has reached a stage."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(destination: Path, stage: str, *more: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", WAITING_BUILD, str(pair), str(destination), stage, *more],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        running.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        return process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def _check_whole(folder: Path) -> None:
+    verify_bundle(open_bundle(folder), lambda count: None)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("stage", ["linking weights", "graphs", "hashing weights"])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, OSError])
+def test_an_exception_leaves_nothing(
+    pair: Path, tmp_path: Path, stage: str, error: type[BaseException]
+) -> None:
+    def fail(name: str) -> None:
+        if name == stage:
+            raise error("in mid-build")
+
+    # Folders made for the bundle go too; those that were there stay.
+    (tmp_path / "there").mkdir()
+    wanted = DflashError if error is OSError else error
+    with pytest.raises(wanted, match="in mid-build"):
+        build_pair(
+            pair, tmp_path / "there" / "a" / "b", watcher=Watcher(at=fail), hash_weights=True
+        )
+    assert _names(tmp_path) == ["pair", "there"]
+    assert _names(tmp_path / "there") == []
+
+
+def test_a_failed_replacement_leaves_the_old_bundle(pair: Path, tmp_path: Path) -> None:
+    def fail(name: str) -> None:
+        if name == "graphs":
+            raise RuntimeError
+
+    build_pair(pair, tmp_path / "b")
+    inode = (tmp_path / "b" / "manifest.json").stat().st_ino
+    with pytest.raises(RuntimeError):
+        build_pair(pair, tmp_path / "b", watcher=Watcher(at=fail), overwrite=True)
+    assert _names(tmp_path) == ["b", "pair"]
+    assert (tmp_path / "b" / "manifest.json").stat().st_ino == inode
+    _check_whole(tmp_path / "b")
+
+
+def test_a_rename_that_fails_puts_the_old_bundle_back(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_pair(pair, tmp_path / "b")
+    inode = (tmp_path / "b").stat().st_ino
+    real = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name == "bundle":
+            raise OSError(5, "Input/output error")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(DflashError, match="Input/output error"):
+        build_pair(pair, tmp_path / "b", overwrite=True)
+    assert (tmp_path / "b").stat().st_ino == inode
+    assert _names(tmp_path) == ["b", "pair"]
+
+
+def test_files_that_cannot_be_read_are_named(pair: Path, tmp_path: Path) -> None:
+    weights = pair / "draft" / "model.safetensors"
+
+    def remove(name: str) -> None:
+        if name == "linking weights":
+            weights.unlink()
+
+    with pytest.raises(DflashError) as caught:
+        build_pair(pair, tmp_path / "b", watcher=Watcher(at=remove))
+    assert str(caught.value) == f"{weights}: No such file or directory"
+
+
+def test_the_bundle_has_the_usual_permissions(pair: Path, tmp_path: Path) -> None:
+    previous = os.umask(0o027)
+    try:
+        build_pair(pair, tmp_path / "b")
+    finally:
+        os.umask(previous)
+    assert (tmp_path / "b").stat().st_mode & 0o777 == 0o750
+    assert (tmp_path / "b" / "manifest.json").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("stage", ["linking weights", "graphs", "hashing weights"])
+def test_kill_9_in_mid_build(
+    pair: Path, tmp_path: Path, start_build: StartBuild, stage: str
+) -> None:
+    parent = tmp_path / "out [1]*"  # a name that means something to glob
+    destination = parent / "b [x]"
+    process = start_build(destination, stage)
+    assert len(_names(parent)) == 1  # the temporary folder
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert not destination.exists()
+    assert len(_names(parent)) == 1
+    build_pair(pair, destination)
+    assert _names(parent) == ["b [x]"]
+    _check_whole(destination)
+
+
+def test_kill_9_in_mid_replacement(
+    pair: Path, tmp_path: Path, start_build: StartBuild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the two renames: the next build of the same output clears up."""
+    build_pair(pair, tmp_path / "b")
+    script = WAITING_BUILD.replace(
+        "try:",
+        "from dflash_trt.bundle import staging\n"
+        "real = Path.rename\n"
+        "def rename(self, target):\n"
+        "    if self.name == 'bundle':\n"
+        "        print('waiting', flush=True); sys.stdin.readline()\n"
+        "    return real(self, target)\n"
+        "Path.rename = rename\n"
+        "try:",
+        1,
+    )
+    monkeypatch.setitem(globals(), "WAITING_BUILD", script)
+    process = start_build(tmp_path / "b", "none", "overwrite")
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "b").exists()
+    build_pair(pair, tmp_path / "b")
+    assert _names(tmp_path) == ["b", "pair"]
+    _check_whole(tmp_path / "b")
+
+
+def test_a_folder_abandoned_before_it_was_locked(pair: Path, tmp_path: Path) -> None:
+    (tmp_path / ".b.building-abc").mkdir()
+    (tmp_path / ".other.building-abc").mkdir()
+    build_pair(pair, tmp_path / "b")
+    assert _names(tmp_path) == [".other.building-abc", "b", "pair"]
+
+
+@pytest.mark.parametrize("stage", ["linking weights", "hashing weights"])
+def test_a_running_build_is_left_alone(
+    pair: Path, tmp_path: Path, start_build: StartBuild, stage: str
+) -> None:
+    """Two builds of one output: the first to finish wins, the other says so."""
+    destination = tmp_path / "b"
+    slow = start_build(destination, stage)
+    build_pair(pair, destination)
+    inode = (destination / "manifest.json").stat().st_ino
+    out, _ = slow.communicate("go on\n")
+    assert slow.returncode == 2
+    assert out == (
+        f"{destination}: was built by another process meanwhile; "
+        "choose another -o or add --overwrite\n"
+    )
+    assert _names(tmp_path) == ["b", "pair"]
+    assert (destination / "manifest.json").stat().st_ino == inode
+    _check_whole(destination)
+
+
+def test_a_build_that_overwrites_is_last(
+    pair: Path, tmp_path: Path, start_build: StartBuild
+) -> None:
+    destination = tmp_path / "b"
+    build_pair(pair, destination)
+    slow = start_build(destination, "graphs", "overwrite")
+    build_pair(pair, destination, overwrite=True)
+    inode = (destination / "manifest.json").stat().st_ino
+    slow.communicate("go on\n")
+    assert slow.returncode == 0
+    assert _names(tmp_path) == ["b", "pair"]
+    assert (destination / "manifest.json").stat().st_ino != inode
+    _check_whole(destination)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_many_builds_at_once(tmp_path: Path, overwrite: bool) -> None:
+    """Staging alone, where every interleaving is quick: one winner a round, nothing mixed."""
+    destination = tmp_path / "b"
+    for number in range(30):
+        wins, errors = _build_at_once(destination, 4, overwrite=overwrite)
+        assert _names(tmp_path) == ["b"], number
+        contents = {path.name: path.read_text() for path in destination.iterdir()}
+        assert contents.keys() == {"manifest.json", "other"}
+        assert len(set(contents.values())) == 1
+        assert len(wins) + len(errors) == 4 and int(contents["other"]) in wins
+        if not overwrite:
+            assert len(wins) == 1
+            shutil.rmtree(destination)
+        for error in errors:
+            assert "already exists" in error or "another process" in error
+
+
+def _build_at_once(
+    destination: Path, builders: int, *, overwrite: bool
+) -> tuple[list[int], list[str]]:
+    """Who succeeded, and what the others said."""
+    wins: list[int] = []
+    errors: list[str] = []
+    barrier = threading.Barrier(builders)
+
+    def build(who: int) -> None:
+        barrier.wait()
+        try:
+            with staging.staged_folder(destination, overwrite=overwrite) as folder:
+                (folder / "manifest.json").write_text(str(who))
+                (folder / "other").write_text(str(who))
+            wins.append(who)
+        except DflashError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=build, args=(who,)) for who in range(builders)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return wins, errors
+
+
+def test_a_symlink_to_a_bundle_is_followed(pair: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "b").symlink_to(tmp_path / "disk" / "b")
+    build_pair(pair, tmp_path / "b")
+    build_pair(pair, tmp_path / "b", overwrite=True)
+    assert (tmp_path / "b").is_symlink()
+    assert _names(tmp_path / "disk") == ["b"]
+    _check_whole(tmp_path / "disk" / "b")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts a tmpfs of so many KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = False
+
+    def mount(kibibytes: int) -> Path:
+        nonlocal mounted
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
+        mounted = True
+        return folder
+
+    yield mount
+    if mounted:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+# What lies in a bundle of the tiny pair, in KiB: weights 103, tables 26, graphs about 70 each.
+@pytest.mark.parametrize("kibibytes", [4, 32, 100, 108, 112, 124, 140, 180])
+def test_a_full_disk(
+    pair: Path, tmp_path: Path, small_disk: Callable[[int], Path], kibibytes: int
+) -> None:
+    disk = small_disk(kibibytes)
+    with pytest.raises(DflashError) as caught:
+        build_pair(pair, disk / "b")
+    message = str(caught.value)
+    assert str(disk) in message and "free" in message
+    assert ".building-" not in message
+    assert caught.value.exit_code == 1
+    assert _names(disk) == []
+
+
+def test_a_disk_that_is_large_enough(pair: Path, small_disk: Callable[[int], Path]) -> None:
+    disk = small_disk(1024)
+    build_pair(pair, disk / "b")
+    _check_whole(disk / "b")

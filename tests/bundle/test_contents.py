@@ -1,0 +1,300 @@
+"""What a bundle holds: every field of its manifest, and weights that are linked, not copied."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from dflash_trt import __version__
+from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.errors import DflashError
+from dflash_trt.executors import open_executor
+from tests.bundle.conftest import Watcher, build_pair, read_manifest_json, write_pair
+
+TARGET_WEIGHTS = "weights/target/shard-00000.safetensors"
+DRAFT_WEIGHTS = "weights/draft/shard-00000.safetensors"
+# Hidden 16, 4/2 heads × 8, ffn 24, as in tests/checkpoints/conftest.py.
+LAYER = 2 * 16 * 32 + 2 * 16 * 16 + 3 * 16 * 24 + 2 * 16 + 2 * 8
+TARGET_PARAMETERS = 6 * LAYER + 2 * 40 * 16 + 16
+DRAFT_PARAMETERS = 2 * LAYER + 16 * 48 + 2 * 16
+
+
+def _runs(folder: Path) -> bool:
+    """Whether ONNX Runtime opens all three graphs and gives finite logits."""
+    executor = open_executor(open_bundle(folder), threads=1, graphs=("target_only", "draft"))
+    ids, starts = np.array([[5, 6]]), np.array([0])
+    output = executor.forward("target", 0, ids, starts, np.array([[1]]), True)
+    assert output.logits is not None
+    finite = bool(np.isfinite(output.logits).all())
+    executor.close()
+    return finite
+
+
+def _is_linked(source: Path, placed: Path) -> bool:
+    one, other = source.stat(), placed.stat()
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+
+def test_manifest(pair: Path, tmp_path: Path) -> None:
+    build_pair(pair, tmp_path / "b")
+    manifest = read_manifest_json(tmp_path / "b")
+    files = manifest.pop("files")
+    libraries = ("numpy", "onnx", "onnxruntime", "safetensors", "tokenizers")
+    common = {
+        "hidden_size": 16,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 24,
+        "storage_dtypes": ["F32"],
+    }
+    assert manifest == {
+        "schema_version": 1,
+        "name": "tiny",
+        "created_by": f"dflash-trt {__version__}",
+        "executor": "cpu",
+        "compute_dtype": "float32",
+        "target": common
+        | {
+            "layers": 6,
+            "parameters": TARGET_PARAMETERS,
+            "weight_bytes": 4 * TARGET_PARAMETERS,
+            "checkpoint": "target",
+            "family": "qwen3",
+            "vocab_size": 40,
+            "max_position_embeddings": 128,
+            "eos_token_ids": [3],
+        },
+        "draft": common
+        | {
+            "layers": 2,
+            "parameters": DRAFT_PARAMETERS,
+            "weight_bytes": 4 * DRAFT_PARAMETERS,
+            "checkpoint": "draft",
+            "trained_block_size": 8,
+            "mask_token_id": 39,
+            "target_layer_ids": [1, 2, 3],
+            "layer_windows": [None, None],
+            "layer_causal": [False, False],
+        },
+        "limits": {"max_batch": 3, "max_seq_len": 100, "block_size": 8, "prefill_chunk": 100},
+        "weights": "linked",
+        "tokenizer": False,
+        "libraries": {name: version(name) for name in libraries},
+    }
+    assert [file["path"] for file in files] == [
+        "draft.onnx",
+        "target.onnx",
+        "target_only.onnx",
+        DRAFT_WEIGHTS,
+        "weights/tables.safetensors",
+        TARGET_WEIGHTS,
+    ]
+    for file in files:
+        data = (tmp_path / "b" / file["path"]).read_bytes()
+        assert file["bytes"] == len(data)
+        if file["path"] in (TARGET_WEIGHTS, DRAFT_WEIGHTS):
+            header = data[: 8 + int.from_bytes(data[:8], "little")]
+            assert file["header_sha256"] == hashlib.sha256(header).hexdigest()
+            assert file["sha256"] is None
+        else:
+            assert file["sha256"] == hashlib.sha256(data).hexdigest()
+    actual = {p.relative_to(tmp_path / "b").as_posix() for p in (tmp_path / "b").rglob("*")}
+    folders = {"weights", "weights/target", "weights/draft"}
+    assert actual == {file["path"] for file in files} | folders | {"manifest.json"}
+
+
+def test_two_builds_write_the_same_bytes(pair: Path, tmp_path: Path) -> None:
+    build_pair(pair, tmp_path / "one")
+    build_pair(pair, tmp_path / "two")
+    for file in read_manifest_json(tmp_path / "one")["files"]:
+        path = file["path"]
+        assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes()
+    assert read_manifest_json(tmp_path / "one") == read_manifest_json(tmp_path / "two")
+
+
+def test_weights_are_linked(pair: Path, tmp_path: Path) -> None:
+    watcher = Watcher()
+    build_pair(pair, tmp_path / "b", watcher=watcher)
+    assert _is_linked(pair / "target" / "model.safetensors", tmp_path / "b" / TARGET_WEIGHTS)
+    assert _is_linked(pair / "draft" / "model.safetensors", tmp_path / "b" / DRAFT_WEIGHTS)
+    assert watcher.stages == [("linking weights", None), ("graphs", None)]
+    # The graphs hold no weights: what is not linked is small.
+    own = [p for p in (tmp_path / "b").rglob("*") if p.is_file() and p.stat().st_nlink == 1]
+    assert {p.suffix for p in own} == {".onnx", ".json", ".safetensors"}
+    for path in own:
+        if path.suffix == ".onnx":
+            model = onnx.load(path, load_external_data=False)
+            inside = [t for t in model.graph.initializer if not t.external_data]
+            assert sum(len(t.SerializeToString()) for t in inside) < 4096
+    assert _runs(tmp_path / "b")
+
+
+def test_copy_weights(pair: Path, tmp_path: Path) -> None:
+    watcher = Watcher()
+    build_pair(pair, tmp_path / "b", copy_weights=True, watcher=watcher)
+    source, placed = pair / "target" / "model.safetensors", tmp_path / "b" / TARGET_WEIGHTS
+    assert not _is_linked(source, placed)
+    assert placed.read_bytes() == source.read_bytes()
+    assert read_manifest_json(tmp_path / "b")["weights"] == "copied"
+    # onnx's own tools open it, which they refuse with hard links.
+    onnx.load(tmp_path / "b" / "target.onnx", load_external_data=True)
+    assert _runs(tmp_path / "b")
+
+
+def test_hash_weights(pair: Path, tmp_path: Path) -> None:
+    watcher = Watcher()
+    build_pair(pair, tmp_path / "b", hash_weights=True, watcher=watcher)
+    files = {file["path"]: file for file in read_manifest_json(tmp_path / "b")["files"]}
+    data = (pair / "target" / "model.safetensors").read_bytes()
+    assert files[TARGET_WEIGHTS]["sha256"] == hashlib.sha256(data).hexdigest()
+    name, total = watcher.stages[-1]
+    assert name == "hashing weights"
+    assert total == watcher.done[name] == sum(file["bytes"] for file in files.values())
+
+
+def test_shards(tmp_path: Path) -> None:
+    folder = write_pair(tmp_path / "pair", shards=3, dtype="BF16")
+    build_pair(folder, tmp_path / "b")
+    shards = sorted((folder / "target").glob("*.safetensors"))
+    for number, shard in enumerate(shards):
+        placed = tmp_path / "b" / f"weights/target/shard-{number:05}.safetensors"
+        assert _is_linked(shard, placed)
+    assert len(list((tmp_path / "b" / "weights" / "target").iterdir())) == 3
+    assert _runs(tmp_path / "b")
+
+
+def test_a_hub_snapshot(pair: Path, tmp_path: Path) -> None:
+    """A hub cache: snapshots/REVISION/… are symlinks into blobs/, named by hash."""
+    blobs, snapshot = tmp_path / "hub" / "blobs", tmp_path / "hub" / "snapshots" / "abc"
+    blobs.mkdir(parents=True)
+    for part in ("target", "draft"):
+        (snapshot / part).mkdir(parents=True)
+        for file in (pair / part).iterdir():
+            blob = blobs / hashlib.sha256(file.read_bytes()).hexdigest()
+            shutil.move(file, blob)
+            (snapshot / part / file.name).symlink_to(os.path.relpath(blob, snapshot / part))
+    build_pair(snapshot, tmp_path / "b")
+    placed = tmp_path / "b" / TARGET_WEIGHTS
+    assert not placed.is_symlink()
+    assert _is_linked(snapshot / "target" / "model.safetensors", placed)
+    # The bundle outlives the cache.
+    shutil.rmtree(tmp_path / "hub")
+    assert _runs(tmp_path / "b")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another filesystem than tmp_path."""
+    shared_memory = Path("/dev/shm")
+    if not shared_memory.is_dir() or not os.access(shared_memory, os.W_OK):
+        pytest.skip("/dev/shm cannot be written")
+    if shared_memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("/dev/shm is on the filesystem of the tests")
+    with tempfile.TemporaryDirectory(dir=shared_memory) as folder:
+        yield Path(folder)
+
+
+def test_another_filesystem(pair: Path, elsewhere: Path) -> None:
+    sizes: list[int | None] = []
+    watcher = Watcher()
+
+    def look(name: str) -> None:
+        if name == "copying weights":
+            sizes.append(watcher.stages[-1][1])
+            # The size is announced before the first byte.
+            assert not list(elsewhere.rglob("shard-*"))
+
+    watcher.at = look
+    build_pair(pair, elsewhere / "b", watcher=watcher)
+    total = sum((pair / n / "model.safetensors").stat().st_size for n in ("target", "draft"))
+    assert sizes == [total]
+    assert watcher.done["copying weights"] == total
+    assert read_manifest_json(elsewhere / "b")["weights"] == "copied"
+    placed = elsewhere / "b" / TARGET_WEIGHTS
+    assert placed.read_bytes() == (pair / "target" / "model.safetensors").read_bytes()
+    assert _runs(elsewhere / "b")
+
+
+def test_a_filesystem_without_links(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same device, but links are refused (FAT, or files of another user)."""
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    watcher = Watcher()
+    build_pair(pair, tmp_path / "b", watcher=watcher)
+    assert read_manifest_json(tmp_path / "b")["weights"] == "copied"
+    assert _runs(tmp_path / "b")
+
+
+def test_a_filesystem_that_clones(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloned: list[int] = []
+
+    def clone(writer: int, request: int, reader: int) -> int:
+        assert request == 0x40049409  # FICLONE
+        cloned.append(os.write(writer, os.read(reader, 1 << 20)))
+        return 0
+
+    monkeypatch.setattr(fcntl, "ioctl", clone)
+    watcher = Watcher()
+    build_pair(pair, tmp_path / "b", copy_weights=True, watcher=watcher)
+    assert len(cloned) == 2
+    # Blocks are shared: nothing is announced as copied.
+    assert [name for name, _ in watcher.stages] == ["linking weights", "graphs"]
+    assert _runs(tmp_path / "b")
+
+
+def test_no_room_is_known_before_the_first_byte(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [(pair / n / "model.safetensors").stat().st_size for n in ("target", "draft")]
+
+    class Usage:
+        free = max(sizes)  # each file fits, both do not
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage)
+    # As on another filesystem, or one without reflinks.
+    monkeypatch.setattr("dflash_trt.bundle.build.clone_file", lambda source, destination: False)
+    watcher = Watcher()
+    with pytest.raises(DflashError) as caught:
+        build_pair(pair, tmp_path / "b", copy_weights=True, watcher=watcher)
+    message = str(caught.value)
+    assert f"needs {sum(sizes):,} bytes, {max(sizes):,} are free" in message
+    assert message.startswith(f"{tmp_path / 'b'}: ") and ".building-" not in message
+    assert "copying weights" not in watcher.done
+    assert [path.name for path in tmp_path.iterdir()] == ["pair"]
+
+
+def test_tokenizer_files_are_copied(pair: Path, tmp_path: Path) -> None:
+    wanted = {
+        "tokenizer.json": "{}",
+        "tokenizer_config.json": json.dumps({"chat_template": "x"}),
+        "special_tokens_map.json": "{}",
+        "generation_config.json": "{}",
+        "chat_template.jinja": "y",
+    }
+    for name, text in {**wanted, "modeling_evil.py": "x", "training_args.bin": "x"}.items():
+        (pair / "target" / name).write_text(text)
+    build_pair(pair, tmp_path / "b")
+    copied = {path.name: path.read_text() for path in (tmp_path / "b" / "tokenizer").iterdir()}
+    assert copied == wanted
+    assert read_manifest_json(tmp_path / "b")["tokenizer"] is True

@@ -1,0 +1,137 @@
+"""Build configurations: every mistake in a YAML file is one line with the key and a way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash_trt.config import load_config, target_names
+from dflash_trt.errors import DflashError
+
+PAIR = "description: d\ntarget: {checkpoint: t}\ndraft: {checkpoint: d}\n"
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"
+    for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+MERGE_BOMB = "a: &a {x: 1}\n" + "".join(
+    f"{new}: &{new} {{<<: [{', '.join([f'*{old}'] * 9)}]}}\n"
+    for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+def _refusal(path: Path | str) -> str:
+    with pytest.raises(DflashError) as caught:
+        load_config(str(path))
+    assert caught.value.exit_code == 2
+    message = str(caught.value)
+    assert message.isprintable() and len(message) < 500
+    return message
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        (PAIR + "max_sequence: 4\n", ["unknown key 'max_sequence'", "nearest: 'max_seq_len'"]),
+        (PAIR + "max_bach: 4\n", ["unknown key 'max_bach'", "nearest: 'max_batch'"]),
+        (PAIR + "zzz: 4\n", ["unknown key 'zzz'", "known: description"]),
+        (PAIR + "1: 4\n", ["1"]),
+        (PAIR + "null: 4\n", []),
+        (
+            PAIR.replace("{checkpoint: t}", "{checkpoint: t, revison: x}"),
+            ["unknown key 'target.revison'", "nearest: 'revision'"],
+        ),
+        ("description: d\ntarget: {checkpoint: t}\n", ["draft", "required"]),
+        (PAIR.replace("{checkpoint: t}", "t"), ["target", "got 't'"]),
+        (PAIR.replace("{checkpoint: t}", "{checkpoint: 3}"), ["target.checkpoint", "got 3"]),
+        (PAIR + 'max_batch: "4"\n', ["max_batch", "integer", "got '4'"]),
+        (PAIR + "max_batch: 4.0\n", ["max_batch", "got 4.0"]),
+        (PAIR + "max_batch: true\n", ["max_batch", "got True"]),
+        (PAIR + "max_batch: 0\n", ["max_batch", "got 0"]),
+        (PAIR + "max_batch: .nan\n", ["max_batch", "got nan"]),
+        (PAIR + "max_seq_len: .inf\n", ["max_seq_len", "got inf"]),
+        (PAIR + "block_size: .nan\n", ["block_size", "got nan"]),
+        (PAIR + "block_size: 1\n", ["block_size", "got 1"]),
+        (PAIR + "block_size: -8\n", ["block_size", "got -8"]),
+        (PAIR + "max_seq_len: 99999999999999999999\n", ["max_seq_len", "16777216"]),
+        (PAIR + f"max_seq_len: {'9' * 5000}\n", ["not valid YAML"]),
+        (PAIR + "max_batch: 4\nmax_batch: 8\n", ["'max_batch' is given twice"]),
+        (PAIR + "prompts: [a]\n", ["prompts"]),
+        (PAIR + "prompts: 2001-99-99\n", ["not valid YAML"]),
+        (PAIR + "prompts: !!timestamp x\n", ["not valid YAML"]),
+        (PAIR + "prompts: !!int x\n", ["not valid YAML"]),
+        (PAIR + "prompts: !!python/object/apply:os.system [id]\n", ["not valid YAML"]),
+        (PAIR + "? [a]\n: b\n", ["not valid YAML"]),
+        (PAIR + "prompts: \x00\n", ["not valid YAML"]),
+        (PAIR + "---\nmore: 1\n", ["not valid YAML"]),
+        (PAIR + "max_batch: [\n", ["not valid YAML"]),
+        (PAIR + "prompts: " + "[" * 100_000, ["not valid YAML"]),
+        (BOMB + PAIR.replace("description: d", "description: *i"), ["aliases"]),
+        (MERGE_BOMB + PAIR, ["aliases"]),
+        ("a: &a [*a]\n", ["aliases"]),
+        ("", ["must be a YAML mapping"]),
+        ("- a\n- b\n", ["must be a YAML mapping"]),
+        ("just text\n", ["must be a YAML mapping"]),
+        ("# " + "x" * (1 << 20), ["larger than 1 MiB"]),
+    ],
+)
+def test_mistakes(tmp_path: Path, text: str, pieces: list[str]) -> None:
+    path = tmp_path / "pair.yaml"
+    path.write_text(text)
+    message = _refusal(path)
+    for piece in [str(path), *pieces]:
+        assert piece in message
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfea\x00", b"description: \xe9\n"])
+def test_not_text(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "pair.yaml").write_bytes(content)
+    assert "not valid YAML" in _refusal(tmp_path / "pair.yaml")
+
+
+def test_no_such_file_and_a_folder(tmp_path: Path) -> None:
+    assert "No such file" in _refusal(tmp_path / "none.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    assert "Is a directory" in _refusal(tmp_path / "folder.yaml")
+
+
+@pytest.mark.parametrize("name", ["qwen3-8", "", "../demo", "demo.json", "a\nb", "x" * 10_000])
+def test_unknown_names(name: str) -> None:
+    message = _refusal(name)
+    assert "no target is called" in message and "dflash-trt targets" in message
+    if name == "qwen3-8":
+        assert "(nearest: 'qwen3-8b')" in message
+
+
+def test_every_shipped_config_is_valid() -> None:
+    assert "demo" in target_names()
+    for name in target_names():
+        config, path = load_config(name)
+        assert path.stem == name
+        assert config.verified
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.recursive(
+        st.sampled_from(
+            ["a", "1", ".nan", "~", "2001-01-01", "!!float x", "!!binary x", "'", "&a"]
+        ),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]"),
+            st.dictionaries(inner, inner, max_size=3).map(
+                lambda pairs: "{" + ", ".join(f"{k}: {v}" for k, v in pairs.items()) + "}"
+            ),
+        ),
+        max_leaves=6,
+    ),
+    st.sampled_from(["description", "target", "max_batch", "prompts", "other", "?"]),
+)
+def test_anything_else_is_a_clear_refusal(
+    tmp_path_factory: pytest.TempPathFactory, value: str, key: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
+    path.write_text(f"draft: {{checkpoint: d}}\n{key}: {value}\n")
+    _refusal(path)  # it never has all the keys
