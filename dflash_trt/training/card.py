@@ -27,10 +27,10 @@ generated records, and does that well enough for its text to be read.
 | safetensors, bf16 | {target_bytes:,} bytes | {draft_bytes:,} bytes |
 
 The draft follows the z-lab checkpoint contract (`DFlashDraftModel`): block size
-{recipe.block_size}, mask token id 1, features tapped after target layers {taps}. It has no
-embedding and no lm_head of its own. Deep and thin against shallow is deliberate: at this size a
-step costs what its number of operations costs, so a target with many layers leaves a draft
-something to save.
+{recipe.block_size}, mask token id 1, features tapped after target layers
+{taps}. It has no embedding and no lm_head of its own. Deep and thin against shallow is
+deliberate: at this size a step costs what its number of operations costs, so a target with many
+layers leaves a draft something to save.
 
 ## Remake it
 
@@ -40,7 +40,8 @@ python -m dflash_trt.training.demo --output demo_pair --seed {recipe.seed}
 ```
 
 Step counts are fixed, so the same library versions on the same machine give the same weights;
-other machines round differently and give a pair of the same quality. Made with {versions}.
+other machines round differently and give a pair of the same quality. Made with
+{versions}.
 
 ## Data
 
@@ -57,26 +58,31 @@ all 256 bytes are in it, digits stand alone.
 
 ## Training
 
-Target: {target_stages}. Depth is grown: the shallow network is trained first, then identity
-layers are inserted and all of it is trained on. Weights were rounded to bf16 before the draft saw
-them.
+Muon for matrices, AdamW for embeddings (at {recipe.embedding_rate:g} of the rate) and norms.
 
-Draft: ModelOpt's DFlash mode with the objective of the paper (arXiv 2602.06036): random anchors,
-cross-entropy with decay gamma {recipe.draft_loss_gamma:g}, {recipe.draft_anchors} anchors a row;
-{draft_stages}. The rows are corpus documents and the target's own continuations.
+Target, grown in depth: a shallow network is trained first, then identity layers are inserted and
+all of it is trained on. Its weights were rounded to bf16 before the draft saw them.
+
+{target_stages}
+
+Draft: ModelOpt's DFlash mode with the objective of the paper (arXiv 2602.06036): random anchors
+({recipe.draft_anchors} a row), cross-entropy with decay gamma {recipe.draft_loss_gamma:g}; on
+corpus documents and on the target's own continuations of their beginnings.
+
+{draft_stages}
 
 ## Metrics
 
 Held-out documents; {recipe.prompts} prompts, {recipe.new_tokens} new tokens each; the weights as
-committed, computed in float32.
+committed, computed in float32. Speculation is lossless, so acceptance is read off the target's own
+tokens and the draft's block at every position of them.
 
 | metric | value |
 |---|---|
 | acceptance length, greedy (1 to {recipe.block_size}, bonus included) | {m.acceptance_greedy:.2f} |
 | acceptance length, temperature 1 | {m.acceptance_sampled:.2f} |
 | distinct 8-grams of the greedy output, all prompts together | {m.distinct_8grams:.3f} |
-| perplexity a token, whole documents (headers are random by design) | {m.perplexity:.3f} |
-
+| perplexity a token, first 512 tokens (headers are random by design) | {m.perplexity:.3f} |
 
 ## Limits
 
@@ -103,7 +109,7 @@ def _stage(stage: Stage) -> str:
 
 
 def _stages(stages: Sequence[Stage]) -> str:
-    return ", then ".join(map(_stage, stages))
+    return "\n".join(f"- {_stage(stage)}" for stage in stages)
 
 
 def _shape_rows(target: Shape, draft: Shape) -> str:
