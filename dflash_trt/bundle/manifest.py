@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.strict_json import read_json_object
+from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.errors import DflashError, one_line
 
 MANIFEST_NAME = "manifest.json"
@@ -109,16 +111,7 @@ def target_dims(pair: Pair) -> TargetDims:
     """The target's part of a manifest."""
     target = pair.target
     return TargetDims(
-        layers=target.num_layers,
-        hidden_size=target.hidden_size,
-        heads=target.num_heads,
-        kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        intermediate_size=target.intermediate_size,
-        parameters=sum(entry.num_elements for entry in target.weights.values()),
-        weight_bytes=sum(entry.length for entry in target.weights.values()),
-        storage_dtypes=sorted({entry.dtype for entry in target.weights.values()}),
-        checkpoint=target.checkpoint.path.name,
+        **_decoder_dims(target),
         family=target.family,
         vocab_size=target.vocab_size,
         max_position_embeddings=target.max_position_embeddings,
@@ -130,22 +123,30 @@ def draft_dims(pair: Pair) -> DraftDims:
     """The draft's part of a manifest."""
     draft = pair.draft
     return DraftDims(
-        layers=draft.num_layers,
-        hidden_size=draft.hidden_size,
-        heads=draft.num_heads,
-        kv_heads=draft.num_kv_heads,
-        head_dim=draft.head_dim,
-        intermediate_size=draft.intermediate_size,
-        parameters=sum(entry.num_elements for entry in draft.weights.values()),
-        weight_bytes=sum(entry.length for entry in draft.weights.values()),
-        storage_dtypes=sorted({entry.dtype for entry in draft.weights.values()}),
-        checkpoint=draft.checkpoint.path.name,
+        **_decoder_dims(draft),
         trained_block_size=draft.block_size,
         mask_token_id=draft.mask_token_id,
         target_layer_ids=list(draft.target_layer_ids),
         layer_windows=list(draft.layer_windows),
         layer_causal=list(draft.layer_causal),
     )
+
+
+def _decoder_dims(spec: TargetSpec | DraftSpec) -> dict[str, Any]:
+    """The fields of ModelDims."""
+    weights = spec.weights.values()
+    return {
+        "layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "heads": spec.num_heads,
+        "kv_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "intermediate_size": spec.intermediate_size,
+        "parameters": sum(entry.num_elements for entry in weights),
+        "weight_bytes": sum(entry.length for entry in weights),
+        "storage_dtypes": sorted({entry.dtype for entry in weights}),
+        "checkpoint": spec.checkpoint.path.name,
+    }
 
 
 def read_manifest(folder: Path) -> Manifest:
