@@ -66,8 +66,8 @@ all of it is trained on. Its weights were rounded to bf16 before the draft saw t
 {target_stages}
 
 Draft: ModelOpt's DFlash mode with the objective of the paper (arXiv 2602.06036): random anchors
-({recipe.draft_anchors} a row), cross-entropy with decay gamma {recipe.draft_loss_gamma:g}; on
-corpus documents and on the target's own continuations of their beginnings.
+({recipe.draft_anchors} a row), cross-entropy with decay gamma {recipe.draft_loss_gamma:g}.
+It learns on corpus documents and on the target's own continuations of their beginnings.
 
 {draft_stages}
 
@@ -75,7 +75,8 @@ corpus documents and on the target's own continuations of their beginnings.
 
 Held-out documents; {recipe.prompts} prompts, {recipe.new_tokens} new tokens each; the weights as
 committed, computed in float32. Speculation is lossless, so acceptance is read off the target's own
-tokens and the draft's block at every position of them.
+tokens and the draft's block at every position of them. Temperature 1 is one sample a prompt, and
+varies: with other prompts and sampling seeds two trainings of this recipe gave 4.4 to 5.3.
 
 | metric | value |
 |---|---|
