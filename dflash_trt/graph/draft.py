@@ -10,6 +10,7 @@ from onnx import TensorProto
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, DRAFT_TOKEN_IDS
+from dflash_trt.graph.form import CPU_FORM, GraphForm
 from dflash_trt.graph.layers import Rows, attention, rms_norm, swiglu_mlp
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.tables import RopeTables, table_owner
@@ -20,6 +21,7 @@ def build_draft(
     pair: Pair,
     tables: Mapping[str, TensorEntry],
     locate: Callable[[TensorEntry], str],
+    form: GraphForm = CPU_FORM,
 ) -> onnx.ModelProto:
     """Builds the draft graph of `pair` (arXiv 2602.06036).
 
@@ -29,7 +31,7 @@ def build_draft(
     own K and V are scratch that the next injection overwrites.
     """
     target, draft = pair.target, pair.draft
-    b = GraphBuilder("draft", locate)
+    b = GraphBuilder("draft", locate, form)
     ids = b.input(BLOCK_IDS, TensorProto.INT64, ["B", "S"])
     start = b.input(CACHE_START, TensorProto.INT64, ["B"])
     declare_caches(b, "draft", draft)

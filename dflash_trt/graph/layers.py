@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.bindings import KV, Owner, cache_input, cache_output
+from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import (
     AttentionOverload,
     attention_function,
@@ -105,15 +106,33 @@ class Rows:
         return self._masks[window, causal]
 
 
-def rms_norm(b: GraphBuilder, x: str, owner: Owner, spec: Decoder, role: str, name: str) -> str:
-    """RMSNorm over the last axis, Zhang & Sennrich 2019 (arXiv 1910.07467)."""
-    scale = weight(b, owner, spec, role)
-    return b.node("RMSNormalization", [x, scale], name, axis=-1, epsilon=spec.rms_norm_eps)
+def rms_norm(
+    b: GraphBuilder,
+    x: str,
+    owner: Owner,
+    spec: Decoder,
+    role: str,
+    name: str,
+    *,
+    is_wide: bool = False,
+) -> str:
+    """RMSNorm over the last axis, Zhang & Sennrich 2019 (arXiv 1910.07467).
+
+    Computed in float32 whatever the compute type, which the result has; `is_wide` says that x
+    is float32 already.
+    """
+    scale = weight(b, owner, spec, role, Precision.FLOAT32)
+    wide = x if is_wide else b.widen(x, f"{name}_input")
+    inner = name if b.form.precision is Precision.FLOAT32 else f"{name}_float32"
+    normed = b.node("RMSNormalization", [wide, scale], inner, axis=-1, epsilon=spec.rms_norm_eps)
+    return b.narrow(normed, name)
 
 
-def weight(b: GraphBuilder, owner: Owner, spec: Decoder, role: str) -> str:
-    """A weight of `owner` in the compute type; initializers are called `owner/role`."""
-    return b.weight(f"{owner}/{role}", spec.weights[role])
+def weight(
+    b: GraphBuilder, owner: Owner, spec: Decoder, role: str, precision: Precision | None = None
+) -> str:
+    """A weight of `owner` in `precision` (the compute type), called `owner/role`."""
+    return b.weight(f"{owner}/{role}", spec.weights[role], precision)
 
 
 def linear(
@@ -125,12 +144,16 @@ def linear(
     name: str,
     *,
     residual: str | None = None,
+    precision: Precision | None = None,
 ) -> str:
-    """x [T,in] @ W[out,in]^T, plus the layer's bias or a residual [T,out] where there is one."""
-    operands = [x, weight(b, owner, spec, role)]
+    """x [T,in] @ W[out,in]^T, plus the layer's bias or a residual [T,out] where there is one.
+
+    x and the residual are in `precision` (the compute type).
+    """
+    operands = [x, weight(b, owner, spec, role, precision)]
     bias = f"{role}.bias"
     if bias in spec.weights:
-        operands.append(weight(b, owner, spec, bias))
+        operands.append(weight(b, owner, spec, bias, precision))
         result = b.node("Gemm", operands, name, transB=1)
         return result if residual is None else b.node("Add", [result, residual], f"{name}_add")
     if residual is not None:

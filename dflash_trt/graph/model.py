@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 
 from dflash_trt import __version__
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.functions import IR_VERSION, OPSET
 
 STORAGE_TYPES = {
@@ -33,9 +34,13 @@ class GraphBuilder:
     Args:
         name: graph name, shown by viewers.
         locate: path of a tensor's file relative to the .onnx, in POSIX form.
+        form: the compute type and the caches' length.
     """
 
-    def __init__(self, name: str, locate: Callable[[TensorEntry], str]) -> None:
+    def __init__(
+        self, name: str, locate: Callable[[TensorEntry], str], form: GraphForm = CPU_FORM
+    ) -> None:
+        self.form = form
         self._name = name
         self._locate = locate
         self._scopes: list[str] = []
@@ -43,7 +48,7 @@ class GraphBuilder:
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
         self._initializers: dict[str, TensorProto] = {}
-        self._casts: dict[str, str] = {}
+        self._casts: set[str] = set()
         self._functions: dict[tuple[str, str, str], onnx.FunctionProto] = {}
 
     @contextmanager
@@ -132,18 +137,31 @@ class GraphBuilder:
             self._initializers[name] = tensor
         return name
 
-    def weight(self, name: str, entry: TensorEntry) -> str:
-        """An external initializer in the compute type (float32), cast where stored narrower."""
+    def weight(self, name: str, entry: TensorEntry, precision: Precision | None = None) -> str:
+        """An external initializer in `precision` (the compute type), cast where need be."""
+        precision = precision or self.form.precision
         stored = self.stored(name, entry)
-        if entry.dtype == "F32":
+        if STORAGE_TYPES[entry.dtype] == precision.onnx_type:
             return stored
-        if stored not in self._casts:
-            cast = f"{stored}.float32"
+        cast = f"{stored}.{precision.value}"
+        if cast not in self._casts:
             self._nodes.append(
-                helper.make_node("Cast", [stored], [cast], name=cast, to=TensorProto.FLOAT)
+                helper.make_node("Cast", [stored], [cast], name=cast, to=precision.onnx_type)
             )
-            self._casts[stored] = cast
-        return self._casts[stored]
+            self._casts.add(cast)
+        return cast
+
+    def widen(self, value: str, name: str) -> str:
+        """A value of the compute type as float32."""
+        if self.form.precision is Precision.FLOAT32:
+            return value
+        return self.node("Cast", [value], name, to=TensorProto.FLOAT)
+
+    def narrow(self, value: str, name: str) -> str:
+        """A float32 value in the compute type."""
+        if self.form.precision is Precision.FLOAT32:
+            return value
+        return self.node("Cast", [value], name, to=self.form.precision.onnx_type)
 
     def finish(self) -> onnx.ModelProto:
         """The model; call once."""

@@ -62,7 +62,7 @@ class RopeTables:
 
     def _stored(self, b: GraphBuilder, kind: str) -> str:
         name = f"rope.{self.owner}.{kind}"
-        return b.stored(name, self.entries[name])
+        return b.weight(name, self.entries[name])
 
 
 def _rope(pair: Pair, owner: Owner) -> tuple[RopeSpec, int]:

@@ -22,6 +22,7 @@ from dflash_trt.graph.bindings import (
     cache_layers,
     cache_output,
 )
+from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.functions import kv_feature_injection_function
 from dflash_trt.graph.layers import Decoder, Rows, attention, linear, rms_norm, swiglu_mlp, weight
 from dflash_trt.graph.model import Dim, GraphBuilder
@@ -32,6 +33,7 @@ def build_target(
     pair: Pair,
     tables: Mapping[str, TensorEntry],
     locate: Callable[[TensorEntry], str],
+    form: GraphForm = CPU_FORM,
     *,
     inject: bool,
 ) -> onnx.ModelProto:
@@ -43,7 +45,7 @@ def build_target(
     position; rows past the accepted prefix are overwritten before anything reads them.
     """
     target, draft = pair.target, pair.draft
-    b = GraphBuilder("target" if inject else "target_only", locate)
+    b = GraphBuilder("target" if inject else "target_only", locate, form)
     ids = b.input(TOKEN_IDS, TensorProto.INT64, ["B", "S"])
     start = b.input(CACHE_START, TensorProto.INT64, ["B"])
     logit_rows = b.input(LOGIT_ROWS, TensorProto.INT64, ["B", "R"])
@@ -72,8 +74,7 @@ def build_target(
         flat_logits = lm_head(b, normed, target)
         shape = b.node("Shape", [logit_rows], "logit_shape")
         shape = b.node("Concat", [shape, b.integers(target.vocab_size)], "logits_shape", axis=0)
-        b.node("Reshape", [flat_logits, shape], "logits", output=LOGITS)
-        b.node("ArgMax", [LOGITS], "choice", output=CHOICE_IDS, axis=2, keepdims=0)
+        _write_choices(b, flat_logits, shape)
 
     if inject:
         features = [taps[layer] for layer in draft.target_layer_ids]
@@ -88,8 +89,10 @@ def inject_features(
     """Projects the tapped features [T,H] each into every draft layer's K and V caches."""
     with b.scope("injection"):
         tapped = b.node("Concat", taps, "taps", axis=1) if len(taps) > 1 else taps[0]
-        feature = linear(b, tapped, "draft", draft, "fc", "fc")
-        feature = rms_norm(b, feature, "draft", draft, "hidden_norm", "hidden_norm")
+        # Single channels of a target's hidden state reach 2e4, whose sums overflow float16.
+        tapped = b.widen(tapped, "fc_input")
+        feature = linear(b, tapped, "draft", draft, "fc", "fc", precision=Precision.FLOAT32)
+        feature = rms_norm(b, feature, "draft", draft, "hidden_norm", "hidden_norm", is_wide=True)
         shape = rows.shape(draft.num_kv_heads, draft.head_dim)
         for layer in range(draft.num_layers):
             with b.scope(f"draft_layers.{layer}"):
@@ -99,11 +102,11 @@ def inject_features(
                 k = b.node("Reshape", [k, shape], "k_split")
                 v = b.node("Reshape", [v, shape], "v_split")
                 b.call(
-                    kv_feature_injection_function(),
+                    kv_feature_injection_function(b.form.precision),
                     [
                         k,
                         v,
-                        weight(b, "draft", draft, f"{prefix}.k_norm"),
+                        weight(b, "draft", draft, f"{prefix}.k_norm", Precision.FLOAT32),
                         tables.cos(b),
                         tables.sin(b),
                         rows.positions,
@@ -117,10 +120,17 @@ def inject_features(
 
 
 def embed(b: GraphBuilder, ids: str, target: TargetSpec) -> str:
-    """Token ids [B,S] to rows [T,H]; looked up as stored, cast afterwards."""
+    """Token ids [B,S] to rows [T,H].
+
+    Looked up as stored and cast afterwards, or cast first where the compute type is narrow: an
+    engine then holds one copy of a table that is the output head as well.
+    """
     entry = target.weights["embed_tokens"]
     with b.scope("embed"):
         flat = b.node("Reshape", [ids, b.integers(-1)], "ids")
+        if b.form.precision is not Precision.FLOAT32:
+            table = b.weight("target/embed_tokens", entry)
+            return b.node("Gather", [table, flat], "lookup", axis=0)
         x = b.node("Gather", [b.stored("target/embed_tokens", entry), flat], "lookup", axis=0)
         return x if entry.dtype == "F32" else b.node("Cast", [x], "rows", to=TensorProto.FLOAT)
 
@@ -133,16 +143,30 @@ def lm_head(b: GraphBuilder, normed: str, target: TargetSpec) -> str:
 
 def declare_caches(b: GraphBuilder, owner: Owner, spec: Decoder) -> None:
     """Adds the K and V caches of `owner`, [B, kv heads, M, D] each, as graph inputs."""
-    shape: list[Dim] = ["B", spec.num_kv_heads, "M", spec.head_dim]
     for name, _ in cache_layers(owner, spec.num_layers):
-        b.input(name, TensorProto.FLOAT, shape)
+        b.input(name, b.form.precision.onnx_type, _cache_shape(b, spec))
 
 
 def declare_cache_outputs(b: GraphBuilder, owner: Owner, spec: Decoder) -> None:
     """Adds the updated caches of `owner` as graph outputs, aliased by the executor."""
-    shape: list[Dim] = ["B", spec.num_kv_heads, "M", spec.head_dim]
     for _, name in cache_layers(owner, spec.num_layers):
-        b.output(name, TensorProto.FLOAT, shape)
+        b.output(name, b.form.precision.onnx_type, _cache_shape(b, spec))
+
+
+def _cache_shape(b: GraphBuilder, spec: Decoder) -> list[Dim]:
+    return ["B", spec.num_kv_heads, b.form.cache_length or "M", spec.head_dim]
+
+
+def _write_choices(b: GraphBuilder, flat_logits: str, shape: str) -> None:
+    """Logits [B·R,V] to the outputs: float32 [B,R,V] and their argmax [B,R]."""
+    is_wide = b.form.precision is Precision.FLOAT32
+    if is_wide:
+        logits = b.node("Reshape", [flat_logits, shape], "logits", output=LOGITS)
+    else:
+        logits = b.node("Reshape", [flat_logits, shape], "narrow_logits")
+    b.node("ArgMax", [logits], "choice", output=CHOICE_IDS, axis=2, keepdims=0)
+    if not is_wide:
+        b.node("Cast", [logits], "logits", output=LOGITS, to=TensorProto.FLOAT)
 
 
 def _pick_rows(b: GraphBuilder, x: str, rows: Rows, logit_rows: str) -> str:
