@@ -48,6 +48,6 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) -e '.[test,train]'
+	$(PIP_INSTALL) -e '.[test,train,rtx]'
 	mkdir -p build
 	touch $@ $(VENV)/.installed

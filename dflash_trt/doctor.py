@@ -40,6 +40,7 @@ def examine() -> list[Finding]:
         _check("demo pair", _demo_pair),
         _check("build graphs", _build_graphs),
         _check("run on the CPU", _run_on_cpu),
+        _check("build TensorRT-RTX engines", _build_engines),
         _check("download checkpoints", _hub),
         _check("train the demo pair", _train),
         _check("NVIDIA GPU", _gpu),
@@ -123,6 +124,15 @@ def _run_on_cpu() -> str:
     if not np.array_equal(attended, rows):
         raise DflashError("ONNX Runtime's attention gives a wrong result")
     return f"onnxruntime {ort.__version__}, float32 compute"
+
+
+def _build_engines() -> str:
+    from dflash_trt.engines.arch import ARCHES
+    from dflash_trt.engines.library import load_library, make_logger
+
+    trt = load_library()
+    trt.Builder(make_logger(trt))
+    return f"tensorrt_rtx {trt.__version__} for {', '.join(ARCHES)}; running them is not there yet"
 
 
 def _hub() -> str:

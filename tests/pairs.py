@@ -19,6 +19,7 @@ from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import BuildConfig
 from dflash_trt.executors import open_executor
 from dflash_trt.executors.onnxruntime import OnnxRuntimeExecutor
+from dflash_trt.progress import Unit
 from tests.reference.checkpoints import Family, write_draft, write_target
 from tests.reference.draft import ReferenceDraft
 from tests.reference.fit import fit_draft
@@ -30,7 +31,7 @@ FIT_PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8])
 class SilentProgress:
     """A build's progress that nobody watches."""
 
-    def stage(self, name: str, total_bytes: int | None) -> None:
+    def stage(self, name: str, total: int | None, unit: Unit = "bytes") -> None:
         pass
 
     def advance(self, count: int) -> None:

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import onnx
 from safetensors.numpy import save
 
 from dflash_trt import __version__
+from dflash_trt.bundle.engines import build_engines, check_engines, engine_limits
 from dflash_trt.bundle.links import check_space, clone_file, copy_file, link_file
 from dflash_trt.bundle.manifest import (
     MANIFEST_NAME,
@@ -28,11 +29,14 @@ from dflash_trt.bundle.staging import staged_folder
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, header_sha256, read_header
 from dflash_trt.config import BuildConfig
+from dflash_trt.engines.builder import EngineOptions
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.check import check_graph
 from dflash_trt.graph.draft import build_draft
+from dflash_trt.graph.form import CPU_FORM, GraphForm
 from dflash_trt.graph.tables import compute_tables
 from dflash_trt.graph.target import build_target
+from dflash_trt.progress import Progress
 
 TABLES_LOCATION = "weights/tables.safetensors"
 TOKENIZER_FOLDER = "tokenizer"
@@ -47,23 +51,17 @@ TOKENIZER_FILES = (
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "safetensors", "tokenizers")
 
 
-class Progress(Protocol):
-    """Where a build says what it does; the command line draws it."""
-
-    def stage(self, name: str, total_bytes: int | None) -> None:
-        """A new stage begins; `total_bytes` None when it is not measured in bytes."""
-
-    def advance(self, count: int) -> None:
-        """`count` more bytes of the current stage are done."""
-
-
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """How to write a bundle, beyond what the configuration says."""
+    """How to write a bundle, beyond what the configuration says.
+
+    `engines` None makes a bundle for the CPU, whose executor runs the graphs themselves.
+    """
 
     copy_weights: bool = False
     hash_weights: bool = False
     overwrite: bool = False
+    engines: EngineOptions | None = None
 
 
 def build_bundle(
@@ -81,9 +79,15 @@ def build_bundle(
     `prompts` is a .jsonl of prompts to carry along; `verify` uses them when given no others.
 
     Weights are referenced, never loaded: memory stays at the size of the graphs and the RoPE
-    tables. Raises DflashError when limits do not fit the pair or the disk refuses.
+    tables, unless engines are built. Raises DflashError when limits do not fit the pair, an
+    engine cannot be built or the disk refuses.
     """
     limits = _limits(pair, config)
+    form, engines, libraries = CPU_FORM, None, list(LIBRARIES)
+    if options.engines is not None:
+        check_engines(pair, limits, options.engines)
+        libraries.append("tensorrt_rtx")
+        form = options.engines.form(engine_limits(limits))
     with staged_folder(destination, overwrite=options.overwrite) as folder:
         locations, copied = _place_weights(pair, folder, destination, options, progress)
         progress.stage("graphs", None)
@@ -91,23 +95,26 @@ def build_bundle(
         (folder / TABLES_LOCATION).write_bytes(save(compute_tables(pair, limits.max_seq_len)))
         tables = read_header(folder / TABLES_LOCATION)
         locations[(folder / TABLES_LOCATION).resolve()] = TABLES_LOCATION
-        _write_graphs(pair, tables, lambda entry: locations[entry.file], folder)
+        _write_graphs(pair, tables, lambda entry: locations[entry.file], form, folder)
         has_tokenizer = _copy_tokenizer(pair, folder)
         if prompts is not None:
             shutil.copyfile(prompts, folder / PROMPTS_NAME)
+        if options.engines is not None:
+            engines = build_engines(folder, limits, options.engines, progress)
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             name=name,
             created_by=f"dflash-trt {__version__}",
-            executor="cpu",
-            compute_dtype="float32",
+            executor="cpu" if engines is None else "tensorrt-rtx",
+            compute_dtype=form.precision.value,
             target=target_dims(pair),
             draft=draft_dims(pair),
             limits=limits,
             weights="copied" if copied else "linked",
             tokenizer=has_tokenizer,
-            libraries={library: version(library) for library in LIBRARIES},
+            libraries={library: version(library) for library in libraries},
             files=_describe_files(folder, set(locations.values()), options, progress),
+            engines=engines,
         )
         (folder / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", "utf-8")
     return manifest
@@ -177,12 +184,13 @@ def _write_graphs(
     pair: Pair,
     tables: dict[str, TensorEntry],
     locate: Callable[[TensorEntry], str],
+    form: GraphForm,
     folder: Path,
 ) -> None:
     graphs = (
-        build_target(pair, tables, locate, inject=True),
-        build_draft(pair, tables, locate),
-        build_target(pair, tables, locate, inject=False),
+        build_target(pair, tables, locate, form, inject=True),
+        build_draft(pair, tables, locate, form),
+        build_target(pair, tables, locate, form, inject=False),
     )
     for graph in graphs:
         check_graph(graph)

@@ -12,6 +12,7 @@ from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.strict_json import read_json_object
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.graph.bindings import GraphName
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION: Literal[1] = 1
@@ -82,14 +83,40 @@ class BundleFile(_Strict):
         return path
 
 
+class EngineFile(_Strict):
+    """One graph's engine; sizes and hashes are with the bundle's other files.
+
+    `layers` counts the network as parsed; `summary` is the path of the whole list.
+    """
+
+    graph: GraphName
+    path: str
+    summary: str
+    layers: Positive
+    fused_attentions: Positive
+    cache_updates: Positive
+
+
+class EngineSet(_Strict):
+    """Engines built ahead of time: they run on `arch`, with the library that built them."""
+
+    arch: str
+    library_version: str
+    cache_length: Positive
+    files: list[EngineFile]
+
+
 class Manifest(_Strict):
-    """`manifest.json`. `weights` says how the weight files came here."""
+    """`manifest.json`. `weights` says how the weight files came here.
+
+    `engines` is there for every executor but the CPU's, which runs the graphs themselves.
+    """
 
     schema_version: Literal[1]
     name: str
     created_by: str
-    executor: Literal["cpu"]
-    compute_dtype: Literal["float32"]
+    executor: Literal["cpu", "tensorrt-rtx"]
+    compute_dtype: Literal["float32", "float16", "bfloat16"]
     target: TargetDims
     draft: DraftDims
     limits: Limits
@@ -97,6 +124,7 @@ class Manifest(_Strict):
     tokenizer: bool
     libraries: dict[str, str]
     files: list[BundleFile]
+    engines: EngineSet | None = None
 
     @model_validator(mode="after")
     def _fit_together(self) -> Manifest:
@@ -104,6 +132,14 @@ class Manifest(_Strict):
             raise ValueError("limits.block_size exceeds draft.trained_block_size")
         if self.draft.mask_token_id >= self.target.vocab_size:
             raise ValueError("draft.mask_token_id is outside the vocabulary")
+        if (self.engines is None) != (self.executor == "cpu"):
+            raise ValueError(f"engines do not go with executor {self.executor}")
+        if (self.compute_dtype == "float32") != (self.executor == "cpu"):
+            raise ValueError(f"{self.compute_dtype} does not go with executor {self.executor}")
+        known = {file.path for file in self.files}
+        for engine in self.engines.files if self.engines else ():
+            if engine.path not in known or engine.summary not in known:
+                raise ValueError(f"the {engine.graph} engine is not among the files")
         return self
 
 

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_trt.bundle.manifest import Manifest, ModelDims
-
-ITEM_BYTES = 4  # float32 on the CPU executor
+from dflash_trt.graph.form import Precision
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
     """Bytes for `batch` sequences of `context` tokens each.
 
-    Weights count in the compute type, as ONNX Runtime holds them after loading. `draft_head` is
-    the target's output head once more: the draft's session packs its own copy. Caches count the
-    tokens; the CPU executor allocates up to twice that, since its length doubles.
+    On the CPU weights count in the compute type, as ONNX Runtime holds them after loading;
+    `draft_head` is the target's output head once more: the draft's session packs its own copy.
+    Caches count the tokens; the CPU executor allocates up to twice that, since its length doubles.
+    Engines count as their files weigh: the draft's holds its own embedding and output head.
     """
 
     batch: int
@@ -33,28 +33,49 @@ class MemoryEstimate:
         return weights + self.target_cache + self.draft_cache
 
 
-def cache_bytes_per_token(dims: ModelDims) -> int:
+def cache_bytes_per_token(dims: ModelDims, item_bytes: int) -> int:
     """Bytes of K and V of every layer for one token of one sequence."""
-    return 2 * dims.layers * dims.kv_heads * dims.head_dim * ITEM_BYTES
+    return 2 * dims.layers * dims.kv_heads * dims.head_dim * item_bytes
+
+
+def cache_bytes(manifest: Manifest) -> tuple[int, int]:
+    """Bytes per token of the target's and the draft's caches, in the compute type."""
+    item = Precision(manifest.compute_dtype).item_bytes
+    return (
+        cache_bytes_per_token(manifest.target, item),
+        cache_bytes_per_token(manifest.draft, item),
+    )
+
+
+def engine_bytes(manifest: Manifest) -> dict[str, int]:
+    """Size of each engine's file, by graph; empty for a CPU bundle."""
+    sizes = {file.path: file.bytes for file in manifest.files}
+    engines = manifest.engines.files if manifest.engines else []
+    return {engine.graph: sizes[engine.path] for engine in engines}
 
 
 def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstimate:
     """Memory of a running pair: see MemoryEstimate."""
     tokens = batch * context
+    target, draft = manifest.target, manifest.draft
+    item = Precision(manifest.compute_dtype).item_bytes
+    engines = engine_bytes(manifest)
+    target_token, draft_token = cache_bytes(manifest)
     return MemoryEstimate(
         batch=batch,
         context=context,
-        target_weights=manifest.target.parameters * ITEM_BYTES,
-        draft_weights=manifest.draft.parameters * ITEM_BYTES,
-        draft_head=manifest.target.vocab_size * manifest.target.hidden_size * ITEM_BYTES,
-        target_cache=tokens * cache_bytes_per_token(manifest.target),
-        draft_cache=tokens * cache_bytes_per_token(manifest.draft),
+        target_weights=engines.get("target", target.parameters * item),
+        draft_weights=engines.get("draft", draft.parameters * item),
+        draft_head=0 if engines else target.vocab_size * target.hidden_size * item,
+        target_cache=tokens * target_token,
+        draft_cache=tokens * draft_token,
     )
 
 
 def summarize(manifest: Manifest, batch: int, context: int) -> dict[str, Any]:
     """The figures of `inspect`, as JSON."""
     memory = estimate_memory(manifest, batch, context)
+    target_token, draft_token = cache_bytes(manifest)
     return {
         "name": manifest.name,
         "created_by": manifest.created_by,
@@ -66,8 +87,8 @@ def summarize(manifest: Manifest, batch: int, context: int) -> dict[str, Any]:
         "tokenizer": manifest.tokenizer,
         "libraries": manifest.libraries,
         "cache_bytes_per_token": {
-            "target": cache_bytes_per_token(manifest.target),
-            "draft": cache_bytes_per_token(manifest.draft),
+            "target": target_token,
+            "draft": draft_token,
         },
         "memory_bytes": {
             "batch": memory.batch,
@@ -80,4 +101,5 @@ def summarize(manifest: Manifest, batch: int, context: int) -> dict[str, Any]:
             "total": memory.total,
         },
         "files": [file.model_dump() for file in manifest.files],
+        "engines": manifest.engines.model_dump() if manifest.engines else None,
     }

@@ -8,14 +8,21 @@ import click
 
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.staging import check_destination
+from dflash_trt.bundle.summary import cache_bytes, engine_bytes
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.hub import find_checkpoint
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.commands.progress import StageBars
+from dflash_trt.commands.progress import StageBars, format_size
 from dflash_trt.config import MAX_COUNT, BuildConfig, CheckpointSource, load_config, resolve_builtin
+from dflash_trt.engines.arch import DEFAULT_ARCH, find_arch
+from dflash_trt.engines.builder import EngineOptions
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.form import Precision
 from dflash_trt.runtime.prompts import read_prompts
+
+TENSORRT_RTX = "tensorrt-rtx"
+PRECISIONS = {"fp16": Precision.FLOAT16, "bf16": Precision.BFLOAT16}
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -24,6 +31,19 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--target", "name", required=True, help="A name from `targets`, or a YAML file.")
 @click.option("--target-checkpoint", type=_FOLDER, help="Folder to use for the target.")
 @click.option("--draft-checkpoint", type=_FOLDER, help="Folder to use for the draft.")
+@click.option(
+    "--executor",
+    type=click.Choice(["cpu", TENSORRT_RTX]),
+    default="cpu",
+    show_default=True,
+    help="What will run the bundle.",
+)
+@click.option("--arch", help=f"GPU to build engines for.  [default: {DEFAULT_ARCH}]")
+@click.option(
+    "--precision",
+    type=click.Choice(list(PRECISIONS)),
+    help="What engines compute in; the CPU computes in float32.  [default: bf16]",
+)
 @click.option("--max-batch", type=click.IntRange(1, MAX_COUNT), help="Sequences decoded together.")
 @click.option(
     "--max-seq-len",
@@ -43,6 +63,9 @@ def command(
     name: str,
     target_checkpoint: Path | None,
     draft_checkpoint: Path | None,
+    executor: str,
+    arch: str | None,
+    precision: str | None,
     max_batch: int | None,
     max_seq_len: int | None,
     block_size: int | None,
@@ -56,6 +79,7 @@ def command(
     A bundle is a folder with the pair's graphs, its weights (linked, not copied, where the
     filesystem allows) and its tokenizer; every other command works on it.
     """
+    engines = _engine_options(executor, arch, precision)
     config, path = load_config(name)
     given = {"max_batch": max_batch, "max_seq_len": max_seq_len, "block_size": block_size}
     config = config.model_copy(update={key: value for key, value in given.items() if value})
@@ -64,7 +88,10 @@ def command(
     target_folder = _find(config.target, path, target_checkpoint, "--target-checkpoint")
     draft_folder = _find(config.draft, path, draft_checkpoint, "--draft-checkpoint")
     options = BuildOptions(
-        copy_weights=copy_weights, hash_weights=hash_weights, overwrite=overwrite
+        copy_weights=copy_weights,
+        hash_weights=hash_weights,
+        overwrite=overwrite,
+        engines=engines,
     )
     with StageBars() as bars:
         bars.stage("reading checkpoints", None)
@@ -78,10 +105,34 @@ def command(
         f"({manifest.draft.parameters:,}), block {manifest.limits.block_size}, "
         f"weights {manifest.weights}"
     )
+    if manifest.engines is not None:
+        limits, sizes = manifest.limits, engine_bytes(manifest)
+        caches = sum(cache_bytes(manifest)) * limits.max_batch * limits.max_seq_len
+        click.echo(
+            f"engines for {manifest.engines.arch} in {manifest.compute_dtype}: "
+            + ", ".join(f"{graph} {format_size(size)}" for graph, size in sizes.items())
+            + f"; linear caches {format_size(caches)} ({limits.max_batch} × "
+            f"{limits.max_seq_len} positions, allocated whole)"
+        )
     if not manifest.tokenizer:
         click.echo(
             "note: the target has no tokenizer.json; the bundle takes token ids only", err=True
         )
+
+
+def _engine_options(executor: str, arch: str | None, precision: str | None) -> EngineOptions | None:
+    """What engines are asked for; None for the CPU, which has neither option."""
+    if executor == TENSORRT_RTX:
+        return EngineOptions(find_arch(arch or DEFAULT_ARCH), PRECISIONS[precision or "bf16"])
+    for option, value in (("--arch", arch), ("--precision", precision)):
+        if value is not None:
+            raise DflashError(
+                f"{value!r} is for engines; the CPU executor runs the graphs in float32",
+                where=option,
+                fix=f"add --executor {TENSORRT_RTX}, or leave it out",
+                usage=True,
+            )
+    return None
 
 
 def _find(source: CheckpointSource, config_path: Path, given: Path | None, option: str) -> Path:

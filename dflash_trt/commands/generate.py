@@ -21,7 +21,7 @@ from dflash_trt.commands.options import (
     threads_option,
 )
 from dflash_trt.errors import DflashError
-from dflash_trt.executors import open_executor
+from dflash_trt.executors import check_runnable, open_executor
 from dflash_trt.runtime import (
     Engine,
     EngineOptions,
@@ -76,6 +76,7 @@ def command(
         raise DflashError("--block-size needs speculation; drop --no-speculation", usage=True)
     sampling = make_sampling(temperature, top_k, top_p, seed)
     opened = open_bundle(bundle)
+    check_runnable(opened)
     tokenizer = load_tokenizer(opened)
     manifest = opened.manifest
     requests = [

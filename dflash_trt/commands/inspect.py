@@ -12,12 +12,13 @@ from dflash_trt.bundle.bundle import Bundle, open_bundle, verify_bundle
 from dflash_trt.bundle.manifest import Manifest, ModelDims
 from dflash_trt.bundle.summary import (
     MemoryEstimate,
-    cache_bytes_per_token,
+    cache_bytes,
+    engine_bytes,
     estimate_memory,
     summarize,
 )
 from dflash_trt.commands.options import bundle_argument, json_option
-from dflash_trt.commands.progress import StageBars
+from dflash_trt.commands.progress import StageBars, format_size
 
 
 @click.command("inspect", short_help="Show what a bundle holds and check its files.")
@@ -56,7 +57,8 @@ def _describe(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
     target, draft, limits = manifest.target, manifest.draft, manifest.limits
     taps = ", ".join(map(str, draft.target_layer_ids))
     windows = sorted({window for window in draft.layer_windows if window is not None})
-    per_token = [cache_bytes_per_token(dims) for dims in (target, draft)]
+    per_token = cache_bytes(manifest)
+    head = f" + {format_size(memory.draft_head)} (the output head, held by both sessions)"
     return [
         f"{manifest.name}: {target.family} target with a DFlash draft, for executor "
         f"{manifest.executor} ({manifest.compute_dtype} compute), by {manifest.created_by}",
@@ -67,14 +69,33 @@ def _describe(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         f"{', '.join(map(str, windows)) if windows else 'none'}",
         f"limits  {limits.max_batch} sequences of {limits.max_seq_len} tokens, block "
         f"{limits.block_size}, prefill chunk {limits.prefill_chunk}",
-        f"weights {manifest.weights}: target {_size(target.weight_bytes)}, draft "
-        f"{_size(draft.weight_bytes)} as stored",
+        f"weights {manifest.weights}: target {format_size(target.weight_bytes)}, draft "
+        f"{format_size(draft.weight_bytes)} as stored",
         f"cache   {per_token[0]:,} + {per_token[1]:,} bytes per token (target + draft)",
-        f"memory  {_size(memory.total)} for {memory.batch} × {memory.context} tokens: weights "
-        f"{_size(memory.target_weights)} + {_size(memory.draft_weights)} + "
-        f"{_size(memory.draft_head)} (the output head, held by both sessions), caches "
-        f"{_size(memory.target_cache)} + {_size(memory.draft_cache)}",
+        f"memory  {format_size(memory.total)} for {memory.batch} × {memory.context} tokens: "
+        f"weights {format_size(memory.target_weights)} + {format_size(memory.draft_weights)}"
+        f"{head if memory.draft_head else ''}, caches "
+        f"{format_size(memory.target_cache)} + {format_size(memory.draft_cache)}",
+        *_describe_engines(manifest),
     ]
+
+
+def _describe_engines(manifest: Manifest) -> list[str]:
+    if manifest.engines is None:
+        return []
+    engines, sizes = manifest.engines, engine_bytes(manifest)
+    lines = [
+        f"engines {manifest.executor} {engines.library_version} for {engines.arch}, caches of "
+        f"{engines.cache_length} positions; built, not run (the draft's holds its own embedding "
+        "and output head)",
+    ]
+    for engine in engines.files:
+        size = format_size(sizes[engine.graph])
+        lines.append(
+            f"        {engine.graph:<11} {size}: {engine.layers:,} layers, "
+            f"{engine.fused_attentions} fused attentions, {engine.cache_updates} cache updates"
+        )
+    return lines
 
 
 def _dims(dims: ModelDims) -> str:
@@ -83,11 +104,3 @@ def _dims(dims: ModelDims) -> str:
         f"{dims.kv_heads} × {dims.head_dim}, ffn {dims.intermediate_size}, "
         f"{dims.parameters:,} parameters in {'/'.join(dims.storage_dtypes)}"
     )
-
-
-def _size(count: int) -> str:
-    """Bytes in the largest unit that keeps a digit before the point."""
-    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"

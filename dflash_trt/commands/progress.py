@@ -11,14 +11,17 @@ from rich.progress import (
     Progress,
     SpinnerColumn,
     TaskID,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TransferSpeedColumn,
 )
 
+from dflash_trt.progress import Unit
+
 
 class StageBars:
-    """One line per stage; bytes and speed where a stage is measured in bytes."""
+    """One line per stage; bytes and speed, or a percentage, where a stage is measured."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -36,6 +39,14 @@ class StageBars:
             TransferSpeedColumn(),
             console=console,
         )
+        self._steps = Progress(
+            SpinnerColumn(finished_text="✓"),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        )
         self._console = console
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -51,16 +62,17 @@ class StageBars:
     ) -> None:
         self._finish(done=kind is None)
 
-    def stage(self, name: str, total_bytes: int | None) -> None:
+    def stage(self, name: str, total: int | None, unit: Unit = "bytes") -> None:
         """Closes the current line and opens the next; the size is on it before work starts."""
         self._finish(done=True)
-        self._bar = self._plain if total_bytes is None else self._bytes
-        self._task = self._bar.add_task(name, total=total_bytes or 1)
+        measured = self._bytes if unit == "bytes" else self._steps
+        self._bar = self._plain if total is None else measured
+        self._task = self._bar.add_task(name, total=total or 1)
         self._bar.start()
 
     def advance(self, count: int) -> None:
-        """`count` more bytes are done."""
-        if self._bar is self._bytes and self._task is not None:
+        """`count` more units of a measured stage are done."""
+        if self._bar is not self._plain and self._bar is not None and self._task is not None:
             self._bar.advance(self._task, count)
 
     def _finish(self, *, done: bool) -> None:
@@ -71,3 +83,11 @@ class StageBars:
         self._bar.stop()
         self._bar.remove_task(self._task)
         self._bar = self._task = None
+
+
+def format_size(count: int) -> str:
+    """Bytes in the largest unit that keeps a digit before the point."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"

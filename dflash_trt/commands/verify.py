@@ -25,7 +25,7 @@ from dflash_trt.commands.options import (
     threads_option,
 )
 from dflash_trt.errors import EXIT_FAILED
-from dflash_trt.executors import open_executor
+from dflash_trt.executors import check_runnable, open_executor
 from dflash_trt.runtime import Request
 from dflash_trt.runtime.verification import Mode, ModeReport, Speed, measure_speed, verify
 
@@ -73,6 +73,7 @@ def command(
     prompts, those that came with the pair are used.
     """
     opened = open_bundle(bundle)
+    check_runnable(opened)
     limits = opened.manifest.limits
     sampling = make_sampling(temperature, top_k, top_p, seed)
     block_sizes = parse_counts(blocks, "--block-size", 2, limits.block_size, [limits.block_size])

@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.errors import DflashError
 from dflash_trt.executors.base import Executor, ExecutorLimits
 from dflash_trt.graph.bindings import GraphName
+
+
+def check_runnable(bundle: Bundle) -> None:
+    """Raises DflashError when no executor of this version runs the bundle; loads nothing."""
+    manifest = bundle.manifest
+    if manifest.engines is not None:
+        raise DflashError(
+            f"holds {manifest.executor} engines for {manifest.engines.arch}; this version builds "
+            "such engines but does not run them yet",
+            where=bundle.folder,
+            fix="build with --executor cpu to run here",
+        )
 
 
 def open_executor(
@@ -17,6 +30,7 @@ def open_executor(
     `threads` bounds a CPU executor's intra-op threads; None leaves it to the library. `graphs`
     are opened now, the others when they are first used.
     """
+    check_runnable(bundle)
     # Imported here: a command that only reads a bundle need not load ONNX Runtime.
     from dflash_trt.executors.caches import CacheShape
     from dflash_trt.executors.onnxruntime import CacheLayout, OnnxRuntimeExecutor

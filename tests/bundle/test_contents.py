@@ -94,6 +94,7 @@ def test_manifest(pair: Path, tmp_path: Path) -> None:
         "weights": "linked",
         "tokenizer": False,
         "libraries": {name: version(name) for name in libraries},
+        "engines": None,
     }
     assert [file["path"] for file in files] == [
         "draft.onnx",

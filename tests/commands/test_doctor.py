@@ -17,6 +17,7 @@ CAPABILITIES = [
     "demo pair",
     "build graphs",
     "run on the CPU",
+    "build TensorRT-RTX engines",
     "download checkpoints",
     "train the demo pair",
     "NVIDIA GPU",

@@ -1,0 +1,72 @@
+"""The engines of a bundle: whether they can fit a device, built, and described in its manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dflash_trt.bundle.manifest import EngineFile, EngineSet, Limits, draft_dims, target_dims
+from dflash_trt.bundle.summary import cache_bytes_per_token
+from dflash_trt.checkpoints.pair import Pair
+from dflash_trt.engines.builder import EngineOptions, build_engine, check_buildable, library_version
+from dflash_trt.engines.profiles import EngineLimits
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.bindings import GRAPH_NAMES
+from dflash_trt.progress import Progress
+
+
+def engine_limits(limits: Limits) -> EngineLimits:
+    """The shapes that engines are built for; their caches hold max_seq_len positions a slot."""
+    return EngineLimits(
+        max_batch=limits.max_batch,
+        block_size=limits.block_size,
+        prefill_chunk=limits.prefill_chunk,
+        cache_length=limits.max_seq_len,
+    )
+
+
+def check_engines(pair: Pair, limits: Limits, options: EngineOptions) -> None:
+    """Refuses, before anything is written, engines that cannot be built here or run anywhere.
+
+    Raises:
+        DflashError: TensorRT-RTX is missing, has no kernel for the pair's head sizes, or the
+            pair exceeds the largest device of the architecture.
+    """
+    check_buildable(pair)
+    item = options.precision.item_bytes
+    models = (target_dims(pair), draft_dims(pair))
+    weights = sum(item * dims.parameters for dims in models)
+    positions = limits.max_batch * limits.max_seq_len
+    caches = positions * sum(cache_bytes_per_token(dims, item) for dims in models)
+    largest = options.arch.largest_bytes
+    if weights + caches > largest:
+        raise DflashError(
+            f"{weights:,} bytes of weights and {caches:,} of linear caches ({limits.max_batch} × "
+            f"{limits.max_seq_len} positions) exceed the largest {options.arch.name} device, "
+            f"{largest:,} bytes",
+            fix="lower --max-batch or --max-seq-len",
+            usage=True,
+        )
+
+
+def build_engines(
+    folder: Path, limits: Limits, options: EngineOptions, progress: Progress
+) -> EngineSet:
+    """Builds the engines of the graphs in `folder`."""
+    shapes = engine_limits(limits)
+    built = [build_engine(graph, folder, options, shapes, progress) for graph in GRAPH_NAMES]
+    return EngineSet(
+        arch=options.arch.name,
+        library_version=library_version(),
+        cache_length=shapes.cache_length,
+        files=[
+            EngineFile(
+                graph=engine.graph,
+                path=engine.path,
+                summary=engine.summary_path,
+                layers=sum(engine.summary.layers.values()),
+                fused_attentions=len(engine.summary.attentions),
+                cache_updates=len(engine.summary.cache_updates),
+            )
+            for engine in built
+        ],
+    )

@@ -1,0 +1,74 @@
+"""Optimisation profiles: the shapes an engine is built for.
+
+B sequences, S rows each, R logit rows, as in graph/bindings.py. A call uses one profile:
+a prefill chunk of one sequence, or a decode step of many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_trt.graph.bindings import GraphName
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Smallest, most usual and largest size of an axis."""
+
+    low: int
+    usual: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The spans of a profile's axes, by their names in the graphs."""
+
+    name: str
+    axes: Mapping[str, Span]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What an engine's calls stay within; `cache_length` is M."""
+
+    max_batch: int
+    block_size: int
+    prefill_chunk: int
+    cache_length: int
+
+
+def profiles(graph: GraphName, limits: EngineLimits) -> list[Profile]:
+    """Decode steps, preceded by prefill chunks for the graphs that have them.
+
+    One sequence is the usual case: latency is what speculation is for.
+    """
+    batch, block = limits.max_batch, limits.block_size
+    if graph == "draft":  # a block is an anchor and at least one draft
+        return [Profile("decode", {"B": Span(1, 1, batch), "S": Span(2, block, block)})]
+    rows = Span(1, block, block)
+    chunk = limits.prefill_chunk
+    # A chunk needs the logits of its last row; more rows would only reserve memory, [R,V] floats.
+    picked = Span(1, 1, min(block, chunk))
+    return [
+        Profile("prefill", {"B": Span(1, 1, 1), "S": Span(1, chunk, chunk), "R": picked}),
+        Profile("decode", {"B": Span(1, 1, batch), "S": rows, "R": rows}),
+    ]
+
+
+def add_profile(builder: Any, config: Any, network: Any, profile: Profile) -> None:
+    """Adds `profile` to a TensorRT builder configuration, for every input of `network`."""
+    native = builder.create_optimization_profile()
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        shapes: list[list[int]] = [[], [], []]
+        for axis, size in enumerate(tensor.shape):
+            span = Span(size, size, size)
+            if size < 0:
+                span = profile.axes[tensor.get_dimension_name(axis)]
+            for shape, value in zip(shapes, (span.low, span.usual, span.high), strict=True):
+                shape.append(value)
+        native.set_shape(tensor.name, *shapes)
+    config.add_optimization_profile(native)
