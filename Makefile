@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 
 demo: $(VENV)/.installed
 	$(BIN)/dflash-trt doctor
-	$(BIN)/dflash-trt build --target demo --overwrite -o $(BUNDLE)
+	$(BIN)/dflash-trt build --target demo --hash-weights --overwrite -o $(BUNDLE)
 	$(BIN)/dflash-trt inspect $(BUNDLE) --verify
 	$(BIN)/dflash-trt generate $(BUNDLE) --prompt-file demo_pair/prompts.jsonl --json --max-tokens 128 > build/demo-outputs.json
 	head -n 1 demo_pair/prompts.jsonl > build/first-prompt.jsonl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -67,7 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 is no reason to fail
     try:
         result: Any = cli.main(arguments, prog_name="dflash-trt", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None when it was closed before the start
+            sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except DflashError as error:
         click.echo(f"error: {error.message}", err=True)
@@ -83,15 +85,24 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     except (_ReaderGoneError, BrokenPipeError):
         # What is still buffered goes nowhere; Python would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            return _out_of_memory()
         where = error.filename if error.filename is not None else "system"
         click.echo(f"error: {where}: {error.strerror or error}", err=True)
         return EXIT_FAILED
     except MemoryError:
-        click.echo("error: out of memory; lower --max-batch or --max-seq-len", err=True)
-        return EXIT_FAILED
+        return _out_of_memory()
+
+
+def _out_of_memory() -> int:
+    click.echo(
+        "error: out of memory; build again with a lower --max-batch or --max-seq-len", err=True
+    )
+    return EXIT_FAILED
 
 
 if __name__ == "__main__":

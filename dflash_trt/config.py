@@ -17,6 +17,7 @@ MAX_CONFIG_BYTES = 1 << 20
 BUILTIN_PREFIX = "builtin:"
 
 MAX_COUNT = 1 << 24
+PREFILL_CHUNK = 256
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 
@@ -49,7 +50,7 @@ class BuildConfig(BaseModel):
     max_batch: Count = 8
     max_seq_len: Count = 2048
     block_size: Annotated[int, Field(ge=2, le=4096, strict=True)] | None = None
-    prefill_chunk: Count = 256
+    prefill_chunk: Count = PREFILL_CHUNK
     verified: str = "not run yet"
     prompts: str | None = None
 

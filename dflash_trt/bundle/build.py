@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +14,13 @@ from safetensors.numpy import save
 
 from dflash_trt import __version__
 from dflash_trt.bundle.engines import build_engines, check_engines, engine_limits
+from dflash_trt.bundle.hashing import blob_sha256, file_sha256
 from dflash_trt.bundle.links import check_space, clone_file, copy_file, link_file
 from dflash_trt.bundle.manifest import (
     MANIFEST_NAME,
+    PROMPTS_NAME,
     SCHEMA_VERSION,
+    TOKENIZER_FOLDER,
     BundleFile,
     Limits,
     Manifest,
@@ -26,6 +28,7 @@ from dflash_trt.bundle.manifest import (
     target_dims,
 )
 from dflash_trt.bundle.staging import staged_folder
+from dflash_trt.bundle.tokenizer import BundleTokenizer
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, header_sha256, read_header
 from dflash_trt.config import BuildConfig
@@ -39,8 +42,7 @@ from dflash_trt.graph.target import build_target
 from dflash_trt.progress import Progress
 
 TABLES_LOCATION = "weights/tables.safetensors"
-TOKENIZER_FOLDER = "tokenizer"
-PROMPTS_NAME = "prompts.jsonl"
+MAX_TABLE_BYTES = 1 << 30
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -83,6 +85,7 @@ def build_bundle(
     engine cannot be built or the disk refuses.
     """
     limits = _limits(pair, config)
+    _check_tokenizer(pair)
     form, engines, libraries = CPU_FORM, None, list(LIBRARIES)
     if options.engines is not None:
         check_engines(pair, limits, options.engines)
@@ -113,7 +116,7 @@ def build_bundle(
             weights="copied" if copied else "linked",
             tokenizer=has_tokenizer,
             libraries={library: version(library) for library in libraries},
-            files=_describe_files(folder, set(locations.values()), options, progress),
+            files=_describe_files(folder, locations, options, progress),
             engines=engines,
         )
         (folder / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", "utf-8")
@@ -131,6 +134,7 @@ def _limits(pair: Pair, config: BuildConfig) -> Limits:
             usage=True,
         )
     trained = pair.draft.block_size
+    _check_tables(pair, config.max_seq_len)
     block_size = config.block_size or trained
     if block_size > trained:
         raise DflashError(
@@ -150,6 +154,17 @@ def _limits(pair: Pair, config: BuildConfig) -> Limits:
         block_size=block_size,
         prefill_chunk=min(config.prefill_chunk, config.max_seq_len),
     )
+
+
+def _check_tables(pair: Pair, positions: int) -> None:
+    """Refuses a context whose RoPE tables, which are computed in memory, would be absurd."""
+    size = sum(2 * 4 * positions * spec.head_dim for spec in (pair.target, pair.draft))
+    if size > MAX_TABLE_BYTES:
+        raise DflashError(
+            f"RoPE tables for {positions:,} positions take {size:,} bytes",
+            fix="lower --max-seq-len",
+            usage=True,
+        )
 
 
 def _place_weights(
@@ -201,6 +216,20 @@ def _write_graph(model: onnx.ModelProto, path: Path) -> None:
     path.write_bytes(model.SerializeToString(deterministic=True))
 
 
+def _check_tokenizer(pair: Pair) -> None:
+    """Opens the checkpoint's tokenizer, if it has one: later would be after a long build."""
+    folder = pair.target.checkpoint.path
+    if not (folder / TOKENIZER_FILES[0]).is_file():
+        return
+    entries = BundleTokenizer(folder).core.get_vocab_size()
+    if entries > pair.target.vocab_size:
+        raise DflashError(
+            f"has {entries} entries, the target's vocabulary {pair.target.vocab_size}",
+            where=folder / TOKENIZER_FILES[0],
+            fix="it belongs to another model",
+        )
+
+
 def _copy_tokenizer(pair: Pair, folder: Path) -> bool:
     """Copies what text needs; False where the checkpoint has no tokenizer.json."""
     source = pair.target.checkpoint.path
@@ -214,8 +243,11 @@ def _copy_tokenizer(pair: Pair, folder: Path) -> bool:
 
 
 def _describe_files(
-    folder: Path, weights: set[str], options: BuildOptions, progress: Progress
+    folder: Path, locations: dict[Path, str], options: BuildOptions, progress: Progress
 ) -> list[BundleFile]:
+    """Sizes and hashes; `locations` says which source each weight file came from."""
+    sources = {location: source for source, location in locations.items()}
+    del sources[TABLES_LOCATION]
     described: list[BundleFile] = []
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     names = {path: path.relative_to(folder).as_posix() for path in paths}
@@ -223,21 +255,12 @@ def _describe_files(
         progress.stage("hashing weights", sum(path.stat().st_size for path in paths))
     for path in paths:
         fields: dict[str, Any] = {"path": names[path], "bytes": path.stat().st_size}
-        is_weights = names[path] in weights and names[path] != TABLES_LOCATION
-        if is_weights:
+        source = sources.get(names[path])
+        if source is not None:
             fields["header_sha256"] = header_sha256(path)
-        if not is_weights or options.hash_weights:
+        if source is None or options.hash_weights:
             fields["sha256"] = file_sha256(path, progress.advance if options.hash_weights else None)
+        else:
+            fields["sha256"] = blob_sha256(source)
         described.append(BundleFile(**fields))
     return described
-
-
-def file_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file, hex, read in chunks."""
-    digest = hashlib.sha256()
-    with path.open("rb") as reader:
-        while chunk := reader.read(4 << 20):
-            digest.update(chunk)
-            if on_bytes is not None:
-                on_bytes(len(chunk))
-    return digest.hexdigest()

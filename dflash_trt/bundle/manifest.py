@@ -11,10 +11,13 @@ from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.strict_json import read_json_object
 from dflash_trt.checkpoints.target import TargetSpec
+from dflash_trt.config import Count
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import GraphName
 
 MANIFEST_NAME = "manifest.json"
+TOKENIZER_FOLDER = "tokenizer"
+PROMPTS_NAME = "prompts.jsonl"
 SCHEMA_VERSION: Literal[1] = 1
 # A manifest that was tampered with must not make anyone loop for ever.
 MAX_LAYERS = 1 << 16
@@ -60,10 +63,10 @@ class DraftDims(ModelDims):
 class Limits(_Strict):
     """What the graphs and caches were built for."""
 
-    max_batch: Positive
-    max_seq_len: Positive
+    max_batch: Count
+    max_seq_len: Count
     block_size: Annotated[int, Field(ge=2)]
-    prefill_chunk: Positive
+    prefill_chunk: Count
 
 
 class BundleFile(_Strict):
@@ -211,7 +214,8 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
+        key = "".join(f"{part}." for part in first["loc"]).removesuffix(".")
+        what = first["msg"].removeprefix("Value error, ")
         raise DflashError(
-            f"{key}: {first['msg']}", where=path, fix="build the bundle again"
+            f"{key}: {what}" if key else what, where=path, fix="build the bundle again"
         ) from error

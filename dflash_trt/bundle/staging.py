@@ -94,12 +94,9 @@ def _make_locked(destination: Path) -> tuple[Path, int]:
     """A temporary folder, and the descriptor whose lock says that its build is running."""
     while True:
         staging = Path(tempfile.mkdtemp(prefix=_prefix(destination), dir=destination.parent))
+        # Another build may take the folder for abandoned before it is locked.
         with suppress(FileNotFoundError):
-            lock = _lock(staging, wait=True)
-            # Another build may have taken the folder for abandoned before it was locked.
-            if (staging / _LOCK_NAME).exists():
-                return staging, lock
-            os.close(lock)
+            return staging, _lock(staging, wait=True)
 
 
 def _remove_abandoned(destination: Path) -> None:
@@ -111,9 +108,17 @@ def _remove_abandoned(destination: Path) -> None:
 
 
 def _lock(staging: Path, *, wait: bool) -> int:
-    lock = os.open(staging / _LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
+    """Locks a temporary folder; FileNotFoundError when it is gone by the time it is locked.
+
+    Whoever held the lock before may have removed the file that was opened here, and another may
+    lie in its place: only the file that is still there says anything about the folder.
+    """
+    path = staging / _LOCK_NAME
+    lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(lock), path.stat()):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     except OSError:
         os.close(lock)
         raise

@@ -73,6 +73,12 @@ def read_target(folder: str | Path) -> TargetSpec:
     tied = config.flag("tie_word_embeddings", False)
     rope = read_rope(config)
     eos_token_ids = _read_eos_token_ids(folder, config)
+    if any(token_id >= vocab_size for token_id in eos_token_ids):
+        raise DflashError(
+            f"eos_token_id {list(eos_token_ids)} is outside the vocabulary of {vocab_size}",
+            where=folder,
+            fix="correct generation_config.json or config.json",
+        )
 
     checkpoint = open_checkpoint(folder)
     # Some exporters also write the tied head; it must equal the embedding and is not used.

@@ -15,7 +15,6 @@ from dflash_trt.commands.options import (
     bundle_argument,
     encode_prompts,
     json_option,
-    make_sampling,
     prompt_options,
     sampling_options,
     threads_option,
@@ -27,6 +26,7 @@ from dflash_trt.runtime import (
     EngineOptions,
     Request,
     RequestResult,
+    SamplingParams,
     TokenEvent,
     TotalStatistics,
     total,
@@ -74,7 +74,7 @@ def command(
         raise DflashError("--view and --json exclude each other", usage=True)
     if no_speculation and block_size is not None:
         raise DflashError("--block-size needs speculation; drop --no-speculation", usage=True)
-    sampling = make_sampling(temperature, top_k, top_p, seed)
+    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     opened = open_bundle(bundle)
     check_runnable(opened)
     tokenizer = load_tokenizer(opened)

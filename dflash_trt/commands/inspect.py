@@ -47,7 +47,7 @@ def command(
 
 
 def _verify(bundle: Bundle) -> list[str]:
-    total = sum(file.bytes for file in bundle.manifest.files)
+    total = sum(file.bytes for file in bundle.manifest.files if file.sha256 is not None)
     with StageBars() as bars:
         bars.stage("checking hashes", total)
         return verify_bundle(bundle, bars.advance)

@@ -11,7 +11,6 @@ import click
 from dflash_trt.bundle.tokenizer import BundleTokenizer
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.prompts import read_prompts
-from dflash_trt.runtime.sampling import SamplingParams
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,11 +52,6 @@ def prompt_options(function: F) -> F:
     ):
         function = option(function)
     return function
-
-
-def make_sampling(temperature: float, top_k: int | None, top_p: float, seed: int) -> SamplingParams:
-    """Checked sampling parameters."""
-    return SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
 
 
 def parse_counts(

@@ -18,7 +18,6 @@ from dflash_trt.commands.options import (
     bundle_argument,
     encode_prompts,
     json_option,
-    make_sampling,
     parse_counts,
     prompt_options,
     sampling_options,
@@ -26,7 +25,7 @@ from dflash_trt.commands.options import (
 )
 from dflash_trt.errors import EXIT_FAILED
 from dflash_trt.executors import check_runnable, open_executor
-from dflash_trt.runtime import Request
+from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.runtime.verification import Mode, ModeReport, Speed, measure_speed, verify
 
 
@@ -75,7 +74,7 @@ def command(
     opened = open_bundle(bundle)
     check_runnable(opened)
     limits = opened.manifest.limits
-    sampling = make_sampling(temperature, top_k, top_p, seed)
+    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     block_sizes = parse_counts(blocks, "--block-size", 2, limits.block_size, [limits.block_size])
     batch_sizes = parse_counts(
         batches, "--batch", 1, limits.max_batch, sorted({1, limits.max_batch})
@@ -166,7 +165,7 @@ def _print_json(reports: list[ModeReport], speed: Speed, failed: bool) -> None:
             "identical": report.difference is None,
             "lossless": report.is_lossless,
             "ties": [dataclasses.asdict(tie) for tie in report.ties],
-            "noise": report.noise,
+            "noise": _finite(report.noise),
             "tokens": report.tokens,
             "logits": report.logits,
             "difference": None

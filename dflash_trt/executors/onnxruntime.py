@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,7 @@ from dflash_trt.executors.base import (
     TargetOutput,
 )
 from dflash_trt.executors.caches import CacheShape, LinearCaches
+from dflash_trt.executors.session import bind_array, check_session, open_session
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,
     CACHE_START,
@@ -103,6 +103,7 @@ class OnnxRuntimeExecutor:
         }
         shapes = {name: layout.target for name, _ in target_caches}
         shapes |= {name: layout.draft for name, _ in draft_caches}
+        self._shapes = shapes
         self._caches = LinearCaches(shapes, limits.max_batch, limits.max_seq_len)
         self._held = [0] * limits.max_batch
         self._bindings: OrderedDict[tuple[object, ...], _Binding | _Step] = OrderedDict()
@@ -217,9 +218,9 @@ class OnnxRuntimeExecutor:
         starts = np.empty(batch, np.int64)
         token_ids = np.empty((batch, rows), np.int64)
         io = self._session("draft").io_binding()
-        _bind_array(io.bind_input, BLOCK_IDS, block_ids)
-        _bind_array(io.bind_input, CACHE_START, starts)
-        _bind_array(io.bind_output, DRAFT_TOKEN_IDS, token_ids)
+        bind_array(io.bind_input, BLOCK_IDS, block_ids)
+        bind_array(io.bind_input, CACHE_START, starts)
+        bind_array(io.bind_output, DRAFT_TOKEN_IDS, token_ids)
         self._bind_caches(io, "draft", first_slot, batch)
         draft = _Binding(io, block_ids, starts, None, None, None)
         verify = self._bind_target("target", first_slot, token_ids, starts, rows, want_logits)
@@ -241,13 +242,13 @@ class OnnxRuntimeExecutor:
         choice_ids = np.empty((batch, picked), np.int64)
         logits = None
         io = self._session(graph).io_binding()
-        _bind_array(io.bind_input, TOKEN_IDS, ids)
-        _bind_array(io.bind_input, CACHE_START, starts)
-        _bind_array(io.bind_input, LOGIT_ROWS, logit_rows)
-        _bind_array(io.bind_output, CHOICE_IDS, choice_ids)
+        bind_array(io.bind_input, TOKEN_IDS, ids)
+        bind_array(io.bind_input, CACHE_START, starts)
+        bind_array(io.bind_input, LOGIT_ROWS, logit_rows)
+        bind_array(io.bind_output, CHOICE_IDS, choice_ids)
         if want_logits:
             logits = np.empty((batch, picked, self._limits.vocab_size), np.float32)
-            _bind_array(io.bind_output, LOGITS, logits)
+            bind_array(io.bind_output, LOGITS, logits)
         self._bind_caches(io, graph, first_slot, batch)
         return _Binding(io, ids, starts, logit_rows, choice_ids, logits)
 
@@ -282,42 +283,7 @@ class OnnxRuntimeExecutor:
         if graph not in self._sessions:
             path = self._folder / f"{graph}.onnx"
             session = open_session(path, self._threads)
-            self._check_caches(graph, session, path)
+            caches = {name: self._shapes[name] for name, _ in self._graph_caches[graph]}
+            check_session(session, path, caches, self._limits.vocab_size)
             self._sessions[graph] = session
         return self._sessions[graph]
-
-    def _check_caches(self, graph: GraphName, session: ort.InferenceSession, path: Path) -> None:
-        """Refuses a graph whose caches are not the manifest's: binding would write past them."""
-        shapes = {item.name: item.shape for item in session.get_inputs()}
-        caches = {name for name in shapes if name.startswith(("target_", "draft_"))}
-        expected = {name for name, _ in self._graph_caches[graph]}
-        sizes = {
-            name: [shapes[name][1], shapes[name][3]] == self._caches.shape(name, 1)[1::2]
-            for name in caches & expected
-        }
-        if caches != expected or not all(sizes.values()):
-            raise DflashError(
-                "its caches are not the ones that the manifest describes",
-                where=path,
-                fix="build the bundle again",
-            )
-
-
-def open_session(path: Path, threads: int | None) -> ort.InferenceSession:
-    """An ONNX Runtime CPU session on `path`, with errors as one line."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4  # errors arrive as exceptions; no second line beside them
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise DflashError(
-            f"ONNX Runtime cannot open it: {one_line(error)}",
-            where=path,
-            fix="check the bundle with `dflash-trt inspect --verify`",
-        ) from error
-
-
-def _bind_array(bind: Any, name: str, array: npt.NDArray[Any]) -> None:
-    bind(name, "cpu", 0, array.dtype.type, list(array.shape), array.ctypes.data)

@@ -20,7 +20,7 @@ from dflash_trt.runtime.admission import check_block_size, check_request
 from dflash_trt.runtime.events import TokenEvent, make_event
 from dflash_trt.runtime.options import EngineOptions
 from dflash_trt.runtime.request import Request, RequestResult, RequestState
-from dflash_trt.runtime.sampling import choose_tokens
+from dflash_trt.runtime.sampling import choose_tokens, find_highest
 from dflash_trt.runtime.scheduler import DecodeBatch, PrefillChunk, Scheduler
 from dflash_trt.runtime.statistics import StatisticsRecorder
 from dflash_trt.runtime.text import TextStream
@@ -134,7 +134,8 @@ class Engine:
         engine is still whole: the next call does what was left undone.
 
         Raises:
-            DflashError: the executor failed, or its logits were not finite.
+            DflashError: the executor failed, or logits were not finite (a greedy request's are
+                looked at for its first token, a sampled or recorded one's for all).
         """
         started = self._clock()
         try:
@@ -223,7 +224,8 @@ class Engine:
             np.array([chunk.token_ids], dtype=np.int64),
             np.array([state.prefilled], dtype=np.int64),
             np.array([[length - 1]], dtype=np.int64),
-            chunk.is_last and self._needs_logits(state),
+            # Of a greedy request too: one row shows whether the target's numbers are numbers.
+            chunk.is_last,
         )
         if not chunk.is_last:
             state.prefilled += length
@@ -241,6 +243,9 @@ class Engine:
 
     def _take(self, state: RequestState, tokens: list[int], logits: FloatArray | None) -> int:
         """Appends `tokens` as far as the request goes; returns how many it took."""
+        if logits is not None:
+            first = state.next_position
+            find_highest(logits[: len(tokens)], np.arange(first, first + len(tokens)))
         taken = state.append_tokens(tokens)
         if self._options.record_logits and logits is not None:
             state.logits.extend(row.copy() for row in logits[:taken])

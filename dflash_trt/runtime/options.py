@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_trt.config import PREFILL_CHUNK
 from dflash_trt.errors import DflashError
 
 
@@ -24,7 +25,7 @@ class EngineOptions:
 
     speculation: bool = True
     block_size: int | None = None
-    prefill_chunk: int = 512
+    prefill_chunk: int = PREFILL_CHUNK
     record_logits: bool = False
 
     def __post_init__(self) -> None:

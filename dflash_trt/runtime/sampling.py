@@ -70,13 +70,7 @@ def choose_tokens(logits: FloatArray, positions: Int64Array, params: SamplingPar
     Raises:
         DflashError: a row holds NaN or +inf, or nothing but -inf.
     """
-    highest = logits.max(axis=1)
-    if not np.isfinite(highest).all():
-        row = int(np.flatnonzero(~np.isfinite(highest))[0])
-        raise DflashError(
-            f"the target's logits for position {int(positions[row])} are not finite",
-            fix="check the build's numerics with `dflash-trt verify`",
-        )
+    highest = find_highest(logits, positions)
     if params.greedy:
         winners: Int64Array = np.argmax(logits, axis=1).astype(np.int64, copy=False)
         return winners
@@ -85,6 +79,23 @@ def choose_tokens(logits: FloatArray, positions: Int64Array, params: SamplingPar
         for row, top, position in zip(logits, highest, positions, strict=True)
     ]
     return np.array(chosen, dtype=np.int64)
+
+
+def find_highest(logits: FloatArray, positions: Int64Array) -> FloatArray:
+    """The highest logit [R] of each row [R,V].
+
+    Raises:
+        DflashError: a row holds NaN or +inf, or nothing but -inf.
+    """
+    highest: FloatArray = logits.max(axis=1)
+    finite = np.isfinite(highest)
+    if not finite.all():
+        position = int(positions[int(np.flatnonzero(~finite)[0])])
+        raise DflashError(
+            f"the target's logits for position {position} are not finite",
+            fix="the checkpoint's weights are damaged, or overflow float32",
+        )
+    return highest
 
 
 def _draw_token(logits: FloatArray, highest: float, position: int, params: SamplingParams) -> int:

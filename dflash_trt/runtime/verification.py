@@ -14,8 +14,10 @@ from statistics import median
 
 import numpy as np
 
+from dflash_trt.config import PREFILL_CHUNK
 from dflash_trt.executors.base import Executor
 from dflash_trt.runtime.engine import Engine
+from dflash_trt.runtime.events import TokenEvent
 from dflash_trt.runtime.options import EngineOptions
 from dflash_trt.runtime.request import Request, RequestResult
 from dflash_trt.runtime.statistics import RequestStatistics, TotalStatistics, total
@@ -128,13 +130,14 @@ def verify(
     modes: Sequence[Mode],
     *,
     eos_token_ids: Sequence[int] = (),
-    prefill_chunk: int = 256,
+    prefill_chunk: int = PREFILL_CHUNK,
     on_tokens: Callable[[int], None] = lambda count: None,
 ) -> list[ModeReport]:
     """Runs `requests` with target_only one by one, then in every mode, and compares.
 
-    Works in groups, so that
-    only one group's logits are held. `on_tokens` hears of every output token produced.
+    A batch is always full: where there are too few requests for one, they are repeated beside
+    each other. Works in groups, so that only one group's logits are held. `on_tokens` hears of
+    every output token that is compared.
     """
 
     def run(group: Sequence[Request], mode: Mode) -> list[RequestResult]:
@@ -147,7 +150,14 @@ def verify(
         engine = Engine(executor, eos_token_ids=eos_token_ids, options=options)
         results: list[RequestResult] = []
         for part in _parts(group, mode.batch):
-            results += engine.generate(part, lambda _, event: on_tokens(len(event.token_ids)))
+            count = len(part)
+
+            def report(index: int, event: TokenEvent, count: int = count) -> None:
+                if index < count:
+                    on_tokens(len(event.token_ids))
+
+            full = [part[index % count] for index in range(mode.batch)]
+            results += engine.generate(full, report)[:count]
         return results
 
     baseline_mode = Mode(speculation=False, batch=1, block_size=None)

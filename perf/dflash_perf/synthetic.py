@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 _ITEM_BYTES = {"BF16": 2, "F32": 4}
 
@@ -35,7 +36,7 @@ def write_pair(folder: Path, shape: Shape, *, dtype: str, random: bool) -> int:
     Args:
         dtype: safetensors code, "F32" or "BF16".
         random: False leaves the data as a hole in the file, which takes no disk; True writes
-            small random float32 weights.
+            small random weights of that type.
     """
     heads, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     decoder = {
@@ -127,7 +128,15 @@ def _write(
         if random:
             for shape in shapes.values():
                 values = generator.standard_normal(shape, np.float32) * 0.1
-                file.write((values + (len(shape) == 1)).astype(np.float32).tobytes())
+                file.write(_encode(values + np.float32(len(shape) == 1), dtype))
         else:
             file.truncate(8 + len(encoded) + offset)
     return offset
+
+
+def _encode(values: npt.NDArray[np.float32], dtype: str) -> bytes:
+    """Finite `values` as `dtype` stores them; BF16 rounds to the nearest, ties to even."""
+    if dtype == "F32":
+        return values.tobytes()
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2").tobytes()

@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from dflash_trt import __version__
-from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.bundle.bundle import open_bundle, verify_bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.executors import open_executor
 from tests.bundle.conftest import Watcher, build_pair, read_manifest_json, write_pair
@@ -192,6 +194,11 @@ def test_a_hub_snapshot(pair: Path, tmp_path: Path) -> None:
     placed = tmp_path / "b" / TARGET_WEIGHTS
     assert not placed.is_symlink()
     assert _is_linked(snapshot / "target" / "model.safetensors", placed)
+    # A blob's name is its hash: known without reading it, checked when asked for.
+    bundle = open_bundle(tmp_path / "b")
+    hashes = {file.path: file.sha256 for file in bundle.manifest.files}
+    assert hashes[TARGET_WEIGHTS] == hashlib.sha256(placed.read_bytes()).hexdigest()
+    assert f"{TARGET_WEIGHTS}: sha256 matches" in verify_bundle(bundle, lambda count: None)
     # The bundle outlives the cache.
     shutil.rmtree(tmp_path / "hub")
     assert _runs(tmp_path / "b")
@@ -287,7 +294,7 @@ def test_no_room_is_known_before_the_first_byte(
 
 def test_tokenizer_files_are_copied(pair: Path, tmp_path: Path) -> None:
     wanted = {
-        "tokenizer.json": "{}",
+        "tokenizer.json": Tokenizer(WordLevel({"a": 0}, unk_token="a")).to_str(),
         "tokenizer_config.json": json.dumps({"chat_template": "x"}),
         "special_tokens_map.json": "{}",
         "generation_config.json": "{}",

@@ -287,3 +287,24 @@ def test_what_is_not_a_bundle_is_never_overwritten(
     run("build", "--target", own_pair, "-o", tmp_path / "file").fails(2, "file")
     run("build", "--target", own_pair, "-o", tmp_path / "file" / "b").fails(2, "is a file, not")
     run("build", "--target", own_pair, "-o", "/").fails(2, "already exists")
+
+
+def test_a_broken_tokenizer_is_found_before_anything_is_built(
+    build: Callable[..., Outcome], own_pair: Path
+) -> None:
+    (own_pair.parent / "target" / "tokenizer.json").write_text("{}")
+    build().fails(1, "tokenizer.json", "not a readable tokenizer")
+
+
+def test_an_end_token_outside_the_vocabulary(build: Callable[..., Outcome], own_pair: Path) -> None:
+    path = own_pair.parent / "target" / "generation_config.json"
+    path.write_text('{"eos_token_id": [1, 1000000]}')
+    build().fails(1, "eos_token_id", "1000000", "vocabulary")
+
+
+def test_a_context_whose_tables_would_be_absurd(
+    build: Callable[..., Outcome], own_pair: Path
+) -> None:
+    for part in ("target", "draft"):
+        _edit(own_pair.parent / part / "config.json", max_position_embeddings=2**30)
+    build("--max-seq-len", 2**24).fails(2, "RoPE tables", "--max-seq-len")

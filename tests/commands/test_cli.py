@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -197,3 +198,19 @@ def test_targets(run: Run) -> None:
     for name, config in configs.items():
         assert any(line.split()[0] == name and config["description"] in line for line in lines)
         assert config["verified"] and config["max_seq_len"] >= 1
+
+
+def test_a_closed_stdout_is_no_traceback(bundle: Path) -> None:
+    command = f"{sys.executable} -m dflash_trt generate {bundle} --prompt a --max-tokens 3 >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr and "Error" not in done.stderr, done.stderr
+
+
+def test_memory_that_the_system_refuses_is_one_line(
+    run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("dflash_trt.commands.generate.open_executor", refuse)
+    run("generate", bundle, "--prompt", "a").fails(1, "out of memory", "--max-batch")

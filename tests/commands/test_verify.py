@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import dflash_trt.commands.verify as command
 from dflash_trt.executors import open_executor
@@ -171,7 +172,7 @@ def test_differences_that_json_has_no_number_for(
         def speculate(self, *arguments: Any) -> SpeculationOutput:
             output: SpeculationOutput = self._executor.speculate(*arguments)
             if output.logits is not None:
-                output.logits[0, 0, 3] = np.nan
+                output.logits[0, 0, 3] = -np.inf
             return output
 
     monkeypatch.setattr(
@@ -182,7 +183,20 @@ def test_differences_that_json_has_no_number_for(
     common = ["verify", bundle, "--prompt", "cab", "--max-tokens", 4, "--repeats", 0, "--json"]
     outcome = run(*common)
     assert outcome.code == 1
-    assert outcome.json["modes"][1]["difference"]["actual_logit"] == "nan"
+    assert outcome.json["modes"][1]["difference"]["actual_logit"] == "-inf"
+
+
+def test_weights_that_are_not_numbers_are_an_error(
+    run: Run, own_pair: Path, tmp_path: Path
+) -> None:
+    """Both sides would give the same NaN: equal is not enough."""
+    path = own_pair.parent / "target" / "model.safetensors"
+    tensors = {name: np.full_like(value, np.nan) for name, value in load_file(path).items()}
+    save_file(tensors, path)
+    assert run("build", "--target", own_pair, "-o", tmp_path / "b").code == 0
+    for command_name in ("verify", "generate"):
+        arguments = [command_name, tmp_path / "b", "--prompt", "a", "--max-tokens", 3]
+        run(*arguments).fails(1, "not finite", "weights are damaged")
 
 
 def test_logits_are_held_for_one_group_only() -> None:

@@ -20,7 +20,7 @@ from tests.reference.compare import assert_bitwise_equal
 BATCHES = (1, 4, 8)
 BLOCKS = (2, 3, 5, 8)
 CHUNKS = (5, 17, 64)
-OUTPUT = 48
+OUTPUT = 72
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,11 @@ def case(request: pytest.FixtureRequest, make_pair: PairFactory, demo_bundle: Bu
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("block", "chunk"), [(2, 17), (3, 5), (5, 64), (8, 17)])
 def test_greedy_speculation_keeps_every_bit(case: Case, batch: int, block: int, chunk: int) -> None:
-    """8 prompts × 48 tokens × 12 settings × 3 pairs: 13,824 greedy tokens."""
+    """8 prompts × 72 tokens × 12 settings × 3 pairs: 20,736 greedy tokens."""
     for first in range(0, len(case.requests), batch):
         group = case.requests[first : first + batch]
         results = run(case.executor, group, block_size=block, prefill_chunk=chunk)
-        for want, got in zip(case.expected[first:], results, strict=False):
+        for want, got in zip(case.expected[first : first + batch], results, strict=True):
             assert_same(want, got, f"batch {batch}, block {block}, chunk {chunk}")
 
 
@@ -97,7 +97,7 @@ def test_batching_the_baseline_keeps_every_bit(case: Case, batch: int) -> None:
     for first in range(0, len(case.requests), batch):
         group = case.requests[first : first + batch]
         results = run(case.executor, group, speculation=False, prefill_chunk=13)
-        for want, got in zip(case.expected[first:], results, strict=False):
+        for want, got in zip(case.expected[first : first + batch], results, strict=True):
             assert_same(want, got, f"target_only, batch {batch}")
 
 

@@ -132,3 +132,27 @@ def test_a_parting_beyond_the_noise_is_a_defect_without_a_promise_of_bits() -> N
     _, alone, _ = run(spoil, bitwise=False)
     assert not alone.is_lossless
     assert alone.ties[0].gap > alone.noise
+
+
+def test_a_batch_is_full_even_with_fewer_prompts() -> None:
+    """One prompt must not pass for a batch of three that never ran."""
+    batches: list[int] = []
+
+    class Counting(FakeExecutor):
+        def speculate(
+            self,
+            first_slot: int,
+            anchors: Int64Array,
+            starts: Int64Array,
+            block_size: int,
+            want_logits: bool,
+        ) -> SpeculationOutput:
+            batches.append(len(anchors))
+            return super().speculate(first_slot, anchors, starts, block_size, want_logits)
+
+    heard: list[int] = []
+    request = Request(prompt_ids=PROMPTS[0], max_tokens=20)
+    (report,) = verify(Counting(), [request], [MODES[2]], on_tokens=heard.append)
+    assert max(batches) == 3
+    assert report.tokens == 20 and report.is_lossless
+    assert sum(heard) == 2 * 20, "the baseline's and the mode's, not the repeats'"

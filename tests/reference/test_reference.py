@@ -269,7 +269,7 @@ def test_draft_config_places_and_defaults(tmp_path: Path) -> None:
     assert (config.block_size, config.mask_token_id) == (6, 17)
     assert config.target_layer_ids == (1, 2, 3, 4, 5)
     assert config.rope["rope_theta"] == 10_000.0
-    # The table of released drafters in facts/dflash.md.
+    # The z-lab contract's default, as released drafters have it.
     assert default_layer_ids(36, 5) == (1, 9, 17, 25, 33)
     assert default_layer_ids(32, 5) == (1, 8, 15, 22, 29)
     assert default_layer_ids(12, 1) == (6,)

@@ -296,12 +296,13 @@ def test_a_request_that_ended_before_a_failing_pass_is_not_run_again() -> None:
         assert results[request_id].token_ids == decode_plainly(request, executor)[0]
 
 
-def test_logits_that_are_not_finite_are_an_error() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_an_error(temperature: float) -> None:
     class Broken(FakeExecutor):
         def _run(self, *args: object, **kwargs: object) -> np.ndarray:
             return np.full_like(super()._run(*args, **kwargs), np.nan)  # type: ignore[arg-type]
 
-    request = Request(prompt_ids=(1,), sampling=SamplingParams(temperature=1.0))
+    request = Request(prompt_ids=(1,), sampling=SamplingParams(temperature=temperature))
     with pytest.raises(DflashError, match="position 1 are not finite"):
         Engine(Broken()).generate([request])
 
