@@ -7,12 +7,12 @@ import os
 import platform
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-LIBRARIES = ("dflash-trt", "numpy", "onnx", "onnxruntime")
+LIBRARIES = ("dflash-trt", "numpy", "onnx", "onnxruntime", "tensorrt_rtx")
 
 
 def describe_machine() -> dict[str, Any]:
@@ -23,7 +23,7 @@ def describe_machine() -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "libraries": {name: version(name) for name in LIBRARIES},
+        "libraries": {name: found for name in LIBRARIES if (found := _version(name))},
     }
 
 
@@ -52,6 +52,13 @@ def write_record(folder: Path, name: str, module: str, figures: dict[str, Any]) 
 def _plain(argument: str) -> str:
     """An argument without this machine's folders."""
     return Path(argument).name if argument.startswith("/") else argument
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:  # an extra that is not installed
+        return None
 
 
 def _processor() -> str:
