@@ -243,7 +243,7 @@ class Engine:
 
     def _take(self, state: RequestState, tokens: list[int], logits: FloatArray | None) -> int:
         """Appends `tokens` as far as the request goes; returns how many it took."""
-        if logits is not None:
+        if logits is not None and state.request.sampling.greedy:  # drawing looks for itself
             first = state.next_position
             find_highest(logits[: len(tokens)], np.arange(first, first + len(tokens)))
         taken = state.append_tokens(tokens)

@@ -105,7 +105,7 @@ def _draw_token(logits: FloatArray, highest: float, position: int, params: Sampl
     with np.errstate(over="ignore"):
         scaled = (logits[allowed].astype(np.float64) - highest) / params.temperature
     if params.top_p < 1:
-        kept = _keep_top_p(scaled, params.top_p)
+        kept = _keep_top_p(logits[allowed], scaled, params.top_p)
         allowed, scaled = allowed[kept], scaled[kept]
     # Noise is bounded, so a token this far behind cannot win: the same answer, fewer draws.
     reachable = np.flatnonzero(scaled >= -_NOISE_SPAN)
@@ -124,12 +124,13 @@ def _keep_top_k(logits: FloatArray, top_k: int | None) -> Int64Array:
     return np.sort(np.concatenate((above, ties)))
 
 
-def _keep_top_p(scaled: Float64Array, top_p: float) -> Int64Array:
-    """Ascending indices into `scaled` [n] of the nucleus; never empty.
+def _keep_top_p(logits: FloatArray, scaled: Float64Array, top_p: float) -> Int64Array:
+    """Ascending indices of the nucleus of `scaled` [n], made from `logits` [n]; never empty.
 
-    A token stays when the probability of all tokens ranked before it is below `top_p`.
+    A token stays when the probability of all tokens ranked before it is below `top_p`. Ranked
+    by logit, not by what scaling left of it: rounding makes ties of neighbours.
     """
-    ranked = np.argsort(-scaled, kind="stable")
+    ranked = np.argsort(-logits, kind="stable")
     reached = np.cumsum(np.exp(scaled[ranked]))
     before = np.concatenate((np.zeros(1), reached[:-1]))
     return np.sort(ranked[before < top_p * reached[-1]])

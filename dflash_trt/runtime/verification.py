@@ -83,6 +83,7 @@ class ModeReport:
 
     `difference` is the first place where a bit differs. `ties` has an item per prompt whose
     tokens part; `noise` is the largest difference of a logit on rows before a parting.
+    `has_cut_output` says that an output ended elsewhere though its tokens agree: never a tie.
     """
 
     mode: str
@@ -91,6 +92,7 @@ class ModeReport:
     logits: int
     difference: Difference | None
     ties: tuple[Tie, ...]
+    has_cut_output: bool
     noise: float
     statistics: TotalStatistics
 
@@ -99,7 +101,7 @@ class ModeReport:
         """No bit differs; on an executor without that promise, every parting is a tie."""
         if self.is_bitwise or self.difference is None:
             return self.difference is None
-        return all(tie.gap <= self.noise for tie in self.ties)
+        return not self.has_cut_output and all(tie.gap <= self.noise for tie in self.ties)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +182,7 @@ class Comparison:
     mode: Mode
     difference: Difference | None = None
     ties: list[Tie] = field(default_factory=list)
+    has_cut_output: bool = False
     noise: float = 0.0
     tokens: int = 0
     logits: int = 0
@@ -198,7 +201,9 @@ class Comparison:
         if agreed:
             change = np.abs(actual.logits[:agreed] - expected.logits[:agreed])
             self.noise = max(self.noise, float(change.max()))
-        if parting is not None:
+        if parting is None:
+            self.has_cut_output |= len(expected.token_ids) != len(actual.token_ids)
+        else:
             row = expected.logits[parting]
             want, got = expected.token_ids[parting], actual.token_ids[parting]
             self.ties.append(
@@ -219,6 +224,7 @@ class Comparison:
             logits=self.logits,
             difference=self.difference,
             ties=tuple(self.ties),
+            has_cut_output=self.has_cut_output,
             noise=self.noise,
             statistics=total(self.statistics),
         )

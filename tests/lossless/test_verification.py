@@ -156,3 +156,12 @@ def test_a_batch_is_full_even_with_fewer_prompts() -> None:
     assert max(batches) == 3
     assert report.tokens == 20 and report.is_lossless
     assert sum(heard) == 2 * 20, "the baseline's and the mode's, not the repeats'"
+
+
+def test_an_output_that_ends_early_is_a_defect_without_a_promise_of_bits() -> None:
+    """Its tokens agree as far as they go, so no tie would show it."""
+    comparison = Comparison(MODES[1])
+    rows = [[3.0, 1.0], [2.0, 1.0]]
+    comparison.add(0, make_result(rows), make_result(rows[:1]))
+    report = comparison.to_report(is_bitwise=False)
+    assert report.ties == () and not report.is_lossless
