@@ -190,6 +190,16 @@ def test_tokens_far_behind_are_still_drawn() -> None:
     np.testing.assert_array_equal(choose_tokens(rows, positions, params), winners)
 
 
+def test_top_p_ranks_neighbours_that_scaling_rounds_together() -> None:
+    """-1e-35 is below 0, though both are 1 below the top in float64: it leaves the nucleus."""
+    logits = np.array([[-1e-35, 0.0, 0.0, 1.0]], dtype=np.float32)
+    chosen = {
+        int(choose_tokens(logits, np.array([p]), SamplingParams(temperature=1.0, top_p=0.8))[0])
+        for p in range(200)
+    }
+    assert chosen == {1, 2, 3}
+
+
 def test_rows_do_not_depend_on_each_other() -> None:
     generator = np.random.default_rng(3)
     logits = generator.normal(0, 3, (12, 100)).astype(np.float32)
