@@ -49,6 +49,6 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) -e '.[test,train,rtx]'
+	$(PIP_INSTALL) -e '.[test,train,rtx,serve]'
 	mkdir -p build
 	touch $@ $(VENV)/.installed
