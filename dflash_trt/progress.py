@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-Unit = Literal["bytes", "steps"]
+Unit = Literal["bytes", "steps", "tokens"]
 
 
 class Progress(Protocol):

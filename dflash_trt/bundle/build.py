@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import onnx
-from safetensors.numpy import save
-
 from dflash_trt import __version__
 from dflash_trt.bundle.engines import build_engines, check_engines, engine_limits
+from dflash_trt.bundle.graph_folder import GraphFolder
 from dflash_trt.bundle.hashing import blob_sha256, file_sha256
-from dflash_trt.bundle.links import check_space, clone_file, copy_file, link_file
 from dflash_trt.bundle.manifest import (
     MANIFEST_NAME,
     PROMPTS_NAME,
@@ -30,18 +26,16 @@ from dflash_trt.bundle.manifest import (
 from dflash_trt.bundle.staging import staged_folder
 from dflash_trt.bundle.tokenizer import BundleTokenizer
 from dflash_trt.checkpoints.pair import Pair
-from dflash_trt.checkpoints.safetensors_header import TensorEntry, header_sha256, read_header
+from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.config import BuildConfig
 from dflash_trt.engines.builder import EngineOptions
 from dflash_trt.errors import DflashError
-from dflash_trt.graph.check import check_graph
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import CPU_FORM, GraphForm
 from dflash_trt.graph.tables import compute_tables
-from dflash_trt.graph.target import build_target
+from dflash_trt.graph.target import build_target, build_target_only
 from dflash_trt.progress import Progress
 
-TABLES_LOCATION = "weights/tables.safetensors"
 MAX_TABLE_BYTES = 1 << 30
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -92,13 +86,15 @@ def build_bundle(
         libraries.append("tensorrt_rtx")
         form = options.engines.form(engine_limits(limits))
     with staged_folder(destination, overwrite=options.overwrite) as folder:
-        locations, copied = _place_weights(pair, folder, destination, options, progress)
+        graphs = GraphFolder(folder)
+        graphs.place_weights(
+            {"target": pair.target.weights, "draft": pair.draft.weights},
+            destination,
+            progress,
+            copy=options.copy_weights,
+        )
         progress.stage("graphs", None)
-        # Not save_file: on a full disk it raises an error of its own, not an OSError.
-        (folder / TABLES_LOCATION).write_bytes(save(compute_tables(pair, limits.max_seq_len)))
-        tables = read_header(folder / TABLES_LOCATION)
-        locations[(folder / TABLES_LOCATION).resolve()] = TABLES_LOCATION
-        _write_graphs(pair, tables, lambda entry: locations[entry.file], form, folder)
+        _write_graphs(pair, graphs, limits.max_seq_len, form)
         has_tokenizer = _copy_tokenizer(pair, folder)
         if prompts is not None:
             shutil.copyfile(prompts, folder / PROMPTS_NAME)
@@ -113,10 +109,10 @@ def build_bundle(
             target=target_dims(pair),
             draft=draft_dims(pair),
             limits=limits,
-            weights="copied" if copied else "linked",
+            weights="copied" if graphs.has_copies else "linked",
             tokenizer=has_tokenizer,
             libraries={library: version(library) for library in libraries},
-            files=_describe_files(folder, locations, options, progress),
+            files=_describe_files(graphs, options, progress),
             engines=engines,
         )
         (folder / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", "utf-8")
@@ -167,53 +163,14 @@ def _check_tables(pair: Pair, positions: int) -> None:
         )
 
 
-def _place_weights(
-    pair: Pair, folder: Path, destination: Path, options: BuildOptions, progress: Progress
-) -> tuple[dict[Path, str], bool]:
-    """Brings every shard the graphs use into weights/ of `folder`, later `destination`.
-
-    Returns the locations by resolved source, and whether any is a file of its own.
-    """
-    owners = {"target": pair.target.weights, "draft": pair.draft.weights}
-    locations: dict[Path, str] = {}
-    for owner, weights in owners.items():
-        (folder / "weights" / owner).mkdir(parents=True)
-        for index, shard in enumerate(sorted({entry.file for entry in weights.values()})):
-            # Blobs of a hub cache are named by hash; a number says more to a reader.
-            locations.setdefault(shard, f"weights/{owner}/shard-{index:05d}.safetensors")
-    progress.stage("linking weights", None)
-    rest = list(locations)
-    if not options.copy_weights:
-        rest = [shard for shard in rest if not link_file(shard, folder / locations[shard])]
-    copied = bool(rest)
-    rest = [shard for shard in rest if not clone_file(shard, folder / locations[shard])]
-    if rest:
-        # The size is known, and known to fit, before the first byte.
-        progress.stage("copying weights", check_space(rest, destination))
-        for shard in rest:
-            copy_file(shard, folder / locations[shard], progress.advance)
-    return locations, copied
-
-
-def _write_graphs(
-    pair: Pair,
-    tables: dict[str, TensorEntry],
-    locate: Callable[[TensorEntry], str],
-    form: GraphForm,
-    folder: Path,
-) -> None:
-    graphs = (
-        build_target(pair, tables, locate, form, inject=True),
-        build_draft(pair, tables, locate, form),
-        build_target(pair, tables, locate, form, inject=False),
-    )
-    for graph in graphs:
-        check_graph(graph)
-        _write_graph(graph, folder / f"{graph.graph.name}.onnx")
-
-
-def _write_graph(model: onnx.ModelProto, path: Path) -> None:
-    path.write_bytes(model.SerializeToString(deterministic=True))
+def _write_graphs(pair: Pair, graphs: GraphFolder, positions: int, form: GraphForm) -> None:
+    tables = graphs.write_tables(compute_tables(pair, positions))
+    for model in (
+        build_target(pair, tables, graphs.locate, form),
+        build_draft(pair, tables, graphs.locate, form),
+        build_target_only(pair.target, tables, graphs.locate, form),
+    ):
+        graphs.write_graph(model)
 
 
 def _check_tokenizer(pair: Pair) -> None:
@@ -243,11 +200,10 @@ def _copy_tokenizer(pair: Pair, folder: Path) -> bool:
 
 
 def _describe_files(
-    folder: Path, locations: dict[Path, str], options: BuildOptions, progress: Progress
+    graphs: GraphFolder, options: BuildOptions, progress: Progress
 ) -> list[BundleFile]:
-    """Sizes and hashes; `locations` says which source each weight file came from."""
-    sources = {location: source for source, location in locations.items()}
-    del sources[TABLES_LOCATION]
+    """Sizes and hashes of everything in the folder."""
+    folder = graphs.folder
     described: list[BundleFile] = []
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     names = {path: path.relative_to(folder).as_posix() for path in paths}
@@ -255,7 +211,7 @@ def _describe_files(
         progress.stage("hashing weights", sum(path.stat().st_size for path in paths))
     for path in paths:
         fields: dict[str, Any] = {"path": names[path], "bytes": path.stat().st_size}
-        source = sources.get(names[path])
+        source = graphs.weights.get(names[path])
         if source is not None:
             fields["header_sha256"] = header_sha256(path)
         if source is None or options.hash_weights:

@@ -20,6 +20,8 @@ CHOICE_IDS = "choice_ids"
 LOGITS = "logits"
 DRAFT_TOKEN_IDS = "token_ids"
 
+OBSERVED_PREFIX = "amax/"
+
 Owner = Literal["target", "draft"]
 CacheKind = Literal["k", "v"]
 KV: tuple[CacheKind, ...] = ("k", "v")
@@ -33,6 +35,11 @@ def cache_input(owner: Owner, kv: CacheKind, layer: int) -> str:
 def cache_output(owner: Owner, kv: CacheKind, layer: int) -> str:
     """Name of the same cache after the update; an executor binds it to the input's memory."""
     return f"{cache_input(owner, kv, layer)}_out"
+
+
+def observed_output(value: str) -> str:
+    """Name of the output that holds the largest magnitude of a graph's inner value, a scalar."""
+    return f"{OBSERVED_PREFIX}{value}"
 
 
 def cache_layers(owner: Owner, layers: int) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What executors differ in: the type a graph computes in, and whether its caches have a length."""
+"""What graphs of one model differ in: compute type, length of the caches, what they tell."""
 
 from __future__ import annotations
 
@@ -33,10 +33,15 @@ _ONNX_TYPES: dict[Precision, int] = {
 
 @dataclass(frozen=True, slots=True)
 class GraphForm:
-    """`cache_length` is M where it is fixed; None leaves the axis to each call."""
+    """`cache_length` is M where it is fixed; None leaves the axis to each call.
+
+    With `observe` a graph has one more output per distinct input of its linears: the largest
+    magnitude in it. Which linear reads which is in the model's metadata.
+    """
 
     precision: Precision = Precision.FLOAT32
     cache_length: int | None = None
+    observe: bool = False
 
 
 CPU_FORM = GraphForm()

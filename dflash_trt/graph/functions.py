@@ -76,6 +76,19 @@ swiglu (gate, up) => (y)
 }
 """
 
+# ONNX Runtime's ReduceMax passes over NaN. x - x is 0 where x is finite, and NaN where it is not.
+_AMAX = """
+<domain: "dflash", opset_import: ["" : 24]>
+amax (x) => (y)
+{
+    magnitude = Abs (x)
+    largest = ReduceMax <keepdims = 0> (magnitude)
+    nothing = Sub (x, x)
+    doubt = ReduceSum <keepdims = 0> (nothing)
+    y = Add (largest, doubt)
+}
+"""
+
 
 def attention_function(overload: AttentionOverload) -> onnx.FunctionProto:
     """`trt::TRT_Attention`: attention over a padded KV cache with per-sequence lengths.
@@ -107,3 +120,8 @@ def kv_feature_injection_function(
 def swiglu_function() -> onnx.FunctionProto:
     """`dflash::swiglu`: silu(gate) * up, elementwise."""
     return onnx.parser.parse_function(_SWIGLU)
+
+
+def amax_function() -> onnx.FunctionProto:
+    """`dflash::amax`: the largest magnitude in x, a scalar; NaN where any of x is not finite."""
+    return onnx.parser.parse_function(_AMAX)

@@ -150,6 +150,7 @@ def linear(
 
     x and the residual are in `precision` (the compute type).
     """
+    b.observe(x, f"{owner}/{role}")
     operands = [x, weight(b, owner, spec, role, precision)]
     bias = f"{role}.bias"
     if bias in spec.weights:

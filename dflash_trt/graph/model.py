@@ -16,8 +16,9 @@ from onnx import TensorProto, helper
 
 from dflash_trt import __version__
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.graph.bindings import observed_output
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
-from dflash_trt.graph.functions import IR_VERSION, OPSET
+from dflash_trt.graph.functions import IR_VERSION, OPSET, amax_function
 
 STORAGE_TYPES = {
     "F32": TensorProto.FLOAT,
@@ -34,7 +35,7 @@ class GraphBuilder:
     Args:
         name: graph name, shown by viewers.
         locate: path of a tensor's file relative to the .onnx, in POSIX form.
-        form: the compute type and the caches' length.
+        form: the compute type, the caches' length, and whether linears are observed.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class GraphBuilder:
         self._initializers: dict[str, TensorProto] = {}
         self._casts: set[str] = set()
         self._functions: dict[tuple[str, str, str], onnx.FunctionProto] = {}
+        self._observed: dict[str, str] = {}
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -108,6 +110,21 @@ class GraphBuilder:
             )
         )
         return results
+
+    def observe(self, x: str, key: str) -> None:
+        """Lets the graph tell max |x|, where the form asks for it; `key` names the linear it feeds.
+
+        Linears that share an input share the output: the model's metadata maps keys to outputs.
+        """
+        if not self.form.observe:
+            return
+        output = observed_output(x)
+        if output not in self._observed.values():
+            self.output(output, TensorProto.FLOAT, [])
+            name = x.rpartition("/")[2]
+            wide = self.widen(x, f"{name}_observed")
+            self.call(amax_function(), [wide], f"{name}_amax", outputs=[output])
+        self._observed[key] = output
 
     def integers(self, *values: int, scalar: bool = False) -> str:
         """An int64 constant, one per distinct value."""
@@ -173,7 +190,7 @@ class GraphBuilder:
             list(self._initializers.values()),
         )
         domains = dict.fromkeys(["", *(domain for domain, _, _ in self._functions)])
-        return helper.make_model(
+        model = helper.make_model(
             graph,
             opset_imports=[
                 helper.make_opsetid(domain, OPSET if domain == "" else 1) for domain in domains
@@ -183,6 +200,8 @@ class GraphBuilder:
             producer_name="dflash-trt",
             producer_version=__version__,
         )
+        helper.set_model_props(model, self._observed)
+        return model
 
     def _full(self, name: str) -> str:
         return "/".join([*self._scopes, name])

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.rope import RopeSpec, tables
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.model import GraphBuilder
 
@@ -24,21 +26,21 @@ def compute_tables(pair: Pair, positions: int) -> dict[str, npt.NDArray[np.float
     `q_cos` and `q_sin` are `cos` and `sin` times 1/sqrt(D): rotating a query with them
     also scales it for attention.
     """
-    computed: dict[str, npt.NDArray[np.float32]] = {}
-    for owner in ("target", "draft"):
-        if table_owner(pair, owner) != owner:
-            continue
-        rope, head_dim = _rope(pair, owner)
-        cos, sin = tables(rope, head_dim, positions)
-        scale = np.float32(1 / math.sqrt(head_dim))
-        arrays = (cos, sin, cos * scale, sin * scale)
-        computed |= {f"rope.{owner}.{kind}": a for kind, a in zip(TABLE_KINDS, arrays, strict=True)}
+    computed = compute_target_tables(pair.target, positions)
+    if table_owner(pair, "draft") == "draft":
+        computed |= _compute("draft", pair.draft, positions)
     return computed
+
+
+def compute_target_tables(target: TargetSpec, positions: int) -> dict[str, npt.NDArray[np.float32]]:
+    """The tables that a target needs which runs without a draft; see `compute_tables`."""
+    return _compute("target", target, positions)
 
 
 def table_owner(pair: Pair, owner: Owner) -> Owner:
     """Whose tables `owner` reads: the draft uses the target's where both would be equal."""
-    return "target" if _rope(pair, owner) == _rope(pair, "target") else owner
+    spec = pair.target if owner == "target" else pair.draft
+    return "target" if _rope(spec) == _rope(pair.target) else owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,14 @@ class RopeTables:
         return b.weight(name, self.entries[name])
 
 
-def _rope(pair: Pair, owner: Owner) -> tuple[RopeSpec, int]:
-    spec = pair.target if owner == "target" else pair.draft
+def _compute(
+    owner: Owner, spec: TargetSpec | DraftSpec, positions: int
+) -> dict[str, npt.NDArray[np.float32]]:
+    cos, sin = tables(*_rope(spec), positions)
+    scale = np.float32(1 / math.sqrt(spec.head_dim))
+    arrays = (cos, sin, cos * scale, sin * scale)
+    return {f"rope.{owner}.{kind}": a for kind, a in zip(TABLE_KINDS, arrays, strict=True)}
+
+
+def _rope(spec: TargetSpec | DraftSpec) -> tuple[RopeSpec, int]:
     return spec.rope, spec.head_dim

@@ -17,6 +17,7 @@ from dflash_trt.graph.bindings import (
     LOGIT_ROWS,
     LOGITS,
     TOKEN_IDS,
+    GraphName,
     Owner,
     cache_input,
     cache_layers,
@@ -34,28 +35,46 @@ def build_target(
     tables: Mapping[str, TensorEntry],
     locate: Callable[[TensorEntry], str],
     form: GraphForm = CPU_FORM,
-    *,
-    inject: bool,
 ) -> onnx.ModelProto:
-    """Builds the target graph of `pair`.
+    """Builds `target.onnx` of `pair`.
 
-    Inputs: token_ids [B,S], cache_start [B], logit_rows [B,R], the target's caches and, with
-    `inject`, the draft's. Outputs: choice_ids [B,R], logits [B,R,V] and all caches.
-    With `inject` every row's tapped features become the draft's context at the row's own
-    position; rows past the accepted prefix are overwritten before anything reads them.
+    Inputs: token_ids [B,S], cache_start [B], logit_rows [B,R], the caches of target and draft.
+    Outputs: choice_ids [B,R], logits [B,R,V] and all caches.
+    Every row's tapped features become the draft's context at the row's own position; rows past
+    the accepted prefix are overwritten before anything reads them.
     """
-    target, draft = pair.target, pair.draft
-    b = GraphBuilder("target" if inject else "target_only", locate, form)
+    return _build("target", pair.target, pair.draft, tables, locate, form)
+
+
+def build_target_only(
+    target: TargetSpec,
+    tables: Mapping[str, TensorEntry],
+    locate: Callable[[TensorEntry], str],
+    form: GraphForm = CPU_FORM,
+) -> onnx.ModelProto:
+    """Builds `target_only.onnx`: as `target.onnx`, with no draft in its sight."""
+    return _build("target_only", target, None, tables, locate, form)
+
+
+def _build(
+    name: GraphName,
+    target: TargetSpec,
+    draft: DraftSpec | None,
+    tables: Mapping[str, TensorEntry],
+    locate: Callable[[TensorEntry], str],
+    form: GraphForm,
+) -> onnx.ModelProto:
+    b = GraphBuilder(name, locate, form)
     ids = b.input(TOKEN_IDS, TensorProto.INT64, ["B", "S"])
     start = b.input(CACHE_START, TensorProto.INT64, ["B"])
     logit_rows = b.input(LOGIT_ROWS, TensorProto.INT64, ["B", "R"])
     declare_caches(b, "target", target)
-    if inject:
+    if draft is not None:
         declare_caches(b, "draft", draft)
     b.output(CHOICE_IDS, TensorProto.INT64, ["B", "R"])
     b.output(LOGITS, TensorProto.FLOAT, ["B", "R", target.vocab_size])
     declare_cache_outputs(b, "target", target)
-    if inject:
+    if draft is not None:
         declare_cache_outputs(b, "draft", draft)
 
     rows = Rows(b, ids, start)
@@ -76,9 +95,9 @@ def build_target(
         shape = b.node("Concat", [shape, b.integers(target.vocab_size)], "logits_shape", axis=0)
         _write_choices(b, flat_logits, shape)
 
-    if inject:
+    if draft is not None:
         features = [taps[layer] for layer in draft.target_layer_ids]
-        rope = RopeTables(table_owner(pair, "draft"), tables)
+        rope = RopeTables(table_owner(Pair(target, draft), "draft"), tables)
         inject_features(b, features, draft, rows, rope)
     return b.finish()
 

@@ -17,7 +17,7 @@ from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
 from dflash_trt.graph.check import check_graph
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
-from dflash_trt.graph.target import build_target
+from dflash_trt.graph.target import build_target, build_target_only
 from tests.pairs import PairFactory, TinyPair
 
 PAIRS: dict[str, Callable[[PairFactory], TinyPair]] = {
@@ -62,10 +62,10 @@ def build(built: TinyPair, graph: GraphName, form: GraphForm) -> onnx.ModelProto
         for entry in weights.values()
     }
     shards |= {entry.file: "weights/tables.safetensors" for entry in tables.values()}
-    arguments = (built.pair, tables, lambda entry: shards[entry.file], form)
-    if graph == "draft":
-        return build_draft(*arguments)
-    return build_target(*arguments, inject=graph == "target")
+    arguments = (tables, lambda entry: shards[entry.file], form)
+    if graph == "target_only":
+        return build_target_only(built.pair.target, *arguments)
+    return (build_draft if graph == "draft" else build_target)(built.pair, *arguments)
 
 
 @pytest.mark.parametrize("name", list(PAIRS))

@@ -1,0 +1,84 @@
+"""A folder of graphs while it is put together: weights, RoPE tables, the graphs over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from safetensors.numpy import save
+
+from dflash_trt.bundle.links import check_space, clone_file, copy_file, link_file
+from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
+from dflash_trt.graph.bindings import Owner
+from dflash_trt.graph.check import check_graph
+from dflash_trt.progress import Progress
+
+TABLES_LOCATION = "weights/tables.safetensors"
+
+
+class GraphFolder:
+    """What `folder` holds so far.
+
+    Attributes:
+        weights: the shard that each weight file was made of, by its path in the folder.
+        has_copies: whether any weight file is one of its own, not a hard link.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.weights: dict[str, Path] = {}
+        self.has_copies = False
+        self._locations: dict[Path, str] = {}
+
+    def place_weights(
+        self,
+        weights: Mapping[Owner, Mapping[str, TensorEntry]],
+        destination: Path,
+        progress: Progress,
+        *,
+        copy: bool = False,
+    ) -> None:
+        """Links every shard that `weights` use into weights/, or copies it where need be.
+
+        `destination` is where the folder will lie: an error about space names it. `copy` makes
+        files of their own in any case.
+        """
+        for owner, entries in weights.items():
+            (self.folder / "weights" / owner).mkdir(parents=True)
+            for index, shard in enumerate(sorted({entry.file for entry in entries.values()})):
+                # Blobs of a hub cache are named by hash; a number says more to a reader.
+                location = f"weights/{owner}/shard-{index:05d}.safetensors"
+                if self._locations.setdefault(shard, location) == location:
+                    self.weights[location] = shard
+        progress.stage("linking weights", None)
+        rest = {self.folder / location: shard for location, shard in self.weights.items()}
+        if not copy:
+            rest = {path: shard for path, shard in rest.items() if not link_file(shard, path)}
+        self.has_copies = bool(rest)
+        rest = {path: shard for path, shard in rest.items() if not clone_file(shard, path)}
+        if rest:
+            # The size is known, and known to fit, before the first byte.
+            progress.stage("copying weights", check_space(rest.values(), destination))
+            for path, shard in rest.items():
+                copy_file(shard, path, progress.advance)
+
+    def write_tables(self, tables: Mapping[str, npt.NDArray[np.float32]]) -> dict[str, TensorEntry]:
+        """Stores RoPE tables beside the weights; returns where each one lies."""
+        path = self.folder / TABLES_LOCATION
+        # Not save_file: on a full disk it raises an error of its own, not an OSError.
+        path.write_bytes(save(dict(tables)))
+        self._locations[path.resolve()] = TABLES_LOCATION
+        return read_header(path)
+
+    def locate(self, entry: TensorEntry) -> str:
+        """Where a graph of this folder finds a tensor's file."""
+        return self._locations[entry.file]
+
+    def write_graph(self, model: onnx.ModelProto) -> None:
+        """Checks a graph and stores it under its name."""
+        check_graph(model)
+        path = self.folder / f"{model.graph.name}.onnx"
+        path.write_bytes(model.SerializeToString(deterministic=True))

@@ -1,0 +1,116 @@
+"""The float32 graphs of one model, run over one sequence at a time, with their observations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.executors.base import Int64Array
+from dflash_trt.executors.caches import CacheShape, LinearCaches
+from dflash_trt.executors.session import bind_array, check_session, open_session
+from dflash_trt.graph.bindings import OBSERVED_PREFIX, GraphName, Owner, cache_layers
+from dflash_trt.graph.layers import Decoder
+
+_OWNERS: dict[GraphName, tuple[Owner, ...]] = {
+    "target": ("target", "draft"),
+    "draft": ("draft",),
+    "target_only": ("target",),
+}
+
+
+class ObservedGraphs:
+    """Graphs in `folder` that were built to observe, over caches of one sequence.
+
+    Args:
+        specs: the models whose caches there are.
+        vocab_size: width of the logits.
+        positions: most positions of a sequence.
+    """
+
+    def __init__(
+        self, folder: Path, specs: Mapping[Owner, Decoder], vocab_size: int, positions: int
+    ) -> None:
+        self._folder = folder
+        self._vocab_size = vocab_size
+        self._names = {owner: cache_layers(owner, spec.num_layers) for owner, spec in specs.items()}
+        self._shapes = {
+            name: CacheShape(spec.num_kv_heads, spec.head_dim)
+            for owner, spec in specs.items()
+            for name, _ in self._names[owner]
+        }
+        self._caches = LinearCaches(self._shapes, 1, positions)
+        self._sessions: dict[GraphName, ort.InferenceSession] = {}
+        self._amax: dict[str, float] = {}
+
+    def make_room(self, length: int) -> None:
+        """Makes room for a sequence that takes `length` positions."""
+        self._caches.fit([length])
+
+    def run(self, graph: GraphName, inputs: Mapping[str, Int64Array]) -> None:
+        """Runs `graph` on `inputs` (its caches are bound here) and keeps what it tells.
+
+        Raises:
+            DflashError: ONNX Runtime failed, or what a linear reads is not finite.
+        """
+        session = self._session(graph)
+        readers = _readers(session)
+        io = session.io_binding()
+        for name, array in inputs.items():
+            bind_array(io.bind_input, name, array)
+        for owner in _OWNERS[graph]:
+            for name, updated in self._names[owner]:
+                shape, address = self._caches.shape(name, 1), self._caches.address(name, 0)
+                io.bind_input(name, "cpu", 0, np.float32, shape, address)
+                io.bind_output(updated, "cpu", 0, np.float32, shape, address)
+        found = np.empty((len(readers), 1), np.float32)
+        for name, value in zip(readers, found, strict=True):
+            io.bind_output(name, "cpu", 0, np.float32, [], value.ctypes.data)
+        try:
+            session.run_with_iobinding(io)
+        except Exception as error:
+            raise DflashError(one_line(error), where=f"{graph}.onnx") from error
+        for linears, amax in zip(readers.values(), found[:, 0].tolist(), strict=True):
+            if not math.isfinite(amax):
+                raise DflashError(
+                    f"the input of {', '.join(linears)} is not finite",
+                    where=f"{graph}.onnx",
+                    fix="the checkpoint's weights are damaged, or overflow float32",
+                )
+            for linear in linears:
+                self._amax[linear] = max(amax, self._amax.get(linear, 0.0))
+
+    def amax(self, owner: Owner) -> dict[str, float]:
+        """The largest magnitude so far in the input of each of `owner`'s linears, by role."""
+        prefix = f"{owner}/"
+        return {
+            linear.removeprefix(prefix): value
+            for linear, value in self._amax.items()
+            if linear.startswith(prefix)
+        }
+
+    def _session(self, graph: GraphName) -> ort.InferenceSession:
+        if graph not in self._sessions:
+            path = self._folder / f"{graph}.onnx"
+            session = open_session(path, None)
+            names = [name for owner in _OWNERS[graph] for name, _ in self._names[owner]]
+            check_session(
+                session, path, {name: self._shapes[name] for name in names}, self._vocab_size
+            )
+            self._sessions[graph] = session
+        return self._sessions[graph]
+
+
+def _readers(session: ort.InferenceSession) -> dict[str, list[str]]:
+    """For each observing output, in the graph's order: the linears (owner/role) that read it."""
+    outputs: dict[str, str] = session.get_modelmeta().custom_metadata_map
+    readers: dict[str, list[str]] = {
+        item.name: [] for item in session.get_outputs() if item.name.startswith(OBSERVED_PREFIX)
+    }
+    for linear in sorted(outputs):  # ONNX Runtime's map has no order
+        readers[outputs[linear]].append(linear)
+    return readers

@@ -1,0 +1,61 @@
+"""Whether a model fits into memory in float32, asked before it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from dflash_trt.checkpoints.draft import DraftSpec
+from dflash_trt.checkpoints.target import TargetSpec
+from dflash_trt.errors import DflashError
+
+MEMORY_FILE = Path("/proc/meminfo")
+_GIB = 1 << 30
+
+
+def check_memory(needed: int) -> None:
+    """Refuses what the machine has no room for.
+
+    Raises:
+        DflashError: `needed` bytes exceed what Linux says is available.
+    """
+    available = available_memory()
+    if available is not None and needed > available:
+        raise DflashError(
+            f"observing activations in float32 needs about {needed / _GIB:.1f} GiB of memory, "
+            f"{available / _GIB:.1f} GiB are available",
+            fix="close other programs, shorten the calibration sequences, or use a machine with "
+            "more memory",
+        )
+
+
+def estimate_memory(target: TargetSpec, draft: DraftSpec | None, positions: int, rows: int) -> int:
+    """Bytes that passes of `rows` rows over sequences of `positions` take, the weights in float32.
+
+    What ONNX Runtime was measured to hold on top of the weights is a tenth, and while the second
+    session opens, the output head once more.
+    """
+    specs = (target,) if draft is None else (target, draft)
+    weights = sum(entry.num_elements for spec in specs for entry in spec.weights.values())
+    head = target.vocab_size * target.hidden_size
+    extra_heads = 0 if draft is None else 2  # the draft's session packs a copy of its own
+    caches = sum(2 * spec.num_layers * spec.num_kv_heads * spec.head_dim for spec in specs)
+    rows = min(rows, positions)
+    widest = 4 * target.intermediate_size + 8 * target.hidden_size
+    activations = rows * (2 * target.vocab_size + widest + 2 * target.num_heads * positions)
+    elements = 1.1 * weights + extra_heads * head + caches * positions + activations
+    return int(elements * np.dtype(np.float32).itemsize)
+
+
+def available_memory() -> int | None:
+    """Bytes that can be had without swapping; None where the system does not say."""
+    try:
+        lines = MEMORY_FILE.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) << 10
+    return None

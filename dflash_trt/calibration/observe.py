@@ -1,0 +1,189 @@
+"""Runs calibration sequences through a model and notes how large each linear's input gets.
+
+These are the ranges of static activation scales (FP8: amax / 448; NVFP4: amax / (6 · 448)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from dflash_trt.bundle.graph_folder import GraphFolder
+from dflash_trt.calibration.graphs import ObservedGraphs
+from dflash_trt.calibration.memory import check_memory, estimate_memory
+from dflash_trt.calibration.sequences import check_sequences, place_anchors
+from dflash_trt.checkpoints.draft import DraftSpec
+from dflash_trt.checkpoints.pair import Pair
+from dflash_trt.checkpoints.target import TargetSpec
+from dflash_trt.config import PREFILL_CHUNK
+from dflash_trt.errors import DflashError
+from dflash_trt.executors.base import Int64Array
+from dflash_trt.graph.bindings import (
+    BLOCK_IDS,
+    CACHE_START,
+    LOGIT_ROWS,
+    TOKEN_IDS,
+    Owner,
+)
+from dflash_trt.graph.draft import build_draft
+from dflash_trt.graph.form import GraphForm
+from dflash_trt.graph.tables import compute_tables, compute_target_tables
+from dflash_trt.graph.target import build_target, build_target_only
+from dflash_trt.progress import Progress
+
+OBSERVED_FORM = GraphForm(observe=True)
+BLOCKS_PER_SEQUENCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationAmax:
+    """The largest magnitude in each linear's input, by role, in float32.
+
+    Linears of a target that read the same rows have the same value. The draft's k_proj and
+    v_proj read the target's features besides its own blocks, its q_proj does not. The output
+    head is the target's, and counts what both models give it; where it is tied to the
+    embedding, its role is the embedding's.
+    """
+
+    target: dict[str, float]
+    draft: dict[str, float]
+
+
+def observe_target(
+    target: TargetSpec,
+    sequences: Sequence[Sequence[int]],
+    progress: Progress,
+    *,
+    prefill_chunk: int = PREFILL_CHUNK,
+    workspace: Path | None = None,
+) -> dict[str, float]:
+    """The largest magnitude in each linear's input of `target`, by role, in float32.
+
+    Args:
+        sequences: token ids, cut to the model's context.
+        prefill_chunk: rows of one pass; the result does not depend on it.
+        workspace: a folder to put a temporary one in, best on the checkpoint's filesystem:
+            weights are linked there where that can be done, else copied. None takes the
+            system's.
+
+    Raises:
+        DflashError: sequences that cannot be used, too little memory, or activations that are
+            not finite.
+    """
+    context = target.max_position_embeddings
+    plans = [_Plan(one, []) for one in check_sequences(sequences, target.vocab_size, context)]
+    return _observe(target, None, plans, progress, prefill_chunk, workspace).target
+
+
+def observe_pair(
+    pair: Pair,
+    sequences: Sequence[Sequence[int]],
+    progress: Progress,
+    *,
+    prefill_chunk: int = PREFILL_CHUNK,
+    workspace: Path | None = None,
+) -> ActivationAmax:
+    """The largest magnitude in each linear's input of both models.
+
+    The draft reads what it does in use: the target's features, and blocks of the trained size
+    whose anchors are tokens of the sequence, with the features before them as context.
+    Arguments and errors as for `observe_target`; besides, sequences that are all too short for
+    a block (two tokens make one).
+    """
+    target, draft = pair.target, pair.draft
+    size = draft.block_size
+    context = min(target.max_position_embeddings, draft.max_position_embeddings)
+    plans = [
+        _Plan(one, place_anchors(len(one), size, context, BLOCKS_PER_SEQUENCE))
+        for one in check_sequences(sequences, target.vocab_size, context)
+    ]
+    if not any(plan.anchors for plan in plans):
+        raise DflashError(
+            f"no sequence is long enough for a draft block: it takes two tokens, and {size + 1} "
+            f"positions of the context of {context}",
+            where="calibration",
+            usage=True,
+        )
+    return _observe(target, draft, plans, progress, prefill_chunk, workspace)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One sequence [n], and the positions at which draft blocks are run over it."""
+
+    sequence: Int64Array
+    anchors: list[int]
+
+    def positions(self, block_size: int) -> int:
+        """Cache positions that it takes."""
+        return max([len(self.sequence), *(anchor + block_size for anchor in self.anchors)])
+
+
+def _observe(
+    target: TargetSpec,
+    draft: DraftSpec | None,
+    plans: Sequence[_Plan],
+    progress: Progress,
+    prefill_chunk: int,
+    workspace: Path | None,
+) -> ActivationAmax:
+    block_size = 0 if draft is None else draft.block_size
+    positions = max(plan.positions(block_size) for plan in plans)
+    check_memory(estimate_memory(target, draft, positions, prefill_chunk))
+    specs: dict[Owner, TargetSpec | DraftSpec] = {"target": target}
+    if draft is not None:
+        specs["draft"] = draft
+    with TemporaryDirectory(prefix="dflash-trt-", dir=workspace) as temporary:
+        folder = GraphFolder(Path(temporary))
+        weights = {owner: spec.weights for owner, spec in specs.items()}
+        folder.place_weights(weights, folder.folder, progress)
+        _write_graphs(folder, target, draft, positions)
+        graphs = ObservedGraphs(folder.folder, specs, target.vocab_size, positions)
+        rows = sum(len(plan.sequence) + block_size * len(plan.anchors) for plan in plans)
+        progress.stage("observing activations", rows, "tokens")
+        for plan in plans:
+            graphs.make_room(plan.positions(block_size))
+            for inputs in _chunks(plan.sequence, prefill_chunk):
+                graphs.run("target_only" if draft is None else "target", inputs)
+                progress.advance(inputs[TOKEN_IDS].size)
+            # Backwards: a block's rows overwrite features that only later blocks would read.
+            for anchor in reversed(plan.anchors):
+                assert draft is not None
+                graphs.run("draft", _block(plan.sequence, anchor, draft))
+                progress.advance(block_size)
+        return ActivationAmax(graphs.amax("target"), graphs.amax("draft"))
+
+
+def _write_graphs(
+    folder: GraphFolder, target: TargetSpec, draft: DraftSpec | None, positions: int
+) -> None:
+    if draft is None:
+        tables = folder.write_tables(compute_target_tables(target, positions))
+        folder.write_graph(build_target_only(target, tables, folder.locate, OBSERVED_FORM))
+        return
+    pair = Pair(target, draft)
+    tables = folder.write_tables(compute_tables(pair, positions))
+    folder.write_graph(build_target(pair, tables, folder.locate, OBSERVED_FORM))
+    folder.write_graph(build_draft(pair, tables, folder.locate, OBSERVED_FORM))
+
+
+def _chunks(sequence: Int64Array, size: int) -> Iterator[dict[str, Int64Array]]:
+    """The target's inputs for a sequence, `size` rows at a time, all of them logit rows."""
+    for start in range(0, len(sequence), size):
+        ids = sequence[start : start + size]
+        yield {
+            TOKEN_IDS: ids[None],
+            CACHE_START: np.array([start]),
+            LOGIT_ROWS: np.arange(len(ids))[None],
+        }
+
+
+def _block(sequence: Int64Array, anchor: int, draft: DraftSpec) -> dict[str, Int64Array]:
+    """The draft's inputs for the block that begins at position `anchor`."""
+    ids = np.full((1, draft.block_size), draft.mask_token_id, np.int64)
+    ids[0, 0] = sequence[anchor]
+    return {BLOCK_IDS: ids, CACHE_START: np.array([anchor])}

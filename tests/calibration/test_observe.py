@@ -1,0 +1,307 @@
+"""Observed ranges against hooks on independent models, against ModelOpt, and against themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+
+from dflash_trt.calibration import memory, observe_pair, observe_target
+from dflash_trt.calibration.observe import BLOCKS_PER_SEQUENCE
+from dflash_trt.calibration.sequences import place_anchors
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.target import read_target
+from dflash_trt.errors import DflashError
+from dflash_trt.progress import Unit
+from tests.pairs import PairFactory, SilentProgress, TinyPair
+from tests.reference.checkpoints import write_draft, write_target
+from tests.reference.draft import ReferenceDraft
+from tests.reference.generate import forward_with_taps, load_target
+
+BOUND = 1e-5
+LENGTHS = (75, 1, 2, 30)
+VARIANTS: dict[str, tuple[Any, ...]] = {
+    "qwen3": ("qwen3", {"kv_heads": 4}, {"num_layers": 3}),
+    "llama_tied": (
+        "llama",
+        {"dtype": "bfloat16", "tie": True, "attention_bias": True, "rope": "llama3"},
+        {"dtype": "float16", "heads": 2, "kv_heads": 1, "head_dim": 32, "intermediate": 40},
+    ),
+    "one_tap": ("qwen3", {"shards": 3}, {"num_layers": 1, "target_layer_ids": [4]}),
+}
+
+
+def sequences(vocab: int = 256, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
+    generator = np.random.default_rng(3)
+    return [generator.integers(0, vocab, length).tolist() for length in lengths]
+
+
+class Hooks:
+    """Notes max |input| of every linear module of a transformers model, by our role."""
+
+    def __init__(self, model: Any) -> None:
+        self.amax: dict[str, float] = {}
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_pre_hook(self._note(role_of(name, model)))
+
+    def _note(self, role: str) -> Any:
+        def note(_module: Any, arguments: tuple[Tensor, ...]) -> None:
+            self.amax[role] = max(float(arguments[0].abs().max()), self.amax.get(role, 0.0))
+
+        return note
+
+
+def role_of(name: str, model: Any) -> str:
+    """`model.layers.0.self_attn.q_proj` is layers.0.q_proj here."""
+    if name == "lm_head":
+        return "embed_tokens" if model.config.tie_word_embeddings else name
+    name = name.removeprefix("model.")
+    return name.replace(".self_attn", "").replace(".mlp", "")
+
+
+class WatchedDraft(ReferenceDraft):
+    """The reference drafter, noting max |input| of its linears and what it gives the head."""
+
+    amax: dict[str, float]
+    head: float
+
+    @classmethod
+    def watch(cls, folder: Path, target: Any) -> WatchedDraft:
+        draft = cls.load(folder, target)
+        assert isinstance(draft, WatchedDraft)
+        draft.amax, draft.head = {}, 0.0
+        return draft
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        role = name.replace(".self_attn", "").replace(".mlp", "")
+        self.amax[role] = max(float(x.abs().max()), self.amax.get(role, 0.0))
+        return super()._linear(x, name)
+
+    def run(self, target: Any, sequence: list[int], anchors: list[int]) -> None:
+        ids = torch.tensor([sequence])
+        projected = self.project(forward_with_taps(target, ids, self.config.target_layer_ids)[1])
+        for anchor in anchors:
+            context = [(k[:, :, :anchor], v[:, :, :anchor]) for k, v in projected]
+            output = self.draft(ids[:, anchor], anchor, context)
+            self.head = max(self.head, float(output.final_hidden[:, 1:].abs().max()))
+
+
+def assert_close(actual: Mapping[str, float], expected: Mapping[str, float]) -> None:
+    assert actual.keys() == expected.keys()
+    for role, value in expected.items():
+        assert math.isclose(actual[role], value, rel_tol=BOUND), role
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_linear_of_both_models_equals_hooks(make_pair: PairFactory, name: str) -> None:
+    built = make_pair(*VARIANTS[name])
+    texts = sequences()
+    target = load_target(built.folder / "target")  # of its own: hooks stay
+    hooks = Hooks(target)
+    with torch.no_grad():
+        for text in texts:
+            target(torch.tensor([text]))
+    expected = dict(hooks.amax)
+    assert_close(observe_target(built.pair.target, texts, SilentProgress()), expected)
+
+    draft = WatchedDraft.watch(built.folder / "draft", target)
+    for text in texts:
+        draft.run(target, text, anchors_of(built, text))
+    head = "embed_tokens" if built.pair.target.tie_word_embeddings else "lm_head"
+    expected[head] = max(expected[head], draft.head)
+    amax = observe_pair(built.pair, texts, SilentProgress())
+    assert_close(amax.target, expected)
+    assert_close(amax.draft, draft.amax)
+    # K and V read the features too, Q does not.
+    assert amax.draft["layers.0.k_proj"] == amax.draft["layers.0.v_proj"]
+    assert amax.draft["layers.0.k_proj"] >= amax.draft["layers.0.q_proj"]
+    assert amax.draft["layers.0.gate_proj"] == amax.draft["layers.0.up_proj"]
+
+
+def anchors_of(built: TinyPair, text: list[int]) -> list[int]:
+    return place_anchors(len(text), built.pair.draft.block_size, 2048, BLOCKS_PER_SEQUENCE)
+
+
+@pytest.mark.slow
+def test_a_target_equals_modelopts_max_calibration(make_pair: PairFactory) -> None:
+    pytest.importorskip("modelopt", reason="needs nvidia-modelopt (the train extra)")
+    import modelopt.torch.quantization as mtq
+
+    built = make_pair()
+    texts = sequences()
+    target = load_target(built.folder / "target")
+
+    def calibrate(model: Any) -> None:
+        for text in texts:
+            model(torch.tensor([text]))
+
+    mtq.quantize(target, mtq.FP8_DEFAULT_CFG, calibrate)
+    expected = {
+        role_of(name, target): float(module.input_quantizer.amax)
+        for name, module in target.named_modules()
+        if hasattr(module, "input_quantizer") and module.input_quantizer.is_enabled
+    }
+    assert len(expected) == 7 * built.pair.target.num_layers
+    actual = observe_target(built.pair.target, texts, SilentProgress())
+    assert_close({role: actual[role] for role in expected}, expected)
+    assert actual.keys() - expected == {"lm_head"}  # ModelOpt leaves it in high precision
+
+
+def test_neither_repetition_nor_chunking_matters(make_pair: PairFactory) -> None:
+    """To the bit: rows do not depend on the rows beside them."""
+    built = make_pair()
+    texts = sequences(lengths=(140, 33))
+    reference = observe_pair(built.pair, texts, SilentProgress())
+    for chunk in (256, 140, 7, 1):
+        again = observe_pair(built.pair, texts, SilentProgress(), prefill_chunk=chunk)
+        assert again == reference
+        assert list(again.target) == list(reference.target)
+    assert observe_pair(built.pair, texts[::-1], SilentProgress()) == reference
+    alone = observe_target(built.pair.target, texts, SilentProgress(), prefill_chunk=9)
+    assert {**reference.target, "lm_head": alone["lm_head"]} == alone
+    assert all(np.float32(value) == value for value in alone.values())
+
+
+def test_sequences_are_cut_to_the_context(tmp_path: Path) -> None:
+    write_target(tmp_path / "target", max_positions=48)
+    write_draft(tmp_path / "draft", tmp_path / "target")
+    pair = check_pair(read_target(tmp_path / "target"), read_draft(tmp_path / "draft"))
+    (text,) = sequences(lengths=(200,))
+    whole, cut = ([text], [text[:48]])
+    assert observe_target(pair.target, whole, SilentProgress()) == observe_target(
+        pair.target, cut, SilentProgress()
+    )
+    assert observe_pair(pair, whole, SilentProgress()) == observe_pair(pair, cut, SilentProgress())
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 8, 9, 10, 17, 18, 100, 1000, 5000])
+def test_anchors_have_context_before_them_and_room_behind(length: int) -> None:
+    anchors = place_anchors(length, 8, 2048, 16)
+    assert len(anchors) <= 16
+    assert bool(anchors) == (length >= 2)
+    assert anchors == sorted(anchors)
+    assert all(1 <= anchor < length and anchor + 8 <= 2048 for anchor in anchors)
+    gaps = np.diff(anchors)
+    assert (gaps >= 8).all() and (not len(gaps) or max(gaps) - min(gaps) <= 1)
+
+
+class Counter:
+    """Adds up what progress was told."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, int | None, Unit]] = []
+        self.done = 0
+
+    def stage(self, name: str, total: int | None, unit: Unit = "bytes") -> None:
+        self.stages.append((name, total, unit))
+        self.done = 0
+
+    def advance(self, count: int) -> None:
+        self.done += count
+
+
+def test_progress_counts_tokens_and_nothing_is_left(make_pair: PairFactory, tmp_path: Path) -> None:
+    built = make_pair()
+    texts, counter = sequences(), Counter()
+    observe_pair(built.pair, texts, counter, workspace=tmp_path)
+    blocks = sum(len(anchors_of(built, text)) for text in texts)
+    total = sum(LENGTHS) + blocks * built.pair.draft.block_size
+    assert blocks >= 10
+    assert counter.stages[-1] == ("observing activations", total, "tokens")
+    assert counter.done == total
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("texts", "pieces"),
+    [
+        ([], ["calibration", "no calibration sequence"]),
+        ([[1, 2], []], ["calibration sequence 2", "no token"]),
+        ([[1], [5, 256]], ["calibration sequence 2", "token id 256", "vocabulary of 256"]),
+        ([[-1]], ["calibration sequence 1", "token id -1"]),
+    ],
+)
+def test_sequences_that_cannot_be_used(
+    make_pair: PairFactory, tmp_path: Path, texts: list[list[int]], pieces: list[str]
+) -> None:
+    built = make_pair()
+    for observe in (
+        lambda: observe_target(built.pair.target, texts, SilentProgress(), workspace=tmp_path),
+        lambda: observe_pair(built.pair, texts, SilentProgress(), workspace=tmp_path),
+    ):
+        with pytest.raises(DflashError) as caught:
+            observe()
+        assert caught.value.usage
+        assert all(piece in caught.value.message for piece in pieces), caught.value.message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_draft_needs_two_tokens(make_pair: PairFactory) -> None:
+    built = make_pair()
+    with pytest.raises(DflashError, match="draft block") as caught:
+        observe_pair(built.pair, [[1], [2]], SilentProgress())
+    assert caught.value.usage
+    assert observe_target(built.pair.target, [[1], [2]], SilentProgress())
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("part", "tensor", "pieces"),
+    [
+        ("target", "model.layers.2.mlp.up_proj.weight", ["target/layers.2.down_proj"]),
+        (
+            "target",
+            "model.layers.5.input_layernorm.weight",
+            ["target/layers.5.k_proj", "target/layers.5.q_proj"],
+        ),
+        ("draft", "layers.1.self_attn.v_proj.weight", ["draft/layers.1.o_proj"]),
+    ],
+)
+def test_activations_that_are_not_finite_name_the_linear(
+    tmp_path: Path, poison: float, part: str, tensor: str, pieces: list[str]
+) -> None:
+    write_target(tmp_path / "target")
+    write_draft(tmp_path / "draft", tmp_path / "target")
+    path = tmp_path / part / "model.safetensors"
+    tensors = load_file(path)
+    tensors[tensor] = tensors[tensor].copy()
+    tensors[tensor].flat[7] = poison
+    save_file(tensors, path)
+    pair = check_pair(read_target(tmp_path / "target"), read_draft(tmp_path / "draft"))
+    with pytest.raises(DflashError, match="not finite") as caught:
+        observe_pair(pair, sequences(), SilentProgress())
+    assert all(piece in caught.value.message for piece in pieces), caught.value.message
+
+
+def test_too_little_memory_is_known_before_anything_is_loaded(
+    make_pair: PairFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = make_pair()
+    target, draft = built.pair.target, built.pair.draft
+    positions = anchors_of(built, sequences()[0])[-1] + draft.block_size
+    needed = memory.estimate_memory(target, draft, positions, 256)
+    assert needed > memory.estimate_memory(target, None, 75, 256) > 4 * 6 * 64 * 96 * 3
+    meminfo = tmp_path / "meminfo"
+    monkeypatch.setattr(memory, "MEMORY_FILE", meminfo)
+    work = tmp_path / "work"
+    work.mkdir()
+
+    def observe(available_kib: int) -> None:
+        meminfo.write_text(f"MemTotal: 9 kB\nMemAvailable:    {available_kib} kB\n")
+        observe_pair(built.pair, sequences(), SilentProgress(), workspace=work)
+
+    with pytest.raises(DflashError, match=r"needs about 0\.0 GiB .* 0\.0 GiB are available"):
+        observe(needed >> 11)
+    assert not list(work.iterdir())
+    observe((needed >> 10) + 1)
+    meminfo.unlink()  # a system that does not say
+    observe_pair(built.pair, sequences(), SilentProgress(), workspace=work)
