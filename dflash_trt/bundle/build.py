@@ -25,6 +25,7 @@ from dflash_trt.bundle.manifest import (
 )
 from dflash_trt.bundle.staging import staged_folder
 from dflash_trt.bundle.tokenizer import BundleTokenizer
+from dflash_trt.bundle.weights import describe_weights
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.config import BuildConfig
@@ -93,6 +94,7 @@ def build_bundle(
             progress,
             copy=options.copy_weights,
         )
+        _describe_checkpoints(pair, graphs)
         progress.stage("graphs", None)
         _write_graphs(pair, graphs, limits.max_seq_len, form)
         has_tokenizer = _copy_tokenizer(pair, folder)
@@ -171,6 +173,13 @@ def _write_graphs(pair: Pair, graphs: GraphFolder, positions: int, form: GraphFo
         build_target_only(pair.target, tables, graphs.locate, form),
     ):
         graphs.write_graph(model)
+
+
+def _describe_checkpoints(pair: Pair, graphs: GraphFolder) -> None:
+    """Makes each weights folder a checkpoint, so that either model can be read from a bundle."""
+    weights = graphs.folder / "weights"
+    describe_weights(weights / "target", pair.target.checkpoint, graphs.shards("target"))
+    describe_weights(weights / "draft", pair.draft.checkpoint, graphs.shards("draft"))
 
 
 def _check_tokenizer(pair: Pair) -> None:

@@ -23,7 +23,8 @@ class GraphFolder:
     """What `folder` holds so far.
 
     Attributes:
-        weights: the shard that each weight file was made of, by its path in the folder.
+        weights: the shard that each weight file was made of, by its path in the folder. One that
+            both models use lies there twice, so that either's weights are whole.
         has_copies: whether any weight file is one of its own, not a hard link.
     """
 
@@ -51,8 +52,8 @@ class GraphFolder:
             for index, shard in enumerate(sorted({entry.file for entry in entries.values()})):
                 # Blobs of a hub cache are named by hash; a number says more to a reader.
                 location = f"weights/{owner}/shard-{index:05d}.safetensors"
-                if self._locations.setdefault(shard, location) == location:
-                    self.weights[location] = shard
+                self._locations.setdefault(shard, location)
+                self.weights[location] = shard
         progress.stage("linking weights", None)
         rest = {self.folder / location: shard for location, shard in self.weights.items()}
         if not copy:
@@ -64,6 +65,14 @@ class GraphFolder:
             progress.stage("copying weights", check_space(rest.values(), destination))
             for path, shard in rest.items():
                 copy_file(shard, path, progress.advance)
+
+    def shards(self, owner: Owner) -> dict[Path, str]:
+        """The names of `owner`'s weight files in its own folder, by the shard they were made of."""
+        return {
+            shard: Path(location).name
+            for location, shard in self.weights.items()
+            if Path(location).parent.name == owner
+        }
 
     def write_tables(self, tables: Mapping[str, npt.NDArray[np.float32]]) -> dict[str, TensorEntry]:
         """Stores RoPE tables beside the weights; returns where each one lies."""

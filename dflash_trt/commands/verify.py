@@ -9,11 +9,19 @@ from pathlib import Path
 from statistics import median
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import Progress
 
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.bundle.tokenizer import load_tokenizer
+from dflash_trt.bundle.twins import check_twins
+from dflash_trt.commands.against import (
+    Bounds,
+    compare,
+    print_comparison,
+    print_comparison_json,
+)
 from dflash_trt.commands.options import (
     bundle_argument,
     encode_prompts,
@@ -23,10 +31,18 @@ from dflash_trt.commands.options import (
     sampling_options,
     threads_option,
 )
-from dflash_trt.errors import EXIT_FAILED
+from dflash_trt.errors import EXIT_FAILED, DflashError
 from dflash_trt.executors import check_runnable, open_executor
 from dflash_trt.runtime import Request, SamplingParams
+from dflash_trt.runtime.prompts import read_prompts
 from dflash_trt.runtime.verification import Mode, ModeReport, Speed, measure_speed, verify
+
+PROOF_OPTIONS = {"blocks": "--block-size", "batches": "--batch", "repeats": "--repeats"}
+COMPARISON_OPTIONS = {
+    "text_file": "--text",
+    "fail_below_agreement": "--fail-below-agreement",
+    "max_tau_loss": "--max-tau-loss",
+}
 
 
 @click.command("verify", short_help="Prove that speculation changes nothing; say what it gains.")
@@ -47,9 +63,32 @@ from dflash_trt.runtime.verification import Mode, ModeReport, Speed, measure_spe
     show_default=True,
     help="Timed runs of baseline and speculation at batch 1; 0 skips them.",
 )
+@click.option(
+    "--against",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Instead: compare with this bundle, the pair's high-precision twin.",
+)
+@click.option(
+    "--text",
+    "text_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Text that both read, for --against.  [default: the prompts]",
+)
+@click.option(
+    "--fail-below-agreement",
+    type=click.FloatRange(0, 1),
+    help="Exit code 1 when fewer likeliest tokens are the twin's (0 to 1).",
+)
+@click.option(
+    "--max-tau-loss",
+    type=click.FloatRange(0, 100),
+    help="Exit code 1 when the acceptance length is more per cent below the twin's.",
+)
 @threads_option
 @json_option
+@click.pass_context
 def command(
+    context: click.Context,
     bundle: Path,
     prompt: str | None,
     prompt_file: Path | None,
@@ -62,6 +101,10 @@ def command(
     blocks: str | None,
     batches: str | None,
     repeats: int,
+    against: Path | None,
+    text_file: Path | None,
+    fail_below_agreement: float | None,
+    max_tau_loss: float | None,
     threads: int,
     as_json: bool,
 ) -> int:
@@ -70,19 +113,39 @@ def command(
     Each output token's logits must be the baseline's, alone and batched (on an executor that
     does not promise bits: up to floating-point ties). Exit code 1 at any difference. Without
     prompts, those that came with the pair are used.
+
+    With --against, say instead what lower precision costs: how often BUNDLE expects the same
+    token as its twin, how far their distributions are apart, and what drafts are worth to
+    each target with each draft. Nothing fails then but the bounds given.
     """
+    _check_options(context, has_twin=against is not None)
     opened = open_bundle(bundle)
     check_runnable(opened)
     limits = opened.manifest.limits
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    tokenizer = load_tokenizer(opened)
+    prompts = encode_prompts(tokenizer, prompt, prompt_file, opened.prompts, raw=raw)
+    if against is not None:
+        twin = open_bundle(against)
+        check_runnable(twin)
+        texts = prompts if text_file is None else map(tokenizer.encode, read_prompts(text_file))
+        comparison = compare(
+            check_twins(opened, twin),
+            prompts,
+            list(texts),
+            sampling,
+            max_tokens=max_tokens,
+            threads=threads,
+            bounds=Bounds(agreement=fail_below_agreement, tau_loss=max_tau_loss),
+        )
+        (print_comparison_json if as_json else print_comparison)(comparison)
+        return EXIT_FAILED if comparison.failures else 0
     block_sizes = parse_counts(blocks, "--block-size", 2, limits.block_size, [limits.block_size])
     batch_sizes = parse_counts(
         batches, "--batch", 1, limits.max_batch, sorted({1, limits.max_batch})
     )
-    tokenizer = load_tokenizer(opened)
     requests = [
-        Request(prompt_ids=tuple(ids), max_tokens=max_tokens, sampling=sampling)
-        for ids in encode_prompts(tokenizer, prompt, prompt_file, opened.prompts, raw=raw)
+        Request(prompt_ids=tuple(ids), max_tokens=max_tokens, sampling=sampling) for ids in prompts
     ]
     modes = [
         Mode(speculation=False, batch=batch, block_size=None) for batch in batch_sizes if batch > 1
@@ -122,6 +185,15 @@ def command(
     else:
         _print_report(reports, speed, len(requests), block_sizes[-1])
     return EXIT_FAILED if failed else 0
+
+
+def _check_options(context: click.Context, *, has_twin: bool) -> None:
+    """Refuses options that would do nothing: those of the other kind of verification."""
+    idle = PROOF_OPTIONS if has_twin else COMPARISON_OPTIONS
+    for name, option in idle.items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            what = "does not go with --against" if has_twin else "needs --against"
+            raise DflashError(what, where=option, usage=True)
 
 
 def _print_report(reports: list[ModeReport], speed: Speed, prompts: int, block: int) -> None:

@@ -102,8 +102,12 @@ def test_manifest(pair: Path, tmp_path: Path) -> None:
         "draft.onnx",
         "target.onnx",
         "target_only.onnx",
+        "weights/draft/config.json",
+        "weights/draft/model.safetensors.index.json",
         DRAFT_WEIGHTS,
         "weights/tables.safetensors",
+        "weights/target/config.json",
+        "weights/target/model.safetensors.index.json",
         TARGET_WEIGHTS,
     ]
     for file in files:
@@ -176,7 +180,7 @@ def test_shards(tmp_path: Path) -> None:
     for number, shard in enumerate(shards):
         placed = tmp_path / "b" / f"weights/target/shard-{number:05}.safetensors"
         assert _is_linked(shard, placed)
-    assert len(list((tmp_path / "b" / "weights" / "target").iterdir())) == 3
+    assert len(list((tmp_path / "b" / "weights" / "target").glob("*.safetensors"))) == 3
     assert _runs(tmp_path / "b")
 
 
