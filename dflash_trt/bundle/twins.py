@@ -45,10 +45,10 @@ def check_twins(bundle: Bundle, twin: Bundle) -> Twins:
     twins = Twins(bundle, twin, read_pair(bundle), read_pair(twin))
     differences = list(_differences(twins))
     if differences:
-        shown = "; ".join(differences[:DIFFERENCES_SHOWN])
+        shown = ", ".join(differences[:DIFFERENCES_SHOWN])
         more = len(differences) - DIFFERENCES_SHOWN
         raise DflashError(
-            f"is not a twin of {twin.folder}: {shown}" + (f"; {more} more" if more > 0 else ""),
+            f"is not a twin of {twin.folder}: {shown}" + (f" and {more} more" if more > 0 else ""),
             where=bundle.folder,
             fix="both must be built from one pair, with the same block size",
             usage=True,
