@@ -134,3 +134,25 @@ def test_float16_computes_the_same_function(built: TinyPair, tmp_path: Path) -> 
     agree = half["choice_ids"] == exact["choice_ids"]
     top = np.sort(exact["logits"], axis=2)
     assert agree[top[..., -1] - top[..., -2] > 0.02 * np.abs(top).max()].all()
+
+
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("graph", GRAPH_NAMES)
+def test_observation_adds_outputs_and_nothing_else(
+    built: TinyPair, graph: GraphName, precision: Precision
+) -> None:
+    plain, seen = (build(built, graph, GraphForm(precision, 384, observe=o)) for o in (False, True))
+    check_graph(seen)
+    added = [node for node in seen.graph.node if node.op_type == "amax"]
+    rest = [node for node in seen.graph.node if node.op_type not in ("amax", "Cast")]
+    assert rest == [node for node in plain.graph.node if node.op_type != "Cast"]
+    assert list(seen.graph.output)[: len(plain.graph.output)] == list(plain.graph.output)
+    outputs = list(seen.graph.output)[len(plain.graph.output) :]
+    assert [value.name for value in outputs] == [node.output[0] for node in added]
+    assert {value.type.tensor_type.elem_type for value in outputs} == {TensorProto.FLOAT}
+    readers = {item.key: item.value for item in seen.metadata_props}
+    assert set(readers.values()) == {value.name for value in outputs}
+    products = [node for node in plain.graph.node if node.op_type == "Gemm"]
+    weights = {node.input[1].removesuffix(f".{precision.value}") for node in products}
+    assert {weight.removesuffix(".float32") for weight in weights} == set(readers)
+    assert len(outputs) < len(readers) and not plain.metadata_props
