@@ -27,7 +27,7 @@ class ObservedGraphs:
     """Graphs in `folder` that were built to observe, over caches of one sequence.
 
     Args:
-        specs: the models whose caches there are.
+        specs: the models: with a draft the graphs are target and draft, else target_only.
         vocab_size: width of the logits.
         positions: most positions of a sequence.
     """
@@ -35,8 +35,6 @@ class ObservedGraphs:
     def __init__(
         self, folder: Path, specs: Mapping[Owner, Decoder], vocab_size: int, positions: int
     ) -> None:
-        self._folder = folder
-        self._vocab_size = vocab_size
         self._names = {owner: cache_layers(owner, spec.num_layers) for owner, spec in specs.items()}
         self._shapes = {
             name: CacheShape(spec.num_kv_heads, spec.head_dim)
@@ -44,7 +42,8 @@ class ObservedGraphs:
             for name, _ in self._names[owner]
         }
         self._caches = LinearCaches(self._shapes, 1, positions)
-        self._sessions: dict[GraphName, ort.InferenceSession] = {}
+        graphs: list[GraphName] = ["target", "draft"] if "draft" in specs else ["target_only"]
+        self._sessions = {graph: self._open(folder, graph, vocab_size) for graph in graphs}
         self._amax: dict[str, float] = {}
 
     def make_room(self, length: int) -> None:
@@ -57,7 +56,7 @@ class ObservedGraphs:
         Raises:
             DflashError: ONNX Runtime failed, or what a linear reads is not finite.
         """
-        session = self._session(graph)
+        session = self._sessions[graph]
         readers = _readers(session)
         io = session.io_binding()
         for name, array in inputs.items():
@@ -93,16 +92,12 @@ class ObservedGraphs:
             if linear.startswith(prefix)
         }
 
-    def _session(self, graph: GraphName) -> ort.InferenceSession:
-        if graph not in self._sessions:
-            path = self._folder / f"{graph}.onnx"
-            session = open_session(path, None)
-            names = [name for owner in _OWNERS[graph] for name, _ in self._names[owner]]
-            check_session(
-                session, path, {name: self._shapes[name] for name in names}, self._vocab_size
-            )
-            self._sessions[graph] = session
-        return self._sessions[graph]
+    def _open(self, folder: Path, graph: GraphName, vocab_size: int) -> ort.InferenceSession:
+        path = folder / f"{graph}.onnx"
+        session = open_session(path, None)
+        names = [name for owner in _OWNERS[graph] for name, _ in self._names[owner]]
+        check_session(session, path, {name: self._shapes[name] for name in names}, vocab_size)
+        return session
 
 
 def _readers(session: ort.InferenceSession) -> dict[str, list[str]]:

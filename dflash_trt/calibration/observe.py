@@ -141,6 +141,7 @@ def _observe(
         folder = GraphFolder(Path(temporary))
         weights = {owner: spec.weights for owner, spec in specs.items()}
         folder.place_weights(weights, folder.folder, progress)
+        progress.stage("loading in float32", None)
         _write_graphs(folder, target, draft, positions)
         graphs = ObservedGraphs(folder.folder, specs, target.vocab_size, positions)
         rows = sum(len(plan.sequence) + block_size * len(plan.anchors) for plan in plans)
