@@ -1,0 +1,44 @@
+"""FP8: E4M3 codes with one float32 scale per tensor, for weights and for activations.
+
+Every operation below is one float32 operation, in the order written: this is the definition
+that graphs and kernels are compared with.
+
+    scale  = amax / 448            1 where that is 0
+    code   = E4M3(value / scale)   clipped to ±448, round to nearest, ties to even
+    value' = code * scale
+
+ModelOpt 0.47 divides in the checkpoint's type, so of bf16 and fp16 weights it writes
+E4M3(bf16(value / scale)): rounded twice, about 3 % of codes are a neighbour of the correctly
+rounded ones here. Of float32 weights the codes are the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dflash_trt.quantization.formats import E4M3_MAX, Codes, Float32, decode_e4m3, encode_e4m3
+
+
+def fp8_scale(amax: float) -> np.float32:
+    """The scale of a tensor whose largest magnitude is `amax`, for weights and activations."""
+    scale = np.float32(amax) / np.float32(E4M3_MAX)
+    return scale if scale > 0 else np.float32(1)
+
+
+def quantize_fp8(values: Float32, scale: np.float32) -> Codes:
+    """E4M3 codes of `values`, in their shape."""
+    with np.errstate(over="ignore"):  # what overflows is clipped
+        return encode_e4m3(values / scale)
+
+
+def dequantize_fp8(codes: Codes, scale: np.float32) -> Float32:
+    """The values that codes stand for, float32, in their shape."""
+    return decode_e4m3(codes) * scale
+
+
+def quantize_activation_fp8(values: Float32, input_scale: np.float32) -> Float32:
+    """What a linear with FP8 inputs sees of `values`: rounded to codes and back.
+
+    Infinities become ±448 · input_scale; NaN stays NaN.
+    """
+    return dequantize_fp8(quantize_fp8(values, input_scale), input_scale)

@@ -1,0 +1,99 @@
+"""NVFP4: E2M1 codes, an E4M3 scale per 16 columns, one float32 scale per tensor.
+
+Every operation below is one float32 operation, in the order written: this is the definition
+that graphs and kernels are compared with. Blocks are 16 neighbours of the last axis, `amax16`
+is a block's largest magnitude, `global` the tensor's own scale (`weight_scale_2`, `input_scale`).
+
+    global = amax / 2688                    (6 · 448) 1 where that is 0
+    block  = E4M3(amax16 / (6 * global))    clipped to 448, round to nearest, ties to even
+    step   = block * global
+    code   = E2M1(value / step)             clipped to ±6, round to nearest, ties to even;
+                                            0 where step is 0
+    value' = code * step
+
+Weights and activations differ in one thing: a weight's block scale is at least 2^-9, and 1 where
+amax16 / (6 * global) is 0, as ModelOpt writes it; an activation's may be 0, and its block is 0.
+The sign of a zero is not part of the definition.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dflash_trt.quantization.formats import (
+    E2M1_MAX,
+    E4M3_MAX,
+    E4M3_SMALLEST,
+    Codes,
+    Float32,
+    decode_e4m3,
+    decode_packed_e2m1,
+    encode_e2m1,
+    encode_e4m3,
+    pack_e2m1,
+)
+
+BLOCK = 16
+
+
+def nvfp4_global_scale(amax: float) -> np.float32:
+    """The scale of a tensor whose largest magnitude is `amax`, for weights and activations."""
+    scale = np.float32(amax) / np.float32(E2M1_MAX * E4M3_MAX)
+    return scale if scale > 0 else np.float32(1)
+
+
+def quantize_nvfp4(values: Float32, global_scale: np.float32) -> tuple[Codes, Codes]:
+    """Packed codes [..., K/2] and E4M3 block scales [..., K/16] of finite weights [..., K].
+
+    K is a multiple of 16.
+    """
+    blocks = values.reshape(*values.shape[:-1], -1, BLOCK)
+    scales = _block_amax(blocks) / (np.float32(E2M1_MAX) * global_scale)
+    scales[scales == 0] = 1
+    np.maximum(scales, np.float32(E4M3_SMALLEST), out=scales)
+    block_codes = encode_e4m3(scales)
+    codes = _codes(blocks, decode_e4m3(block_codes) * global_scale)
+    return pack_e2m1(codes.reshape(values.shape)), block_codes
+
+
+def dequantize_nvfp4(packed: Codes, block_codes: Codes, global_scale: np.float32) -> Float32:
+    """Weights [..., K] in float32 from packed codes [..., K/2] and scales [..., K/16]."""
+    steps = decode_e4m3(block_codes) * global_scale
+    return _scaled(decode_packed_e2m1(packed), steps)
+
+
+def quantize_activation_nvfp4(values: Float32, input_scale: np.float32) -> Float32:
+    """What a linear with NVFP4 inputs sees of `values` [..., K]: rounded to codes and back.
+
+    Each row's block scales come from the row itself, so no row depends on another. Infinities
+    become the largest value of their block; a NaN makes its whole block NaN.
+    """
+    blocks = values.reshape(*values.shape[:-1], -1, BLOCK)
+    with np.errstate(over="ignore"):  # what overflows is clipped
+        block_codes = encode_e4m3(_block_amax(blocks) / (np.float32(E2M1_MAX) * input_scale))
+    steps = decode_e4m3(block_codes) * input_scale
+    packed = pack_e2m1(_codes(blocks, steps).reshape(values.shape))
+    return _scaled(decode_packed_e2m1(packed), steps)
+
+
+def _block_amax(blocks: Float32) -> Float32:
+    """The largest magnitude of each block [..., N, 16]; halving is faster than a reduction."""
+    largest = np.abs(blocks)
+    width = BLOCK
+    while width > 1:
+        width //= 2
+        largest = np.maximum(largest[..., :width], largest[..., width:])
+    return largest[..., 0]
+
+
+def _codes(blocks: Float32, steps: Float32) -> Codes:
+    """E2M1 codes of blocks [..., N, 16] in units of `steps` [..., N]; 0 where the step is 0."""
+    divisors = np.where(steps == 0, np.float32(np.inf), steps)
+    with np.errstate(over="ignore"):
+        return encode_e2m1(blocks / divisors[..., None])
+
+
+def _scaled(codes: Float32, steps: Float32) -> Float32:
+    blocks = codes.reshape(*steps.shape, BLOCK)
+    blocks *= steps[..., None]
+    return blocks.reshape(codes.shape)

@@ -1,0 +1,216 @@
+"""FP8, NVFP4 and MXFP4 against their definitions written out, and against ModelOpt's classes."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_trt.quantization.formats import decode_packed_e2m1, encode_e2m1
+from dflash_trt.quantization.fp8 import (
+    dequantize_fp8,
+    fp8_scale,
+    quantize_activation_fp8,
+    quantize_fp8,
+)
+from dflash_trt.quantization.mxfp4 import dequantize_mxfp4, quantize_mxfp4
+from dflash_trt.quantization.nvfp4 import (
+    dequantize_nvfp4,
+    nvfp4_global_scale,
+    quantize_activation_nvfp4,
+    quantize_nvfp4,
+)
+
+Floats = npt.NDArray[np.float32]
+SOURCES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def _weights(dtype: torch.dtype, scale: float = 1.0, rows: int = 64, columns: int = 128) -> Floats:
+    """Normal values of a checkpoint type as float32, with blocks of zeros and some outliers."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(rows, columns, generator=generator) * scale
+    values[3] = 0
+    values[5, :40] = 0
+    values[7, 9] *= 20
+    values[9, 1::2] = -0.0
+    values[11, :16] *= 1e-6
+    converted: Floats = values.to(dtype).float().numpy()
+    return converted
+
+
+def _amax(values: Floats) -> float:
+    return float(np.abs(values).max())
+
+
+@pytest.mark.parametrize("dtype", SOURCES)
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 300.0])
+def test_fp8_is_the_correctly_rounded_quotient(dtype: torch.dtype, scale: float) -> None:
+    weights = _weights(dtype, scale)
+    factor = fp8_scale(_amax(weights))
+    assert factor == np.float32(_amax(weights)) / np.float32(448)
+    codes = quantize_fp8(weights, factor)
+    quotient = np.clip(weights / factor, -448, 448)
+    np.testing.assert_array_equal(codes, quotient.astype(ml_dtypes.float8_e4m3fn).view(np.uint8))
+    assert np.abs(dequantize_fp8(codes, factor)).max() == pytest.approx(_amax(weights))
+
+
+@pytest.mark.parametrize("dtype", SOURCES)
+def test_fp8_beside_modelopt(dtype: torch.dtype) -> None:
+    """ModelOpt divides in the source's type: equal for float32, rounded twice otherwise."""
+    qtensor = pytest.importorskip("modelopt.torch.quantization.qtensor")
+    weights = _weights(dtype)
+    scale = fp8_scale(_amax(weights))
+    source = torch.from_numpy(weights).to(dtype)
+    theirs, _ = qtensor.FP8QTensor.quantize(source, torch.tensor(scale))
+    their_codes = theirs._quantized_data.view(torch.uint8).numpy()
+    codes = quantize_fp8(weights, scale)
+    if dtype is torch.float32:
+        np.testing.assert_array_equal(codes, their_codes)
+        ours = torch.from_numpy(dequantize_fp8(codes, scale))
+        assert torch.equal(ours, theirs.dequantize(torch.float32, scale=torch.tensor(scale)))
+        return
+    twice = torch.from_numpy(weights / scale).to(dtype).float().numpy()
+    np.testing.assert_array_equal(their_codes, quantize_fp8(twice, np.float32(1)))
+    if dtype is torch.bfloat16:
+        assert 0.005 < (codes != their_codes).mean() < 0.1
+
+
+@pytest.mark.parametrize("dtype", SOURCES)
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 300.0])
+@pytest.mark.parametrize("others", [1.0, 1.7], ids=["own amax", "the group's amax"])
+def test_nvfp4_is_modelopts(dtype: torch.dtype, scale: float, others: float) -> None:
+    """`others`: the global scale is the largest of the linears that are fused."""
+    qtensor = pytest.importorskip("modelopt.torch.quantization.qtensor")
+    weights = _weights(dtype, scale)
+    global_scale = nvfp4_global_scale(_amax(weights) * others)
+    source = torch.from_numpy(weights).to(dtype)
+    theirs, their_blocks, their_global = qtensor.NVFP4QTensor.quantize(
+        source, 16, weights_scaling_factor_2=torch.tensor(_amax(weights) * others).float() / 2688.0
+    )
+    assert np.float32(their_global) == global_scale
+    packed, blocks = quantize_nvfp4(weights, global_scale)
+    np.testing.assert_array_equal(blocks, their_blocks.view(torch.uint8).numpy())
+    np.testing.assert_array_equal(packed, theirs._quantized_data.numpy())
+    values = dequantize_nvfp4(packed, blocks, global_scale)
+    their_values = theirs.dequantize(
+        torch.float32, scale=their_blocks, double_scale=their_global, block_sizes={-1: 16}
+    )
+    assert torch.equal(torch.from_numpy(values), their_values)
+    assert np.linalg.norm(values - weights) < 0.12 * np.linalg.norm(weights)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 300.0])
+def test_mxfp4_beside_modelopt(scale: float) -> None:
+    """Scales are ModelOpt's; its codes differ at ties, which it rounds to zero, and at zeros."""
+    qtensor = pytest.importorskip("modelopt.torch.quantization.qtensor")
+    weights = _weights(torch.float32, scale)
+    theirs, their_scales = qtensor.MXFP4QTensor.quantize(torch.from_numpy(weights), 32)
+    packed, scales = quantize_mxfp4(weights)
+    np.testing.assert_array_equal(scales.reshape(-1), their_scales.numpy().reshape(-1))
+    theirs_by_us = dequantize_mxfp4(theirs._quantized_data.numpy(), scales)
+    their_values = theirs.dequantize(torch.float32, scale=their_scales, block_sizes={-1: 32})
+    assert torch.equal(torch.from_numpy(theirs_by_us), their_values)
+    np.testing.assert_array_equal(dequantize_mxfp4(packed, scales), theirs_by_us)
+
+
+def test_mxfp4_ties_and_powers_of_two() -> None:
+    values = np.zeros((1, 64), np.float32)
+    values[0, :8] = [6, 0.25, 0.75, 1.25, 1.75, 2.5, -3.5, 5]
+    packed, scales = quantize_mxfp4(values)
+    assert scales.tolist() == [[127, 0]]
+    decoded = dequantize_mxfp4(packed, scales)
+    assert decoded[0, :8].tolist() == [6, 0, 1, 1, 2, 2, -4, 4]
+    assert not decoded[0, 32:].any()
+    values[0, 0] = np.nextafter(np.float32(6), np.float32(7))
+    # The quotient by 6 is the nearest float to 1, which is 1 itself or the next one.
+    above = np.float32(values[0, 0]) / np.float32(6) > 1
+    assert quantize_mxfp4(values)[1][0, 0] == 127 + above
+    values[0, 0] = 12
+    assert quantize_mxfp4(values)[1][0, 0] == 128
+    assert np.isnan(dequantize_mxfp4(packed, np.array([[255, 0]], np.uint8))[0, :32]).all()
+
+
+@pytest.mark.parametrize("amax", [0.0, 1e-45, 1e-42])
+def test_scales_that_would_be_zero(amax: float) -> None:
+    """All-zero tensors, and those so small that their scale underflows, become zeros."""
+    values = np.full((2, 32), amax, np.float32)
+    scale = nvfp4_global_scale(amax)
+    assert scale > 0 and fp8_scale(amax) > 0
+    decoded = dequantize_nvfp4(*quantize_nvfp4(values, scale), scale)
+    assert np.isfinite(decoded).all() and np.abs(decoded).max() <= 2 * amax
+    eight = dequantize_fp8(quantize_fp8(values, fp8_scale(amax)), fp8_scale(amax))
+    assert np.isfinite(eight).all() and np.abs(eight).max() <= 2 * amax
+
+
+@pytest.mark.parametrize("amax", [1e-38, 1e-40, 3e38])
+def test_weights_at_the_ends_of_float32(amax: float) -> None:
+    values = np.linspace(-amax, amax, 64, dtype=np.float32).reshape(2, 32)
+    scale = nvfp4_global_scale(amax)
+    decoded = dequantize_nvfp4(*quantize_nvfp4(values, scale), scale)
+    assert np.isfinite(decoded).all()
+    assert np.abs(decoded - values).max() <= 0.2 * np.float32(amax)
+
+
+def _definition(row: Floats, scale: np.float32) -> list[np.float32]:
+    """NVFP4's activation rounding, one scalar operation after the other."""
+    result: list[np.float32] = []
+    for start in range(0, len(row), 16):
+        block = row[start : start + 16]
+        ratio = np.float32(np.abs(block).max()) / np.float32(np.float32(6) * scale)
+        code = np.float32(min(ratio, np.float32(448))).astype(ml_dtypes.float8_e4m3fn)
+        step = np.float32(code.astype(np.float32) * scale)
+        for value in block:
+            if step == 0:
+                result.append(np.float32(0))
+                continue
+            clipped = np.clip(np.float32(value / step), np.float32(-6), np.float32(6))
+            rounded = clipped.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+            result.append(np.float32(rounded * step))
+    return result
+
+
+@given(seed=st.integers(0, 1000), scale=st.floats(1e-6, 1.0))
+def test_nvfp4_activations_follow_the_definition(seed: int, scale: float) -> None:
+    rng = np.random.default_rng(seed)
+    values = (rng.standard_normal((3, 32)) * 10.0 ** rng.uniform(-3, 3, (3, 1))).astype("f4")
+    values[1, :16] = 0
+    seen = quantize_activation_nvfp4(values, np.float32(scale))
+    for row, result in zip(values, seen, strict=True):
+        np.testing.assert_array_equal(result, _definition(row, np.float32(scale)))
+        np.testing.assert_array_equal(result, quantize_activation_nvfp4(row, np.float32(scale)))
+
+
+def test_fp8_activations_follow_the_definition() -> None:
+    values = (np.random.default_rng(0).standard_normal((8, 32)) * 3).astype(np.float32)
+    scale = np.float32(0.0057)
+    quotient = np.clip(values / scale, np.float32(-448), np.float32(448))
+    expected = quotient.astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
+    np.testing.assert_array_equal(quantize_activation_fp8(values, scale), expected)
+    assert np.abs(expected).max() == np.float32(448) * scale  # some were clipped
+
+
+def test_activations_that_are_not_finite() -> None:
+    values = np.ones((2, 32), np.float32)
+    values[0, 0] = np.inf
+    values[1, 16] = np.nan
+    scale = np.float32(0.01)
+    eight = quantize_activation_fp8(values, scale)
+    assert eight[0, 0] == np.float32(448) * scale and np.isnan(eight[1, 16])
+    assert np.isfinite(np.delete(eight, 48)).all()
+    four = quantize_activation_nvfp4(values, scale)
+    assert four[0, 0] == np.float32(6) * (np.float32(448) * scale)
+    assert np.isnan(four[1, 16:]).all() and (four[1, :16] == four[0, 16:]).all()
+
+
+def test_a_block_below_the_smallest_scale_is_zero_in_activations_only() -> None:
+    values = np.full((1, 16), 1e-5, np.float32)
+    scale = np.float32(1)
+    assert not quantize_activation_nvfp4(values, scale).any()
+    packed, blocks = quantize_nvfp4(values, scale)
+    assert blocks.item() == 1  # 2^-9
+    assert packed.shape == (1, 8) and not decode_packed_e2m1(packed).any()
+    assert not encode_e2m1(values).any()
