@@ -1,0 +1,170 @@
+"""Which linears of a model are quantised, and which were left out on purpose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+from dflash_trt.checkpoints.draft import DraftSpec
+from dflash_trt.checkpoints.name_map import FLOAT_DTYPES
+from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.checkpoints.strict_json import quoted
+from dflash_trt.checkpoints.target import TargetSpec
+from dflash_trt.errors import DflashError
+from dflash_trt.quantization.nvfp4 import BLOCK
+
+FUSED_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Linears with one input, which servers fuse into one: they share the scales of a fused one."""
+
+LAYER_LINEARS = (*FUSED_GROUPS[0], "o_proj", *FUSED_GROUPS[1], "down_proj")
+LM_HEAD = "lm_head"
+FC = "fc"
+EMBEDDING = "embed_tokens"
+NAMES_SHOWN = 3
+
+
+class Algorithm(StrEnum):
+    """What weights and inputs of linears become; the values are ModelOpt's `quant_algo`."""
+
+    FP8 = "FP8"
+    NVFP4 = "NVFP4"
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeOptions:
+    """What to quantise, and how.
+
+    `exclude` holds shell patterns of module names ("*.mlp.*", "model.layers.0.*"), as ModelOpt's.
+    """
+
+    algorithm: Algorithm
+    exclude: tuple[str, ...] = ()
+    quantize_lm_head: bool = False
+    quantize_fc: bool = False
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One weight to quantise.
+
+    `role` is the checkpoint reader's name ("layers.0.q_proj"), `module` the model's own
+    ("model.layers.0.self_attn.q_proj"), `group` the same for linears that share an input.
+    """
+
+    role: str
+    module: str
+    group: str
+    weight: TensorEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The linears to quantise, in the reader's order, and the modules that stay as they are.
+
+    `kept` are linears and embeddings, sorted; norms are no candidates and not named.
+    """
+
+    linears: tuple[Linear, ...]
+    kept: tuple[str, ...]
+
+
+def select_linears(spec: TargetSpec | DraftSpec, options: QuantizeOptions) -> Selection:
+    """What `options` asks to quantise of a model.
+
+    Raises:
+        DflashError: the model is quantised already, has no such head or `fc`, a pattern matches
+            nothing, nothing is left, or an input size has no whole NVFP4 blocks.
+    """
+    _refuse_quantized(spec)
+    wanted = _wanted_outside_layers(spec, options)
+    linears: list[Linear] = []
+    kept: list[str] = []
+    matched: set[str] = set()
+    for role, weight in spec.weights.items():
+        name = role.rpartition(".")[2]
+        if name not in LAYER_LINEARS and role not in (LM_HEAD, FC, EMBEDDING):
+            continue
+        module = weight.name.removesuffix(".weight")
+        patterns = [pattern for pattern in options.exclude if fnmatchcase(module, pattern)]
+        matched.update(patterns)
+        if patterns or (name not in LAYER_LINEARS and role not in wanted):
+            kept.append(module)
+        else:
+            linears.append(Linear(role, module, _group(role), weight))
+    if isinstance(spec, TargetSpec) and LM_HEAD not in spec.weights:
+        kept.append(LM_HEAD)  # tied: the embedding's tensor, but a module of its own
+    for pattern in options.exclude:
+        if pattern not in matched:
+            example = (linears[0].module if linears else kept[0]) if linears or kept else "none"
+            raise DflashError(
+                f"{pattern!r} matches no linear of {spec.checkpoint.path}",
+                where="--exclude",
+                fix=f"names look like {example!r}",
+                usage=True,
+            )
+    if not linears:
+        raise DflashError("nothing is left to quantize", where="--exclude", usage=True)
+    if options.algorithm is Algorithm.NVFP4:
+        _check_blocks(spec, linears)
+    return Selection(tuple(linears), tuple(sorted(set(kept))))
+
+
+def _refuse_quantized(spec: TargetSpec | DraftSpec) -> None:
+    fix = "quantize the original checkpoint in float32, float16 or bfloat16"
+    config = spec.checkpoint.config
+    if config.get("quantization_config") or config.get("compression_config"):
+        raise DflashError("is quantized already", where=spec.checkpoint.path, fix=fix)
+    for weight in spec.weights.values():
+        if weight.dtype not in FLOAT_DTYPES:
+            what = f"is quantized already: tensor {quoted(weight.name)} is {weight.dtype}"
+            raise DflashError(what, where=spec.checkpoint.path, fix=fix)
+
+
+def _wanted_outside_layers(spec: TargetSpec | DraftSpec, options: QuantizeOptions) -> list[str]:
+    """The roles outside the layers that were asked for."""
+    wanted: list[str] = []
+    if options.quantize_lm_head:
+        if isinstance(spec, DraftSpec):
+            raise _no_such("--quantize-lm-head", "a draft borrows the target's lm_head")
+        if spec.tie_word_embeddings:
+            raise _no_such(
+                "--quantize-lm-head",
+                "the lm_head is tied to the embedding, which stays in high precision",
+            )
+        wanted.append(LM_HEAD)
+    if options.quantize_fc:
+        if isinstance(spec, TargetSpec):
+            raise _no_such("--quantize-fc", "only a draft has fc")
+        wanted.append(FC)
+    return wanted
+
+
+def _no_such(option: str, what: str) -> DflashError:
+    return DflashError(what, where=option, fix="leave it out", usage=True)
+
+
+def _group(role: str) -> str:
+    layer, _, name = role.rpartition(".")
+    for members in FUSED_GROUPS:
+        if name in members:
+            return f"{layer}.{members[0]}"
+    return role
+
+
+def _check_blocks(spec: TargetSpec | DraftSpec, linears: list[Linear]) -> None:
+    odd = [linear for linear in linears if linear.weight.shape[1] % BLOCK]
+    if not odd:
+        return
+    first, more = odd[0], len(odd) - 1
+    tail = f" (and {more} more)" if more else ""
+    raise DflashError(
+        f"tensor {quoted(first.weight.name)} has {first.weight.shape[1]} input columns{tail}; "
+        f"NVFP4 needs multiples of {BLOCK}",
+        where=spec.checkpoint.path,
+        fix=f"add --exclude '*.{first.module.rpartition('.')[2]}'"
+        if "." in first.module
+        else f"add --exclude {first.module}",
+        usage=True,
+    )

@@ -1,0 +1,162 @@
+"""A checkpoint in the making: a folder that survives a kill, and a note of what is finished."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dflash_trt import publish
+from dflash_trt.checkpoints.safetensors_header import header_sha256
+from dflash_trt.errors import DflashError
+from dflash_trt.quantization.layout import QUANT_CONFIG_NAME
+
+# Inside the partial folder, beside its lock.
+_NEW_NAME = "checkpoint"
+_OLD_NAME = "replaced"
+_STATE_NAME = "state.json"
+
+
+class Origin(Enum):
+    """Whether a run begins, goes on where another was interrupted, or cannot use what it left."""
+
+    FRESH = "fresh"
+    CONTINUED = "continued"
+    RESTARTED = "restarted"
+
+
+class FinishedShard(BaseModel):
+    """A shard that is whole: its size, its header, and each linear's relative error by module."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bytes: int
+    header_sha256: str
+    errors: dict[str, float]
+
+
+class State(BaseModel):
+    """What an interrupted run leaves for the next.
+
+    `key` stands for the source and the options; `weights` and `activations` are largest
+    magnitudes by role, None until they are known; `shards` are finished, by file name.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    key: str
+    weights: dict[str, float] | None = None
+    activations: dict[str, float] | None = None
+    shards: dict[str, FinishedShard] = {}
+
+
+class PartialCheckpoint:
+    """The folder `folder` to write into, and the state beside it."""
+
+    def __init__(self, root: Path, key: str) -> None:
+        self.folder = root / _NEW_NAME
+        self._path = root / _STATE_NAME
+        self.origin = Origin.FRESH
+        self.state = State(key=key)
+        if self._path.exists() or self.folder.exists():
+            found = self._read()
+            self.origin = Origin.RESTARTED
+            if found is not None and found.key == key and self.folder.is_dir():
+                self.origin, self.state = Origin.CONTINUED, found
+            else:
+                shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(exist_ok=True)
+        self.save()
+
+    def is_finished(self, name: str) -> bool:
+        """Whether shard `name` is whole; one that is not what was noted counts as missing."""
+        noted, path = self.state.shards.get(name), self.folder / name
+        if noted is None or not path.is_file() or path.stat().st_size != noted.bytes:
+            return False
+        return header_sha256(path) == noted.header_sha256
+
+    def finish(self, name: str, errors: dict[str, float]) -> None:
+        """Notes that shard `name` is whole."""
+        path = self.folder / name
+        self.state.shards[name] = FinishedShard(
+            bytes=path.stat().st_size, header_sha256=header_sha256(path), errors=errors
+        )
+        self.save()
+
+    def save(self) -> None:
+        """Replaces the note on disk; a kill leaves the old one or the new one."""
+        new = self._path.with_suffix(".new")
+        with new.open("w", encoding="utf-8") as file:
+            file.write(self.state.model_dump_json())
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self._path)
+
+    def _read(self) -> State | None:
+        try:
+            return State.model_validate_json(self._path.read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+
+@contextmanager
+def partial_checkpoint(
+    destination: Path, key: str, *, overwrite: bool
+) -> Iterator[PartialCheckpoint]:
+    """Yields a checkpoint in the making that becomes `destination` on success.
+
+    An error leaves nothing. A run that was interrupted (Ctrl-C or a kill) leaves the folder of
+    `partial_folder`; the next run with the same key finds its finished shards there.
+
+    Raises:
+        DflashError: `destination` exists (without `overwrite`), is not a quantised checkpoint,
+            cannot be written, or another process is at work on it.
+    """
+    destination = destination.resolve()
+    check_destination(destination, overwrite=overwrite)
+    root = partial_folder(destination)
+    created = publish.missing_folders(destination.parent)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = publish.lock_folder(root, wait=False)
+    except (BlockingIOError, FileNotFoundError) as error:
+        raise DflashError("is being written by another process", where=destination) from error
+    except OSError as error:
+        publish.remove_empty(created)
+        raise publish.file_error(error, destination.parent) from error
+    keep = True
+    try:
+        partial = PartialCheckpoint(root, key)
+        yield partial
+        publish.publish(partial.folder, root / _OLD_NAME, destination, overwrite=overwrite)
+        keep = False
+    except OSError as error:
+        keep = False
+        file = error.filename
+        outside = isinstance(file, str) and not Path(file).is_relative_to(root)
+        raise publish.file_error(error, Path(file) if outside else destination) from error
+    except Exception:
+        keep = False
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(root, ignore_errors=True)
+            publish.remove_empty(created)
+        os.close(lock)
+
+
+def partial_folder(destination: Path) -> Path:
+    """Where an interrupted run leaves its work: a hidden folder beside `destination`."""
+    return destination.parent / f".{destination.name}.quantizing"
+
+
+def check_destination(destination: Path, *, overwrite: bool) -> None:
+    """Raises DflashError (usage) when no quantised checkpoint may be put at `destination`."""
+    publish.check_destination(
+        destination, overwrite=overwrite, marker=QUANT_CONFIG_NAME, kind="a quantized checkpoint"
+    )

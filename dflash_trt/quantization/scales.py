@@ -1,0 +1,93 @@
+"""The scales of linears: from largest magnitudes of weights and of inputs to float32 factors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash_trt.errors import DflashError
+from dflash_trt.quantization.fp8 import fp8_scale
+from dflash_trt.quantization.linears import NAMES_SHOWN, Algorithm, Linear
+from dflash_trt.quantization.nvfp4 import nvfp4_global_scale
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """Largest input magnitude of each linear, by role, and how to observe it.
+
+    `key` changes whenever the magnitudes might (other texts, other weights): an interrupted run
+    is continued, and `observe` not called again, only where it is the same.
+    """
+
+    key: str
+    observe: Callable[[], Mapping[str, float]]
+
+    @staticmethod
+    def known(amax: Mapping[str, float]) -> Activations:
+        """Magnitudes that were observed before."""
+        encoded = json.dumps(dict(amax), sort_keys=True).encode()
+        return Activations(hashlib.sha256(encoded).hexdigest(), lambda: amax)
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """`weight` is FP8's scale or NVFP4's `weight_scale_2`, `input` the input's `input_scale`."""
+
+    weight: np.float32
+    input: np.float32
+
+
+def compute_scales(
+    linears: Iterable[Linear],
+    algorithm: Algorithm,
+    weights: Mapping[str, float],
+    activations: Mapping[str, float],
+) -> dict[str, Scales]:
+    """Role → scales, from role → largest magnitude of weights and of inputs.
+
+    As ModelOpt does it, linears that servers fuse share the input scale, and NVFP4's global
+    weight scale: the largest of the group.
+
+    Raises:
+        DflashError: a linear's input was not observed, or never differed from zero.
+    """
+    linears = list(linears)
+    _check_activations(linears, activations)
+    scale = fp8_scale if algorithm is Algorithm.FP8 else nvfp4_global_scale
+    inputs = _group_maxima(linears, activations)
+    fused = _group_maxima(linears, weights)
+    return {
+        linear.role: Scales(
+            scale(weights[linear.role] if algorithm is Algorithm.FP8 else fused[linear.group]),
+            scale(inputs[linear.group]),
+        )
+        for linear in linears
+    }
+
+
+def _group_maxima(linears: list[Linear], amax: Mapping[str, float]) -> dict[str, float]:
+    maxima: dict[str, float] = {}
+    for linear in linears:
+        maxima[linear.group] = max(maxima.get(linear.group, 0.0), amax[linear.role])
+    return maxima
+
+
+def _check_activations(linears: list[Linear], activations: Mapping[str, float]) -> None:
+    missing = [linear.module for linear in linears if linear.role not in activations]
+    if missing:
+        shown = ", ".join(missing[:NAMES_SHOWN])
+        more = len(missing) - NAMES_SHOWN
+        tail = f" and {more} more" if more > 0 else ""
+        raise DflashError(f"calibration saw no input of {shown}{tail}")
+    for linear in linears:
+        amax = activations[linear.role]
+        if not math.isfinite(amax) or amax <= 0:
+            raise DflashError(
+                f"the largest input of {linear.module} over the calibration texts is {amax:g}",
+                fix=f"calibrate with other texts, or add --exclude {linear.module}",
+            )
