@@ -1,0 +1,85 @@
+"""Reading what was written without the project's own readers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import safe_open
+
+from dflash_trt.checkpoints.draft import DraftSpec
+from dflash_trt.checkpoints.target import TargetSpec
+from dflash_trt.progress import Unit
+from dflash_trt.quantization.checkpoint import QuantizedCheckpoint, quantize_checkpoint
+from dflash_trt.quantization.linears import LAYER_LINEARS, Algorithm, QuantizeOptions
+from dflash_trt.quantization.scales import Activations
+
+
+class Stages:
+    """Progress that remembers its stages and the bytes of each."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, int | None] = {}
+        self.done: dict[str, int] = {}
+        self._current = ""
+
+    def stage(self, name: str, total: int | None, unit: Unit = "bytes") -> None:
+        self._current = name
+        self.totals[name] = total
+        self.done[name] = 0
+
+    def advance(self, count: int) -> None:
+        self.done[self._current] += count
+
+
+def amax_of_all(spec: TargetSpec | DraftSpec) -> dict[str, float]:
+    """A different input magnitude for every linear, the head and `fc` included."""
+    roles = [
+        role
+        for role in spec.weights
+        if role.rpartition(".")[2] in LAYER_LINEARS or role in ("lm_head", "fc")
+    ]
+    return {role: 1.0 + index / 8 for index, role in enumerate(roles)}
+
+
+def quantize(
+    spec: TargetSpec | DraftSpec,
+    folder: Path,
+    algorithm: Algorithm = Algorithm.NVFP4,
+    *,
+    activations: Activations | None = None,
+    progress: Stages | None = None,
+    **options: Any,
+) -> QuantizedCheckpoint:
+    """`quantize_checkpoint` with magnitudes made up."""
+    return quantize_checkpoint(
+        spec,
+        QuantizeOptions(algorithm, **options),
+        activations or Activations.known(amax_of_all(spec)),
+        folder,
+        progress or Stages(),
+    )
+
+
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a folder, as safetensors' own library reads it."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118, it is no mapping
+                assert name not in tensors
+                tensors[name] = opened.get_tensor(name)
+    return tensors
+
+
+def raw(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """A tensor's bytes."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
