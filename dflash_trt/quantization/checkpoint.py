@@ -11,7 +11,7 @@ from typing import Any
 
 from dflash_trt import __version__
 from dflash_trt.checkpoints.draft import DraftSpec
-from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME
+from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, Checkpoint
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, header_sha256
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.errors import DflashError
@@ -171,20 +171,24 @@ def _key(
     activations: Activations,
 ) -> str:
     """Equal for two runs that must write the same."""
-    shards = []
-    for file in spec.checkpoint.files:
-        status = file.stat()
-        # The time tells weights apart that were saved again under the same header.
-        shards.append([file.name, status.st_size, status.st_mtime_ns, header_sha256(file)])
     parts = {
         "version": __version__,
-        "source": str(spec.checkpoint.path.resolve()),
-        "config": spec.checkpoint.config,
-        "shards": shards,
+        "source": checkpoint_key(spec.checkpoint),
         "algorithm": options.algorithm,
         "linears": [linear.module for linear in selection.linears],
         "activations": activations.key,
     }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def checkpoint_key(checkpoint: Checkpoint) -> str:
+    """Equal for two readings of a folder that has not changed, as far as headers and times tell."""
+    shards = []
+    for file in checkpoint.files:
+        status = file.stat()
+        # The time tells weights apart that were saved again under the same header.
+        shards.append([file.name, status.st_size, status.st_mtime_ns, header_sha256(file)])
+    parts = {"path": str(checkpoint.path.resolve()), "config": checkpoint.config, "shards": shards}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -224,7 +228,7 @@ def _find_scales(
         }
         partial.save()
     if partial.state.activations is None:
-        partial.state.activations = dict(activations.observe())
+        partial.state.activations = dict(activations.observe(partial.workspace))
         partial.save()
     return compute_scales(
         selection.linears, algorithm, partial.state.weights, partial.state.activations

@@ -7,12 +7,12 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from dflash_trt.checkpoints.draft import DraftSpec
-from dflash_trt.checkpoints.name_map import FLOAT_DTYPES
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.strict_json import quoted
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.nvfp4 import BLOCK
+from dflash_trt.quantization.rows import READABLE_DTYPES
 
 FUSED_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linears with one input, which servers fuse into one: they share the scales of a fused one."""
@@ -117,7 +117,7 @@ def _refuse_quantized(spec: TargetSpec | DraftSpec) -> None:
     if config.get("quantization_config") or config.get("compression_config"):
         raise DflashError("is quantized already", where=spec.checkpoint.path, fix=fix)
     for weight in spec.weights.values():
-        if weight.dtype not in FLOAT_DTYPES:
+        if weight.dtype not in READABLE_DTYPES:
             what = f"is quantized already: tensor {quoted(weight.name)} is {weight.dtype}"
             raise DflashError(what, where=spec.checkpoint.path, fix=fix)
 

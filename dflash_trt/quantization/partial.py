@@ -20,6 +20,7 @@ from dflash_trt.quantization.layout import QUANT_CONFIG_NAME
 _NEW_NAME = "checkpoint"
 _OLD_NAME = "replaced"
 _STATE_NAME = "state.json"
+_WORK_NAME = "work"
 
 
 class Origin(Enum):
@@ -56,10 +57,14 @@ class State(BaseModel):
 
 
 class PartialCheckpoint:
-    """The folder `folder` to write into, and the state beside it."""
+    """The folder `folder` to write into, and the state beside it.
+
+    `workspace` is an empty folder for temporary files.
+    """
 
     def __init__(self, root: Path, key: str) -> None:
         self.folder = root / _NEW_NAME
+        self.workspace = root / _WORK_NAME
         self._path = root / _STATE_NAME
         self.origin = Origin.FRESH
         self.state = State(key=key)
@@ -71,6 +76,8 @@ class PartialCheckpoint:
             else:
                 shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(exist_ok=True)
+        shutil.rmtree(self.workspace, ignore_errors=True)
+        self.workspace.mkdir()
         self.save()
 
     def is_finished(self, name: str) -> bool:

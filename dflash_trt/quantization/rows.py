@@ -12,6 +12,8 @@ from dflash_trt.checkpoints.strict_json import quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.formats import Float32
 
+READABLE_DTYPES = ("F32", "F16", "BF16")
+
 # What fits a core's cache with everything computed from it; one row where rows are longer.
 CHUNK_ELEMENTS = 1 << 17
 

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -21,17 +22,18 @@ class Activations:
     """Largest input magnitude of each linear, by role, and how to observe it.
 
     `key` changes whenever the magnitudes might (other texts, other weights): an interrupted run
-    is continued, and `observe` not called again, only where it is the same.
+    is continued, and `observe` not called again, only where it is the same. `observe` is given
+    a folder for its temporary files, which lies beside the destination.
     """
 
     key: str
-    observe: Callable[[], Mapping[str, float]]
+    observe: Callable[[Path], Mapping[str, float]]
 
     @staticmethod
     def known(amax: Mapping[str, float]) -> Activations:
         """Magnitudes that were observed before."""
         encoded = json.dumps(dict(amax), sort_keys=True).encode()
-        return Activations(hashlib.sha256(encoded).hexdigest(), lambda: amax)
+        return Activations(hashlib.sha256(encoded).hexdigest(), lambda workspace: amax)
 
 
 @dataclass(frozen=True, slots=True)

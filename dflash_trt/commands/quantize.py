@@ -1,0 +1,175 @@
+"""`dflash-trt quantize`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from dflash_trt.bundle.tokenizer import BundleTokenizer
+from dflash_trt.calibration import observe_pair, observe_target
+from dflash_trt.checkpoints.draft import DraftSpec, read_draft
+from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.target import TargetSpec, read_target
+from dflash_trt.commands.options import encode_prompts, json_option
+from dflash_trt.commands.progress import StageBars, format_size
+from dflash_trt.errors import DflashError
+from dflash_trt.quantization.checkpoint import (
+    QuantizedCheckpoint,
+    checkpoint_key,
+    quantize_checkpoint,
+)
+from dflash_trt.quantization.linears import Algorithm, QuantizeOptions, select_linears
+from dflash_trt.quantization.partial import check_destination, partial_folder
+from dflash_trt.quantization.scales import Activations
+
+PRECISIONS = {"fp8": Algorithm.FP8, "nvfp4": Algorithm.NVFP4}
+MODULES_SHOWN = 4
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command("quantize", short_help="Write a checkpoint in FP8 or NVFP4, calibrated on texts.")
+@click.option("--checkpoint", type=_FOLDER, required=True, help="Folder of the model to quantize.")
+@click.option(
+    "--precision",
+    type=click.Choice(list(PRECISIONS)),
+    required=True,
+    help="What the linears' weights and inputs become.",
+)
+@click.option("--draft", "is_draft", is_flag=True, help="The checkpoint is a DFlash draft.")
+@click.option(
+    "--target-checkpoint", type=_FOLDER, help="Folder of a draft's target, which calibration runs."
+)
+@click.option(
+    "--calibration",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help='Texts to observe inputs on: .jsonl with a "prompt" each.',
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="PATTERN",
+    help="Leave these modules as they are, as in '*.down_proj'; repeatable.",
+)
+@click.option("--quantize-lm-head", is_flag=True, help="Quantize a target's lm_head too.")
+@click.option("--quantize-fc", is_flag=True, help="Quantize a draft's fc too.")
+@click.option("--overwrite", is_flag=True, help="Replace a quantized checkpoint that exists.")
+@json_option
+@click.option("-o", "--output", type=_FOLDER, required=True, help="The new checkpoint's folder.")
+def command(
+    checkpoint: Path,
+    precision: str,
+    is_draft: bool,
+    target_checkpoint: Path | None,
+    calibration: Path,
+    exclude: tuple[str, ...],
+    quantize_lm_head: bool,
+    quantize_fc: bool,
+    overwrite: bool,
+    as_json: bool,
+    output: Path,
+) -> None:
+    """Write a copy of a checkpoint whose linears are FP8 or NVFP4, in ModelOpt's layout.
+
+    Input scales come from running the model in float32 over the calibration texts, a user's
+    message each where the tokenizer has a chat template. An interrupted run is continued when
+    the same command is given again.
+    """
+    if is_draft != (target_checkpoint is not None):
+        raise DflashError(
+            "--draft and --target-checkpoint belong together",
+            fix="a draft is calibrated with its target; a target alone",
+            usage=True,
+        )
+    options = QuantizeOptions(
+        PRECISIONS[precision], exclude, quantize_lm_head, quantize_fc, overwrite
+    )
+    check_destination(output.resolve(), overwrite=overwrite)
+    with StageBars() as bars:
+        bars.stage("reading checkpoints", None)
+        spec: TargetSpec | DraftSpec
+        if target_checkpoint is None:
+            spec = target = read_target(checkpoint)
+        else:
+            spec, target = read_draft(checkpoint), read_target(target_checkpoint)
+        select_linears(spec, options)  # refusals come before texts are read
+        activations = _activations(spec, target, _read_sequences(target, calibration), bars)
+        try:
+            written = quantize_checkpoint(spec, options, activations, output, bars)
+        except KeyboardInterrupt:
+            if partial_folder(output.resolve()).is_dir():
+                click.echo(
+                    f"note: what is finished stays in {partial_folder(output)}; the same command "
+                    "continues from there",
+                    err=True,
+                )
+            raise
+    if as_json:
+        click.echo(json.dumps(_to_json(written), indent=2))
+    else:
+        click.echo(_describe(written))
+
+
+def _read_sequences(target: TargetSpec, file: Path) -> list[list[int]]:
+    folder = target.checkpoint.path
+    if not (folder / "tokenizer.json").is_file():
+        raise DflashError(
+            "has no tokenizer.json, which calibration texts need",
+            where=folder,
+            fix="download the checkpoint's tokenizer",
+        )
+    return encode_prompts(BundleTokenizer(folder), None, file, None, raw=False)
+
+
+def _activations(
+    spec: TargetSpec | DraftSpec, target: TargetSpec, sequences: list[list[int]], bars: StageBars
+) -> Activations:
+    """What the texts drive through the linears of `spec`, observed when it is needed."""
+
+    def observe(workspace: Path) -> Mapping[str, float]:
+        if isinstance(spec, TargetSpec):
+            return observe_target(target, sequences, bars, workspace=workspace)
+        return observe_pair(check_pair(target, spec), sequences, bars, workspace=workspace).draft
+
+    if isinstance(spec, DraftSpec):
+        check_pair(target, spec)
+    parts = [checkpoint_key(target.checkpoint), sequences]
+    return Activations(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), observe)
+
+
+def _describe(written: QuantizedCheckpoint) -> str:
+    kept = ", ".join(written.kept[:MODULES_SHOWN])
+    more = len(written.kept) - MODULES_SHOWN
+    tail = f" and {more} more" if more > 0 else ""
+    errors = written.errors.values()
+    return (
+        f"{written.folder}: {written.algorithm}, {format_size(written.source_bytes)} → "
+        f"{format_size(written.bytes)}; {len(errors)} linears quantized (relative error median "
+        f"{median(errors):.4f}, largest {max(errors):.4f}); kept {kept or 'none'}{tail}"
+    )
+
+
+def _to_json(written: QuantizedCheckpoint) -> dict[str, Any]:
+    worst = max(written.errors, key=written.errors.__getitem__)
+    return {
+        "output": str(written.folder),
+        "algorithm": written.algorithm.value,
+        "source_bytes": written.source_bytes,
+        "bytes": written.bytes,
+        "shards": written.shards,
+        "resumed_shards": written.resumed_shards,
+        "linears": len(written.errors),
+        "kept": list(written.kept),
+        "relative_error": {
+            "median": median(written.errors.values()),
+            "max": written.errors[worst],
+            "max_module": worst,
+        },
+    }
