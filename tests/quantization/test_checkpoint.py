@@ -1,0 +1,369 @@
+"""Quantised checkpoints: what is written, what is refused, and that nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dflash_trt.checkpoints.draft import DraftSpec, read_draft
+from dflash_trt.checkpoints.folder import open_checkpoint
+from dflash_trt.checkpoints.target import TargetSpec, read_target
+from dflash_trt.errors import DflashError
+from dflash_trt.quantization import checkpoint as checkpoint_module
+from dflash_trt.quantization import rows as rows_module
+from dflash_trt.quantization.linears import Algorithm
+from dflash_trt.quantization.scales import Activations
+from tests.quantization.conftest import Stages, amax_of_all, quantize, raw, read_json, read_tensors
+from tests.reference.checkpoints import write_draft, write_target
+
+NVFP4, FP8 = Algorithm.NVFP4, Algorithm.FP8
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """target/ (several shards, bf16), tied/ (float32) and draft/ (float32)."""
+    root = tmp_path_factory.mktemp("models")
+    sizes: dict[str, Any] = {"num_layers": 6, "hidden": 32, "heads": 2, "kv_heads": 1, "vocab": 64}
+    write_target(root / "target", "llama", "bfloat16", attention_bias=True, shards=3, **sizes)
+    write_target(root / "tied", "qwen3", tie=True, **sizes)
+    write_draft(root / "draft", root / "target")
+    (root / "target" / "chat_template.jinja").write_text("{{ messages }}")
+    (root / "target" / "tokenizer.json").write_text("{}")
+    (root / "target" / "LICENSE").write_text("free")
+    (root / "target" / "modeling_x.py").write_text("code")
+    (root / "target" / "pytorch_model.bin").write_bytes(b"pickle")
+    return root
+
+
+@pytest.fixture
+def target(models: Path) -> TargetSpec:
+    return read_target(models / "target")
+
+
+@pytest.fixture
+def draft(models: Path) -> DraftSpec:
+    return read_draft(models / "draft")
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_shards_keep_their_names_and_tensors(
+    target: TargetSpec, tmp_path: Path, algorithm: Algorithm
+) -> None:
+    stages = Stages()
+    written = quantize(target, tmp_path / "q", algorithm, progress=stages)
+    source = open_checkpoint(target.checkpoint.path)
+    result = open_checkpoint(tmp_path / "q")  # the index agrees with the shards
+    assert [file.name for file in result.files] == [file.name for file in source.files]
+    assert len(result.files) == written.shards > 2
+    for name, entry in source.tensors.items():
+        assert result.tensors[name].file.name == entry.file.name
+        for suffix in ("weight_scale", "weight_scale_2", "input_scale"):
+            scale = result.tensors.get(f"{name.removesuffix('.weight')}.{suffix}")
+            assert scale is None or scale.file.name == entry.file.name
+    total = sum(entry.length for entry in result.tensors.values())
+    assert read_json(tmp_path / "q" / "model.safetensors.index.json")["metadata"] == {
+        "total_size": total
+    }
+    assert written.bytes == total
+    assert written.source_bytes == sum(entry.length for entry in source.tensors.values())
+    for stage in ("reading weights", f"quantizing to {algorithm}"):
+        assert stages.done[stage] == stages.totals[stage]
+
+
+def test_tensors_are_aligned_to_their_type(target: TargetSpec, tmp_path: Path) -> None:
+    quantize(target, tmp_path / "q")
+    widths = {"F32": 4, "BF16": 2, "U8": 1, "F8_E4M3": 1}
+    entries = open_checkpoint(tmp_path / "q").tensors.values()
+    assert {entry.dtype for entry in entries} == set(widths)
+    assert all(entry.offset % widths[entry.dtype] == 0 for entry in entries)
+
+
+def test_what_is_not_quantised_stays_byte_for_byte(target: TargetSpec, tmp_path: Path) -> None:
+    written = quantize(target, tmp_path / "q")
+    source, result = read_tensors(target.checkpoint.path), read_tensors(tmp_path / "q")
+    changed = {name for name in source if result[name].dtype != source[name].dtype}
+    assert changed == {f"{module}.weight" for module in written.errors}
+    assert len(changed) == 6 * 7
+    for name in source.keys() - changed:
+        np.testing.assert_array_equal(raw(result[name]), raw(source[name]), name)
+    kinds = {name.rpartition(".")[2] for name in result.keys() - source.keys()}
+    assert kinds == {"weight_scale", "weight_scale_2", "input_scale"}
+
+
+def test_other_files_come_along_but_no_code_and_no_pickle(
+    target: TargetSpec, tmp_path: Path
+) -> None:
+    quantize(target, tmp_path / "q")
+    names = {path.name for path in (tmp_path / "q").iterdir()}
+    shards = {file.name for file in target.checkpoint.files}
+    assert names == shards | {
+        "config.json",
+        "hf_quant_config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+        "chat_template.jinja",
+        "tokenizer.json",
+        "LICENSE",
+    }
+    assert (tmp_path / "q" / "chat_template.jinja").read_text() == "{{ messages }}"
+    config = read_json(tmp_path / "q" / "config.json")
+    added = config.pop("quantization_config")
+    assert config == target.checkpoint.config
+    assert added["quant_method"] == "modelopt" and added["quant_algo"] == "NVFP4"
+    assert added["ignore"] == ["lm_head", "model.embed_tokens"]
+
+
+def test_fused_linears_share_scales(draft: DraftSpec, tmp_path: Path) -> None:
+    """The draft too, where ModelOpt's own export leaves a fused one without a common scale."""
+    amax = amax_of_all(draft)
+    quantize(draft, tmp_path / "q")
+    tensors = read_tensors(tmp_path / "q")
+    for members in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+        part = "self_attn" if "q_proj" in members else "mlp"
+        modules = [f"layers.1.{part}.{name}" for name in members]
+        weights = read_tensors(draft.checkpoint.path)
+        largest = max(float(weights[f"{module}.weight"].abs().max()) for module in modules)
+        inputs = max(amax[f"layers.1.{name}"] for name in members)
+        for module in modules:
+            assert tensors[f"{module}.weight_scale_2"] == torch.tensor(largest) / 2688
+            assert tensors[f"{module}.input_scale"] == torch.tensor(inputs) / 2688
+
+
+def test_fp8_weights_have_scales_of_their_own(draft: DraftSpec, tmp_path: Path) -> None:
+    quantize(draft, tmp_path / "q", FP8)
+    tensors, source = read_tensors(tmp_path / "q"), read_tensors(draft.checkpoint.path)
+    for name in ("q_proj", "k_proj"):
+        module = f"layers.0.self_attn.{name}"
+        assert tensors[f"{module}.weight_scale"] == source[f"{module}.weight"].abs().max() / 448
+        assert (
+            tensors[f"{module}.input_scale"]
+            == torch.tensor(amax_of_all(draft)["layers.0.v_proj"]) / 448
+        )
+
+
+def test_a_draft_keeps_fc_unless_asked(draft: DraftSpec, tmp_path: Path) -> None:
+    quantize(draft, tmp_path / "plain")
+    assert read_json(tmp_path / "plain" / "config.json")["quantization_config"]["ignore"] == ["fc"]
+    assert read_tensors(tmp_path / "plain")["fc.weight"].dtype is torch.float32
+    written = quantize(draft, tmp_path / "asked", quantize_fc=True)
+    assert read_tensors(tmp_path / "asked")["fc.weight"].dtype is torch.uint8
+    assert written.kept == () and "fc" in written.errors
+
+
+def test_a_target_keeps_its_head_unless_asked(target: TargetSpec, tmp_path: Path) -> None:
+    written = quantize(target, tmp_path / "q", FP8, quantize_lm_head=True)
+    assert written.kept == ("model.embed_tokens",)
+    assert read_tensors(tmp_path / "q")["lm_head.weight"].dtype is torch.float8_e4m3fn
+
+
+def test_exclusions_are_patterns_and_recorded(target: TargetSpec, tmp_path: Path) -> None:
+    written = quantize(target, tmp_path / "q", exclude=("*.layers.0.mlp.*", "*.o_proj"))
+    kept = {"lm_head", "model.embed_tokens"}
+    kept |= {f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down")}
+    kept |= {f"model.layers.{i}.self_attn.o_proj" for i in range(6)}
+    assert set(written.kept) == kept and len(written.errors) == 42 - 9
+    for file, key, name in (
+        ("config.json", "quantization_config", "ignore"),
+        ("hf_quant_config.json", "quantization", "exclude_modules"),
+    ):
+        assert read_json(tmp_path / "q" / file)[key][name] == sorted(kept)
+    for module in kept:
+        assert read_tensors(tmp_path / "q")[f"{module}.weight"].dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("options", "pieces"),
+    [
+        ({"exclude": ("*.mlps.*",)}, ["'*.mlps.*' matches no linear", "model.layers.0"]),
+        ({"exclude": ("*",)}, ["nothing is left to quantize"]),
+        ({"quantize_fc": True}, ["--quantize-fc", "only a draft has fc"]),
+    ],
+)
+def test_options_that_a_target_refuses(
+    target: TargetSpec, tmp_path: Path, options: dict[str, Any], pieces: list[str]
+) -> None:
+    with pytest.raises(DflashError) as caught:
+        quantize(target, tmp_path / "q", **options)
+    assert caught.value.usage and all(piece in str(caught.value) for piece in pieces)
+    assert not list(tmp_path.iterdir())
+
+
+def test_heads_that_cannot_be_quantised(models: Path, draft: DraftSpec, tmp_path: Path) -> None:
+    with pytest.raises(DflashError, match="--quantize-lm-head: the lm_head is tied"):
+        quantize(read_target(models / "tied"), tmp_path / "q", quantize_lm_head=True)
+    with pytest.raises(DflashError, match="a draft borrows the target's lm_head"):
+        quantize(draft, tmp_path / "q", quantize_lm_head=True)
+    written = quantize(read_target(models / "tied"), tmp_path / "q")
+    assert written.kept == ("lm_head", "model.embed_tokens")
+
+
+def test_odd_input_sizes_are_refused_for_nvfp4_only(tmp_path: Path) -> None:
+    folder = write_target(tmp_path / "odd", num_layers=1, intermediate=72, hidden=32, heads=2)
+    spec = read_target(folder)
+    with pytest.raises(DflashError) as caught:
+        quantize(spec, tmp_path / "q")
+    message = str(caught.value)
+    assert '"model.layers.0.mlp.down_proj.weight" has 72 input columns' in message
+    assert "--exclude '*.down_proj'" in message and caught.value.usage
+    quantize(spec, tmp_path / "q", exclude=("*.down_proj",))
+    quantize(spec, tmp_path / "q8", FP8)
+
+
+def test_a_quantised_checkpoint_is_refused(target: TargetSpec, tmp_path: Path) -> None:
+    written = quantize(target, tmp_path / "q", FP8)
+    with pytest.raises(DflashError, match="quantized"):
+        quantize(read_target(written.folder), tmp_path / "again")
+    config = target.checkpoint.config | {"quantization_config": {"quant_method": "fp8"}}
+    stated = replace(target, checkpoint=replace(target.checkpoint, config=config))
+    with pytest.raises(DflashError, match="is quantized already; quantize the original"):
+        quantize(stated, tmp_path / "again")
+    narrow = {role: replace(entry, dtype="U8") for role, entry in target.weights.items()}
+    with pytest.raises(DflashError, match=r"is quantized already: tensor .* is U8"):
+        quantize(replace(target, weights=narrow), tmp_path / "again")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite(models: Path, tmp_path: Path, value: float) -> None:
+    shutil.copytree(models / "draft", tmp_path / "draft")
+    file = tmp_path / "draft" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["layers.1.mlp.up_proj.weight"][5, 7] = value
+    save_file(tensors, file)
+    spec = read_draft(tmp_path / "draft")
+    with pytest.raises(DflashError, match=r'"layers.1.mlp.up_proj.weight" holds NaN or inf'):
+        quantize(spec, tmp_path / "q")
+    quantize(spec, tmp_path / "q", exclude=("layers.1.mlp.*",))
+
+
+def test_a_weight_of_zeros(models: Path, tmp_path: Path) -> None:
+    shutil.copytree(models / "draft", tmp_path / "draft")
+    file = tmp_path / "draft" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["layers.1.self_attn.o_proj.weight"].zero_()
+    tensors["layers.0.self_attn.o_proj.weight"].mul_(1e-42)
+    save_file(tensors, file)
+    for algorithm in Algorithm:
+        written = quantize(read_draft(tmp_path / "draft"), tmp_path / algorithm, algorithm)
+        result = read_tensors(tmp_path / algorithm)
+        assert written.errors["layers.1.self_attn.o_proj"] == 0
+        assert not raw(result["layers.1.self_attn.o_proj.weight"]).any()
+        for name, tensor in result.items():
+            if name.endswith("scale_2") or (name.endswith("scale") and tensor.ndim == 0):
+                assert 0 < tensor < np.inf, name
+
+
+@pytest.mark.parametrize(
+    ("amax", "piece"),
+    [
+        ({"layers.0.down_proj": 0.0}, r"layers\.0\.mlp\.down_proj over the calibration texts is 0"),
+        ({"layers.0.down_proj": float("nan")}, "is nan"),
+        (None, r"no input of layers\.0\.self_attn\.q_proj, .* and 11 more"),
+    ],
+)
+def test_inputs_that_calibration_did_not_see(
+    draft: DraftSpec, tmp_path: Path, amax: dict[str, float] | None, piece: str
+) -> None:
+    seen = {} if amax is None else amax_of_all(draft) | amax
+    with pytest.raises(DflashError, match=piece):
+        quantize(draft, tmp_path / "q", activations=Activations.known(seen))
+    assert not list(tmp_path.iterdir())
+
+
+def test_destinations(target: TargetSpec, models: Path, tmp_path: Path) -> None:
+    for inside in (models / "target", models / "target" / "q", models):
+        with pytest.raises(DflashError, match="overlaps the checkpoint"):
+            quantize(target, inside, overwrite=True)
+    (tmp_path / "full").mkdir()
+    with pytest.raises(DflashError, match="already exists"):
+        quantize(target, tmp_path / "full")
+    with pytest.raises(DflashError, match="is not a quantized checkpoint"):
+        quantize(target, tmp_path / "full", overwrite=True)
+    quantize(target, tmp_path / "new" / "q")
+    before = read_tensors(tmp_path / "new" / "q")
+    quantize(target, tmp_path / "new" / "q", FP8, overwrite=True)
+    assert read_tensors(tmp_path / "new" / "q").keys() != before.keys()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["q"]
+
+
+def test_a_disk_that_is_too_small(
+    target: TargetSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def usage(path: object) -> Any:
+        return shutil._ntuple_diskusage(1000, 900, 100)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(checkpoint_module.shutil, "disk_usage", usage)
+    with pytest.raises(DflashError, match=r"needs [\d,]+ bytes, 100 are free"):
+        quantize(target, tmp_path / "q")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+@pytest.mark.parametrize("elements", [1, 40, 1 << 20])
+def test_chunks_of_rows_change_nothing(
+    draft: DraftSpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    algorithm: Algorithm,
+    elements: int,
+) -> None:
+    quantize(draft, tmp_path / "whole", algorithm)
+    monkeypatch.setattr(rows_module, "CHUNK_ELEMENTS", elements)
+    quantize(draft, tmp_path / "chunks", algorithm)
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "chunks")]
+    assert files[0] == files[1]
+
+
+def test_memory_is_a_few_chunks(tmp_path: Path) -> None:
+    folder = write_target(
+        tmp_path / "wide", num_layers=1, hidden=512, intermediate=8192, heads=4, vocab=512
+    )
+    spec = read_target(folder)
+    largest = max(entry.length for entry in spec.weights.values())
+    assert largest == 16 << 20
+    quantize(spec, tmp_path / "warm")  # tables and imports
+    tracemalloc.start()
+    quantize(spec, tmp_path / "q")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < largest / 2
+
+
+def test_symlinked_shards_as_in_a_hub_cache(
+    target: TargetSpec, tmp_path: Path, make_links: Callable[[Path, Path], Path]
+) -> None:
+    linked = read_target(make_links(target.checkpoint.path, tmp_path))
+    quantize(linked, tmp_path / "q")
+    quantize(target, tmp_path / "plain")
+    for file in (tmp_path / "plain").iterdir():
+        copy = tmp_path / "q" / file.name
+        assert not copy.is_symlink() and copy.read_bytes() == file.read_bytes()
+
+
+@pytest.fixture
+def make_links() -> Callable[[Path, Path], Path]:
+    def make(folder: Path, root: Path) -> Path:
+        snapshot, blobs = root / "snapshot", root / "blobs"
+        snapshot.mkdir()
+        blobs.mkdir()
+        for number, file in enumerate(sorted(folder.iterdir())):
+            shutil.copyfile(file, blobs / str(number))
+            (snapshot / file.name).symlink_to(blobs / str(number))
+        return snapshot
+
+    return make
+
+
+def test_the_json_is_what_json_is(target: TargetSpec, tmp_path: Path) -> None:
+    quantize(target, tmp_path / "q")
+    for file in (tmp_path / "q").glob("*.json"):
+        json.loads(file.read_text(encoding="utf-8"))
