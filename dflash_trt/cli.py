@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from dflash_trt import __version__
-from dflash_trt.errors import EXIT_FAILED, EXIT_USAGE, DflashError
+from dflash_trt.errors import EXIT_FAILED, EXIT_USAGE, DflashError, one_line
 
 COMMANDS = {
     "build": "Turn a target and a draft checkpoint into a bundle.",
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
         return EXIT_USAGE
     except click.ClickException as error:
-        click.echo(f"error: {error.format_message()}", err=True)
+        click.echo(f"error: {one_line(error.format_message())}", err=True)
         return EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)

@@ -23,7 +23,8 @@ from dflash_trt.quantization import checkpoint as checkpoint_module
 from dflash_trt.quantization import rows as rows_module
 from dflash_trt.quantization.linears import Algorithm
 from dflash_trt.quantization.scales import Activations
-from tests.quantization.conftest import Stages, amax_of_all, quantize, raw, read_json, read_tensors
+from tests.quantization.reading import raw, read_json, read_tensors
+from tests.quantization.running import Stages, amax_of_all, quantize
 from tests.reference.checkpoints import write_draft, write_target
 
 NVFP4, FP8 = Algorithm.NVFP4, Algorithm.FP8

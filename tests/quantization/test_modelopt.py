@@ -16,7 +16,8 @@ import torch
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.quantization.linears import Algorithm
 from dflash_trt.quantization.scales import Activations
-from tests.quantization.conftest import quantize, raw, read_json, read_tensors
+from tests.quantization.reading import raw, read_json, read_tensors
+from tests.quantization.running import quantize
 from tests.reference.checkpoints import Storage, write_target
 
 LAYERS = 2
