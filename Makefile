@@ -35,6 +35,7 @@ benchmark: $(VENV)/.installed-test
 	$(BIN)/python -m dflash_perf.step_cost --output perf/results
 	$(BIN)/python -m dflash_perf.build_cost --output perf/results
 	$(BIN)/python -m dflash_perf.build_cost --executor tensorrt-rtx --runs 1 --output perf/results
+	$(BIN)/python -m dflash_perf.quantize_cost --output perf/results
 
 clean:
 	rm -rf build dist $(VENV)

@@ -77,12 +77,10 @@ def quantize_activation_nvfp4(values: Float32, input_scale: np.float32) -> Float
 
 
 def _block_amax(blocks: Float32) -> Float32:
-    """The largest magnitude of each block [..., N, 16]; halving is faster than a reduction."""
+    """The largest magnitude of each block [..., N, 16]; by pairs, faster than a reduction."""
     largest = np.abs(blocks)
-    width = BLOCK
-    while width > 1:
-        width //= 2
-        largest = np.maximum(largest[..., :width], largest[..., width:])
+    while largest.shape[-1] > 1:
+        largest = np.maximum(largest[..., 0::2], largest[..., 1::2])
     return largest[..., 0]
 
 

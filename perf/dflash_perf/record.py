@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-LIBRARIES = ("dflash-trt", "numpy", "onnx", "onnxruntime", "tensorrt_rtx")
+LIBRARIES = ("dflash-trt", "ml_dtypes", "numpy", "onnx", "onnxruntime", "tensorrt_rtx")
 
 
 def describe_machine() -> dict[str, Any]:

@@ -154,7 +154,10 @@ def test_fp8_weights_have_scales_of_their_own(draft: DraftSpec, tmp_path: Path) 
 
 def test_a_draft_keeps_fc_unless_asked(draft: DraftSpec, tmp_path: Path) -> None:
     quantize(draft, tmp_path / "plain")
-    assert read_json(tmp_path / "plain" / "config.json")["quantization_config"]["ignore"] == ["fc"]
+    # ModelOpt's own export of drafts has neither: no method, and the base model's module names.
+    stated = read_json(tmp_path / "plain" / "config.json")["quantization_config"]
+    assert stated["quant_method"] == "modelopt" and stated["ignore"] == ["fc"]
+    assert "layers.0.self_attn.q_proj.weight_scale" in read_tensors(tmp_path / "plain")
     assert read_tensors(tmp_path / "plain")["fc.weight"].dtype is torch.float32
     written = quantize(draft, tmp_path / "asked", quantize_fc=True)
     assert read_tensors(tmp_path / "asked")["fc.weight"].dtype is torch.uint8
