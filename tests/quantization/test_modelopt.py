@@ -20,6 +20,7 @@ from tests.quantization.reading import raw, read_json, read_tensors
 from tests.quantization.running import quantize
 from tests.reference.checkpoints import Storage, write_target
 
+pytestmark = pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 LAYERS = 2
 
 
