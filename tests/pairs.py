@@ -24,6 +24,7 @@ from tests.reference.checkpoints import Family, write_draft, write_target
 from tests.reference.draft import ReferenceDraft
 from tests.reference.fit import fit_draft
 from tests.reference.generate import load_target
+from tests.reference.quantized import quantize_folder
 
 FIT_PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8])
 
@@ -71,6 +72,7 @@ class PairFactory:
         fit_steps: optimiser steps that make the draft agree with the target; 0 leaves it random.
         max_seq_len, max_batch: of the bundle.
         copy_weights: whether the bundle gets weight files of its own.
+        quantize: keywords of `quantize_folder` for "target", "draft" or both, applied last.
     """
 
     def __init__(self, root: Path) -> None:
@@ -90,8 +92,10 @@ class PairFactory:
         max_seq_len: int = 512,
         max_batch: int = 4,
         copy_weights: bool = False,
+        quantize: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> TinyPair:
-        arguments = (family, target, draft, dflash, fit_steps, max_seq_len, max_batch, copy_weights)
+        limits = (max_seq_len, max_batch, copy_weights)
+        arguments = (family, target, draft, dflash, fit_steps, limits, quantize)
         key = json.dumps(arguments, sort_keys=True)
         if key in self._pairs:
             return self._pairs[key]
@@ -103,6 +107,8 @@ class PairFactory:
         if fit_steps:
             reference = load_target(folder / "target")
             fit_draft(folder / "draft", reference, FIT_PROMPTS, steps=fit_steps)
+        for owner, options in (quantize or {}).items():
+            quantize_folder(folder / owner, **options)
         pair = check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
         config = BuildConfig.model_validate(
             {

@@ -14,7 +14,9 @@ from dflash_trt.checkpoints.families import (
     DRAFT_WEIGHTS,
 )
 from dflash_trt.checkpoints.folder import CONFIG_NAME, Checkpoint, open_checkpoint, read_config
-from dflash_trt.checkpoints.name_map import match_weights, refuse_quantized
+from dflash_trt.checkpoints.name_map import match_weights
+from dflash_trt.checkpoints.quantization import Quantization, read_quantization
+from dflash_trt.checkpoints.quantized_weights import logical_shape
 from dflash_trt.checkpoints.relatives import (
     read_architecture,
     refuse_relative_config,
@@ -70,12 +72,13 @@ class DraftSpec:
     vocab_size: int | None
     max_position_embeddings: int
     weights: dict[str, TensorEntry]
+    quantization: Quantization | None
     checkpoint: Checkpoint
 
     @property
     def fc_input_size(self) -> int:
         """Columns of `fc`: tapped layers times the target's hidden size."""
-        return self.weights["fc"].shape[1]
+        return logical_shape(self.weights["fc"])[1]
 
 
 def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> tuple[int, ...]:
@@ -102,6 +105,7 @@ def read_draft(folder: str | Path) -> DraftSpec:
     _check_architecture(config)
     inner = config.child("dflash_config")
     _refuse_variants(config, inner)
+    quantization = read_quantization(config)
     dims = read_dims(config, DRAFT_DEFAULT_HEAD_DIM)
     attention = read_layer_attention(config, inner, dims.num_layers)
     num_target_layers = (
@@ -118,7 +122,13 @@ def read_draft(folder: str | Path) -> DraftSpec:
 
     checkpoint = open_checkpoint(folder)
     refuse_relative_tensors(config, checkpoint.tensors)
-    weights = match_weights(checkpoint, DRAFT_WEIGHTS, dims.num_layers, dims.symbols())
+    weights = match_weights(
+        checkpoint,
+        DRAFT_WEIGHTS,
+        dims.num_layers,
+        dims.symbols(),
+        quantization=quantization,
+    )
     return DraftSpec(
         block_size=block_size,
         mask_token_id=mask_token_id,
@@ -137,6 +147,7 @@ def read_draft(folder: str | Path) -> DraftSpec:
         vocab_size=config.integer("vocab_size") if config.has("vocab_size") else None,
         max_position_embeddings=dims.max_position_embeddings,
         weights=weights,
+        quantization=quantization,
         checkpoint=checkpoint,
     )
 
@@ -151,7 +162,6 @@ def _check_architecture(config: ConfigFields) -> None:
 
 
 def _refuse_variants(config: ConfigFields, inner: ConfigFields) -> None:
-    refuse_quantized(config)
     if config.flag("attention_bias", False):
         raise config.unsupported("attention_bias", "DFlash drafts have no biases")
     for fields, key in (

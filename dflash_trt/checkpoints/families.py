@@ -61,6 +61,11 @@ DRAFT_WEIGHTS: Rules = {
 }
 """The DFlash draft of z-lab's contract: no prefix, no biases, no embedding, no lm_head."""
 
+LINEARS = frozenset(
+    {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "fc", "lm_head"}
+)
+"""Last parts of the roles of matrices in products: those that a checkpoint may quantise."""
+
 HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 """Buffers that old exporters saved and that are recomputed from the config."""
 

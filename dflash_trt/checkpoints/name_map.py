@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.families import HARMLESS_SUFFIXES, Rules, Shape
 from dflash_trt.checkpoints.folder import Checkpoint
+from dflash_trt.checkpoints.quantization import Quantization
+from dflash_trt.checkpoints.quantized_weights import (
+    check_quantized,
+    find_scales,
+    is_kv_scale,
+    logical_shape,
+)
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.strict_json import quoted
 from dflash_trt.errors import DflashError
 
-FLOAT_DTYPES = ("F32", "F16", "BF16")
 NAMES_SHOWN = 4
 
 
@@ -22,8 +27,9 @@ def match_weights(
     num_layers: int,
     symbols: Mapping[str, int],
     ignored: tuple[str, ...] = (),
+    quantization: Quantization | None = None,
 ) -> dict[str, TensorEntry]:
-    """Role → tensor for every rule, expanded over the layers.
+    """Role → tensor for every rule, expanded over the layers, and the scales of quantised linears.
 
     Args:
         symbols: value of each symbol that the rules' shapes use.
@@ -31,7 +37,7 @@ def match_weights(
 
     Raises:
         DflashError: names the missing, the unexpected and the wrongly shaped tensors, the
-            first few of each and how many more; or a dtype that is not F32, F16 or BF16.
+            first few of each and how many more; or a dtype that the tensor may not have.
     """
     weights: dict[str, TensorEntry] = {}
     missing: list[str] = []
@@ -42,14 +48,21 @@ def match_weights(
             missing.append(quoted(name))
             continue
         weights[role] = entry
-        if not _fits(entry.shape, shape, symbols):
+        if not _fits(logical_shape(entry), shape, symbols):
             wanted = ", ".join(_size(term, symbols) for term in shape)
-            misshapen.append(f"{quoted(name)} is {list(entry.shape)}, not [{wanted}]")
-    used = {entry.name for entry in weights.values()}
+            misshapen.append(f"{quoted(name)} is {list(logical_shape(entry))}, not [{wanted}]")
+    scales: dict[str, TensorEntry] = {}
+    if not missing and not misshapen:
+        check_quantized(weights, quantization)
+        scales = find_scales(checkpoint.tensors, weights)
+    used = {entry.name for entry in (*weights.values(), *scales.values())}
     unexpected = [
         quoted(name)
         for name in checkpoint.tensors
-        if name not in used and name not in ignored and not name.endswith(HARMLESS_SUFFIXES)
+        if name not in used
+        and name not in ignored
+        and not name.endswith(HARMLESS_SUFFIXES)
+        and not (quantization and is_kv_scale(name))
     ]
     problems = [
         _listed("missing", missing),
@@ -62,22 +75,7 @@ def match_weights(
             where=checkpoint.path,
             fix="config.json and the weights must come from the same checkpoint",
         )
-    for entry in weights.values():
-        if entry.dtype not in FLOAT_DTYPES:
-            raise DflashError(
-                f"tensor {quoted(entry.name)} is {entry.dtype}: quantized checkpoints are not "
-                "supported yet",
-                where=checkpoint.path,
-                fix=f"use the checkpoint in {', '.join(FLOAT_DTYPES)}",
-            )
-    return weights
-
-
-def refuse_quantized(config: ConfigFields) -> None:
-    """Raises DflashError when the config says that the weights are quantized."""
-    if config.has("quantization_config"):
-        what = "quantized checkpoints are not supported yet (quantization_config is present)"
-        raise DflashError(what, where=config.where, fix="use the unquantized checkpoint")
+    return weights | scales
 
 
 def _expand(rules: Rules, num_layers: int) -> Rules:

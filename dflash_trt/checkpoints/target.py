@@ -17,7 +17,8 @@ from dflash_trt.checkpoints.families import (
     target_rules,
 )
 from dflash_trt.checkpoints.folder import CONFIG_NAME, Checkpoint, open_checkpoint, read_config
-from dflash_trt.checkpoints.name_map import match_weights, refuse_quantized
+from dflash_trt.checkpoints.name_map import match_weights
+from dflash_trt.checkpoints.quantization import Quantization, read_quantization
 from dflash_trt.checkpoints.relatives import read_architecture
 from dflash_trt.checkpoints.rope import RopeSpec, read_rope
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
@@ -34,7 +35,8 @@ class TargetSpec:
     """A dense decoder of a known family; sizes in elements.
 
     `weights` maps roles ("embed_tokens", "norm", "lm_head" unless tied, "layers.{i}.q_proj",
-    "layers.{i}.q_proj.bias" …) to tensors. `eos_token_ids` may be empty.
+    "layers.{i}.q_proj.bias" …) to tensors; a quantised linear's scales lie beside it
+    ("layers.{i}.q_proj.weight_scale" …, see quantized_weights.py). `eos_token_ids` may be empty.
     """
 
     family: FamilyName
@@ -53,6 +55,7 @@ class TargetSpec:
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
     weights: dict[str, TensorEntry]
+    quantization: Quantization | None
     checkpoint: Checkpoint
 
 
@@ -67,6 +70,7 @@ def read_target(folder: str | Path) -> TargetSpec:
     config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
     family = _find_family(config)
     _refuse_variants(config, family)
+    quantization = read_quantization(config)
     dims = read_dims(config, family.default_head_dim)
     vocab_size = config.integer("vocab_size", high=MAX_VOCAB)
     attention_bias = config.flag("attention_bias", False)
@@ -89,6 +93,7 @@ def read_target(folder: str | Path) -> TargetSpec:
         dims.num_layers,
         {**dims.symbols(), "vocab": vocab_size},
         ignored,
+        quantization,
     )
     if tied and HEAD_NAME in checkpoint.tensors:
         _check_tied_head(checkpoint, weights["embed_tokens"])
@@ -109,6 +114,7 @@ def read_target(folder: str | Path) -> TargetSpec:
         max_position_embeddings=dims.max_position_embeddings,
         eos_token_ids=eos_token_ids,
         weights=weights,
+        quantization=quantization,
         checkpoint=checkpoint,
     )
 
@@ -127,7 +133,6 @@ def _find_family(config: ConfigFields) -> Family:
 
 
 def _refuse_variants(config: ConfigFields, family: Family) -> None:
-    refuse_quantized(config)
     for key in family.must_be_off:
         if config.flag(key, False):
             raise config.unsupported(key, "it must be false")

@@ -18,6 +18,10 @@ from dflash_trt.graph.bindings import LOGITS
 # product, not prepacked, would give a row alone other bits than a row among others. 0: no limit.
 _FOLDING_LIMIT = "optimization.constant_folding_max_output_size_in_bytes"
 
+# ONNX Runtime's handling of Q/DQ keeps DequantizeLinear out of folding, in the hope of an
+# integer product: quantised weights would be decoded at every step.
+_NO_QDQ = "session.disable_quant_qdq"
+
 
 def open_session(path: Path, threads: int | None) -> ort.InferenceSession:
     """A CPU session on the graph at `path`.
@@ -30,6 +34,7 @@ def open_session(path: Path, threads: int | None) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors arrive as exceptions; no second line beside them
     options.add_session_config_entry(_FOLDING_LIMIT, "0")
+    options.add_session_config_entry(_NO_QDQ, "1")
     if threads is not None:
         options.intra_op_num_threads = threads
     try:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from onnx import TensorProto
 
+from dflash_trt.checkpoints.quantized_weights import linear_algorithm
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.bindings import KV, Owner, cache_input, cache_output
 from dflash_trt.graph.form import Precision
@@ -21,6 +22,7 @@ from dflash_trt.graph.functions import (
     swiglu_function,
 )
 from dflash_trt.graph.model import GraphBuilder
+from dflash_trt.graph.quantized import quantized_product
 from dflash_trt.graph.tables import RopeTables
 
 
@@ -148,11 +150,21 @@ def linear(
 ) -> str:
     """x [T,in] @ W[out,in]^T, plus the layer's bias or a residual [T,out] where there is one.
 
-    x and the residual are in `precision` (the compute type).
+    x and the residual are in `precision` (the compute type). How W is stored decides the
+    product: a quantised linear rounds x as well (see graph/quantized.py).
     """
     b.observe(x, f"{owner}/{role}")
-    operands = [x, weight(b, owner, spec, role, precision)]
     bias = f"{role}.bias"
+    algorithm = linear_algorithm(spec.weights, role)
+    if algorithm is not None:
+        result = quantized_product(
+            b, x, f"{owner}/{role}", spec.weights, role, algorithm, name, precision
+        )
+        if bias in spec.weights:
+            shift = weight(b, owner, spec, bias, precision)
+            result = b.node("Add", [result, shift], f"{name}_bias")
+        return result if residual is None else b.node("Add", [result, residual], f"{name}_add")
+    operands = [x, weight(b, owner, spec, role, precision)]
     if bias in spec.weights:
         operands.append(weight(b, owner, spec, bias, precision))
         result = b.node("Gemm", operands, name, transB=1)

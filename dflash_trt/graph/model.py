@@ -15,6 +15,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from dflash_trt import __version__
+from dflash_trt.checkpoints.quantized_weights import logical_shape
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.bindings import observed_output
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
@@ -24,6 +25,8 @@ STORAGE_TYPES = {
     "F32": TensorProto.FLOAT,
     "F16": TensorProto.FLOAT16,
     "BF16": TensorProto.BFLOAT16,
+    "F8_E4M3": TensorProto.FLOAT8E4M3FN,
+    "U8": TensorProto.UINT8,
 }
 
 Dim = int | str
@@ -126,6 +129,24 @@ class GraphBuilder:
             self.call(amax_function(), [wide], f"{name}_amax", outputs=[output])
         self._observed[key] = output
 
+    def inline(self, function: onnx.FunctionProto, inputs: Sequence[str], name: str) -> str:
+        """Adds the body of a local function of one output in place of a call of it.
+
+        For TensorRT-RTX, whose parser cannot name the quantisation layers of a second call.
+        """
+        result = self._full(name)
+        values = dict(zip(function.input, inputs, strict=True)) | {function.output[0]: result}
+        for node in function.node:
+            for inner in node.output:
+                values.setdefault(inner, self._full(f"{name}/{inner}"))
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            copy.name = values[node.output[0]]
+            copy.input[:] = [values[inner] for inner in node.input]
+            copy.output[:] = [values[inner] for inner in node.output]
+            self._nodes.append(copy)
+        return result
+
     def integers(self, *values: int, scalar: bool = False) -> str:
         """An int64 constant, one per distinct value."""
         label = "x".join(str(value) for value in values)
@@ -135,13 +156,16 @@ class GraphBuilder:
             self._initializers[name] = helper.make_tensor(name, TensorProto.INT64, dims, values)
         return name
 
-    def stored(self, name: str, entry: TensorEntry) -> str:
-        """An external initializer as stored, referenced in place."""
+    def stored(self, name: str, entry: TensorEntry, *, is_fp4: bool = False) -> str:
+        """An external initializer as stored, referenced in place.
+
+        `is_fp4` says that U8 data are E2M1 codes, two a byte, which the shape then counts.
+        """
         if name not in self._initializers:
             tensor = TensorProto(
                 name=name,
-                data_type=STORAGE_TYPES[entry.dtype],
-                dims=entry.shape,
+                data_type=TensorProto.FLOAT4E2M1 if is_fp4 else STORAGE_TYPES[entry.dtype],
+                dims=logical_shape(entry) if is_fp4 else entry.shape,
                 data_location=TensorProto.EXTERNAL,
             )
             reference = {
@@ -190,6 +214,7 @@ class GraphBuilder:
             list(self._initializers.values()),
         )
         domains = dict.fromkeys(["", *(domain for domain, _, _ in self._functions)])
+        domains |= dict.fromkeys(node.domain for node in self._nodes)
         model = helper.make_model(
             graph,
             opset_imports=[

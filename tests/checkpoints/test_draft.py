@@ -152,7 +152,7 @@ def test_sliding_layers(
         ({}, {"projector_type": "mystery"}, 'projector_type = "mystery" is not supported'),
         ({}, {"input_embedding_scale": 2.0}, "dflash_config.input_embedding_scale = 2.0"),
         ({"attention_bias": True}, {}, "attention_bias = true is not supported"),
-        ({"quantization_config": {}}, {}, "quantized checkpoints are not supported yet"),
+        ({"quantization_config": {}}, {}, "quantization_config.quant_method is missing"),
         ({"layer_types": [SLIDING]}, {}, "must be a list of 2 layer kinds"),
         ({"layer_types": [SLIDING, "mamba"]}, {}, "must hold only full_attention and"),
         ({"layer_types": [SLIDING, FULL]}, {}, "sliding_window is missing"),

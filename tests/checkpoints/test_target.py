@@ -107,7 +107,7 @@ def test_eos_token_ids(
         ({"architectures": ["DFlashDraftModel"]}, "is a DFlash draft (DFlashDraftModel), not a"),
         ({"architectures": ...}, "architectures is null"),
         ({"architectures": "Qwen3ForCausalLM"}, "must be a list of one architecture name"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantized checkpoints are not supp"),
+        ({"quantization_config": {"quant_method": "fp8"}}, 'quant_method = "fp8" is not'),
         ({"hidden_act": "gelu"}, 'hidden_act = "gelu" is not supported'),
         ({"use_sliding_window": True}, "use_sliding_window = true is not supported"),
         ({"layer_types": ["sliding_attention"]}, "layers must all be full_attention"),
@@ -181,7 +181,7 @@ def test_quantized_weights(make_target: MakeCheckpoint, refused: Refused) -> Non
     arrays = load_file(path)
     arrays["model.layers.1.mlp.up_proj.weight"] = np.zeros((24, 16), dtype=np.int8)
     save_file(arrays, path)
-    with refused('"model.layers.1.mlp.up_proj.weight" is I8', "quantized checkpoints are not"):
+    with refused("mlp.up_proj.weight", "dtype I8 is not supported", "supported are ModelOpt"):
         read_target(folder)
 
 

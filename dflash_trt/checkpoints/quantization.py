@@ -1,0 +1,156 @@
+"""How a checkpoint says that it is quantised: ModelOpt's two files, read as one statement.
+
+ModelOpt writes `hf_quant_config.json` ({"producer", "quantization": {"quant_algo", …}}) and
+`quantization_config` in config.json (with "quant_method": "modelopt" and an "ignore" list);
+its export of DFlash drafts puts the first form in both places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal, get_args
+
+from dflash_trt.checkpoints.config_fields import ConfigFields
+from dflash_trt.checkpoints.strict_json import is_file, quoted, read_json_object
+from dflash_trt.errors import DflashError
+
+Algorithm = Literal["FP8", "NVFP4"]
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+SUPPORTED = "supported are ModelOpt's FP8 (one scale per tensor) and NVFP4 (blocks of 16)"
+
+NVFP4_BLOCK = 16
+"""Columns of a weight that share one E4M3 scale."""
+
+QUANT_CONFIG_NAME = "hf_quant_config.json"
+CONFIG_KEY = "quantization_config"
+MAX_PATTERNS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """What the config says of the weights.
+
+    `algorithm` is None where only the KV cache is quantised. `excluded` are the patterns of
+    modules that stay in floating point; `kv_cache_algorithm` is accepted and not used: caches
+    have the compute type. `group_size` is 16 for NVFP4, else None.
+    """
+
+    algorithm: Algorithm | None
+    excluded: tuple[str, ...]
+    group_size: int | None
+    kv_cache_algorithm: str | None
+
+    def excluding_pattern(self, module: str) -> str | None:
+        """The pattern that keeps `module` (a tensor's name without ".weight") unquantised."""
+        for pattern in self.excluded:
+            if fnmatchcase(module, pattern) or module.startswith(f"{pattern}."):
+                return pattern
+        return None
+
+
+def read_quantization(config: ConfigFields) -> Quantization | None:
+    """The quantisation that the checkpoint of `config` states; None where it states none.
+
+    Raises:
+        DflashError: an algorithm other than FP8 and NVFP4 (named), malformed fields, or two
+            files that disagree.
+    """
+    found = []
+    if config.has(CONFIG_KEY):
+        found.append(_read(config.child(CONFIG_KEY)))
+    path = config.where.parent / QUANT_CONFIG_NAME
+    if is_file(path):
+        found.append(_read(ConfigFields(read_json_object(path), path)))
+    if len(found) < 2:
+        return found[0] if found else None
+    first, second = found
+    _check_agreement(first, second, path)
+    kv_cache = first.kv_cache_algorithm or second.kv_cache_algorithm
+    return replace(first, kv_cache_algorithm=kv_cache)
+
+
+def _read(fields: ConfigFields) -> Quantization:
+    if isinstance(fields.values.get("quantization"), dict):
+        return _read_statement(fields.child("quantization"), "exclude_modules")
+    method = fields.text("quant_method")
+    if not method.startswith("modelopt"):
+        raise fields.unsupported("quant_method", SUPPORTED)
+    return _read_statement(fields, "ignore")
+
+
+def _read_statement(fields: ConfigFields, excluded_key: str) -> Quantization:
+    algorithm: Algorithm | None = None
+    if fields.has("quant_algo"):
+        name = fields.text("quant_algo")
+        if name not in ALGORITHMS:
+            raise fields.unsupported("quant_algo", SUPPORTED)
+        algorithm = name
+    elif _kv_cache_algorithm(fields) is None:
+        raise fields.error("quant_algo", "must name an algorithm")
+    return Quantization(
+        algorithm=algorithm,
+        excluded=_excluded(fields, excluded_key),
+        group_size=_group_size(fields, algorithm),
+        kv_cache_algorithm=_kv_cache_algorithm(fields),
+    )
+
+
+def _excluded(fields: ConfigFields, key: str) -> tuple[str, ...]:
+    patterns = fields.values.get(key)
+    if patterns is None:
+        return ()
+    if not isinstance(patterns, list) or len(patterns) > MAX_PATTERNS:
+        raise fields.error(key, "must be a list of module names")
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not pattern:
+            raise fields.error(key, "must hold module names")
+    return tuple(dict.fromkeys(patterns))
+
+
+def _group_size(fields: ConfigFields, algorithm: Algorithm | None) -> int | None:
+    """NVFP4's block, wherever it is stated; other sizes are another format."""
+    if algorithm != "NVFP4":
+        return None
+    places = [fields]
+    groups = fields.child("config_groups")
+    for group in groups.values:
+        for side in ("weights", "input_activations"):
+            places.append(groups.child(group).child(side))
+    for place in places:
+        if place.has("group_size") and place.integer("group_size", low=0) != NVFP4_BLOCK:
+            raise place.unsupported("group_size", f"NVFP4 has blocks of {NVFP4_BLOCK}")
+    return NVFP4_BLOCK
+
+
+def _kv_cache_algorithm(fields: ConfigFields) -> str | None:
+    if fields.has("kv_cache_quant_algo"):
+        return fields.text("kv_cache_quant_algo")
+    if fields.has("kv_cache_scheme"):
+        bits = fields.child("kv_cache_scheme").integer("num_bits", high=16)
+        return {4: "NVFP4", 8: "FP8"}.get(bits, f"{bits}-bit")
+    return None
+
+
+def _check_agreement(first: Quantization, second: Quantization, path: Path) -> None:
+    """config.json need not repeat the KV cache's algorithm; everything else must be the same."""
+    differences = [
+        f"{name} is {quoted(ours)} in one and {quoted(theirs)} in the other"
+        for name, ours, theirs in (
+            ("quant_algo", first.algorithm, second.algorithm),
+            ("the exclude list", sorted(first.excluded), sorted(second.excluded)),
+        )
+        if ours != theirs
+    ]
+    kv = (first.kv_cache_algorithm, second.kv_cache_algorithm)
+    if None not in kv and kv[0] != kv[1]:
+        differences.append(
+            f"the KV cache is {quoted(kv[0])} in one and {quoted(kv[1])} in the other"
+        )
+    if differences:
+        raise DflashError(
+            f"disagrees with {CONFIG_KEY} in config.json: {', '.join(differences)}",
+            where=path,
+            fix="both must come from the same export",
+        )

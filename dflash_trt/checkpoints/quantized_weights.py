@@ -1,0 +1,177 @@
+"""The tensors of a quantised linear: its packed weight and the scales beside it, checked.
+
+Layout (ModelOpt's unified Hugging Face export) of a linear `X` [out, in]:
+FP8: `X.weight` F8_E4M3 [out, in], `X.weight_scale` and `X.input_scale` F32 scalars.
+NVFP4: `X.weight` U8 [out, in/2] (low nibble = even column), `X.weight_scale` F8_E4M3
+[out, in/16], `X.weight_scale_2` and `X.input_scale` F32 scalars.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from dflash_trt.checkpoints.families import LINEARS
+from dflash_trt.checkpoints.quantization import NVFP4_BLOCK, SUPPORTED, Algorithm, Quantization
+from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.checkpoints.strict_json import quoted
+from dflash_trt.errors import DflashError, one_line
+
+FLOAT_DTYPES = ("F32", "F16", "BF16")
+QUANTIZED_DTYPES: Mapping[str, Algorithm] = {"F8_E4M3": "FP8", "U8": "NVFP4"}
+KV_SCALE_SUFFIXES = ("k_proj.k_scale", "v_proj.v_scale")
+
+WEIGHT_SCALE = "weight_scale"
+WEIGHT_SCALE_2 = "weight_scale_2"
+INPUT_SCALE = "input_scale"
+SCALES: Mapping[Algorithm, tuple[str, ...]] = {
+    "FP8": (WEIGHT_SCALE, INPUT_SCALE),
+    "NVFP4": (WEIGHT_SCALE, WEIGHT_SCALE_2, INPUT_SCALE),
+}
+"""Tensors that lie beside a quantised weight; as roles they follow the linear's and a dot."""
+
+
+def is_linear(role: str) -> bool:
+    """True for the matrices that a product takes, which alone may be quantised."""
+    return role.rpartition(".")[2] in LINEARS
+
+
+def linear_algorithm(weights: Mapping[str, TensorEntry], role: str) -> Algorithm | None:
+    """How the linear of `role` is quantised; None where it is in floating point."""
+    return QUANTIZED_DTYPES.get(weights[role].dtype)
+
+
+def quantized_linears(weights: Mapping[str, TensorEntry]) -> dict[str, Algorithm]:
+    """Every quantised linear of a model, by role."""
+    found = {role: linear_algorithm(weights, role) for role in weights if is_linear(role)}
+    return {role: algorithm for role, algorithm in found.items() if algorithm is not None}
+
+
+def logical_shape(entry: TensorEntry) -> tuple[int, ...]:
+    """The shape in elements: a U8 weight holds two a byte."""
+    if entry.dtype != "U8" or not entry.shape:
+        return entry.shape
+    return (*entry.shape[:-1], 2 * entry.shape[-1])
+
+
+def count_parameters(weights: Mapping[str, TensorEntry]) -> int:
+    """Elements of the weights; scales are none."""
+    names = {f".{name}" for scales in SCALES.values() for name in scales}
+    return sum(
+        math.prod(logical_shape(entry))
+        for role, entry in weights.items()
+        if not role.endswith(tuple(names))
+    )
+
+
+def is_kv_scale(name: str) -> bool:
+    """True for the scales of a quantised KV cache, which are not used."""
+    return name.endswith(KV_SCALE_SUFFIXES)
+
+
+def find_scales(
+    tensors: Mapping[str, TensorEntry], weights: Mapping[str, TensorEntry]
+) -> dict[str, TensorEntry]:
+    """Role → scale of every quantised linear in `weights`; scalars have the shape ().
+
+    Raises:
+        DflashError: a scale is missing, or has another dtype, shape or an impossible value.
+    """
+    scales: dict[str, TensorEntry] = {}
+    for role, algorithm in quantized_linears(weights).items():
+        weight = weights[role]
+        module = weight.name.removesuffix(".weight")
+        _check_blocks(weight, algorithm)
+        for suffix in SCALES[algorithm]:
+            name = f"{module}.{suffix}"
+            entry = tensors.get(name)
+            if entry is None:
+                raise _wrong(weight, f"{algorithm} needs {quoted(name)}, which is missing")
+            scales[f"{role}.{suffix}"] = _checked_scale(entry, weight, algorithm, suffix)
+    return scales
+
+
+def check_quantized(weights: Mapping[str, TensorEntry], quantization: Quantization | None) -> None:
+    """Holds every tensor's dtype to what the config says of it.
+
+    Raises:
+        DflashError: a quantised tensor that is no linear, an algorithm that is not the config's,
+            a linear quantised though excluded, or in floating point though not excluded.
+    """
+    for role, entry in weights.items():
+        algorithm = QUANTIZED_DTYPES.get(entry.dtype) if is_linear(role) else None
+        if algorithm is None and entry.dtype not in FLOAT_DTYPES:
+            fix = SUPPORTED if is_linear(role) else f"it must be {', '.join(FLOAT_DTYPES)}"
+            raise _wrong(entry, f"its dtype {entry.dtype} is not supported here", fix)
+        if algorithm is not None and quantization is None:
+            raise _wrong(
+                entry,
+                f"it is {entry.dtype}, but config.json has no quantization_config",
+                "download the checkpoint's config.json and hf_quant_config.json again",
+            )
+        if is_linear(role) and quantization is not None:
+            _check_stated(entry, algorithm, quantization)
+
+
+def _check_stated(
+    entry: TensorEntry, algorithm: Algorithm | None, quantization: Quantization
+) -> None:
+    pattern = quantization.excluding_pattern(entry.name.removesuffix(".weight"))
+    if algorithm is None:
+        if pattern is None and quantization.algorithm is not None:
+            stated = quantization.algorithm
+            raise _wrong(entry, f"it is {entry.dtype}, but the config says {stated} and does not "
+                         "exclude it")  # fmt: skip
+        return
+    if pattern is not None:
+        raise _wrong(entry, f"it is {entry.dtype}, but the config excludes {quoted(pattern)}")
+    if algorithm != quantization.algorithm:
+        raise _wrong(entry, f"it is {entry.dtype}, but the config says {quantization.algorithm}")
+
+
+def _check_blocks(weight: TensorEntry, algorithm: Algorithm) -> None:
+    columns = logical_shape(weight)[-1]
+    if algorithm == "NVFP4" and columns % NVFP4_BLOCK:
+        raise _wrong(weight, f"its {columns} columns are no multiple of {NVFP4_BLOCK}")
+
+
+def _checked_scale(
+    entry: TensorEntry, weight: TensorEntry, algorithm: Algorithm, suffix: str
+) -> TensorEntry:
+    if algorithm == "NVFP4" and suffix == WEIGHT_SCALE:
+        rows, columns = logical_shape(weight)
+        wanted = (rows, columns // NVFP4_BLOCK)
+        if entry.dtype != "F8_E4M3" or entry.shape != wanted:
+            raise _unlike(entry, f"F8_E4M3 {list(wanted)}")
+        return entry
+    if entry.dtype != "F32" or entry.shape not in ((), (1,)):
+        raise _unlike(entry, "an F32 scalar")
+    value = _read_scalar(entry)
+    if not math.isfinite(value) or value <= 0:
+        raise _wrong(entry, f"its value is {value:g}, not a finite number above 0")
+    return replace(entry, shape=())
+
+
+def _read_scalar(entry: TensorEntry) -> float:
+    try:
+        with entry.file.open("rb") as file:
+            file.seek(entry.offset)
+            (value,) = struct.unpack("<f", file.read(4))
+    except (OSError, struct.error) as error:
+        raise DflashError(f"cannot be read ({one_line(error)})", where=entry.file) from None
+    return float(value)
+
+
+def _unlike(entry: TensorEntry, wanted: str) -> DflashError:
+    return _wrong(entry, f"it is {entry.dtype} {list(entry.shape)}, not {wanted}")
+
+
+def _wrong(entry: TensorEntry, what: str, fix: str = "export the checkpoint again") -> DflashError:
+    return DflashError(f"tensor {quoted(entry.name)}: {what}", where=entry.file, fix=fix)
+
+
+def unused_kv_scales(names: Iterable[str]) -> int:
+    """How many of a checkpoint's tensors are scales of a quantised KV cache."""
+    return sum(is_kv_scale(name) for name in names)

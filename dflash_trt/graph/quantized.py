@@ -1,0 +1,193 @@
+"""Quantised linears: FP8 and NVFP4, each one function with a body for each kind of executor.
+
+The bodies compute the same function of the same stored bytes (`checkpoints/quantized_weights.py`
+has the layout): y = x̂ Ŵ^T, where the weight is decoded and the input rounded as hardware does.
+
+FP8:   Ŵ = code · weight_scale; x̂ = E4M3(x / input_scale) · input_scale, clipped to ±448.
+NVFP4: Ŵ = code · (block scale · weight_scale_2), 16 columns a block; of the input's blocks
+       b = E4M3(largest |x| / (6 · input_scale)), step = b · input_scale and
+       x̂ = E2M1(x / step) · step, clipped to ±6; a block whose step is 0 is 0.
+
+Rounding is to nearest, ties to even; each operation is one of float32, in the order written.
+The CPU's bodies say this in ordinary operations, and decode weights in such that ONNX Runtime
+folds at load. TensorRT's are its native quantisation layers around a product. Its NVFP4 layer
+documents block scales of the same form, but not the order of its divisions: where a quotient
+falls next to a midpoint, a code may be the neighbour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx.parser
+from onnx import TensorProto, helper
+
+from dflash_trt.checkpoints.quantization import Algorithm
+from dflash_trt.checkpoints.quantized_weights import SCALES
+from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.graph.form import Precision
+from dflash_trt.graph.model import GraphBuilder
+
+FP4_QUANTIZE = "TRT_FP4DynamicQuantize"
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+# A Cast to E4M3 saturates.
+_FP8_CPU = """
+<domain: "dflash", opset_import: ["" : 24]>
+fp8_linear (x, weight, weight_scale, input_scale) => (y)
+{
+    quotient = Div (x, input_scale)
+    codes = Cast <to = 17> (quotient)
+    rounded = Cast <to = 1> (codes)
+    x_hat = Mul (rounded, input_scale)
+    w_hat = DequantizeLinear (weight, weight_scale)
+    y = Gemm <transB = 1> (x_hat, w_hat)
+}
+"""
+
+# Each byte is looked up as its two codes, doubled so that they are integers: the chain from bytes
+# to floats then takes the least memory while it is folded. E2M1 has steps of 0.5 below 2, 1 below
+# 4 and 2 above, and rounding to multiples of a step is rounding to E2M1.
+_NVFP4_CPU = """
+<domain: "dflash", opset_import: ["" : 24]>
+nvfp4_linear (x, weight, weight_scale, weight_scale_2, input_scale) => (y)
+{
+    blocks = Constant <value_ints = [0, -1, 16]> ()
+    rows = Constant <value_ints = [0, -1]> ()
+    within = Constant <value_ints = [2]> ()
+    zero = Constant <value_float = 0.0> ()
+    half = Constant <value_float = 0.5> ()
+    one = Constant <value_float = 1.0> ()
+    two = Constant <value_float = 2.0> ()
+    four = Constant <value_float = 4.0> ()
+    six = Constant <value_float = 6.0> ()
+    minus_six = Constant <value_float = -6.0> ()
+
+    x_blocks = Reshape (x, blocks)
+    magnitudes = Abs (x_blocks)
+    largest = ReduceMax <keepdims = 1> (magnitudes, within)
+    reach = Mul (six, input_scale)
+    block_quotient = Div (largest, reach)
+    block_codes = Cast <to = 17> (block_quotient)
+    block_scales = Cast <to = 1> (block_codes)
+    steps = Mul (block_scales, input_scale)
+    is_zero = Equal (steps, zero)
+    divisors = Where (is_zero, one, steps)
+    quotients = Div (x_blocks, divisors)
+    clipped = Clip (quotients, minus_six, six)
+    size = Abs (clipped)
+    below_four = Less (size, four)
+    below_two = Less (size, two)
+    coarse = Where (below_four, one, two)
+    unit = Where (below_two, half, coarse)
+    units = Div (clipped, unit)
+    whole = Round (units)
+    codes = Mul (whole, unit)
+    rounded = Mul (codes, steps)
+    x_hat = Reshape (rounded, rows)
+
+    bytes = Cast <to = 6> (weight)
+    pairs = Gather <axis = 0> (doubled_codes, bytes)
+    doubled = Reshape (pairs, rows)
+    w_blocks = Cast <to = 1> (weight_scale)
+    w_steps = Mul (w_blocks, weight_scale_2)
+    half_steps = Mul (w_steps, half)
+    w_hat = DequantizeLinear <axis = 1, block_size = 16> (doubled, half_steps)
+    y = Gemm <transB = 1> (x_hat, w_hat)
+}
+"""
+
+_FP8_TENSORRT = """
+<domain: "dflash", opset_import: ["" : 24]>
+fp8_linear (x, weight, weight_scale, input_scale) => (y)
+{{
+    codes = QuantizeLinear <output_dtype = 17> (x, input_scale)
+    x_hat = DequantizeLinear <output_dtype = {onnx_type}> (codes, input_scale)
+    w_hat = DequantizeLinear <output_dtype = {onnx_type}> (weight, weight_scale)
+    y = Gemm <transB = 1> (x_hat, w_hat)
+}}
+"""
+
+_NVFP4_TENSORRT = """
+<domain: "dflash", opset_import: ["" : 24, "trt" : 1]>
+nvfp4_linear (x, weight, weight_scale, weight_scale_2, input_scale) => (y)
+{{
+    codes, block_scales = trt.TRT_FP4DynamicQuantize
+        <axis = -1, block_size = 16, scale_type = 17> (x, input_scale)
+    steps = DequantizeLinear (block_scales, input_scale)
+    x_wide = DequantizeLinear <axis = -1, block_size = 16> (codes, steps)
+    w_steps = DequantizeLinear (weight_scale, weight_scale_2)
+    w_wide = DequantizeLinear <axis = -1, block_size = 16> (weight, w_steps)
+{narrowed}
+    y = Gemm <transB = 1> ({operands})
+}}
+"""
+_NARROWED = """    x_hat = Cast <to = {onnx_type}> (x_wide)
+    w_hat = Cast <to = {onnx_type}> (w_wide)"""
+
+
+def quantized_product(
+    b: GraphBuilder,
+    x: str,
+    weight_name: str,
+    weights: Mapping[str, TensorEntry],
+    role: str,
+    algorithm: Algorithm,
+    name: str,
+    precision: Precision | None = None,
+) -> str:
+    """x [T,in] times the quantised linear `role`, [T,out]; both in `precision` (the compute type).
+
+    The weight and its scales are referenced in place, as `weight_name` and `weight_name.SCALE`.
+    """
+    is_native = b.form.precision is not Precision.FLOAT32
+    operands = [
+        x,
+        b.stored(weight_name, weights[role], is_fp4=is_native and algorithm == "NVFP4"),
+    ]
+    for scale in SCALES[algorithm]:
+        operands.append(b.stored(f"{weight_name}.{scale}", weights[f"{role}.{scale}"]))
+    if is_native:
+        function = tensorrt_function(algorithm, precision or b.form.precision)
+        return b.inline(function, operands, name)
+    return b.call(cpu_function(algorithm), operands, name)[0]
+
+
+@cache
+def cpu_function(algorithm: Algorithm) -> onnx.FunctionProto:
+    """`dflash::fp8_linear` or `dflash::nvfp4_linear` in operations that ONNX Runtime has."""
+    if algorithm == "FP8":
+        return onnx.parser.parse_function(_FP8_CPU)
+    function = onnx.parser.parse_function(_NVFP4_CPU)
+    table = helper.make_tensor(
+        "doubled_codes", TensorProto.INT8, [256, 2], _doubled_codes().tobytes(), raw=True
+    )
+    constant = helper.make_node("Constant", [], ["doubled_codes"], value=table)
+    function.node.insert(0, constant)
+    return function
+
+
+@cache
+def tensorrt_function(algorithm: Algorithm, precision: Precision) -> onnx.FunctionProto:
+    """The same functions in TensorRT's quantisation layers, their product in `precision`."""
+    onnx_type = precision.onnx_type
+    if algorithm == "FP8":
+        return onnx.parser.parse_function(_FP8_TENSORRT.format(onnx_type=onnx_type))
+    is_wide = precision is Precision.FLOAT32
+    text = _NVFP4_TENSORRT.format(
+        narrowed="" if is_wide else _NARROWED.format(onnx_type=onnx_type),
+        operands="x_wide, w_wide" if is_wide else "x_hat, w_hat",
+    )
+    return onnx.parser.parse_function(text)
+
+
+def _doubled_codes() -> npt.NDArray[np.int8]:
+    """int8 [256,2]: twice the two E2M1 values of each byte, low nibble first."""
+    magnitudes = np.array(E2M1_VALUES) * 2
+    nibbles = np.concatenate([magnitudes, -magnitudes]).astype(np.int8)
+    byte = np.arange(256)
+    return np.stack([nibbles[byte & 15], nibbles[byte >> 4]], axis=1)

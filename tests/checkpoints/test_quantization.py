@@ -1,0 +1,230 @@
+"""Quantised checkpoints: what is read, and one clear line for each way they can be wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dflash_trt.checkpoints.draft import DraftSpec, read_draft
+from dflash_trt.checkpoints.quantized_weights import count_parameters, quantized_linears
+from dflash_trt.checkpoints.target import TargetSpec, read_target
+from tests.checkpoints.conftest import Refused
+from tests.reference.checkpoints import write_draft, write_target
+from tests.reference.quantized import Algorithm, quantize_folder, write_quant_config
+
+EXCLUDED = ("lm_head", "model.embed_tokens")
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture(params=["FP8", "NVFP4"])
+def algorithm(request: pytest.FixtureRequest) -> Algorithm:
+    value: Algorithm = request.param
+    return value
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a quantised target of two layers."""
+
+    def make(algorithm: Algorithm, **options: Any) -> Path:
+        folder = write_target(tmp_path / "target", num_layers=2, vocab=64, dtype="bfloat16")
+        quantize_folder(folder, algorithm, exclude=EXCLUDED, **options)
+        return folder
+
+    return make
+
+
+def change_tensors(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
+    """Replaces, adds or (None) removes tensors."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path) | changes
+    save_file({n: t for n, t in tensors.items() if t is not None}, path, metadata={"format": "pt"})
+
+
+def change_config(folder: Path, name: str, change: Callable[[Any], Any]) -> None:
+    config = json.loads((folder / name).read_text())
+    result = change(config)
+    (folder / name).write_text(json.dumps(config if result is None else result))
+
+
+def parameters(spec: TargetSpec | DraftSpec) -> int:
+    return count_parameters(spec.weights)
+
+
+def test_a_quantised_target(target: Callable[..., Path], algorithm: Algorithm) -> None:
+    plain = write_target(target(algorithm).parent / "plain", num_layers=2, vocab=64)
+    spec = read_target(target(algorithm, kv_cache=True, scalar_shape=(1,)))
+    assert spec.quantization is not None
+    assert spec.quantization.algorithm == algorithm
+    assert spec.quantization.excluded == EXCLUDED
+    assert spec.quantization.group_size == (16 if algorithm == "NVFP4" else None)
+    assert spec.quantization.kv_cache_algorithm == "FP8"
+    assert set(quantized_linears(spec.weights).values()) == {algorithm}
+    assert len(quantized_linears(spec.weights)) == 2 * 7
+    weight = spec.weights["layers.0.q_proj"]
+    assert (weight.dtype, weight.shape) == {
+        "FP8": ("F8_E4M3", (64, 64)),
+        "NVFP4": ("U8", (64, 32)),
+    }[algorithm]
+    assert spec.weights["layers.0.q_proj.input_scale"].shape == ()
+    assert spec.weights["layers.1.down_proj.weight_scale"].name.endswith("down_proj.weight_scale")
+    assert parameters(spec) == parameters(read_target(plain))
+
+
+def test_a_draft_as_modelopt_exports_it(tmp_path: Path, algorithm: Algorithm) -> None:
+    write_target(tmp_path / "target")
+    folder = write_draft(tmp_path / "draft", tmp_path / "target", target_layer_ids=[0, 3, 1])
+    plain = parameters(read_draft(folder))
+    quantize_folder(folder, algorithm, exclude=["lm_head", "model*"], form="nested")
+    spec = read_draft(folder)
+    assert set(quantized_linears(spec.weights)) >= {"fc", "layers.1.k_proj"}
+    assert spec.fc_input_size == 3 * 64
+    assert parameters(spec) == plain
+
+
+@pytest.mark.parametrize("kept", ["config.json", "hf_quant_config.json"])
+def test_either_file_is_enough(target: Callable[..., Path], kept: str) -> None:
+    folder = target("NVFP4")
+    if kept == "config.json":
+        (folder / "hf_quant_config.json").unlink()
+    else:
+        change_config(folder, "config.json", lambda c: c.pop("quantization_config") and None)
+    quantization = read_target(folder).quantization
+    assert quantization is not None and quantization.algorithm == "NVFP4"
+
+
+def test_a_quantised_kv_cache_alone(tmp_path: Path) -> None:
+    folder = write_target(tmp_path / "target", num_layers=1)
+    change_tensors(folder, {"model.layers.0.self_attn.k_proj.k_scale": torch.tensor(0.5)})
+    config = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(config))
+    spec = read_target(folder)
+    assert spec.quantization is not None
+    assert spec.quantization.algorithm is None
+    assert quantized_linears(spec.weights) == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "pieces"),
+    [
+        ({"quant_method": "awq", "bits": 4}, ('quant_method = "awq" is not supported', "NVFP4")),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, ('"fp8" is not', "ModelOpt's")),
+        ({"quant_method": "compressed-tensors"}, ('"compressed-tensors" is not',)),
+        ({"quant_method": "mxfp4"}, ('"mxfp4" is not supported',)),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, ('"W4A8_AWQ" is not supp',)),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, ('quant_algo = "MXFP8"',)),
+        ({"quant_method": "modelopt", "quant_algo": 8}, ("quant_algo is 8", "must be text")),
+        ({"quant_method": "modelopt"}, ("quant_algo is null", "must name an algorithm")),
+        ({"quantization": {"quant_algo": "NVFP4", "group_size": 32}}, ("group_size = 32 is not",)),
+        (
+            {"quantization": {"quant_algo": "FP8", "exclude_modules": "lm_head"}},
+            ("exclude_modules", "must be a list"),
+        ),
+        (
+            {"quantization": {"quant_algo": "FP8", "exclude_modules": [1]}},
+            ("exclude_modules", "must hold module names"),
+        ),
+        ([], ("quantization_config is []", "must be an object")),
+    ],
+)
+def test_config_errors(
+    tmp_path: Path, refused: Refused, config: Any, pieces: tuple[str, ...]
+) -> None:
+    folder = write_target(tmp_path / "target", num_layers=1)
+    change_config(folder, "config.json", lambda c: c.update(quantization_config=config))
+    with refused("config.json", *pieces):
+        read_target(folder)
+
+
+def test_two_files_that_disagree(target: Callable[..., Path], refused: Refused) -> None:
+    folder = target("NVFP4")
+    change_config(
+        folder,
+        "hf_quant_config.json",
+        lambda c: c["quantization"].update(quant_algo="FP8", exclude_modules=["lm_head"]),
+    )
+    with refused('quant_algo is "NVFP4" in one and "FP8"', "the exclude list", "same export"):
+        read_target(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "pieces"),
+    [
+        ({f"{Q_PROJ}.input_scale": None}, ("needs", "q_proj.input_scale", "missing")),
+        ({f"{Q_PROJ}.weight_scale": None}, ("needs", "q_proj.weight_scale", "missing")),
+        ({f"{Q_PROJ}.input_scale": torch.tensor(float("nan"))}, ("its value is nan",)),
+        ({f"{Q_PROJ}.input_scale": torch.tensor(0.0)}, ("its value is 0, not a finite",)),
+        ({f"{Q_PROJ}.input_scale": torch.tensor(-0.1)}, ("its value is -0.1",)),
+        ({f"{Q_PROJ}.input_scale": torch.tensor(float("inf"))}, ("its value is inf",)),
+        ({f"{Q_PROJ}.input_scale": torch.ones(2)}, ("is F32 [2], not an F32 scalar",)),
+        ({f"{Q_PROJ}.input_scale": torch.tensor(1.0).half()}, ("F16 [], not an F32 scalar",)),
+        ({f"{Q_PROJ}.weight_scale": torch.ones(64, 2)}, ("is F32 [64, 2], not",)),
+        (
+            {f"{Q_PROJ}.weight": torch.ones(64, 64).bfloat16()},
+            ("BF16, but the config says", "does not exclude it"),
+        ),
+        ({f"{Q_PROJ}.weight": torch.ones(64, 48, dtype=torch.uint8)}, ("[64, 96], not [64, 64]",)),
+        (
+            {"model.embed_tokens.weight": torch.ones(64, 32, dtype=torch.uint8)},
+            ("embed_tokens", "dtype U8 is not supported"),
+        ),
+        ({"model.norm.input_scale": torch.tensor(1.0)}, ("1 unexpected", "model.norm.input")),
+    ],
+    ids=str,
+)
+def test_tensor_errors(
+    target: Callable[..., Path],
+    refused: Refused,
+    algorithm: Algorithm,
+    change: dict[str, torch.Tensor | None],
+    pieces: tuple[str, ...],
+) -> None:
+    folder = target(algorithm)
+    change_tensors(folder, change)
+    with refused(*pieces):
+        read_target(folder)
+
+
+def test_a_negative_global_scale(target: Callable[..., Path], refused: Refused) -> None:
+    folder = target("NVFP4")
+    change_tensors(folder, {f"{Q_PROJ}.weight_scale_2": torch.tensor(-1e-4)})
+    with refused("q_proj.weight_scale_2", "its value is -0.0001"):
+        read_target(folder)
+
+
+def test_quantised_though_excluded(target: Callable[..., Path], refused: Refused) -> None:
+    folder = target("NVFP4")
+    write_quant_config(folder, "NVFP4", [*EXCLUDED, "model.layers.1*"], "modelopt")
+    with refused("layers.1", "it is U8, but the config excludes", '"model.layers.1*"'):
+        read_target(folder)
+
+
+def test_another_algorithm_than_stated(target: Callable[..., Path], refused: Refused) -> None:
+    folder = target("NVFP4")
+    write_quant_config(folder, "FP8", EXCLUDED, "modelopt")
+    with refused("it is U8, but the config says FP8"):
+        read_target(folder)
+
+
+def test_quantised_without_saying_so(target: Callable[..., Path], refused: Refused) -> None:
+    folder = target("FP8")
+    (folder / "hf_quant_config.json").unlink()
+    change_config(folder, "config.json", lambda c: c.pop("quantization_config") and None)
+    with refused("it is F8_E4M3, but config.json has no quantization_config"):
+        read_target(folder)
+
+
+def test_columns_that_no_block_divides(tmp_path: Path, refused: Refused) -> None:
+    folder = write_target(tmp_path / "target", num_layers=1, intermediate=72)
+    tensors = {"model.layers.0.mlp.down_proj.weight": torch.ones(64, 36, dtype=torch.uint8)}
+    change_tensors(folder, tensors)
+    names = [f"model.layers.0.{part}" for part in ("self_attn*", "mlp.gate_proj", "mlp.up_proj")]
+    write_quant_config(folder, "NVFP4", [*EXCLUDED, *names], "modelopt")
+    with refused("down_proj.weight", "its 72 columns are no multiple of 16"):
+        read_target(folder)

@@ -1,0 +1,296 @@
+"""Quantised linears: both bodies against NumPy, whole graphs against an independent evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from dflash_trt.executors.session import open_session
+from dflash_trt.graph.bindings import LOGITS
+from dflash_trt.graph.form import Precision
+from dflash_trt.graph.functions import IR_VERSION, OPSET
+from dflash_trt.graph.quantized import FP4_QUANTIZE, Algorithm, cpu_function, tensorrt_function
+from tests.graph.runner import GraphRunner
+from tests.pairs import PairFactory, TinyPair
+from tests.reference.compare import max_relative_error
+from tests.reference.generate import forward_with_taps
+from tests.reference.quantized import (
+    QuantizedReferenceDraft,
+    decode_fp8,
+    decode_nvfp4,
+    load_quantized_target,
+    round_fp8,
+    round_nvfp4,
+)
+
+Float32 = npt.NDArray[np.float32]
+ALGORITHMS: tuple[Algorithm, ...] = ("FP8", "NVFP4")
+ROUND: dict[Algorithm, Callable[[Float32, np.float32], Float32]] = {
+    "FP8": round_fp8,
+    "NVFP4": round_nvfp4,
+}
+INPUT_SCALES = [np.float32(s) for s in (1.0, 0.0123, 5 / 448, 3e-5, 17.0)]
+BOUND = 1e-4
+
+
+def random_linear(algorithm: Algorithm, rows: int, columns: int) -> dict[str, Any]:
+    """Tensors of a linear of random codes, by the functions' parameter names."""
+    generator = np.random.default_rng(rows)
+    if algorithm == "FP8":
+        codes = generator.integers(0, 256, (rows, columns), np.uint8)
+        codes[codes & 0x7F == 0x7F] = 0  # NaN
+        return {"weight": codes.view(ml_dtypes.float8_e4m3fn), "weight_scale": np.float32(0.0037)}
+    return {
+        "weight": generator.integers(0, 256, (rows, columns // 2), np.uint8),
+        "weight_scale": generator.integers(1, 127, (rows, columns // 16), np.uint8).view(
+            ml_dtypes.float8_e4m3fn
+        ),
+        "weight_scale_2": np.float32(0.00071),
+    }
+
+
+def decode(algorithm: Algorithm, linear: dict[str, Any]) -> Float32:
+    if algorithm == "FP8":
+        return decode_fp8(linear["weight"], linear["weight_scale"])
+    return decode_nvfp4(linear["weight"], linear["weight_scale"], linear["weight_scale_2"])
+
+
+def call_model(algorithm: Algorithm, linear: dict[str, Any], columns: int) -> onnx.ModelProto:
+    function = cpu_function(algorithm)
+    types = {np.dtype(np.uint8): TensorProto.UINT8, np.dtype(np.float32): TensorProto.FLOAT}
+    initializers = [
+        helper.make_tensor(
+            name,
+            types.get(np.asarray(value).dtype, TensorProto.FLOAT8E4M3FN),
+            np.shape(value),
+            np.asarray(value).tobytes(),
+            raw=True,
+        )
+        for name, value in linear.items()
+    ]
+    graph = helper.make_graph(
+        [helper.make_node(function.name, list(function.input), ["y"], domain="dflash")],
+        "one_linear",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", columns])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["T", None])],
+        initializers,
+    )
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("dflash", 1)]
+    return helper.make_model(
+        graph, opset_imports=opsets, functions=[function], ir_version=IR_VERSION
+    )
+
+
+def cpu_body(algorithm: Algorithm, linear: dict[str, Any], path: Path) -> Callable[[Any], Any]:
+    columns = decode(algorithm, linear).shape[1]
+    path.write_bytes(call_model(algorithm, linear, columns).SerializeToString())
+    session = open_session(path, 1)
+    return lambda x: session.run(None, {"x": x})[0]
+
+
+def rows_of_all_kinds(columns: int) -> Float32:
+    """Every bfloat16, float32 of all magnitudes, exact midpoints, zero blocks, clipped values."""
+    generator = np.random.default_rng(1)
+    bfloat16 = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
+    bfloat16 = bfloat16[np.abs(bfloat16) < 1e30]
+    scales = generator.choice(np.float32([1e-6, 1e-3, 1, 40, 3000]), (2000, 1))
+    wide = generator.standard_normal((2000, columns), np.float32) * scales
+    codes = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    grid = np.sort(codes[np.isfinite(codes)])
+    midpoints = (grid[1:] + grid[:-1]) / 2
+    neighbours = [midpoints, np.nextafter(midpoints, np.float32(1e9)), grid / 448 * 6]
+    ties = generator.choice(np.concatenate(neighbours), (2000, columns))
+    ties[::3] = generator.choice(np.arange(-32, 33) / np.float32(4), ties[::3].shape)
+    ties[::3, ::16] = 6  # the block's step is then 1 where the input scale is
+    sparse = np.where(generator.random((500, columns)) < 0.02, wide[:500], 0)
+    rows = [bfloat16[: len(bfloat16) // columns * columns].reshape(-1, columns), wide, ties, sparse]
+    return np.concatenate(rows).astype(np.float32)
+
+
+@pytest.mark.parametrize("input_scale", INPUT_SCALES, ids=str)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_cpus_body_rounds_inputs_as_the_formats_say(
+    algorithm: Algorithm, input_scale: np.float32, tmp_path: Path
+) -> None:
+    """Through an identity weight, so that the output is the rounded input itself."""
+    size = 32
+    codes = np.eye(size, dtype=np.float32)
+    linear: dict[str, Any] = {"weight_scale": np.float32(1)}
+    if algorithm == "FP8":
+        linear["weight"] = codes.astype(ml_dtypes.float8_e4m3fn)
+    else:
+        nibbles = (codes * 2).astype(np.uint8)
+        linear["weight"] = nibbles[:, 0::2] | nibbles[:, 1::2] << 4
+        linear["weight_scale"] = np.ones((size, size // 16), ml_dtypes.float8_e4m3fn)
+        linear["weight_scale_2"] = np.float32(1)
+    linear["input_scale"] = input_scale
+    x = rows_of_all_kinds(size)
+    got = cpu_body(algorithm, linear, tmp_path / "linear.onnx")(x)
+    np.testing.assert_array_equal(got, ROUND[algorithm](x, input_scale))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_cpus_body_decodes_weights_as_the_formats_say(
+    algorithm: Algorithm, tmp_path: Path
+) -> None:
+    """Through inputs of a single 6, which stays 6, so that each output is six times one weight."""
+    linear = random_linear(algorithm, 48, 128) | {"input_scale": np.float32(1)}
+    six = np.float32(6)
+    got = cpu_body(algorithm, linear, tmp_path / "linear.onnx")(six * np.eye(128, dtype=np.float32))
+    np.testing.assert_array_equal(got.T, six * decode(algorithm, linear))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_weights_are_decoded_at_load(algorithm: Algorithm, tmp_path: Path) -> None:
+    """What is left in the optimised graph reads the activation; the weight is one float tensor."""
+    linear = random_linear(algorithm, 64, 96) | {"input_scale": np.float32(0.01)}
+    path = tmp_path / "linear.onnx"
+    cpu_body(algorithm, linear, path)
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    graph = onnx.load(tmp_path / "optimised.onnx").graph
+    matrices = [t for t in graph.initializer if len(t.dims) == 2 and t.dims[0] > 1]
+    assert [(list(t.dims), t.data_type) for t in matrices] == [([64, 96], TensorProto.FLOAT)]
+    assert not {"Gather", "DequantizeLinear"} & {node.op_type for node in graph.node}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_nan_stays_visible(algorithm: Algorithm, tmp_path: Path) -> None:
+    linear = random_linear(algorithm, 32, 32) | {"input_scale": np.float32(0.01)}
+    x = np.ones((3, 32), np.float32)
+    x[1, 5] = np.nan
+    got = cpu_body(algorithm, linear, tmp_path / "linear.onnx")(x)
+    assert np.isnan(got[1]).all() and np.isfinite(got[[0, 2]]).all()
+
+
+def tensorrt_body(function: onnx.FunctionProto, values: dict[str, Any]) -> Any:
+    """Evaluates the few operations that TensorRT's bodies have, as their documents define them."""
+    for node in function.node:
+        inputs = [values[name] for name in node.input]
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        if node.op_type == FP4_QUANTIZE:
+            assert attributes == {"axis": -1, "block_size": 16, "scale_type": 17}
+            results = dynamic_quantize(*inputs)
+        elif node.op_type == "QuantizeLinear":
+            assert attributes == {"output_dtype": TensorProto.FLOAT8E4M3FN}
+            clipped = np.clip(inputs[0] / inputs[1], np.float32(-448), np.float32(448))
+            results = (clipped.astype(ml_dtypes.float8_e4m3fn),)
+        elif node.op_type == "DequantizeLinear":
+            scale = inputs[1]
+            if "block_size" in attributes:
+                assert attributes["axis"] in (-1, 1)
+                scale = np.repeat(scale, attributes["block_size"], axis=-1)
+            assert scale.dtype == np.float32
+            results = (inputs[0].astype(np.float32) * scale,)
+        else:
+            assert node.op_type == "Gemm" and attributes == {"transB": 1}
+            results = (inputs[0] @ inputs[1].T,)
+        values |= dict(zip(node.output, results, strict=True))
+    return values[function.output[0]]
+
+
+def dynamic_quantize(x: Float32, global_scale: np.float32) -> tuple[Any, Any]:
+    """TensorRT's DynamicQuantize: block scales amax / 6 in units of the global one, E4M3."""
+    blocks = x.reshape(len(x), -1, 16)
+    amax = np.abs(blocks).max(axis=-1)
+    scales = np.minimum(amax / (np.float32(6) * global_scale), 448).astype(ml_dtypes.float8_e4m3fn)
+    steps = scales.astype(np.float32)[..., None] * global_scale
+    quotients = np.divide(blocks, steps, out=np.zeros_like(blocks), where=steps != 0)
+    codes = np.clip(quotients, -6, 6).astype(ml_dtypes.float4_e2m1fn)
+    return codes.reshape(x.shape), scales
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_both_bodies_compute_the_same_function(algorithm: Algorithm, tmp_path: Path) -> None:
+    linear = random_linear(algorithm, 48, 64) | {"input_scale": np.float32(0.0123)}
+    x = rows_of_all_kinds(64)[-2500:]
+    cpu = cpu_body(algorithm, linear, tmp_path / "linear.onnx")(x)
+    values: dict[str, Any] = {**linear, "x": x}
+    if algorithm == "NVFP4":  # TensorRT reads the same bytes as FLOAT4E2M1, low nibble first
+        unpacked = np.stack([linear["weight"] & 15, linear["weight"] >> 4], axis=-1)
+        values["weight"] = unpacked.reshape(48, 64).view(ml_dtypes.float4_e2m1fn)
+    native = tensorrt_body(tensorrt_function(algorithm, Precision.FLOAT32), values)
+    np.testing.assert_array_equal(values.get("x_hat", values.get("x_wide")),
+                                  ROUND[algorithm](x, linear["input_scale"]))  # fmt: skip
+    np.testing.assert_array_equal(values.get("w_hat", values.get("w_wide")),
+                                  decode(algorithm, linear))  # fmt: skip
+    assert max_relative_error(cpu, native) < 1e-6
+
+
+PAIRS: dict[str, dict[str, Any]] = {
+    "qwen3-fp8": {
+        "target": {"dtype": "bfloat16", "num_layers": 3, "vocab": 96},
+        "draft": {"dtype": "bfloat16", "target_layer_ids": [0, 2]},
+        "quantize": {
+            "target": {"algorithm": "FP8", "exclude": [], "scalar_shape": (1,)},
+            "draft": {"algorithm": "FP8", "form": "nested", "exclude": ["model*"]},
+        },
+    },
+    "llama-nvfp4": {
+        "family": "llama",
+        "target": {"num_layers": 3, "vocab": 96, "attention_bias": True},
+        "draft": {"target_layer_ids": [0, 2]},
+        "quantize": {
+            "target": {"algorithm": "NVFP4", "kv_cache": True},
+            "draft": {"algorithm": "NVFP4", "form": "nested", "exclude": ["model*"]},
+        },
+    },
+    "mixed": {
+        "target": {"num_layers": 3, "vocab": 96, "tie": True},
+        "draft": {"target_layer_ids": [0, 2]},
+        "quantize": {
+            "target": {"algorithm": "NVFP4", "exclude": ["lm_head", "model.layers.1.*"]},
+            "draft": {"algorithm": "FP8", "exclude": ["fc", "layers.0.self_attn.v_proj"]},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", list(PAIRS))
+def test_graphs_equal_an_independent_evaluation_of_the_same_numbers(
+    make_pair: PairFactory, name: str, tmp_path: Path
+) -> None:
+    """Few rows: rounding turns a float's last bit into a step wherever it meets a midpoint."""
+    built: TinyPair = make_pair(**PAIRS[name])
+    ids = np.random.default_rng(3).integers(0, 96, (1, 12))
+    runner = GraphRunner(built)
+    logits = runner.target(ids, [0])[LOGITS]
+    model = load_quantized_target(built.folder / "target", tmp_path / "plain")
+    draft = QuantizedReferenceDraft.open(built.folder / "draft", model)
+    output, taps = forward_with_taps(model, torch.tensor(ids), draft.config.target_layer_ids)
+    assert max_relative_error(logits, output.logits) <= BOUND
+    context = draft.project(taps)
+    for layer, (keys, values) in enumerate(context):
+        assert max_relative_error(runner.caches[f"draft_k_{layer}"][:, :, :12], keys) <= BOUND
+        assert max_relative_error(runner.caches[f"draft_v_{layer}"][:, :, :12], values) <= BOUND
+    block = draft.draft(torch.tensor([5]), 12, context, 4)
+    outputs = runner.draft([5], [12], 4)
+    for layer, (keys, values) in enumerate(block.block_kv):
+        for kind, expected in (("k", keys), ("v", values)):
+            rows = outputs[f"draft_{kind}_{layer}_out"][:, :, 12:16]
+            assert max_relative_error(rows, expected) <= BOUND
+
+
+@pytest.mark.parametrize("name", list(PAIRS))
+def test_rounding_is_not_left_out(make_pair: PairFactory, name: str, tmp_path: Path) -> None:
+    """Else the test above could not tell a quantised linear from a decoded one."""
+    built: TinyPair = make_pair(**PAIRS[name])
+    ids = np.random.default_rng(3).integers(0, 96, (1, 12))
+    logits = GraphRunner(built).target(ids, [0])[LOGITS]
+    model = load_quantized_target(built.folder / "target", tmp_path / "plain")
+    for module in model.modules():
+        module._forward_pre_hooks.clear()
+    assert max_relative_error(logits, model(torch.tensor(ids)).logits) > 100 * BOUND
