@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from dflash_trt.bundle.manifest import EngineFile, EngineSet, Limits, draft_dims, target_dims
 from dflash_trt.bundle.summary import cache_bytes_per_token
 from dflash_trt.checkpoints.pair import Pair
+from dflash_trt.checkpoints.quantized_weights import FLOAT_DTYPES
+from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.engines.builder import EngineOptions, build_engine, check_buildable, library_version
 from dflash_trt.engines.profiles import EngineLimits
 from dflash_trt.errors import DflashError
@@ -31,10 +35,10 @@ def check_engines(pair: Pair, limits: Limits, options: EngineOptions) -> None:
         DflashError: TensorRT-RTX is missing, has no kernel for the pair's head sizes, or the
             pair exceeds the largest device of the architecture.
     """
-    check_buildable(pair)
+    check_buildable(pair, options.arch)
     item = options.precision.item_bytes
     models = (target_dims(pair), draft_dims(pair))
-    weights = sum(item * dims.parameters for dims in models)
+    weights = sum(_engine_bytes(spec.weights, item) for spec in (pair.target, pair.draft))
     positions = limits.max_batch * limits.max_seq_len
     caches = positions * sum(cache_bytes_per_token(dims, item) for dims in models)
     largest = options.arch.largest_bytes
@@ -46,6 +50,14 @@ def check_engines(pair: Pair, limits: Limits, options: EngineOptions) -> None:
             fix="lower --max-batch or --max-seq-len",
             usage=True,
         )
+
+
+def _engine_bytes(weights: Mapping[str, TensorEntry], item: int) -> int:
+    """Bytes of weights in an engine that computes in items of that size."""
+    return sum(
+        item * entry.num_elements if entry.dtype in FLOAT_DTYPES else entry.length
+        for entry in weights.values()
+    )
 
 
 def build_engines(
@@ -66,6 +78,7 @@ def build_engines(
                 layers=sum(engine.summary.layers.values()),
                 fused_attentions=len(engine.summary.attentions),
                 cache_updates=len(engine.summary.cache_updates),
+                quantized_products=dict(Counter(engine.summary.quantized_products.values())),
             )
             for engine in built
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.pair import Pair
+from dflash_trt.checkpoints.quantization import Algorithm
+from dflash_trt.checkpoints.quantized_weights import (
+    count_parameters,
+    quantized_linears,
+    unused_kv_scales,
+)
 from dflash_trt.checkpoints.strict_json import read_json_object
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.config import Count
@@ -30,8 +37,21 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class QuantizationSummary(_Strict):
+    """How a checkpoint is quantised: linears by algorithm, and the patterns that it excludes.
+
+    `kv_cache` is the algorithm that it states for the KV cache, and `kv_scales` the number of
+    its scales; neither is used.
+    """
+
+    linears: dict[Algorithm, Positive]
+    excluded: list[str]
+    kv_cache: str | None
+    kv_scales: Annotated[int, Field(ge=0)]
+
+
 class ModelDims(_Strict):
-    """Dimensions of a decoder, in elements; `parameters` counts weights once."""
+    """Dimensions of a decoder, in elements; `parameters` counts weights once, scales not."""
 
     layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
     hidden_size: Positive
@@ -43,6 +63,7 @@ class ModelDims(_Strict):
     weight_bytes: Positive
     storage_dtypes: list[str]
     checkpoint: str
+    quantization: QuantizationSummary | None = None
 
 
 class TargetDims(ModelDims):
@@ -90,6 +111,7 @@ class EngineFile(_Strict):
     """One graph's engine; sizes and hashes are with the bundle's other files.
 
     `layers` counts the network as parsed; `summary` is the path of the whole list.
+    `quantized_products` counts the linears that compute in 8 or 4 bits, by algorithm.
     """
 
     graph: GraphName
@@ -98,6 +120,7 @@ class EngineFile(_Strict):
     layers: Positive
     fused_attentions: Positive
     cache_updates: Positive
+    quantized_products: dict[Algorithm, Positive] = Field(default_factory=dict)
 
 
 class EngineSet(_Strict):
@@ -181,11 +204,24 @@ def _decoder_dims(spec: TargetSpec | DraftSpec) -> dict[str, Any]:
         "kv_heads": spec.num_kv_heads,
         "head_dim": spec.head_dim,
         "intermediate_size": spec.intermediate_size,
-        "parameters": sum(entry.num_elements for entry in weights),
+        "parameters": count_parameters(spec.weights),
         "weight_bytes": sum(entry.length for entry in weights),
         "storage_dtypes": sorted({entry.dtype for entry in weights}),
         "checkpoint": spec.checkpoint.path.name,
+        "quantization": _quantization(spec),
     }
+
+
+def _quantization(spec: TargetSpec | DraftSpec) -> QuantizationSummary | None:
+    stated = spec.quantization
+    if stated is None:
+        return None
+    return QuantizationSummary(
+        linears=dict(Counter(quantized_linears(spec.weights).values())),
+        excluded=list(stated.excluded),
+        kv_cache=stated.kv_cache_algorithm,
+        kv_scales=unused_kv_scales(spec.checkpoint.tensors),
+    )
 
 
 def read_manifest(folder: Path) -> Manifest:

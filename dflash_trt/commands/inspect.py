@@ -20,6 +20,8 @@ from dflash_trt.bundle.summary import (
 from dflash_trt.commands.options import bundle_argument, json_option
 from dflash_trt.commands.progress import StageBars, format_size
 
+PATTERNS_SHOWN = 4
+
 
 @click.command("inspect", short_help="Show what a bundle holds and check its files.")
 @bundle_argument
@@ -63,8 +65,10 @@ def _describe(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         f"{manifest.name}: {target.family} target with a DFlash draft, for executor "
         f"{manifest.executor} ({manifest.compute_dtype} compute), by {manifest.created_by}",
         f"target  {_dims(target)}, vocabulary {target.vocab_size:,}",
+        *_describe_quantization(target),
         f"draft   {_dims(draft)}, trained block {draft.trained_block_size}, mask token "
         f"{draft.mask_token_id}",
+        *_describe_quantization(draft),
         f"        taps layers {taps} of {target.layers}; sliding windows "
         f"{', '.join(map(str, windows)) if windows else 'none'}",
         f"limits  {limits.max_batch} sequences of {limits.max_seq_len} tokens, block "
@@ -94,8 +98,25 @@ def _describe_engines(manifest: Manifest) -> list[str]:
         lines.append(
             f"        {engine.graph:<11} {size}: {engine.layers:,} layers, "
             f"{engine.fused_attentions} fused attentions, {engine.cache_updates} cache updates"
+            + "".join(f", {n} {name} products" for name, n in engine.quantized_products.items())
         )
     return lines
+
+
+def _describe_quantization(dims: ModelDims) -> list[str]:
+    quantization = dims.quantization
+    if quantization is None:
+        return []
+    counts = [f"{count} linears in {name}" for name, count in quantization.linears.items()]
+    line = f"        {', '.join(counts) or 'no linear quantised'}"
+    if quantization.excluded:
+        line += f"; excluded {', '.join(quantization.excluded[:PATTERNS_SHOWN])}"
+        more = len(quantization.excluded) - PATTERNS_SHOWN
+        line += f" and {more} more" if more > 0 else ""
+    if quantization.kv_cache is not None or quantization.kv_scales:
+        line += f"; {quantization.kv_cache or 'quantised'} KV cache not used"
+        line += f" ({quantization.kv_scales} scales)"
+    return [line]
 
 
 def _dims(dims: ModelDims) -> str:

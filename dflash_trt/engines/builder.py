@@ -9,8 +9,11 @@ from typing import Any
 
 import onnx
 
+from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.pair import Pair
-from dflash_trt.engines.arch import Arch
+from dflash_trt.checkpoints.quantized_weights import quantized_linears
+from dflash_trt.checkpoints.target import TargetSpec
+from dflash_trt.engines.arch import ARCHES, Arch
 from dflash_trt.engines.library import load_library, make_logger, refused
 from dflash_trt.engines.monitor import TOTAL_STEPS, make_monitor, make_writer
 from dflash_trt.engines.network import NetworkSummary, check_network, summarize_network
@@ -51,13 +54,29 @@ class BuiltEngine:
     summary: NetworkSummary
 
 
-def check_buildable(pair: Pair) -> None:
-    """Raises DflashError when TensorRT-RTX is missing or has no attention kernel for `pair`."""
+def check_buildable(pair: Pair, arch: Arch) -> None:
+    """Refuses what no engine can be built for.
+
+    Raises:
+        DflashError: TensorRT-RTX is missing, or has no attention kernel for a head size or no
+            quantised product on `arch`.
+    """
     load_library()
-    for owner, head_dim in (("target", pair.target.head_dim), ("draft", pair.draft.head_dim)):
-        if head_dim not in HEAD_DIMS:
+    specs: tuple[tuple[str, TargetSpec | DraftSpec], ...]
+    specs = (("target", pair.target), ("draft", pair.draft))
+    for owner, spec in specs:
+        for algorithm in sorted(set(quantized_linears(spec.weights).values())):
+            if algorithm not in arch.algorithms:
+                able = [a.name for a in ARCHES.values() if algorithm in a.algorithms]
+                raise DflashError(
+                    f"the {owner} is quantised in {algorithm}, which {arch.name} cannot compute in",
+                    where="--arch",
+                    fix=f"{', '.join(able)} can; --executor cpu runs it anywhere",
+                    usage=True,
+                )
+        if spec.head_dim not in HEAD_DIMS:
             raise DflashError(
-                f"the {owner}'s head size {head_dim} has no fused attention in TensorRT-RTX, "
+                f"the {owner}'s head size {spec.head_dim} has no fused attention in TensorRT-RTX, "
                 f"which takes multiples of {HEAD_DIMS.step} from {HEAD_DIMS.start} to "
                 f"{HEAD_DIMS[-1]}",
                 fix="build with --executor cpu",

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import onnx
+from onnx import TensorProto
 
+from dflash_trt.checkpoints.quantization import Algorithm
 from dflash_trt.errors import DflashError
 
 ATTENTION = "TRT_Attention"
+GEMM = "Gemm"
 # Padded attention without a fused kernel is refused by the builder unless it is allowed to
 # decompose, which the parser does not allow; a network with these layers and none of softmax
 # that builds is therefore fused throughout.
 ATTENTION_LAYER = "ATTENTION_INPUT"
 CACHE_LAYER = "KV_CACHE_UPDATE"
 SOFTMAX_LAYERS = ("SOFTMAX", "RAGGED_SOFTMAX")
+# A product is quantised where both operands are dequantised: TensorRT takes the two together as
+# one FP8 or FP4 product. A Cast between is part of the pattern.
+DEQUANTIZE_LAYER, CAST_LAYER, MATMUL_LAYER = "DEQUANTIZE", "CAST", "MATRIX_MULTIPLY"
+QUANTIZED_TYPES: dict[str, Algorithm] = {"FP8": "FP8", "FP4": "NVFP4"}
+STORED_TYPES: dict[int, Algorithm] = {
+    TensorProto.FLOAT8E4M3FN: "FP8",
+    TensorProto.FLOAT4E2M1: "NVFP4",
+}
 NAMES_SHOWN = 3
 
 
@@ -33,12 +45,14 @@ class TensorSummary:
 class NetworkSummary:
     """A parsed network: layer counts by type, and what matters most among them by name.
 
-    `attentions` are the native attention layers, `cache_updates` the caches updated in place.
+    `attentions` are the native attention layers, `cache_updates` the caches updated in place,
+    `quantized_products` the algorithm of each product of two dequantised operands.
     """
 
     layers: dict[str, int]
     attentions: list[str]
     cache_updates: list[str]
+    quantized_products: dict[str, Algorithm]
     inputs: list[TensorSummary]
     outputs: list[TensorSummary]
 
@@ -56,13 +70,14 @@ def summarize_network(network: Any) -> NetworkSummary:
         cache_updates=[
             layer.get_input(0).name for layer in layers if layer.type.name == CACHE_LAYER
         ],
+        quantized_products=_quantized_products(layers),
         inputs=[_tensor(network.get_input(index)) for index in range(network.num_inputs)],
         outputs=[_tensor(network.get_output(index)) for index in range(network.num_outputs)],
     )
 
 
 def check_network(model: onnx.ModelProto, summary: NetworkSummary) -> None:
-    """Holds a network to its graph: native attention and in-place caches, all of them.
+    """Holds a network to its graph: native attention, in-place caches and quantised products.
 
     Raises:
         DflashError: names what TensorRT did not take over natively.
@@ -74,8 +89,14 @@ def check_network(model: onnx.ModelProto, summary: NetworkSummary) -> None:
     caches = [value.name for value in model.graph.input if f"{value.name}_out" in outputs]
     updates = Counter(summary.cache_updates)
     softmaxes = sum(summary.layers.get(kind, 0) for kind in SOFTMAX_LAYERS)
+    unlike = [
+        name
+        for name, algorithm in _wanted_products(model).items()
+        if summary.quantized_products.get(name) != algorithm
+    ]
     problems = [
         _listed("no native attention for", missing),
+        _listed("no quantised product for", unlike),
         _listed("no in-place update of", [name for name in caches if updates[name] != 1]),
         f"{softmaxes} decomposed softmax layers" if softmaxes else "",
     ]
@@ -87,6 +108,53 @@ def check_network(model: onnx.ModelProto, summary: NetworkSummary) -> None:
             where=f"{model.graph.name}.onnx",
             fix="another TensorRT-RTX version may differ; this one is not used",
         )
+
+
+def _quantized_products(layers: list[Any]) -> dict[str, Algorithm]:
+    """Products whose operands both come from a dequantisation of one 8 or 4 bit type, by name."""
+    makers = {
+        layer.get_output(index).name: layer
+        for layer in layers
+        for index in range(layer.num_outputs)
+    }
+    found: dict[str, Algorithm] = {}
+    for layer in layers:
+        if layer.type.name != MATMUL_LAYER:
+            continue
+        kinds = {_dequantized_type(layer.get_input(index), makers) for index in range(2)}
+        kind = kinds.pop()
+        if not kinds and kind in QUANTIZED_TYPES:
+            found[layer.get_output(0).name] = QUANTIZED_TYPES[kind]
+    return found
+
+
+def _dequantized_type(tensor: Any, makers: Mapping[str, Any]) -> str | None:
+    """The type that `tensor` was dequantised from; None where it was not."""
+    layer = makers.get(tensor.name)
+    while layer is not None and layer.type.name == CAST_LAYER:
+        layer = makers.get(layer.get_input(0).name)
+    if layer is None or layer.type.name != DEQUANTIZE_LAYER:
+        return None
+    return str(layer.get_input(0).dtype.name)
+
+
+def _wanted_products(model: onnx.ModelProto) -> dict[str, Algorithm]:
+    """The quantised products of a graph, by the name of their result.
+
+    An operand's origin is followed through casts to the DequantizeLinear of the weight's type.
+    """
+    types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    makers = {output: node for node in model.graph.node for output in node.output}
+    wanted: dict[str, Algorithm] = {}
+    for node in model.graph.node:
+        if node.op_type != GEMM:
+            continue
+        maker = makers.get(node.input[1])
+        while maker is not None and maker.op_type == "Cast":
+            maker = makers.get(maker.input[0])
+        if maker is not None and maker.op_type == "DequantizeLinear":
+            wanted[node.output[0]] = STORED_TYPES[types[maker.input[0]]]
+    return wanted
 
 
 def _tensor(tensor: Any) -> TensorSummary:

@@ -72,6 +72,24 @@ PAIRS: dict[str, dict[str, Any]] = {
         },
         "draft": {"heads": 2, "kv_heads": 2, "head_dim": 64},
     },
+    "qwen3_nvfp4": {
+        "target": {"vocab": 112, "num_layers": 2, "dtype": "bfloat16"},
+        "draft": {**SLIDING, "target_layer_ids": [0, 1, 1]},
+        "fit_steps": 60,
+        "quantize": {
+            "target": {"algorithm": "NVFP4", "exclude": ["model.embed_tokens"]},
+            "draft": {"algorithm": "NVFP4", "exclude": []},
+        },
+    },
+    "llama_fp8": {
+        "family": "llama",
+        "target": {"vocab": 97, "num_layers": 3, "kv_heads": 1, "attention_bias": True},
+        "draft": {"target_layer_ids": [0, 2]},
+        "quantize": {
+            "target": {"algorithm": "FP8"},
+            "draft": {"algorithm": "NVFP4", "exclude": ["fc", "layers.1.*"]},
+        },
+    },
 }
 
 
@@ -83,7 +101,13 @@ class Baseline:
     logits: FloatArray
 
 
-@pytest.fixture(scope="module", params=list(PAIRS))
+SLOW_PAIRS = {"llama_fp8"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_PAIRS)) for name in PAIRS],
+)
 def built(request: pytest.FixtureRequest, make_pair: PairFactory) -> TinyPair:
     return make_pair(**PAIRS[request.param], max_batch=SLOTS, max_seq_len=1024)
 

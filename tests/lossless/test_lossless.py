@@ -21,6 +21,7 @@ BATCHES = (1, 4, 8)
 BLOCKS = (2, 3, 5, 8)
 CHUNKS = (5, 17, 64)
 OUTPUT = 72
+NVFP4 = {owner: {"algorithm": "NVFP4"} for owner in ("target", "draft")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,21 @@ def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return open_bundle(folder)
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama", "demo"])
+@pytest.fixture(scope="module", params=["qwen3", "llama", "demo", "nvfp4"])
 def case(request: pytest.FixtureRequest, make_pair: PairFactory, demo_bundle: Bundle) -> Case:
     if request.param == "demo":
         bundle = demo_bundle
     else:
         window = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
-        bundle = make_pair(request.param, {"vocab": 64}, window, fit_steps=150, max_batch=8).bundle
+        is_quantized = request.param == "nvfp4"
+        bundle = make_pair(
+            "qwen3" if is_quantized else request.param,
+            {"vocab": 64},
+            window,
+            fit_steps=150,
+            max_batch=8,
+            quantize=NVFP4 if is_quantized else None,
+        ).bundle
     executor = open_executor(bundle, threads=1)
     requests = make_requests(bundle.manifest.target.vocab_size, 8)
     return Case(executor, requests, run_baseline(executor, requests))
@@ -84,7 +93,7 @@ def case(request: pytest.FixtureRequest, make_pair: PairFactory, demo_bundle: Bu
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("block", "chunk"), [(2, 17), (3, 5), (5, 64), (8, 17)])
 def test_greedy_speculation_keeps_every_bit(case: Case, batch: int, block: int, chunk: int) -> None:
-    """8 prompts × 72 tokens × 12 settings × 3 pairs: 20,736 greedy tokens."""
+    """8 prompts × 72 tokens × 12 settings × 4 pairs: 27,648 greedy tokens."""
     for first in range(0, len(case.requests), batch):
         group = case.requests[first : first + batch]
         results = run(case.executor, group, block_size=block, prefill_chunk=chunk)
