@@ -62,6 +62,7 @@ def test_manifest(pair: Path, tmp_path: Path) -> None:
         "head_dim": 8,
         "intermediate_size": 24,
         "storage_dtypes": ["F32"],
+        "quantization": None,
     }
     assert manifest == {
         "schema_version": 1,
