@@ -10,7 +10,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-_ITEM_BYTES = {"BF16": 2, "F32": 4}
+_ITEM_BYTES = {"BF16": 2, "F32": 4, "U8": 1, "F8_E4M3": 1}
+_CHUNK = 1 << 24
+_EXCLUDED = ("lm_head", "model.embed_tokens", "fc")
+_SCALE = 0.01
+
+Tensors = dict[str, tuple[str, tuple[int, ...]]]
+"""Name → (safetensors code, shape)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +36,16 @@ class Shape:
     max_positions: int
 
 
-def write_pair(folder: Path, shape: Shape, *, dtype: str, random: bool) -> int:
+def write_pair(
+    folder: Path, shape: Shape, *, dtype: str, random: bool, is_nvfp4: bool = False
+) -> int:
     """Writes `folder`/target and `folder`/draft; returns the bytes of weights.
 
     Args:
         dtype: safetensors code, "F32" or "BF16".
         random: False leaves the data as a hole in the file, which takes no disk; True writes
             small random weights of that type.
+        is_nvfp4: store the layers' linears as ModelOpt does in NVFP4, the rest in `dtype`.
     """
     heads, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     decoder = {
@@ -87,8 +96,20 @@ def write_pair(folder: Path, shape: Shape, *, dtype: str, random: bool) -> int:
         "block_size": shape.block_size,
         "dflash_config": {"mask_token_id": shape.vocab - 1, "target_layer_ids": list(shape.taps)},
     }
-    size = _write(folder / "target", target, target_config, dtype, random)
-    return size + _write(folder / "draft", draft, draft_config, dtype, random)
+    if is_nvfp4:
+        stated = {"quant_algo": "NVFP4", "group_size": 16, "ignore": list(_EXCLUDED)}
+        common = {"quantization_config": {"quant_method": "modelopt", **stated}}
+    else:
+        common = {}
+    size = 0
+    for name, shapes, config in (
+        ("target", target, target_config),
+        ("draft", draft, draft_config),
+    ):
+        tensors = {key: (dtype, one) for key, one in shapes.items()}
+        tensors = _quantize(tensors) if is_nvfp4 else tensors
+        size += _write(folder / name, tensors, config | common, random)
+    return size
 
 
 def _layers(
@@ -101,18 +122,27 @@ def _layers(
     }
 
 
-def _write(
-    folder: Path,
-    shapes: dict[str, tuple[int, ...]],
-    config: dict[str, object],
-    dtype: str,
-    random: bool,
-) -> int:
+def _quantize(tensors: Tensors) -> Tensors:
+    """ModelOpt's NVFP4 layout of the same weights."""
+    quantized: Tensors = {}
+    for name, (dtype, shape) in tensors.items():
+        module = name.removesuffix(".weight")
+        if len(shape) == 1 or module in _EXCLUDED:
+            quantized[name] = dtype, shape
+            continue
+        rows, columns = shape
+        quantized[name] = "U8", (rows, columns // 2)
+        quantized[f"{module}.weight_scale"] = "F8_E4M3", (rows, columns // 16)
+        quantized[f"{module}.weight_scale_2"] = quantized[f"{module}.input_scale"] = "F32", ()
+    return quantized
+
+
+def _write(folder: Path, tensors: Tensors, config: dict[str, object], random: bool) -> int:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     header: dict[str, object] = {}
     offset = 0
-    for name, shape in shapes.items():
+    for name, (dtype, shape) in tensors.items():
         length = math.prod(shape) * _ITEM_BYTES[dtype]
         header[name] = {
             "dtype": dtype,
@@ -125,13 +155,29 @@ def _write(
     generator = np.random.default_rng(0)
     with (folder / "model.safetensors").open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
-        if random:
-            for shape in shapes.values():
-                values = generator.standard_normal(shape, np.float32) * 0.1
-                file.write(_encode(values + np.float32(len(shape) == 1), dtype))
-        else:
-            file.truncate(8 + len(encoded) + offset)
+        # Scales are read when a checkpoint is opened; they have their value in a hole as well.
+        for dtype, shape in tensors.values():
+            if random or not shape:
+                for left in range(math.prod(shape), 0, -_CHUNK):
+                    file.write(_random_bytes(generator, dtype, shape, min(left, _CHUNK)))
+            else:
+                file.seek(math.prod(shape) * _ITEM_BYTES[dtype], 1)
+        file.truncate(8 + len(encoded) + offset)
     return offset
+
+
+def _random_bytes(
+    generator: np.random.Generator, dtype: str, shape: tuple[int, ...], count: int
+) -> bytes:
+    """`count` elements of a tensor: small weights, norms about 1, one value for every scale."""
+    if not shape:
+        return np.float32(_SCALE).tobytes()
+    if dtype == "U8":  # any byte is two codes
+        return generator.bytes(count)
+    if dtype == "F8_E4M3":  # from 1/16 to 7.5
+        return generator.integers(0x18, 0x50, count, np.uint8).tobytes()
+    values = generator.standard_normal(count, np.float32) * np.float32(0.1)
+    return _encode(values + np.float32(len(shape) == 1), dtype)
 
 
 def _encode(values: npt.NDArray[np.float32], dtype: str) -> bytes:
