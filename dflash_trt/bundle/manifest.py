@@ -13,6 +13,7 @@ from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantization import Algorithm
 from dflash_trt.checkpoints.quantized_weights import (
     count_parameters,
+    is_scale,
     quantized_linears,
     unused_kv_scales,
 )
@@ -51,7 +52,11 @@ class QuantizationSummary(_Strict):
 
 
 class ModelDims(_Strict):
-    """Dimensions of a decoder, in elements; `parameters` counts weights once, scales not."""
+    """Dimensions of a decoder, in elements.
+
+    `parameters` counts weights once and `storage_dtypes` are theirs; neither counts the scales
+    of quantised weights, `weight_bytes` does.
+    """
 
     layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
     hidden_size: Positive
@@ -196,7 +201,6 @@ def draft_dims(pair: Pair) -> DraftDims:
 
 def _decoder_dims(spec: TargetSpec | DraftSpec) -> dict[str, Any]:
     """The fields of ModelDims."""
-    weights = spec.weights.values()
     return {
         "layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
@@ -205,8 +209,10 @@ def _decoder_dims(spec: TargetSpec | DraftSpec) -> dict[str, Any]:
         "head_dim": spec.head_dim,
         "intermediate_size": spec.intermediate_size,
         "parameters": count_parameters(spec.weights),
-        "weight_bytes": sum(entry.length for entry in weights),
-        "storage_dtypes": sorted({entry.dtype for entry in weights}),
+        "weight_bytes": sum(entry.length for entry in spec.weights.values()),
+        "storage_dtypes": sorted(
+            {entry.dtype for role, entry in spec.weights.items() if not is_scale(role)}
+        ),
         "checkpoint": spec.checkpoint.path.name,
         "quantization": _quantization(spec),
     }

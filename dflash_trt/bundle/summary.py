@@ -8,6 +8,8 @@ from typing import Any
 from dflash_trt.bundle.manifest import Manifest, ModelDims
 from dflash_trt.graph.form import Precision
 
+PATTERNS_SHOWN = 4
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
@@ -52,6 +54,23 @@ def engine_bytes(manifest: Manifest) -> dict[str, int]:
     sizes = {file.path: file.bytes for file in manifest.files}
     engines = manifest.engines.files if manifest.engines else []
     return {engine.graph: sizes[engine.path] for engine in engines}
+
+
+def quantization_line(dims: ModelDims) -> str | None:
+    """How a model is quantised, and what its checkpoint states that is not used."""
+    quantization = dims.quantization
+    if quantization is None:
+        return None
+    counts = [f"{count} linears in {name}" for name, count in quantization.linears.items()]
+    parts = [", ".join(counts) or "no linear quantised"]
+    if quantization.excluded:
+        shown = ", ".join(quantization.excluded[:PATTERNS_SHOWN])
+        more = len(quantization.excluded) - PATTERNS_SHOWN
+        parts.append(f"excluded {shown}{f' and {more} more' if more > 0 else ''}")
+    if quantization.kv_cache is not None or quantization.kv_scales:
+        stated = quantization.kv_cache or "quantised"
+        parts.append(f"{stated} KV cache not used ({quantization.kv_scales} scales)")
+    return "; ".join(parts)
 
 
 def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstimate:

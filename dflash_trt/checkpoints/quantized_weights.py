@@ -38,6 +38,11 @@ def is_linear(role: str) -> bool:
     return role.rpartition(".")[2] in LINEARS
 
 
+def is_scale(role: str) -> bool:
+    """True for the tensors beside a quantised weight."""
+    return role.rpartition(".")[2] in (WEIGHT_SCALE, WEIGHT_SCALE_2, INPUT_SCALE)
+
+
 def linear_algorithm(weights: Mapping[str, TensorEntry], role: str) -> Algorithm | None:
     """How the linear of `role` is quantised; None where it is in floating point."""
     return QUANTIZED_DTYPES.get(weights[role].dtype)
@@ -58,11 +63,8 @@ def logical_shape(entry: TensorEntry) -> tuple[int, ...]:
 
 def count_parameters(weights: Mapping[str, TensorEntry]) -> int:
     """Elements of the weights; scales are none."""
-    names = {f".{name}" for scales in SCALES.values() for name in scales}
     return sum(
-        math.prod(logical_shape(entry))
-        for role, entry in weights.items()
-        if not role.endswith(tuple(names))
+        math.prod(logical_shape(entry)) for role, entry in weights.items() if not is_scale(role)
     )
 
 

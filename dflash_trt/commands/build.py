@@ -8,7 +8,7 @@ import click
 
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.staging import check_destination
-from dflash_trt.bundle.summary import cache_bytes, engine_bytes
+from dflash_trt.bundle.summary import cache_bytes, engine_bytes, quantization_line
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.hub import find_checkpoint
 from dflash_trt.checkpoints.pair import check_pair
@@ -105,6 +105,10 @@ def command(
         f"({manifest.draft.parameters:,}), block {manifest.limits.block_size}, "
         f"weights {manifest.weights}"
     )
+    for owner, dims in (("target", manifest.target), ("draft", manifest.draft)):
+        line = quantization_line(dims)
+        if line is not None:
+            click.echo(f"quantised {owner}: {line}")
     if manifest.engines is not None:
         limits, sizes = manifest.limits, engine_bytes(manifest)
         caches = sum(cache_bytes(manifest)) * limits.max_batch * limits.max_seq_len

@@ -15,12 +15,11 @@ from dflash_trt.bundle.summary import (
     cache_bytes,
     engine_bytes,
     estimate_memory,
+    quantization_line,
     summarize,
 )
 from dflash_trt.commands.options import bundle_argument, json_option
 from dflash_trt.commands.progress import StageBars, format_size
-
-PATTERNS_SHOWN = 4
 
 
 @click.command("inspect", short_help="Show what a bundle holds and check its files.")
@@ -65,10 +64,10 @@ def _describe(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         f"{manifest.name}: {target.family} target with a DFlash draft, for executor "
         f"{manifest.executor} ({manifest.compute_dtype} compute), by {manifest.created_by}",
         f"target  {_dims(target)}, vocabulary {target.vocab_size:,}",
-        *_describe_quantization(target),
+        *_indented(quantization_line(target)),
         f"draft   {_dims(draft)}, trained block {draft.trained_block_size}, mask token "
         f"{draft.mask_token_id}",
-        *_describe_quantization(draft),
+        *_indented(quantization_line(draft)),
         f"        taps layers {taps} of {target.layers}; sliding windows "
         f"{', '.join(map(str, windows)) if windows else 'none'}",
         f"limits  {limits.max_batch} sequences of {limits.max_seq_len} tokens, block "
@@ -103,20 +102,8 @@ def _describe_engines(manifest: Manifest) -> list[str]:
     return lines
 
 
-def _describe_quantization(dims: ModelDims) -> list[str]:
-    quantization = dims.quantization
-    if quantization is None:
-        return []
-    counts = [f"{count} linears in {name}" for name, count in quantization.linears.items()]
-    line = f"        {', '.join(counts) or 'no linear quantised'}"
-    if quantization.excluded:
-        line += f"; excluded {', '.join(quantization.excluded[:PATTERNS_SHOWN])}"
-        more = len(quantization.excluded) - PATTERNS_SHOWN
-        line += f" and {more} more" if more > 0 else ""
-    if quantization.kv_cache is not None or quantization.kv_scales:
-        line += f"; {quantization.kv_cache or 'quantised'} KV cache not used"
-        line += f" ({quantization.kv_scales} scales)"
-    return [line]
+def _indented(line: str | None) -> list[str]:
+    return [] if line is None else [f"        {line}"]
 
 
 def _dims(dims: ModelDims) -> str:
