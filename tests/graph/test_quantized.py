@@ -117,13 +117,10 @@ def rows_of_all_kinds(columns: int) -> Float32:
     return np.concatenate(rows).astype(np.float32)
 
 
-@pytest.mark.parametrize("input_scale", INPUT_SCALES, ids=str)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_cpus_body_rounds_inputs_as_the_formats_say(
-    algorithm: Algorithm, input_scale: np.float32, tmp_path: Path
-) -> None:
-    """Through an identity weight, so that the output is the rounded input itself."""
-    size = 32
+def identity_body(
+    algorithm: Algorithm, size: int, input_scale: np.float32, path: Path
+) -> Callable[[Any], Any]:
+    """The CPU's body over an identity weight: its output is the rounded input itself."""
     codes = np.eye(size, dtype=np.float32)
     linear: dict[str, Any] = {"weight_scale": np.float32(1)}
     if algorithm == "FP8":
@@ -134,8 +131,16 @@ def test_the_cpus_body_rounds_inputs_as_the_formats_say(
         linear["weight_scale"] = np.ones((size, size // 16), ml_dtypes.float8_e4m3fn)
         linear["weight_scale_2"] = np.float32(1)
     linear["input_scale"] = input_scale
-    x = rows_of_all_kinds(size)
-    got = cpu_body(algorithm, linear, tmp_path / "linear.onnx")(x)
+    return cpu_body(algorithm, linear, path)
+
+
+@pytest.mark.parametrize("input_scale", INPUT_SCALES, ids=str)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_cpus_body_rounds_inputs_as_the_formats_say(
+    algorithm: Algorithm, input_scale: np.float32, tmp_path: Path
+) -> None:
+    x = rows_of_all_kinds(32)
+    got = identity_body(algorithm, 32, input_scale, tmp_path / "linear.onnx")(x)
     np.testing.assert_array_equal(got, ROUND[algorithm](x, input_scale))
 
 
