@@ -42,14 +42,15 @@ def test_a_bundle_reads_back_as_the_pair_it_was_built_from(
 ) -> None:
     folder = write_pair(tmp_path / "pair", shards=shards, dtype="BF16")
     (folder / "target" / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
-    (folder / "draft" / "hf_quant_config.json").write_text('{"quantization": {}}')
+    stated = '{"quantization": {"quant_algo": null, "kv_cache_quant_algo": "FP8"}}'
+    (folder / "draft" / "hf_quant_config.json").write_text(stated)
     build_pair(folder, tmp_path / "b", copy_weights=copy)
     built = check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
     again = read_pair(open_bundle(tmp_path / "b"))
     assert_same(again, built)
     assert again.target.eos_token_ids == (5, 6)
     placed = tmp_path / "b" / "weights"
-    assert (placed / "draft" / "hf_quant_config.json").read_text() == '{"quantization": {}}'
+    assert (placed / "draft" / "hf_quant_config.json").read_text() == stated
     assert not (placed / "target" / "hf_quant_config.json").exists()
     index = json.loads((placed / "target" / "model.safetensors.index.json").read_text())
     total = sum(entry.length for entry in built.target.checkpoint.tensors.values())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from dflash_trt.quantization import fp8, nvfp4
 from tests.graph.test_quantized import (
     ALGORITHMS,
     INPUT_SCALES,
@@ -17,9 +17,6 @@ from tests.graph.test_quantized import (
     random_linear,
     rows_of_all_kinds,
 )
-
-fp8: Any = pytest.importorskip("dflash_trt.quantization.fp8")
-nvfp4: Any = pytest.importorskip("dflash_trt.quantization.nvfp4")
 
 
 @pytest.mark.parametrize("input_scale", INPUT_SCALES, ids=str)
