@@ -14,10 +14,12 @@ from dflash_trt.bundle.summary import engine_bytes, estimate_memory
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.quantized_weights import quantized_linears
+from dflash_trt.checkpoints.safetensors_header import read_header
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.commands.inspect import _describe
 from dflash_trt.errors import DflashError
-from dflash_trt.graph.form import Precision
+from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.graph.target import build_target
 from tests.engines.conftest import BuildEngines
 from tests.pairs import PairFactory
 from tests.reference.checkpoints import write_draft, write_target
@@ -177,16 +179,12 @@ def stored_bytes(pair: Pair) -> dict[str, int]:
     }
 
 
-def test_fp4_weights_are_the_stored_bytes(make_pair: PairFactory, tmp_path: Path) -> None:
+def test_fp4_weights_are_the_stored_bytes(make_pair: PairFactory) -> None:
     """The engine's graph points at the same bytes as the CPU's, as twice as many elements."""
-    from dflash_trt.checkpoints.safetensors_header import read_header
-    from dflash_trt.graph.form import GraphForm
-    from dflash_trt.graph.target import build_target
-
     built = make_pair(**QWEN3_64, quantize=quantize("NVFP4"))
     tables = read_header(built.bundle.folder / "weights" / "tables.safetensors")
     form = GraphForm(Precision.BFLOAT16, 256)
-    model = build_target(built.pair, tables, lambda e: e.file.name, form, inject=True)
+    model = build_target(built.pair, tables, lambda e: e.file.name, form)
     stored = onnx.load(built.bundle.folder / "target.onnx", load_external_data=False)
     by_name = {tensor.name: tensor for tensor in stored.graph.initializer}
     for tensor in model.graph.initializer:
