@@ -150,13 +150,14 @@ def _checked_scale(
         return entry
     if entry.dtype != "F32" or entry.shape not in ((), (1,)):
         raise _unlike(entry, "an F32 scalar")
-    value = _read_scalar(entry)
+    value = read_scalar(entry)
     if not math.isfinite(value) or value <= 0:
         raise _wrong(entry, f"its value is {value:g}, not a finite number above 0")
     return replace(entry, shape=())
 
 
-def _read_scalar(entry: TensorEntry) -> float:
+def read_scalar(entry: TensorEntry) -> float:
+    """The value of an F32 scalar; DflashError when its file cannot be read."""
     try:
         with entry.file.open("rb") as file:
             file.seek(entry.offset)

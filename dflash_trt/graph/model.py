@@ -7,7 +7,7 @@ the checkpoint's .safetensors files; nothing is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,6 +53,7 @@ class GraphBuilder:
         self._outputs: list[onnx.ValueInfoProto] = []
         self._initializers: dict[str, TensorProto] = {}
         self._casts: set[str] = set()
+        self._once: dict[Hashable, str] = {}
         self._functions: dict[tuple[str, str, str], onnx.FunctionProto] = {}
         self._observed: dict[str, str] = {}
 
@@ -146,6 +147,12 @@ class GraphBuilder:
             copy.output[:] = [values[inner] for inner in node.output]
             self._nodes.append(copy)
         return result
+
+    def once(self, key: Hashable, build: Callable[[], str]) -> str:
+        """The value that `build` adds, at its first use; the same value whenever `key` is equal."""
+        if key not in self._once:
+            self._once[key] = build()
+        return self._once[key]
 
     def integers(self, *values: int, scalar: bool = False) -> str:
         """An int64 constant, one per distinct value."""

@@ -1,6 +1,8 @@
-"""Quantised linears: FP8 and NVFP4, each one function with a body for each kind of executor.
+"""Quantised linears: FP8 and NVFP4, with bodies for each kind of executor.
 
-The bodies compute the same function of the same stored bytes (`checkpoints/quantized_weights.py`
+For the CPU a linear is two functions, one that rounds the input and one that multiplies, so that
+linears which read one input at one scale (q, k and v; gate and up) round it once. The bodies
+compute the same function of the same stored bytes (`checkpoints/quantized_weights.py`
 has the layout): y = x̂ Ŵ^T, where the weight is decoded and the input rounded as hardware does.
 
 FP8:   Ŵ = code · weight_scale; x̂ = E4M3(x / input_scale) · input_scale, clipped to ±448.
@@ -27,7 +29,7 @@ import onnx.parser
 from onnx import TensorProto, helper
 
 from dflash_trt.checkpoints.quantization import Algorithm
-from dflash_trt.checkpoints.quantized_weights import SCALES
+from dflash_trt.checkpoints.quantized_weights import INPUT_SCALE, SCALES, read_scalar
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.model import GraphBuilder
@@ -36,25 +38,30 @@ FP4_QUANTIZE = "TRT_FP4DynamicQuantize"
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 # A Cast to E4M3 saturates.
-_FP8_CPU = """
+_FP8_ROUND_CPU = """
 <domain: "dflash", opset_import: ["" : 24]>
-fp8_linear (x, weight, weight_scale, input_scale) => (y)
+fp8_round (x, input_scale) => (x_hat)
 {
     quotient = Div (x, input_scale)
     codes = Cast <to = 17> (quotient)
     rounded = Cast <to = 1> (codes)
     x_hat = Mul (rounded, input_scale)
+}
+"""
+_FP8_LINEAR_CPU = """
+<domain: "dflash", opset_import: ["" : 24]>
+fp8_linear (x_hat, weight, weight_scale) => (y)
+{
     w_hat = DequantizeLinear (weight, weight_scale)
     y = Gemm <transB = 1> (x_hat, w_hat)
 }
 """
 
-# Each byte is looked up as its two codes, doubled so that they are integers: the chain from bytes
-# to floats then takes the least memory while it is folded. E2M1 has steps of 0.5 below 2, 1 below
-# 4 and 2 above, and rounding to multiples of a step is rounding to E2M1.
-_NVFP4_CPU = """
+# E2M1 has steps of 0.5 below 2, 1 below 4 and 2 above, and rounding to multiples of a step is
+# rounding to E2M1.
+_NVFP4_ROUND_CPU = """
 <domain: "dflash", opset_import: ["" : 24]>
-nvfp4_linear (x, weight, weight_scale, weight_scale_2, input_scale) => (y)
+nvfp4_round (x, input_scale) => (x_hat)
 {
     blocks = Constant <value_ints = [0, -1, 16]> ()
     rows = Constant <value_ints = [0, -1]> ()
@@ -89,6 +96,16 @@ nvfp4_linear (x, weight, weight_scale, weight_scale_2, input_scale) => (y)
     codes = Mul (whole, unit)
     rounded = Mul (codes, steps)
     x_hat = Reshape (rounded, rows)
+}
+"""
+# Each byte is looked up as its two codes, doubled so that they are integers: the chain from bytes
+# to floats then takes the least memory while it is folded.
+_NVFP4_LINEAR_CPU = """
+<domain: "dflash", opset_import: ["" : 24]>
+nvfp4_linear (x_hat, weight, weight_scale, weight_scale_2) => (y)
+{
+    rows = Constant <value_ints = [0, -1]> ()
+    half = Constant <value_float = 0.5> ()
 
     bytes = Cast <to = 6> (weight)
     pairs = Gather <axis = 0> (doubled_codes, bytes)
@@ -143,26 +160,35 @@ def quantized_product(
     """x [T,in] times the quantised linear `role`, [T,out]; both in `precision` (the compute type).
 
     The weight and its scales are referenced in place, as `weight_name` and `weight_name.SCALE`.
+    On the CPU, an input that was rounded at the same scale before is not rounded again.
     """
     is_native = b.form.precision is not Precision.FLOAT32
-    operands = [
-        x,
-        b.stored(weight_name, weights[role], is_fp4=is_native and algorithm == "NVFP4"),
-    ]
-    for scale in SCALES[algorithm]:
-        operands.append(b.stored(f"{weight_name}.{scale}", weights[f"{role}.{scale}"]))
+    weight = b.stored(weight_name, weights[role], is_fp4=is_native and algorithm == "NVFP4")
+    scales = {
+        scale: b.stored(f"{weight_name}.{scale}", weights[f"{role}.{scale}"])
+        for scale in SCALES[algorithm]
+    }
     if is_native:
         function = tensorrt_function(algorithm, precision or b.form.precision)
-        return b.inline(function, operands, name)
-    return b.call(cpu_function(algorithm), operands, name)[0]
+        return b.inline(function, [x, weight, *scales.values()], name)
+    input_scale = scales.pop(INPUT_SCALE)
+    key = (x, algorithm, read_scalar(weights[f"{role}.{INPUT_SCALE}"]))
+    x_hat = b.once(key, lambda: b.call(round_function(algorithm), [x, input_scale], f"{name}_x")[0])
+    return b.call(linear_function(algorithm), [x_hat, weight, *scales.values()], name)[0]
 
 
 @cache
-def cpu_function(algorithm: Algorithm) -> onnx.FunctionProto:
+def round_function(algorithm: Algorithm) -> onnx.FunctionProto:
+    """`dflash::fp8_round` or `dflash::nvfp4_round` in operations that ONNX Runtime has."""
+    return onnx.parser.parse_function(_FP8_ROUND_CPU if algorithm == "FP8" else _NVFP4_ROUND_CPU)
+
+
+@cache
+def linear_function(algorithm: Algorithm) -> onnx.FunctionProto:
     """`dflash::fp8_linear` or `dflash::nvfp4_linear` in operations that ONNX Runtime has."""
     if algorithm == "FP8":
-        return onnx.parser.parse_function(_FP8_CPU)
-    function = onnx.parser.parse_function(_NVFP4_CPU)
+        return onnx.parser.parse_function(_FP8_LINEAR_CPU)
+    function = onnx.parser.parse_function(_NVFP4_LINEAR_CPU)
     table = helper.make_tensor(
         "doubled_codes", TensorProto.INT8, [256, 2], _doubled_codes().tobytes(), raw=True
     )
@@ -173,7 +199,7 @@ def cpu_function(algorithm: Algorithm) -> onnx.FunctionProto:
 
 @cache
 def tensorrt_function(algorithm: Algorithm, precision: Precision) -> onnx.FunctionProto:
-    """The same functions in TensorRT's quantisation layers, their product in `precision`."""
+    """Rounding and product in TensorRT's quantisation layers, the product in `precision`."""
     onnx_type = precision.onnx_type
     if algorithm == "FP8":
         return onnx.parser.parse_function(_FP8_TENSORRT.format(onnx_type=onnx_type))

@@ -19,7 +19,13 @@ from dflash_trt.executors.session import open_session
 from dflash_trt.graph.bindings import LOGITS
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import IR_VERSION, OPSET
-from dflash_trt.graph.quantized import FP4_QUANTIZE, Algorithm, cpu_function, tensorrt_function
+from dflash_trt.graph.quantized import (
+    FP4_QUANTIZE,
+    Algorithm,
+    linear_function,
+    round_function,
+    tensorrt_function,
+)
 from tests.graph.runner import GraphRunner
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import max_relative_error
@@ -66,7 +72,7 @@ def decode(algorithm: Algorithm, linear: dict[str, Any]) -> Float32:
 
 
 def call_model(algorithm: Algorithm, linear: dict[str, Any], columns: int) -> onnx.ModelProto:
-    function = cpu_function(algorithm)
+    rounding, product = round_function(algorithm), linear_function(algorithm)
     types = {np.dtype(np.uint8): TensorProto.UINT8, np.dtype(np.float32): TensorProto.FLOAT}
     initializers = [
         helper.make_tensor(
@@ -79,7 +85,12 @@ def call_model(algorithm: Algorithm, linear: dict[str, Any], columns: int) -> on
         for name, value in linear.items()
     ]
     graph = helper.make_graph(
-        [helper.make_node(function.name, list(function.input), ["y"], domain="dflash")],
+        [
+            helper.make_node(
+                rounding.name, list(rounding.input), list(rounding.output), domain="dflash"
+            ),
+            helper.make_node(product.name, list(product.input), ["y"], domain="dflash"),
+        ],
         "one_linear",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", columns])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["T", None])],
@@ -87,7 +98,7 @@ def call_model(algorithm: Algorithm, linear: dict[str, Any], columns: int) -> on
     )
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("dflash", 1)]
     return helper.make_model(
-        graph, opset_imports=opsets, functions=[function], ir_version=IR_VERSION
+        graph, opset_imports=opsets, functions=[rounding, product], ir_version=IR_VERSION
     )
 
 
