@@ -32,8 +32,8 @@ def open_executor(
     """
     check_runnable(bundle)
     # Imported here: a command that only reads a bundle need not load ONNX Runtime.
-    from dflash_trt.executors.caches import CacheShape
-    from dflash_trt.executors.onnxruntime import CacheLayout, OnnxRuntimeExecutor
+    from dflash_trt.executors.caches import CacheLayout, CacheShape
+    from dflash_trt.executors.onnxruntime import OnnxRuntimeExecutor
 
     manifest = bundle.manifest
     target, draft, limits = manifest.target, manifest.draft, manifest.limits

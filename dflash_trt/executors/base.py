@@ -8,7 +8,9 @@ those positions, so rows at or past a sequence's accepted length are scratch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Literal, Protocol
 
 import numpy as np
@@ -20,12 +22,25 @@ FloatArray = npt.NDArray[np.float32]
 TargetGraph = Literal["target", "target_only"]
 
 
+class Scores(IntEnum):
+    """What a caller needs of the logits behind the choices; each holds what those before do.
+
+    An executor may hand out more than was asked for, never less: whole rows serve whoever
+    asked for candidates.
+    """
+
+    NONE = 0
+    CANDIDATES = 1
+    LOGITS = 2
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorLimits:
     """What a bundle's graphs and caches allow.
 
     `max_seq_len` counts cache positions per sequence; `block_size` is the drafter's
-    trained block (anchor included), the largest S of a speculative step.
+    trained block (anchor included), the largest S of a speculative step; `prefill_chunk` is
+    the largest S of a call with one sequence, None where any is taken.
     """
 
     max_batch: int
@@ -33,17 +48,34 @@ class ExecutorLimits:
     block_size: int
     vocab_size: int
     mask_token_id: int
+    prefill_chunk: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The K highest logits of every row: enough to draw from with a small top-k.
+
+    `token_ids` and `logits` [B,R,K], highest first; among equal logits in any order, and which
+    of them are left out at the end is not said. `read_row(b, r)` gives the whole row [V] for
+    whoever has to know. Valid until the executor's next call.
+    """
+
+    token_ids: Int64Array
+    logits: FloatArray
+    read_row: Callable[[int, int], FloatArray]
 
 
 @dataclass(frozen=True, slots=True)
 class TargetOutput:
-    """`choice_ids` [B,R] is the argmax per logit row; `logits` [B,R,V] only when asked for.
+    """`choice_ids` [B,R] is the argmax per logit row.
 
-    Arrays are valid until the executor's next call; copy what must live longer.
+    `logits` [B,R,V] or `candidates` are there when asked for (see Scores). Arrays are valid
+    until the executor's next call; copy what must live longer.
     """
 
     choice_ids: Int64Array
     logits: FloatArray | None
+    candidates: Candidates | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +83,14 @@ class SpeculationOutput:
     """One draft pass and one verify pass.
 
     `token_ids` [B,S]: column 0 the anchor, then the drafts. `choice_ids` [B,S]: the
-    target's argmax after each of them. `logits` [B,S,V] only when asked for.
-    Arrays are valid until the executor's next call.
+    target's argmax after each of them. `logits` [B,S,V] or `candidates` are there when asked
+    for (see Scores). Arrays are valid until the executor's next call.
     """
 
     token_ids: Int64Array
     choice_ids: Int64Array
     logits: FloatArray | None
+    candidates: Candidates | None = None
 
 
 class Executor(Protocol):
@@ -78,7 +111,7 @@ class Executor(Protocol):
         token_ids: Int64Array,
         starts: Int64Array,
         logit_rows: Int64Array,
-        want_logits: bool,
+        scores: Scores,
     ) -> TargetOutput:
         """Runs `token_ids` [B,S] through the target in slots first_slot … first_slot+B-1.
 
@@ -95,7 +128,7 @@ class Executor(Protocol):
         anchors: Int64Array,
         starts: Int64Array,
         block_size: int,
-        want_logits: bool,
+        scores: Scores,
     ) -> SpeculationOutput:
         """Drafts a block from `anchors` [B] and verifies it, in the slots from first_slot on.
 
@@ -109,7 +142,7 @@ class Executor(Protocol):
         ...
 
     def release_slots(self, first_free: int) -> None:
-        """Says that slots first_free … hold nothing, so that caches may shrink."""
+        """Says that slots first_free … hold nothing, so that caches may shrink or be cleared."""
         ...
 
     def close(self) -> None:

@@ -20,11 +20,12 @@ from dflash_trt.errors import DflashError, one_line
 from dflash_trt.executors.base import (
     ExecutorLimits,
     Int64Array,
+    Scores,
     SpeculationOutput,
     TargetGraph,
     TargetOutput,
 )
-from dflash_trt.executors.caches import CacheShape, LinearCaches
+from dflash_trt.executors.caches import CacheLayout, LinearCaches
 from dflash_trt.executors.session import bind_array, check_session, open_session
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,
@@ -35,21 +36,10 @@ from dflash_trt.graph.bindings import (
     LOGITS,
     TOKEN_IDS,
     GraphName,
-    cache_layers,
 )
 
 # Bindings are small, but a server with ragged prompts meets many shapes.
 MAX_BINDINGS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class CacheLayout:
-    """Layers and cache dimensions of the target and its draft."""
-
-    target_layers: int
-    target: CacheShape
-    draft_layers: int
-    draft: CacheShape
 
 
 @dataclass(slots=True)
@@ -94,16 +84,8 @@ class OnnxRuntimeExecutor:
         self._limits = limits
         self._threads = threads
         self._sessions: dict[GraphName, ort.InferenceSession] = {}
-        target_caches = cache_layers("target", layout.target_layers)
-        draft_caches = cache_layers("draft", layout.draft_layers)
-        self._graph_caches: dict[GraphName, list[tuple[str, str]]] = {
-            "target": target_caches + draft_caches,
-            "draft": draft_caches,
-            "target_only": target_caches,
-        }
-        shapes = {name: layout.target for name, _ in target_caches}
-        shapes |= {name: layout.draft for name, _ in draft_caches}
-        self._shapes = shapes
+        self._graph_caches = layout.graph_caches()
+        shapes = self._shapes = layout.shapes()
         self._caches = LinearCaches(shapes, limits.max_batch, limits.max_seq_len)
         self._held = [0] * limits.max_batch
         self._bindings: OrderedDict[tuple[object, ...], _Binding | _Step] = OrderedDict()
@@ -125,12 +107,13 @@ class OnnxRuntimeExecutor:
         token_ids: Int64Array,
         starts: Int64Array,
         logit_rows: Int64Array,
-        want_logits: bool,
+        scores: Scores,
     ) -> TargetOutput:
         batch, rows = token_ids.shape
         if not 0 <= logit_rows.min() <= logit_rows.max() < rows:
             raise ValueError(f"logit rows {logit_rows.tolist()} are not within {rows} rows")
         self._hold(first_slot, starts, rows)
+        want_logits = scores is not Scores.NONE  # whole rows serve as candidates too
         key = (graph, first_slot, batch, rows, logit_rows.shape[1], want_logits)
         binding = self._recall(key)
         if not isinstance(binding, _Binding):
@@ -152,12 +135,13 @@ class OnnxRuntimeExecutor:
         anchors: Int64Array,
         starts: Int64Array,
         block_size: int,
-        want_logits: bool,
+        scores: Scores,
     ) -> SpeculationOutput:
         batch = len(anchors)
         if not 2 <= block_size <= self._limits.block_size:
             raise ValueError(f"block size {block_size} is not 2 … {self._limits.block_size}")
         self._hold(first_slot, starts, block_size)
+        want_logits = scores is not Scores.NONE
         key = ("speculate", first_slot, batch, block_size, want_logits)
         step = self._recall(key)
         if not isinstance(step, _Step):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.executors.base import (
     Executor,
-    FloatArray,
+    Scores,
     SpeculationOutput,
     TargetGraph,
     TargetOutput,
@@ -20,8 +21,8 @@ from dflash_trt.runtime.admission import check_block_size, check_request
 from dflash_trt.runtime.events import TokenEvent, make_event
 from dflash_trt.runtime.options import EngineOptions
 from dflash_trt.runtime.request import Request, RequestResult, RequestState
-from dflash_trt.runtime.sampling import choose_tokens, find_highest
 from dflash_trt.runtime.scheduler import DecodeBatch, PrefillChunk, Scheduler
+from dflash_trt.runtime.scores import RowScores, rows_by_sequence
 from dflash_trt.runtime.statistics import StatisticsRecorder
 from dflash_trt.runtime.text import TextStream
 from dflash_trt.runtime.timing import TimedExecutor
@@ -66,7 +67,7 @@ class Engine:
         self._scheduler = Scheduler(
             self._limits.max_batch,
             self._limits.max_seq_len,
-            self._options.prefill_chunk,
+            min(self._options.prefill_chunk, self._limits.prefill_chunk or sys.maxsize),
             self._executor.move_slot,
         )
         self._live: dict[int, RequestState] = {}
@@ -191,10 +192,10 @@ class Engine:
         states, rows = batch.states, batch.rows
         anchors = np.array([state.token_ids[-1] for state in states], dtype=np.int64)
         starts = np.array([state.cached_length for state in states], dtype=np.int64)
-        want_logits = any(map(self._needs_logits, states))
+        scores = max(map(self._needed_scores, states))
         output: SpeculationOutput | TargetOutput
         if rows > 1:
-            output = self._executor.speculate(batch.first_slot, anchors, starts, rows, want_logits)
+            output = self._executor.speculate(batch.first_slot, anchors, starts, rows, scores)
             drafts = output.token_ids[:, 1:].tolist()
         else:
             output = self._executor.forward(
@@ -203,15 +204,12 @@ class Engine:
                 anchors[:, None],
                 starts,
                 np.zeros((len(states), 1), dtype=np.int64),
-                want_logits,
+                scores,
             )
             drafts = [[] for _ in states]
-        for index, (state, choices) in enumerate(
-            zip(states, output.choice_ids.tolist(), strict=True)
-        ):
-            rows_of_logits = None if output.logits is None else output.logits[index]
-            tokens = accept_block(drafts[index], _make_chooser(state, choices, rows_of_logits))
-            emitted = self._take(state, tokens, rows_of_logits)
+        for state, draft, known in zip(states, drafts, rows_by_sequence(output), strict=True):
+            tokens = accept_block(draft, _make_chooser(state, known))
+            emitted = self._take(state, tokens, known)
             state.recorder.record_step(rows, len(tokens), emitted)
             self._emit(state, emitted, min(len(tokens) - 1, emitted))
 
@@ -225,15 +223,15 @@ class Engine:
             np.array([state.prefilled], dtype=np.int64),
             np.array([[length - 1]], dtype=np.int64),
             # Of a greedy request too: one row shows whether the target's numbers are numbers.
-            chunk.is_last,
+            Scores.LOGITS if chunk.is_last else Scores.NONE,
         )
         if not chunk.is_last:
             state.prefilled += length
             return
-        logits = None if output.logits is None else output.logits[0]
-        token = _make_chooser(state, output.choice_ids[0].tolist(), logits)(0)
+        (known,) = rows_by_sequence(output)
+        token = _make_chooser(state, known)(0)
         state.prefilled += length
-        self._take(state, [token], logits)
+        self._take(state, [token], known)
         state.recorder.first_token_at = self._clock()
         self._emit(state, 1, 0)
         if state.finish_reason is None:
@@ -241,14 +239,13 @@ class Engine:
         else:
             self._finish(state)
 
-    def _take(self, state: RequestState, tokens: list[int], logits: FloatArray | None) -> int:
+    def _take(self, state: RequestState, tokens: list[int], known: RowScores) -> int:
         """Appends `tokens` as far as the request goes; returns how many it took."""
-        if logits is not None and state.request.sampling.greedy:  # drawing looks for itself
-            first = state.next_position
-            find_highest(logits[: len(tokens)], np.arange(first, first + len(tokens)))
+        if state.request.sampling.greedy:  # drawing looks for itself
+            known.check(len(tokens), state.next_position)
         taken = state.append_tokens(tokens)
-        if self._options.record_logits and logits is not None:
-            state.logits.extend(row.copy() for row in logits[:taken])
+        if self._options.record_logits and known.logits is not None:
+            state.logits.extend(row.copy() for row in known.logits[:taken])
         return taken
 
     def _emit(self, state: RequestState, taken: int, accepted_tokens: int) -> None:
@@ -259,8 +256,8 @@ class Engine:
         self._executor.release_slots(self._scheduler.used_slots)
         del self._live[state.request_id]
 
-    def _needs_logits(self, state: RequestState) -> bool:
-        return self._options.record_logits or not state.request.sampling.greedy
+    def _needed_scores(self, state: RequestState) -> Scores:
+        return Scores.LOGITS if self._options.record_logits else state.request.sampling.scores
 
     def _clip_max_tokens(self, request: Request) -> int:
         room = self._limits.max_seq_len - len(request.prompt_ids)
@@ -272,18 +269,7 @@ class Engine:
         return request.block_size or self._options.block_size or self._limits.block_size
 
 
-def _make_chooser(
-    state: RequestState, choice_ids: list[int], logits: FloatArray | None
-) -> Callable[[int], int]:
+def _make_chooser(state: RequestState, known: RowScores) -> Callable[[int], int]:
     """The target's token by logit row, for rows that continue `state`'s output in order."""
     sampling, first_position = state.request.sampling, state.next_position
-    if sampling.greedy:
-        return choice_ids.__getitem__
-    if logits is None:
-        raise ValueError("a sampled request needs the executor's logits")
-
-    def draw(row: int) -> int:
-        positions = np.array([first_position + row], dtype=np.int64)
-        return int(choose_tokens(logits[row : row + 1], positions, sampling)[0])
-
-    return draw
+    return lambda row: known.choose(row, first_position + row, sampling)

@@ -16,10 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.errors import DflashError
-from dflash_trt.executors.base import FloatArray, Int64Array
+from dflash_trt.executors.base import FloatArray, Int64Array, Scores
 from dflash_trt.runtime.noise import LARGEST_NOISE, SMALLEST_NOISE, draw_gumbel
 
 Float64Array = npt.NDArray[np.float64]
+
+# The largest top-k that candidates are asked for. Executors hand out more of them than this, so
+# that the k-th logit seldom equals the last candidate's (see `choose_candidate`).
+MAX_CANDIDATE_TOP_K = 64
 
 _NOISE_SPAN = LARGEST_NOISE - SMALLEST_NOISE + 1e-6
 
@@ -60,6 +64,14 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def scores(self) -> Scores:
+        """What drawing takes of a row: nothing, its candidates (a small top-k), or all of it."""
+        if self.greedy:
+            return Scores.NONE
+        is_small = self.top_k is not None and self.top_k <= MAX_CANDIDATE_TOP_K
+        return Scores.CANDIDATES if is_small else Scores.LOGITS
+
 
 def choose_tokens(logits: FloatArray, positions: Int64Array, params: SamplingParams) -> Int64Array:
     """The target's token for each row of `logits` [R,V]; int64 [R].
@@ -75,10 +87,30 @@ def choose_tokens(logits: FloatArray, positions: Int64Array, params: SamplingPar
         winners: Int64Array = np.argmax(logits, axis=1).astype(np.int64, copy=False)
         return winners
     chosen = [
-        _draw_token(row, float(top), int(position), params)
+        _draw_token(allowed, row[allowed], float(top), int(position), params)
         for row, top, position in zip(logits, highest, positions, strict=True)
+        for allowed in (_keep_top_k(row, params.top_k),)
     ]
     return np.array(chosen, dtype=np.int64)
+
+
+def choose_candidate(
+    token_ids: Int64Array, logits: FloatArray, position: int, params: SamplingParams
+) -> int | None:
+    """The target's token of a row known by its highest logits: what choose_tokens would say.
+
+    `token_ids` and `logits` [K] are the row's candidates, in any order; `params.top_k` is at most
+    K. None when they cannot tell: a token that was left out ties with the last one kept.
+
+    Raises:
+        DflashError: a candidate is NaN or +inf, or all are -inf.
+    """
+    (highest,) = find_highest(logits[None], np.array([position], dtype=np.int64))
+    order = np.lexsort((token_ids, -logits))[: params.top_k]
+    if logits[order[-1]] == logits.min():
+        return None
+    kept = order[np.argsort(token_ids[order])]
+    return _draw_token(token_ids[kept], logits[kept], float(highest), position, params)
 
 
 def find_highest(logits: FloatArray, positions: Int64Array) -> FloatArray:
@@ -98,14 +130,18 @@ def find_highest(logits: FloatArray, positions: Int64Array) -> FloatArray:
     return highest
 
 
-def _draw_token(logits: FloatArray, highest: float, position: int, params: SamplingParams) -> int:
-    """The Gumbel-max winner of one row [V]; equal scores go to the lower token id."""
-    allowed = _keep_top_k(logits, params.top_k)
+def _draw_token(
+    allowed: Int64Array, logits: FloatArray, highest: float, position: int, params: SamplingParams
+) -> int:
+    """The Gumbel-max winner of what top-k left of a row; equal scores go to the lower token id.
+
+    `allowed` [n] ascending ids, `logits` [n] theirs.
+    """
     # The maximum becomes 0, so a tiny temperature sends only the others towards -inf.
     with np.errstate(over="ignore"):
-        scaled = (logits[allowed].astype(np.float64) - highest) / params.temperature
+        scaled = (logits.astype(np.float64) - highest) / params.temperature
     if params.top_p < 1:
-        kept = _keep_top_p(logits[allowed], scaled, params.top_p)
+        kept = _keep_top_p(logits, scaled, params.top_p)
         allowed, scaled = allowed[kept], scaled[kept]
     # Noise is bounded, so a token this far behind cannot win: the same answer, fewer draws.
     reachable = np.flatnonzero(scaled >= -_NOISE_SPAN)

@@ -9,6 +9,7 @@ from dflash_trt.executors.base import (
     Executor,
     ExecutorLimits,
     Int64Array,
+    Scores,
     SpeculationOutput,
     TargetGraph,
     TargetOutput,
@@ -38,12 +39,10 @@ class TimedExecutor:
         token_ids: Int64Array,
         starts: Int64Array,
         logit_rows: Int64Array,
-        want_logits: bool,
+        scores: Scores,
     ) -> TargetOutput:
         with self._measure():
-            return self._executor.forward(
-                graph, first_slot, token_ids, starts, logit_rows, want_logits
-            )
+            return self._executor.forward(graph, first_slot, token_ids, starts, logit_rows, scores)
 
     def speculate(
         self,
@@ -51,10 +50,10 @@ class TimedExecutor:
         anchors: Int64Array,
         starts: Int64Array,
         block_size: int,
-        want_logits: bool,
+        scores: Scores,
     ) -> SpeculationOutput:
         with self._measure():
-            return self._executor.speculate(first_slot, anchors, starts, block_size, want_logits)
+            return self._executor.speculate(first_slot, anchors, starts, block_size, scores)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         with self._measure():

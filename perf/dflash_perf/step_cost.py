@@ -26,7 +26,7 @@ from dflash_trt.checkpoints.target import read_target
 from dflash_trt.commands.progress import StageBars
 from dflash_trt.config import BuildConfig, CheckpointSource
 from dflash_trt.executors import open_executor
-from dflash_trt.executors.base import Executor
+from dflash_trt.executors.base import Executor, Scores
 
 HELD = 100
 LENGTHS = (512, 4096)
@@ -61,8 +61,8 @@ def open_synthetic(folder: Path, max_seq_len: int) -> Executor:
     executor = open_executor(open_bundle(bundle), threads=1)
     ids = np.arange(HELD, dtype=np.int64)[None]
     zero, last = np.zeros(1, np.int64), np.array([[HELD - 1]])
-    executor.forward("target", 0, ids, zero, last, False)
-    executor.forward("target_only", 0, ids, zero, last, False)
+    executor.forward("target", 0, ids, zero, last, Scores.NONE)
+    executor.forward("target_only", 0, ids, zero, last, Scores.NONE)
     return executor
 
 
@@ -72,10 +72,10 @@ def time_steps(executor: Executor, *, speculative: bool, seconds: float) -> floa
     count, started = 0, time.perf_counter()
     while time.perf_counter() - started < seconds:
         if speculative:
-            executor.speculate(0, np.array([7]), start, SHAPE.block_size, False)
+            executor.speculate(0, np.array([7]), start, SHAPE.block_size, Scores.NONE)
         else:
             token, row = np.array([[7]]), np.zeros((1, 1), np.int64)
-            executor.forward("target_only", 0, token, start, row, False)
+            executor.forward("target_only", 0, token, start, row, Scores.NONE)
         count += 1
     return (time.perf_counter() - started) / count * 1e3
 

@@ -24,6 +24,7 @@ from dflash_trt import __version__
 from dflash_trt.bundle.bundle import open_bundle, verify_bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.executors import open_executor
+from dflash_trt.executors.base import Scores
 from tests.bundle.conftest import Watcher, build_pair, read_manifest_json, write_pair
 
 TARGET_WEIGHTS = "weights/target/shard-00000.safetensors"
@@ -38,7 +39,7 @@ def _runs(folder: Path) -> bool:
     """Whether ONNX Runtime opens all three graphs and gives finite logits."""
     executor = open_executor(open_bundle(folder), threads=1, graphs=("target_only", "draft"))
     ids, starts = np.array([[5, 6]]), np.array([0])
-    output = executor.forward("target", 0, ids, starts, np.array([[1]]), True)
+    output = executor.forward("target", 0, ids, starts, np.array([[1]]), Scores.LOGITS)
     assert output.logits is not None
     finite = bool(np.isfinite(output.logits).all())
     executor.close()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.executors.base import FloatArray, Int64Array, TargetGraph
+from dflash_trt.executors.base import FloatArray, Int64Array, Scores, TargetGraph
 from dflash_trt.executors.onnxruntime import OnnxRuntimeExecutor
 
 
@@ -34,7 +34,7 @@ def forward_rows(
     token_ids = np.asarray(ids, np.int64)
     rows = np.broadcast_to(np.arange(token_ids.shape[1]), token_ids.shape)
     output = executor.forward(
-        graph, first_slot, token_ids, np.asarray(starts, np.int64), rows, True
+        graph, first_slot, token_ids, np.asarray(starts, np.int64), rows, Scores.LOGITS
     )
     assert output.logits is not None
     np.testing.assert_array_equal(output.choice_ids, output.logits.argmax(-1))
@@ -106,7 +106,7 @@ def step(
         np.array([s.anchor for s in sequences]),
         np.array([s.start for s in sequences]),
         block_size,
-        True,
+        Scores.LOGITS,
     )
     assert out.logits is not None
     np.testing.assert_array_equal(out.choice_ids, out.logits.argmax(-1))

@@ -12,7 +12,7 @@ import pytest
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.executors import open_executor
-from dflash_trt.executors.base import Executor
+from dflash_trt.executors.base import Executor, Scores
 from tests.executors.steps import random_ids
 from tests.pairs import PairFactory
 
@@ -37,11 +37,11 @@ def bundle(make_pair: PairFactory, tmp_path: Path) -> Bundle:
 
 def decode(executor: Executor) -> None:
     ids, row = np.array([[1, 2]]), np.array([[1]])
-    executor.forward("target_only", 0, ids, np.array([0]), row, False)
+    executor.forward("target_only", 0, ids, np.array([0]), row, Scores.NONE)
 
 
 def speculate(executor: Executor) -> None:
-    executor.speculate(0, np.array([1]), np.array([0]), 4, False)
+    executor.speculate(0, np.array([1]), np.array([0]), 4, Scores.NONE)
 
 
 USES: dict[str, Callable[[Executor], None]] = {
@@ -83,11 +83,11 @@ def test_a_token_outside_the_vocabulary_is_one_line_and_harms_nothing(
 ) -> None:
     executor = open_executor(bundle, threads=1)
     ids, starts, rows = random_ids(256, 1, 4), np.array([0]), np.array([[3]])
-    expected = executor.forward("target", 0, ids, starts, rows, False).choice_ids.copy()
+    expected = executor.forward("target", 0, ids, starts, rows, Scores.NONE).choice_ids.copy()
     with pytest.raises(DflashError) as caught:
-        executor.forward("target", 0, np.full((1, 4), token), starts, rows, False)
+        executor.forward("target", 0, np.full((1, 4), token), starts, rows, Scores.NONE)
     check_line(caught.value, "target.onnx")
-    again = executor.forward("target", 0, ids, starts, rows, False).choice_ids
+    again = executor.forward("target", 0, ids, starts, rows, Scores.NONE).choice_ids
     np.testing.assert_array_equal(again, expected)
 
 
@@ -114,7 +114,7 @@ def test_a_call_outside_the_limits_is_refused_before_anything_is_written(
     held = list(executor._held)
     with pytest.raises(ValueError, match=r"slots|rows"):
         executor.forward(
-            "target", first_slot, ids, np.array([start]), np.array([[logit_row]]), False
+            "target", first_slot, ids, np.array([start]), np.array([[logit_row]]), Scores.NONE
         )
     assert executor._held == held
 
@@ -125,26 +125,28 @@ def test_a_block_that_the_draft_was_not_trained_for_is_refused(
 ) -> None:
     executor = open_executor(bundle, threads=1)
     with pytest.raises(ValueError, match="block size"):
-        executor.speculate(0, np.array([1]), np.array([0]), block_size, False)
+        executor.speculate(0, np.array([1]), np.array([0]), block_size, Scores.NONE)
 
 
 def test_a_closed_executor_refuses_to_work(bundle: Bundle) -> None:
     executor = open_executor(bundle, threads=1)
     executor.close()
     with pytest.raises(ValueError, match="closed"):
-        executor.forward("target", 0, random_ids(256, 1, 4), np.array([0]), np.array([[3]]), False)
+        executor.forward(
+            "target", 0, random_ids(256, 1, 4), np.array([0]), np.array([[3]]), Scores.NONE
+        )
 
 
 def test_a_sequence_that_overflowed_does_not_poison_the_next(bundle: Bundle) -> None:
     executor = open_executor(bundle, threads=1)
     ids, starts, rows = random_ids(256, 1, 4), np.array([0]), np.array([[3]])
-    expected = executor.forward("target", 0, ids, starts, rows, True).logits
+    expected = executor.forward("target", 0, ids, starts, rows, Scores.LOGITS).logits
     assert expected is not None
     expected = expected.copy()
     for array in executor._caches._arrays.values():
         array[0] = np.nan
     executor.release_slots(0)
-    again = executor.forward("target", 0, ids, starts, rows, True).logits
+    again = executor.forward("target", 0, ids, starts, rows, Scores.LOGITS).logits
     np.testing.assert_array_equal(again, expected)
 
 

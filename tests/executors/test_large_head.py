@@ -21,7 +21,7 @@ from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import BuildConfig
 from dflash_trt.executors import open_executor
-from dflash_trt.executors.base import Executor, FloatArray
+from dflash_trt.executors.base import Executor, FloatArray, Scores
 from tests.pairs import SilentProgress
 from tests.reference.checkpoints import write_draft
 from tests.reference.compare import assert_bitwise_equal
@@ -131,7 +131,7 @@ def forward(executor: Executor, ids: np.ndarray, start: int, picked: list[int]) 
     """Logits [B,R,V] after the rows `picked` of ids [B,S]."""
     rows = np.tile(picked, (len(ids), 1))
     starts = np.full(len(ids), start)
-    logits = executor.forward("target_only", 0, ids, starts, rows, True).logits
+    logits = executor.forward("target_only", 0, ids, starts, rows, Scores.LOGITS).logits
     assert logits is not None
     return logits.copy()
 

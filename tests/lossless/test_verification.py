@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dflash_trt.executors.base import FloatArray, Int64Array, SpeculationOutput
+from dflash_trt.executors.base import FloatArray, Int64Array, Scores, SpeculationOutput
 from dflash_trt.runtime import Request, RequestResult, RequestStatistics
 from dflash_trt.runtime.verification import Comparison, Mode, ModeReport, verify
 from tests.runtime.fake import FakeExecutor
@@ -36,9 +36,9 @@ class Doctored(FakeExecutor):
         anchors: Int64Array,
         starts: Int64Array,
         block_size: int,
-        want_logits: bool,
+        scores: Scores,
     ) -> SpeculationOutput:
-        output = super().speculate(first_slot, anchors, starts, block_size, want_logits)
+        output = super().speculate(first_slot, anchors, starts, block_size, scores)
         assert output.logits is not None
         self.change(output.logits)
         return SpeculationOutput(output.token_ids, output.logits.argmax(-1), output.logits)
@@ -145,10 +145,10 @@ def test_a_batch_is_full_even_with_fewer_prompts() -> None:
             anchors: Int64Array,
             starts: Int64Array,
             block_size: int,
-            want_logits: bool,
+            scores: Scores,
         ) -> SpeculationOutput:
             batches.append(len(anchors))
-            return super().speculate(first_slot, anchors, starts, block_size, want_logits)
+            return super().speculate(first_slot, anchors, starts, block_size, scores)
 
     heard: list[int] = []
     request = Request(prompt_ids=PROMPTS[0], max_tokens=20)

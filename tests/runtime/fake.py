@@ -17,6 +17,7 @@ from dflash_trt.executors.base import (
     ExecutorLimits,
     FloatArray,
     Int64Array,
+    Scores,
     SpeculationOutput,
     TargetGraph,
     TargetOutput,
@@ -88,13 +89,13 @@ class FakeExecutor:
         token_ids: Int64Array,
         starts: Int64Array,
         logit_rows: Int64Array,
-        want_logits: bool,
+        scores: Scores,
     ) -> TargetOutput:
         self._begin(graph, first_slot, *token_ids.shape)
         assert logit_rows.shape[0] == token_ids.shape[0]
         logits = self._run(first_slot, token_ids, starts, graph == "target")
         logits = np.take_along_axis(logits, logit_rows[:, :, None], axis=1)
-        return TargetOutput(*self._hand_out(logits, want_logits))
+        return TargetOutput(*self._hand_out(logits, scores))
 
     def speculate(
         self,
@@ -102,7 +103,7 @@ class FakeExecutor:
         anchors: Int64Array,
         starts: Int64Array,
         block_size: int,
-        want_logits: bool,
+        scores: Scores,
     ) -> SpeculationOutput:
         self._begin("speculate", first_slot, len(anchors), block_size)
         assert 2 <= block_size <= self._limits.block_size
@@ -115,7 +116,7 @@ class FakeExecutor:
         )
         logits = self._run(first_slot, token_ids, starts, injects=True)
         self._last_output.append(token_ids)
-        return SpeculationOutput(token_ids, *self._hand_out(logits, want_logits))
+        return SpeculationOutput(token_ids, *self._hand_out(logits, scores))
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         self._begin("move", destination, 1, length)
@@ -177,12 +178,10 @@ class FakeExecutor:
         assert _NEVER_WRITTEN not in history, f"slot {slot}: a row was read before it was written"
         return history
 
-    def _hand_out(
-        self, logits: FloatArray, want_logits: bool
-    ) -> tuple[Int64Array, FloatArray | None]:
+    def _hand_out(self, logits: FloatArray, scores: Scores) -> tuple[Int64Array, FloatArray | None]:
         choice_ids = logits.argmax(axis=-1)
         self._last_output += [choice_ids, logits]
-        return choice_ids, logits if want_logits else None
+        return choice_ids, logits if scores else None
 
 
 def check_step_calls(calls: Sequence[Call]) -> None:

@@ -1,0 +1,74 @@
+"""What an executor said about one sequence's rows, and the tokens chosen from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash_trt.executors.base import (
+    Candidates,
+    FloatArray,
+    Int64Array,
+    SpeculationOutput,
+    TargetOutput,
+)
+from dflash_trt.runtime.sampling import (
+    SamplingParams,
+    choose_candidate,
+    choose_tokens,
+    find_highest,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RowScores:
+    """The rows of sequence `index` of a call: `logits` [R,V], or candidates, or neither.
+
+    Valid until the executor's next call.
+    """
+
+    index: int
+    choice_ids: list[int]
+    logits: FloatArray | None
+    candidates: Candidates | None
+
+    def choose(self, row: int, position: int, sampling: SamplingParams) -> int:
+        """The target's token at `row`, which will stand at absolute `position`."""
+        if sampling.greedy:
+            return self.choice_ids[row]
+        if self.logits is not None:
+            return _choose(self.logits[row], position, sampling)
+        if self.candidates is None:
+            raise ValueError("a sampled request needs the executor's logits")
+        ids, values = self.candidates.token_ids, self.candidates.logits
+        token = choose_candidate(ids[self.index, row], values[self.index, row], position, sampling)
+        if token is not None:
+            return token
+        return _choose(self.candidates.read_row(self.index, row), position, sampling)
+
+    def check(self, rows: int, first_position: int) -> None:
+        """Raises DflashError when one of the first `rows` rows, where known, is not finite."""
+        known = self.logits
+        if known is None and self.candidates is not None:
+            known = self.candidates.logits[self.index]
+        if known is not None:
+            positions: Int64Array = np.arange(first_position, first_position + rows)
+            find_highest(known[:rows], positions)
+
+
+def rows_by_sequence(output: SpeculationOutput | TargetOutput) -> list[RowScores]:
+    """An executor's answer, a RowScores per sequence."""
+    return [
+        RowScores(
+            index,
+            choices,
+            None if output.logits is None else output.logits[index],
+            output.candidates,
+        )
+        for index, choices in enumerate(output.choice_ids.tolist())
+    ]
+
+
+def _choose(logits: FloatArray, position: int, sampling: SamplingParams) -> int:
+    return int(choose_tokens(logits[None], np.array([position], dtype=np.int64), sampling)[0])
