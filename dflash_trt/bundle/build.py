@@ -29,7 +29,7 @@ from dflash_trt.bundle.weights import describe_weights
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.config import BuildConfig
-from dflash_trt.engines.builder import EngineOptions
+from dflash_trt.engines.builder import EngineOptions, library_version
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import CPU_FORM, GraphForm
@@ -81,10 +81,12 @@ def build_bundle(
     """
     limits = _limits(pair, config)
     _check_tokenizer(pair)
-    form, engines, libraries = CPU_FORM, None, list(LIBRARIES)
+    form, engines = CPU_FORM, None
+    libraries = {library: version(library) for library in LIBRARIES}
     if options.engines is not None:
         check_engines(pair, limits, options.engines)
-        libraries.append("tensorrt_rtx")
+        library = options.engines.library
+        libraries[library.module] = library_version(library)
         form = options.engines.form(engine_limits(limits))
     with staged_folder(destination, overwrite=options.overwrite) as folder:
         graphs = GraphFolder(folder)
@@ -106,14 +108,14 @@ def build_bundle(
             schema_version=SCHEMA_VERSION,
             name=name,
             created_by=f"dflash-trt {__version__}",
-            executor="cpu" if engines is None else "tensorrt-rtx",
+            executor="cpu" if options.engines is None else options.engines.library.executor,
             compute_dtype=form.precision.value,
             target=target_dims(pair),
             draft=draft_dims(pair),
             limits=limits,
             weights="copied" if graphs.has_copies else "linked",
             tokenizer=has_tokenizer,
-            libraries={library: version(library) for library in libraries},
+            libraries=libraries,
             files=_describe_files(graphs, options, progress),
             engines=engines,
         )

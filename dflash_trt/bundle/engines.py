@@ -17,14 +17,20 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.progress import Progress
 
+POSITION_STEP = 16
+
 
 def engine_limits(limits: Limits) -> EngineLimits:
-    """The shapes that engines are built for; their caches hold max_seq_len positions a slot."""
+    """The shapes that engines are built for.
+
+    Their caches hold max_seq_len positions a slot, and as many more as keep slots aligned for
+    TensorRT: 16 positions of 8 narrow elements are 256 bytes, and head sizes are multiples of 8.
+    """
     return EngineLimits(
         max_batch=limits.max_batch,
         block_size=limits.block_size,
         prefill_chunk=limits.prefill_chunk,
-        cache_length=limits.max_seq_len,
+        cache_length=-(-limits.max_seq_len // POSITION_STEP) * POSITION_STEP,
     )
 
 
@@ -32,10 +38,10 @@ def check_engines(pair: Pair, limits: Limits, options: EngineOptions) -> None:
     """Refuses, before anything is written, engines that cannot be built here or run anywhere.
 
     Raises:
-        DflashError: TensorRT-RTX is missing, has no kernel for the pair's head sizes, or the
-            pair exceeds the largest device of the architecture.
+        DflashError: the library is missing, has no kernel for the pair's head sizes or needs
+            another GPU, or the pair exceeds the largest device of the architecture.
     """
-    check_buildable(pair, options.arch)
+    check_buildable(pair, options)
     item = options.precision.item_bytes
     models = (target_dims(pair), draft_dims(pair))
     weights = sum(_engine_bytes(spec.weights, item) for spec in (pair.target, pair.draft))
@@ -68,7 +74,7 @@ def build_engines(
     built = [build_engine(graph, folder, options, shapes, progress) for graph in GRAPH_NAMES]
     return EngineSet(
         arch=options.arch.name,
-        library_version=library_version(),
+        library_version=library_version(options.library),
         cache_length=shapes.cache_length,
         files=[
             EngineFile(

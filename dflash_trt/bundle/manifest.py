@@ -146,7 +146,7 @@ class Manifest(_Strict):
     schema_version: Literal[1]
     name: str
     created_by: str
-    executor: Literal["cpu", "tensorrt-rtx"]
+    executor: Literal["cpu", "tensorrt-rtx", "tensorrt"]
     compute_dtype: Literal["float32", "float16", "bfloat16"]
     target: TargetDims
     draft: DraftDims

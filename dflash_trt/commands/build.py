@@ -16,12 +16,12 @@ from dflash_trt.checkpoints.target import read_target
 from dflash_trt.commands.progress import StageBars, format_size
 from dflash_trt.config import MAX_COUNT, BuildConfig, CheckpointSource, load_config, resolve_builtin
 from dflash_trt.engines.arch import DEFAULT_ARCH, find_arch
-from dflash_trt.engines.builder import EngineOptions
+from dflash_trt.engines.builder import EngineOptions, local_arch
+from dflash_trt.engines.library import LIBRARIES, TENSORRT_RTX, load_library
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import Precision
 from dflash_trt.runtime.prompts import read_prompts
 
-TENSORRT_RTX = "tensorrt-rtx"
 PRECISIONS = {"fp16": Precision.FLOAT16, "bf16": Precision.BFLOAT16}
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -33,16 +33,24 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--draft-checkpoint", type=_FOLDER, help="Folder to use for the draft.")
 @click.option(
     "--executor",
-    type=click.Choice(["cpu", TENSORRT_RTX]),
+    type=click.Choice(["cpu", *LIBRARIES]),
     default="cpu",
     show_default=True,
     help="What will run the bundle.",
 )
-@click.option("--arch", help=f"GPU to build engines for.  [default: {DEFAULT_ARCH}]")
+@click.option(
+    "--arch",
+    help=f"GPU to build engines for.  [default: {DEFAULT_ARCH}; tensorrt: the GPU that is here]",
+)
 @click.option(
     "--precision",
     type=click.Choice(list(PRECISIONS)),
     help="What engines compute in; the CPU computes in float32.  [default: bf16]",
+)
+@click.option(
+    "--timing-cache",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where TensorRT keeps timings between builds.  [default: in the user's cache folder]",
 )
 @click.option("--max-batch", type=click.IntRange(1, MAX_COUNT), help="Sequences decoded together.")
 @click.option(
@@ -66,6 +74,7 @@ def command(
     executor: str,
     arch: str | None,
     precision: str | None,
+    timing_cache: Path | None,
     max_batch: int | None,
     max_seq_len: int | None,
     block_size: int | None,
@@ -79,7 +88,7 @@ def command(
     A bundle is a folder with the pair's graphs, its weights (linked, not copied, where the
     filesystem allows) and its tokenizer; every other command works on it.
     """
-    engines = _engine_options(executor, arch, precision)
+    engines = _engine_options(executor, arch, precision, timing_cache)
     config, path = load_config(name)
     given = {"max_batch": max_batch, "max_seq_len": max_seq_len, "block_size": block_size}
     config = config.model_copy(update={key: value for key, value in given.items() if value})
@@ -124,16 +133,30 @@ def command(
         )
 
 
-def _engine_options(executor: str, arch: str | None, precision: str | None) -> EngineOptions | None:
-    """What engines are asked for; None for the CPU, which has neither option."""
-    if executor == TENSORRT_RTX:
-        return EngineOptions(find_arch(arch or DEFAULT_ARCH), PRECISIONS[precision or "bf16"])
+def _engine_options(
+    executor: str, arch: str | None, precision: str | None, timing_cache: Path | None
+) -> EngineOptions | None:
+    """What engines are asked for; None for the CPU, which has none of these options."""
+    library = LIBRARIES.get(executor)
+    if timing_cache is not None and (library is None or library.is_rtx):
+        raise DflashError(
+            "only TensorRT measures tactics as it builds",
+            where="--timing-cache",
+            fix="leave it out, or build with --executor tensorrt",
+            usage=True,
+        )
+    if library is not None:
+        if arch is None and not library.is_rtx:
+            load_library(library)
+            arch = local_arch()
+        found = find_arch(arch or DEFAULT_ARCH, library)
+        return EngineOptions(found, PRECISIONS[precision or "bf16"], library, timing_cache)
     for option, value in (("--arch", arch), ("--precision", precision)):
         if value is not None:
             raise DflashError(
                 f"{value!r} is for engines; the CPU executor runs the graphs in float32",
                 where=option,
-                fix=f"add --executor {TENSORRT_RTX}, or leave it out",
+                fix=f"add --executor {TENSORRT_RTX.executor}, or leave it out",
                 usage=True,
             )
     return None

@@ -1,4 +1,9 @@
-"""Builds a graph into an engine, straight into its file, for a GPU that need not be here."""
+"""Builds a graph into an engine, straight into its file.
+
+TensorRT-RTX builds for GPUs that are not there. TensorRT builds for the one that is, which has
+never been done here: rung 3 is TensorRT-RTX's alone, and what is TensorRT's own below (no compute
+capability, a timing cache) has run against a stand-in only.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +18,45 @@ from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantized_weights import quantized_linears
 from dflash_trt.checkpoints.target import TargetSpec
-from dflash_trt.engines.arch import ARCHES, Arch
-from dflash_trt.engines.library import load_library, make_logger, refused
+from dflash_trt.engines.arch import ARCHES, Arch, library_arches
+from dflash_trt.engines.device import Device
+from dflash_trt.engines.library import (
+    TENSORRT_RTX,
+    Library,
+    load_library,
+    make_logger,
+    refused,
+)
 from dflash_trt.engines.monitor import TOTAL_STEPS, make_monitor, make_writer
 from dflash_trt.engines.network import NetworkSummary, check_network, summarize_network
 from dflash_trt.engines.profiles import EngineLimits, Profile, add_profile, profiles
+from dflash_trt.engines.user_cache import read_cache, user_cache_file, write_cache
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.progress import Progress
 
-# What TensorRT-RTX 1.7 has fused attention kernels for; the build itself has the last word.
+# What TensorRT-RTX 1.7 has fused attention kernels for; the build itself has the last word, and
+# TensorRT's is not known.
 HEAD_DIMS = range(16, 257, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What engines to build, beyond the bundle's limits."""
+    """What engines to build, beyond the bundle's limits.
+
+    `timing_cache` is where TensorRT keeps what it measured; None is the user's cache folder.
+    """
 
     arch: Arch
     precision: Precision
+    library: Library = TENSORRT_RTX
+    timing_cache: Path | None = None
 
     @property
     def folder(self) -> str:
         """Where the engines lie in a bundle."""
-        return f"engines/tensorrt-rtx-{self.arch.name}"
+        return f"engines/{self.library.executor}-{self.arch.name}"
 
     def form(self, limits: EngineLimits) -> GraphForm:
         """The graphs that TensorRT wants: strongly typed, with caches of a fixed length."""
@@ -54,20 +73,24 @@ class BuiltEngine:
     summary: NetworkSummary
 
 
-def check_buildable(pair: Pair, arch: Arch) -> None:
-    """Refuses what no engine can be built for.
+def check_buildable(pair: Pair, options: EngineOptions) -> None:
+    """Refuses what cannot be built here.
 
     Raises:
-        DflashError: TensorRT-RTX is missing, or has no attention kernel for a head size or no
-            quantised product on `arch`.
+        DflashError: the library is missing or needs another GPU than the one here, or has no
+            attention kernel for a head size or no quantised product on the architecture.
     """
-    load_library()
+    library, arch = options.library, options.arch
+    load_library(library)
+    if not library.is_rtx:
+        _check_local(library, arch)
     specs: tuple[tuple[str, TargetSpec | DraftSpec], ...]
     specs = (("target", pair.target), ("draft", pair.draft))
     for owner, spec in specs:
         for algorithm in sorted(set(quantized_linears(spec.weights).values())):
             if algorithm not in arch.algorithms:
-                able = [a.name for a in ARCHES.values() if algorithm in a.algorithms]
+                known = library_arches(library)
+                able = [name for name in known if algorithm in ARCHES[name].algorithms]
                 raise DflashError(
                     f"the {owner} is quantised in {algorithm}, which {arch.name} cannot compute in",
                     where="--arch",
@@ -76,16 +99,39 @@ def check_buildable(pair: Pair, arch: Arch) -> None:
                 )
         if spec.head_dim not in HEAD_DIMS:
             raise DflashError(
-                f"the {owner}'s head size {spec.head_dim} has no fused attention in TensorRT-RTX, "
+                f"the {owner}'s head size {spec.head_dim} has no fused attention in "
+                f"{library.name}, "
                 f"which takes multiples of {HEAD_DIMS.step} from {HEAD_DIMS.start} to "
                 f"{HEAD_DIMS[-1]}",
                 fix="build with --executor cpu",
             )
 
 
-def library_version() -> str:
-    """TensorRT-RTX's version, which an engine is bound to."""
-    return str(load_library().__version__)
+def _check_local(library: Library, arch: Arch) -> None:
+    local = local_arch()
+    if local != arch.name:
+        raise DflashError(
+            f"{library.name} builds for the GPU that is here, {local}, not for {arch.name}",
+            where="--arch",
+            fix=f"build on a machine with one of {arch.devices}, or pass --arch {local}",
+            usage=True,
+        )
+
+
+def local_arch() -> str:
+    """The architecture of the GPU that is here.
+
+    Raises:
+        DflashError: there is none.
+    """
+    device = Device()
+    device.close()
+    return device.arch
+
+
+def library_version(library: Library) -> str:
+    """The library's version, which an engine is bound to."""
+    return str(load_library(library).__version__)
 
 
 def build_engine(
@@ -105,7 +151,8 @@ def build_engine(
         OSError: the file cannot be written.
     """
     progress.stage(f"{graph} engine for {options.arch.name}", TOTAL_STEPS, "steps")
-    trt = load_library()
+    library = options.library
+    trt = load_library(library)
     logger = make_logger(trt)
     builder = trt.Builder(logger)
     strong = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
@@ -114,7 +161,7 @@ def build_engine(
     model_path = folder / f"{graph}.onnx"
     if not parser.parse_from_file(str(model_path)):
         messages = [parser.get_error(index).desc() for index in range(parser.num_errors)]
-        raise refused("read", graph, messages)
+        raise refused(library, "read it", f"{graph}.onnx", messages)
     summary = summarize_network(network)
     check_network(onnx.load(model_path, load_external_data=False), summary)
 
@@ -122,15 +169,18 @@ def build_engine(
     path.parent.mkdir(parents=True, exist_ok=True)
     built = profiles(graph, limits)
     monitor = make_monitor(trt, progress.advance)
-    config = _configure(trt, builder, network, options.arch, built)
+    config = _configure(trt, builder, network, options, built)
     config.progress_monitor = monitor
+    timings = None if library.is_rtx else _TimingCache(trt, config, options)
     with path.open("wb") as file:
         writer = make_writer(trt, file)
         succeeded = builder.build_serialized_network_to_stream(network, config, writer)
         monitor.check()
         writer.check()
     if not succeeded or path.stat().st_size == 0:
-        raise refused("build", graph, logger.errors)
+        raise refused(library, "build it", f"{graph}.onnx", logger.errors)
+    if timings is not None:
+        timings.save()
     summary_path = path.with_suffix(".json")
     described = _describe(summary, built, options, str(trt.__version__))
     summary_path.write_text(json.dumps(described, indent=2) + "\n", "utf-8")
@@ -142,15 +192,38 @@ def build_engine(
     )
 
 
-def _configure(trt: Any, builder: Any, network: Any, arch: Arch, wanted: list[Profile]) -> Any:
-    config = builder.create_builder_config()
-    config.num_compute_capabilities = 1
-    capability = getattr(trt.ComputeCapability, arch.capability, None)
-    if capability is None:
-        raise DflashError(
-            f"TensorRT-RTX {trt.__version__} does not build for {arch.name}", where="--arch"
-        )
-    config.set_compute_capability(capability, 0)
+class _TimingCache:
+    """What TensorRT measured of this GPU's tactics, kept between builds."""
+
+    def __init__(self, trt: Any, config: Any, options: EngineOptions) -> None:
+        name = f"timing-{trt.__version__}-{options.arch.name}.cache"
+        self._path = options.timing_cache or user_cache_file(name)
+        self._config = config
+        # A cache of another GPU or version is refused, and the build starts with an empty one.
+        for data in (read_cache(self._path), b""):
+            # TensorRT wants the cache to outlive the build.
+            self._cache = config.create_timing_cache(data)
+            if config.set_timing_cache(self._cache, ignore_mismatch=False):
+                break
+
+    def save(self) -> None:
+        write_cache(self._path, bytes(self._config.get_timing_cache().serialize()))
+
+
+def _configure(
+    trt: Any, builder: Any, network: Any, options: EngineOptions, wanted: list[Profile]
+) -> Any:
+    config, arch = builder.create_builder_config(), options.arch
+    if options.library.is_rtx:
+        config.num_compute_capabilities = 1
+        capability = getattr(trt.ComputeCapability, arch.capability or "", None)
+        if capability is None:
+            raise DflashError(
+                f"TensorRT-RTX {trt.__version__} does not build for {arch.name}", where="--arch"
+            )
+        config.set_compute_capability(capability, 0)
+        # A step is captured into a CUDA graph, in which nothing may allocate.
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     for profile in wanted:
         add_profile(builder, config, network, profile)
     return config
@@ -160,7 +233,7 @@ def _describe(
     summary: NetworkSummary, built: list[Profile], options: EngineOptions, version: str
 ) -> dict[str, Any]:
     return {
-        "library": f"tensorrt_rtx {version}",
+        "library": f"{options.library.module} {version}",
         "arch": options.arch.name,
         "precision": options.precision.value,
         "profiles": {

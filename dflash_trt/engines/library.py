@@ -1,29 +1,75 @@
-"""TensorRT-RTX itself: imported when first needed, its messages kept for the one error line."""
+"""TensorRT-RTX and TensorRT: imported when first needed, messages kept for the one error line.
+
+TensorRT-RTX builds for GPUs that are not there; TensorRT builds for the one that is. Their Python
+interfaces are the same for what this project uses, but for what `is_rtx` tells apart.
+"""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from dflash_trt.errors import DflashError, one_line
 
-MODULE = "tensorrt_rtx"
-EXTRA = "pip install 'dflash-trt[rtx]'"
+EngineExecutor = Literal["tensorrt-rtx", "tensorrt"]
 
 
-def load_library() -> Any:
-    """The tensorrt_rtx module.
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One of the two.
+
+    `executor` is its name in a manifest and on the command line, `module` what Python imports,
+    `oldest` the first version that has in-place cache updates.
+    """
+
+    executor: EngineExecutor
+    name: str
+    module: str
+    install: str
+    oldest: tuple[int, int]
+
+    @property
+    def is_rtx(self) -> bool:
+        """Whether it builds ahead of time, and compiles kernels for a shape at run time."""
+        return self.executor == "tensorrt-rtx"
+
+
+TENSORRT_RTX = Library(
+    "tensorrt-rtx", "TensorRT-RTX", "tensorrt_rtx", "pip install 'dflash-trt[rtx]'", (1, 7)
+)
+TENSORRT = Library(
+    "tensorrt",
+    "TensorRT",
+    "tensorrt",
+    "install the tensorrt wheel of NVIDIA's package index (the one on PyPI is a placeholder)",
+    (10, 16),
+)
+LIBRARIES: dict[str, Library] = {library.executor: library for library in (TENSORRT_RTX, TENSORRT)}
+
+
+def load_library(library: Library = TENSORRT_RTX) -> Any:
+    """The library's Python module.
 
     Raises:
-        DflashError: not installed, or its shared libraries do not load.
+        DflashError: not installed, too old, or its shared libraries do not load.
     """
+    name, fix = library.name, library.install
     try:
-        return importlib.import_module(MODULE)
+        trt = importlib.import_module(library.module)
     except ModuleNotFoundError as error:
-        what = f"TensorRT-RTX is not installed ({one_line(error, 80)})"
-        raise DflashError(what, fix=EXTRA) from error
+        what = f"{name} is not installed ({one_line(error, 80)})"
+        raise DflashError(what, fix=fix) from error
     except (ImportError, OSError) as error:
-        raise DflashError(f"TensorRT-RTX does not load: {one_line(error)}", fix=EXTRA) from error
+        raise DflashError(f"{name} does not load: {one_line(error)}", fix=fix) from error
+    version = str(getattr(trt, "__version__", ""))
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if len(numbers) < 2 or not hasattr(trt, "Builder"):
+        raise DflashError(f"{name} is not installed: {library.module} is an empty package", fix=fix)
+    if numbers < library.oldest:
+        needed = ".".join(map(str, library.oldest))
+        raise DflashError(f"{name} {version} is too old, {needed} or newer is needed", fix=fix)
+    return trt
 
 
 def make_logger(trt: Any) -> Any:
@@ -41,7 +87,7 @@ def make_logger(trt: Any) -> Any:
     return Logger()
 
 
-def refused(doing: str, graph: str, errors: list[str]) -> DflashError:
+def refused(library: Library, doing: str, where: str, errors: list[str]) -> DflashError:
     """The first error is the cause; those after it are its echoes."""
     cause = one_line(errors[0]) if errors else "it gives no reason"
-    return DflashError(f"TensorRT-RTX cannot {doing} it: {cause}", where=f"{graph}.onnx")
+    return DflashError(f"{library.name} cannot {doing}: {cause}", where=where)

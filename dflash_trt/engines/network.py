@@ -104,9 +104,9 @@ def check_network(model: onnx.ModelProto, summary: NetworkSummary) -> None:
         problems.append(f"{len(found)} attention layers where the graph has {len(wanted)}")
     if any(problems):
         raise DflashError(
-            f"TensorRT-RTX would run this graph slowly: {', '.join(filter(None, problems))}",
+            f"TensorRT would run this graph slowly: {', '.join(filter(None, problems))}",
             where=f"{model.graph.name}.onnx",
-            fix="another TensorRT-RTX version may differ; this one is not used",
+            fix="another version of it may differ; this one is not used",
         )
 
 

@@ -18,9 +18,14 @@ CACHE_START = "cache_start"
 LOGIT_ROWS = "logit_rows"
 CHOICE_IDS = "choice_ids"
 LOGITS = "logits"
+CANDIDATE_IDS = "candidate_ids"
+CANDIDATE_LOGITS = "candidate_logits"
 DRAFT_TOKEN_IDS = "token_ids"
 
 OBSERVED_PREFIX = "amax/"
+# Twice the largest top-k that they serve: narrow logits tie often, and a tie between the k-th and
+# the last candidate needs the whole row.
+CANDIDATES = 128
 
 Owner = Literal["target", "draft"]
 CacheKind = Literal["k", "v"]

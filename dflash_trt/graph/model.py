@@ -88,6 +88,14 @@ class GraphBuilder:
         )
         return result
 
+    def top_k(self, values: str, count: str, name: str, *, indices: str) -> str:
+        """The `count` highest along the last axis, sorted; their places are the value `indices`."""
+        full_name = f"{self._full(name)}_narrow"
+        self._nodes.append(
+            helper.make_node("TopK", [values, count], [full_name, indices], name=full_name)
+        )
+        return full_name
+
     def call(
         self,
         function: onnx.FunctionProto,

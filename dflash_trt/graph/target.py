@@ -13,6 +13,9 @@ from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.graph.bindings import (
     CACHE_START,
+    CANDIDATE_IDS,
+    CANDIDATE_LOGITS,
+    CANDIDATES,
     CHOICE_IDS,
     LOGIT_ROWS,
     LOGITS,
@@ -39,7 +42,8 @@ def build_target(
     """Builds `target.onnx` of `pair`.
 
     Inputs: token_ids [B,S], cache_start [B], logit_rows [B,R], the caches of target and draft.
-    Outputs: choice_ids [B,R], logits [B,R,V] and all caches.
+    Outputs: choice_ids [B,R], logits [B,R,V] and all caches; in a narrow form also candidate_ids
+    and candidate_logits [B,R,K], the highest logits of each row.
     Every row's tapped features become the draft's context at the row's own position; rows past
     the accepted prefix are overwritten before anything reads them.
     """
@@ -73,6 +77,10 @@ def _build(
         declare_caches(b, "draft", draft)
     b.output(CHOICE_IDS, TensorProto.INT64, ["B", "R"])
     b.output(LOGITS, TensorProto.FLOAT, ["B", "R", target.vocab_size])
+    if form.precision is not Precision.FLOAT32:
+        kept = min(CANDIDATES, target.vocab_size)
+        b.output(CANDIDATE_IDS, TensorProto.INT64, ["B", "R", kept])
+        b.output(CANDIDATE_LOGITS, TensorProto.FLOAT, ["B", "R", kept])
     declare_cache_outputs(b, "target", target)
     if draft is not None:
         declare_cache_outputs(b, "draft", draft)
@@ -93,7 +101,7 @@ def _build(
         flat_logits = lm_head(b, normed, target)
         shape = b.node("Shape", [logit_rows], "logit_shape")
         shape = b.node("Concat", [shape, b.integers(target.vocab_size)], "logits_shape", axis=0)
-        _write_choices(b, flat_logits, shape)
+        _write_choices(b, flat_logits, shape, target.vocab_size)
 
     if draft is not None:
         features = [taps[layer] for layer in draft.target_layer_ids]
@@ -176,8 +184,11 @@ def _cache_shape(b: GraphBuilder, spec: Decoder) -> list[Dim]:
     return ["B", spec.num_kv_heads, b.form.cache_length or "M", spec.head_dim]
 
 
-def _write_choices(b: GraphBuilder, flat_logits: str, shape: str) -> None:
-    """Logits [B·R,V] to the outputs: float32 [B,R,V] and their argmax [B,R]."""
+def _write_choices(b: GraphBuilder, flat_logits: str, shape: str, vocab_size: int) -> None:
+    """Logits [B·R,V] to the outputs: float32 [B,R,V], their argmax [B,R], their candidates.
+
+    A CPU's logits are in the caller's memory already; only a device spares a copy with candidates.
+    """
     is_wide = b.form.precision is Precision.FLOAT32
     if is_wide:
         logits = b.node("Reshape", [flat_logits, shape], "logits", output=LOGITS)
@@ -186,6 +197,9 @@ def _write_choices(b: GraphBuilder, flat_logits: str, shape: str) -> None:
     b.node("ArgMax", [logits], "choice", output=CHOICE_IDS, axis=2, keepdims=0)
     if not is_wide:
         b.node("Cast", [logits], "logits", output=LOGITS, to=TensorProto.FLOAT)
+        kept = b.integers(min(CANDIDATES, vocab_size))
+        values = b.top_k(logits, kept, "candidates", indices=CANDIDATE_IDS)
+        b.node("Cast", [values], "candidates", output=CANDIDATE_LOGITS, to=TensorProto.FLOAT)
 
 
 def _pick_rows(b: GraphBuilder, x: str, rows: Rows, logit_rows: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def _need_library() -> Any:
 def test_missing_library(
     run: Run, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library, "MODULE", "tensorrt_rtx_that_is_not_there")
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
     output = tmp_path / "out" / "bundle"
     line = run("build", "--target", small, *RTX, "-o", output).fails(
         1, "TensorRT-RTX is not installed", "pip install 'dflash-trt[rtx]'"

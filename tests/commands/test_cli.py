@@ -29,6 +29,7 @@ FROZEN = {
         "--executor",
         "--arch",
         "--precision",
+        "--timing-cache",
         "--max-batch",
         "--max-seq-len",
         "--block-size",

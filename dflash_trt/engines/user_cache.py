@@ -1,0 +1,36 @@
+"""Files that make the next run faster and may be lost: compiled kernels, timings of tactics."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+FOLDER = "dflash-trt"
+
+
+def user_cache_file(name: str) -> Path:
+    """Path of `name` in the user's cache folder (XDG Base Directory Specification)."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(base) if base.startswith("/") else Path.home() / ".cache"
+    return root / FOLDER / name
+
+
+def read_cache(path: Path) -> bytes:
+    """The file's bytes; none when it is not there or cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def write_cache(path: Path, data: bytes) -> None:
+    """Replaces the file in one step. A disk that refuses costs time at the next run, no more."""
+    staged = path.with_name(f"{path.name}.{os.getpid()}")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            staged.write_bytes(data)
+            staged.replace(path)
+        finally:
+            staged.unlink(missing_ok=True)
