@@ -6,7 +6,7 @@ a prefill chunk of one sequence, or a decode step of many.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,19 @@ def profiles(graph: GraphName, limits: EngineLimits) -> list[Profile]:
         Profile("prefill", {"B": Span(1, 1, 1), "S": Span(1, chunk, chunk), "R": picked}),
         Profile("decode", {"B": Span(1, 1, batch), "S": rows, "R": rows}),
     ]
+
+
+def choose_profile(known: Sequence[Profile], sizes: Mapping[str, int]) -> int | None:
+    """Index of the tightest of `known` that takes a call of these axis sizes; None if none does."""
+    fitting = [
+        index
+        for index, profile in enumerate(known)
+        if all(
+            profile.axes[axis].low <= size <= profile.axes[axis].high
+            for axis, size in sizes.items()
+        )
+    ]
+    return min(fitting, key=lambda index: known[index].axes["S"].high, default=None)
 
 
 def add_profile(builder: Any, config: Any, network: Any, profile: Profile) -> None:

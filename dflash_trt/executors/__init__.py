@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.errors import DflashError
 from dflash_trt.executors.base import Executor, ExecutorLimits
+from dflash_trt.executors.caches import CacheLayout, CacheShape
 from dflash_trt.graph.bindings import GraphName
 
 
 def check_runnable(bundle: Bundle) -> None:
-    """Raises DflashError when no executor of this version runs the bundle; loads nothing."""
-    manifest = bundle.manifest
-    if manifest.engines is not None:
-        raise DflashError(
-            f"holds {manifest.executor} engines for {manifest.engines.arch}; this version builds "
-            "such engines but does not run them yet",
-            where=bundle.folder,
-            fix="build with --executor cpu to run here",
-        )
+    """Raises DflashError when this machine cannot run the bundle; loads nothing of it."""
+    if bundle.manifest.engines is not None:
+        from dflash_trt.executors.open_engines import open_device
+
+        open_device(bundle).close()
 
 
 def open_executor(
@@ -29,30 +25,33 @@ def open_executor(
 
     `threads` bounds a CPU executor's intra-op threads; None leaves it to the library. `graphs`
     are opened now, the others when they are first used.
+
+    Raises:
+        DflashError: this machine cannot run the bundle, or a file is not what the manifest says.
     """
-    check_runnable(bundle)
-    # Imported here: a command that only reads a bundle need not load ONNX Runtime.
-    from dflash_trt.executors.caches import CacheLayout, CacheShape
+    manifest = bundle.manifest
+    target, draft = manifest.target, manifest.draft
+    limits = ExecutorLimits(
+        max_batch=manifest.limits.max_batch,
+        max_seq_len=manifest.limits.max_seq_len,
+        block_size=manifest.limits.block_size,
+        vocab_size=target.vocab_size,
+        mask_token_id=draft.mask_token_id,
+        prefill_chunk=None if manifest.engines is None else manifest.limits.prefill_chunk,
+    )
+    layout = CacheLayout(
+        target.layers,
+        CacheShape(target.kv_heads, target.head_dim),
+        draft.layers,
+        CacheShape(draft.kv_heads, draft.head_dim),
+    )
+    # Imported here: a command needs one library or the other, or only reads a bundle.
+    if manifest.engines is not None:
+        from dflash_trt.executors.open_engines import open_engines
+
+        return open_engines(bundle, limits, layout, graphs)
     from dflash_trt.executors.onnxruntime import OnnxRuntimeExecutor
 
-    manifest = bundle.manifest
-    target, draft, limits = manifest.target, manifest.draft, manifest.limits
-    executor = OnnxRuntimeExecutor(
-        bundle.folder,
-        ExecutorLimits(
-            max_batch=limits.max_batch,
-            max_seq_len=limits.max_seq_len,
-            block_size=limits.block_size,
-            vocab_size=target.vocab_size,
-            mask_token_id=draft.mask_token_id,
-        ),
-        CacheLayout(
-            target.layers,
-            CacheShape(target.kv_heads, target.head_dim),
-            draft.layers,
-            CacheShape(draft.kv_heads, draft.head_dim),
-        ),
-        threads=threads,
-    )
+    executor = OnnxRuntimeExecutor(bundle.folder, limits, layout, threads=threads)
     executor.preload(graphs)
     return executor

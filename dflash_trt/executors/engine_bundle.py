@@ -1,0 +1,101 @@
+"""What a manifest says about a bundle's engines, and whether an engine bears it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.engines.profiles import EngineLimits, profiles
+from dflash_trt.errors import DflashError
+from dflash_trt.executors.base import ExecutorLimits
+from dflash_trt.executors.caches import CacheLayout
+from dflash_trt.graph.bindings import (
+    BLOCK_IDS,
+    CACHE_START,
+    CANDIDATE_IDS,
+    CANDIDATE_LOGITS,
+    CANDIDATES,
+    CHOICE_IDS,
+    DRAFT_TOKEN_IDS,
+    LOGIT_ROWS,
+    LOGITS,
+    TOKEN_IDS,
+    GraphName,
+)
+from dflash_trt.graph.form import Precision
+
+DTYPES = {Precision.FLOAT32: "FLOAT", Precision.FLOAT16: "HALF", Precision.BFLOAT16: "BF16"}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBundle:
+    """Engine files by graph, and what they were built for.
+
+    `limits` are the runtime's, `shapes` the engines' profiles, `layout` the caches of both.
+    """
+
+    paths: Mapping[GraphName, Path]
+    limits: ExecutorLimits
+    layout: CacheLayout
+    shapes: EngineLimits
+    precision: Precision
+
+    @property
+    def candidates(self) -> int:
+        """How many candidates a row has."""
+        return min(CANDIDATES, self.limits.vocab_size)
+
+    def tensors(self, graph: GraphName) -> dict[str, list[int]]:
+        """Every input and output of a graph's engine, dynamic axes as -1."""
+        tensors: dict[str, list[int]] = {CACHE_START: [-1]}
+        if graph == "draft":
+            tensors |= {BLOCK_IDS: [-1, -1], DRAFT_TOKEN_IDS: [-1, -1]}
+        else:
+            tensors |= {name: [-1, -1] for name in (TOKEN_IDS, LOGIT_ROWS, CHOICE_IDS)}
+            tensors[LOGITS] = [-1, -1, self.limits.vocab_size]
+            tensors |= {
+                name: [-1, -1, self.candidates] for name in (CANDIDATE_IDS, CANDIDATE_LOGITS)
+            }
+        caches = self.layout.shapes()
+        for name, updated in self.layout.graph_caches()[graph]:
+            fixed = caches[name]
+            shape = [-1, fixed.kv_heads, self.shapes.cache_length, fixed.head_dim]
+            tensors[name] = tensors[updated] = shape
+        return tensors
+
+    def check(self, graph: GraphName, native: Any) -> None:
+        """Refuses an engine that is not what the manifest describes.
+
+        Binding would write past its tensors; caches that are not updated in place would be lost.
+
+        Raises:
+            DflashError: names the first thing that differs.
+        """
+        tensors = self.tensors(graph)
+        names = {str(native.get_tensor_name(index)) for index in range(native.num_io_tensors)}
+        if names != tensors.keys():
+            others = ", ".join(sorted(names ^ tensors.keys()))
+            raise _unlike(graph, f"its tensors differ in {others}")
+        for name, wanted in tensors.items():
+            shape = list(native.get_tensor_shape(name))
+            if shape != wanted:
+                raise _unlike(graph, f"{name} has shape {shape}, the manifest says {wanted}")
+        for name, updated in self.layout.graph_caches()[graph]:
+            found, wanted_type = native.get_tensor_dtype(name).name, DTYPES[self.precision]
+            if found != wanted_type:
+                raise _unlike(graph, f"{name} is {found}, the manifest says {wanted_type}")
+            if native.get_aliased_input_tensor(updated) != name:
+                raise _unlike(graph, f"{name} is not updated in place")
+        built, expected = native.num_optimization_profiles, len(profiles(graph, self.shapes))
+        if built != expected:
+            raise _unlike(graph, f"it has {built} profiles, not {expected}")
+
+
+def _unlike(graph: GraphName, what: str) -> DflashError:
+    return DflashError(
+        f"is not the engine that the manifest describes: {what}",
+        where=f"{graph}.engine",
+        fix="build the bundle again",
+    )

@@ -1,0 +1,255 @@
+"""A CUDA device made of host memory, behind cuda-python's own signatures.
+
+Work is queued and runs when the stream is waited for, so that whoever reads too early reads
+garbage. Every address is checked against what is allocated, every call against the real function's
+signature; names that the bindings do not have do not exist here either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from cuda.bindings import runtime as real
+
+OK = real.cudaError_t.cudaSuccess
+INVALID = real.cudaError_t.cudaErrorInvalidValue
+GARBAGE = 0xC3
+
+Operation = Callable[[], None]
+
+
+class FakeCuda:
+    """`fail` names functions that return an error the next time they are called."""
+
+    def __init__(
+        self, arch: tuple[int, int] = (12, 0), *, count: int = 1, total: int = 1 << 30
+    ) -> None:
+        self.arch, self.count, self.total = arch, count, total
+        self.used: set[str] = set()
+        self.fail: dict[str, Any] = {}
+        self.memory: dict[int, np.ndarray] = {}
+        self.host: dict[int, np.ndarray] = {}
+        self.queue: list[Operation] = []
+        self.recording: list[Operation] | None = None
+        self.graphs: dict[int, list[Operation]] = {}
+        self.executables: dict[int, list[Operation]] = {}
+        self.streams: set[int] = set()
+        self.launches = self.copies = 0
+        self._next = 100
+
+    def __getattr__(self, name: str) -> Any:
+        implementation = getattr(Functions, name, None)
+        if implementation is None:
+            assert (
+                not name.startswith("cuda")
+                or not callable(getattr(real, name))
+                or isinstance(getattr(real, name), type)
+            ), f"{name} has no stand-in"
+            return getattr(real, name)
+
+        def call(*arguments: Any) -> Any:
+            inspect.signature(getattr(real, name)).bind(*arguments)
+            self.used.add(name)
+            if name in self.fail:
+                return (self.fail.pop(name), *([None] * 2))[: 3 if "Mem" in name else 2]
+            return implementation(self, *arguments)
+
+        return call
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing is left of it all."""
+        return not (self.memory or self.host or self.executables or self.graphs or self.streams)
+
+    def handle(self) -> int:
+        self._next += 1
+        return self._next
+
+    def submit(self, operation: Operation) -> None:
+        (self.queue if self.recording is None else self.recording).append(operation)
+
+    def run(self) -> None:
+        queue, self.queue = self.queue, []
+        for operation in queue:
+            operation()
+
+    def owns(self, address: int, size: int, *, host: bool = False) -> bool:
+        arrays = self.host if host else self.memory
+        return any(
+            start <= address and address + size <= start + array.nbytes
+            for start, array in arrays.items()
+        )
+
+    def array(self, address: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Device memory as an array."""
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        assert self.owns(address, size), f"{size} bytes at {address} are nobody's"
+        raw = (ctypes.c_uint8 * size).from_address(address)
+        return np.frombuffer(raw, dtype).reshape(shape)
+
+    def allocate(self, store: dict[int, np.ndarray], size: int) -> int:
+        backing = np.full(size + 512, GARBAGE, np.uint8)
+        address = -(-backing.ctypes.data // 256) * 256
+        start = address - backing.ctypes.data
+        store[address] = backing[start : start + size]
+        return address
+
+
+class Functions:
+    """The functions; `self` is the FakeCuda."""
+
+    def cudaGetDeviceCount(self: FakeCuda) -> Any:  # noqa: N802
+        return OK, self.count
+
+    def cudaSetDevice(self: FakeCuda, device: int) -> Any:  # noqa: N802
+        return (OK if device < self.count else INVALID,)
+
+    def cudaGetDeviceProperties(self: FakeCuda, device: int) -> Any:  # noqa: N802
+        major, minor = self.arch
+        properties = SimpleNamespace(
+            name=b"Stand-in GPU", major=major, minor=minor, totalGlobalMem=self.total
+        )
+        assert all(hasattr(real.cudaDeviceProp, name) for name in vars(properties))
+        return OK, properties
+
+    def cudaDriverGetVersion(self: FakeCuda) -> Any:  # noqa: N802
+        return OK, 13040
+
+    def cudaMemGetInfo(self: FakeCuda) -> Any:  # noqa: N802
+        return OK, self.total - sum(array.nbytes for array in self.memory.values()), self.total
+
+    def cudaGetErrorString(self: FakeCuda, error: Any) -> Any:  # noqa: N802
+        return real.cudaGetErrorString(error)
+
+    def cudaStreamCreateWithFlags(self: FakeCuda, flags: int) -> Any:  # noqa: N802
+        stream = self.handle()
+        self.streams.add(stream)
+        return OK, real.cudaStream_t(stream)
+
+    def cudaStreamDestroy(self: FakeCuda, stream: Any) -> Any:  # noqa: N802
+        self.streams.remove(int(stream))
+        return (OK,)
+
+    def cudaStreamSynchronize(self: FakeCuda, stream: Any) -> Any:  # noqa: N802
+        assert int(stream) in self.streams
+        if self.recording is not None:
+            return (real.cudaError_t.cudaErrorStreamCaptureUnsupported,)
+        self.run()
+        return (OK,)
+
+    def cudaMalloc(self: FakeCuda, size: int) -> Any:  # noqa: N802
+        assert self.recording is None, "allocation while capturing"
+        return OK, self.allocate(self.memory, size)
+
+    def cudaFree(self: FakeCuda, address: int) -> Any:  # noqa: N802
+        assert not self.queue, "memory freed while work is queued"
+        del self.memory[address]
+        return (OK,)
+
+    def cudaHostAlloc(self: FakeCuda, size: int, flags: int) -> Any:  # noqa: N802
+        return OK, self.allocate(self.host, size)
+
+    def cudaFreeHost(self: FakeCuda, address: int) -> Any:  # noqa: N802
+        assert not self.queue, "memory freed while work is queued"
+        self.host.pop(address)[...] = GARBAGE
+        return (OK,)
+
+    def cudaMemcpyAsync(  # noqa: N802
+        self: FakeCuda, destination: int, source: int, size: int, kind: Any, stream: Any
+    ) -> Any:
+        to_device = kind == real.cudaMemcpyKind.cudaMemcpyHostToDevice
+        assert to_device or kind == real.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        if not self.owns(destination, size, host=not to_device):
+            return (INVALID,)
+        if not self.owns(source, size, host=to_device):
+            return (INVALID,)
+
+        def copy() -> None:
+            self.copies += 1
+            ctypes.memmove(destination, source, size)
+
+        self.submit(copy)
+        return (OK,)
+
+    def cudaMemcpy2DAsync(  # noqa: N802
+        self: FakeCuda,
+        destination: int,
+        to_pitch: int,
+        source: int,
+        from_pitch: int,
+        width: int,
+        rows: int,
+        kind: Any,
+        stream: Any,
+    ) -> Any:
+        assert kind == real.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        if width > min(to_pitch, from_pitch):
+            return (real.cudaError_t.cudaErrorInvalidPitchValue,)
+        ends = [
+            (destination, (rows - 1) * to_pitch + width),
+            (source, (rows - 1) * from_pitch + width),
+        ]
+        if not all(self.owns(address, size) for address, size in ends):
+            return (INVALID,)
+
+        def copy() -> None:
+            for row in range(rows):
+                ctypes.memmove(destination + row * to_pitch, source + row * from_pitch, width)
+
+        self.submit(copy)
+        return (OK,)
+
+    def cudaMemsetAsync(  # noqa: N802
+        self: FakeCuda, address: int, value: int, size: int, stream: Any
+    ) -> Any:
+        if not self.owns(address, size):
+            return (INVALID,)
+        self.submit(lambda: ctypes.memset(address, value, size) and None)
+        return (OK,)
+
+    def cudaMemset2DAsync(  # noqa: N802
+        self: FakeCuda, address: int, pitch: int, value: int, width: int, rows: int, stream: Any
+    ) -> Any:
+        if width > pitch or not self.owns(address, (rows - 1) * pitch + width):
+            return (INVALID,)
+
+        def clear() -> None:
+            for row in range(rows):
+                ctypes.memset(address + row * pitch, value, width)
+
+        self.submit(clear)
+        return (OK,)
+
+    def cudaStreamBeginCapture(self: FakeCuda, stream: Any, mode: Any) -> Any:  # noqa: N802
+        assert isinstance(mode, real.cudaStreamCaptureMode) and self.recording is None
+        self.recording = []
+        return (OK,)
+
+    def cudaStreamEndCapture(self: FakeCuda, stream: Any) -> Any:  # noqa: N802
+        assert self.recording is not None
+        graph = self.handle()
+        self.graphs[graph], self.recording = self.recording, None
+        return OK, real.cudaGraph_t(graph)
+
+    def cudaGraphInstantiate(self: FakeCuda, graph: Any, flags: int) -> Any:  # noqa: N802
+        executable = self.handle()
+        self.executables[executable] = self.graphs[int(graph)]
+        return OK, real.cudaGraphExec_t(executable)
+
+    def cudaGraphDestroy(self: FakeCuda, graph: Any) -> Any:  # noqa: N802
+        del self.graphs[int(graph)]
+        return (OK,)
+
+    def cudaGraphExecDestroy(self: FakeCuda, executable: Any) -> Any:  # noqa: N802
+        del self.executables[int(executable)]
+        return (OK,)
+
+    def cudaGraphLaunch(self: FakeCuda, executable: Any, stream: Any) -> Any:  # noqa: N802
+        self.launches += 1
+        self.queue += self.executables[int(executable)]
+        return (OK,)
