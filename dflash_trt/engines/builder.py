@@ -203,7 +203,7 @@ class _TimingCache:
         for data in (read_cache(self._path), b""):
             # TensorRT wants the cache to outlive the build.
             self._cache = config.create_timing_cache(data)
-            if config.set_timing_cache(self._cache, ignore_mismatch=False):
+            if self._cache and config.set_timing_cache(self._cache, ignore_mismatch=False):
                 break
 
     def save(self) -> None:

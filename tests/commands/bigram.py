@@ -48,13 +48,14 @@ NEXT |= {token("x"): token("y"), token("y"): token("z"), token("z"): END}
 NEXT |= {token("Ã"): token("©"), token("©"): token("Ã")}
 
 BIGRAM_TARGET = merged(
-    TARGET_CONFIG, {"vocab_size": VOCAB, "hidden_size": HIDDEN, "eos_token_id": END}
+    TARGET_CONFIG, {"vocab_size": VOCAB, "hidden_size": HIDDEN, "head_dim": 16, "eos_token_id": END}
 )
 BIGRAM_DRAFT: dict[str, Any] = merged(
     DRAFT_CONFIG,
     {
         "vocab_size": VOCAB,
         "hidden_size": HIDDEN,
+        "head_dim": 16,
         "block_size": BLOCK,
         "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 2, 3]},
     },

@@ -53,6 +53,11 @@ class FakeTensorRt:
         self.diagnostics = 0
         self.messages: list[str] = []
         self.fail: set[str] = set()
+        self.version = str(real.__version__)
+
+    @property
+    def __version__(self) -> str:
+        return self.version
 
     def __getattr__(self, name: str) -> Any:
         return getattr(real, name)

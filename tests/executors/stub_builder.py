@@ -1,0 +1,85 @@
+"""Builders that parse and configure for real, and write a few bytes where an engine would be."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import tensorrt_rtx as real
+
+RTX_ONLY = {"num_compute_capabilities", "set_compute_capability"}
+_engines = count()
+
+
+class StubBuilder:
+    """TensorRT-RTX's builder, up to the build itself."""
+
+    def __init__(self, logger: Any) -> None:
+        self._builder = RealBuilder(logger)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._builder, name)
+
+    def build_serialized_network_to_stream(self, network: Any, config: Any, writer: Any) -> bool:
+        assert config.num_optimization_profiles in (1, 2)
+        return bool(writer.write(f"stub engine {next(_engines)}".encode()))
+
+
+RealBuilder = real.Builder
+
+
+class FullTensorRt:
+    """TensorRT as far as `build` can tell: TensorRT-RTX without what only that has."""
+
+    Builder: Any
+
+    def __init__(self, version: str = "11.4.0") -> None:
+        self.__version__ = version
+        self.Builder = FullBuilder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(real, name)
+
+
+class FullBuilder(StubBuilder):
+    def create_builder_config(self) -> FullConfig:
+        return FullConfig(self._builder.create_builder_config())
+
+    def build_serialized_network_to_stream(self, network: Any, config: Any, writer: Any) -> bool:
+        assert config.cache is not None
+        config.cache.builds += 1
+        return super().build_serialized_network_to_stream(network, config, writer)
+
+
+class TimingCache:
+    def __init__(self, builds: int) -> None:
+        self.builds = builds
+
+    def serialize(self) -> bytes:
+        return f"timings {self.builds}".encode()
+
+
+class FullConfig:
+    def __init__(self, config: Any) -> None:
+        self.__dict__.update(config=config, cache=None)
+
+    def __getattr__(self, name: str) -> Any:
+        assert name not in RTX_ONLY
+        return getattr(self.config, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        assert name not in RTX_ONLY
+        setattr(self.config, name, value)
+
+    def create_timing_cache(self, serialized_timing_cache: bytes) -> TimingCache | None:
+        if not serialized_timing_cache:
+            return TimingCache(0)
+        head, _, builds = serialized_timing_cache.decode().rpartition(" ")
+        return TimingCache(int(builds)) if head == "timings" else None
+
+    def set_timing_cache(self, cache: TimingCache | None, ignore_mismatch: bool) -> bool:
+        self.__dict__["cache"] = cache
+        return cache is not None and not ignore_mismatch
+
+    def get_timing_cache(self) -> TimingCache:
+        return self.__dict__["cache"]
