@@ -127,12 +127,12 @@ def _run_on_cpu() -> str:
 
 
 def _build_engines() -> str:
-    from dflash_trt.engines.arch import ARCHES
-    from dflash_trt.engines.library import load_library, make_logger
+    from dflash_trt.engines.arch import library_arches
+    from dflash_trt.engines.library import TENSORRT_RTX, load_library, make_logger
 
     trt = load_library()
     trt.Builder(make_logger(trt))
-    return f"tensorrt_rtx {trt.__version__} for {', '.join(ARCHES)}; running them is not there yet"
+    return f"tensorrt_rtx {trt.__version__} for {', '.join(library_arches(TENSORRT_RTX))}"
 
 
 def _hub() -> str:
@@ -150,8 +150,13 @@ def _train() -> str:
 
 def _gpu() -> str:
     if not Path("/dev/nvidiactl").exists() and shutil.which("nvidia-smi") is None:
-        raise DflashError("no driver on this machine; this version runs on the CPU anyway")
-    return "present; this version does not use it yet"
+        raise DflashError("no driver on this machine; bundles for the CPU run anyway")
+    from dflash_trt.engines.device import Device
+
+    device = Device()
+    memory = f"{device.total_bytes / 1e9:.0f} GB, CUDA {device.driver_version}"
+    device.close()
+    return f"{device.name} ({device.arch}), {memory}; --gpu-check runs engines on it"
 
 
 def _version(package: str) -> str:

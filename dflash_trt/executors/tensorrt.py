@@ -116,6 +116,11 @@ class TensorRtExecutor:
         return False
 
     @property
+    def cache_bytes(self) -> int:
+        """Device memory of the caches."""
+        return self._caches.nbytes
+
+    @property
     def captured(self) -> int:
         return sum(bucket.graph is not None for bucket in self._buckets.values())
 

@@ -38,7 +38,7 @@ FROZEN = {
         "--overwrite",
         "-o/--output",
     ],
-    "doctor": ["--json"],
+    "doctor": ["--gpu-check", "-o/--output", "--json"],
     "generate": [
         "BUNDLE",
         *PROMPTS,

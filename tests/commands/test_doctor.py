@@ -102,7 +102,14 @@ def test_offline_hub(run: Run, monkeypatch: pytest.MonkeyPatch, value: str, read
 
 @pytest.mark.parametrize("driver", [False, True])
 def test_gpu(run: Run, monkeypatch: pytest.MonkeyPatch, driver: bool) -> None:
+    pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
+    from tests.executors.fake_cuda import FakeCuda
+
     monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/x" if driver else None)
     monkeypatch.setattr(doctor.Path, "exists", lambda self: False)
+    cuda = FakeCuda()
+    monkeypatch.setattr("dflash_trt.engines.device.load_cuda", lambda: cuda)
     finding = _finding(run("doctor", "--json"), "NVIDIA GPU")
     assert finding["ready"] is driver
+    if driver:
+        assert finding["detail"].startswith("Stand-in GPU (sm_120), 1 GB, CUDA 13.4;")
