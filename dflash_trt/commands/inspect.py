@@ -89,8 +89,7 @@ def _describe_engines(manifest: Manifest) -> list[str]:
     engines, sizes = manifest.engines, engine_bytes(manifest)
     lines = [
         f"engines {manifest.executor} {engines.library_version} for {engines.arch}, caches of "
-        f"{engines.cache_length} positions; built, not run (the draft's holds its own embedding "
-        "and output head)",
+        f"{engines.cache_length} positions (the draft's holds its own embedding and output head)",
     ]
     for engine in engines.files:
         size = format_size(sizes[engine.graph])

@@ -190,7 +190,7 @@ def test_engines_are_shown_and_need_a_gpu(
     assert "(2 × 128 positions, allocated whole)" in built.out
     text = run("inspect", output).out
     assert "for executor tensorrt-rtx (float16 compute)" in text
-    assert "for sm_120, caches of 128 positions; built, not run" in text
+    assert "for sm_120, caches of 128 positions (the draft" in text
     assert "2 fused attentions, 6 cache updates" in text
     answer = run("inspect", output, "--json").json
     assert answer["engines"]["arch"] == "sm_120"
