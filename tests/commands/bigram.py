@@ -48,31 +48,32 @@ NEXT |= {token("x"): token("y"), token("y"): token("z"), token("z"): END}
 NEXT |= {token("Ã"): token("©"), token("©"): token("Ã")}
 
 BIGRAM_TARGET = merged(
-    TARGET_CONFIG, {"vocab_size": VOCAB, "hidden_size": HIDDEN, "head_dim": 16, "eos_token_id": END}
+    TARGET_CONFIG, {"vocab_size": VOCAB, "hidden_size": HIDDEN, "eos_token_id": END}
 )
 BIGRAM_DRAFT: dict[str, Any] = merged(
     DRAFT_CONFIG,
     {
         "vocab_size": VOCAB,
         "hidden_size": HIDDEN,
-        "head_dim": 16,
         "block_size": BLOCK,
         "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 2, 3]},
     },
 )
 
 
-def write_bigram_pair(folder: Path, *, template: str | None = None) -> Path:
+def write_bigram_pair(folder: Path, *, template: str | None = None, head_dim: int = 8) -> Path:
     """Writes target/, draft/, prompts.jsonl and pair.yaml; returns the YAML's path."""
-    target = _random_arrays(target_shapes(BIGRAM_TARGET))
+    target_config = merged(BIGRAM_TARGET, {"head_dim": head_dim})
+    draft_config = merged(BIGRAM_DRAFT, {"head_dim": head_dim})
+    target = _random_arrays(target_shapes(target_config))
     embedding = target["model.embed_tokens.weight"]
     embedding /= np.linalg.norm(embedding, axis=1, keepdims=True)
     head = np.zeros_like(embedding)
     for index, following in NEXT.items():
         head[following] += 2 * embedding[index]
     target["lm_head.weight"] = head
-    _write(folder / "target", BIGRAM_TARGET, target)
-    _write(folder / "draft", BIGRAM_DRAFT, _random_arrays(draft_shapes(BIGRAM_DRAFT, TAPS)))
+    _write(folder / "target", target_config, target)
+    _write(folder / "draft", draft_config, _random_arrays(draft_shapes(draft_config, TAPS)))
     write_tokenizer(folder / "target", template)
     (folder / "prompts.jsonl").write_text('{"prompt": "cab"}\n{"prompt": "129"}\n')
     config = folder / "pair.yaml"

@@ -67,6 +67,12 @@ def bigram_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def engine_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The YAML of a bigram pair whose head size engines have attention kernels for."""
+    return write_bigram_pair(tmp_path_factory.mktemp("bigram-engines"), head_dim=16)
+
+
+@pytest.fixture(scope="session")
 def bundle(bigram_config: Path) -> Path:
     """A bundle of it that no test changes."""
     folder = bigram_config.parent / "bundle"

@@ -28,7 +28,7 @@ from tests.executors.stub_builder import StubBuilder
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch, bigram_config: Path, tmp_path: Path) -> FakeTensorRt:
+def stand_in(monkeypatch: pytest.MonkeyPatch, engine_config: Path, tmp_path: Path) -> FakeTensorRt:
     cuda = FakeCuda(arch=(9, 0))
     trt = FakeTensorRt(cuda)
 
@@ -46,7 +46,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, bigram_config: Path, tmp_path: Pat
     monkeypatch.setattr("dflash_trt.engines.device.load_cuda", lambda: cuda)
     monkeypatch.setattr("dflash_trt.executors.open_engines.load_library", lambda library: trt)
     monkeypatch.setattr(gpu_check, "open_executor", open_registered)
-    monkeypatch.setattr(gpu_check, "TARGET", str(bigram_config))
+    monkeypatch.setattr(gpu_check, "TARGET", str(engine_config))
     monkeypatch.setattr(gpu_check, "PRECISION", Precision.FLOAT16)
     monkeypatch.setattr(gpu_check, "MAX_TOKENS", 16)
     monkeypatch.setattr("dflash_trt.gpu_probes.TIMED_STEPS", 3)

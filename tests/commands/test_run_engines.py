@@ -28,13 +28,13 @@ ABAB = "ababababab"
 
 
 @pytest.fixture(scope="module")
-def rtx_bundle(bigram_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rtx_bundle(engine_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Engines of the bigram pair; float16, which ONNX Runtime computes on a CPU as well."""
     folder = tmp_path_factory.mktemp("rtx") / "bundle"
     options = ["--executor", "tensorrt-rtx", "--precision", "fp16", "--max-seq-len", "128"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tensorrt_rtx.Builder", StubBuilder)
-        assert main(["build", "--target", str(bigram_config), *options, "-o", str(folder)]) == 0
+        assert main(["build", "--target", str(engine_config), *options, "-o", str(folder)]) == 0
     return folder
 
 
@@ -161,7 +161,7 @@ FULL = ["--executor", "tensorrt", "--precision", "fp16", "--max-seq-len", "100"]
 
 def test_tensorrt_builds_for_the_gpu_that_is_here(
     run: Run,
-    bigram_config: Path,
+    engine_config: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     own_cache: Path,
@@ -170,7 +170,7 @@ def test_tensorrt_builds_for_the_gpu_that_is_here(
     monkeypatch.setitem(sys.modules, "tensorrt", full)
     monkeypatch.setattr("dflash_trt.engines.device.load_cuda", lambda: cuda)
     output = tmp_path / "bundle"
-    build = ["build", "--target", bigram_config, *FULL, "-o", output]
+    build = ["build", "--target", engine_config, *FULL, "-o", output]
     shown = run(*build)
     assert shown.code == 0, shown.err
     assert "engines for sm_120 in float16" in shown.out
@@ -196,10 +196,10 @@ def test_tensorrt_builds_for_the_gpu_that_is_here(
 
 
 def test_tensorrt_refuses_other_gpus(
-    run: Run, bigram_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, engine_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda = FakeCuda()
-    build = ["build", "--target", bigram_config, *FULL, "-o", tmp_path / "bundle"]
+    build = ["build", "--target", engine_config, *FULL, "-o", tmp_path / "bundle"]
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     run(*build).fails(1, "TensorRT is not installed", "NVIDIA's package index")
     monkeypatch.setitem(sys.modules, "tensorrt", FullTensorRt(version=""))
@@ -217,6 +217,6 @@ def test_tensorrt_refuses_other_gpus(
     cuda.count, cuda.arch = 1, (7, 5)
     run(*build).fails(2, "no TensorRT engines for 'sm_75'")
     assert not (tmp_path / "bundle").exists()
-    run("build", "--target", bigram_config, "--timing-cache", "x", "-o", tmp_path / "b").fails(
+    run("build", "--target", engine_config, "--timing-cache", "x", "-o", tmp_path / "b").fails(
         2, "--timing-cache: only TensorRT measures"
     )
