@@ -71,9 +71,9 @@ class Loader:
         """Writes the kernel cache, if anything was compiled since it was read."""
         if self._cache is None or self._cache_path is None:
             return
-        data = bytes(self._cache.serialize())
-        if data != self._cache_data:
-            write_cache(self._cache_path, data)
+        kernels = self._cache.serialize()
+        if kernels is not None and bytes(kernels) != self._cache_data:
+            write_cache(self._cache_path, bytes(kernels))
 
     def _context_options(self, engine: Any, profile: Profile) -> Any:
         """Memory comes from the caller: engines run in turn and share it.
