@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from dflash_trt.errors import DflashError
-from dflash_trt.executors.base import Executor, FloatArray, Int64Array
+from dflash_trt.executors.base import Executor, FloatArray, Int64Array, Scores
 from dflash_trt.runtime.engine import Engine
 from dflash_trt.runtime.options import EngineOptions
 from dflash_trt.runtime.request import Request
@@ -162,7 +162,9 @@ def find_loss(reference: AcceptanceFigures, figures: AcceptanceFigures) -> float
 def _read(executor: Executor, ids: Int64Array, start: int) -> FloatArray:
     """Logits [R,V] after each of `ids` [R], which stand at `start` … in slot 0."""
     rows = np.arange(len(ids))
-    output = executor.forward("target_only", 0, ids[None], np.array([start]), rows[None], True)
+    output = executor.forward(
+        "target_only", 0, ids[None], np.array([start]), rows[None], Scores.LOGITS
+    )
     assert output.logits is not None
     logits: FloatArray = output.logits[0]
     find_highest(logits, start + 1 + rows)
