@@ -1,0 +1,189 @@
+"""The server as a child process: found, started, waited for, stopped, and gone without a trace."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.errors import DflashError
+from dflash_trt.serving import launcher, tritonserver
+from dflash_trt.serving.launcher import ServerOptions, TritonServer
+from dflash_trt.serving.tritonserver import TritonServerBinary, find_tritonserver
+
+CONFIG = """
+backend: "python"
+max_batch_size: 0
+input [ { name: "text" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "text" data_type: TYPE_STRING dims: [ 1 ] } ]
+instance_group [ { count: 1 kind: KIND_CPU } ]
+"""
+ECHO = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return []
+"""
+
+
+def _write_repository(folder: Path, initialize: str = "pass") -> Path:
+    """A repository of one Python model that runs `initialize` when it is loaded."""
+    (folder / "echo" / "1").mkdir(parents=True)
+    (folder / "echo" / "config.pbtxt").write_text(CONFIG, encoding="utf-8")
+    body = ECHO + "    def initialize(self, args):\n" + textwrap.indent(initialize, " " * 8)
+    (folder / "echo" / "1" / "model.py").write_text(body, encoding="utf-8")
+    return folder
+
+
+def _options(repository: Path, **options: object) -> ServerOptions:
+    free: dict[str, object] = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    return ServerOptions(repository=repository, **(free | options))  # type: ignore[arg-type]
+
+
+def _traces(server: TritonServer) -> list[Path]:
+    folder = server.log_file.parent
+    return [folder, *Path("/dev/shm").glob(f"{folder.name}*")]
+
+
+@pytest.mark.slow
+def test_runs_models_with_this_interpreter_and_leaves_nothing(
+    tritonserver: TritonServerBinary, tmp_path: Path
+) -> None:
+    log = tmp_path / "log" / "server.log"
+    log.parent.mkdir()
+    repository = _write_repository(
+        tmp_path / "repository",
+        "import numpy, os, sys; print('python', sys.prefix, os.listdir('.'), flush=True)",
+    )
+    with TritonServer(_options(repository, log_file=log)) as server:
+        server.wait_ready(60)
+        assert server.is_ready() and server.exit_code is None
+        private = server._folder
+        shared_memory = list(Path("/dev/shm").glob(f"{private.name}*"))
+        assert shared_memory
+        for address in (server.addresses.http, server.addresses.grpc, server.addresses.metrics):
+            host, _, port = address.rpartition(":")
+            assert host == "127.0.0.1"
+            socket.create_connection((host, int(port)), timeout=5).close()
+            for other in _own_addresses():  # nobody else's network reaches it
+                with pytest.raises(OSError):
+                    socket.create_connection((other, int(port)), timeout=5)
+        assert server.stop() == 0
+    assert server.exit_code == 0 and not server.is_ready()
+    assert f"python {sys.prefix} []" not in log.read_text()  # the server's folder, not the user's
+    assert f"python {sys.prefix} [" in log.read_text()
+    assert not private.exists() and not any(path.exists() for path in shared_memory)
+
+
+def _own_addresses() -> list[str]:
+    """Addresses of this machine besides the loopback one."""
+    found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
+    return [str(one[4][0]) for one in found if not str(one[4][0]).startswith("127.")]
+
+
+@pytest.mark.slow
+def test_a_killed_server_takes_its_models_along(
+    tritonserver: TritonServerBinary, tmp_path: Path
+) -> None:
+    repository = _write_repository(
+        tmp_path / "repository",
+        f"import os, pathlib; pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))",
+    )
+    with TritonServer(_options(repository)) as server:
+        server.wait_ready(60)
+        server.send_signal(signal.SIGKILL)
+        assert server.wait(10) == 128 + signal.SIGKILL
+        traces = _traces(server)
+    assert not any(path.exists() for path in traces)
+    stub = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 10
+    while _is_running(stub):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state not in "ZX"
+
+
+@pytest.mark.slow
+def test_a_model_that_does_not_load_is_said(
+    tritonserver: TritonServerBinary, tmp_path: Path
+) -> None:
+    repository = _write_repository(tmp_path / "repository", "raise ValueError('no weights here')")
+    with (
+        TritonServer(_options(repository)) as server,
+        pytest.raises(DflashError, match=r"ended with exit code 1 .*no weights here"),
+    ):
+        server.wait_ready(60)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_not_ready_in_time_is_said(
+    tritonserver: TritonServerBinary, tmp_path: Path
+) -> None:
+    repository = _write_repository(tmp_path / "repository", "import time; time.sleep(1.5)")
+    with TritonServer(_options(repository)) as server:
+        with pytest.raises(DflashError, match=r"was not ready within 0\.3 s"):
+            server.wait_ready(0.3)
+        server.send_signal(signal.SIGKILL)
+
+
+def test_refuses_what_cannot_serve(tritonserver: TritonServerBinary, tmp_path: Path) -> None:
+    with pytest.raises(DflashError, match="nowhere: is not a model repository"):
+        TritonServer(_options(tmp_path / "nowhere"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(DflashError, match=rf"--grpc-port: .*{port}.*in use; choose another"):
+            TritonServer(_options(tmp_path, grpc_port=port))
+    with pytest.raises(DflashError, match="--host"):
+        TritonServer(_options(tmp_path, host="no such host"))
+
+
+def test_the_servers_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """PATH comes before NGC's place, that before the wheel's; without any there is advice."""
+    binary = tmp_path / "bin" / "tritonserver"
+    binary.parent.mkdir()
+    binary.write_text("#!/bin/sh\n")
+    binary.chmod(0o755)
+    wheel = tmp_path / "wheel"
+    (wheel / "bin").mkdir(parents=True)
+    (wheel / "bin" / "tritonserver").write_text("")
+    monkeypatch.setenv("PATH", str(binary.parent))
+    monkeypatch.setattr(tritonserver, "NGC_BINARY", tmp_path / "ngc")
+    monkeypatch.setattr(tritonserver, "_find_wheel", lambda: wheel)
+    (tmp_path / "ngc").write_text("")
+    assert find_tritonserver() == TritonServerBinary(binary)
+    binary.unlink()
+    assert find_tritonserver() == TritonServerBinary(tmp_path / "ngc")
+    (tmp_path / "ngc").unlink()
+    assert find_tritonserver() == TritonServerBinary(wheel / "bin" / "tritonserver", wheel)
+    monkeypatch.setattr(tritonserver, "_find_wheel", lambda: None)
+    with pytest.raises(DflashError, match=r"pip install 'dflash-trt\[serve\]'"):
+        find_tritonserver()
+
+
+@pytest.mark.parametrize(
+    ("host", "reached"),
+    [
+        ("127.0.0.1", "127.0.0.1:8000"),
+        ("0.0.0.0", "127.0.0.1:8000"),
+        ("::", "[::1]:8000"),
+        ("node7", "node7:8000"),
+    ],
+)
+def test_addresses_are_what_a_client_writes(host: str, reached: str) -> None:
+    ports = {"http": 8000, "grpc": 8001, "metrics": 8002}
+    assert launcher._addresses(host, ports).http == reached
