@@ -19,6 +19,7 @@ COMMANDS = {
     "doctor": "Say what this machine can build and run.",
     "generate": "Continue prompts, with or without speculation.",
     "inspect": "Show what a bundle holds and check its files.",
+    "package": "Turn a bundle into a Triton model repository.",
     "quantize": "Write a checkpoint in FP8 or NVFP4, calibrated on texts.",
     "targets": "List the configurations that `build --target` knows.",
     "verify": "Prove that speculation changes nothing, and say what it gains.",

@@ -8,17 +8,31 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt import publish
 
-# Inside the temporary folder, beside its lock: what is being built, and the bundle it replaces.
-_NEW_NAME = "bundle"
+# Inside the temporary folder, beside its lock: what is being built, and what that replaces.
+_NEW_NAME = "new"
 _OLD_NAME = "replaced"
 
 
+@dataclass(frozen=True, slots=True)
+class StagedKind:
+    """What is built: its name, and the file by which one that exists is known and replaced."""
+
+    name: str
+    marker: str
+
+
+BUNDLE = StagedKind("bundle", "manifest.json")
+
+
 @contextmanager
-def staged_folder(destination: Path, *, overwrite: bool) -> Iterator[Path]:
+def staged_folder(
+    destination: Path, *, overwrite: bool, kind: StagedKind = BUNDLE
+) -> Iterator[Path]:
     """Yields a temporary folder beside `destination` that replaces it on success.
 
     On an exception nothing remains. A build that was killed leaves its temporary folder
@@ -29,7 +43,7 @@ def staged_folder(destination: Path, *, overwrite: bool) -> Iterator[Path]:
             be written, or was built by another process in the meantime.
     """
     destination = destination.resolve()
-    check_destination(destination, overwrite=overwrite)
+    check_destination(destination, overwrite=overwrite, kind=kind)
     created = publish.missing_folders(destination.parent)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
@@ -53,10 +67,10 @@ def staged_folder(destination: Path, *, overwrite: bool) -> Iterator[Path]:
         publish.remove_empty(created)
 
 
-def check_destination(destination: Path, *, overwrite: bool) -> None:
-    """Raises DflashError (usage) when no bundle may be put at `destination`."""
+def check_destination(destination: Path, *, overwrite: bool, kind: StagedKind = BUNDLE) -> None:
+    """Raises DflashError (usage) when nothing may be put at `destination`."""
     publish.check_destination(
-        destination, overwrite=overwrite, marker="manifest.json", kind="a bundle"
+        destination, overwrite=overwrite, marker=kind.marker, kind=f"a {kind.name}"
     )
 
 

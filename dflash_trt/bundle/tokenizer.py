@@ -40,9 +40,12 @@ class BundleTokenizer:
         self._config = read_json_object(config_path) if config_path.is_file() else {}
         self.chat_template = _read_template(folder, self._config)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, with the special tokens that the tokenizer adds by itself."""
-        return self._encode(text, special=True)
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of plain text, with the special tokens that the tokenizer adds by itself.
+
+        `special` False leaves those out: for text of a chat template, which writes its own.
+        """
+        return self._encode(text, special=special)
 
     def encode_chats(self, messages: Sequence[str]) -> list[list[int]]:
         """For each message, token ids of a conversation that begins with it, up to the answer.

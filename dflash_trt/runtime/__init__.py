@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dflash_trt.runtime.engine import Engine
+from dflash_trt.runtime.engine import Engine, RequestFailedError
 from dflash_trt.runtime.events import TokenEvent
 from dflash_trt.runtime.options import EngineOptions
 from dflash_trt.runtime.request import FinishReason, Request, RequestResult
@@ -14,6 +14,7 @@ __all__ = [
     "EngineOptions",
     "FinishReason",
     "Request",
+    "RequestFailedError",
     "RequestResult",
     "RequestStatistics",
     "SamplingParams",

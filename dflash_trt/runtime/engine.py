@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from dflash_trt.errors import DflashError
 from dflash_trt.executors.base import (
     Executor,
     Scores,
@@ -26,6 +28,14 @@ from dflash_trt.runtime.scores import RowScores, rows_by_sequence
 from dflash_trt.runtime.statistics import StatisticsRecorder
 from dflash_trt.runtime.text import TextStream
 from dflash_trt.runtime.timing import TimedExecutor
+
+
+class RequestFailedError(DflashError):
+    """One request cannot go on; `request_id` says which. All others can, once it is cancelled."""
+
+    def __init__(self, request_id: int, error: DflashError) -> None:
+        super().__init__(error.what, where=error.where, fix=error.fix, usage=error.usage)
+        self.request_id = request_id
 
 
 class Engine:
@@ -85,12 +95,24 @@ class Engine:
         """True while a request is live or an event is waiting for the next `step`."""
         return bool(self._live or self._events)
 
+    @property
+    def used_slots(self) -> int:
+        """Slots that hold a request, decoding or prefilling."""
+        return len(self._scheduler.running)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Cache positions that hold accepted tokens, in all slots together."""
+        return sum(state.cached_length for state in self._scheduler.running)
+
     def check(self, request: Request) -> None:
         """Raises DflashError (usage) when this engine cannot run `request`."""
         check_request(request, self._limits, self._tokenizer is not None)
 
-    def submit(self, request: Request) -> int:
+    def submit(self, request: Request, submitted_at: float | None = None) -> int:
         """Queues `request` and returns its id, which its events carry.
+
+        `submitted_at` is the clock's time that its statistics count from; None is now.
 
         Raises:
             DflashError: this engine cannot run it (see `check`).
@@ -107,7 +129,7 @@ class Engine:
             stream=None
             if self._tokenizer is None
             else TextStream(self._tokenizer, request.stop_strings),
-            recorder=StatisticsRecorder(self._clock()),
+            recorder=StatisticsRecorder(self._clock() if submitted_at is None else submitted_at),
         )
         self._live[request_id] = state
         self._scheduler.add(state)
@@ -135,8 +157,9 @@ class Engine:
         engine is still whole: the next call does what was left undone.
 
         Raises:
-            DflashError: the executor failed, or logits were not finite (a greedy request's are
-                looked at for its first token, a sampled or recorded one's for all).
+            RequestFailedError: a request's logits were not finite (a greedy request's are looked
+                at for its first token, a sampled or recorded one's for all).
+            DflashError: the executor failed.
         """
         started = self._clock()
         try:
@@ -208,14 +231,17 @@ class Engine:
             )
             drafts = [[] for _ in states]
         for state, draft, known in zip(states, drafts, rows_by_sequence(output), strict=True):
-            tokens = accept_block(draft, _make_chooser(state, known))
-            emitted = self._take(state, tokens, known)
+            with _blaming(state):
+                tokens = accept_block(draft, _make_chooser(state, known))
+                emitted = self._take(state, tokens, known)
             state.recorder.record_step(rows, len(tokens), emitted)
             self._emit(state, emitted, min(len(tokens) - 1, emitted))
 
     def _prefill(self, chunk: PrefillChunk) -> None:
         """One prompt chunk; the last one also yields the request's first token."""
         state, length = chunk.state, len(chunk.token_ids)
+        if state.recorder.started_at is None:
+            state.recorder.started_at = self._clock()
         output = self._executor.forward(
             self._graph,
             chunk.slot,
@@ -229,9 +255,10 @@ class Engine:
             state.prefilled += length
             return
         (known,) = rows_by_sequence(output)
-        token = _make_chooser(state, known)(0)
+        with _blaming(state):
+            token = _make_chooser(state, known)(0)
+            self._take(state, [token], known)
         state.prefilled += length
-        self._take(state, [token], known)
         state.recorder.first_token_at = self._clock()
         self._emit(state, 1, 0)
         if state.finish_reason is None:
@@ -267,6 +294,15 @@ class Engine:
         if not (self._options.speculation and request.speculate):
             return 1
         return request.block_size or self._options.block_size or self._limits.block_size
+
+
+@contextmanager
+def _blaming(state: RequestState) -> Iterator[None]:
+    """Says whose fault an error is."""
+    try:
+        yield
+    except DflashError as error:
+        raise RequestFailedError(state.request_id, error) from error
 
 
 def _make_chooser(state: RequestState, known: RowScores) -> Callable[[int], int]:

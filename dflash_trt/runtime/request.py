@@ -69,7 +69,8 @@ class Request:
 class RequestResult:
     """A finished request.
 
-    `token_ids` are the output's, `text` is None when the engine has no tokenizer. `logits`
+    `token_ids` are the output's, `text` is None when the engine has no tokenizer. `stop_reason` is
+    the stop string, or the one of the request's own stop tokens, that ended it. `logits`
     [len(token_ids), V] are the rows the tokens were chosen from, when the engine records them.
     """
 
@@ -78,6 +79,7 @@ class RequestResult:
     text: str | None
     finish_reason: FinishReason
     statistics: RequestStatistics
+    stop_reason: str | int | None = None
     logits: FloatArray | None = None
 
 
@@ -146,8 +148,17 @@ class RequestState:
             text=None if self.stream is None else "".join(self.pieces),
             finish_reason=self.finish_reason,
             statistics=self.recorder.freeze(self.prompt_length, len(self.token_ids)),
+            stop_reason=self._stop_reason(),
             logits=np.stack(self.logits) if self.logits else None,
         )
+
+    def _stop_reason(self) -> str | int | None:
+        if self.finish_reason != "stop":
+            return None
+        if self.stream is not None and self.stream.stopped:
+            return self.stream.stop_string
+        last = self.token_ids[-1]
+        return last if last in self.request.stop_token_ids else None
 
     def _append_token(self, token_id: int) -> None:
         self.token_ids.append(token_id)

@@ -46,6 +46,12 @@ class Scheduler:
         return self._slots.decoding
 
     @property
+    def running(self) -> tuple[RequestState, ...]:
+        """The requests that hold a slot."""
+        prefilling = self._slots.prefilling
+        return self.decoding if prefilling is None else (*self.decoding, prefilling)
+
+    @property
     def used_slots(self) -> int:
         """Slots from this one on hold nothing that is needed."""
         return self._slots.used

@@ -81,10 +81,11 @@ class AcceptanceStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStatistics(AcceptanceStatistics):
-    """One request's counts and times (seconds from its submission)."""
+    """One request's counts and times (seconds from its submission; `queue_s` to its first pass)."""
 
     prompt_tokens: int
     output_tokens: int
+    queue_s: float | None = None
     time_to_first_token_s: float | None = None
     end_to_end_s: float | None = None
 
@@ -180,6 +181,7 @@ class StatisticsRecorder:
     """Counts one request's steps as they happen; all times come from one monotonic clock."""
 
     submitted_at: float
+    started_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None
     steps: int = 0
@@ -226,6 +228,7 @@ class StatisticsRecorder:
             acceptance_histogram=tuple(self.acceptance_histogram),
             position_trials=tuple(self.position_trials),
             position_accepts=tuple(self.position_accepts),
+            queue_s=since_submission(self.started_at),
             time_to_first_token_s=since_submission(self.first_token_at),
             end_to_end_s=since_submission(self.finished_at),
         )

@@ -66,17 +66,22 @@ class StopStrings:
     def __init__(self, stop_strings: Sequence[str]) -> None:
         self._stop_strings = tuple(stop_strings)
         self._held = ""
-        self.matched = False
+        self.match: str | None = None
+
+    @property
+    def matched(self) -> bool:
+        """True once a stop string was completed; `match` is the one that comes first."""
+        return self.match is not None
 
     def push(self, piece: str) -> str:
         """The text now certain to come before any stop string; empty once one was found."""
         if self.matched or not piece:
             return ""
         text = self._held + piece
-        found = [at for stop in self._stop_strings if (at := text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stop_strings if (at := text.find(stop)) >= 0]
         if found:
-            self.matched, self._held = True, ""
-            return text[: min(found)]
+            (at, self.match), self._held = min(found), ""
+            return text[:at]
         certain = len(text) - self._count_pending(text)
         self._held = text[certain:]
         return text[:certain]
@@ -107,6 +112,11 @@ class TextStream:
     def stopped(self) -> bool:
         """True once a stop string was completed."""
         return self._stop_strings.matched
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stop_strings.match
 
     def push(self, token_id: int) -> str:
         return self._stop_strings.push(self._detokenizer.push(token_id))

@@ -53,6 +53,7 @@ FROZEN = {
         "--json",
     ],
     "inspect": ["BUNDLE", "--verify", "--batch", "--context", "--json"],
+    "package": ["BUNDLE", "--max-queue-size", "--threads", "--overwrite", "-o/--output"],
     "quantize": [
         "--checkpoint",
         "--precision",

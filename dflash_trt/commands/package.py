@@ -1,0 +1,54 @@
+"""`dflash-trt package`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dflash_trt.bundle.staging import check_destination
+from dflash_trt.commands.options import bundle_argument, threads_option
+from dflash_trt.commands.progress import StageBars
+from dflash_trt.serving.repository import (
+    ENSEMBLE_MODEL,
+    LLM_MODEL,
+    MAX_QUEUE_SIZE,
+    REPOSITORY,
+    RepositoryOptions,
+    write_repository,
+)
+
+
+@click.command("package", short_help="Turn a bundle into a Triton model repository.")
+@bundle_argument
+@click.option(
+    "--max-queue-size",
+    type=click.IntRange(0, 1 << 20),
+    default=MAX_QUEUE_SIZE,
+    show_default=True,
+    help="Requests that may wait for a slot.",
+)
+@threads_option
+@click.option("--overwrite", is_flag=True, help="Replace a repository that exists.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The repository's folder.  [default: ./NAME-repository]",
+)
+def command(
+    bundle: Path, max_queue_size: int, threads: int, overwrite: bool, output: Path | None
+) -> None:
+    """Turn BUNDLE into a model repository for Triton server, complete in itself.
+
+    The same repository runs in a server started here and in NVIDIA's container.
+    """
+    output = output or Path(f"{bundle.resolve().name.removesuffix('-bundle')}-repository")
+    check_destination(output, overwrite=overwrite, kind=REPOSITORY)
+    options = RepositoryOptions(max_queue_size=max_queue_size, threads=threads, overwrite=overwrite)
+    with StageBars() as bars:
+        limits = write_repository(bundle, output, options, bars).manifest.limits
+    click.echo(
+        f"{output}: models {LLM_MODEL} (LLM-API contract) and {ENSEMBLE_MODEL} (classic contract), "
+        f"{limits.max_batch} slots of {limits.max_seq_len} tokens, a queue of {max_queue_size}"
+    )

@@ -1,0 +1,165 @@
+"""The Triton model `ensemble`: the classic contract, forwarded to `tensorrt_llm`."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.serving.classic import Forward, read_forward, to_classic
+from dflash_trt.serving.generation import check_streaming_text
+from dflash_trt.serving.inputs import Tensors, as_strings, read_parameters, read_scalar
+from dflash_trt.serving.jobs import Failure, Outcome
+from dflash_trt.serving.replies import Channel, Outputs
+from dflash_trt.serving.settings import ModelSettings
+from dflash_trt.serving.watch import CancellationWatch
+
+_LLM_MODEL = "tensorrt_llm"
+_FINAL_MARK = "num_verify_steps"  # an output that only a last response has
+_STOP_AGAIN_S = 0.02
+
+
+class _Forwarding:
+    """A request on its way through the other model, under an id of its own."""
+
+    def __init__(self, channel: Channel, forward: Forward) -> None:
+        self.channel = channel
+        self.forward = forward
+        self.inner_id = f"ensemble-{uuid.uuid4().hex}"
+        self.cancelled = threading.Event()
+        self.done = threading.Event()
+
+
+class TritonPythonModel:
+    """Triton server's interface: `initialize`, `execute` for each request, `finalize`."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        import triton_python_backend_utils as utils
+
+        self._utils = utils
+        settings = ModelSettings(args)
+        self._streaming_text = check_streaming_text(settings.text("streaming_text"))
+        self._max_requests = settings.count("max_requests", 1)
+        self._lock = threading.Lock()
+        self._live: dict[str, list[_Forwarding]] = {}
+        self._count = 0
+        self._forwarders = ThreadPoolExecutor(self._max_requests, "forward")
+        self._stoppers = ThreadPoolExecutor(self._max_requests, "stop")
+        self._watch = CancellationWatch()
+
+    def execute(self, requests: list[Any]) -> None:
+        """Takes requests; their replies come from other threads."""
+        for request in requests:
+            channel = Channel(self._utils, request)
+            try:
+                self._take(request, channel)
+            except DflashError as error:
+                channel.fail(Failure(Outcome.REFUSED, error))
+            except Exception as error:
+                channel.fail(_failure(error))
+
+    def finalize(self) -> None:
+        """Cancels what is still forwarded, and waits for it."""
+        with self._lock:
+            live = [one for several in self._live.values() for one in several]
+        for one in live:
+            self._cancel(one)
+        self._forwarders.shutdown()
+        self._stoppers.shutdown()
+        self._watch.close()
+
+    def _take(self, request: Any, channel: Channel) -> None:
+        tensors: Tensors = {one.name(): one.as_numpy() for one in request.inputs()}
+        request_id = request.request_id()
+        if read_scalar(tensors, "stop", bool):
+            with self._lock:
+                named = list(self._live.get(request_id, [])) if request_id else []
+            for one in named:
+                self._cancel(one)
+            channel.finish()
+            return
+        parameters = {
+            "streaming_text": self._streaming_text,
+            **read_parameters(request.parameters()),
+        }
+        forwarding = _Forwarding(channel, read_forward(tensors, parameters, request.timeout()))
+        with self._lock:
+            if self._count < self._max_requests:
+                self._count += 1
+                self._live.setdefault(request_id, []).append(forwarding)
+            else:
+                forwarding.done.set()
+        if forwarding.done.is_set():
+            full = DflashError(f"the queue is full: {self._max_requests} requests are in flight")
+            channel.fail(Failure(Outcome.OVERFLOW, full))
+            return
+        self._watch.add(channel, lambda: self._cancel(forwarding))
+        self._forwarders.submit(self._forward, request_id, forwarding)
+
+    def _forward(self, request_id: str, forwarding: _Forwarding) -> None:
+        """Passes responses on as they come, until the last."""
+        ended = False
+        try:
+            for response in self._call(forwarding):
+                if response.has_error():
+                    forwarding.channel.pass_on(response.error())
+                    ended = True
+                elif outputs := _read_outputs(response):
+                    ended = _FINAL_MARK in outputs
+                    forwarding.channel.send(to_classic(outputs, forwarding.forward), final=ended)
+            if not ended:
+                forwarding.channel.fail(_failure(RuntimeError(f"{_LLM_MODEL} sent no end")))
+        except Exception as error:
+            if not ended:
+                forwarding.channel.fail(_failure(error))
+        finally:
+            forwarding.done.set()
+            self._watch.remove(forwarding.channel)
+            with self._lock:
+                self._count -= 1
+                self._live[request_id].remove(forwarding)
+                if not self._live[request_id]:
+                    del self._live[request_id]
+
+    def _call(self, forwarding: _Forwarding) -> Any:
+        forward = forwarding.forward
+        return self._utils.InferenceRequest(
+            request_id=forwarding.inner_id,
+            model_name=_LLM_MODEL,
+            inputs=[self._utils.Tensor(name, one) for name, one in forward.tensors.items()],
+            requested_output_names=list(forward.output_names),
+            parameters=dict(forward.parameters),
+            timeout=forward.timeout_us,
+        ).exec(decoupled=True)
+
+    def _cancel(self, forwarding: _Forwarding) -> None:
+        if not forwarding.cancelled.is_set():
+            forwarding.cancelled.set()
+            self._stoppers.submit(self._stop, forwarding)
+
+    def _stop(self, forwarding: _Forwarding) -> None:
+        """Tells the other model until it has heard: the request itself may arrive later."""
+        while not forwarding.done.is_set():
+            inputs = {"text_input": as_strings([""]), "stop": np.array([True])}
+            stop = self._utils.InferenceRequest(
+                request_id=forwarding.inner_id,
+                model_name=_LLM_MODEL,
+                inputs=[self._utils.Tensor(name, one) for name, one in inputs.items()],
+                requested_output_names=["text_output"],
+            )
+            for _ in stop.exec(decoupled=True):
+                pass
+            forwarding.done.wait(_STOP_AGAIN_S)
+
+
+def _read_outputs(response: Any) -> Outputs:
+    return {one.name(): one.as_numpy() for one in response.output_tensors()}
+
+
+def _failure(error: Exception) -> Failure:
+    return Failure(Outcome.FAILED, DflashError(one_line(error) or repr(error)))

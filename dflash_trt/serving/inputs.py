@@ -1,0 +1,99 @@
+"""Values out of a request's tensors, each error naming its input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash_trt.errors import DflashError, one_line
+
+T = TypeVar("T", bool, int, float)
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+def refuse(name: str, what: str, fix: str | None = None) -> DflashError:
+    """A DflashError (usage) about the input `name`."""
+    return DflashError(what, where=name, fix=fix, usage=True)
+
+
+def read_scalar(tensors: Tensors, name: str, kind: type[T]) -> T | None:
+    """The one value of a tensor of one element; None where it was not sent.
+
+    A float32 is read as the shortest decimal number that it stands for: 0.7 is the same
+    temperature here as on the command line.
+    """
+    tensor = tensors.get(name)
+    if tensor is None:
+        return None
+    if tensor.size != 1:
+        raise refuse(name, f"has shape {list(tensor.shape)}, one value is wanted")
+    value = tensor.reshape(-1)[0]
+    return kind(str(value)) if kind is float else kind(value)
+
+
+def read_texts(tensors: Tensors, name: str) -> list[str]:
+    """The texts of a tensor; none where it was not sent.
+
+    Raises:
+        DflashError: one is not UTF-8 (usage).
+    """
+    tensor = tensors.get(name)
+    texts: list[str] = []
+    for element in [] if tensor is None else tensor.reshape(-1).tolist():
+        data = element if isinstance(element, bytes) else str(element).encode()
+        try:
+            texts.append(data.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise refuse(name, f"is not UTF-8 at byte {error.start}") from error
+    return texts
+
+
+def check_unimplemented(tensors: Tensors, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuses inputs that would change the output if they were implemented.
+
+    `neutral` gives the values of each that ask for nothing.
+
+    Raises:
+        DflashError: an element of one of them has another value (usage).
+    """
+    for name, values in neutral.items():
+        tensor = tensors.get(name)
+        for element in () if tensor is None else tensor.reshape(-1).tolist():
+            value = element.decode("utf-8", "replace") if isinstance(element, bytes) else element
+            if value not in values:
+                shown = " or ".join(map(_show, values))
+                raise refuse(
+                    name,
+                    f"{one_line(_show(value), 40)} is not supported",
+                    f"leave it out{f' or pass {shown}' if values else ''}",
+                )
+
+
+def read_parameters(text: str) -> dict[str, Any]:
+    """A request's parameters, which the Python backend hands over as JSON."""
+    parameters = json.loads(text) if text else {}
+    return parameters if isinstance(parameters, dict) else {}
+
+
+def read_flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
+    """A boolean parameter of a request; clients that only know strings write true and false."""
+    value = parameters.get(name, default)
+    if value in (True, "true"):
+        return True
+    if value in (False, "false"):
+        return False
+    raise refuse(name, f"{one_line(_show(value), 40)} is neither true nor false")
+
+
+def as_strings(texts: list[str]) -> npt.NDArray[np.object_]:
+    """Texts as the elements of a STRING tensor."""
+    return np.array([text.encode() for text in texts], dtype=np.object_)
+
+
+def _show(value: object) -> str:
+    return json.dumps(value) if isinstance(value, str | bool) else str(value)

@@ -1,0 +1,213 @@
+"""What a client gets: messages merged while one is under way, each sent by a thread of a pool."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime import RequestResult, TokenEvent
+from dflash_trt.serving.generation import Generation
+from dflash_trt.serving.inputs import as_strings
+from dflash_trt.serving.jobs import Failure, Outcome
+
+Outputs = dict[str, npt.NDArray[Any]]
+
+# Of TritonError; there is no code of its own for a deadline, Triton server itself uses this one.
+ERROR_CODES = {
+    Outcome.REFUSED: "INVALID_ARG",
+    Outcome.OVERFLOW: "UNAVAILABLE",
+    Outcome.TIMED_OUT: "UNAVAILABLE",
+    Outcome.CANCELLED: "CANCELLED",
+    Outcome.FAILED: "INTERNAL",
+}
+
+
+class Channel:
+    """One request's way back through Triton server.
+
+    Args:
+        utils: the module `triton_python_backend_utils`, which only exists inside a server.
+        request: the InferenceRequest.
+    """
+
+    def __init__(self, utils: Any, request: Any) -> None:
+        self._utils = utils
+        self._sender = request.get_response_sender()
+        self._requested = frozenset(request.requested_output_names())
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has gone or closed its stream; asks the server."""
+        return bool(self._sender.is_cancelled())
+
+    def send(self, outputs: Outputs, *, final: bool) -> None:
+        """Sends those of `outputs` that the client asked for."""
+        tensors = [
+            self._utils.Tensor(name, values)
+            for name, values in outputs.items()
+            if name in self._requested
+        ]
+        flags = self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        self._sender.send(self._utils.InferenceResponse(tensors), flags=flags)
+
+    def fail(self, failure: Failure) -> None:
+        """Ends the request with an error."""
+        code = getattr(self._utils.TritonError, ERROR_CODES[failure.outcome])
+        self.pass_on(self._utils.TritonError(failure.error.message, code))
+
+    def pass_on(self, error: Any) -> None:
+        """Ends the request with a TritonError."""
+        self._sender.send(
+            self._utils.InferenceResponse(error=error),
+            flags=self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+        )
+
+    def finish(self) -> None:
+        """Ends the request without a further message."""
+        self._sender.send(flags=self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+class ReplyPool:
+    """Threads that send: a message takes about a millisecond, which is no time of the engine's."""
+
+    def __init__(self, threads: int) -> None:
+        self._waiting: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"reply-{index}", daemon=True)
+            for index in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def schedule(self, reply: Reply) -> None:
+        self._waiting.put(reply)
+
+    def close(self) -> None:
+        """Sends what is scheduled and ends the threads."""
+        for _ in self._threads:
+            self._waiting.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (reply := self._waiting.get()) is not None:
+            reply.send_pending()
+
+
+class Reply:
+    """One request's messages; `take` is its job's listener.
+
+    Only one thread sends for a request at a time. What the engine adds meanwhile goes out in one
+    message, so a server that is slow to take them delays nobody and is sent fewer.
+
+    Args:
+        arrived_ns: time of arrival, nanoseconds since the epoch.
+        on_sent: called once, after the last message, with what the job's listener heard last.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        generation: Generation,
+        pool: ReplyPool,
+        arrived_ns: int,
+        on_sent: Callable[[TokenEvent | Failure], None],
+    ) -> None:
+        self._channel = channel
+        self._generation = generation
+        self._pool = pool
+        self._arrived_ns = arrived_ns
+        self._on_sent = on_sent
+        self._lock = threading.Lock()
+        self._pending: list[TokenEvent | Failure] = []
+        self._scheduled = False
+        self._text = generation.lead
+        self._token_ids: list[int] = []
+
+    def take(self, event: TokenEvent | Failure) -> None:
+        """Keeps the event and lets the pool send, if there is something to send yet."""
+        ended = isinstance(event, Failure) or event.result is not None
+        with self._lock:
+            self._pending.append(event)
+            if self._scheduled or not (ended or self._generation.streaming):
+                return
+            self._scheduled = True
+        self._pool.schedule(self)
+
+    def send_pending(self) -> None:
+        """Sends what has come so far as one message; on a thread of the pool."""
+        with self._lock:
+            events, self._pending = self._pending, []
+        last = events[-1]
+        try:
+            self._send(events)
+        except Exception as error:  # a client that has gone is no reason to stop serving others
+            failure = Failure(Outcome.FAILED, DflashError(f"the reply failed: {error}"))
+            last = last if isinstance(last, Failure) or last.result is None else failure
+        if isinstance(last, Failure) or last.result is not None:
+            self._on_sent(last)
+            return
+        with self._lock:
+            self._scheduled = bool(self._pending)
+        if self._scheduled:
+            self._pool.schedule(self)
+
+    def _send(self, events: list[TokenEvent | Failure]) -> None:
+        last = events[-1]
+        if isinstance(last, Failure):
+            self._channel.fail(last)
+            return
+        for event in events:
+            if isinstance(event, TokenEvent):
+                self._text += event.text
+                self._token_ids += event.token_ids
+        if last.result is None and not self._text:
+            return  # half a character, or what may become a stop string
+        outputs: Outputs = {
+            "text_output": as_strings([self._text]),
+            "output_ids": np.array(self._token_ids, dtype=np.int32),
+        }
+        if self._generation.streaming_text == "delta":
+            self._text, self._token_ids = "", []
+        if last.result is not None:
+            outputs |= self._describe(last.result)
+        self._channel.send(outputs, final=last.result is not None)
+
+    def _describe(self, result: RequestResult) -> Outputs:
+        """What only the last message has."""
+        statistics, wanted = result.statistics, self._generation
+        outputs: Outputs = {
+            "num_input_tokens": _int32(statistics.prompt_tokens),
+            "num_output_tokens": _int32(statistics.output_tokens),
+            "num_verify_steps": _int32(statistics.steps),
+            "acceptance_histogram": np.array(statistics.acceptance_histogram, dtype=np.int32),
+            "total_draft_tokens": _int32(statistics.drafted_tokens),
+            "total_accepted_draft_tokens": _int32(statistics.accepted_tokens),
+        }
+        if statistics.acceptance_rate is not None:
+            outputs["acceptance_rate"] = np.array([statistics.acceptance_rate], dtype=np.float32)
+        if wanted.return_finish_reason:
+            outputs["finish_reason"] = as_strings([result.finish_reason])
+        if wanted.return_stop_reason:
+            reason = "" if result.stop_reason is None else str(result.stop_reason)
+            outputs["stop_reason"] = as_strings([reason])
+        if wanted.return_perf_metrics:
+            for name, seconds in (
+                ("arrival_time_ns", 0.0),
+                ("first_scheduled_time_ns", statistics.queue_s),
+                ("first_token_time_ns", statistics.time_to_first_token_s),
+                ("last_token_time_ns", statistics.end_to_end_s),
+            ):
+                if seconds is not None:
+                    moment = self._arrived_ns + round(seconds * 1e9)
+                    outputs[name] = np.array([moment], dtype=np.int64)
+        return outputs
+
+
+def _int32(value: int) -> npt.NDArray[np.int32]:
+    return np.array([value], dtype=np.int32)

@@ -1,0 +1,94 @@
+"""Writes a model repository that serves a bundle, complete in itself."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.bundle.links import check_space, clone_file, copy_file, link_file
+from dflash_trt.bundle.manifest import MANIFEST_NAME
+from dflash_trt.bundle.staging import StagedKind, staged_folder
+from dflash_trt.bundle.tokenizer import load_tokenizer
+from dflash_trt.config import data_folder
+from dflash_trt.executors import check_runnable
+from dflash_trt.progress import Progress
+
+LLM_MODEL = "tensorrt_llm"
+ENSEMBLE_MODEL = "ensemble"
+BUNDLE_FOLDER = Path(LLM_MODEL, "1", "bundle")
+REPOSITORY = StagedKind("model repository", f"{LLM_MODEL}/config.pbtxt")
+
+MAX_QUEUE_SIZE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryOptions:
+    """What the models' `config.pbtxt` say, beyond what the bundle does.
+
+    Args:
+        max_queue_size: requests that may wait for a slot.
+        threads: CPU threads of a step.
+        overwrite: whether to replace a repository that exists.
+    """
+
+    max_queue_size: int = MAX_QUEUE_SIZE
+    threads: int = 1
+    overwrite: bool = False
+
+
+def write_repository(
+    bundle: Path, destination: Path, options: RepositoryOptions, progress: Progress
+) -> Bundle:
+    """Writes a repository of `bundle` to `destination`, whole or not at all.
+
+    The bundle's files are hard-linked where the filesystem allows, else cloned, else copied.
+    Returns the bundle opened.
+
+    Raises:
+        DflashError: not a bundle that runs here, one without a tokenizer, a destination that may
+            not be written, or a disk that refuses.
+    """
+    opened = open_bundle(bundle)
+    check_runnable(opened)
+    load_tokenizer(opened)
+    template = data_folder("triton_repo")
+    limits = opened.manifest.limits
+    values = {
+        "max_batch": limits.max_batch,
+        "max_queue_size": options.max_queue_size,
+        "max_requests": limits.max_batch + options.max_queue_size,
+        "threads": options.threads,
+    }
+    with staged_folder(destination, overwrite=options.overwrite, kind=REPOSITORY) as folder:
+        shutil.copyfile(template / "Dockerfile", folder / "Dockerfile")
+        for model in (LLM_MODEL, ENSEMBLE_MODEL):
+            (folder / model / "1").mkdir(parents=True)
+            shutil.copyfile(template / model / "1" / "model.py", folder / model / "1" / "model.py")
+            config = Template((template / model / "config.pbtxt").read_text(encoding="utf-8"))
+            (folder / model / "config.pbtxt").write_text(config.substitute(values), "utf-8")
+        _place_bundle(opened, folder / BUNDLE_FOLDER, progress)
+    return opened
+
+
+def is_repository(folder: Path) -> bool:
+    """Whether `folder` looks like what `write_repository` writes."""
+    return (folder / REPOSITORY.marker).is_file()
+
+
+def _place_bundle(bundle: Bundle, folder: Path, progress: Progress) -> None:
+    """Brings the files that the manifest names, and it, into `folder`."""
+    progress.stage("linking the bundle", None)
+    rest: list[Path] = []
+    for path in [*(Path(file.path) for file in bundle.manifest.files), Path(MANIFEST_NAME)]:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        source = bundle.folder / path
+        if not (link_file(source, folder / path) or clone_file(source, folder / path)):
+            rest.append(path)
+    if rest:
+        sources = [bundle.folder / path for path in rest]
+        progress.stage("copying the bundle", check_space(sources, folder))
+        for path in rest:
+            copy_file(bundle.folder / path, folder / path, progress.advance)

@@ -1,0 +1,38 @@
+"""What `config.pbtxt` says to a model, as Triton server hands it over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from dflash_trt.errors import DflashError
+
+
+class ModelSettings:
+    """The arguments of a model's `initialize`.
+
+    Raises:
+        DflashError: they are not what Triton server gives.
+    """
+
+    def __init__(self, arguments: Mapping[str, str]) -> None:
+        config = json.loads(arguments["model_config"])
+        self._parameters: dict[str, dict[str, str]] = config["parameters"]
+        self.version_folder = Path(arguments["model_repository"]) / arguments["model_version"]
+
+    def text(self, name: str) -> str:
+        """The parameter `name`; DflashError when config.pbtxt has none."""
+        if name not in self._parameters:
+            raise DflashError("is missing", where=f"config.pbtxt: parameters: {name}")
+        return self._parameters[name]["string_value"]
+
+    def count(self, name: str, least: int) -> int:
+        """A parameter that is a whole number of at least `least`."""
+        text = self.text(name)
+        if not text.isdecimal() or int(text) < least:
+            raise DflashError(
+                f"{text!r} is not a whole number of at least {least}",
+                where=f"config.pbtxt: parameters: {name}",
+            )
+        return int(text)

@@ -1,0 +1,73 @@
+"""Notices clients that have gone, also while nothing is sent to them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import islice
+from typing import Protocol
+
+# A question takes the server about 0.15 ms; so few a round cost little beside a step.
+_ROUND_S = 0.002
+_QUESTIONS = 4
+
+
+class Cancellable(Protocol):
+    """What can be asked whether its client has gone."""
+
+    def is_cancelled(self) -> bool: ...
+
+
+class CancellationWatch:
+    """Asks for every watched channel in turn, and calls back, once, for one that was cancelled.
+
+    With n requests, each is asked about every ceil(n / 4) rounds of two milliseconds and more.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._watched: dict[Cancellable, Callable[[], None]] = {}
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def add(self, channel: Cancellable, on_cancelled: Callable[[], None]) -> None:
+        with self._changed:
+            self._watched[channel] = on_cancelled
+            self._changed.notify()
+
+    def remove(self, channel: Cancellable) -> None:
+        """No further question is asked about `channel`; one may be under way."""
+        with self._changed:
+            self._watched.pop(channel, None)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._wait():
+            with self._changed:
+                asked = list(islice(self._watched, _QUESTIONS))
+            for channel in asked:
+                self._ask(channel)
+
+    def _wait(self) -> bool:
+        """Lets a round pass, or the time until there is something to watch; False at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._watched or self._closing)
+            return not self._changed.wait_for(lambda: self._closing, _ROUND_S)
+
+    def _ask(self, channel: Cancellable) -> None:
+        try:
+            cancelled = channel.is_cancelled()
+        except Exception:  # its last message has been sent meanwhile
+            cancelled = False
+        with self._changed:
+            on_cancelled = self._watched.pop(channel, None)
+            if on_cancelled is not None and not cancelled:
+                self._watched[channel] = on_cancelled  # to the end of the line
+        if on_cancelled is not None and cancelled:
+            on_cancelled()
