@@ -29,7 +29,10 @@ ERROR_CODES = {
 
 
 class Channel:
-    """One request's way back through Triton server.
+    """One request's way back through Triton server; any thread may use it.
+
+    The server frees what `is_cancelled` reads when the last message is sent, and crashes when it
+    is asked later: the two exclude each other.
 
     Args:
         utils: the module `triton_python_backend_utils`, which only exists inside a server.
@@ -40,10 +43,13 @@ class Channel:
         self._utils = utils
         self._sender = request.get_response_sender()
         self._requested = frozenset(request.requested_output_names())
+        self._lock = threading.Lock()
+        self._ended = False
 
     def is_cancelled(self) -> bool:
-        """Whether the client has gone or closed its stream; asks the server."""
-        return bool(self._sender.is_cancelled())
+        """Whether the client has gone or closed its stream; asks the server, while it can."""
+        with self._lock:
+            return not self._ended and bool(self._sender.is_cancelled())
 
     def send(self, outputs: Outputs, *, final: bool) -> None:
         """Sends those of `outputs` that the client asked for."""
@@ -52,8 +58,11 @@ class Channel:
             for name, values in outputs.items()
             if name in self._requested
         ]
-        flags = self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        self._sender.send(self._utils.InferenceResponse(tensors), flags=flags)
+        response = self._utils.InferenceResponse(tensors)
+        if final:
+            self._end(response)
+        else:
+            self._sender.send(response)
 
     def fail(self, failure: Failure) -> None:
         """Ends the request with an error."""
@@ -62,14 +71,21 @@ class Channel:
 
     def pass_on(self, error: Any) -> None:
         """Ends the request with a TritonError."""
-        self._sender.send(
-            self._utils.InferenceResponse(error=error),
-            flags=self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-        )
+        self._end(self._utils.InferenceResponse(error=error))
 
     def finish(self) -> None:
         """Ends the request without a further message."""
-        self._sender.send(flags=self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        self._end(None)
+
+    def _end(self, response: Any | None) -> None:
+        final = self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        with self._lock:
+            if not self._ended:
+                self._ended = True
+                if response is None:
+                    self._sender.send(flags=final)
+                else:
+                    self._sender.send(response, flags=final)
 
 
 class ReplyPool:

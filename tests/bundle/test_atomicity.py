@@ -114,7 +114,7 @@ def test_a_rename_that_fails_puts_the_old_bundle_back(
     real = Path.rename
 
     def fail(self: Path, target: Path) -> Path:
-        if self.name == "bundle":
+        if self.name == "new":
             raise OSError(5, "Input/output error")
         return real(self, target)
 

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.bundle.tokenizer import load_tokenizer
+from dflash_trt.cli import main
 from dflash_trt.errors import DflashError
+from dflash_trt.executors import open_executor
+from dflash_trt.runtime import Engine, Request, RequestResult
+from dflash_trt.runtime.prompts import read_prompts
+from dflash_trt.serving.launcher import ServerAddresses, ServerOptions, TritonServer
+from dflash_trt.serving.repository import RepositoryOptions, write_repository
 from dflash_trt.serving.tritonserver import TritonServerBinary, find_tritonserver
+from tests.pairs import SilentProgress
+from tests.serving.client import read_metrics
+
+Generate = Callable[..., RequestResult]
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +34,78 @@ def tritonserver() -> TritonServerBinary:
         if os.environ.get("CI"):
             raise
         pytest.skip(error.message)
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The demo pair."""
+    folder = tmp_path_factory.mktemp("serving") / "demo-bundle"
+    assert main(["build", "--target", "demo", "-o", str(folder)]) == 0
+    return open_bundle(folder)
+
+
+@pytest.fixture(scope="session")
+def prompts(bundle: Bundle) -> list[str]:
+    assert bundle.prompts is not None
+    return read_prompts(bundle.prompts)
+
+
+def start_server(repository: Path, **options: object) -> TritonServer:
+    """A server on free ports, not ready yet."""
+    return TritonServer(
+        ServerOptions(repository=repository, http_port=0, grpc_port=0, metrics_port=0)
+    )
+
+
+@pytest.fixture(scope="session")
+def repository(bundle: Bundle) -> Path:
+    folder = bundle.folder.parent / "repository"
+    write_repository(bundle.folder, folder, RepositoryOptions(), SilentProgress())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(tritonserver: TritonServerBinary, repository: Path) -> Iterator[TritonServer]:
+    """One server for all tests that leave it as it was."""
+    with start_server(repository) as running:
+        running.wait_ready(120)
+        yield running
+        if running.exit_code is None:
+            wait_idle(running.addresses)
+
+
+@pytest.fixture
+def addresses(server: TritonServer) -> ServerAddresses:
+    assert server.exit_code is None
+    return server.addresses
+
+
+@pytest.fixture(scope="session")
+def generate(bundle: Bundle) -> Iterator[Generate]:
+    """What `dflash-trt generate` does with a prompt, in this process."""
+    tokenizer = load_tokenizer(bundle)
+    executor = open_executor(bundle, threads=1)
+
+    def call(prompt: str, **fields: object) -> RequestResult:
+        engine = Engine(
+            executor,
+            tokenizer=tokenizer.core,
+            eos_token_ids=bundle.manifest.target.eos_token_ids,
+        )
+        request = Request(prompt_ids=tuple(tokenizer.encode(prompt)), **fields)  # type: ignore[arg-type]
+        return engine.generate([request])[0]
+
+    yield call
+    executor.close()
+
+
+def wait_idle(addresses: ServerAddresses, timeout_s: float = 30) -> dict[str, float]:
+    """Waits until no slot is held and nothing waits; the metrics then."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        metrics = read_metrics(addresses.metrics)
+        busy = metrics["dflash_active_slots"] + metrics["dflash_waiting_requests"]
+        if busy == metrics["dflash_cached_tokens"] == 0:
+            return metrics
+        assert time.monotonic() < deadline, metrics
+        time.sleep(0.05)
