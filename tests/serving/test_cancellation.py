@@ -1,0 +1,200 @@
+"""Whoever goes away, or says stop, frees the slot; queue and deadlines; slow readers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.serving.launcher import ServerAddresses, TritonServer
+from dflash_trt.serving.repository import RepositoryOptions, write_repository
+from dflash_trt.serving.tritonserver import TritonServerBinary
+from tests.pairs import SilentProgress
+from tests.serving.client import CLASSIC, LLM, Answer, StreamClient, ask_grpc, read_metrics
+from tests.serving.conftest import Generate, start_server, wait_idle
+
+pytestmark = pytest.mark.slow
+
+CANCELLED = 'dflash_requests{outcome="cancelled"}'
+ENDLESS = {"ignore_eos": True}
+
+
+def long_fields(model: str, prompt: str, **fields: Any) -> dict[str, Any]:
+    """A request that runs to the end of the context: some hundred steps."""
+    if model == LLM:
+        return {
+            "text_input": prompt,
+            "sampling_param_max_tokens": 5000,
+            "streaming": True,
+            **fields,
+        }
+    return {"text_input": prompt, "max_tokens": 5000, "stream": True, **fields}
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("model", [LLM, CLASSIC])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_closed_stream_frees_the_slot(
+    addresses: ServerAddresses, prompts: list[str], model: str, streaming: bool
+) -> None:
+    """Also where no message has come yet, nor will."""
+    before = wait_idle(addresses)
+    client = StreamClient(addresses.grpc)
+    flag = {"streaming" if model == LLM else "stream": streaming}
+    client.send(model, long_fields(model, prompts[0], **flag), parameters=ENDLESS)
+    if streaming:
+        next(client.receive())
+    else:
+        wait_for(lambda: read_metrics(addresses.metrics)["dflash_active_slots"] == 1)
+    client.close(cancel=True)
+    after = wait_idle(addresses)
+    assert after[CANCELLED] - before[CANCELLED] == 1
+    # It had hundreds of steps to go.
+    assert after["dflash_verify_steps"] - before["dflash_verify_steps"] < 100
+
+
+@pytest.mark.parametrize("model", [LLM, CLASSIC])
+def test_stop_by_id(
+    addresses: ServerAddresses, generate: Generate, prompts: list[str], model: str
+) -> None:
+    """The request ends with what it had; another of the same model, and its own id, goes on."""
+    full = generate(prompts[0], max_tokens=5000, ignore_eos=True).text
+    assert full is not None
+    before = wait_idle(addresses)
+    fields = long_fields(model, prompts[0])
+    if model == LLM:
+        fields["return_finish_reason"] = True
+    with StreamClient(addresses.grpc) as client, StreamClient(addresses.grpc) as other:
+        client.send(model, fields, request_id="one", parameters=ENDLESS)
+        messages = client.receive()
+        texts = [next(messages)["text_output"]]
+        other.send(model, long_fields(model, prompts[1]), request_id="two", parameters=ENDLESS)
+        stop = {"text_input": "", "stop": True} | ({"max_tokens": 1} if model == CLASSIC else {})
+        assert ask_grpc(addresses.grpc, model, stop, request_id="nobody").error is None
+        assert ask_grpc(addresses.grpc, model, stop, request_id="one") == Answer(ends=1)
+        rest = list(messages)
+        texts += [message["text_output"] for message in rest]
+        text = texts[-1] if model == LLM else "".join(texts)
+        assert full.startswith(text) and len(text) < len(full)
+        if model == LLM:
+            assert rest[-1]["finish_reason"] == "cancelled"
+        assert next(other.receive())
+        other.close(cancel=True)
+    after = wait_idle(addresses)
+    assert after[CANCELLED] - before[CANCELLED] == 2
+
+
+@pytest.mark.parametrize("path", ["tensorrt_llm/generate_stream", "ensemble/generate_stream"])
+def test_an_http_client_that_goes_away(
+    addresses: ServerAddresses, prompts: list[str], path: str
+) -> None:
+    before = wait_idle(addresses)
+    connection = http.client.HTTPConnection(addresses.http, timeout=30)
+    body = long_fields(path.partition("/")[0], prompts[0]) | ENDLESS
+    connection.request("POST", f"/v2/models/{path}", json.dumps(body))
+    response = connection.getresponse()
+    assert response.readline().startswith(b"data:")
+    assert isinstance(connection.sock, socket.socket)
+    connection.sock.shutdown(socket.SHUT_RDWR)
+    connection.close()
+    after = wait_idle(addresses)
+    assert after[CANCELLED] - before[CANCELLED] == 1
+
+
+def test_a_deadline(addresses: ServerAddresses, prompts: list[str]) -> None:
+    before = wait_idle(addresses)
+    for model in (LLM, CLASSIC):
+        fields = long_fields(model, prompts[0])
+        answer = ask_grpc(addresses.grpc, model, fields, timeout_us=60_000, parameters=ENDLESS)
+        assert "the deadline has passed" in answer.failure
+    after = wait_idle(addresses)
+    name = 'dflash_requests{outcome="timed_out"}'
+    assert after[name] - before[name] == 2
+
+
+def test_a_slow_reader_delays_nobody(
+    addresses: ServerAddresses, generate: Generate, prompts: list[str]
+) -> None:
+    """A client that does not read for a while; others are served meanwhile; it then gets all."""
+    expected = generate(prompts[1], max_tokens=48).text
+    host, _, port = addresses.http.rpartition(":")
+    slow = socket.create_connection((host, int(port)))
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    body = json.dumps(long_fields(LLM, prompts[0]) | ENDLESS).encode()
+    head = f"POST /v2/models/{LLM}/generate_stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    slow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    fields = {"text_input": prompts[1], "sampling_param_max_tokens": 48}
+    for _ in range(5):
+        assert ask_grpc(addresses.grpc, LLM, fields).texts == [expected]
+    wait_idle(addresses)  # its own request has ended too
+    data = b""
+    while piece := slow.recv(1 << 16):
+        data += piece
+    slow.close()
+    full = generate(prompts[0], max_tokens=5000, ignore_eos=True).text
+    events = [line for line in data.splitlines() if line.startswith(b"data:")]
+    assert json.loads(events[-1].removeprefix(b"data:"))["text_output"] == full
+
+
+@pytest.fixture(scope="module")
+def small_queue(
+    tritonserver: TritonServerBinary, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    """A server whose queue holds two requests beside the eight slots."""
+    folder: Path = tmp_path_factory.mktemp("small") / "repository"
+    write_repository(bundle.folder, folder, RepositoryOptions(max_queue_size=2), SilentProgress())
+    with start_server(folder) as running:
+        running.wait_ready(120)
+        yield running
+
+
+@pytest.mark.parametrize("model", [LLM, CLASSIC])
+def test_a_full_queue_says_so_at_once(
+    small_queue: TritonServer, generate: Generate, prompts: list[str], model: str
+) -> None:
+    addresses = small_queue.addresses
+    before = wait_idle(addresses)
+    clients = [StreamClient(addresses.grpc) for _ in range(10)]
+    for client in clients:
+        client.send(model, long_fields(model, prompts[0]), parameters=ENDLESS)
+    wait_for(lambda: read_metrics(addresses.metrics)["dflash_waiting_requests"] == 2)
+    started = time.monotonic()
+    answers: list[Answer] = []
+    threads = [
+        threading.Thread(
+            target=lambda: answers.append(
+                ask_grpc(addresses.grpc, model, long_fields(model, prompts[1]))
+            )
+        )
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 4 and time.monotonic() - started < 3
+    for answer in answers:
+        assert "queue is full" in answer.failure
+        assert answer.error is not None and "UNAVAILABLE" in str(answer.error.status())
+    for client in clients:
+        client.close(cancel=True)
+    after = wait_idle(addresses)
+    assert after[CANCELLED] - before[CANCELLED] == 10
+    if model == LLM:
+        fields = {"text_input": prompts[1], "sampling_param_max_tokens": 48}
+        expected = generate(prompts[1], max_tokens=48).text
+        assert ask_grpc(addresses.grpc, LLM, fields).texts == [expected]

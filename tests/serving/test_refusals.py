@@ -1,0 +1,166 @@
+"""What cannot be served is refused in one clear line, and the server serves on."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.error
+import urllib.request
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+from dflash_trt.serving.launcher import ServerAddresses
+from tests.serving.client import CLASSIC, LLM, Answer, StreamClient, ask_grpc, post
+from tests.serving.conftest import Generate, wait_idle
+
+pytestmark = pytest.mark.slow
+
+MAX = "sampling_param_max_tokens"
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (LLM, {MAX: 0}, f"{MAX}: 0 is not at least 1"),
+    (LLM, {MAX: -1}, f"{MAX}: -1 is not at least 1"),
+    (LLM, {"sampling_param_temperature": math.nan}, "sampling_param_temperature: nan is not"),
+    (LLM, {"sampling_param_temperature": math.inf}, "sampling_param_temperature: inf is not"),
+    (LLM, {"sampling_param_temperature": -1.0}, "sampling_param_temperature: -1.0 is not"),
+    (LLM, {"sampling_param_top_p": 1.5}, "sampling_param_top_p: 1.5 is not"),
+    (LLM, {"sampling_param_top_k": -1}, "sampling_param_top_k: -1 is not"),
+    (LLM, {"text_input": b"abc\xff"}, "text_input: is not UTF-8 at byte 3"),
+    (LLM, {"text_input": ""}, "text_input: the prompt is empty"),
+    (LLM, {"text_input": ["a", "b"]}, "text_input: holds 2 texts"),
+    (LLM, {"sampling_param_stop": [b"\xc3("]}, "sampling_param_stop: is not UTF-8 at byte 0"),
+    (LLM, {"text_input": "1 " * 600}, "do not fit: the context of 1024"),
+    (LLM, {"text_input": "x" * (1 << 20)}, "1,048,576 characters cannot fit"),
+    (LLM, {"sampling_param_best_of": 2}, "sampling_param_best_of: 2 is not supported"),
+    (
+        LLM,
+        {"sampling_param_frequency_penalty": 0.5},
+        "sampling_param_frequency_penalty: 0.5 is not supported; leave it out or pass 0.0",
+    ),
+    (LLM, {"image_url": "http://x/y.png"}, 'image_url: "http://x/y.png" is not supported'),
+    (LLM, {"lora_name": "mine"}, 'lora_name: "mine" is not supported'),
+    (LLM, {"lora_id": 7}, "lora_id: 7 is not supported; leave it out"),
+    (LLM, {"return_cumulative_logprob": True}, "return_cumulative_logprob: true is not"),
+    (CLASSIC, {"beam_width": 4}, "beam_width: 4 is not supported; leave it out or pass 1"),
+    (CLASSIC, {"bad_words": ["no"]}, 'bad_words: "no" is not supported'),
+    (CLASSIC, {"repetition_penalty": 1.5}, "repetition_penalty: 1.5 is not supported"),
+    (CLASSIC, {"min_tokens": 5}, "min_tokens: 5 is not supported"),
+    (CLASSIC, {"seed": 1, "random_seed": 2}, "seed and random_seed: differ"),
+    (CLASSIC, {"max_tokens": -1}, "sampling_param_max_tokens: -1 is not at least 1"),
+    (CLASSIC, {"text_input": b"\xff"}, "text_input: is not UTF-8 at byte 0"),
+    (CLASSIC, {"temperature": math.nan}, "sampling_param_temperature: nan is not"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "message"),
+    REFUSED,
+    ids=[
+        f"{model}-{'-'.join(fields)}-{number}" for number, (model, fields, _) in enumerate(REFUSED)
+    ],
+)
+def test_refused_by_name(
+    addresses: ServerAddresses, model: str, fields: dict[str, Any], message: str
+) -> None:
+    least = {"text_input": "abc"} | ({"max_tokens": 4} if model == CLASSIC else {})
+    with StreamClient(addresses.grpc) as client:
+        for streaming in (False, True):
+            flag = {"stream" if model == CLASSIC else "streaming": streaming}
+            answer = client.ask(model, {**least, **flag, **fields})
+            assert message in answer.failure and not answer.messages
+            assert "\n" not in answer.failure and len(answer.failure) < 400
+        assert client.ask(model, least).error is None  # on the same stream
+
+
+def test_parameters_are_checked(addresses: ServerAddresses) -> None:
+    for name, value in (
+        ("streaming_text", "words"),
+        ("ignore_eos", "maybe"),
+        ("add_special_tokens", 3),
+        ("end_id", "two"),
+    ):
+        answer = ask_grpc(addresses.grpc, LLM, {"text_input": "a"}, parameters={name: value})
+        assert answer.failure.split(": ")[-2].endswith(name), answer.failure
+
+
+def _ask_raw(address: str, model: str, *inputs: grpcclient.InferInput) -> Answer:
+    """One request of tensors as they are."""
+    with StreamClient(address) as client:
+        client._client.async_stream_infer(model, list(inputs), enable_empty_final_response=True)
+        answer = Answer()
+        try:
+            answer.messages.extend(client.receive(30))
+        except Exception as error:
+            answer.error = error  # type: ignore[assignment]
+        return answer
+
+
+def _tensor(name: str, values: np.ndarray, datatype: str) -> grpcclient.InferInput:
+    tensor = grpcclient.InferInput(name, list(values.shape), datatype)
+    tensor.set_data_from_numpy(values)
+    return tensor
+
+
+def test_wrong_types_and_ranks(addresses: ServerAddresses) -> None:
+    """Triton server refuses these itself, from config.pbtxt."""
+    text = _tensor("text_input", np.array([b"abc"], dtype=np.object_), "BYTES")
+    for other, message in (
+        (_tensor(MAX, np.array([3], np.int64), "INT64"), "INT64"),
+        (_tensor(MAX, np.array([[3]], np.int32), "INT32"), "shape"),
+        (_tensor(MAX, np.array([3, 4], np.int32), "INT32"), "shape"),
+        (_tensor("no_such_input", np.array([3], np.int32), "INT32"), "no_such_input"),
+    ):
+        assert message in _ask_raw(addresses.grpc, LLM, text, other).failure
+    assert "inputs" in _ask_raw(addresses.grpc, LLM).failure
+    batched = np.array([[b"abc"]], dtype=np.object_)
+    answer = _ask_raw(addresses.grpc, LLM, _tensor("text_input", batched, "BYTES"))
+    assert "shape" in answer.failure
+    assert ask_grpc(addresses.grpc, LLM, {"text_input": "abc", MAX: 2}).error is None
+
+
+def test_malformed_bytes(addresses: ServerAddresses) -> None:
+    """A STRING tensor whose lengths do not add up."""
+    text = grpcclient.InferInput("text_input", [1], "BYTES")
+    text._raw_content = b"\xff\xff\xff\x7fabc"
+    text._input.shape[:] = [1]
+    assert _ask_raw(addresses.grpc, LLM, text).error is not None
+    assert ask_grpc(addresses.grpc, LLM, {"text_input": "abc", MAX: 2}).error is None
+
+
+def test_http_refusals(addresses: ServerAddresses) -> None:
+    for body, message in (
+        ({}, "text_input"),
+        ({"text_input": "a", MAX: 0}, "is not at least 1"),
+        ({"text_input": "a", MAX: "many"}, "parse"),
+        ({"text_input": {"a": 1}}, "text_input"),
+    ):
+        status, reply = post(addresses.http, f"{LLM}/generate", body)
+        assert 400 <= status < 600 and message in reply["error"]
+    request = urllib.request.Request(f"http://{addresses.http}/v2/models/{LLM}/generate", b"{nope")
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=30)
+    assert "error" in json.loads(caught.value.read())
+
+
+def test_more_tokens_than_fit_end_with_the_context(
+    addresses: ServerAddresses, generate: Generate, prompts: list[str]
+) -> None:
+    """As `generate` does: 2^31 - 1 is as many as there is room for, and end_of_text counts."""
+    expected = generate(prompts[0], max_tokens=2**31 - 1, ignore_eos=True)
+    fields = {"text_input": prompts[0], MAX: 2**31 - 1, "return_finish_reason": True}
+    answer = ask_grpc(addresses.grpc, LLM, fields, parameters={"ignore_eos": True})
+    assert answer.last["text_output"] == expected.text
+    assert answer.last["finish_reason"] == "length"
+    total = answer.last["num_input_tokens"] + answer.last["num_output_tokens"]
+    assert total == 1024
+
+
+def test_refusals_are_counted(addresses: ServerAddresses) -> None:
+    before = wait_idle(addresses)
+    ask_grpc(addresses.grpc, LLM, {"text_input": ""})
+    after = wait_idle(addresses)
+    name = 'dflash_requests{outcome="refused"}'
+    assert after[name] - before[name] == 1
