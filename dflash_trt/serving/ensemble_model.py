@@ -13,7 +13,13 @@ import numpy as np
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.classic import Forward, read_forward, to_classic
 from dflash_trt.serving.generation import check_streaming_text
-from dflash_trt.serving.inputs import Tensors, as_strings, read_parameters, read_scalar
+from dflash_trt.serving.inputs import (
+    Tensors,
+    as_strings,
+    read_parameters,
+    read_scalar,
+    read_texts,
+)
 from dflash_trt.serving.jobs import Failure, Outcome
 from dflash_trt.serving.replies import Channel, Outputs
 from dflash_trt.serving.settings import ModelSettings
@@ -103,20 +109,25 @@ class TritonPythonModel:
 
     def _forward(self, request_id: str, forwarding: _Forwarding) -> None:
         """Passes responses on as they come, until the last."""
-        ended = False
+        channel, ended = forwarding.channel, False
         try:
             for response in self._call(forwarding):
                 if response.has_error():
-                    forwarding.channel.pass_on(response.error())
+                    channel.pass_on(response.error())
                     ended = True
-                elif outputs := _read_outputs(response):
-                    ended = _FINAL_MARK in outputs
-                    forwarding.channel.send(to_classic(outputs, forwarding.forward), final=ended)
+                    continue
+                outputs = _read_outputs(response)
+                if "error" in outputs:
+                    channel.fail_with(*read_texts(outputs, "error"))
+                    ended = True
+                elif outputs:
+                    last = _FINAL_MARK in outputs
+                    channel.send(to_classic(outputs, forwarding.forward), final=last)
+                    ended = last
             if not ended:
-                forwarding.channel.fail(_failure(RuntimeError(f"{_LLM_MODEL} sent no end")))
+                channel.fail(_failure(RuntimeError(f"{_LLM_MODEL} sent no end")))
         except Exception as error:
-            if not ended:
-                forwarding.channel.fail(_failure(error))
+            channel.fail(_failure(error))
         finally:
             forwarding.done.set()
             self._watch.remove(forwarding.channel)
@@ -132,9 +143,12 @@ class TritonPythonModel:
             request_id=forwarding.inner_id,
             model_name=_LLM_MODEL,
             inputs=[self._utils.Tensor(name, one) for name, one in forward.tensors.items()],
-            requested_output_names=list(forward.output_names),
-            parameters=dict(forward.parameters),
-            timeout=forward.timeout_us,
+            requested_output_names=[*forward.output_names, "error"],
+            parameters={
+                **forward.parameters,
+                "timeout_us": forward.timeout_us,
+                "errors_as_output": True,
+            },
         ).exec(decoupled=True)
 
     def _cancel(self, forwarding: _Forwarding) -> None:

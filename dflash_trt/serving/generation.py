@@ -44,6 +44,8 @@ class Generation:
     """A runtime request, and how its client wants to hear of it.
 
     `lead` is the text to begin the output with: the prompt, if it is not to be excluded.
+    `errors_as_output` is for another model that forwards: it gets what ends a request early as an
+    output.
     """
 
     request: Request
@@ -53,6 +55,7 @@ class Generation:
     return_finish_reason: bool
     return_stop_reason: bool
     return_perf_metrics: bool
+    errors_as_output: bool
 
 
 class GenerationReader:
@@ -100,6 +103,7 @@ class GenerationReader:
             return_finish_reason=bool(read_scalar(tensors, "return_finish_reason", bool)),
             return_stop_reason=bool(read_scalar(tensors, "return_stop_reason", bool)),
             return_perf_metrics=bool(read_scalar(tensors, f"{_SAMPLING}return_perf_metrics", bool)),
+            errors_as_output=read_flag(parameters, "errors_as_output", False),
         )
 
     def _read_text(self, tensors: Tensors) -> str:

@@ -93,9 +93,10 @@ class TritonPythonModel:
             self._stop(request_id)
             channel.finish()
             return
-        generation = self._reader.read(tensors, read_parameters(request.parameters()))
+        parameters = read_parameters(request.parameters())
+        generation = self._reader.read(tensors, parameters)
         self._worker.check(generation.request)
-        timeout_us = request.timeout()
+        timeout_us = request.timeout() or int(parameters.get("timeout_us", 0))
 
         def forget(last: TokenEvent | Failure) -> None:
             self._forget(request_id, job, channel)

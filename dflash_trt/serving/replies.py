@@ -66,8 +66,11 @@ class Channel:
 
     def fail(self, failure: Failure) -> None:
         """Ends the request with an error."""
-        code = getattr(self._utils.TritonError, ERROR_CODES[failure.outcome])
-        self.pass_on(self._utils.TritonError(failure.error.message, code))
+        self.fail_with(ERROR_CODES[failure.outcome], failure.error.message)
+
+    def fail_with(self, code: str, message: str) -> None:
+        """Ends the request with an error of TritonError's `code`."""
+        self.pass_on(self._utils.TritonError(message, getattr(self._utils.TritonError, code)))
 
     def pass_on(self, error: Any) -> None:
         """Ends the request with a TritonError."""
@@ -176,7 +179,7 @@ class Reply:
     def _send(self, events: list[TokenEvent | Failure]) -> None:
         last = events[-1]
         if isinstance(last, Failure):
-            self._channel.fail(last)
+            self._fail(last)
             return
         for event in events:
             if isinstance(event, TokenEvent):
@@ -193,6 +196,18 @@ class Reply:
         if last.result is not None:
             outputs |= self._describe(last.result)
         self._channel.send(outputs, final=last.result is not None)
+
+    def _fail(self, failure: Failure) -> None:
+        """Ends the request; of a forwarded one the error is an output.
+
+        Triton server 2.51 loses an error that follows another response on its way from one Python
+        model to another, and the other waits for ever.
+        """
+        if not self._generation.errors_as_output:
+            self._channel.fail(failure)
+            return
+        error = as_strings([ERROR_CODES[failure.outcome], failure.error.message])
+        self._channel.send({"text_output": as_strings([""]), "error": error}, final=True)
 
     def _describe(self, result: RequestResult) -> Outputs:
         """What only the last message has."""

@@ -99,13 +99,25 @@ def generate(bundle: Bundle) -> Iterator[Generate]:
     executor.close()
 
 
-def wait_idle(addresses: ServerAddresses, timeout_s: float = 30) -> dict[str, float]:
-    """Waits until no slot is held and nothing waits; the metrics then."""
+def wait_idle(
+    addresses: ServerAddresses, ended: float | None = None, timeout_s: float = 30
+) -> dict[str, float]:
+    """Waits until no slot is held and nothing waits; the metrics then.
+
+    `ended` is the number of requests that must have ended, since the server's start: gauges are
+    a tenth of a second old.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         metrics = read_metrics(addresses.metrics)
         busy = metrics["dflash_active_slots"] + metrics["dflash_waiting_requests"]
-        if busy == metrics["dflash_cached_tokens"] == 0:
+        settled = ended is None or count_ended(metrics) >= ended
+        if settled and busy == metrics["dflash_cached_tokens"] == 0:
             return metrics
         assert time.monotonic() < deadline, metrics
         time.sleep(0.05)
+
+
+def count_ended(metrics: dict[str, float]) -> float:
+    """Requests that have ended, whatever the outcome."""
+    return sum(value for name, value in metrics.items() if name.startswith("dflash_requests"))

@@ -23,7 +23,7 @@ from tests.serving.client import (
     post,
     read_message,
 )
-from tests.serving.conftest import Generate, wait_idle
+from tests.serving.conftest import Generate, count_ended, wait_idle
 
 pytestmark = pytest.mark.slow
 
@@ -210,7 +210,7 @@ def test_metrics_count(addresses: ServerAddresses, generate: Generate, prompts: 
     before = wait_idle(addresses)
     statistics = generate(prompts[4], max_tokens=48).statistics
     assert ask_grpc(addresses.grpc, LLM, llm_fields(prompts[4], {})).error is None
-    after = wait_idle(addresses)
+    after = wait_idle(addresses, count_ended(before) + 1)
     for name, value in {
         'dflash_requests{outcome="completed"}': 1,
         "dflash_input_tokens": statistics.prompt_tokens,

@@ -14,7 +14,7 @@ import tritonclient.grpc as grpcclient
 
 from dflash_trt.serving.launcher import ServerAddresses
 from tests.serving.client import CLASSIC, LLM, Answer, StreamClient, ask_grpc, post
-from tests.serving.conftest import Generate, wait_idle
+from tests.serving.conftest import Generate, count_ended, wait_idle
 
 pytestmark = pytest.mark.slow
 
@@ -135,7 +135,7 @@ def test_http_refusals(addresses: ServerAddresses) -> None:
         ({}, "text_input"),
         ({"text_input": "a", MAX: 0}, "is not at least 1"),
         ({"text_input": "a", MAX: "many"}, "parse"),
-        ({"text_input": {"a": 1}}, "text_input"),
+        ({"text_input": {"a": 1}}, "JSON"),
     ):
         status, reply = post(addresses.http, f"{LLM}/generate", body)
         assert 400 <= status < 600 and message in reply["error"]
@@ -161,6 +161,6 @@ def test_more_tokens_than_fit_end_with_the_context(
 def test_refusals_are_counted(addresses: ServerAddresses) -> None:
     before = wait_idle(addresses)
     ask_grpc(addresses.grpc, LLM, {"text_input": ""})
-    after = wait_idle(addresses)
+    after = wait_idle(addresses, count_ended(before) + 1)
     name = 'dflash_requests{outcome="refused"}'
     assert after[name] - before[name] == 1
