@@ -103,6 +103,7 @@ class StreamClient:
     """A gRPC connection with one stream, one request at a time unless told otherwise."""
 
     def __init__(self, address: str) -> None:
+        self.address = address
         self._client = grpcclient.InferenceServerClient(address)
         self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._client.start_stream(lambda result, error: self._results.put((result, error)))

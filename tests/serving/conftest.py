@@ -50,10 +50,12 @@ def prompts(bundle: Bundle) -> list[str]:
     return read_prompts(bundle.prompts)
 
 
-def start_server(repository: Path, **options: object) -> TritonServer:
-    """A server on free ports, not ready yet."""
+def start_server(repository: Path) -> TritonServer:
+    """A server on free ports, not ready yet; it does not wait long for what a test left behind."""
     return TritonServer(
-        ServerOptions(repository=repository, http_port=0, grpc_port=0, metrics_port=0)
+        ServerOptions(
+            repository=repository, http_port=0, grpc_port=0, metrics_port=0, exit_timeout_s=2
+        )
     )
 
 

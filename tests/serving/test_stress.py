@@ -1,0 +1,183 @@
+"""Many requests of every kind at once: each ends exactly once, with the right text or error.
+
+`DFLASH_STRESS_REQUESTS=2000` runs the full number.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from dflash_trt.runtime import SamplingParams
+from dflash_trt.serving.launcher import ServerAddresses, TritonServer
+from tests.serving.client import CLASSIC, LLM, StreamClient
+from tests.serving.conftest import Generate, count_ended, wait_idle
+
+pytestmark = pytest.mark.slow
+
+REQUESTS = int(os.environ.get("DFLASH_STRESS_REQUESTS", "300"))
+CLIENTS = 32
+WARM_UP = max(150, REQUESTS // 4)
+MEMORY_MARGIN = 0.02
+KINDS = ("whole", "streamed", "streamed", "stopped", "cancelled", "left", "refused")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request, what is done to it, and how `generate` would end it."""
+
+    number: int
+    kind: str
+    model: str
+    prompt: str
+    max_tokens: int
+    sampling: dict[str, Any]
+    stop: str | None
+    expected: str
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        llm = self.model == LLM
+        prefix = "sampling_param_" if llm else ""
+        fields: dict[str, Any] = {
+            "text_input": "" if self.kind == "refused" else self.prompt,
+            f"{prefix}max_tokens": self.max_tokens,
+            "streaming" if llm else "stream": self.kind != "whole",
+            **{f"{prefix}{name}": value for name, value in self.sampling.items()},
+        }
+        if self.stop is not None:
+            fields["sampling_param_stop" if llm else "stop_words"] = self.stop
+        return fields
+
+
+@pytest.fixture(scope="module")
+def pool_of_cases(generate: Generate, prompts: list[str]) -> list[Case]:
+    """Sixty-four distinct requests with their texts; runs draw from them."""
+    randoms = random.Random(5)
+    cases: list[Case] = []
+    for number in range(64):
+        prompt = prompts[number % len(prompts)][: randoms.randint(10, 200)]
+        max_tokens = randoms.choice((1, 2, 7, 20, 40, 80))
+        sampling = randoms.choice(
+            ({}, {"temperature": 0.8, "seed": number}, {"temperature": 1.1, "top_k": 30, "seed": 1})
+        )
+        stop = None
+        params = SamplingParams(**sampling)
+        text = generate(prompt, max_tokens=max_tokens, sampling=params).text
+        assert text is not None
+        kind = KINDS[number % len(KINDS)]
+        if kind == "stopped" and len(text) > 4:
+            stop = text[len(text) // 2 : len(text) // 2 + 3]
+            text = text[: text.index(stop)]
+        model = (LLM, CLASSIC)[number % 3 == 2]
+        cases.append(Case(number, kind, model, prompt, max_tokens, sampling, stop, text))
+    return cases
+
+
+def _run_case(client: StreamClient, case: Case, request_id: str) -> str:
+    """Runs a case; the outcome's name, or what was wrong with it."""
+    client.send(case.model, case.fields, request_id=request_id)
+    texts: list[str] = []
+    try:
+        for message in client.receive(60):
+            texts.append(message["text_output"])
+            if case.kind == "cancelled" and len(texts) == 1:
+                stop = {"text_input": "", "stop": True}
+                stop |= {"max_tokens": 1} if case.model == CLASSIC else {}
+                with StreamClient(client.address) as other:
+                    other.ask(case.model, stop, request_id=request_id)
+    except InferenceServerException as error:
+        expected = case.kind == "refused" and "prompt is empty" in str(error.message())
+        return "refused" if expected else f"{case}: {error.message()}"
+    except queue.Empty:
+        return f"{case}: lost"
+    text = "".join(texts) if case.model == CLASSIC else (texts or [""])[-1]
+    if case.kind == "refused":
+        return f"{case}: was not refused"
+    if case.kind == "cancelled" and case.expected.startswith(text):
+        return "cancelled"
+    return "completed" if text == case.expected else f"{case}: {text!r}"
+
+
+def _leave(address: str, case: Case) -> str:
+    """Sends a request and goes away, sometimes after its first message."""
+    client = StreamClient(address)
+    client.send(case.model, case.fields)
+    if case.number % 2:
+        next(client.receive(60), None)
+    client.close(cancel=True)
+    return "left"
+
+
+def _run(address: str, cases: Iterator[Case]) -> Counter[str]:
+    """All cases, thirty-two at a time; outcomes."""
+    outcomes: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def work(worker: int) -> None:
+        with StreamClient(address) as client:
+            for turn in range(1 << 30):
+                with lock:
+                    case = next(cases, None)
+                if case is None:
+                    return
+                if case.kind == "left":
+                    outcome = _leave(address, case)
+                else:
+                    outcome = _run_case(client, case, f"{worker}-{turn}")
+                with lock:
+                    outcomes[outcome] += 1
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def _memory(server: TritonServer) -> int:
+    """Resident bytes of the server and its models, shared memory counted once."""
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    total = 0
+    for pid in (str(server.pid), *children):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def test_every_request_ends_once_and_right(
+    server: TritonServer, addresses: ServerAddresses, pool_of_cases: list[Case]
+) -> None:
+    randoms = random.Random(3)
+    _run(addresses.grpc, iter(randoms.choices(pool_of_cases, k=WARM_UP)))
+    before = wait_idle(addresses)
+    memory = _memory(server)
+    cases = randoms.choices(pool_of_cases, k=REQUESTS)
+    outcomes = _run(addresses.grpc, iter(cases))
+    wrong = [outcome for outcome in outcomes if ":" in outcome]
+    assert not wrong, wrong[:3]
+    assert sum(outcomes.values()) == REQUESTS
+    # `ensemble` forwards even what the other model refuses; a client that leaves at once may be
+    # gone before the server has read its request.
+    sent_twice = outcomes["left"]
+    after = wait_idle(addresses, count_ended(before) + REQUESTS - sent_twice)
+    assert count_ended(after) - count_ended(before) <= REQUESTS
+    for outcome in ("failed", "overflow", "timed_out"):
+        name = f'dflash_requests{{outcome="{outcome}"}}'
+        assert after[name] == before[name], name
+    grown = _memory(server) / memory - 1
+    print(f"{REQUESTS} requests: {dict(outcomes)}; memory {memory / 2**20:.0f} MiB, {grown:+.2%}")
+    if REQUESTS >= 2000:
+        assert grown < MEMORY_MARGIN
