@@ -1,0 +1,137 @@
+"""Messages: merged while one is under way, in order, ended once, and never asked about later."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_trt.runtime import Engine, Request, TokenEvent
+from dflash_trt.serving.generation import Generation, StreamingText
+from dflash_trt.serving.jobs import Failure
+from dflash_trt.serving.replies import Channel, Outputs, Reply, ReplyPool
+from dflash_trt.serving.watch import CancellationWatch
+from tests.runtime.fake import FakeExecutor
+
+FINAL = 1
+UTILS = SimpleNamespace(
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
+    Tensor=lambda name, values: (name, values),
+    InferenceResponse=lambda tensors=(), error=None: dict(tensors) if error is None else error,
+    TritonError=SimpleNamespace(),
+)
+
+
+class Sender:
+    """Triton server's end of a channel: crashes, as it does, when asked after the end."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Any, int]] = []
+        self.cancelled = False
+        self.questions = 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def send(self, response: Any = None, flags: int = 0) -> None:
+        self.gate.wait()
+        self._check()
+        self.sent.append((response, flags))
+
+    def is_cancelled(self) -> bool:
+        self._check()
+        self.questions += 1
+        return self.cancelled
+
+    def _check(self) -> None:
+        assert not self.sent or self.sent[-1][1] != FINAL, "used after its end"
+
+
+def make_channel(sender: Sender) -> Channel:
+    names = ("text_output", "output_ids", "num_verify_steps")
+    request = SimpleNamespace(
+        get_response_sender=lambda: sender, requested_output_names=lambda: names
+    )
+    return Channel(UTILS, request)
+
+
+def make_events() -> list[TokenEvent]:
+    engine = Engine(FakeExecutor())
+    engine.submit(Request(prompt_ids=(1, 2), max_tokens=20))
+    events: list[TokenEvent] = []
+    while engine.has_work:
+        events += engine.step()
+    assert len(events) > 4
+    return events
+
+
+def make_reply(
+    sender: Sender, pool: ReplyPool, mode: StreamingText, streaming: bool
+) -> tuple[Reply, threading.Event]:
+    generation = Generation(
+        request=Request(prompt_ids=(1,)),
+        streaming=streaming,
+        streaming_text=mode,
+        lead="> ",
+        return_finish_reason=False,
+        return_stop_reason=False,
+        return_perf_metrics=False,
+        errors_as_output=False,
+    )
+    sent = threading.Event()
+
+    def on_sent(last: TokenEvent | Failure) -> None:
+        assert not sent.is_set()
+        sent.set()
+
+    return Reply(make_channel(sender), generation, pool, 0, on_sent), sent
+
+
+def ids(outputs: Outputs) -> list[int]:
+    return list(np.asarray(outputs["output_ids"]).tolist())
+
+
+@pytest.mark.parametrize("mode", ["cumulative", "delta"])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_messages_add_up_and_are_merged(mode: StreamingText, streaming: bool) -> None:
+    events, sender, pool = make_events(), Sender(), ReplyPool(2)
+    reply, sent = make_reply(sender, pool, mode, streaming)
+    sender.gate.clear()
+    for event in events:
+        reply.take(event)
+    sender.gate.set()
+    assert sent.wait(10)
+    pool.close()
+    assert [flags for _, flags in sender.sent] == [0] * (len(sender.sent) - 1) + [FINAL]
+    assert len(sender.sent) <= 2  # one was under way while the others came
+    everything = [one for event in events for one in event.token_ids]
+    if mode == "delta":
+        assert [one for outputs, _ in sender.sent for one in ids(outputs)] == everything
+    else:
+        assert ids(sender.sent[-1][0]) == everything
+    assert sender.sent[0][0]["text_output"].tolist()[0].startswith(b"> ")
+    assert "num_verify_steps" in sender.sent[-1][0]
+
+
+def test_a_channel_is_not_asked_after_its_end() -> None:
+    watch = CancellationWatch()
+    senders = [Sender() for _ in range(10)]
+    channels = [make_channel(sender) for sender in senders]
+    gone: list[int] = []
+    for number, channel in enumerate(channels):
+        watch.add(channel, lambda number=number: gone.append(number))  # type: ignore[misc]
+    senders[3].cancelled = True
+    deadline = time.monotonic() + 10
+    while min(sender.questions for sender in senders) == 0 or not gone:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    for channel in channels:
+        channel.finish()
+        channel.finish()
+        assert not channel.is_cancelled()
+    time.sleep(0.02)  # the watch goes on asking, of channels that know better
+    watch.close()
+    assert gone == [3] and all(len(sender.sent) == 1 for sender in senders)

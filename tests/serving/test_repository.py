@@ -1,0 +1,146 @@
+"""The model repository: its files to the byte, whole or absent, complete in itself."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.cli import main
+from dflash_trt.errors import DflashError
+from dflash_trt.serving import classic, generation, repository
+from dflash_trt.serving.repository import RepositoryOptions, is_repository, write_repository
+from tests.pairs import SilentProgress
+
+GOLDEN = Path(__file__).parent / "golden"
+MODELS = ("tensorrt_llm", "ensemble")
+
+
+def _write(bundle: Bundle, folder: Path, **options: object) -> Path:
+    write_repository(
+        bundle.folder,
+        folder,
+        RepositoryOptions(**options),  # type: ignore[arg-type]
+        SilentProgress(),
+    )
+    return folder
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_config_to_the_byte(bundle: Bundle, tmp_path: Path, model: str) -> None:
+    """The contracts: names, types, shapes. A change here is a change for every client."""
+    folder = _write(bundle, tmp_path / "repository", max_queue_size=10, threads=3)
+    written = (folder / model / "config.pbtxt").read_text(encoding="utf-8")
+    assert written == (GOLDEN / f"{model}.config.pbtxt").read_text(encoding="utf-8")
+
+
+def test_every_refused_input_is_declared(repository: Path) -> None:
+    """One that is not would be refused by Triton server, without our advice."""
+    for model, names in (
+        ("tensorrt_llm", set(generation.UNIMPLEMENTED)),
+        ("ensemble", set(classic.UNIMPLEMENTED) | set(classic.RENAMED)),
+    ):
+        config = (repository / model / "config.pbtxt").read_text(encoding="utf-8")
+        assert not {name for name in names if f'name: "{name}"' not in config}
+
+
+def test_files(bundle: Bundle, tmp_path: Path) -> None:
+    folder = _write(bundle, tmp_path / "repository")
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    inner = {f"tensorrt_llm/1/bundle/{file.path}" for file in bundle.manifest.files}
+    assert files == inner | {
+        "Dockerfile",
+        "tensorrt_llm/config.pbtxt",
+        "tensorrt_llm/1/model.py",
+        "tensorrt_llm/1/bundle/manifest.json",
+        "ensemble/config.pbtxt",
+        "ensemble/1/model.py",
+    }
+    assert is_repository(folder) and not is_repository(bundle.folder)
+    inside = open_bundle(folder / repository_bundle())
+    assert inside.manifest == bundle.manifest
+    weights = "weights/target/shard-00000.safetensors"
+    assert (inside.folder / weights).samefile(bundle.folder / weights)
+    assert [path.name for path in tmp_path.iterdir()] == ["repository"]
+
+
+def repository_bundle() -> Path:
+    return repository.BUNDLE_FOLDER
+
+
+def test_copies_where_links_are_impossible(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository, "link_file", lambda source, destination: False)
+    monkeypatch.setattr(repository, "clone_file", lambda source, destination: False)
+    inside = open_bundle(_write(bundle, tmp_path / "repository") / repository_bundle())
+    weights = "weights/target/shard-00000.safetensors"
+    assert not (inside.folder / weights).samefile(bundle.folder / weights)
+    assert (inside.folder / weights).read_bytes() == (bundle.folder / weights).read_bytes()
+
+
+def test_whole_or_absent(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> bool:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(repository, "link_file", fail)
+    with pytest.raises(DflashError, match="No space left"):
+        _write(bundle, tmp_path / "deep" / "repository")
+    assert not list(tmp_path.iterdir())
+
+
+def test_destinations(bundle: Bundle, tmp_path: Path) -> None:
+    folder = _write(bundle, tmp_path / "repository")
+    with pytest.raises(DflashError, match="already exists; choose another -o"):
+        _write(bundle, folder)
+    (folder / "tensorrt_llm" / "1" / "model.py").write_text("broken")
+    _write(bundle, folder, overwrite=True)
+    assert "TritonPythonModel" in (folder / "tensorrt_llm" / "1" / "model.py").read_text()
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(DflashError, match="exists and is not a model repository"):
+        _write(bundle, other, overwrite=True)
+    with pytest.raises(DflashError, match="is not a bundle"):
+        write_repository(tmp_path, tmp_path / "new", RepositoryOptions(), SilentProgress())
+
+
+def test_command(
+    bundle: Bundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["package", str(bundle.folder), "--max-queue-size", "3"]) == 0
+    assert capsys.readouterr().out == (
+        "demo-repository: models tensorrt_llm (LLM-API contract) and ensemble (classic contract), "
+        "8 slots of 1024 tokens, a queue of 3\n"
+    )
+    assert main(["package", str(bundle.folder)]) == 2
+    assert main(["package", str(bundle.folder), "-o", str(tmp_path / "r"), "--threads", "0"]) == 2
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_bundle_without_a_tokenizer_is_refused(
+    bundle: Bundle, tmp_path: Path, make_bundle_without_tokenizer: Callable[[Path], Path]
+) -> None:
+    folder = make_bundle_without_tokenizer(tmp_path / "bare")
+    with pytest.raises(DflashError, match="has no tokenizer"):
+        write_repository(folder, tmp_path / "r", RepositoryOptions(), SilentProgress())
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.fixture
+def make_bundle_without_tokenizer(bundle: Bundle) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        shutil.copytree(bundle.folder, folder)
+        shutil.rmtree(folder / "tokenizer")
+        files = [file for file in bundle.manifest.files if not file.path.startswith("tokenizer/")]
+        bare = bundle.manifest.model_copy(update={"files": files, "tokenizer": False})
+        (folder / "manifest.json").write_text(bare.model_dump_json(), encoding="utf-8")
+        return folder
+
+    return make
