@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 REQUESTS = int(os.environ.get("DFLASH_STRESS_REQUESTS", "300"))
 CLIENTS = 32
-WARM_UP = max(150, REQUESTS // 4)
+WARM_UP = max(150, REQUESTS // 2)
 MEMORY_MARGIN = 0.02
 KINDS = ("whole", "streamed", "streamed", "stopped", "cancelled", "left", "refused")
 
@@ -147,12 +147,15 @@ def _run(address: str, cases: Iterator[Case]) -> Counter[str]:
 
 
 def _memory(server: TritonServer) -> int:
-    """Resident bytes of the server and its models, shared memory counted once."""
+    """Bytes of the heaps of the server and its models.
+
+    KV caches are mappings of their own that follow what they hold; gauges show them.
+    """
     children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
     total = 0
     for pid in (str(server.pid), *children):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
+            if line.startswith("Pss_Anon:"):
                 total += int(line.split()[1]) * 1024
     return total
 
@@ -169,10 +172,8 @@ def test_every_request_ends_once_and_right(
     wrong = [outcome for outcome in outcomes if ":" in outcome]
     assert not wrong, wrong[:3]
     assert sum(outcomes.values()) == REQUESTS
-    # `ensemble` forwards even what the other model refuses; a client that leaves at once may be
-    # gone before the server has read its request.
-    sent_twice = outcomes["left"]
-    after = wait_idle(addresses, count_ended(before) + REQUESTS - sent_twice)
+    # A client that leaves at once may be gone before the server has read its request.
+    after = wait_idle(addresses, count_ended(before) + REQUESTS - outcomes["left"])
     assert count_ended(after) - count_ended(before) <= REQUESTS
     for outcome in ("failed", "overflow", "timed_out"):
         name = f'dflash_requests{{outcome="{outcome}"}}'
