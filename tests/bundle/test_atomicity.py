@@ -174,7 +174,7 @@ def test_kill_9_in_mid_replacement(
         "from dflash_trt.bundle import staging\n"
         "real = Path.rename\n"
         "def rename(self, target):\n"
-        "    if self.name == 'bundle':\n"
+        "    if self.name == 'new':\n"
         "        print('waiting', flush=True); sys.stdin.readline()\n"
         "    return real(self, target)\n"
         "Path.rename = rename\n"
