@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,76 @@ def render_chats(
     Raises:
         DflashError: the template fails, exceeds a limit, or refuses a conversation.
     """
+    try:
+        done = subprocess.run(
+            _worker_command(),
+            input=_describe_job(template, conversations, special_tokens),
+            capture_output=True,
+            timeout=_worker_timeout_s(),
+            check=False,
+        )
+        output = done.stdout if done.returncode == 0 else b""
+    except subprocess.TimeoutExpired:
+        output = b""
+    return _read_answer(output)
+
+
+class ChatRenderer:
+    """Renders with one template many times: its worker is kept, and restarted when it ended.
+
+    For one thread at a time.
+    """
+
+    def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
+        self._template = template
+        self._special_tokens = special_tokens
+        self._worker: subprocess.Popen[bytes] | None = None
+
+    def render(self, conversation: Sequence[Message]) -> str:
+        """The conversation's text.
+
+        Raises:
+            DflashError: the template fails, exceeds a limit, or refuses the conversation.
+        """
+        job = _describe_job(self._template, [conversation], self._special_tokens)
+        output = self._ask(job)
+        if not output.endswith(b"\n"):
+            self.close()
+        (text,) = _read_answer(output)
+        return text
+
+    def close(self) -> None:
+        """Ends the worker."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker.communicate()
+            self._worker = None
+
+    def _ask(self, job: bytes) -> bytes:
+        """The worker's line about a job; without its end when the worker ended or hangs."""
+        if self._worker is None or self._worker.poll() is not None:
+            self.close()
+            self._worker = subprocess.Popen(
+                _worker_command(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        assert self._worker.stdin is not None and self._worker.stdout is not None
+        try:
+            self._worker.stdin.write(job)
+            self._worker.stdin.flush()
+        except BrokenPipeError:
+            return b""
+        # It writes when it has rendered: once something is there, the rest follows.
+        ready, _, _ = select.select([self._worker.stdout], [], [], _worker_timeout_s())
+        return self._worker.stdout.readline() if ready else b""
+
+
+def _describe_job(
+    template: str, conversations: Sequence[Sequence[Message]], special_tokens: Mapping[str, str]
+) -> bytes:
+    """A line of the worker's stdin."""
     job = {
         "template": template,
         "conversations": conversations,
@@ -42,19 +113,22 @@ def render_chats(
         "max_bytes": MAX_WORKER_BYTES,
         "max_seconds": MAX_WORKER_SECONDS,
     }
-    worker = Path(__file__).with_name("chat_worker.py")
+    return json.dumps(job).encode() + b"\n"
+
+
+def _worker_command() -> list[str]:
+    return [sys.executable, "-P", str(Path(__file__).with_name("chat_worker.py"))]
+
+
+def _worker_timeout_s() -> float:
+    """The worker bounds its processor time itself; this is for a machine that is busy."""
+    return 6 * MAX_WORKER_SECONDS
+
+
+def _read_answer(output: bytes) -> list[str]:
+    """Raises DflashError when there are no texts in it."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", str(worker)],
-            input=json.dumps(job).encode(),
-            capture_output=True,
-            # The worker bounds its processor time itself; this is for a machine that is busy.
-            timeout=6 * MAX_WORKER_SECONDS,
-            check=False,
-        )
-        answer = json.loads(done.stdout) if done.returncode == 0 else {}
-    except subprocess.TimeoutExpired:
-        answer = {}
+        answer = json.loads(output) if output else {}
     except ValueError as error:
         raise _failed("its worker gave no answer") from error
     if "texts" in answer:

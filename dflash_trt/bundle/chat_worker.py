@@ -1,32 +1,29 @@
 """Renders a chat template in a process of its own, which chat.py starts and bounds.
 
-Reads one JSON job from stdin, writes {"texts": […]} or {"error": "…"} to stdout. Imports
-nothing of the project: it starts quickly, and a template has little to find here.
+Reads JSON jobs from stdin, a line each, and writes {"texts": […]} or {"error": "…"} for each to
+stdout. Imports nothing of the project: it starts quickly, and a template has little to find here.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import resource
 import sys
+import time
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 def render(job: dict[str, Any]) -> dict[str, Any]:
     """The job's conversations as texts; the helpers are the ones published templates call."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
-        template = environment.from_string(job["template"])
+        template = _compile(job["template"])
         texts: list[str] = []
         for messages in job["conversations"]:
             pieces: list[str] = []
@@ -46,6 +43,17 @@ def render(job: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
+@lru_cache(maxsize=1)
+def _compile(source: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(source)
+
+
 def _to_json(value: Any, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=False, **options)
 
@@ -55,12 +63,14 @@ def _refuse(message: object) -> NoReturn:
 
 
 def main() -> None:
-    job = json.load(sys.stdin)
-    resource.setrlimit(resource.RLIMIT_AS, (job["max_bytes"], job["max_bytes"]))
-    resource.setrlimit(resource.RLIMIT_CPU, (job["max_seconds"], job["max_seconds"]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    json.dump(render(job), sys.stdout)
+    for line in iter(sys.stdin.readline, ""):
+        job = json.loads(line)
+        resource.setrlimit(resource.RLIMIT_AS, (job["max_bytes"], job["max_bytes"]))
+        seconds = math.ceil(time.process_time()) + job["max_seconds"]
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+        print(json.dumps(render(job)), flush=True)
 
 
 if __name__ == "__main__":

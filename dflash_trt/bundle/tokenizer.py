@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.bundle.chat import render_chats
+from dflash_trt.bundle.chat import ChatRenderer, render_chats
 from dflash_trt.checkpoints.strict_json import read_json_object
 from dflash_trt.errors import DflashError, one_line
 
@@ -58,10 +58,19 @@ class BundleTokenizer:
         texts = render_chats(
             self.chat_template,
             [[{"role": "user", "content": message}] for message in messages],
-            {key: _token_text(self._config.get(key)) for key in SPECIAL_TOKENS},
+            self._special_tokens(),
         )
         # The template writes the special tokens itself.
         return [self._encode(text, special=False) for text in texts]
+
+    def open_renderer(self) -> ChatRenderer | None:
+        """What renders conversations of any length up to the answer; None without a template."""
+        if self.chat_template is None:
+            return None
+        return ChatRenderer(self.chat_template, self._special_tokens())
+
+    def _special_tokens(self) -> dict[str, str]:
+        return {key: _token_text(self._config.get(key)) for key in SPECIAL_TOKENS}
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         try:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dflash_trt.bundle import chat
-from dflash_trt.bundle.chat import render_chats
+from dflash_trt.bundle.chat import ChatRenderer, render_chats
 from dflash_trt.bundle.tokenizer import BundleTokenizer
 from dflash_trt.errors import DflashError
 from tests.commands.bigram import write_tokenizer
@@ -188,3 +190,57 @@ def test_a_text_the_tokenizer_has_no_token_for(tmp_path: Path) -> None:
     assert tokenizer.encode("a") == [0]
     with pytest.raises(DflashError, match="cannot encode 'b'"):
         tokenizer.encode("b")
+
+
+@pytest.fixture
+def renderer() -> Generator[Callable[[str], ChatRenderer], None, None]:
+    """Opens renderers for a test."""
+    with ExitStack() as stack:
+
+        def open_one(template: str) -> ChatRenderer:
+            one = ChatRenderer(template, {"eos_token": "<end>"})
+            stack.callback(one.close)
+            return one
+
+        yield open_one
+
+
+def test_a_worker_is_kept(renderer: Callable[[str], ChatRenderer]) -> None:
+    one = renderer("{{ messages[0].content }}{{ eos_token }}{{ messages | length }}")
+    for text in ("a", "é\n\u2028", "x" * 1_000_000):
+        message = {"role": "user", "content": text}
+        assert one.render([message] * 2) == f"{text}<end>2"
+        assert one._worker is not None
+    kept = one._worker.pid
+    one._worker.kill()
+    one._worker.wait()
+    assert one.render([message]).endswith("1") and one._worker.pid != kept
+
+
+def test_a_kept_worker_has_the_limits_of_each_job(
+    renderer: Callable[[str], ChatRenderer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "MAX_WORKER_SECONDS", 1)
+    one = renderer(
+        "{{ raise_exception('no') if messages[0].content == 'no' }}"
+        "{% if messages[0].content == 'loop' %}"
+        "{{ (9 + messages | length) ** (10 ** 8) }}{% endif %}"
+        "{% if messages[0].content == 'large' %}{{ messages[0].role * 10 ** 9 }}{% endif %}fine"
+    )
+    for content, piece in (
+        ("no", "refuses the conversation: no"),
+        ("large", "needs more than 512 MiB"),
+        ("loop", "takes more than 1 s"),
+        ("loop", "takes more than 1 s"),
+    ):
+        with pytest.raises(DflashError, match=piece):
+            one.render([{"role": "user", "content": content}])
+        assert one.render([{"role": "user", "content": ""}]) == "fine"
+
+
+def test_a_renderer_without_a_worker_is_one_line(
+    renderer: Callable[[str], ChatRenderer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    with pytest.raises(DflashError, match="chat template: "):
+        renderer("x").render([{"role": "user", "content": ""}])
