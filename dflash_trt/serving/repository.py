@@ -53,13 +53,14 @@ def write_repository(
     """
     opened = open_bundle(bundle)
     check_runnable(opened)
-    load_tokenizer(opened)
+    tokenizer = load_tokenizer(opened)
     template = data_folder("triton_repo")
     limits = opened.manifest.limits
     values = {
         "max_batch": limits.max_batch,
         "max_queue_size": options.max_queue_size,
         "max_requests": limits.max_batch + options.max_queue_size,
+        "chat_template": "false" if tokenizer.chat_template is None else "true",
         "threads": options.threads,
     }
     with staged_folder(destination, overwrite=options.overwrite, kind=REPOSITORY) as folder:
