@@ -1,0 +1,116 @@
+"""The OpenAI front in a thread, before a model that says what a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dflash_trt.bundle.tokenizer import BundleTokenizer
+from dflash_trt.runtime import FinishReason, RequestResult, RequestStatistics
+from dflash_trt.serving.client import GenerationRequest, TextDelta
+from dflash_trt.serving.openai import Upstream
+from dflash_trt.serving.openai_server import OpenAiServer
+
+
+def result_of(text: str, reason: FinishReason = "length") -> RequestResult:
+    """A result with recognisable counts: 7 tokens of prompt, 10 of output, 6 of 20 drafts kept."""
+    return RequestResult(
+        request_id=0,
+        token_ids=(),
+        text=text,
+        finish_reason=reason,
+        statistics=RequestStatistics(
+            prompt_tokens=7, output_tokens=10, steps=4, drafted_tokens=20, accepted_tokens=6
+        ),
+    )
+
+
+@dataclass
+class ScriptedModel:
+    """Answers every request with `pieces`; remembers what was asked, and how it ended.
+
+    Args:
+        pieces: the text, piece by piece; an exception among them is raised at its place.
+        endless: after the pieces, more and more of them.
+    """
+
+    pieces: Sequence[str | Exception] = ("one ", "two")
+    endless: bool = False
+    ready: bool = True
+    asked: list[GenerationRequest] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    changed: threading.Event = field(default_factory=threading.Event)
+
+    async def is_ready(self) -> bool:
+        return self.ready
+
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
+        self.asked.append(request)
+        how = "cancelled"
+        text = ""
+        try:
+            for piece in self.pieces:
+                await asyncio.sleep(0)
+                if isinstance(piece, Exception):
+                    how = "failed"
+                    raise piece
+                text += piece
+                if request.streaming:
+                    yield TextDelta(text=piece)
+            while self.endless:
+                await asyncio.sleep(0.01)
+                if request.streaming:
+                    yield TextDelta(text="more ")
+            yield TextDelta(text="" if request.streaming else text, result=result_of(text))
+            how = "done"
+        finally:
+            self.finished.append(how)
+            self.changed.set()
+
+    def wait_finished(self) -> str:
+        """How the next request ended."""
+        assert self.changed.wait(10)
+        self.changed.clear()
+        return self.finished[-1]
+
+
+class Switch:
+    """An upstream that is another model for every test, behind one front."""
+
+    def __init__(self) -> None:
+        self.model = ScriptedModel()
+
+    async def is_ready(self) -> bool:
+        return self.model.ready
+
+    def stream(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
+        return self.model.stream(request)
+
+
+@contextmanager
+def running_front(
+    model: Upstream, tokenizer_folder: Path, name: str = "demo"
+) -> Generator[str, None, None]:
+    """The front's address, http://host:port, while it runs."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        tokenizer = BundleTokenizer(tokenizer_folder)
+        server = OpenAiServer(name, model, tokenizer, bound, exit_timeout_s=5)
+        thread = threading.Thread(target=lambda: asyncio.run(server.run()), daemon=True)
+        thread.start()
+        while not server.started:
+            assert thread.is_alive()
+        try:
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        finally:
+            server.stop()
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+Front = Callable[[ScriptedModel], str]

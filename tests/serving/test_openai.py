@@ -1,0 +1,251 @@
+"""The OpenAI front as its clients see it, before a model that follows a script."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime import SamplingParams
+from dflash_trt.serving.client import ServedModelError
+from dflash_trt.serving.openai import MAX_BODY_BYTES
+from tests.commands.bigram import write_tokenizer
+from tests.serving.fronts import Front, ScriptedModel, Switch, running_front
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+    "{% endif %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}<answer>"
+)
+PROMPT: dict[str, Any] = {"model": "demo", "prompt": "count"}
+CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "count"}]}
+
+
+@pytest.fixture(scope="module")
+def switch_and_url(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Generator[tuple[Switch, str], None, None]:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder, TEMPLATE)
+    switch = Switch()
+    with running_front(switch, folder) as url:
+        yield switch, url
+
+
+@pytest.fixture
+def front(switch_and_url: tuple[Switch, str]) -> Front:
+    """Puts a model behind the front; its tokenizer has a chat template."""
+    switch, url = switch_and_url
+
+    def put(model: ScriptedModel) -> str:
+        switch.model = model
+        return url
+
+    return put
+
+
+def _client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20)
+
+
+def _post(url: str, path: str, body: Any) -> tuple[int, Any]:
+    """The status and the JSON of a request made by hand."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    connection.request("POST", path, data)
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read())
+
+
+def test_completion(front: Front) -> None:
+    model = ScriptedModel()
+    answer = _client(front(model)).completions.create(
+        **PROMPT, max_tokens=9, temperature=0.5, top_p=0.5, seed=3, stop="x"
+    )
+    assert answer.object == "text_completion" and answer.id.startswith("cmpl-")
+    assert [(one.text, one.finish_reason) for one in answer.choices] == [("one two", "length")]
+    assert answer.usage is not None and answer.usage.completion_tokens_details is not None
+    counts = (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens)
+    assert counts == (7, 10, 17)
+    details = answer.usage.completion_tokens_details
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (6, 14)
+    (asked,) = model.asked
+    assert (asked.prompt, asked.max_tokens, asked.stop_strings) == ("count", 9, ("x",))
+    assert asked.sampling == SamplingParams(temperature=0.5, top_p=0.5, seed=3)
+    assert asked.add_special_tokens and not asked.streaming
+    assert model.wait_finished() == "done"
+
+
+def test_completion_stream(front: Front) -> None:
+    model = ScriptedModel()
+    chunks = list(_client(front(model)).completions.create(**PROMPT, stream=True))
+    assert [chunk.choices[0].text for chunk in chunks] == ["one ", "two", ""]
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "length"]
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert all(chunk.usage is None for chunk in chunks)
+    assert model.asked[0].streaming
+
+
+def test_chat(front: Front) -> None:
+    model = ScriptedModel()
+    answer = _client(front(model)).chat.completions.create(**CHAT)
+    assert answer.object == "chat.completion" and answer.id.startswith("chatcmpl-")
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", "one two")
+    assert choice.finish_reason == "length" and choice.message.tool_calls is None
+    (asked,) = model.asked
+    assert asked.prompt == "<user>count<end><answer>"
+    # The template has written them.
+    assert not asked.add_special_tokens
+    assert asked.max_tokens is None
+
+
+def test_chat_stream_with_usage(front: Front) -> None:
+    model = ScriptedModel(pieces=("é\u2028", "two"))
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = _client(front(model)).chat.completions.create(**CHAT, **options)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "é\u2028two"
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert all(chunk.usage is None for chunk in chunks)
+    assert last.choices == [] and last.usage.total_tokens == 17
+
+
+def test_the_bytes_of_a_stream(front: Front) -> None:
+    connection = http.client.HTTPConnection(urlsplit(front(ScriptedModel())).netloc, timeout=20)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    connection.request("POST", "/v1/completions", json.dumps(PROMPT | options))
+    answer = connection.getresponse()
+    assert answer.getheader("content-type", "").startswith("text/event-stream")
+    *events, done, end = answer.read().decode().split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    bodies = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert [body["usage"] is None for body in bodies] == [True, True, True, False]
+
+
+def test_models_and_health(front: Front) -> None:
+    model = ScriptedModel(ready=False)
+    url = front(model)
+    client = _client(url)
+    assert [one.id for one in client.models.list()] == ["demo"]
+    assert client.models.retrieve("demo").owned_by == "dflash-trt"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("a/b")
+    for ready, status in ((False, 503), (True, 200)):
+        model.ready = ready
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == status
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param", "piece"),
+    [
+        ("/v1/completions", b"{", 400, None, "not valid JSON"),
+        ("/v1/completions", b"\xff", 400, None, "UTF-8"),
+        ("/v1/completions", b'{"model": "demo", "model": "demo"}', 400, None, "given twice"),
+        ("/v1/completions", b'{"temperature": NaN}', 400, None, "NaN"),
+        ("/v1/completions", b"[" * 100_000, 400, None, "nested"),
+        ("/v1/completions", {**PROMPT, "echo": True}, 400, "echo", "not supported"),
+        ("/v1/completions", {**PROMPT, "model": "gpt-4"}, 404, "model", "only 'demo'"),
+        ("/v1/chat/completions", {**CHAT, "model": "gpt-4"}, 404, "model", "only 'demo'"),
+        ("/v1/chat/completions", {**CHAT, "tools": [{}]}, 400, "tools", "not supported"),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "messages": [{"role": "system", "content": "x"}]},
+            400,
+            None,
+            "chat template: refuses the conversation: no system",
+        ),
+        ("/v1/embeddings", {}, 404, None, "Not Found"),
+        ("/v1/models", {}, 405, None, "Method Not Allowed"),
+    ],
+)
+def test_refusals(
+    front: Front, path: str, body: Any, status: int, param: str | None, piece: str
+) -> None:
+    model = ScriptedModel()
+    got, answer = _post(front(model), path, body)
+    assert got == status
+    error = answer["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert piece in error["message"] and "--raw" not in error["message"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert not model.asked
+
+
+def test_a_body_has_a_largest_size(front: Front) -> None:
+    url = front(ScriptedModel())
+    status, answer = _post(url, "/v1/completions", b" " * (MAX_BODY_BYTES + 1))
+    assert status == 413 and "16 MiB" in answer["error"]["message"]
+    assert _post(url, "/v1/completions", PROMPT)[0] == 200
+
+
+def test_a_model_without_a_template_does_not_chat(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    with running_front(ScriptedModel(), tmp_path) as url:
+        status, answer = _post(url, "/v1/chat/completions", CHAT)
+        assert status == 400 and "no chat template" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (ServedModelError("top_k: wrong", "refused"), 400, "invalid_request_error"),
+        (ServedModelError("the queue is full", "unavailable", where="h:1"), 503, "server_error"),
+        (ServedModelError("the executor failed", "failed", where="h:1"), 500, "server_error"),
+        (ServedModelError("was cancelled", "cancelled"), 500, "server_error"),
+    ],
+)
+def test_what_the_model_says_no_to(
+    front: Front, error: DflashError, status: int, kind: str, streaming: bool
+) -> None:
+    url = front(ScriptedModel(pieces=[error]))
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    connection.request("POST", "/v1/completions", json.dumps(PROMPT | {"stream": streaming}))
+    answer = connection.getresponse()
+    told = json.loads(answer.read())["error"]
+    assert (answer.status, told["type"], told["message"]) == (status, kind, error.what)
+    assert (answer.getheader("retry-after") is not None) == (status == 503)
+
+
+def test_an_error_in_the_middle_of_a_stream(front: Front) -> None:
+    model = ScriptedModel(pieces=["one ", ServedModelError("the executor failed", "failed")])
+    seen = []
+    with pytest.raises(openai.APIError, match="the executor failed"):
+        for chunk in _client(front(model)).completions.create(**PROMPT, stream=True):
+            seen.append(chunk.choices[0].text)
+    assert seen == ["one "]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("pieces", [(), ("one ",)])
+def test_a_client_that_hangs_up(front: Front, streaming: bool, pieces: tuple[str, ...]) -> None:
+    model = ScriptedModel(pieces=pieces, endless=True)
+    host, _, port = urlsplit(front(model)).netloc.partition(":")
+    body = json.dumps(PROMPT | {"stream": streaming}).encode()
+    with socket.create_connection((host, int(port)), timeout=10) as raw:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        raw.sendall(head.encode() + body)
+        if streaming:
+            assert raw.recv(10).startswith(b"HTTP/1.1 2")
+        else:
+            while not model.asked:
+                pass
+    assert model.wait_finished() == "cancelled"
+
+
+def test_a_surprise_is_an_error_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_tokenizer(tmp_path)
+    with running_front(ScriptedModel(pieces=[RuntimeError("x")]), tmp_path) as url:
+        status, answer = _post(url, "/v1/completions", PROMPT)
+    assert (status, answer["error"]["message"]) == (500, "internal error")
+    assert "RuntimeError" in caplog.text
