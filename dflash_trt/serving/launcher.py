@@ -147,12 +147,12 @@ class TritonServer:
             if self.exit_code is not None:
                 raise DflashError(
                     f"ended with exit code {self.exit_code} before it was ready: "
-                    f"{self._last_error()}",
+                    f"{self.last_error()}",
                     where=self.origin,
                 )
             if deadline is not None and time.monotonic() > deadline:
                 raise DflashError(
-                    f"was not ready within {timeout_s:g} s: {self._last_error()}",
+                    f"was not ready within {timeout_s:g} s: {self.last_error()}",
                     where=self.origin,
                 )
             time.sleep(_POLL_S)
@@ -190,7 +190,7 @@ class TritonServer:
         shutil.rmtree(self._folder, ignore_errors=True)
         return code
 
-    def _last_error(self) -> str:
+    def last_error(self) -> str:
         """What the log gives as the reason: of a model, else of the server, else its last line."""
         try:
             with self.log_file.open(encoding="utf-8", errors="replace") as log:
@@ -224,7 +224,7 @@ def _choose_ports(options: ServerOptions) -> dict[str, int]:
     sockets: list[socket.socket] = []
     try:
         for protocol, port in wanted.items():
-            sockets.append(_bind(options.host, port, f"--{protocol}-port"))
+            sockets.append(bind_port(options.host, port, f"--{protocol}-port"))
             ports[protocol] = sockets[-1].getsockname()[1]
     finally:
         for one in sockets:
@@ -232,7 +232,13 @@ def _choose_ports(options: ServerOptions) -> dict[str, int]:
     return ports
 
 
-def _bind(host: str, port: int, option: str) -> socket.socket:
+def bind_port(host: str, port: int, option: str) -> socket.socket:
+    """A TCP socket bound to the address.
+
+    Raises:
+        DflashError: `option` names a port that is taken, or the host is no address of this
+            machine (usage).
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
@@ -252,8 +258,14 @@ def _bind(host: str, port: int, option: str) -> socket.socket:
     return bound
 
 
-def _addresses(host: str, ports: dict[str, int]) -> ServerAddresses:
+def client_address(host: str, port: int) -> str:
+    """`host:port` as a client on this machine writes it."""
     # What listens everywhere is reached here by the loopback address.
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    reached = f"[{reached}]" if ":" in reached else reached
-    return ServerAddresses(*(f"{reached}:{ports[name]}" for name in ("http", "grpc", "metrics")))
+    return f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
+
+
+def _addresses(host: str, ports: dict[str, int]) -> ServerAddresses:
+    return ServerAddresses(
+        *(client_address(host, ports[name]) for name in ("http", "grpc", "metrics"))
+    )

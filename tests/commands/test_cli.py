@@ -67,6 +67,15 @@ FROZEN = {
         "--json",
         "-o/--output",
     ],
+    "serve": [
+        "REPO|BUNDLE",
+        "--host",
+        "--grpc-port",
+        "--http-port",
+        "--metrics-port",
+        "--openai-port",
+        "--log-file",
+    ],
     "targets": ["--json"],
     "verify": [
         "BUNDLE",

@@ -21,6 +21,7 @@ from dflash_trt.serving.repository import RepositoryOptions, write_repository
 from dflash_trt.serving.tritonserver import TritonServerBinary, find_tritonserver
 from tests.pairs import SilentProgress
 from tests.serving.client import read_metrics
+from tests.serving.served import QUEUE, Local, Served, build_chat_demo, serving
 
 Generate = Callable[..., RequestResult]
 
@@ -123,3 +124,27 @@ def wait_idle(
 def count_ended(metrics: dict[str, float]) -> float:
     """Requests that have ended, whatever the outcome."""
     return sum(value for name, value in metrics.items() if name.startswith("dflash_requests"))
+
+
+@pytest.fixture(scope="session")
+def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo pair with a chat template."""
+    return build_chat_demo(tmp_path_factory.mktemp("chat-demo"))
+
+
+@pytest.fixture(scope="session")
+def local(chat_bundle: Path) -> Local:
+    """`chat_bundle` in this process."""
+    return Local(chat_bundle)
+
+
+@pytest.fixture(scope="session")
+def served(
+    tritonserver: TritonServerBinary, chat_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """`chat_bundle` packaged with a short queue, and served with the OpenAI front."""
+    repository = tmp_path_factory.mktemp("served") / "repository"
+    arguments = [str(chat_bundle), "-o", str(repository), "--max-queue-size", str(QUEUE)]
+    assert main(["package", *arguments]) == 0
+    with serving(repository, chat_bundle) as running:
+        yield running
