@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
-from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.bundle.tokenizer import load_tokenizer
+from dflash_trt.commands.generate_remote import generate_remote, parse_url
+from dflash_trt.commands.generation_output import TextWriter, print_json, print_statistics
 from dflash_trt.commands.options import (
-    bundle_argument,
     encode_prompts,
     json_option,
     prompt_options,
+    read_texts,
     sampling_options,
     threads_option,
 )
@@ -25,16 +26,17 @@ from dflash_trt.runtime import (
     Engine,
     EngineOptions,
     Request,
-    RequestResult,
     SamplingParams,
-    TokenEvent,
-    TotalStatistics,
     total,
 )
+from dflash_trt.serving.client import GenerationRequest
+
+LOCAL_OPTIONS = {"bundle", "block_size", "no_speculation", "view", "threads"}
 
 
 @click.command("generate", short_help="Continue prompts, with or without speculation.")
-@bundle_argument
+@click.argument("bundle", required=False, type=click.Path(file_okay=False, path_type=Path))
+@click.option("--url", help="Ask a served model (grpc://HOST:PORT) instead of a bundle.")
 @prompt_options
 @click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True)
 @sampling_options
@@ -47,8 +49,11 @@ from dflash_trt.runtime import (
 )
 @threads_option
 @json_option
+@click.pass_context
 def command(
-    bundle: Path,
+    context: click.Context,
+    bundle: Path | None,
+    url: str | None,
     prompt: str | None,
     prompt_file: Path | None,
     raw: bool,
@@ -65,7 +70,7 @@ def command(
     threads: int,
     as_json: bool,
 ) -> None:
-    """Continue prompts with the pair in BUNDLE.
+    """Continue prompts with the pair in BUNDLE, or with the one that is served at --url.
 
     Text streams to stdout, statistics go to stderr. Several prompts run together and are
     printed in order. A prompt is a user's message where the tokenizer has a chat template.
@@ -75,6 +80,23 @@ def command(
     if no_speculation and block_size is not None:
         raise DflashError("--block-size needs speculation; drop --no-speculation", usage=True)
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    if url is not None:
+        _refuse_local_options(context)
+        address = parse_url(url)
+        remote = [
+            GenerationRequest(
+                prompt=text,
+                max_tokens=max_tokens,
+                sampling=sampling,
+                stop_strings=stops,
+                ignore_eos=ignore_eos,
+            )
+            for text in read_texts(prompt, prompt_file, None)
+        ]
+        generate_remote(address, remote, raw=raw, as_json=as_json)
+        return
+    if bundle is None:
+        raise DflashError("no model", fix="pass a BUNDLE, or the --url of a server", usage=True)
     opened = open_bundle(bundle)
     check_runnable(opened)
     tokenizer = load_tokenizer(opened)
@@ -106,16 +128,30 @@ def command(
     )
     for number, request in enumerate(requests, start=1):
         _check(engine, request, None if len(requests) == 1 else number)
-    writer = _Writer(view=view, quiet=as_json, count=len(requests))
+    writer = TextWriter(view=view, quiet=as_json, count=len(requests))
     started = time.perf_counter()
     results = engine.generate(requests, writer.take)
     summary = total((result.statistics for result in results), time.perf_counter() - started)
     executor.close()
     if as_json:
-        _print_json(results, summary)
+        print_json(results, summary)
     else:
-        click.echo()
-        _print_statistics(results, summary)
+        writer.end()
+        print_statistics(results, summary)
+
+
+def _refuse_local_options(context: click.Context) -> None:
+    """Raises DflashError (usage) when something was given that a server decides for itself."""
+    for parameter in context.command.params:
+        if (
+            parameter.name in LOCAL_OPTIONS
+            and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+        ):
+            raise DflashError(
+                "does not go with --url: the server decides",
+                where="BUNDLE" if parameter.name == "bundle" else parameter.opts[0],
+                usage=True,
+            )
 
 
 def _check(engine: Engine, request: Request, number: int | None) -> None:
@@ -125,94 +161,3 @@ def _check(engine: Engine, request: Request, number: int | None) -> None:
     except DflashError as error:
         where = error.where if number is None else f"{error.where} {number}"
         raise DflashError(error.what, where=where, fix=error.fix, usage=error.usage) from error
-
-
-class _Writer:
-    """Prints texts in the prompts' order while they all grow at once."""
-
-    def __init__(self, *, view: bool, quiet: bool, count: int) -> None:
-        self._view = view
-        self._quiet = quiet
-        self._count = count
-        self._waiting: dict[int, list[str]] = {}
-        self._finished: set[int] = set()
-        self._current = 0
-        self._began = False
-
-    def take(self, index: int, event: TokenEvent) -> None:
-        """Prints or keeps what an event of prompt `index` made visible."""
-        if self._quiet:
-            return
-        self._waiting.setdefault(index, []).append(self._paint(event))
-        if event.finish_reason is not None:
-            self._finished.add(index)
-        while self._current < self._count:
-            self._begin()
-            text = "".join(self._waiting.pop(self._current, []))
-            # With --view the colours must survive a pipe: they are what was asked for.
-            click.echo(text, nl=False, color=True if self._view else None)
-            if self._current not in self._finished:
-                return
-            self._current += 1
-            self._began = False
-
-    def _begin(self) -> None:
-        if self._count > 1 and not self._began:
-            lead = "" if self._current == 0 else "\n"
-            click.secho(f"{lead}--- prompt {self._current + 1}", dim=True)
-        self._began = True
-
-    def _paint(self, event: TokenEvent) -> str:
-        if not self._view:
-            return event.text
-        if not event.pieces:
-            return event.text
-        return "".join(
-            click.style(piece, fg="green" if index < event.accepted_tokens else "yellow")
-            for index, piece in enumerate(event.pieces)
-        )
-
-
-def _print_json(results: list[RequestResult], summary: TotalStatistics) -> None:
-    described: list[dict[str, Any]] = [
-        {
-            "text": result.text,
-            "token_ids": list(result.token_ids),
-            **result.statistics.to_json(),
-            "finish_reason": result.finish_reason,
-        }
-        for result in results
-    ]
-    if len(described) == 1:
-        click.echo(json.dumps(described[0], indent=2))
-    else:
-        click.echo(json.dumps({"requests": described, "total": summary.to_json()}, indent=2))
-
-
-def _print_statistics(results: list[RequestResult], summary: TotalStatistics) -> None:
-    reasons = {result.finish_reason for result in results}
-    lines = [
-        f"{summary.output_tokens} tokens from {summary.prompt_tokens} of prompt, "
-        f"{summary.steps} steps, ended by {' and '.join(sorted(reasons))}"
-    ]
-    if summary.acceptance_length is not None and summary.acceptance_rate is not None:
-        histogram = " ".join(
-            f"{emitted}:{count}"
-            for emitted, count in enumerate(summary.acceptance_histogram, start=1)
-        )
-        lines.append(
-            f"acceptance length {summary.acceptance_length:.2f} "
-            f"({summary.acceptance_rate:.0%} of {summary.drafted_tokens} drafts); "
-            f"tokens per step {histogram}"
-        )
-    if summary.interactivity is not None and summary.median_time_to_first_token_s is not None:
-        lines.append(
-            f"time to first token {summary.median_time_to_first_token_s * 1e3:.1f} ms, then "
-            f"{summary.interactivity:,.0f} tokens/s per request"
-        )
-    if summary.requests > 1 and summary.output_throughput is not None:
-        lines.append(
-            f"{summary.requests} requests, {summary.output_throughput:,.0f} tokens/s together"
-        )
-    for line in lines:
-        click.secho(line, err=True, dim=True)

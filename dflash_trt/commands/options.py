@@ -85,6 +85,20 @@ def encode_prompts(
     Raises:
         DflashError: both or neither given, an empty prompt, a file that cannot be used.
     """
+    texts = read_texts(prompt, prompt_file, default_file)
+    if tokenizer.chat_template is not None and not raw:
+        return tokenizer.encode_chats(texts)
+    return [tokenizer.encode(text) for text in texts]
+
+
+def read_texts(
+    prompt: str | None, prompt_file: Path | None, default_file: Path | None
+) -> list[str]:
+    """The prompts asked for, as text.
+
+    Raises:
+        DflashError: both or neither given, an empty prompt, a file that cannot be used.
+    """
     if prompt is not None and prompt_file is not None:
         raise DflashError("give --prompt or --prompt-file, not both", usage=True)
     file = prompt_file or (default_file if prompt is None else None)
@@ -102,9 +116,7 @@ def encode_prompts(
                 where=f"{file}, prompt {number}" if file else "--prompt",
                 usage=True,
             )
-    if tokenizer.chat_template is not None and not raw:
-        return tokenizer.encode_chats(texts)
-    return [tokenizer.encode(text) for text in texts]
+    return texts
 
 
 def _find_problem(text: str) -> str | None:

@@ -41,6 +41,7 @@ FROZEN = {
     "doctor": ["--gpu-check", "-o/--output", "--json"],
     "generate": [
         "BUNDLE",
+        "--url",
         *PROMPTS,
         "--max-tokens",
         *SAMPLING,

@@ -74,7 +74,7 @@ class ScriptedModel:
 
     def wait_finished(self) -> str:
         """How the next request ended."""
-        assert self.changed.wait(10)
+        assert self.changed.wait(60)
         self.changed.clear()
         return self.finished[-1]
 
@@ -109,7 +109,7 @@ def running_front(
             yield f"http://127.0.0.1:{bound.getsockname()[1]}"
         finally:
             server.stop()
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
 

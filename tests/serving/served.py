@@ -134,7 +134,7 @@ def serving(source: Path, bundle: Path) -> Generator[Served, None, None]:
             bundle, addresses["gRPC"], urlsplit(addresses["metrics"]).netloc, addresses["OpenAI"]
         )
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(90) == 0
     finally:
         process.kill()
         process.communicate()

@@ -52,13 +52,13 @@ def front(switch_and_url: tuple[Switch, str]) -> Front:
 
 
 def _client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=90)
 
 
 def _post(url: str, path: str, body: Any) -> tuple[int, Any]:
     """The status and the JSON of a request made by hand."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=90)
     connection.request("POST", path, data)
     answer = connection.getresponse()
     return answer.status, json.loads(answer.read())
@@ -119,7 +119,7 @@ def test_chat_stream_with_usage(front: Front) -> None:
 
 
 def test_the_bytes_of_a_stream(front: Front) -> None:
-    connection = http.client.HTTPConnection(urlsplit(front(ScriptedModel())).netloc, timeout=20)
+    connection = http.client.HTTPConnection(urlsplit(front(ScriptedModel())).netloc, timeout=90)
     options = {"stream": True, "stream_options": {"include_usage": True}}
     connection.request("POST", "/v1/completions", json.dumps(PROMPT | options))
     answer = connection.getresponse()
@@ -140,7 +140,7 @@ def test_models_and_health(front: Front) -> None:
         client.models.retrieve("a/b")
     for ready, status in ((False, 503), (True, 200)):
         model.ready = ready
-        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=90)
         connection.request("GET", "/health")
         assert connection.getresponse().status == status
 
@@ -209,7 +209,7 @@ def test_what_the_model_says_no_to(
     front: Front, error: DflashError, status: int, kind: str, streaming: bool
 ) -> None:
     url = front(ScriptedModel(pieces=[error]))
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=90)
     connection.request("POST", "/v1/completions", json.dumps(PROMPT | {"stream": streaming}))
     answer = connection.getresponse()
     told = json.loads(answer.read())["error"]

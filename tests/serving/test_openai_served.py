@@ -133,7 +133,7 @@ def test_clients_that_leave_free_their_slots(served: Served) -> None:
             await asyncio.gather(*(leave(number, client) for number in range(SLOTS + 4)))
 
     asyncio.run(leave_all())
-    served.wait_idle(1)
+    served.wait_idle(2)
 
 
 def test_a_full_queue_is_503(served: Served) -> None:

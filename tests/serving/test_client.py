@@ -1,0 +1,162 @@
+"""The gRPC client: pieces of text, and a real server's answers through it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from dflash_trt.runtime import RequestResult, SamplingParams
+from dflash_trt.serving.client import GenerationRequest, ServedModel, ServedModelError, TextDelta
+from dflash_trt.serving.text_assembly import TextAssembler
+from tests.serving.served import PROMPTS, SAMPLINGS, SLOTS, Local, Served
+
+
+@pytest.mark.parametrize(
+    ("outputs", "pieces"),
+    [
+        (["a", "ab", "abc"], ["a", "b", "c"]),
+        (["a", "a", "ab"], ["a", "", "b"]),
+        (["", "\ufffd", "é", "é"], ["", "", "é", ""]),  # half a character
+        (["a\ufffd\ufffd\ufffd", "a😀", "a😀b"], ["a", "😀", "b"]),
+        (["a\ufffd", "a\ufffdb", "a\ufffdb"], ["a", "\ufffdb", ""]),  # it stays what it is
+        (["a\ufffd", "a\ufffd"], ["a", "\ufffd"]),
+        (["a\ufffdb", "a\ufffd\ufffd", "a\ufffdb"], None),
+        (["ab", "a"], None),
+        (["ab", "ax"], None),
+    ],
+)
+def test_cumulative_text(outputs: list[str], pieces: list[str] | None) -> None:
+    assembler = TextAssembler(cumulative=True)
+    last = len(outputs) - 1
+
+    def push_all() -> list[str]:
+        return [assembler.push(out, final=at == last) for at, out in enumerate(outputs)]
+
+    if pieces is None:
+        with pytest.raises(ValueError, match="changed"):
+            push_all()
+    else:
+        assert push_all() == pieces
+        assert assembler.text == outputs[-1] == "".join(pieces)
+
+
+def test_text_in_pieces() -> None:
+    assembler = TextAssembler(cumulative=False)
+    assert [assembler.push(out, final=False) for out in ("a", "", "é")] == ["a", "", "é"]
+    assert assembler.text == "aé"
+
+
+async def _collect(model: ServedModel, request: GenerationRequest) -> list[TextDelta]:
+    async with aclosing(model.stream(request)) as deltas:
+        return [delta async for delta in deltas]
+
+
+def _run(served: Served, *requests: GenerationRequest) -> list[list[TextDelta]]:
+    """The answers to requests that are made at once."""
+
+    async def run_all() -> list[list[TextDelta]]:
+        model = ServedModel(served.grpc.removeprefix("grpc://"))
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(_collect(model, request)) for request in requests]
+        except* ServedModelError as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            await model.close()
+        return [task.result() for task in tasks]
+
+    return asyncio.run(run_all())
+
+
+def _check_same(result: RequestResult | None, expected: RequestResult) -> None:
+    """Equal but for what a client cannot know: times, and where drafts were accepted."""
+    assert result is not None
+    assert result.text == expected.text and result.token_ids == expected.token_ids
+    assert result.finish_reason == expected.finish_reason
+    got, wanted = result.statistics, expected.statistics
+    assert got.time_to_first_token_s and got.end_to_end_s
+    assert got == replace(
+        wanted,
+        position_trials=(),
+        position_accepts=(),
+        queue_s=None,
+        time_to_first_token_s=got.time_to_first_token_s,
+        end_to_end_s=got.end_to_end_s,
+    )
+
+
+@pytest.mark.slow
+def test_answers_are_the_engines(served: Served, local: Local) -> None:
+    expected = local.run_all(PROMPTS[: len(SAMPLINGS)], 32, SAMPLINGS)
+    requests = [
+        GenerationRequest(prompt=prompt, max_tokens=32, sampling=sampling)
+        for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=False)
+    ]
+    whole = [replace(request, streaming=False) for request in requests]
+    answers = _run(served, *requests, *whole)
+    for number, (deltas, one) in enumerate(zip(answers, expected * 2, strict=True)):
+        _check_same(deltas[-1].result, one)
+        assert "".join(delta.text for delta in deltas) == one.text
+        assert (len(deltas) > 1) == (number < len(requests))
+        assert all(delta.result is None for delta in deltas[:-1])
+
+
+@pytest.mark.slow
+def test_without_a_limit_the_context_is_it(served: Served) -> None:
+    request = GenerationRequest(prompt=PROMPTS[0], ignore_eos=True, streaming=False)
+    larger = replace(
+        request, max_tokens=2**40, sampling=SamplingParams(temperature=0.5, top_k=2**40)
+    )
+    for (delta,) in _run(served, request, larger):
+        assert delta.result is not None and delta.result.finish_reason == "length"
+        one = delta.result.statistics
+        assert one.prompt_tokens + one.output_tokens == 1024
+
+
+@pytest.mark.slow
+def test_closing_cancels(served: Served) -> None:
+    async def leave_all() -> None:
+        model = ServedModel(served.grpc.removeprefix("grpc://"))
+        request = GenerationRequest(prompt=PROMPTS[0], ignore_eos=True)
+        for _ in range(SLOTS + 2):
+            async with aclosing(model.stream(request)) as deltas:
+                await anext(deltas)
+        assert (await _collect(model, replace(request, max_tokens=1)))[-1].result is not None
+        await model.close()
+
+    asyncio.run(leave_all())
+    served.wait_idle(2)
+
+
+@pytest.mark.slow
+def test_refusals(served: Served) -> None:
+    with pytest.raises(ServedModelError, match="tokens do not fit") as caught:
+        _run(served, GenerationRequest(prompt="a b c " * 600))
+    assert caught.value.problem == "refused"
+    long = GenerationRequest(prompt=PROMPTS[0], max_tokens=200, ignore_eos=True)
+    with pytest.raises(ServedModelError, match="the queue is full") as caught:
+        _run(served, *[long] * 40)
+    assert caught.value.problem == "unavailable"
+    served.wait_idle()
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as taken:  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+
+        async def ask() -> None:
+            model = ServedModel(address)
+            assert not await model.is_ready()
+            try:
+                await _collect(model, GenerationRequest(prompt="x"))
+            finally:
+                await model.close()
+
+        with pytest.raises(ServedModelError, match="no server answers") as caught:
+            asyncio.run(ask())
+    assert caught.value.problem == "unavailable" and address in caught.value.message
