@@ -9,9 +9,10 @@ import pytest
 from hypothesis import settings
 
 # The same examples at every run of CI; elsewhere each run looks at new ones.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+# No deadline in either: how long an example takes says something about the machine, not the code.
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("anywhere", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "anywhere")
 
 if TYPE_CHECKING:
     from tests.pairs import PairFactory
