@@ -36,6 +36,7 @@ benchmark: $(VENV)/.installed-test
 	$(BIN)/python -m dflash_perf.build_cost --output perf/results
 	$(BIN)/python -m dflash_perf.build_cost --executor tensorrt-rtx --runs 1 --output perf/results
 	$(BIN)/python -m dflash_perf.quantize_cost --output perf/results
+	$(BIN)/python -m dflash_perf.quantization_quality --output perf/results
 
 clean:
 	rm -rf build dist $(VENV)

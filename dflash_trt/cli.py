@@ -6,8 +6,12 @@ import errno
 import importlib
 import io
 import os
+import signal
 import sys
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 
@@ -64,13 +68,15 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code.
 
-    0 done, 1 a failed check or a run-time failure, 2 wrong usage. Every error is one line.
+    0 done, 1 a failed check or a run-time failure, 2 wrong usage, 130 interrupted. Every error
+    is one line.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 is no reason to fail
     try:
-        result: Any = cli.main(arguments, prog_name="dflash-trt", standalone_mode=False)
+        with _unwound_by_sigterm():
+            result: Any = cli.main(arguments, prog_name="dflash-trt", standalone_mode=False)
         if sys.stdout is not None:  # None when it was closed before the start
             sys.stdout.flush()
         return result if isinstance(result, int) else 0
@@ -99,6 +105,28 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_FAILED
     except MemoryError:
         return _out_of_memory()
+
+
+@contextmanager
+def _unwound_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends a command as Ctrl-C does: what it has not finished is removed on the way out.
+
+    A second one kills.
+    """
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(number, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    try:
+        before = signal.signal(signal.SIGTERM, end)
+    except ValueError:  # not the main thread, which alone may ask for signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _out_of_memory() -> int:

@@ -6,10 +6,10 @@ import difflib
 import reprlib
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dflash_trt.errors import DflashError, one_line
 
@@ -20,6 +20,10 @@ MAX_COUNT = 1 << 24
 PREFILL_CHUNK = 256
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
+
+
+PrecisionName = Literal["fp32", "bf16", "fp16", "fp8", "nvfp4"]
+QUANTIZED: tuple[PrecisionName, ...] = ("fp8", "nvfp4")
 
 
 class CheckpointSource(BaseModel):
@@ -40,6 +44,10 @@ class BuildConfig(BaseModel):
 
     `max_seq_len` counts cache positions per sequence, prompt and output together;
     `block_size` may be smaller than the draft's trained block, never larger.
+
+    `precision` is the target's, and the draft's without a `draft_precision` of its own; `exclude`
+    has patterns of modules that fp8 and nvfp4 leave as they are. `calibration` is a .jsonl of
+    texts, relative to the YAML; without it the `prompts` serve.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -53,6 +61,16 @@ class BuildConfig(BaseModel):
     prefill_chunk: Count = PREFILL_CHUNK
     verified: str = "not run yet"
     prompts: str | None = None
+    precision: PrecisionName | None = None
+    draft_precision: PrecisionName | None = None
+    calibration: str | None = None
+    exclude: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _exclude_from_something(self) -> BuildConfig:
+        if self.exclude and not {self.precision, self.draft_precision} & set(QUANTIZED):
+            raise ValueError(f"exclude does nothing without precision {' or '.join(QUANTIZED)}")
+        return self
 
 
 def data_folder(name: str) -> Path:
@@ -83,6 +101,11 @@ def load_config(target: str) -> tuple[BuildConfig, Path]:
                 usage=True,
             )
     return _parse(_read_yaml(path), path), path
+
+
+def resolve_file(name: str, config_path: Path) -> Path:
+    """A file that a configuration names: `builtin:…`, or relative to its YAML."""
+    return resolve_builtin(name) or config_path.parent / name
 
 
 def resolve_builtin(name: str) -> Path | None:
@@ -138,6 +161,8 @@ def _parse(raw: dict[str, Any], path: Path) -> BuildConfig:
             model = CheckpointSource if nested else BuildConfig
             hint = _nearest(str(first["loc"][-1]), list(model.model_fields))
             what = f"unknown key {key!r}{hint}"
+        elif not key:  # keys that do not go together
+            what = first["msg"].removeprefix("Value error, ")
         else:
             what = f"{key}: {first['msg']}, got {one_line(reprlib.repr(first['input']), 60)}"
         raise DflashError(what, where=path, usage=True) from error

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dflash_trt import __version__
 from dflash_trt.bundle.engines import build_engines, check_engines, engine_limits
@@ -22,6 +22,12 @@ from dflash_trt.bundle.manifest import (
     Manifest,
     draft_dims,
     target_dims,
+)
+from dflash_trt.bundle.quantize import (
+    PairQuantization,
+    QuantizationPlan,
+    plan_quantization,
+    quantize_pair,
 )
 from dflash_trt.bundle.staging import staged_folder
 from dflash_trt.bundle.tokenizer import BundleTokenizer
@@ -52,13 +58,15 @@ LIBRARIES = ("numpy", "onnx", "onnxruntime", "safetensors", "tokenizers")
 class BuildOptions:
     """How to write a bundle, beyond what the configuration says.
 
-    `engines` None makes a bundle for the CPU, whose executor runs the graphs themselves.
+    `engines` None makes a bundle for the CPU, whose executor runs the graphs themselves;
+    `quantization` None builds the checkpoints as they are.
     """
 
     copy_weights: bool = False
     hash_weights: bool = False
     overwrite: bool = False
     engines: EngineOptions | None = None
+    quantization: PairQuantization | None = None
 
 
 def build_bundle(
@@ -76,25 +84,33 @@ def build_bundle(
     `prompts` is a .jsonl of prompts to carry along; `verify` uses them when given no others.
 
     Weights are referenced, never loaded: memory stays at the size of the graphs and the RoPE
-    tables, unless engines are built. Raises DflashError when limits do not fit the pair, an
-    engine cannot be built or the disk refuses.
+    tables, unless engines are built or activations observed. Raises DflashError when limits do
+    not fit the pair, it cannot be quantised, an engine cannot be built or the disk refuses.
     """
     limits = _limits(pair, config)
     _check_tokenizer(pair)
+    plan: QuantizationPlan | None = None
+    if options.quantization is not None:
+        plan = plan_quantization(pair, options.quantization)
     form, engines = CPU_FORM, None
     libraries = {library: version(library) for library in LIBRARIES}
     if options.engines is not None:
-        check_engines(pair, limits, options.engines)
+        check_engines(pair, limits, options.engines, plan)
         library = options.engines.library
         libraries[library.module] = library_version(library)
         form = options.engines.form(engine_limits(limits))
     with staged_folder(destination, overwrite=options.overwrite) as folder:
+        # Beside the bundle in its temporary folder: on its filesystem, and gone when that goes.
+        written = folder.with_name("quantized")
+        if plan is not None:
+            pair = quantize_pair(plan, written, destination, progress)
         graphs = GraphFolder(folder)
         graphs.place_weights(
             {"target": pair.target.weights, "draft": pair.draft.weights},
             destination,
             progress,
             copy=options.copy_weights,
+            written=written,
         )
         _describe_checkpoints(pair, graphs)
         progress.stage("graphs", None)
@@ -113,7 +129,7 @@ def build_bundle(
             target=target_dims(pair),
             draft=draft_dims(pair),
             limits=limits,
-            weights="copied" if graphs.has_copies else "linked",
+            weights=_describe_origin(plan, graphs),
             tokenizer=has_tokenizer,
             libraries=libraries,
             files=_describe_files(graphs, options, progress),
@@ -121,6 +137,14 @@ def build_bundle(
         )
         (folder / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", "utf-8")
     return manifest
+
+
+def _describe_origin(
+    plan: QuantizationPlan | None, graphs: GraphFolder
+) -> Literal["linked", "copied", "quantized"]:
+    if plan is not None:
+        return "quantized"
+    return "copied" if graphs.has_copies else "linked"
 
 
 def _limits(pair: Pair, config: BuildConfig) -> Limits:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dflash_trt.bundle.manifest import EngineFile, EngineSet, Limits, draft_dims, target_dims
+from dflash_trt.bundle.quantize import QuantizationPlan
 from dflash_trt.bundle.summary import cache_bytes_per_token
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantized_weights import FLOAT_DTYPES
@@ -34,17 +35,24 @@ def engine_limits(limits: Limits) -> EngineLimits:
     )
 
 
-def check_engines(pair: Pair, limits: Limits, options: EngineOptions) -> None:
+def check_engines(
+    pair: Pair, limits: Limits, options: EngineOptions, plan: QuantizationPlan | None = None
+) -> None:
     """Refuses, before anything is written, engines that cannot be built here or run anywhere.
+
+    With a `plan` the pair counts as it will be once it is quantised.
 
     Raises:
         DflashError: the library is missing, has no kernel for the pair's head sizes or needs
             another GPU, or the pair exceeds the largest device of the architecture.
     """
-    check_buildable(pair, options)
+    algorithms = {} if plan is None else {o: one.algorithm for o, one in plan.options.items()}
+    check_buildable(pair, options, algorithms)
     item = options.precision.item_bytes
     models = (target_dims(pair), draft_dims(pair))
-    weights = sum(_engine_bytes(spec.weights, item) for spec in (pair.target, pair.draft))
+    stored = {} if plan is None else plan.stored_bytes
+    weights = _engine_bytes(pair.target.weights, item, stored.get("target", {}))
+    weights += _engine_bytes(pair.draft.weights, item, stored.get("draft", {}))
     positions = limits.max_batch * limits.max_seq_len
     caches = positions * sum(cache_bytes_per_token(dims, item) for dims in models)
     largest = options.arch.largest_bytes
@@ -58,11 +66,18 @@ def check_engines(pair: Pair, limits: Limits, options: EngineOptions) -> None:
         )
 
 
-def _engine_bytes(weights: Mapping[str, TensorEntry], item: int) -> int:
-    """Bytes of weights in an engine that computes in items of that size."""
+def _engine_bytes(weights: Mapping[str, TensorEntry], item: int, planned: Mapping[str, int]) -> int:
+    """Bytes of weights in an engine that computes in items of that size.
+
+    `planned` has the bytes of those that are going to be quantised.
+    """
     return sum(
-        item * entry.num_elements if entry.dtype in FLOAT_DTYPES else entry.length
-        for entry in weights.values()
+        planned[role]
+        if role in planned
+        else item * entry.num_elements
+        if entry.dtype in FLOAT_DTYPES
+        else entry.length
+        for role, entry in weights.items()
     )
 
 

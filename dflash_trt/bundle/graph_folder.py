@@ -41,11 +41,13 @@ class GraphFolder:
         progress: Progress,
         *,
         copy: bool = False,
+        written: Path | None = None,
     ) -> None:
         """Links every shard that `weights` use into weights/, or copies it where need be.
 
         `destination` is where the folder will lie: an error about space names it. `copy` makes
-        files of their own in any case.
+        files of their own of all but those below `written`, which were made for this folder: once
+        `written` is removed they are nobody else's.
         """
         for owner, entries in weights.items():
             (self.folder / "weights" / owner).mkdir(parents=True)
@@ -56,8 +58,12 @@ class GraphFolder:
                 self.weights[location] = shard
         progress.stage("linking weights", None)
         rest = {self.folder / location: shard for location, shard in self.weights.items()}
-        if not copy:
-            rest = {path: shard for path, shard in rest.items() if not link_file(shard, path)}
+        linked = {
+            path: shard
+            for path, shard in rest.items()
+            if not copy or (written is not None and shard.is_relative_to(written.resolve()))
+        }
+        rest = {p: s for p, s in rest.items() if p not in linked or not link_file(s, p)}
         self.has_copies = bool(rest)
         rest = {path: shard for path, shard in rest.items() if not clone_file(shard, path)}
         if rest:

@@ -138,7 +138,8 @@ class EngineSet(_Strict):
 
 
 class Manifest(_Strict):
-    """`manifest.json`. `weights` says how the weight files came here.
+    """`manifest.json`. `weights` says how the weight files came here; where the build quantised
+    a model, its files were written for the bundle, whatever became of the other's.
 
     `engines` is there for every executor but the CPU's, which runs the graphs themselves.
     """
@@ -151,7 +152,7 @@ class Manifest(_Strict):
     target: TargetDims
     draft: DraftDims
     limits: Limits
-    weights: Literal["linked", "copied"]
+    weights: Literal["linked", "copied", "quantized"]
     tokenizer: bool
     libraries: dict[str, str]
     files: list[BundleFile]

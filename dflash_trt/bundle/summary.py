@@ -56,6 +56,21 @@ def engine_bytes(manifest: Manifest) -> dict[str, int]:
     return {engine.graph: sizes[engine.path] for engine in engines}
 
 
+def precision_line(manifest: Manifest) -> str:
+    """What target and draft are quantised in, with a comma behind; empty where neither is."""
+    models = {"target": manifest.target, "draft": manifest.draft}
+    if all(dims.quantization is None for dims in models.values()):
+        return ""
+    names = (f"{owner} in {'/'.join(_formats(dims))}" for owner, dims in models.items())
+    return f"{', '.join(names)}, "
+
+
+def _formats(dims: ModelDims) -> list[str]:
+    if dims.quantization is not None and dims.quantization.linears:
+        return sorted(dims.quantization.linears)
+    return dims.storage_dtypes
+
+
 def quantization_line(dims: ModelDims) -> str | None:
     """How a model is quantised, and what its checkpoint states that is not used."""
     quantization = dims.quantization

@@ -7,22 +7,41 @@ from pathlib import Path
 import click
 
 from dflash_trt.bundle.build import BuildOptions, build_bundle
+from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.staging import check_destination
-from dflash_trt.bundle.summary import cache_bytes, engine_bytes, quantization_line
+from dflash_trt.bundle.summary import (
+    cache_bytes,
+    engine_bytes,
+    precision_line,
+    quantization_line,
+)
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.hub import find_checkpoint
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
+from dflash_trt.commands.precision import (
+    PRECISIONS,
+    Recipe,
+    check_idle_options,
+    choose_recipe,
+    find_texts,
+    pair_quantization,
+)
 from dflash_trt.commands.progress import StageBars, format_size
-from dflash_trt.config import MAX_COUNT, BuildConfig, CheckpointSource, load_config, resolve_builtin
+from dflash_trt.config import (
+    MAX_COUNT,
+    BuildConfig,
+    CheckpointSource,
+    PrecisionName,
+    load_config,
+    resolve_builtin,
+    resolve_file,
+)
 from dflash_trt.engines.arch import DEFAULT_ARCH, find_arch
 from dflash_trt.engines.builder import EngineOptions, local_arch
 from dflash_trt.engines.library import LIBRARIES, TENSORRT_RTX, load_library
 from dflash_trt.errors import DflashError
-from dflash_trt.graph.form import Precision
 from dflash_trt.runtime.prompts import read_prompts
-
-PRECISIONS = {"fp16": Precision.FLOAT16, "bf16": Precision.BFLOAT16}
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -44,14 +63,32 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 )
 @click.option(
     "--precision",
-    type=click.Choice(list(PRECISIONS)),
-    help="What engines compute in; the CPU computes in float32.  [default: bf16]",
+    type=click.Choice(PRECISIONS),
+    help="fp8, nvfp4: quantize the target and the draft. bf16, fp16: what engines compute in "
+    "(the CPU: fp32).  [default: bf16; fp32]",
 )
 @click.option(
     "--timing-cache",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Where TensorRT keeps timings between builds.  [default: in the user's cache folder]",
 )
+@click.option(
+    "--draft-precision",
+    type=click.Choice(PRECISIONS),
+    help="The same for the draft; bf16, fp16: leave it as it is.  [default: as --precision]",
+)
+@click.option(
+    "--calibration",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help='Texts to quantize with: .jsonl with a "prompt" each.  [default: the target\'s prompts]',
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="PATTERN",
+    help="Quantize all but these modules, as in '*.self_attn.*'; repeatable.",
+)
+@click.option("--quantize-lm-head", is_flag=True, help="Quantize the target's lm_head too.")
 @click.option("--max-batch", type=click.IntRange(1, MAX_COUNT), help="Sequences decoded together.")
 @click.option(
     "--max-seq-len",
@@ -73,7 +110,11 @@ def command(
     draft_checkpoint: Path | None,
     executor: str,
     arch: str | None,
-    precision: str | None,
+    precision: PrecisionName | None,
+    draft_precision: PrecisionName | None,
+    calibration: Path | None,
+    exclude: tuple[str, ...],
+    quantize_lm_head: bool,
     timing_cache: Path | None,
     max_batch: int | None,
     max_seq_len: int | None,
@@ -86,33 +127,45 @@ def command(
     """Turn a target and a draft checkpoint into a bundle.
 
     A bundle is a folder with the pair's graphs, its weights (linked, not copied, where the
-    filesystem allows) and its tokenizer; every other command works on it.
+    filesystem allows) and its tokenizer; every other command works on it. Checkpoints in high
+    precision can be quantized on the way: the bundle's weights are then its own.
     """
-    engines = _engine_options(executor, arch, precision, timing_cache)
     config, path = load_config(name)
+    recipe = choose_recipe(
+        config, path, precision, draft_precision, exclude, engines=executor in LIBRARIES
+    )
+    engines = _engine_options(executor, arch, recipe, timing_cache)
+    check_idle_options(recipe, calibration, exclude, quantize_lm_head)
     given = {"max_batch": max_batch, "max_seq_len": max_seq_len, "block_size": block_size}
     config = config.model_copy(update={key: value for key, value in given.items() if value})
+    texts = find_texts(recipe, config, path, calibration)
     output = output or Path(f"{path.stem}-bundle")
     check_destination(output, overwrite=overwrite)  # before anything is downloaded
     target_folder = _find(config.target, path, target_checkpoint, "--target-checkpoint")
     draft_folder = _find(config.draft, path, draft_checkpoint, "--draft-checkpoint")
-    options = BuildOptions(
-        copy_weights=copy_weights,
-        hash_weights=hash_weights,
-        overwrite=overwrite,
-        engines=engines,
-    )
     with StageBars() as bars:
         bars.stage("reading checkpoints", None)
         pair = check_pair(read_target(target_folder), read_draft(draft_folder))
-        manifest = build_bundle(
-            pair, config, path.stem, output, options, bars, prompts=_prompts(config, path)
+        prompts = _prompts(config, path)
+        options = BuildOptions(
+            copy_weights=copy_weights,
+            hash_weights=hash_weights,
+            overwrite=overwrite,
+            engines=engines,
+            quantization=None
+            if texts is None
+            else pair_quantization(recipe, pair, texts, quantize_lm_head=quantize_lm_head),
         )
+        manifest = build_bundle(pair, config, path.stem, output, options, bars, prompts=prompts)
+    _show(output, manifest)
+
+
+def _show(output: Path, manifest: Manifest) -> None:
     click.echo(
         f"{output}: {manifest.target.family} target of {manifest.target.layers} layers "
         f"({manifest.target.parameters:,} parameters), DFlash draft of {manifest.draft.layers} "
         f"({manifest.draft.parameters:,}), block {manifest.limits.block_size}, "
-        f"weights {manifest.weights}"
+        f"{precision_line(manifest)}weights {manifest.weights}"
     )
     for owner, dims in (("target", manifest.target), ("draft", manifest.draft)):
         line = quantization_line(dims)
@@ -134,7 +187,7 @@ def command(
 
 
 def _engine_options(
-    executor: str, arch: str | None, precision: str | None, timing_cache: Path | None
+    executor: str, arch: str | None, recipe: Recipe, timing_cache: Path | None
 ) -> EngineOptions | None:
     """What engines are asked for; None for the CPU, which has none of these options."""
     library = LIBRARIES.get(executor)
@@ -150,15 +203,14 @@ def _engine_options(
             load_library(library)
             arch = local_arch()
         found = find_arch(arch or DEFAULT_ARCH, library)
-        return EngineOptions(found, PRECISIONS[precision or "bf16"], library, timing_cache)
-    for option, value in (("--arch", arch), ("--precision", precision)):
-        if value is not None:
-            raise DflashError(
-                f"{value!r} is for engines; the CPU executor runs the graphs in float32",
-                where=option,
-                fix=f"add --executor {TENSORRT_RTX.executor}, or leave it out",
-                usage=True,
-            )
+        return EngineOptions(found, recipe.compute, library, timing_cache)
+    if arch is not None:
+        raise DflashError(
+            f"{arch!r} is for engines; the CPU executor runs the graphs themselves",
+            where="--arch",
+            fix=f"add --executor {TENSORRT_RTX.executor}, or leave it out",
+            usage=True,
+        )
     return None
 
 
@@ -178,7 +230,7 @@ def _prompts(config: BuildConfig, config_path: Path) -> Path | None:
     """The prompts to carry along, once they have proved readable."""
     if config.prompts is None:
         return None
-    path = resolve_builtin(config.prompts) or config_path.parent / config.prompts
+    path = resolve_file(config.prompts, config_path)
     if path.suffix != ".jsonl":
         raise DflashError("prompts must be a .jsonl file", where=path, usage=True)
     read_prompts(path)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from dflash_trt.bundle.tokenizer import BundleTokenizer
+from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.prompts import read_prompts
 
@@ -117,6 +118,22 @@ def read_texts(
                 usage=True,
             )
     return texts
+
+
+def read_calibration(target: TargetSpec, file: Path) -> list[list[int]]:
+    """Token ids of the texts in `file`, as the target's own tokenizer reads them.
+
+    Raises:
+        DflashError: the checkpoint has no tokenizer, or a file that cannot be used.
+    """
+    folder = target.checkpoint.path
+    if not (folder / "tokenizer.json").is_file():
+        raise DflashError(
+            "has no tokenizer.json, which calibration texts need",
+            where=folder,
+            fix="download the checkpoint's tokenizer",
+        )
+    return encode_prompts(BundleTokenizer(folder), None, file, None, raw=False)
 
 
 def _find_problem(text: str) -> str | None:

@@ -11,12 +11,11 @@ from typing import Any
 
 import click
 
-from dflash_trt.bundle.tokenizer import BundleTokenizer
 from dflash_trt.calibration import observe_pair, observe_target
 from dflash_trt.checkpoints.draft import DraftSpec, read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import TargetSpec, read_target
-from dflash_trt.commands.options import encode_prompts, json_option
+from dflash_trt.commands.options import json_option, read_calibration
 from dflash_trt.commands.progress import StageBars, format_size
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.checkpoint import (
@@ -100,7 +99,7 @@ def command(
         else:
             spec, target = read_draft(checkpoint), read_target(target_checkpoint)
         select_linears(spec, options)  # refusals come before texts are read
-        activations = _activations(spec, target, _read_sequences(target, calibration), bars)
+        activations = _activations(spec, target, read_calibration(target, calibration), bars)
         try:
             written = quantize_checkpoint(spec, options, activations, output, bars)
         except KeyboardInterrupt:
@@ -115,17 +114,6 @@ def command(
         click.echo(json.dumps(_to_json(written), indent=2))
     else:
         click.echo(_describe(written))
-
-
-def _read_sequences(target: TargetSpec, file: Path) -> list[list[int]]:
-    folder = target.checkpoint.path
-    if not (folder / "tokenizer.json").is_file():
-        raise DflashError(
-            "has no tokenizer.json, which calibration texts need",
-            where=folder,
-            fix="download the checkpoint's tokenizer",
-        )
-    return encode_prompts(BundleTokenizer(folder), None, file, None, raw=False)
 
 
 def _activations(

@@ -8,6 +8,7 @@ capability, a timing cache) has run against a stand-in only.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from dflash_trt.engines.network import NetworkSummary, check_network, summarize_
 from dflash_trt.engines.profiles import EngineLimits, Profile, add_profile, profiles
 from dflash_trt.engines.user_cache import read_cache, user_cache_file, write_cache
 from dflash_trt.errors import DflashError
-from dflash_trt.graph.bindings import GraphName
+from dflash_trt.graph.bindings import GraphName, Owner
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.progress import Progress
 
@@ -73,8 +74,12 @@ class BuiltEngine:
     summary: NetworkSummary
 
 
-def check_buildable(pair: Pair, options: EngineOptions) -> None:
+def check_buildable(
+    pair: Pair, options: EngineOptions, planned: Mapping[Owner, str] | None = None
+) -> None:
     """Refuses what cannot be built here.
+
+    `planned` are algorithms that models are going to be quantised in besides.
 
     Raises:
         DflashError: the library is missing or needs another GPU than the one here, or has no
@@ -84,10 +89,13 @@ def check_buildable(pair: Pair, options: EngineOptions) -> None:
     load_library(library)
     if not library.is_rtx:
         _check_local(library, arch)
-    specs: tuple[tuple[str, TargetSpec | DraftSpec], ...]
+    specs: tuple[tuple[Owner, TargetSpec | DraftSpec], ...]
     specs = (("target", pair.target), ("draft", pair.draft))
     for owner, spec in specs:
-        for algorithm in sorted(set(quantized_linears(spec.weights).values())):
+        algorithms: set[str] = set(quantized_linears(spec.weights).values())
+        if planned is not None and owner in planned:
+            algorithms.add(planned[owner])
+        for algorithm in sorted(algorithms):
             if algorithm not in arch.algorithms:
                 known = library_arches(library)
                 able = [name for name in known if algorithm in ARCHES[name].algorithms]

@@ -122,6 +122,17 @@ def quantize_checkpoint(
     )
 
 
+def planned_bytes(spec: TargetSpec | DraftSpec, options: QuantizeOptions) -> int:
+    """The size of the folder that `quantize_checkpoint` makes, short of its configs.
+
+    Raises:
+        DflashError: see `select_linears`.
+    """
+    linears = {one.weight.name: one for one in select_linears(spec, options).linears}
+    shards = _plan_shards(spec, linears, options.algorithm)
+    return _needed_bytes(shards, _files_to_copy(spec.checkpoint.path))
+
+
 def _check_apart(source: Path, destination: Path) -> None:
     """Refuses to write into, over or around the source."""
     old, new = source.resolve(), destination.resolve()
@@ -200,8 +211,7 @@ def _announce(partial: PartialCheckpoint, finished: int, count: int, progress: P
 
 
 def _check_space(pending: list[_Shard], copied: list[Path], folder: Path, shown: Path) -> None:
-    size = sum(shard_bytes(shard.layout) for shard in pending)
-    size += sum(path.stat().st_size for path in copied)
+    size = _needed_bytes(pending, copied)
     # A shard that was half-written is written again from its start.
     torn = [folder / shard.name for shard in pending]
     free = shutil.disk_usage(folder).free
@@ -210,6 +220,11 @@ def _check_space(pending: list[_Shard], copied: list[Path], folder: Path, shown:
         raise DflashError(
             f"needs {size:,} bytes, {free:,} are free", where=shown, fix="free some space"
         )
+
+
+def _needed_bytes(shards: list[_Shard], copied: list[Path]) -> int:
+    size = sum(shard_bytes(shard.layout) for shard in shards)
+    return size + sum(path.stat().st_size for path in copied)
 
 
 def _find_scales(

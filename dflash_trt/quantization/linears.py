@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -77,22 +78,18 @@ def select_linears(spec: TargetSpec | DraftSpec, options: QuantizeOptions) -> Se
         DflashError: the model is quantised already, has no such head or `fc`, a pattern matches
             nothing, nothing is left, or an input size has no whole NVFP4 blocks.
     """
-    _refuse_quantized(spec)
+    refuse_quantized(spec)
     wanted = _wanted_outside_layers(spec, options)
     linears: list[Linear] = []
     kept: list[str] = []
-    matched: set[str] = set()
-    for role, weight in spec.weights.items():
-        name = role.rpartition(".")[2]
-        if name not in LAYER_LINEARS and role not in (LM_HEAD, FC, EMBEDDING):
-            continue
-        module = weight.name.removesuffix(".weight")
-        patterns = [pattern for pattern in options.exclude if fnmatchcase(module, pattern)]
-        matched.update(patterns)
-        if patterns or (name not in LAYER_LINEARS and role not in wanted):
+    for role, module in _candidates(spec).items():
+        inside = role.rpartition(".")[2] in LAYER_LINEARS
+        excluded = any(fnmatchcase(module, pattern) for pattern in options.exclude)
+        if excluded or not (inside or role in wanted):
             kept.append(module)
         else:
-            linears.append(Linear(role, module, _group(role), weight))
+            linears.append(Linear(role, module, _group(role), spec.weights[role]))
+    matched = matching_patterns(spec, options.exclude)
     if isinstance(spec, TargetSpec) and LM_HEAD not in spec.weights:
         kept.append(LM_HEAD)  # tied: the embedding's tensor, but a module of its own
     for pattern in options.exclude:
@@ -111,8 +108,28 @@ def select_linears(spec: TargetSpec | DraftSpec, options: QuantizeOptions) -> Se
     return Selection(tuple(linears), tuple(sorted(set(kept))))
 
 
-def _refuse_quantized(spec: TargetSpec | DraftSpec) -> None:
-    fix = "quantize the original checkpoint in float32, float16 or bfloat16"
+def matching_patterns(spec: TargetSpec | DraftSpec, patterns: Iterable[str]) -> tuple[str, ...]:
+    """Those of `patterns` that match a module of the model which could be quantised."""
+    modules = _candidates(spec).values()
+    return tuple(
+        pattern for pattern in patterns if any(fnmatchcase(module, pattern) for module in modules)
+    )
+
+
+def _candidates(spec: TargetSpec | DraftSpec) -> dict[str, str]:
+    """Role → module of the model's linears and embedding, in the reader's order."""
+    return {
+        role: weight.name.removesuffix(".weight")
+        for role, weight in spec.weights.items()
+        if role.rpartition(".")[2] in LAYER_LINEARS or role in (LM_HEAD, FC, EMBEDDING)
+    }
+
+
+def refuse_quantized(
+    spec: TargetSpec | DraftSpec,
+    fix: str = "quantize the original checkpoint in float32, float16 or bfloat16",
+) -> None:
+    """Raises DflashError when the model is quantised already."""
     config = spec.checkpoint.config
     if config.get("quantization_config") or config.get("compression_config"):
         raise DflashError("is quantized already", where=spec.checkpoint.path, fix=fix)

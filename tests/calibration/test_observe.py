@@ -303,5 +303,6 @@ def test_too_little_memory_is_known_before_anything_is_loaded(
         observe(needed >> 11)
     assert not list(work.iterdir())
     observe((needed >> 10) + 1)
+    monkeypatch.setattr(memory, "MEMBERSHIP_FILE", tmp_path / "none")
     meminfo.unlink()  # a system that does not say
     observe_pair(built.pair, sequences(), SilentProgress(), workspace=work)
