@@ -50,7 +50,6 @@ def test_completions(client: openai.OpenAI, local: Local, sampling: SamplingPara
     options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
     *chunks, last = client.completions.create(**asked, **options)
     assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
-    assert sum(bool(chunk.choices[0].text) for chunk in chunks) > 1
     assert chunks[-1].choices[0].finish_reason == "length"
     _check_usage(last.usage, expected)
 
