@@ -51,6 +51,6 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) -e '.[test,train,rtx,serve]'
+	$(PIP_INSTALL) -e '.[test,train,rtx,serve,perf]'
 	mkdir -p build
 	touch $@ $(VENV)/.installed

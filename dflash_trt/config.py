@@ -95,12 +95,12 @@ def load_config(target: str) -> tuple[BuildConfig, Path]:
         path = data_folder("build_configs") / f"{target}.yaml"
         if target not in target_names():
             raise DflashError(
-                f"no target is called {one_line(target, 60)!r}{_nearest(target, target_names())}",
+                f"no target is called {one_line(target, 60)!r}{nearest(target, target_names())}",
                 where="--target",
                 fix="`dflash-trt targets` lists them; a path must end in .yaml",
                 usage=True,
             )
-    return _parse(_read_yaml(path), path), path
+    return _parse(read_yaml(path), path), path
 
 
 def resolve_file(name: str, config_path: Path) -> Path:
@@ -132,7 +132,12 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file of at most MAX_CONFIG_BYTES.
+
+    Raises:
+        DflashError: unreadable, not YAML, an alias, a key given twice, or not a mapping (usage).
+    """
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise DflashError("is larger than 1 MiB, not a configuration", where=path, usage=True)
@@ -159,7 +164,7 @@ def _parse(raw: dict[str, Any], path: Path) -> BuildConfig:
         if first["type"] == "extra_forbidden":
             nested = isinstance(first["loc"][0], str) and len(first["loc"]) > 1
             model = CheckpointSource if nested else BuildConfig
-            hint = _nearest(str(first["loc"][-1]), list(model.model_fields))
+            hint = nearest(str(first["loc"][-1]), list(model.model_fields))
             what = f"unknown key {key!r}{hint}"
         elif not key:  # keys that do not go together
             what = first["msg"].removeprefix("Value error, ")
@@ -168,7 +173,8 @@ def _parse(raw: dict[str, Any], path: Path) -> BuildConfig:
         raise DflashError(what, where=path, usage=True) from error
 
 
-def _nearest(name: str, known: list[str]) -> str:
+def nearest(name: str, known: list[str]) -> str:
+    """` (nearest: 'x')` for a name that is not known, or all that are where none is like it."""
     name = name[:100]  # matching takes time that grows with the square
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     return f" (nearest: {close[0]!r})" if close else f" (known: {', '.join(known)})"

@@ -1,0 +1,98 @@
+"""Throughput at a fixed interactivity: Pareto front and monotone interpolation through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+NEAR = 2.0
+FEW_POINTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FrontPoint:
+    """A measured point.
+
+    Args:
+        interactivity: tokens/s per user.
+        throughput: tokens/s, per GPU or per server.
+        label: its load.
+    """
+
+    interactivity: float
+    throughput: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrontValue:
+    """Throughput at an interactivity, between the measured points `below` and `above`.
+
+    The two are one where a measured point lies there exactly. `near` counts the front's points
+    within a factor of NEAR of that interactivity: with fewer than FEW_POINTS the curve between
+    them is little more than a guess.
+    """
+
+    interactivity: float
+    throughput: float
+    below: FrontPoint
+    above: FrontPoint
+    near: int
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.near < FEW_POINTS
+
+
+class Front:
+    """The points that no other beats in both, and a curve through them.
+
+    The curve is the monotone cubic of Fritsch and Carlson (SIAM J. Numer. Anal. 17, 1980; SciPy's
+    PCHIP): it never leaves the range of its two neighbours and is not continued past the ends.
+    """
+
+    def __init__(self, points: Iterable[FrontPoint]) -> None:
+        self.points = pareto_front(points)
+
+    def at(self, interactivity: float) -> FrontValue | None:
+        """Throughput there; None is "not measured": outside the front's range."""
+        points = self.points
+        if not points or not (points[0].interactivity <= interactivity <= points[-1].interactivity):
+            return None
+        below = [point for point in points if point.interactivity <= interactivity][-1]
+        above = next(point for point in points if point.interactivity >= interactivity)
+        near = sum(1 / NEAR <= point.interactivity / interactivity <= NEAR for point in points)
+        value = below.throughput if below is above else self._interpolate([interactivity])[0]
+        return FrontValue(interactivity, value, below, above, near)
+
+    def curve(self, samples: int = 200) -> list[tuple[float, float]]:
+        """(interactivity, throughput) along the front, to draw; its points where there is one."""
+        points = self.points
+        if len(points) < 2:
+            return [(point.interactivity, point.throughput) for point in points]
+        low, high = points[0].interactivity, points[-1].interactivity
+        rates = [low + (high - low) * index / (samples - 1) for index in range(samples)]
+        return list(zip(rates, self._interpolate(rates), strict=True))
+
+    def _interpolate(self, rates: list[float]) -> list[float]:
+        from scipy.interpolate import PchipInterpolator
+
+        xs = [point.interactivity for point in self.points]
+        ys = [point.throughput for point in self.points]
+        # Rounding may put the last sample past the end, where SciPy has no value.
+        clipped = [min(max(rate, xs[0]), xs[-1]) for rate in rates]
+        return [float(value) for value in PchipInterpolator(xs, ys, extrapolate=False)(clipped)]
+
+
+def pareto_front(points: Iterable[FrontPoint]) -> tuple[FrontPoint, ...]:
+    """Points that no other equals or beats in both, by rising interactivity.
+
+    Throughput falls strictly along it.
+    """
+    front: list[FrontPoint] = []
+    best = float("-inf")
+    for point in sorted(points, key=lambda p: (p.interactivity, p.throughput), reverse=True):
+        if point.throughput > best:
+            front.append(point)
+            best = point.throughput
+    return tuple(reversed(front))

@@ -1,0 +1,1 @@
+"""Load against served models, and what it measures: requests → records → runs → points."""

@@ -1,0 +1,108 @@
+"""What users ask of a sweep: how much throughput at this interactivity, and how much more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_perf.front import Front, FrontPoint, FrontValue
+from dflash_perf.harness.points import Point
+
+NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Each configuration's throughput at one interactivity, and its ratio to the baseline's.
+
+    None is "not measured": outside what the sweep covered, never extrapolated.
+    """
+
+    interactivity: float
+    baseline: str
+    values: dict[str, FrontValue | None]
+
+    def ratio(self, configuration: str) -> float | None:
+        """Throughput ÷ the baseline's at the same interactivity."""
+        mine, other = self.values.get(configuration), self.values.get(self.baseline)
+        return None if mine is None or other is None else mine.throughput / other.throughput
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "interactivity": self.interactivity,
+            "baseline": self.baseline,
+            "configurations": {
+                name: None
+                if value is None
+                else {
+                    "throughput": value.throughput,
+                    "ratio": self.ratio(name),
+                    "below": _bracket(value.below),
+                    "above": _bracket(value.above),
+                    "points_near": value.near,
+                }
+                for name, value in self.values.items()
+            },
+        }
+
+    def lines(self, unit: str) -> list[str]:
+        """One line a configuration, brackets and caveats included."""
+        shown = [f"at {self.interactivity:g} tokens/s per user:"]
+        for name, value in self.values.items():
+            if value is None:
+                shown.append(f"  {name}: {NOT_MEASURED}")
+                continue
+            line = f"  {name}: {value.throughput:,.0f} {unit}"
+            ratio = self.ratio(name)
+            if name != self.baseline:
+                known = NOT_MEASURED if ratio is None else f"{ratio:.2f} × {self.baseline}"
+                line += f", {known}"
+            line += f"; {describe_bracket(value)}"
+            shown.append(line)
+        return shown
+
+
+def build_fronts(points: Sequence[Point]) -> dict[str, Front]:
+    """One front per configuration, of its points with both figures."""
+    by_name: dict[str, list[FrontPoint]] = {}
+    for point in points:
+        found = by_name.setdefault(point.configuration, [])
+        interactivity, throughput = point.interactivity, point.throughput
+        if interactivity is not None and throughput is not None:
+            found.append(FrontPoint(interactivity, throughput.mean, point.load.label))
+    return {name: Front(found) for name, found in by_name.items()}
+
+
+def answer(points: Sequence[Point], interactivity: float, baseline: str) -> Answer:
+    """Every configuration at `interactivity`, in the order of `points`."""
+    fronts = build_fronts(points)
+    return Answer(
+        interactivity, baseline, {name: front.at(interactivity) for name, front in fronts.items()}
+    )
+
+
+def throughput_unit(points: Sequence[Point]) -> str:
+    """tokens/s, of what."""
+    per_gpu = all(point.value("output_throughput_per_gpu") for point in points)
+    return "tokens/s per GPU" if points and per_gpu else "tokens/s per server"
+
+
+def describe_bracket(value: FrontValue) -> str:
+    """The measured points that a value lies between, and whether they are few."""
+    ends = [
+        f"{one.interactivity:,.0f} → {one.throughput:,.0f} ({one.label})"
+        for one in dict.fromkeys((value.below, value.above))
+    ]
+    text = f"measured {' and '.join(ends)}" if len(ends) == 1 else f"between {' and '.join(ends)}"
+    if value.is_sparse:
+        text += f"; only {value.near} measured points within a factor of two"
+    return text
+
+
+def _bracket(point: FrontPoint) -> dict[str, Any]:
+    return {
+        "interactivity": point.interactivity,
+        "throughput": point.throughput,
+        "load": point.label,
+    }

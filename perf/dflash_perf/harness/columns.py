@@ -1,0 +1,101 @@
+"""CSV under the names that aiperf gives the same figures, so that its users' scripts read on.
+
+aiperf ranks a user's rates where this project ranks seconds per token and inverts last: its
+`output_token_throughput_per_user` at p50 is the interactivity here, its avg is not.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+
+from dflash_perf.harness.distribution import PERCENTILES, describe
+from dflash_perf.harness.metrics import (
+    EndToEndLatency,
+    InputTokens,
+    OutputTokens,
+    RequestMetric,
+    TimePerOutputToken,
+    TimeToFirstToken,
+)
+from dflash_perf.harness.points import Point, RunSummary
+from dflash_perf.harness.records import RunRecord
+
+STATISTICS = ("avg", "min", "max", *(f"p{rank}" for rank in PERCENTILES), "std")
+# (aiperf's tag, its title with the unit, ours, ours in its unit)
+_MILLISECONDS = 1e3
+_DISTRIBUTIONS: tuple[tuple[str, str, RequestMetric, float], ...] = (
+    ("time_to_first_token", "Time to First Token (ms)", TimeToFirstToken(), _MILLISECONDS),
+    ("request_latency", "Request Latency (ms)", EndToEndLatency(), _MILLISECONDS),
+    ("inter_token_latency", "Inter Token Latency (ms)", TimePerOutputToken(), _MILLISECONDS),
+    ("output_sequence_length", "Output Sequence Length (tokens)", OutputTokens(), 1),
+    ("input_sequence_length", "Input Sequence Length (tokens)", InputTokens(), 1),
+)
+_PER_USER = "Output Token Throughput Per User (tokens/sec/user)"
+_VALUES = (
+    ("output_throughput", "output_token_throughput", "Output Token Throughput (tokens/sec)"),
+    ("request_throughput", "request_throughput", "Request Throughput (requests/sec)"),
+    ("goodput", "goodput", "Goodput (requests/sec)"),
+)
+
+
+def run_csv(run: RunRecord, summary: RunSummary) -> str:
+    """One run in the layout of aiperf's own export: distributions, an empty line, values."""
+    table = [["Metric", *STATISTICS]]
+    for tag, title, metric, scale in _DISTRIBUTIONS:
+        if metric.tag in summary.distributions:
+            numbers = summary.distributions[metric.tag]
+            table.append([title, *(f"{numbers[key] * scale:.4f}" for key in STATISTICS)])
+        if tag == "inter_token_latency":
+            rates = [1 / value for one in run.completed if (value := metric.of(one))]
+            if rates:
+                numbers = describe(rates)
+                table.append([_PER_USER, *(f"{numbers[key]:.4f}" for key in STATISTICS)])
+    table += [[], ["Metric", "Value"], ["Benchmark Duration (sec)", f"{summary.window_s:.4f}"]]
+    table.append(["Request Count (requests)", str(summary.completed)])
+    table.append(["Error Request Count (requests)", str(summary.requests - summary.completed)])
+    for tag, _, title in _VALUES:
+        if tag in summary.values:
+            table.append([title, f"{summary.values[tag]:.4f}"])
+    return _to_csv(table)
+
+
+def points_csv(points: Iterable[Point]) -> str:
+    """One row a point, means over its repeats: aiperf's tags with the statistic behind them."""
+    rows = [_point_row(point) for point in points]
+    header = list(dict.fromkeys(key for row in rows for key in row))
+    return _to_csv([header, *([row.get(key, "") for key in header] for row in rows)])
+
+
+def _point_row(point: Point) -> Mapping[str, str]:
+    row = {
+        "configuration": point.configuration,
+        "concurrency": "" if point.load.concurrency is None else str(point.load.concurrency),
+        "request_rate": "" if point.load.request_rate is None else f"{point.load.request_rate:g}",
+        "repeats": str(len(point.runs)),
+        "request_count": str(point.requests - point.failed),
+        "error_request_count": str(point.failed),
+    }
+    for tag, _, metric, scale in _DISTRIBUTIONS:
+        for statistic in STATISTICS:
+            value = point.quantile(metric.tag, statistic)
+            row[f"{tag}_{statistic}"] = "" if value is None else f"{value * scale:.6g}"
+    interactivity = point.interactivity
+    row["output_token_throughput_per_user_p50"] = (
+        "" if interactivity is None else f"{interactivity:.6g}"
+    )
+    shown = {ours: theirs for ours, theirs, _ in _VALUES}
+    tags = sorted({tag for run in point.runs for tag in run.values} - {"interactivity"})
+    for tag in [*shown, *(tag for tag in tags if tag not in shown)]:
+        spread, name = point.value(tag), shown.get(tag, tag)
+        row[name] = "" if spread is None else f"{spread.mean:.6g}"
+        if spread is not None and spread.half_width is not None:
+            row[f"{name}_confidence_95"] = f"{spread.half_width:.6g}"
+    return row
+
+
+def _to_csv(table: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(table)
+    return text.getvalue()

@@ -1,0 +1,222 @@
+"""What a sweep measures: one YAML or the command line, read here; the only place with defaults."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dflash_trt.config import nearest, read_yaml
+from dflash_trt.errors import DflashError, one_line
+
+Kind = Literal["triton", "completions", "chat"]
+Dataset = Literal["prompts", "speed-bench"]
+Count = Annotated[int, Field(ge=1, le=1 << 20, strict=True)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1, max_length=4096)]
+
+MAX_CONCURRENCY = 4096
+
+
+class Configuration(BaseModel):
+    """One served model, or one way to ask it.
+
+    Args:
+        name: what figures call it.
+        kind: `triton` (gRPC, TensorRT-LLM's LLM-API contract), `completions` or `chat` (OpenAI).
+        url: host:port of gRPC, or where /v1 lies.
+        model: the served model's name.
+        parameters: further inputs (triton) or body fields (OpenAI) of every request.
+        gpus: how many it runs on; throughput is per GPU where this is given, else per server.
+        hardware: what it runs on, for the report.
+        api_key_env: the environment variable with the endpoint's bearer token.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^[\w][\w .,+=()-]{0,59}$")]
+    kind: Kind = "triton"
+    url: Text
+    model: Text = "tensorrt_llm"
+    parameters: dict[Text, bool | int | float | str] = {}
+    gpus: Count | None = None
+    hardware: Text | None = None
+    api_key_env: Text | None = None
+
+    @property
+    def slug(self) -> str:
+        """Its name in a path; no two of a sweep share one, even where case does not count."""
+        return to_slug(self.name)
+
+
+def to_slug(name: str) -> str:
+    """A configuration's name with hyphens for what a path may not like."""
+    return re.sub(r"[^\w.+=-]+", "-", name).casefold()
+
+
+class Goodput(BaseModel):
+    """Limits, in milliseconds, that a good request meets, all of them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ttft: Positive | None = None
+    tpot: Positive | None = None
+    e2e: Positive | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return any(limit is not None for limit in (self.ttft, self.tpot, self.e2e))
+
+
+class SweepConfig(BaseModel):
+    """A sweep: every configuration at every load, `repeats` times, with the same requests.
+
+    Args:
+        configurations: what is compared; figures are relative to `baseline`.
+        baseline: a configuration's name; the first one's by default.
+        input_file: prompts (JSON lines, each with a "prompt"), or a local SPEED-Bench copy.
+        categories: of SPEED-Bench; all by default.
+        tokenizer: a tokenizer.json, or a folder or bundle that has one.
+        isl: input tokens of every prompt, cut from the prompts' text; their own by default.
+        osl: most output tokens of a request, and exactly that many with `ignore_eos`.
+        concurrency: closed loop: so many requests at any time.
+        request_rate: open loop: requests per second, at Poisson arrivals, whatever completes.
+        request_count: requests of a run; by default 10 × concurrency, and 100 of an open loop.
+        duration_s: send for so long instead, then wait for what is under way.
+        warmup: requests before a run that count for nothing; by default one per open stream.
+        timeout_s: a request without a final response after that has failed.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    configurations: Annotated[tuple[Configuration, ...], Field(min_length=1, max_length=64)]
+    baseline: str | None = None
+    input_file: Text
+    dataset: Dataset = "prompts"
+    categories: tuple[Text, ...] = ()
+    tokenizer: Text | None = None
+    isl: Count | None = None
+    osl: Count = 128
+    ignore_eos: bool = False
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Count | None = None
+    seed: Annotated[int, Field(ge=0, le=(1 << 62), strict=True)] = 0
+    concurrency: tuple[Annotated[int, Field(ge=1, le=MAX_CONCURRENCY, strict=True)], ...] = ()
+    request_rate: tuple[Positive, ...] = ()
+    request_count: Count | None = None
+    duration_s: Positive | None = None
+    warmup: Annotated[int, Field(ge=0, le=1 << 20, strict=True)] | None = None
+    repeats: Count = 3
+    goodput: Goodput = Goodput()
+    timeout_s: Positive = 600.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_load(cls, raw: Any) -> Any:
+        if isinstance(raw, dict) and not raw.get("concurrency") and not raw.get("request_rate"):
+            return {**raw, "concurrency": (1, 2, 4, 8, 16)}
+        return raw
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [configuration.name for configuration in self.configurations]
+        slugs = [configuration.slug for configuration in self.configurations]
+        for number, slug in enumerate(slugs):
+            if slug in slugs[:number]:
+                raise ValueError(f"{names[number]!r} and another configuration are both {slug!r}")
+        if self.baseline is not None and self.baseline not in names:
+            raise ValueError(f"baseline {self.baseline!r} is no configuration's name")
+        if len({configuration.gpus is None for configuration in self.configurations}) > 1:
+            raise ValueError("give gpus for all configurations, or for none")
+        if self.request_count is not None and self.duration_s is not None:
+            raise ValueError("give request_count or duration_s, not both")
+        if self.isl is not None and self.tokenizer is None:
+            raise ValueError("isl needs a tokenizer to count with")
+        if self.categories and self.dataset != "speed-bench":
+            raise ValueError("categories belong to dataset speed-bench")
+        return self
+
+    @property
+    def baseline_name(self) -> str:
+        return self.baseline or self.configurations[0].name
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """Closed loops, then open ones, each once and from light to heavy."""
+        closed = [Load(concurrency=count) for count in sorted(set(self.concurrency))]
+        return (*closed, *(Load(request_rate=rate) for rate in sorted(set(self.request_rate))))
+
+
+class Load(BaseModel):
+    """How hard a run presses: a closed loop's concurrency, or an open loop's requests/s."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    concurrency: int | None = None
+    request_rate: float | None = None
+
+    @property
+    def label(self) -> str:
+        if self.concurrency is not None:
+            return f"concurrency {self.concurrency}"
+        return f"{self.request_rate:g} requests/s"
+
+    @property
+    def slug(self) -> str:
+        """Its name in a path."""
+        return f"c{self.concurrency}" if self.concurrency else f"rate-{self.request_rate:g}"
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """Sorts closed loops before open ones, light before heavy."""
+        return self.concurrency is None, self.concurrency or self.request_rate or 0.0
+
+
+def read_sweep_config(path: Path | None, given: dict[str, Any]) -> SweepConfig:
+    """The sweep in the YAML at `path`, with what the command line gave in place of its keys.
+
+    Paths in the file are relative to it.
+
+    Raises:
+        DflashError: unreadable, an unknown key (with the nearest), a wrong value (usage).
+    """
+    raw: dict[str, Any] = {}
+    if path is not None:
+        raw = read_yaml(path)
+        for key in ("input_file", "tokenizer"):
+            if isinstance(raw.get(key), str):
+                raw[key] = str(path.parent / raw[key])
+    # One kind of load replaces the other: a list on the command line is the whole list.
+    if {"concurrency", "request_rate"} & given.keys():
+        raw = {key: raw[key] for key in raw if key not in ("concurrency", "request_rate")}
+    if {"request_count", "duration_s"} & given.keys():
+        raw = {key: raw[key] for key in raw if key not in ("request_count", "duration_s")}
+    return _validate({**raw, **given}, path)
+
+
+def _validate(raw: dict[str, Any], path: Path | None) -> SweepConfig:
+    try:
+        return SweepConfig.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        location = [part for part in first["loc"] if part not in ("bool", "int", "float", "str")]
+        key = ".".join(str(part) for part in location)
+        if first["type"] == "extra_forbidden":
+            models: dict[str, type[BaseModel]] = {
+                "configurations": Configuration,
+                "goodput": Goodput,
+            }
+            model = models.get(str(location[0]), SweepConfig) if len(location) > 1 else SweepConfig
+            hint = nearest(str(location[-1]), list(model.model_fields))
+            what = f"unknown key {key!r}{hint}"
+        elif first["type"] == "missing":
+            what = f"{key} is missing"
+        elif first["type"] == "value_error":
+            what = str(first["ctx"]["error"])
+        else:
+            what = f"{key}: {first['msg']}, got {one_line(reprlib.repr(first['input']), 60)}"
+        raise DflashError(what, where=path or "sweep", usage=True) from error

@@ -1,0 +1,257 @@
+"""Presses on one endpoint: a closed loop by concurrency, an open one at Poisson arrivals."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from dflash_perf.harness.config import Load, SweepConfig
+from dflash_perf.harness.distribution import percentile
+from dflash_perf.harness.endpoint import Call, Endpoint, RequestFailedError
+from dflash_perf.harness.prompts import Workload
+from dflash_perf.harness.records import Client, RequestRecord, RunRecord
+from dflash_perf.harness.trace import Trace
+from dflash_trt.errors import DflashError
+
+REQUESTS_PER_STREAM = 10
+OPEN_LOOP_REQUESTS = 100
+_LAG_PERIOD_S = 0.02
+_ALIVE_TIMEOUT_S = 15.0
+
+CountTokens = Callable[[str], int]
+
+
+@dataclass(slots=True)
+class RunProgress:
+    """A run under way, for whoever shows it; all of its requests so far.
+
+    `wanted` is None where time ends the run.
+    """
+
+    wanted: int | None
+    began_at: float = field(default_factory=time.perf_counter)
+    completed: int = 0
+    failed: int = 0
+    output_tokens: int = 0
+    emitted: int = 0
+    steps: int = 0
+
+    def add(self, record: RequestRecord) -> None:
+        if not record.completed:
+            self.failed += 1
+            return
+        self.completed += 1
+        self.output_tokens += record.output_tokens or 0
+        if record.drafted_tokens and record.verify_steps and record.output_tokens:
+            self.emitted += record.output_tokens - 1
+            self.steps += record.verify_steps
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of finished requests."""
+        return self.output_tokens / max(time.perf_counter() - self.began_at, 1e-9)
+
+    @property
+    def acceptance_length(self) -> float | None:
+        return self.emitted / self.steps if self.steps else None
+
+
+class LoadGenerator:
+    """Runs requests of `workload` against `endpoint` as `config` says.
+
+    Args:
+        where: the endpoint's address, for errors.
+        count_tokens: a tokenizer's, for servers that tell no counts.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        workload: Workload,
+        config: SweepConfig,
+        *,
+        where: str,
+        count_tokens: CountTokens | None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._workload = workload
+        self._config = config
+        self._where = where
+        self._count_tokens = count_tokens
+
+    def requests_of(self, load: Load) -> int | None:
+        """How many requests a run has; None where `duration_s` ends it."""
+        if self._config.duration_s is not None:
+            return None
+        if self._config.request_count is not None:
+            return self._config.request_count
+        if load.concurrency is None:
+            return OPEN_LOOP_REQUESTS
+        return REQUESTS_PER_STREAM * load.concurrency
+
+    async def warm_up(self, load: Load, seed: int) -> None:
+        """Requests that count for nothing, all with other prompts' order than the run's.
+
+        Raises:
+            DflashError: every one failed, or the server is gone.
+        """
+        streams = load.concurrency or 4
+        count = streams if self._config.warmup is None else self._config.warmup
+        if count:
+            loop = _Loop(self, seed=seed, prefix="warm-up ")
+            await loop.run_closed(streams, count, None)
+            self._check_any_completed(loop.records)
+
+    async def run(self, load: Load, seed: int, progress: RunProgress) -> RunRecord:
+        """One measured run; failed requests are part of it.
+
+        Raises:
+            DflashError: every request failed, or the server is gone.
+        """
+        gc.collect()
+        loop = _Loop(self, seed=seed, on_record=progress.add)
+        lag = asyncio.create_task(_measure_lag())
+        cpu_before = time.process_time()
+        progress.began_at = time.perf_counter()
+        try:
+            count, duration = self.requests_of(load), self._config.duration_s
+            if load.concurrency is not None:
+                await loop.run_closed(load.concurrency, count, duration)
+            else:
+                assert load.request_rate is not None
+                await loop.run_open(load.request_rate, count, duration)
+        finally:
+            lag.cancel()
+        cpu_s = time.process_time() - cpu_before
+        lags = await lag
+        records = sorted(loop.records, key=lambda record: record.index)
+        self._check_any_completed(records)
+        ends = [one.sent_s + one.e2e_s for one in records if one.e2e_s is not None]
+        window_s = max(ends) - min(record.sent_s for record in records)
+        client = Client(
+            cpu_share=cpu_s / (time.perf_counter() - progress.began_at),
+            loop_lag_p99_s=percentile(lags, 99) if lags else None,
+        )
+        return RunRecord(requests=tuple(records), window_s=window_s, client=client)
+
+    def _check_any_completed(self, records: list[RequestRecord]) -> None:
+        if not any(record.completed and record.e2e_s is not None for record in records):
+            errors = [record.error for record in records if record.error]
+            raise DflashError(
+                f"all {len(records)} requests failed, the first with: "
+                f"{errors[0] if errors else 'no output'}",
+                where=self._where,
+            )
+
+
+class _Loop:
+    """The requests of one run or warm-up."""
+
+    def __init__(
+        self,
+        generator: LoadGenerator,
+        *,
+        seed: int,
+        prefix: str = "",
+        on_record: Callable[[RequestRecord], None] = lambda record: None,
+    ) -> None:
+        self._generator = generator
+        self._seed = seed
+        self._prompt_of = generator._workload.order(f"{prefix}{seed}")
+        self._on_record = on_record
+        self._began_at = time.perf_counter()
+        self.records: list[RequestRecord] = []
+
+    async def run_closed(self, streams: int, count: int | None, duration_s: float | None) -> None:
+        """`streams` workers that each send the next request when theirs is answered."""
+        numbers = self._numbers(count, duration_s)
+
+        async def work() -> None:
+            for number in numbers:
+                await self._send(Trace(number, self._prompt_of(number)))
+
+        async with _Together() as group:
+            for _ in range(streams if count is None else min(streams, count)):
+                group.create_task(work())
+
+    async def run_open(self, rate: float, count: int | None, duration_s: float | None) -> None:
+        """Requests at exponential intervals of mean 1/rate, the same for the same seed."""
+        intervals = random.Random(f"arrivals {self._seed}")
+        due_at = self._began_at
+        async with _Together() as group:
+            for number in self._numbers(count, duration_s):
+                delay = due_at - time.perf_counter()
+                if delay > 0:
+                    await asyncio.sleep(delay)
+                trace = Trace(number, self._prompt_of(number), due_at=due_at)
+                group.create_task(self._send(trace))
+                due_at += intervals.expovariate(rate)
+
+    def _numbers(self, count: int | None, duration_s: float | None) -> Iterator[int]:
+        """Request numbers, until there are `count` or `duration_s` is over."""
+        self._began_at = time.perf_counter()
+        number = 0
+        while (count is None or number < count) and (
+            duration_s is None or time.perf_counter() - self._began_at < duration_s
+        ):
+            yield number
+            number += 1
+
+    async def _send(self, trace: Trace) -> None:
+        generator = self._generator
+        workload, config = generator._workload, generator._config
+        # Request k has the same seed in every configuration.
+        call = Call(workload.prompts[trace.prompt], seed=(self._seed << 20) + trace.index)
+        unreachable = False
+        try:
+            async with asyncio.timeout(config.timeout_s):
+                await generator._endpoint.send(call, trace)
+        except RequestFailedError as error:
+            trace.error, unreachable = str(error), error.unreachable
+        except TimeoutError:
+            trace.error = f"no final response within {config.timeout_s:g} s"
+        record = trace.to_record(self._began_at, generator._count_tokens)
+        self.records.append(record)
+        self._on_record(record)
+        if unreachable:
+            await self._check_alive(record.error)
+
+    async def _check_alive(self, reason: str | None) -> None:
+        generator = self._generator
+        try:
+            async with asyncio.timeout(_ALIVE_TIMEOUT_S):
+                alive = await generator._endpoint.is_alive()
+        except TimeoutError:
+            alive = False
+        if not alive:
+            raise DflashError(
+                f"the server stopped answering ({reason}); finished runs are kept",
+                where=generator._where,
+                fix="start it again and repeat the command to continue",
+            )
+
+
+class _Together(asyncio.TaskGroup):
+    """A task group that raises its first failure itself, not a group of them."""
+
+    async def __aexit__(self, *details: object) -> None:
+        try:
+            await super().__aexit__(*details)  # type: ignore[arg-type]
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+
+async def _measure_lag() -> list[float]:
+    """How late this event loop comes to a task that is due, until cancelled."""
+    lags: list[float] = []
+    try:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(_LAG_PERIOD_S)
+            lags.append(time.perf_counter() - before - _LAG_PERIOD_S)
+    except asyncio.CancelledError:
+        return lags

@@ -1,0 +1,203 @@
+"""An OpenAI-compatible endpoint: server-sent events over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from dflash_perf.harness.config import Configuration, SweepConfig
+from dflash_perf.harness.endpoint import Call, RequestFailedError
+from dflash_perf.harness.trace import ServerCounts, Trace
+from dflash_trt.errors import DflashError, one_line
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+_TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
+_CONNECT_TIMEOUT_S = 10.0
+_MAX_LINE = 1 << 24
+
+
+class OpenAiEndpoint:
+    """See `Endpoint`. Tokens by `token_ids` of the chunks where there are any, else by `usage`."""
+
+    def __init__(self, configuration: Configuration, config: SweepConfig) -> None:
+        self._configuration = configuration
+        self._root = configuration.url.rstrip("/").removesuffix("/v1") + "/v1"
+        if "://" not in self._root:
+            self._root = f"http://{self._root}"
+        self._chat = configuration.kind == "chat"
+        self._url = self._root + ("/chat/completions" if self._chat else "/completions")
+        self._session = _open_session(_headers(configuration))
+        self._body: dict[str, Any] = {
+            "model": configuration.model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": config.osl,
+            "temperature": config.temperature,
+            "top_p": config.top_p,
+        }
+        if config.top_k is not None:
+            self._body["top_k"] = config.top_k
+        if config.ignore_eos:
+            self._body["ignore_eos"] = True
+        self._body |= configuration.parameters
+
+    async def describe(self) -> dict[str, Any]:
+        import aiohttp
+
+        try:
+            async with self._session.get(f"{self._root}/models") as reply:
+                body = await reply.json() if reply.ok else {}
+                server, status = reply.headers.get("server", "unknown"), reply.status
+        except (aiohttp.ClientConnectionError, TimeoutError) as error:
+            raise DflashError(
+                f"no server answers there ({one_line(error, 120)})", where=self._root
+            ) from None
+        except (aiohttp.ClientError, ValueError) as error:
+            raise DflashError(
+                f"is no OpenAI-compatible endpoint: {one_line(error, 120)}", where=self._root
+            ) from None
+        names = [one.get("id") for one in body.get("data", []) if isinstance(one, dict)]
+        if status in (401, 403):
+            raise DflashError(
+                f"answers HTTP {status}",
+                where=self._root,
+                fix="name the variable with its key as api_key_env",
+            )
+        if names and self._configuration.model not in names:
+            raise DflashError(
+                f"has no model {self._configuration.model!r}, but {', '.join(map(str, names))}",
+                where=self._root,
+                usage=True,
+            )
+        return {"server": server, "model": self._configuration.model, "parameters": {}}
+
+    async def send(self, call: Call, trace: Trace) -> None:
+        import aiohttp
+
+        prompt: dict[str, Any] = (
+            {"messages": [{"role": "user", "content": call.prompt}]}
+            if self._chat
+            else {"prompt": call.prompt}
+        )
+        body = json.dumps({**self._body, **prompt, "seed": call.seed}).encode()
+        trace.start()
+        try:
+            async with self._session.post(self._url, data=body) as reply:
+                if reply.status != 200:
+                    text = (await reply.content.read(2000)).decode(errors="replace")
+                    raise RequestFailedError(f"HTTP {reply.status}: {_reason(text)}")
+                ended = False
+                while line := await reply.content.readuntil(b"\n"):
+                    ended = self._take(line.strip(), time.perf_counter(), trace) or ended
+        except (aiohttp.ClientConnectionError, ConnectionError) as error:
+            raise RequestFailedError(one_line(error, 200), unreachable=True) from None
+        except (aiohttp.ClientError, ValueError) as error:
+            raise RequestFailedError(one_line(error, 200)) from None
+        if not ended:
+            raise RequestFailedError("the stream ended before its end", unreachable=True)
+
+    async def is_alive(self) -> bool:
+        try:
+            await self.describe()
+        except DflashError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    def _take(self, line: bytes, at: float, trace: Trace) -> bool:
+        """Reads a line of the stream; True at one that ends an answer.
+
+        Raises:
+            RequestFailedError: it is an error.
+            ValueError: it is not JSON.
+        """
+        if not line.startswith(b"data:"):
+            return False
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            return True
+        chunk = json.loads(data)
+        if not isinstance(chunk, dict):
+            raise RequestFailedError("a chunk of the stream is not an object")
+        if chunk.get("error"):
+            raise RequestFailedError(_reason(data.decode(errors="replace")))
+        if isinstance(usage := chunk.get("usage"), dict):
+            trace.counts = _read_usage(usage)
+        ended = False
+        for choice in chunk.get("choices") or []:
+            part = choice.get("delta") or {} if self._chat else choice
+            names = _TEXT_FIELDS if self._chat else ("text",)
+            text = "".join(part.get(name) or "" for name in names)
+            ids = choice.get("token_ids")
+            reason = choice.get("finish_reason")
+            if text or ids or reason:
+                packed = array("i", ids).tobytes() if ids else (b"" if trace.ids else None)
+                trace.receive(at, text.encode(), packed, streaming="delta")
+            if reason:
+                trace.finish_reason, ended = str(reason), True
+        return ended
+
+
+def _headers(configuration: Configuration) -> dict[str, str]:
+    headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+    if configuration.api_key_env is not None:
+        key = os.environ.get(configuration.api_key_env)
+        if not key:
+            raise DflashError(
+                f"the variable {configuration.api_key_env} is not set",
+                where=configuration.name,
+                usage=True,
+            )
+        headers["Authorization"] = f"Bearer {key}"
+    return headers
+
+
+def _open_session(headers: dict[str, str]) -> ClientSession:
+    try:
+        import aiohttp
+    except ImportError as error:
+        raise DflashError(
+            f"a sweep over HTTP needs aiohttp ({one_line(error)})",
+            fix="pip install 'dflash-trt[perf]'",
+        ) from error
+    return aiohttp.ClientSession(
+        headers=headers,
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
+        read_bufsize=_MAX_LINE,
+    )
+
+
+def _read_usage(usage: dict[str, Any]) -> ServerCounts:
+    """Counts; drafts under the names that OpenAI has for predicted output."""
+    details = usage.get("completion_tokens_details")
+    details = details if isinstance(details, dict) else {}
+    accepted, rejected = (
+        details.get(f"{kind}_prediction_tokens") for kind in ("accepted", "rejected")
+    )
+    drafted = None
+    if isinstance(accepted, int) and isinstance(rejected, int) and accepted + rejected > 0:
+        drafted = accepted + rejected
+    return ServerCounts(
+        input_tokens=usage.get("prompt_tokens"),
+        output_tokens=usage.get("completion_tokens"),
+        accepted_tokens=None if drafted is None else accepted,
+        drafted_tokens=drafted,
+    )
+
+
+def _reason(text: str) -> str:
+    """The message of an error body, or its beginning."""
+    try:
+        error = json.loads(text).get("error", text)
+        text = error.get("message", text) if isinstance(error, dict) else str(error)
+    except (ValueError, AttributeError):
+        pass
+    return one_line(text, 200)

@@ -1,0 +1,199 @@
+"""Runs summed up: one run's figures, and a point, the same load repeated."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_perf.harness.acceptance import AcceptanceProfile
+from dflash_perf.harness.config import Goodput, Load
+from dflash_perf.harness.distribution import Spread, describe
+from dflash_perf.harness.load import REQUESTS_PER_STREAM
+from dflash_perf.harness.metrics import REQUEST_METRICS, run_metrics
+from dflash_perf.harness.records import RunRecord
+
+BUSY_CLIENT = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """One run in figures; the content of its summary.json.
+
+    Args:
+        repeat: 0, 1, … of the same load.
+        requests, completed, window_s: requests sent, those answered, the measured window.
+        errors: how many requests failed with which message.
+        token_sources: how many requests' tokens were counted which way.
+        values: run metrics by tag; those without data are missing.
+        distributions: request metrics by tag, as `distribution.describe` gives them.
+        count_differs: requests whose token ids are not as many as the server counts.
+        loop_lag_p99_s: see `records.Client`.
+    """
+
+    configuration: str
+    load: Load
+    repeat: int
+    seed: int
+    requests: int
+    completed: int
+    window_s: float
+    errors: dict[str, int]
+    token_sources: dict[str, int]
+    values: dict[str, float]
+    distributions: dict[str, dict[str, float]]
+    acceptance: AcceptanceProfile | None
+    count_differs: int
+    loop_lag_p99_s: float | None
+
+    @staticmethod
+    def of(
+        run: RunRecord,
+        *,
+        configuration: str,
+        load: Load,
+        repeat: int,
+        seed: int,
+        goodput: Goodput,
+    ) -> RunSummary:
+        completed = run.completed
+        distributions: dict[str, dict[str, float]] = {}
+        for metric in REQUEST_METRICS:
+            values = [value for one in completed if (value := metric.of(one)) is not None]
+            if values:
+                distributions[metric.tag] = describe(values)
+        run_values = ((metric.tag, metric.of(run)) for metric in run_metrics(goodput))
+        return RunSummary(
+            configuration=configuration,
+            load=load,
+            repeat=repeat,
+            seed=seed,
+            requests=len(run.requests),
+            completed=len(completed),
+            window_s=run.window_s,
+            errors=dict(Counter(one.error for one in run.requests if one.error is not None)),
+            token_sources=dict(Counter(one.token_source or "not counted" for one in completed)),
+            values={tag: value for tag, value in run_values if value is not None},
+            distributions=distributions,
+            acceptance=AcceptanceProfile.of(completed),
+            count_differs=sum(one.count_differs for one in completed),
+            loop_lag_p99_s=run.client.loop_lag_p99_s,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "configuration": self.configuration,
+            "load": self.load.model_dump(exclude_none=True),
+            "repeat": self.repeat,
+            "seed": self.seed,
+            "requests": self.requests,
+            "completed": self.completed,
+            "window_s": self.window_s,
+            "errors": self.errors,
+            "token_sources": self.token_sources,
+            "values": self.values,
+            "distributions": self.distributions,
+            "acceptance": None if self.acceptance is None else self.acceptance.to_json(),
+            "count_differs": self.count_differs,
+            "loop_lag_p99_s": self.loop_lag_p99_s,
+        }
+
+    @staticmethod
+    def from_json(raw: dict[str, Any]) -> RunSummary:
+        """What `to_json` wrote; raises KeyError, TypeError or ValueError for anything else."""
+        profile = raw["acceptance"]
+        return RunSummary(
+            **{
+                **raw,
+                "load": Load.model_validate(raw["load"]),
+                "acceptance": None if profile is None else AcceptanceProfile.from_json(profile),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A configuration under one load, over its repeats."""
+
+    configuration: str
+    load: Load
+    runs: tuple[RunSummary, ...]
+
+    @property
+    def requests(self) -> int:
+        return sum(run.requests for run in self.runs)
+
+    @property
+    def failed(self) -> int:
+        return sum(run.requests - run.completed for run in self.runs)
+
+    def value(self, tag: str) -> Spread | None:
+        """A run metric over the repeats; None unless every run has it."""
+        values = [run.values[tag] for run in self.runs if tag in run.values]
+        return Spread.of(values) if len(values) == len(self.runs) else None
+
+    def quantile(self, tag: str, statistic: str) -> float | None:
+        """A request metric's statistic ("p50", "avg", …), averaged over the repeats."""
+        values = [
+            run.distributions[tag][statistic] for run in self.runs if tag in run.distributions
+        ]
+        return math.fsum(values) / len(values) if values else None
+
+    @property
+    def interactivity(self) -> float | None:
+        """tokens/s per user: 1 / (median TPOT, averaged over the repeats); inverted last."""
+        median = self.quantile("tpot", "p50")
+        return 1 / median if median else None
+
+    @property
+    def throughput(self) -> Spread | None:
+        """tokens/s, per GPU where their number is known, else of the server."""
+        return self.value("output_throughput_per_gpu") or self.value("output_throughput")
+
+    @property
+    def notes(self) -> list[str]:
+        """What makes its figures weaker than they look."""
+        notes: list[str] = []
+        fewest = min(run.requests for run in self.runs)
+        wanted = REQUESTS_PER_STREAM * (self.load.concurrency or 0)
+        if self.failed:
+            notes.append(f"{self.failed} of {self.requests} requests failed")
+        if fewest < wanted:
+            notes.append(f"{fewest} requests a run, fewer than {wanted} (10 × concurrency)")
+        busiest = max(run.values.get("client_cpu_share", 0.0) for run in self.runs)
+        if busiest > BUSY_CLIENT:
+            notes.append(f"the client used {busiest:.0%} of a core: it may be the bottleneck")
+        if differing := sum(run.count_differs for run in self.runs):
+            notes.append(f"output_ids and the server's own count differ in {differing} requests")
+        return notes
+
+    def to_json(self) -> dict[str, Any]:
+        tags = sorted({tag for run in self.runs for tag in run.values})
+        return {
+            "configuration": self.configuration,
+            "load": self.load.model_dump(exclude_none=True),
+            "interactivity": self.interactivity,
+            "values": {
+                tag: spread.to_json() for tag in tags if (spread := self.value(tag)) is not None
+            },
+            "requests": self.requests,
+            "failed": self.failed,
+            "notes": self.notes,
+        }
+
+
+def group(runs: Iterable[RunSummary]) -> list[Point]:
+    """Points of runs: configurations in order of appearance, loads from light to heavy."""
+    by_point: dict[tuple[str, str], list[RunSummary]] = {}
+    names: list[str] = []
+    for run in runs:
+        by_point.setdefault((run.configuration, run.load.slug), []).append(run)
+        if run.configuration not in names:
+            names.append(run.configuration)
+    points = [
+        Point(group[0].configuration, group[0].load, tuple(sorted(group, key=lambda r: r.repeat)))
+        for group in by_point.values()
+    ]
+    return sorted(points, key=lambda point: (names.index(point.configuration), point.load.order))

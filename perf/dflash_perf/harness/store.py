@@ -1,0 +1,224 @@
+"""A folder of results: the sweep's plan, and every finished run, whole or absent.
+
+sweep.json                          what is measured, with machine and versions
+runs/NAME/c16-r0/requests.jsonl     one line a request
+runs/NAME/c16-r0/summary.json, .csv the run's figures
+points.json, points.csv             all points, written anew after every run
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dflash_perf.harness.columns import points_csv, run_csv
+from dflash_perf.harness.config import Load, SweepConfig, to_slug
+from dflash_perf.harness.points import Point, RunSummary, group
+from dflash_perf.harness.records import RequestRecord, RunRecord
+from dflash_perf.record import describe_machine
+from dflash_trt.checkpoints.strict_json import parse_json
+from dflash_trt.errors import DflashError
+
+FORMAT = "dflash-trt sweep 1"
+# More loads, repeats and configurations may be added to a finished sweep; nothing else may change.
+_MAY_GROW = {"configurations", "concurrency", "request_rate", "repeats", "baseline"}
+_LOCK, _PLAN, _RUNS, _PARTIAL = ".lock", "sweep.json", "runs", ".partial"
+
+
+class ResultStore:
+    """A sweep's folder, held by one process at a time while it is written to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def open_for(self, config: SweepConfig, prompts_sha256: str, command: str) -> Iterator[None]:
+        """Holds the folder for a sweep: a new one, or the one that it began.
+
+        Raises:
+            DflashError: it holds something else or another sweep, or one is at work in it.
+        """
+        if self.folder.exists() and not self._plan.is_file() and self._is_foreign():
+            raise DflashError(
+                "is no folder of a sweep and not empty",
+                where=self.folder,
+                fix="choose another --output-dir",
+                usage=True,
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / _LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise DflashError("another sweep is at work there", where=self.folder) from error
+            self._write_plan(config, prompts_sha256, command)
+            yield
+
+    def plan(self) -> dict[str, Any]:
+        """What sweep.json says.
+
+        Raises:
+            DflashError: it is missing or not a sweep's (usage).
+        """
+        try:
+            plan = parse_json(self._plan.read_bytes(), self._plan)
+        except OSError as error:
+            raise DflashError(
+                "holds no sweep (no sweep.json)", where=self.folder, usage=True
+            ) from error
+        if not isinstance(plan, dict) or plan.get("format") != FORMAT:
+            raise DflashError(f"is not of format {FORMAT!r}", where=self._plan, usage=True)
+        return plan
+
+    def has(self, configuration: str, load: Load, repeat: int) -> bool:
+        """Whether a run is finished."""
+        return (self._run_folder(configuration, load, repeat) / "summary.json").is_file()
+
+    def add(self, run: RunRecord, summary: RunSummary) -> None:
+        """Keeps a finished run: it is on disk, flushed and under its name, when this returns."""
+        folder = self._run_folder(summary.configuration, summary.load, summary.repeat)
+        partial = folder.with_name(folder.name + _PARTIAL)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        lines = (json.dumps(one.to_json(), separators=(",", ":")) for one in run.requests)
+        _write(partial / "requests.jsonl", "".join(f"{line}\n" for line in lines))
+        _write(partial / "summary.csv", run_csv(run, summary))
+        _write(partial / "summary.json", _to_json(summary.to_json()))
+        partial.rename(folder)
+        self._write_points()
+
+    def runs(self) -> list[RunSummary]:
+        """All finished runs, in the plan's order of configurations.
+
+        Raises:
+            DflashError: a summary that was not written here.
+        """
+        names = [one["name"] for one in self.plan()["config"]["configurations"]]
+        found: list[RunSummary] = []
+        for path in sorted(self.folder.glob(f"{_RUNS}/*/*/summary.json")):
+            if path.parent.name.endswith(_PARTIAL):
+                continue
+            try:
+                found.append(RunSummary.from_json(parse_json(path.read_bytes(), path)))
+            except (KeyError, TypeError, ValueError) as error:
+                raise DflashError("is no summary of a run", where=path) from error
+        known = [run for run in found if run.configuration in names]
+        return sorted(known, key=lambda run: names.index(run.configuration))
+
+    def points(self) -> list[Point]:
+        return group(self.runs())
+
+    def requests(self, summary: RunSummary) -> list[RequestRecord]:
+        """A run's requests.
+
+        Raises:
+            DflashError: the file is missing or was changed.
+        """
+        folder = self._run_folder(summary.configuration, summary.load, summary.repeat)
+        path = folder / "requests.jsonl"
+        try:
+            lines = path.read_bytes().splitlines()
+            return [RequestRecord.from_json(parse_json(line, path)) for line in lines]
+        except (OSError, TypeError) as error:
+            raise DflashError("cannot be read as a run's requests", where=path) from error
+
+    def add_servers(self, servers: dict[str, Any]) -> None:
+        """Records what each configuration's server says about itself."""
+        plan = self.plan()
+        plan["servers"] = {**plan.get("servers", {}), **servers}
+        _replace(self._plan, _to_json(plan))
+
+    @property
+    def _plan(self) -> Path:
+        return self.folder / _PLAN
+
+    def _is_foreign(self) -> bool:
+        return not self.folder.is_dir() or any(path.name != _LOCK for path in self.folder.iterdir())
+
+    def _run_folder(self, configuration: str, load: Load, repeat: int) -> Path:
+        return self.folder / _RUNS / to_slug(configuration) / f"{load.slug}-r{repeat}"
+
+    def _write_plan(self, config: SweepConfig, prompts_sha256: str, command: str) -> None:
+        wanted = config.model_dump(mode="json")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        plan: dict[str, Any] = {
+            "format": FORMAT,
+            "began": now,
+            "commands": [],
+            "machine": describe_machine(),
+            "prompts_sha256": prompts_sha256,
+            "config": wanted,
+        }
+        if self._plan.is_file():
+            plan = self.plan()
+            self._refuse_changes(plan, wanted, prompts_sha256)
+            plan["config"] = _merge(plan["config"], wanted)
+        plan["commands"].append({"at": now, "command": command})
+        _replace(self._plan, _to_json(plan))
+
+    def _refuse_changes(self, plan: dict[str, Any], wanted: dict[str, Any], digest: str) -> None:
+        before = plan["config"]
+        for key, value in wanted.items():
+            if key not in _MAY_GROW and before.get(key) != value and key != "input_file":
+                self._refuse(f"{key} was {json.dumps(before.get(key))}, now {json.dumps(value)}")
+        if plan["prompts_sha256"] != digest:
+            self._refuse(f"the prompts of {before['input_file']} are not those of now")
+        known = {one["name"]: one for one in before["configurations"]}
+        for one in wanted["configurations"]:
+            for key, value in known.get(one["name"], one).items():
+                if one[key] != value:
+                    self._refuse(
+                        f"{one['name']}'s {key} was {json.dumps(value)}, now {json.dumps(one[key])}"
+                    )
+
+    def _refuse(self, what: str) -> None:
+        raise DflashError(
+            f"holds another sweep: {what}",
+            where=self.folder,
+            fix="choose another --output-dir",
+            usage=True,
+        )
+
+    def _write_points(self) -> None:
+        points = self.points()
+        _replace(self.folder / "points.json", _to_json([point.to_json() for point in points]))
+        _replace(self.folder / "points.csv", points_csv(points))
+
+
+def _merge(before: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """The plan of both: everything that either measures."""
+    names = {one["name"] for one in before["configurations"]}
+    added = [one for one in wanted["configurations"] if one["name"] not in names]
+    return {
+        **wanted,
+        "configurations": [*before["configurations"], *added],
+        "concurrency": sorted({*before["concurrency"], *wanted["concurrency"]}),
+        "request_rate": sorted({*before["request_rate"], *wanted["request_rate"]}),
+        "repeats": max(before["repeats"], wanted["repeats"]),
+        "baseline": wanted["baseline"] or before["baseline"],
+    }
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file that is the old one or the new one, never a part."""
+    partial = path.with_name(path.name + _PARTIAL)
+    _write(partial, text)
+    partial.replace(path)

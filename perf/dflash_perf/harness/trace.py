@@ -1,0 +1,169 @@
+"""What arrives of one request, and how many tokens it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dflash_perf.harness.records import RequestRecord, TokenSource
+
+Streaming = Literal["cumulative", "delta"]
+
+_SETTLED = 4
+_ID_BYTES = 4
+
+
+class GrownBytes:
+    """Output that arrives in pieces, each the new part or all so far: which one, it finds out.
+
+    Cumulative pieces begin with what came before; after a few such that grow, that is settled
+    and earlier pieces are dropped. With fewer, the end decides.
+
+    Args:
+        streaming: where the server says which it is.
+    """
+
+    def __init__(self, streaming: Streaming | None = None) -> None:
+        self._streaming = streaming
+        self._last = b""
+        self._joined: list[bytes] = []
+        self._growths = 0
+
+    def push(self, piece: bytes) -> None:
+        if self._streaming is None:
+            if not piece.startswith(self._last):
+                self._streaming = "delta"
+            elif len(piece) > len(self._last):
+                self._growths += 1
+                if self._growths == _SETTLED:
+                    self._streaming = "cumulative"
+        if self._streaming != "cumulative":
+            self._joined.append(piece)
+        elif self._joined:
+            self._joined.clear()
+        self._last = piece
+
+    def whole(self, length: int | None = None) -> bytes:
+        """All of it; `length`, where it is known from elsewhere, settles what pieces leave open."""
+        joined = b"".join(self._joined)
+        if self._streaming == "cumulative":
+            return self._last
+        if self._streaming == "delta" or len(joined) == length:
+            return joined
+        # Pieces that only ever repeated the first are more likely equal tokens than one output.
+        return self._last if self._growths > 1 or len(self._last) == length else joined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCounts:
+    """What a server says about a request at its end; None is not offered."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    verify_steps: int | None = None
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
+    histogram: tuple[int, ...] | None = None
+    position_trials: tuple[int, ...] | None = None
+    position_accepts: tuple[int, ...] | None = None
+
+
+@dataclass(slots=True)
+class Trace:
+    """One request under way; endpoints write into it as messages arrive (`perf_counter` times).
+
+    Args:
+        index: which request of the run.
+        prompt: which prompt of the workload.
+        due_at: open loop: the moment of its arrival.
+        ids: int32 token ids as bytes.
+    """
+
+    index: int
+    prompt: int
+    due_at: float | None = None
+    sent_at: float = 0.0
+    first_text_at: float | None = None
+    last_at: float | None = None
+    messages: int = 0
+    ids: GrownBytes | None = None
+    text: GrownBytes = field(default_factory=GrownBytes)
+    counts: ServerCounts = field(default_factory=ServerCounts)
+    finish_reason: str | None = None
+    error: str | None = None
+
+    def start(self) -> None:
+        """The request is sent now."""
+        self.sent_at = time.perf_counter()
+
+    def receive(
+        self, at: float, text: bytes, ids: bytes | None, *, streaming: Streaming | None
+    ) -> None:
+        """A message with output came at `at`."""
+        self.messages += 1
+        self.last_at = at
+        if text:
+            if self.first_text_at is None:
+                self.first_text_at = at
+            self.text.push(text)
+        if ids is not None:
+            if self.ids is None:
+                self.ids = GrownBytes(streaming)
+            self.ids.push(ids)
+
+    def to_record(
+        self, started_at: float, count_tokens: Callable[[str], int] | None
+    ) -> RequestRecord:
+        """The finished request, times since `started_at`; `count_tokens` is a tokenizer's."""
+        sent_s = self.sent_at - started_at
+        delay_s = None if self.due_at is None else self.sent_at - self.due_at
+        if self.error is not None:
+            return RequestRecord(
+                index=self.index,
+                prompt=self.prompt,
+                sent_s=sent_s,
+                delay_s=delay_s,
+                messages=self.messages,
+                error=self.error,
+            )
+        tokens, source, differs = self._count(count_tokens)
+        return RequestRecord(
+            index=self.index,
+            prompt=self.prompt,
+            sent_s=sent_s,
+            delay_s=delay_s,
+            ttft_s=self._since_sent(self.first_text_at),
+            e2e_s=self._since_sent(self.last_at),
+            input_tokens=self.counts.input_tokens,
+            output_tokens=tokens,
+            token_source=source,
+            count_differs=differs,
+            messages=self.messages,
+            finish_reason=self.finish_reason,
+            verify_steps=self.counts.verify_steps,
+            drafted_tokens=self.counts.drafted_tokens,
+            accepted_tokens=self.counts.accepted_tokens,
+            histogram=self.counts.histogram,
+            position_trials=self.counts.position_trials,
+            position_accepts=self.counts.position_accepts,
+        )
+
+    def _count(
+        self, count_tokens: Callable[[str], int] | None
+    ) -> tuple[int | None, TokenSource | None, bool]:
+        """Tokens, how they were counted, and whether the server's own count is another."""
+        told = self.counts.output_tokens
+        if self.ids is not None:
+            length = None if told is None else told * _ID_BYTES
+            tokens = len(self.ids.whole(length)) // _ID_BYTES
+            return tokens, "output_ids", told is not None and told != tokens
+        if told is not None:
+            return told, "counts", False
+        if count_tokens is not None:
+            return count_tokens(self.text.whole().decode(errors="replace")), "tokenizer", False
+        return None, None, False
+
+    def _since_sent(self, moment: float | None) -> float | None:
+        return None if moment is None else moment - self.sent_at
