@@ -26,6 +26,7 @@ COMMANDS = {
     "package": "Turn a bundle into a Triton model repository.",
     "quantize": "Write a checkpoint in FP8 or NVFP4, calibrated on texts.",
     "serve": "Serve a bundle or a model repository.",
+    "report": "Draw what a sweep measured.",
     "sweep": "Measure served models under load.",
     "targets": "List the configurations that `build --target` knows.",
     "verify": "Prove that speculation changes nothing, and say what it gains.",

@@ -73,6 +73,20 @@ def parse_counts(
     return sorted(set(counts))
 
 
+def parse_numbers(text: str, option: str) -> list[float]:
+    """Numbers above 0 of a comma-separated list, in its order."""
+    numbers: list[float] = []
+    for item in text.split(","):
+        try:
+            number = float(item)
+        except ValueError:
+            number = 0.0
+        if not 0 < number < 1e9:
+            raise DflashError(f"{item.strip()!r} is not a number above 0", where=option, usage=True)
+        numbers.append(number)
+    return numbers
+
+
 def encode_prompts(
     tokenizer: BundleTokenizer,
     prompt: str | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_trt.commands.options import json_option
+from dflash_trt.commands.options import json_option, parse_numbers
 from dflash_trt.errors import DflashError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def command(
     from dflash_perf.harness.config import read_sweep_config
     from dflash_perf.harness.sweep import run_sweep
 
-    targets = [] if interactivity is None else _numbers(interactivity, "--interactivity")
+    targets = [] if interactivity is None else parse_numbers(interactivity, "--interactivity")
     settings = read_sweep_config(config, _collect(given))
     with _open_view() as view:
         store = run_sweep(settings, output_dir, view, _command_line())
@@ -114,10 +114,10 @@ def _collect(given: dict[str, Any]) -> dict[str, Any]:
             flags[key] = str(flags[key])
     if "concurrency" in flags:
         flags["concurrency"] = [
-            _whole(number) for number in _numbers(flags["concurrency"], "--concurrency")
+            _whole(number) for number in parse_numbers(flags["concurrency"], "--concurrency")
         ]
     if "request_rate" in flags:
-        flags["request_rate"] = _numbers(flags["request_rate"], "--request-rate")
+        flags["request_rate"] = parse_numbers(flags["request_rate"], "--request-rate")
     if "goodput" in flags:
         flags["goodput"] = _limits(flags["goodput"])
     for flag, key in (("duration", "duration_s"), ("timeout", "timeout_s")):
@@ -129,19 +129,6 @@ def _collect(given: dict[str, Any]) -> dict[str, Any]:
         name = one.get("name", one.get("model", "tensorrt_llm"))
         flags["configurations"] = [{**one, "name": name}]
     return flags
-
-
-def _numbers(text: str, option: str) -> list[float]:
-    numbers: list[float] = []
-    for item in text.split(","):
-        try:
-            number = float(item)
-        except ValueError:
-            number = 0.0
-        if not 0 < number < 1e9:
-            raise DflashError(f"{item.strip()!r} is not a number above 0", where=option, usage=True)
-        numbers.append(number)
-    return numbers
 
 
 def _whole(number: float) -> int:
@@ -158,7 +145,7 @@ def _limits(text: str) -> dict[str, float]:
             raise DflashError(
                 f"{item.strip()!r} is not ttft:MS, tpot:MS or e2e:MS", where="--goodput", usage=True
             )
-        limits[name.strip()] = _numbers(value, "--goodput")[0]
+        limits[name.strip()] = parse_numbers(value, "--goodput")[0]
     return limits
 
 

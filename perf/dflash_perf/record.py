@@ -12,7 +12,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-LIBRARIES = ("dflash-trt", "ml_dtypes", "numpy", "onnx", "onnxruntime", "tensorrt_rtx")
+LIBRARIES = (
+    "dflash-trt",
+    "grpcio",
+    "ml_dtypes",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "tensorrt_rtx",
+    "tritonclient",
+)
 
 
 def describe_machine() -> dict[str, Any]:

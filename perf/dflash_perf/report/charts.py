@@ -1,0 +1,304 @@
+"""The charts of a report, each None where the sweep has no data for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_perf.harness.acceptance import AcceptanceProfile
+from dflash_perf.harness.answers import Answer, build_fronts, throughput_unit
+from dflash_perf.harness.points import Point
+from dflash_perf.report.style import (
+    INK,
+    Look,
+    label_lines,
+    log_axis,
+    looks,
+    name_row,
+    new_chart,
+    white_halo,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BAND = ("p5", "p25", "p50", "p75", "p95")
+
+
+@dataclass(frozen=True, slots=True)
+class ChartData:
+    """What charts are drawn from.
+
+    Args:
+        points: configurations in their order, loads from light to heavy.
+        profiles: acceptance over all runs of a configuration, where there is any.
+        answer: the interactivity to mark.
+    """
+
+    points: Sequence[Point]
+    baseline: str
+    profiles: dict[str, AcceptanceProfile]
+    answer: Answer | None
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(point.configuration for point in self.points))
+
+    @property
+    def looks(self) -> dict[str, Look]:
+        return looks(self.names, self.baseline)
+
+
+def draw_fronts(data: ChartData) -> Figure | None:
+    """Throughput against interactivity, with the answer marked."""
+    fronts = {name: front for name, front in build_fronts(data.points).items() if front.points}
+    if not fronts:
+        return None
+    figure, (axes,) = new_chart(height=4.8)
+    ends: list[tuple[float, float, str, str]] = []
+    for name, front in fronts.items():
+        look = data.looks[name]
+        xs, ys = zip(*front.curve(), strict=True)
+        axes.plot(xs, ys, color=look.colour)
+        on_front = {(point.interactivity, point.throughput) for point in front.points}
+        for point in data.points:
+            if point.configuration != name or point.interactivity is None:
+                continue
+            _draw_point(axes, point, look, on_front=on_front)
+        ends.append((xs[-1], ys[-1], name, look.colour))
+    axes.margins(x=0.05, y=0.08)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("interactivity, tokens/s per user (1 / median TPOT)")
+    axes.set_ylabel(f"output throughput, {throughput_unit(data.points)}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    _mark_answer(axes, data)
+    label_lines(axes, ends, offset=18)
+    return figure
+
+
+def _draw_point(
+    axes: Axes, point: Point, look: Look, *, on_front: set[tuple[float, float]]
+) -> None:
+    throughput, interactivity = point.throughput, point.interactivity
+    if throughput is None or interactivity is None:
+        return
+    kept = (interactivity, throughput.mean) in on_front
+    axes.errorbar(
+        [interactivity],
+        [throughput.mean],
+        yerr=[[throughput.mean - throughput.low], [throughput.high - throughput.mean]],
+        fmt=look.marker,
+        color=look.colour,
+        elinewidth=1,
+        alpha=1 if kept else 0.35,
+    )
+    load = point.load
+    shown = str(load.concurrency) if load.concurrency is not None else f"{load.request_rate:g}/s"
+    # To the right of the curve, which falls: above the point it would run into the next one.
+    axes.annotate(
+        shown,
+        (interactivity, throughput.mean),
+        xytext=(6, 3),
+        textcoords="offset points",
+        fontsize=7.5,
+        color=look.colour,
+        alpha=1 if kept else 0.6,
+        path_effects=white_halo(),
+        zorder=4,
+    )
+
+
+def _mark_answer(axes: Axes, data: ChartData) -> None:
+    if data.answer is None:
+        return
+    at = data.answer.interactivity
+    axes.axvline(at, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    missing = [name for name, value in data.answer.values.items() if value is None]
+    axes.annotate(
+        f"at {at:g} tokens/s per user" + "".join(f"\n{name}: not measured" for name in missing),
+        (at, 1),
+        xycoords=axes.get_xaxis_transform(),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="center",
+        fontsize=8.5,
+        color=INK,
+    )
+    for name, value in data.answer.values.items():
+        if value is None:
+            continue
+        colour = data.looks[name].colour
+        axes.plot(
+            [at],
+            [value.throughput],
+            "o",
+            markersize=10,
+            markerfacecolor="white",
+            markeredgecolor=colour,
+            markeredgewidth=1.8,
+            zorder=5,
+        )
+        ratio = data.answer.ratio(name)
+        text = f"{value.throughput:,.0f}"
+        if ratio is not None and name != data.baseline:
+            text += f" ({ratio:.2f}×)"
+        axes.annotate(
+            text,
+            (at, value.throughput),
+            xytext=(9, 6),
+            textcoords="offset points",
+            fontsize=9,
+            fontweight="bold",
+            color=colour,
+            path_effects=white_halo(),
+            zorder=6,
+        )
+
+
+def draw_speedup(data: ChartData) -> Figure | None:
+    """Throughput ÷ the baseline's at the same concurrency, repeat by repeat."""
+    closed = [(point, point.load.concurrency) for point in data.points if point.load.concurrency]
+    baseline = {load: point for point, load in closed if point.configuration == data.baseline}
+    series: dict[str, list[tuple[int, list[float]]]] = {}
+    for point, concurrency in closed:
+        if point.configuration != data.baseline and concurrency in baseline:
+            ratios = _ratios(point, baseline[concurrency])
+            if ratios:
+                series.setdefault(point.configuration, []).append((concurrency, ratios))
+    if not series:
+        return None
+    figure, (axes,) = new_chart()
+    axes.set_xscale("log", base=2)
+    ends: list[tuple[float, float, str, str]] = []
+    for name, entries in series.items():
+        look = data.looks[name]
+        xs = [concurrency for concurrency, _ in entries]
+        means = [sum(ratios) / len(ratios) for _, ratios in entries]
+        low = [mean - min(r) for mean, (_, r) in zip(means, entries, strict=True)]
+        high = [max(r) - mean for mean, (_, r) in zip(means, entries, strict=True)]
+        axes.errorbar(
+            xs, means, yerr=[low, high], fmt=f"-{look.marker}", color=look.colour, elinewidth=1
+        )
+        ends.append((xs[-1], means[-1], name, look.colour))
+    ticks = sorted({concurrency for entries in series.values() for concurrency, _ in entries})
+    axes.axhline(1, color=INK, linewidth=1)
+    axes.annotate(
+        f"1 = {data.baseline}",
+        (ticks[0], 1),
+        xytext=(0, -4),
+        textcoords="offset points",
+        va="top",
+        fontsize=8.5,
+    )
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("concurrency")
+    axes.set_ylabel(f"throughput ÷ {data.baseline}")
+    label_lines(axes, ends)
+    return figure
+
+
+def _ratios(point: Point, other: Point) -> list[float]:
+    """Repeat k against the baseline's repeat k: they were neighbours in time."""
+    theirs = {run.repeat: run.values.get("output_throughput") for run in other.runs}
+    return [
+        mine / base
+        for run in point.runs
+        if (mine := run.values.get("output_throughput")) and (base := theirs.get(run.repeat))
+    ]
+
+
+def draw_histogram(data: ChartData) -> Figure | None:
+    """How many tokens verify steps emitted, one panel a configuration."""
+    profiles = list(data.profiles.items())
+    if not profiles:
+        return None
+    figure, panels = new_chart(columns=len(profiles), height=3.4)
+    for axes, (name, profile) in zip(panels, profiles, strict=True):
+        total = sum(profile.histogram)
+        sizes = range(1, len(profile.histogram) + 1)
+        shares = [count / total for count in profile.histogram]
+        colour = data.looks[name].colour
+        axes.bar(list(sizes), shares, color=colour, width=0.8)
+        tau = sum(size * share for size, share in zip(sizes, shares, strict=True))
+        axes.axvline(tau, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+        axes.set_title(f"{name}\nτ = {tau:.2f}", color=colour, fontsize=9.5)
+        step = max(1, len(profile.histogram) // 8)
+        axes.set_xticks(list(sizes)[::step])
+        axes.grid(axis="x", visible=False)
+        axes.set_xlabel("tokens emitted by a step")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    panels[0].set_ylabel("share of verify steps")
+    return figure
+
+
+def draw_positions(data: ChartData) -> Figure | None:
+    """Conditional acceptance along the block."""
+    if not data.profiles:
+        return None
+    figure, (axes,) = new_chart(height=3.8)
+    longest = 1
+    # Short blocks last: theirs is the beginning of the same curve, and would be hidden.
+    by_length = sorted(data.profiles.items(), key=lambda item: -len(item[1].conditional))
+    for name, profile in by_length:
+        look = data.looks[name]
+        known = [(j, a) for j, a in enumerate(profile.conditional, start=1) if a is not None]
+        if not known:
+            continue
+        xs, ys = zip(*known, strict=True)
+        axes.plot(xs, ys, f"-{look.marker}", color=look.colour)
+        longest = max(longest, xs[-1])
+    axes.set_ylim(0, 1.03)
+    axes.set_xticks(range(1, longest + 1, max(1, longest // 16)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.set_xlabel("draft position in the block")
+    axes.set_ylabel("accepted, given all before it were")
+    name_row(axes, data.looks, list(data.profiles))
+    return figure
+
+
+def draw_first_token(data: ChartData) -> Figure | None:
+    """Distribution of TTFT by load."""
+    return _draw_bands(data, "ttft", "time to first token, ms")
+
+
+def draw_per_token(data: ChartData) -> Figure | None:
+    """Distribution of TPOT by load."""
+    return _draw_bands(data, "tpot", "time per output token, ms")
+
+
+def _draw_bands(data: ChartData, tag: str, label: str) -> Figure | None:
+    """p5-p95 as a thin line, p25-p75 as a thick one, the median as a mark; by load."""
+    loads = sorted({point.load for point in data.points}, key=lambda load: load.order)
+    figure, (axes,) = new_chart()
+    drawn: list[str] = []
+    spacing = min(0.8 / max(len(data.names), 1), 0.22)
+    for number, name in enumerate(data.names):
+        look = data.looks[name]
+        for point in data.points:
+            values = [point.quantile(tag, statistic) for statistic in _BAND]
+            known = [value * 1e3 for value in values if value is not None]
+            if point.configuration != name or len(known) != len(_BAND):
+                continue
+            x = loads.index(point.load) + (number - (len(data.names) - 1) / 2) * spacing
+            axes.vlines(x, known[0], known[4], color=look.colour, linewidth=1.1)
+            axes.vlines(x, known[1], known[3], color=look.colour, linewidth=4.5, alpha=0.55)
+            axes.plot([x], [known[2]], look.marker, color=look.colour, markersize=5)
+            drawn.append(name)
+    if not drawn:
+        return None
+    names = [name for name in data.names if name in drawn]
+    log_axis(axes)
+    axes.grid(axis="x", visible=False)
+    short = [
+        str(load.concurrency) if load.concurrency else f"{load.request_rate:g}/s" for load in loads
+    ]
+    axes.set_xticks(range(len(loads)), short)
+    axes.set_xlabel("concurrency" if all(load.concurrency for load in loads) else "load")
+    axes.set_ylabel(label)
+    name_row(axes, data.looks, names)
+    return figure

@@ -1,0 +1,147 @@
+"""How charts look: few lines, labels at the data, colours that colour-blind readers tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 7.6, 4.3
+INK, FAINT = "#222222", "#8a8a8a"
+# Okabe and Ito's palette without its yellow, which white paper swallows; the baseline is grey.
+BASELINE_COLOUR = "#555555"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = "os^DvP"
+
+_SETTINGS: dict[str, Any] = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.labelsize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.7,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5.5,
+    "figure.constrained_layout.use": True,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "dflash",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a configuration is drawn, in every chart the same."""
+
+    colour: str
+    marker: str
+
+
+def looks(names: Sequence[str], baseline: str) -> dict[str, Look]:
+    """One look per configuration; beyond six, colours repeat with another marker."""
+    others = [name for name in names if name != baseline]
+    chosen = {baseline: Look(BASELINE_COLOUR, "X")}
+    for index, name in enumerate(others):
+        turn = index // len(COLOURS)
+        marker = MARKERS[(index + turn) % len(MARKERS)]
+        chosen[name] = Look(COLOURS[index % len(COLOURS)], marker)
+    return chosen
+
+
+@contextmanager
+def chart_style() -> Iterator[None]:
+    """Matplotlib's settings for the charts made inside."""
+    import matplotlib
+
+    settings: Any = _SETTINGS  # its keys are a Literal type of matplotlib's own
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def new_chart(columns: int = 1, height: float = HEIGHT) -> tuple[Figure, list[Axes]]:
+    """A figure that belongs to no window, and its axes from left to right."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height))
+    axes = figure.subplots(1, columns, squeeze=False, sharey=True)[0]
+    return figure, list(axes)
+
+
+def label_lines(
+    axes: Axes, ends: Sequence[tuple[float, float, str, str]], *, offset: float = 8
+) -> None:
+    """Names `offset` points right of where lines end: (x, y, text, colour) each.
+
+    Labels that would overlap are moved apart, keeping their order.
+    """
+    axes.figure.canvas.draw()
+    ordered = sorted(ends, key=lambda end: end[1])
+    heights = [float(axes.transData.transform((x, y))[1]) for x, y, _, _ in ordered]
+    gap = 13.5 * axes.figure.dpi / 100
+    for index in range(1, len(heights)):
+        heights[index] = max(heights[index], heights[index - 1] + gap)
+    for (x, y, text, colour), height in zip(ordered, heights, strict=True):
+        shift = (height - float(axes.transData.transform((x, y))[1])) * 72 / axes.figure.dpi
+        axes.annotate(
+            text,
+            (x, y),
+            xytext=(offset, shift),
+            textcoords="offset points",
+            va="center",
+            color=colour,
+            annotation_clip=False,
+        )
+
+
+def name_row(axes: Axes, chosen: dict[str, Look], names: Sequence[str]) -> None:
+    """Names in their colours above the axes, for charts without line ends to label."""
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=chosen[name].colour, marker=chosen[name].marker, linestyle="")
+        for name in names
+    ]
+    axes.legend(
+        handles,
+        names,
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        ncols=min(len(names), 4),
+        frameon=False,
+        handletextpad=0.3,
+        columnspacing=1.4,
+        borderaxespad=0.2,
+        labelcolor=[chosen[name].colour for name in names],
+    )
+
+
+def log_axis(axes: Axes) -> None:
+    """A logarithmic y axis with plain numbers at 1, 2 and 5."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(axis="y", which="minor", left=False)
+
+
+def white_halo() -> list[Any]:
+    """Keeps small text readable where lines run behind it."""
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=2.5, foreground="white")]

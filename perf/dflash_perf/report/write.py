@@ -1,0 +1,91 @@
+"""Writes a report: one page of HTML that needs nothing else, Markdown, and its charts as PNG."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
+from dflash_perf.harness.store import ResultStore
+from dflash_perf.report.content import Chart, Content, gather
+from dflash_perf.report.style import chart_style
+from dflash_trt.errors import DflashError, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PNG_DPI = 160
+_TEMPLATES = Path(__file__).parent
+_METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
+_NAMESPACES = re.compile(r'\s+xmlns(?::\w+)?="[^"]*"')
+
+
+def write_report(
+    results: Path, output: Path, targets: Sequence[float], baseline: str | None
+) -> list[Path]:
+    """Writes OUTPUT.html, OUTPUT.md and OUTPUT-CHART.png; returns the files, the page first.
+
+    Raises:
+        DflashError: RESULTS is no sweep's folder or empty, matplotlib is missing, or a file
+            cannot be written.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise DflashError(
+            f"charts need matplotlib ({one_line(error)})", fix="pip install 'dflash-trt[perf]'"
+        ) from error
+    with chart_style():
+        content = gather(ResultStore(results), targets, baseline)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        images = [_write_png(chart, output) for chart in content.charts]
+        drawings = [Markup(to_svg(chart)) for chart in content.charts]
+    output.write_text(_render("page.html.j2", content, drawings), encoding="utf-8")
+    text = output.with_suffix(".md")
+    names = [image.name for image in images]
+    text.write_text(_render("page.md.j2", content, names), encoding="utf-8")
+    return [output, text, *images]
+
+
+def to_svg(chart: Chart) -> str:
+    """The chart as an element of an HTML page: its words for readers, no addresses, own ids."""
+    buffer = io.StringIO()
+    chart.figure.savefig(buffer, format="svg", metadata={"Date": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = _NAMESPACES.sub("", _METADATA.sub("", svg))
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{chart.key}-", svg)
+    label = str(Markup.escape(chart.alternative))
+    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1).strip()
+
+
+def _write_png(chart: Chart, output: Path) -> Path:
+    path = output.with_name(f"{output.stem}-{chart.key}.png")
+    chart.figure.savefig(path, format="png", dpi=PNG_DPI, metadata={"Software": None})
+    return path
+
+
+def _render(template: str, content: Content, drawings: Sequence[str]) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=template.endswith(".html.j2"),
+        trim_blocks=False,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"text": _markdown_text, "cell": _markdown_cell, "path": quote}
+    pairs = list(zip(content.charts, drawings, strict=True))
+    return environment.get_template(template).render(content=content, drawings=pairs)
+
+
+def _markdown_text(text: str) -> str:
+    """Plain words: nothing in them is Markdown or HTML."""
+    return re.sub(r"([\\`*_<>\[\]#])", r"\\\1", " ".join(text.split()))
+
+
+def _markdown_cell(text: str) -> str:
+    return _markdown_text(text).replace("|", r"\|")
