@@ -202,7 +202,8 @@ def _validate(raw: dict[str, Any], path: Path | None) -> SweepConfig:
     try:
         return SweepConfig.model_validate(raw)
     except ValidationError as error:
-        first = error.errors()[0]
+        # A key that is misspelt is also missing under its name: the spelling is the mistake.
+        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
         location = [part for part in first["loc"] if part not in ("bool", "int", "float", "str")]
         key = ".".join(str(part) for part in location)
         if first["type"] == "extra_forbidden":

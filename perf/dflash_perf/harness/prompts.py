@@ -14,6 +14,10 @@ from dflash_trt.errors import DflashError, one_line
 from dflash_trt.runtime.prompts import read_prompts
 
 
+_SEAM = "\n\n"
+_MARGIN = 8
+
+
 class Tokenizer:
     """A tokenizer.json: cuts prompts to length, and counts where the server does not."""
 
@@ -112,27 +116,33 @@ def cut_to_length(
     Raises:
         DflashError: all of it together is shorter, or text of that length encodes otherwise.
     """
-    encoded = [tokenizer.encode(prompt) for prompt in prompts]
-    if sum(map(len, encoded)) < length:
+    lengths = [tokenizer.count(prompt) for prompt in prompts]
+    if sum(lengths) < length:
         raise DflashError(
-            f"all prompts together have {sum(map(len, encoded)):,} tokens, isl {length:,} "
-            "needs more",
+            f"all prompts together have {sum(lengths):,} tokens, isl {length:,} needs more",
             where=path,
             usage=True,
         )
-    return [_cut(encoded, first, tokenizer, length, path) for first in range(len(encoded))]
+    return [_cut(prompts, lengths, first, tokenizer, length, path) for first in range(len(prompts))]
 
 
 def _cut(
-    encoded: Sequence[list[int]], first: int, tokenizer: Tokenizer, length: int, path: Path
+    prompts: Sequence[str],
+    lengths: Sequence[int],
+    first: int,
+    tokenizer: Tokenizer,
+    length: int,
+    path: Path,
 ) -> str:
-    ids: list[int] = []
-    following = first
-    while len(ids) < length + 8:
-        ids += encoded[following % len(encoded)]
+    parts: list[str] = []
+    tokens, following = 0, first
+    while tokens < length + _MARGIN:
+        parts.append(prompts[following % len(prompts)])
+        tokens += lengths[following % len(prompts)]
         following += 1
-    # Tokens at the seams may merge: try a few cuts until the text encodes to the length.
-    for extra in (0, 1, -1, 2, -2, 3, -3, 4, -4, 6, 8):
+    ids = tokenizer.encode(_SEAM.join(parts))
+    # A cut may split what the tokenizer would merge, or a character: a few places are tried.
+    for extra in sorted(range(-_MARGIN, _MARGIN + 1), key=abs):
         text = tokenizer.decode(ids[: length + extra])
         if "\ufffd" not in text and tokenizer.count(text) == length:
             return text

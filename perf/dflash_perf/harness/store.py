@@ -156,8 +156,8 @@ class ResultStore:
             "prompts_sha256": prompts_sha256,
             "config": wanted,
         }
-        if self._plan.is_file():
-            plan = self.plan()
+        if self._plan.is_file() and (found := self.plan()) and self.runs():
+            plan = found
             self._refuse_changes(plan, wanted, prompts_sha256)
             plan["config"] = _merge(plan["config"], wanted)
         plan["commands"].append({"at": now, "command": command})

@@ -127,35 +127,19 @@ def _mark_answer(axes: Axes, data: ChartData) -> None:
         fontsize=8.5,
         color=INK,
     )
+    rings: list[tuple[float, float, str, str]] = []
     for name, value in data.answer.values.items():
         if value is None:
             continue
         colour = data.looks[name].colour
-        axes.plot(
-            [at],
-            [value.throughput],
-            "o",
-            markersize=10,
-            markerfacecolor="white",
-            markeredgecolor=colour,
-            markeredgewidth=1.8,
-            zorder=5,
-        )
+        ring = {"markerfacecolor": "white", "markeredgecolor": colour, "markeredgewidth": 1.8}
+        axes.plot([at], [value.throughput], "o", markersize=10, zorder=5, **ring)
         ratio = data.answer.ratio(name)
         text = f"{value.throughput:,.0f}"
         if ratio is not None and name != data.baseline:
             text += f" ({ratio:.2f}×)"
-        axes.annotate(
-            text,
-            (at, value.throughput),
-            xytext=(9, 6),
-            textcoords="offset points",
-            fontsize=9,
-            fontweight="bold",
-            color=colour,
-            path_effects=white_halo(),
-            zorder=6,
-        )
+        rings.append((at, value.throughput, text, colour))
+    label_lines(axes, rings, offset=11, weight="bold")
 
 
 def draw_speedup(data: ChartData) -> Figure | None:

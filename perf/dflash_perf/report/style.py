@@ -82,7 +82,11 @@ def new_chart(columns: int = 1, height: float = HEIGHT) -> tuple[Figure, list[Ax
 
 
 def label_lines(
-    axes: Axes, ends: Sequence[tuple[float, float, str, str]], *, offset: float = 8
+    axes: Axes,
+    ends: Sequence[tuple[float, float, str, str]],
+    *,
+    offset: float = 8,
+    weight: str = "normal",
 ) -> None:
     """Names `offset` points right of where lines end: (x, y, text, colour) each.
 
@@ -103,7 +107,10 @@ def label_lines(
             textcoords="offset points",
             va="center",
             color=colour,
+            fontweight=weight,
+            path_effects=white_halo(),
             annotation_clip=False,
+            zorder=6,
         )
 
 

@@ -1,0 +1,82 @@
+"""A sweep's configuration: every mistake is one line with the key, and flags win over the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dflash_perf.harness.config import Load, read_sweep_config
+
+from dflash_trt.errors import DflashError
+
+ONE = {"name": "a", "url": "h:1"}
+GOOD: dict[str, Any] = {"configurations": [ONE], "input_file": "p.jsonl"}
+YAML = "input_file: p.jsonl\nconfigurations:\n- {name: a, url: 'h:1'}\n"
+
+
+def _refusal(path: Path | None, **given: Any) -> str:
+    with pytest.raises(DflashError) as caught:
+        read_sweep_config(path, given)
+    assert caught.value.exit_code == 2
+    message = str(caught.value)
+    assert message.isprintable() and len(message) < 500
+    return message
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        (YAML + "concurency: [1]\n", ["unknown key 'concurency'", "nearest: 'concurrency'"]),
+        (
+            YAML.replace("url:", "urll:"),
+            ["unknown key 'configurations.0.urll'", "nearest: 'url'"],
+        ),
+        (YAML.replace("url: 'h:1'", "gpus: 1"), ["configurations.0.url is missing"]),
+        ("input_file: p\n", ["configurations is missing"]),
+        (YAML + "goodput: {ttf: 1}\n", ["unknown key 'goodput.ttf'", "nearest: 'ttft'"]),
+        (YAML + "concurrency: [0]\n", ["concurrency.0", "got 0"]),
+        (YAML + "concurrency: [1.5]\n", ["concurrency.0", "got 1.5"]),
+        (YAML + "request_rate: [-1]\n", ["request_rate.0", "got -1"]),
+        (YAML + "request_rate: [.inf]\n", ["request_rate.0", "got inf"]),
+        (YAML + "- {name: A, url: x}\n", ["'A' and another configuration are both 'a'"]),
+        (YAML + "- {name: 'a/../b', url: x}\n", ["configurations.1.name"]),
+        (YAML + "baseline: b\n", ["baseline 'b' is no configuration's name"]),
+        (YAML + "- {name: b, url: x, gpus: 2}\n", ["gpus for all configurations"]),
+        (YAML + "isl: 5\n", ["isl needs a tokenizer"]),
+        (YAML + "categories: [coding]\n", ["dataset speed-bench"]),
+        (YAML + "duration_s: 3\nrequest_count: 4\n", ["request_count or duration_s"]),
+        (YAML + "temperature: .nan\n", ["temperature", "got nan"]),
+        ("[]\n", ["must be a YAML mapping"]),
+    ],
+)
+def test_mistakes(tmp_path: Path, text: str, pieces: list[str]) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(text)
+    message = _refusal(path)
+    for piece in [str(path), *pieces]:
+        assert piece in message, message
+
+
+def test_paths_of_the_file_are_relative_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(YAML)
+    assert read_sweep_config(path, {}).input_file == str(tmp_path / "p.jsonl")
+    assert read_sweep_config(path, {"input_file": "q.jsonl"}).input_file == "q.jsonl"
+
+
+def test_a_load_given_replaces_the_whole_load_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(YAML + "concurrency: [1, 2]\nrequest_count: 3\n")
+    config = read_sweep_config(path, {"request_rate": [2.5, 1.0], "duration_s": 4.0})
+    assert config.loads == (Load(request_rate=1.0), Load(request_rate=2.5))
+    assert config.request_count is None and config.duration_s == 4
+
+
+def test_defaults() -> None:
+    config = read_sweep_config(None, GOOD)
+    assert config.concurrency == (1, 2, 4, 8, 16) and config.repeats == 3
+    assert config.baseline_name == "a"
+    assert [load.slug for load in config.loads] == ["c1", "c2", "c4", "c8", "c16"]
+    assert "is no configuration's name" in _refusal(None, **GOOD, baseline="c")
+    assert _refusal(None).startswith("sweep: ")

@@ -1,0 +1,99 @@
+"""Prompts: their order, their length, SPEED-Bench's rows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from dflash_perf.harness.config import SweepConfig
+from dflash_perf.harness.prompts import Tokenizer, Workload, load_workload
+from dflash_perf.harness.speed_bench import read_speed_bench
+
+from dflash_trt.config import data_folder
+from dflash_trt.errors import DflashError
+
+DEMO = data_folder("demo_pair")
+
+
+def _config(**given: object) -> SweepConfig:
+    raw = {"configurations": [{"name": "a", "url": "h:1"}], **given}
+    return SweepConfig.model_validate(raw)
+
+
+def test_every_prompt_once_before_any_twice() -> None:
+    order = Workload(("a", "b", "c", "d")).order(3)
+    assert sorted(order(n) for n in range(4)) == [0, 1, 2, 3]
+    assert sorted(order(n) for n in range(4, 8)) == [0, 1, 2, 3]
+    again, other = Workload(("a", "b", "c", "d")).order(3), Workload(tuple("abcdefgh")).order(4)
+    assert [again(n) for n in (7, 0, 5)] == [order(n) for n in (7, 0, 5)]
+    assert [other(n) for n in range(8)] != list(range(8))
+
+
+def test_digest_tells_prompts_apart() -> None:
+    assert Workload(("ab", "c")).digest != Workload(("a", "bc")).digest
+
+
+@pytest.mark.parametrize("isl", [3, 50, 700])
+def test_prompts_of_a_length_are_text_of_the_file(isl: int) -> None:
+    tokenizer = Tokenizer(DEMO / "target")
+    given = {"input_file": str(DEMO / "prompts.jsonl"), "tokenizer": str(DEMO / "target")}
+    workload = load_workload(_config(**given, isl=isl), tokenizer)
+    assert len(workload.prompts) == 32
+    assert {tokenizer.count(prompt) for prompt in workload.prompts} == {isl}
+    original = load_workload(_config(**given), tokenizer).prompts[0]
+    shorter = min(len(original), len(workload.prompts[0])) - 4
+    assert workload.prompts[0][:shorter] == original[:shorter]
+
+
+def test_prompts_that_cannot_be_used(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(DEMO / "target" / "tokenizer.json")
+    path = tmp_path / "p.jsonl"
+    for text, piece in [
+        ("", "holds no prompt"),
+        ('{"prompt": "  "}\n', "prompt 1 is empty"),
+        ('{"text": "a"}\n', 'must be an object with a text "prompt"'),
+    ]:
+        path.write_text(text)
+        with pytest.raises(DflashError, match=piece):
+            load_workload(_config(input_file=str(path)), None)
+    path.write_text('{"prompt": "a few words"}\n')
+    config = _config(input_file=str(path), isl=1000, tokenizer="t")
+    with pytest.raises(DflashError, match="isl 1,000 needs more"):
+        load_workload(config, tokenizer)
+    with pytest.raises(DflashError, match=r"no tokenizer\.json"):
+        Tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(DflashError, match="not a readable tokenizer"):
+        Tokenizer(tmp_path)
+
+
+def _write_rows(path: Path, rows: list[object]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_speed_bench(tmp_path: Path) -> None:
+    rows = [
+        {"question_id": f"{n}", "category": category, "turns": [f"first {n}", "second"]}
+        for n, category in enumerate(["coding", "math", "coding"])
+    ]
+    _write_rows(tmp_path / "test.jsonl", rows)
+    config = _config(input_file=str(tmp_path), dataset="speed-bench")
+    assert load_workload(config, None).prompts == ("first 0", "first 1", "first 2")
+    assert read_speed_bench(tmp_path / "test.jsonl", ("coding",)) == ["first 0", "first 2"]
+    with pytest.raises(DflashError, match=r"no category 'codign' \(nearest: 'coding'\)"):
+        read_speed_bench(tmp_path, ("codign",))
+
+
+def test_what_is_not_speed_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DflashError, match="throughput_1k"):
+        read_speed_bench(tmp_path)
+    for row in [{"prompt": "a"}, {"category": "a", "turns": []}, {"category": 1, "turns": ["a"]}]:
+        _write_rows(tmp_path / "test.jsonl", [row])
+        with pytest.raises(DflashError, match="no category and turns"):
+            read_speed_bench(tmp_path)
+    (tmp_path / "test.jsonl").rename(tmp_path / "test.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(DflashError, match="pip install pyarrow"):
+        read_speed_bench(tmp_path)

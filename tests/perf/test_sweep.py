@@ -1,0 +1,268 @@
+"""`dflash-trt sweep` against a stub server: counts, failures, continuing, refusals."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dflash_perf.harness.records import RequestRecord
+from dflash_perf.harness.store import ResultStore
+
+from dflash_trt.config import data_folder
+from tests.commands.conftest import Outcome, Run, run
+from tests.perf.conftest import Stub, start_stub, stop_stub
+
+__all__ = ["run"]
+OSL = 21
+
+Sweep = Callable[..., Outcome]
+
+
+@pytest.fixture
+def sweep(run: Run, stub: Stub, prompts: Path, tmp_path: Path) -> Sweep:
+    """Runs a short sweep of one model into `tmp_path`/results."""
+
+    def call(*arguments: object, model: str = "tensorrt_llm", url: str | None = None) -> Outcome:
+        return run(
+            *("sweep", "--url", url or stub.grpc, "--model", model, "--input-file", prompts),
+            *("--osl", OSL, "-o", tmp_path / "results"),
+            *("--concurrency", "1", "--repeats", "1", "--request-count", "4", *arguments),
+        )
+
+    return call
+
+
+def _records(folder: Path) -> list[RequestRecord]:
+    store = ResultStore(folder)
+    return [request for run in store.runs() for request in store.requests(run)]
+
+
+@pytest.mark.parametrize(
+    ("model", "source"),
+    [
+        ("tensorrt_llm", "output_ids"),
+        ("delta", "output_ids"),
+        ("unsaid", "output_ids"),
+        ("unsaid_delta", "output_ids"),
+        ("counts_only", "counts"),
+        ("text_only", "tokenizer"),
+        ("autoregressive", "output_ids"),
+    ],
+)
+def test_tokens_are_counted_by_the_best_there_is(
+    sweep: Sweep, tmp_path: Path, model: str, source: str
+) -> None:
+    tokenizer = data_folder("demo_pair") / "target"
+    more = ["--tokenizer", tokenizer] if source == "tokenizer" else []
+    assert sweep(*more, model=model).code == 0
+    for record in _records(tmp_path / "results"):
+        assert record.token_source == source
+        if source != "tokenizer":
+            assert record.output_tokens == OSL
+            assert record.messages < OSL or model == "autoregressive"
+        else:
+            assert record.output_tokens is not None and record.output_tokens > 1
+        assert not record.count_differs
+    if model == "text_only":
+        shutil.rmtree(tmp_path / "results")
+        sweep(model=model).fails(2, "neither output_ids nor num_output_tokens", "--tokenizer")
+
+
+def test_a_count_that_is_not_the_ids_is_told(sweep: Sweep) -> None:
+    outcome = sweep(model="liar")
+    assert outcome.code == 0
+    assert "output_ids and the server's own count differ in 4 requests" in outcome.err
+
+
+def test_acceptance_is_the_servers(sweep: Sweep, tmp_path: Path) -> None:
+    outcome = sweep("--json")
+    (point,) = outcome.json["points"]
+    # Steps emit 4, 2, 8, 1, 4, 1 of the 20 tokens after the first.
+    assert point["values"]["acceptance_length"]["mean"] == pytest.approx(20 / 6)
+    summary = json.loads(next((tmp_path / "results").glob("runs/*/*/summary.json")).read_text())
+    assert summary["acceptance"]["histogram"] == [8, 4, 0, 8, 0, 0, 0, 4]
+    assert summary["token_sources"] == {"output_ids": 4}
+
+
+def test_openai_endpoints(sweep: Sweep, stub: Stub, tmp_path: Path) -> None:
+    assert (
+        sweep("--kind", "completions", "--goodput", "ttft:5000,tpot:500", url=stub.http).code == 0
+    )
+    for record in _records(tmp_path / "results"):
+        assert (record.output_tokens, record.token_source) == (OSL, "counts")
+        assert record.input_tokens == 9 and record.messages < OSL
+    config = tmp_path / "sweep.yaml"
+    config.write_text(
+        "configurations:\n- name: chat\n  kind: chat\n  model: tensorrt_llm\n"
+        f"  url: {stub.http}/v1\n  parameters: {{return_token_ids: true}}\n"
+        "  api_key_env: DFLASH_TEST_KEY\n"
+    )
+    more = ["--config", config, "--input-file", data_folder("demo_pair") / "prompts.jsonl"]
+    outcome = sweep_yaml(more, tmp_path / "chat")
+    outcome.fails(2, "the variable DFLASH_TEST_KEY is not set")
+    config.write_text(config.read_text().replace("  api_key_env: DFLASH_TEST_KEY\n", ""))
+    assert sweep_yaml(more, tmp_path / "chat").code == 0
+    assert {one.token_source for one in _records(tmp_path / "chat")} == {"output_ids"}
+    assert {one.output_tokens for one in _records(tmp_path / "chat")} == {OSL}
+
+
+def sweep_yaml(arguments: list[object], folder: Path) -> Outcome:
+    """A sweep of a YAML's configurations, in this process."""
+    import contextlib
+    import io
+
+    from dflash_trt.cli import main
+
+    out, err = io.StringIO(), io.StringIO()
+    fixed = ["--osl", OSL, "--concurrency", "1", "--repeats", "1", "--request-count", "3"]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([str(one) for one in ["sweep", *arguments, *fixed, "-o", folder]])
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def test_failed_requests_are_counted_and_shown(sweep: Sweep, tmp_path: Path) -> None:
+    outcome = sweep("--request-count", "9", "--warmup", "0", model="failing")
+    assert outcome.code == 0
+    assert "3 of 9 requests failed" in outcome.err
+    assert outcome.out.splitlines()[-1].endswith(" 3")
+    records = _records(tmp_path / "results")
+    failed = [record for record in records if not record.completed]
+    assert len(records) == 9 and len(failed) == 3
+    assert all(record.error == "the engine lost its block table" for record in failed)
+    rows = list(csv.DictReader((tmp_path / "results" / "points.csv").open()))
+    assert rows[0]["request_count"] == "6" and rows[0]["error_request_count"] == "3"
+    assert float(rows[0]["failed_share"]) == pytest.approx(1 / 3, rel=1e-5)
+
+
+def test_nothing_but_failures_is_an_error(sweep: Sweep, stub: Stub, tmp_path: Path) -> None:
+    sweep(model="broken").fails(1, "all 1 requests failed", "lost its block table")
+    assert not _records(tmp_path / "results")
+
+
+def test_a_request_may_take_too_long(sweep: Sweep) -> None:
+    more = ["--warmup", "0", "--request-count", "1", "--timeout", "0.2"]
+    sweep(*more, model="hanging").fails(1, "no final response within 0.2 s")
+
+
+def test_an_interrupted_sweep_goes_on(
+    sweep: Sweep, run: Run, prompts: Path, tmp_path: Path
+) -> None:
+    process, dying = start_stub(tmp_path / "truth.jsonl")
+    options = ["--concurrency", "1,2", "--warmup", "0"]
+    outcome = sweep(*options, "--request-count", "8", model="mortal", url=dying.grpc)
+    outcome.fails(1, "the server stopped answering", "repeat the command to continue")
+    process.wait(timeout=20)
+    results = tmp_path / "results"
+    before = {path: path.read_bytes() for path in results.glob("runs/*/*/*")}
+    assert {path.parent.name for path in before} == {"c1-r0"}
+    # The same server again: the port has changed, which for a moment is no other configuration.
+    process, again = start_stub(tmp_path / "truth.jsonl")
+    plan = json.loads((results / "sweep.json").read_text())
+    plan["config"]["configurations"][0]["url"] = again.grpc
+    (results / "sweep.json").write_text(json.dumps(plan))
+    outcome = sweep(*options, "--request-count", "8", model="mortal", url=again.grpc)
+    stop_stub(process)
+    assert outcome.code == 0, outcome.err
+    assert "1 of 2 runs are there already" in outcome.err
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert {run.load.slug for run in ResultStore(results).runs()} == {"c1", "c2"}
+    assert len(json.loads((results / "sweep.json").read_text())["commands"]) == 2
+
+
+def test_a_sweep_may_grow_and_nothing_else(sweep: Sweep, stub: Stub, tmp_path: Path) -> None:
+    assert sweep().code == 0
+    assert sweep("--concurrency", "2", "--repeats", "2").code == 0
+    results = tmp_path / "results"
+    found = [(run.load.slug, run.repeat) for run in ResultStore(results).runs()]
+    assert sorted(found) == [("c1", 0), ("c2", 0), ("c2", 1)]
+    sweep("--osl", "5").fails(2, "holds another sweep: osl was 21, now 5", "--output-dir")
+    sweep("--seed", "1").fails(2, "seed was 0, now 1")
+    sweep("--kind", "completions").fails(2, "tensorrt_llm's kind")
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"prompt": "other"}\n')
+    sweep("--input-file", other).fails(2, "the prompts of", "not those of now")
+    assert sweep("--name", "second", "--json").code == 0
+    assert {run.configuration for run in ResultStore(results).runs()} == {"tensorrt_llm", "second"}
+
+
+def test_folders_of_something_else(sweep: Sweep, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "thesis.txt").write_text("mine")
+    sweep().fails(2, "is no folder of a sweep and not empty")
+    (results / "sweep.json").write_text("{}")
+    sweep().fails(2, "is not of format")
+    assert {path.name for path in results.iterdir()} == {"thesis.txt", "sweep.json", ".lock"}
+
+
+def test_one_sweep_at_a_time(sweep: Sweep, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    with (tmp_path / "results" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sweep().fails(1, "another sweep is at work there")
+
+
+def test_servers_that_cannot_do_it(sweep: Sweep, stub: Stub, run: Run, tmp_path: Path) -> None:
+    sweep(url="127.0.0.1:1").fails(1, "127.0.0.1:1: no Triton server answers there")
+    sweep(model="nobody").fails(1, "unknown model: 'nobody'")
+    sweep("--kind", "chat", url="127.0.0.1:1").fails(1, "no server answers there")
+    sweep("--kind", "chat", url=stub.http, model="nobody").fails(2, "has no model 'nobody'")
+    config = tmp_path / "sweep.yaml"
+    for text, piece in [
+        ("parameters: {sampling_param_topk: 3}", "nearest: 'sampling_param_top_k'"),
+        ("parameters: {sampling_param_top_k: many}", "sampling_param_top_k: is INT32"),
+    ]:
+        config.write_text(f"configurations:\n- {{name: x, url: '{stub.grpc}', {text}}}\n")
+        prompts = data_folder("demo_pair") / "prompts.jsonl"
+        folder = tmp_path / "one"
+        shutil.rmtree(folder, ignore_errors=True)
+        sweep_yaml(["--config", config, "--input-file", prompts], folder).fails(2, piece)
+    assert not list(tmp_path.glob("*/runs"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "piece"),
+    [
+        (["--concurrency", "1,x"], "'x' is not a number above 0"),
+        (["--concurrency", "1.5"], "1.5 is not a whole number"),
+        (["--goodput", "speed:3"], "'speed:3' is not ttft:MS"),
+        (["--interactivity", "-4"], "'-4' is not a number above 0"),
+        (["--input-file", "/nowhere.jsonl"], "No such file"),
+        (["--config", "/nowhere.yaml"], "No such file"),
+    ],
+)
+def test_mistakes_on_the_command_line(
+    sweep: Sweep, arguments: list[str], piece: str, tmp_path: Path
+) -> None:
+    sweep(*arguments).fails(2, piece)
+    assert not (tmp_path / "results").exists()
+
+
+def test_an_open_loop_sends_whatever_completes(sweep: Sweep, tmp_path: Path, run: Run) -> None:
+    more = ["--request-rate", "80", "--request-count", "40", "--interactivity", "1,100000"]
+    outcome = sweep(*more)
+    assert outcome.code == 0
+    assert outcome.out.count("tensorrt_llm: not measured") == 2
+    (open_run,) = [one for one in ResultStore(tmp_path / "results").runs() if one.load.request_rate]
+    assert open_run.load.label == "80 requests/s"
+    records = ResultStore(tmp_path / "results").requests(open_run)
+    assert all(record.delay_s is not None and record.delay_s >= 0 for record in records)
+    sent = [record.sent_s for record in records]
+    assert sent == sorted(sent)
+    assert 40 / 80 / 3 < sent[-1] < 40 / 80 * 3 + 1
+
+
+def test_a_run_may_last_for_a_time(run: Run, stub: Stub, prompts: Path, tmp_path: Path) -> None:
+    outcome: Any = run(
+        *("sweep", "--url", stub.grpc, "--input-file", prompts, "--osl", "5", "--repeats", "1"),
+        *("--concurrency", "2", "--duration", "0.4", "--ignore-eos", "-o", tmp_path / "results"),
+    )
+    assert outcome.code == 0, outcome.err
+    (only,) = ResultStore(tmp_path / "results").runs()
+    assert only.window_s > 0.3 and only.requests > 4
