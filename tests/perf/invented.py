@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from dflash_perf.harness.config import SweepConfig
+from dflash_perf.harness.config import Load, SweepConfig
 from dflash_perf.harness.points import RunSummary
 from dflash_perf.harness.records import Client, RequestRecord, RunRecord
 from dflash_perf.harness.store import ResultStore
@@ -62,6 +62,14 @@ def invent_run(block: int, concurrency: int, repeat: int) -> RunRecord:
     return RunRecord(requests=tuple(requests), window_s=window_s, client=client)
 
 
+def summarize(
+    run: RunRecord, config: SweepConfig, name: str, load: Load, repeat: int
+) -> RunSummary:
+    return RunSummary.of(
+        run, configuration=name, load=load, repeat=repeat, seed=repeat, goodput=config.goodput
+    )
+
+
 def write_invented(folder: Path, config: SweepConfig) -> ResultStore:
     store = ResultStore(folder)
     with store.open_for(config, "0" * 64, "dflash-trt sweep"):
@@ -69,14 +77,7 @@ def write_invented(folder: Path, config: SweepConfig) -> ResultStore:
             for load in config.loads:
                 for name in [one.name for one in config.configurations]:
                     run = invent_run(BLOCKS[name], load.concurrency or 1, repeat)
-                    summary = RunSummary.of(
-                        run,
-                        configuration=name,
-                        load=load,
-                        repeat=repeat,
-                        seed=repeat,
-                        goodput=config.goodput,
-                    )
+                    summary = summarize(run, config, name, load, repeat)
                     store.add(run, summary)
         server = {"server": "triton 2.51.0", "model": "tensorrt_llm", "parameters": {}}
         store.add_servers({one.name: server for one in config.configurations})

