@@ -45,6 +45,8 @@ class Behaviour:
     fails_each: int = 0  # every so manieth request gets an error
     dies_at: int = 0  # the process ends at its so manieth request
     hangs: bool = False
+    eos_at: int = 0  # the output ends there, unless the request's parameter says ignore_eos
+    heeds: bool = True  # …and whether it heeds that
 
 
 MODELS = {
@@ -61,6 +63,8 @@ MODELS = {
     "failing": Behaviour(fails_each=3),
     "broken": Behaviour(fails_each=1),
     "mortal": Behaviour(dies_at=12),
+    "stopping": Behaviour(eos_at=9, heeds=False),
+    "parameters": Behaviour(eos_at=9),
     "hanging": Behaviour(hangs=True),
 }
 _INPUTS = {
@@ -72,7 +76,6 @@ _INPUTS = {
     "sampling_param_top_k": "INT32",
     "sampling_param_seed": "UINT64",
     "sampling_param_exclude_input_from_output": "BOOL",
-    "sampling_param_ignore_eos": "BOOL",
     "return_finish_reason": "BOOL",
 }
 _COUNTS = "num_input_tokens num_output_tokens num_verify_steps total_draft_tokens".split()
@@ -151,7 +154,11 @@ class Model(service_pb2_grpc.GRPCInferenceServiceServicer):
             if behaviour.hangs:
                 await asyncio.sleep(3600)
             inputs = _read_inputs(request)
-            answer = Answer.plan(behaviour, inputs["seed"], inputs["max_tokens"], came_at)
+            wanted = inputs["max_tokens"]
+            ignores = request.parameters["ignore_eos"].bool_param and behaviour.heeds
+            if behaviour.eos_at and not ignores:
+                wanted = min(wanted, behaviour.eos_at)
+            answer = Answer.plan(behaviour, inputs["seed"], wanted, came_at)
             sent: list[float] = []
             before = 0
             for moment, count in zip(answer.moments, answer.tokens, strict=True):

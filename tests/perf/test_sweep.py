@@ -215,8 +215,9 @@ def test_servers_that_cannot_do_it(sweep: Sweep, stub: Stub, run: Run, tmp_path:
     sweep("--kind", "chat", url=stub.http, model="nobody").fails(2, "has no model 'nobody'")
     config = tmp_path / "sweep.yaml"
     for text, piece in [
-        ("parameters: {sampling_param_topk: 3}", "nearest: 'sampling_param_top_k'"),
-        ("parameters: {sampling_param_top_k: many}", "sampling_param_top_k: is INT32"),
+        ("kind: chat, inputs: {top_k: 3}", "inputs belong to kind triton"),
+        ("inputs: {sampling_param_topk: 3}", "nearest: 'sampling_param_top_k'"),
+        ("inputs: {sampling_param_top_k: many}", "sampling_param_top_k: is INT32"),
     ]:
         config.write_text(f"configurations:\n- {{name: x, url: '{stub.grpc}', {text}}}\n")
         prompts = data_folder("demo_pair") / "prompts.jsonl"
@@ -242,6 +243,16 @@ def test_mistakes_on_the_command_line(
 ) -> None:
     sweep(*arguments).fails(2, piece)
     assert not (tmp_path / "results").exists()
+
+
+def test_eos_may_be_ignored_by_a_request_parameter(sweep: Sweep) -> None:
+    outcome = sweep("--ignore-eos", model="stopping")
+    assert outcome.code == 0
+    assert "4 requests ended early: the server does not ignore eos" in outcome.err
+    heeded = sweep("--name", "heeding", "--ignore-eos", model="parameters")
+    assert heeded.err.count("ended early") == 1 and "heeding, concurrency 1: 4 requests e" not in (
+        heeded.err
+    )
 
 
 def test_an_open_loop_sends_whatever_completes(sweep: Sweep, tmp_path: Path, run: Run) -> None:

@@ -16,6 +16,7 @@ Kind = Literal["triton", "completions", "chat"]
 Dataset = Literal["prompts", "speed-bench"]
 Count = Annotated[int, Field(ge=1, le=1 << 20, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Value = bool | int | float | str
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
 MAX_CONCURRENCY = 4096
@@ -29,7 +30,8 @@ class Configuration(BaseModel):
         kind: `triton` (gRPC, TensorRT-LLM's LLM-API contract), `completions` or `chat` (OpenAI).
         url: host:port of gRPC, or where /v1 lies.
         model: the served model's name.
-        parameters: further inputs (triton) or body fields (OpenAI) of every request.
+        inputs: further input tensors of every request (triton), by the model's own names.
+        parameters: further request parameters (triton) or body fields (OpenAI) of every request.
         gpus: how many it runs on; throughput is per GPU where this is given, else per server.
         hardware: what it runs on, for the report.
         api_key_env: the environment variable with the endpoint's bearer token.
@@ -41,7 +43,8 @@ class Configuration(BaseModel):
     kind: Kind = "triton"
     url: Text
     model: Text = "tensorrt_llm"
-    parameters: dict[Text, bool | int | float | str] = {}
+    inputs: dict[Text, Value] = {}
+    parameters: dict[Text, Value] = {}
     gpus: Count | None = None
     hardware: Text | None = None
     api_key_env: Text | None = None
@@ -132,6 +135,9 @@ class SweepConfig(BaseModel):
             raise ValueError(f"baseline {self.baseline!r} is no configuration's name")
         if len({configuration.gpus is None for configuration in self.configurations}) > 1:
             raise ValueError("give gpus for all configurations, or for none")
+        for one in self.configurations:
+            if one.inputs and one.kind != "triton":
+                raise ValueError(f"{one.name}: inputs belong to kind triton; use parameters")
         if self.request_count is not None and self.duration_s is not None:
             raise ValueError("give request_count or duration_s, not both")
         if self.isl is not None and self.tokenizer is None:

@@ -30,6 +30,7 @@ class RunSummary:
         values: run metrics by tag; those without data are missing.
         distributions: request metrics by tag, as `distribution.describe` gives them.
         count_differs: requests whose token ids are not as many as the server counts.
+        ended_early: requests with fewer output tokens than all were to have.
         loop_lag_p99_s: see `records.Client`.
     """
 
@@ -46,6 +47,7 @@ class RunSummary:
     distributions: dict[str, dict[str, float]]
     acceptance: AcceptanceProfile | None
     count_differs: int
+    ended_early: int
     loop_lag_p99_s: float | None
 
     @staticmethod
@@ -57,7 +59,9 @@ class RunSummary:
         repeat: int,
         seed: int,
         goodput: Goodput,
+        exact_tokens: int | None = None,
     ) -> RunSummary:
+        """Args as the fields; `exact_tokens` is what every request was to have, if it was."""
         completed = run.completed
         distributions: dict[str, dict[str, float]] = {}
         for metric in REQUEST_METRICS:
@@ -79,6 +83,10 @@ class RunSummary:
             distributions=distributions,
             acceptance=AcceptanceProfile.of(completed),
             count_differs=sum(one.count_differs for one in completed),
+            ended_early=sum(
+                exact_tokens is not None and (one.output_tokens or 0) < exact_tokens
+                for one in completed
+            ),
             loop_lag_p99_s=run.client.loop_lag_p99_s,
         )
 
@@ -97,6 +105,7 @@ class RunSummary:
             "distributions": self.distributions,
             "acceptance": None if self.acceptance is None else self.acceptance.to_json(),
             "count_differs": self.count_differs,
+            "ended_early": self.ended_early,
             "loop_lag_p99_s": self.loop_lag_p99_s,
         }
 
@@ -167,6 +176,8 @@ class Point:
             notes.append(f"the client used {busiest:.0%} of a core: it may be the bottleneck")
         if differing := sum(run.count_differs for run in self.runs):
             notes.append(f"output_ids and the server's own count differ in {differing} requests")
+        if early := sum(run.ended_early for run in self.runs):
+            notes.append(f"{early} requests ended early: the server does not ignore eos")
         return notes
 
     def to_json(self) -> dict[str, Any]:

@@ -112,6 +112,7 @@ class _Sweep:
             repeat=repeat,
             seed=seed,
             goodput=self._config.goodput,
+            exact_tokens=self._config.osl if self._config.ignore_eos else None,
         )
         self._store.add(record, summary)
         self._observer.finish(summary)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from tritonclient.grpc.aio import InferenceServerClient
 
 STREAMS_PER_CONNECTION = 32
-_IGNORE_EOS = ("sampling_param_ignore_eos", "ignore_eos")
+# An input of the model where it has one, else a parameter of the request.
+_IGNORE_EOS = "ignore_eos"
+_EOS_INPUTS = ("sampling_param_ignore_eos", _IGNORE_EOS)
 _COUNTS = {
     "num_input_tokens": "input_tokens",
     "num_output_tokens": "output_tokens",
@@ -52,6 +54,7 @@ class TritonEndpoint:
         self._next = 0
         self._fixed: list[InferInput] = []
         self._outputs: list[InferRequestedOutput] = []
+        self._parameters: dict[str, Any] = dict(configuration.parameters)
         self._sends_seed = False
         self._streaming: Streaming | None = None
 
@@ -113,6 +116,7 @@ class TritonEndpoint:
             "model_name": self._configuration.model,
             "inputs": inputs,
             "outputs": self._outputs,
+            "parameters": self._parameters,
         }
         self._next = (self._next + 1) % len(self._clients)
         stream = self._clients[self._next].stream_infer(_once(request, trace), headers=_HEADERS)
@@ -177,16 +181,9 @@ class TritonEndpoint:
             if name in known:
                 values[name] = True
         if config.ignore_eos:
-            name = next((one for one in _IGNORE_EOS if one in known), "")
-            if not name:
-                raise DflashError(
-                    f"model {self._configuration.model!r} has no input to ignore eos with",
-                    where=where,
-                    fix="leave --ignore-eos out",
-                    usage=True,
-                )
-            values[name] = True
-        for name, value in self._configuration.parameters.items():
+            values |= {name: True for name in _EOS_INPUTS if name in known}
+            self._parameters.setdefault(_IGNORE_EOS, True)
+        for name, value in self._configuration.inputs.items():
             if name not in known:
                 raise DflashError(
                     f"model {self._configuration.model!r} has no input {name!r}"

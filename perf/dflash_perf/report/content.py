@@ -339,7 +339,7 @@ def _configuration_table(config: dict[str, Any], servers: dict[str, Any]) -> Tab
     rows: list[tuple[str, ...]] = []
     for one in config["configurations"]:
         server = servers.get(one["name"], {})
-        told = {**server.get("parameters", {}), **one["parameters"]}
+        told = {**server.get("parameters", {}), **one["inputs"], **one["parameters"]}
         rows.append(
             (
                 one["name"],
