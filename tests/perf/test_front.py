@@ -68,7 +68,7 @@ def test_answers_name_brackets_and_what_is_missing() -> None:
     assert one.ratio("fast") == pytest.approx(400 / 60)
     text = "\n".join(one.lines("tokens/s"))
     assert "slow: 60 tokens/s; between 10 → 100 (concurrency 8) and 30 → 20" in text
-    assert "only 2 measured points" in text
+    assert "few points: 2 measured" in text
     assert "fast: 400 tokens/s, 6.67 × slow; measured 20 → 400 (concurrency 8)" in text
     assert "none: not measured" in text
     assert one.to_json()["configurations"]["none"] is None

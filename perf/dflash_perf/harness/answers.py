@@ -56,7 +56,9 @@ class Answer:
             line = f"  {name}: {value.throughput:,.0f} {unit}"
             ratio = self.ratio(name)
             if name != self.baseline:
-                known = NOT_MEASURED if ratio is None else f"{ratio:.2f} × {self.baseline}"
+                known = (
+                    f"ratio {NOT_MEASURED}" if ratio is None else f"{ratio:.2f} × {self.baseline}"
+                )
                 line += f", {known}"
             line += f"; {describe_bracket(value)}"
             shown.append(line)
@@ -96,7 +98,7 @@ def describe_bracket(value: FrontValue) -> str:
     ]
     text = f"measured {' and '.join(ends)}" if len(ends) == 1 else f"between {' and '.join(ends)}"
     if value.is_sparse:
-        text += f"; only {value.near} measured points within a factor of two"
+        text += f"; few points: {value.near} measured within a factor of two"
     return text
 
 
