@@ -64,6 +64,7 @@ _COUNT = click.IntRange(1)
 @click.option(
     "--interactivity", help="Also say the throughput at so many tokens/s per user, as 100,500."
 )
+@click.option("--refine", is_flag=True, help="…and measure more concurrencies around them.")
 @click.option(
     "-o",
     "--output-dir",
@@ -73,7 +74,12 @@ _COUNT = click.IntRange(1)
 )
 @json_option
 def command(
-    config: Path | None, output_dir: Path, interactivity: str | None, as_json: bool, **given: Any
+    config: Path | None,
+    output_dir: Path,
+    interactivity: str | None,
+    refine: bool,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Measure served models under rising load, and what speculation gains at each.
 
@@ -86,9 +92,11 @@ def command(
     from dflash_perf.harness.sweep import run_sweep
 
     targets = [] if interactivity is None else parse_numbers(interactivity, "--interactivity")
+    if refine and not targets:
+        raise DflashError("--refine needs an --interactivity to refine around", usage=True)
     settings = read_sweep_config(config, _collect(given))
     with _open_view() as view:
-        store = run_sweep(settings, output_dir, view, _command_line())
+        store = run_sweep(settings, output_dir, view, _command_line(), targets if refine else [])
     points = store.points()
     answers = [answer(points, target, settings.baseline_name) for target in targets]
     if as_json:

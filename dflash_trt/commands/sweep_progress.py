@@ -46,7 +46,7 @@ class SweepView:
         self._live.stop()
 
     def plan(self, runs: int, finished: int) -> None:
-        """A sweep of `runs` runs, of which `finished` are on disk already."""
+        """`runs` runs come, of which `finished` are on disk already; again when it refines."""
         self._runs.update(self._task, total=runs, completed=finished)
         if finished:
             self._console.print(f"{finished} of {runs} runs are there already", highlight=False)

@@ -109,6 +109,7 @@ FROZEN = {
         "--goodput",
         "--timeout",
         "--interactivity",
+        "--refine",
         "-o/--output-dir",
         "--json",
     ],

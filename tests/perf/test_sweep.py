@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dflash_perf.harness.config import Load
 from dflash_perf.harness.records import RequestRecord
+from dflash_perf.harness.refine import loads_between
 from dflash_perf.harness.store import ResultStore
 
 from dflash_trt.config import data_folder
 from tests.commands.conftest import Outcome, Run, run
 from tests.perf.conftest import Stub, start_stub, stop_stub
+from tests.perf.invented import invented_config, write_invented
 
 __all__ = ["run"]
 OSL = 21
@@ -189,6 +192,20 @@ def test_a_sweep_may_grow_and_nothing_else(sweep: Sweep, stub: Stub, tmp_path: P
     sweep("--input-file", other).fails(2, "the prompts of", "not those of now")
     assert sweep("--name", "second", "--json").code == 0
     assert {run.configuration for run in ResultStore(results).runs()} == {"tensorrt_llm", "second"}
+
+
+def test_it_measures_more_where_points_are_few(sweep: Sweep, tmp_path: Path) -> None:
+    config = invented_config(
+        concurrency=[1, 16], repeats=1, configurations=[{"name": "autoregressive", "url": "h:1"}]
+    )
+    points = write_invented(tmp_path / "invented", config).points()
+    assert loads_between(points, [90.0]) == [Load(concurrency=4)]
+    assert loads_between(points, [1.0, 1e6]) == []
+    # A server whose interactivity is the same under any load has no place to refine.
+    outcome = sweep("--concurrency", "1,4", "--interactivity", "1", "--refine")
+    assert outcome.code == 0
+    assert len(ResultStore(tmp_path / "results").runs()) == 2
+    sweep("--refine").fails(2, "--refine needs an --interactivity")
 
 
 def test_folders_of_something_else(sweep: Sweep, tmp_path: Path) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from dflash_perf.harness.config import Configuration, Load, SweepConfig
 from dflash_perf.harness.endpoint import Endpoint, open_endpoint
 from dflash_perf.harness.load import LoadGenerator, RunProgress
 from dflash_perf.harness.points import RunSummary
 from dflash_perf.harness.prompts import Tokenizer, Workload, load_workload
+from dflash_perf.harness.refine import ROUNDS, loads_between
 from dflash_perf.harness.store import ResultStore
 
 
@@ -21,7 +22,7 @@ class SweepObserver(Protocol):
     """Whoever shows a sweep under way."""
 
     def plan(self, runs: int, finished: int) -> None:
-        """A sweep of `runs` runs, of which `finished` are on disk already."""
+        """`runs` runs come, of which `finished` are on disk already; again when it refines."""
 
     def start(self, configuration: str, load: Load, repeat: int, progress: RunProgress) -> None:
         """A run begins; `progress` changes as it goes."""
@@ -31,9 +32,16 @@ class SweepObserver(Protocol):
 
 
 def run_sweep(
-    config: SweepConfig, folder: Path, observer: SweepObserver, command: str
+    config: SweepConfig,
+    folder: Path,
+    observer: SweepObserver,
+    command: str,
+    refine_at: Sequence[float] = (),
 ) -> ResultStore:
     """Measures what of `config` is not in `folder` yet.
+
+    Then, around each interactivity of `refine_at`, concurrencies between those that were asked
+    for, as `refine.loads_between` chooses them.
 
     Repeats are the outermost loop and configurations the innermost, so that what drifts with
     time drifts for all of them alike.
@@ -46,7 +54,7 @@ def run_sweep(
     workload = load_workload(config, tokenizer)
     store = ResultStore(folder)
     with store.open_for(config, workload.digest, command):
-        asyncio.run(_Sweep(config, workload, tokenizer, store, observer).run())
+        asyncio.run(_Sweep(config, workload, tokenizer, store, observer).run(refine_at))
     return store
 
 
@@ -64,30 +72,42 @@ class _Sweep:
         self._tokenizer = tokenizer
         self._store = store
         self._observer = observer
+        self._stack = AsyncExitStack()
+        self._endpoints: dict[str, Endpoint] = {}
 
-    async def run(self) -> None:
-        todo = [run for run in self._all() if not self._store.has(run[0].name, run[1], run[2])]
-        runs = len(list(self._all()))
-        self._observer.plan(runs, runs - len(todo))
-        async with AsyncExitStack() as stack:
-            endpoints: dict[str, Endpoint] = {}
-            described: dict[str, Any] = {}
-            for configuration in {one.name: one for one, _, _ in todo}.values():
-                endpoint = open_endpoint(
-                    configuration, self._config, counts_needed=self._tokenizer is None
-                )
-                stack.push_async_callback(endpoint.close)
-                endpoints[configuration.name] = endpoint
-                described[configuration.name] = await endpoint.describe()
-            self._store.add_servers(described)
-            for configuration, load, repeat in todo:
-                await self._measure(endpoints[configuration.name], configuration, load, repeat)
+    async def run(self, refine_at: Sequence[float]) -> None:
+        async with self._stack:
+            await self._measure_all(self._config.loads)
+            for _ in range(ROUNDS):
+                between = loads_between(self._store.points(), refine_at)
+                if not between:
+                    break
+                await self._measure_all(between)
 
-    def _all(self) -> Iterator[tuple[Configuration, Load, int]]:
-        for repeat in range(self._config.repeats):
-            for load in self._config.loads:
-                for configuration in self._config.configurations:
-                    yield configuration, load, repeat
+    async def _measure_all(self, loads: Sequence[Load]) -> None:
+        """Every configuration at `loads`, as far as it is not on disk."""
+        runs = [
+            (configuration, load, repeat)
+            for repeat in range(self._config.repeats)
+            for load in loads
+            for configuration in self._config.configurations
+        ]
+        todo = [run for run in runs if not self._store.has(run[0].name, run[1], run[2])]
+        self._observer.plan(len(runs), len(runs) - len(todo))
+        # All servers first: a sweep that cannot end should not begin.
+        for configuration in {one.name: one for one, _, _ in todo}.values():
+            if configuration.name not in self._endpoints:
+                await self._connect(configuration)
+        for configuration, load, repeat in todo:
+            endpoint = self._endpoints[configuration.name]
+            await self._measure(endpoint, configuration, load, repeat)
+
+    async def _connect(self, configuration: Configuration) -> None:
+        endpoint = open_endpoint(configuration, self._config, counts_needed=self._tokenizer is None)
+        self._stack.push_async_callback(endpoint.close)
+        described = await endpoint.describe()
+        self._endpoints[configuration.name] = endpoint
+        self._store.add_servers({configuration.name: described})
 
     async def _measure(
         self, endpoint: Endpoint, configuration: Configuration, load: Load, repeat: int

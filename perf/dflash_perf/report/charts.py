@@ -139,7 +139,7 @@ def _mark_answer(axes: Axes, data: ChartData) -> None:
         if ratio is not None and name != data.baseline:
             text += f" ({ratio:.2f}×)"
         rings.append((at, value.throughput, text, colour))
-    label_lines(axes, rings, offset=11, weight="bold")
+    label_lines(axes, rings, offset=9, lift=9, weight="bold")
 
 
 def draw_speedup(data: ChartData) -> Figure | None:

@@ -86,9 +86,10 @@ def label_lines(
     ends: Sequence[tuple[float, float, str, str]],
     *,
     offset: float = 8,
+    lift: float = 0,
     weight: str = "normal",
 ) -> None:
-    """Names `offset` points right of where lines end: (x, y, text, colour) each.
+    """Words `offset` points right of and `lift` above where lines end: (x, y, text, colour) each.
 
     Labels that would overlap are moved apart, keeping their order.
     """
@@ -103,7 +104,7 @@ def label_lines(
         axes.annotate(
             text,
             (x, y),
-            xytext=(offset, shift),
+            xytext=(offset, shift + lift),
             textcoords="offset points",
             va="center",
             color=colour,
