@@ -11,26 +11,30 @@ from typing import TYPE_CHECKING, Any
 from dflash_perf.front import Front
 from dflash_perf.harness.acceptance import AcceptanceProfile
 from dflash_perf.harness.answers import (
-    NOT_MEASURED,
     Answer,
     answer,
     build_fronts,
-    describe_bracket,
     throughput_unit,
 )
 from dflash_perf.harness.config import Goodput
-from dflash_perf.harness.distribution import Spread
 from dflash_perf.harness.metrics import REQUEST_METRICS, definition, run_metrics
 from dflash_perf.harness.points import Point
 from dflash_perf.harness.store import ResultStore
 from dflash_perf.report import charts
 from dflash_perf.report.charts import ChartData
+from dflash_perf.report.tables import (
+    Table,
+    answer_table,
+    configuration_table,
+    failure_table,
+    format_number,
+    point_table,
+)
 from dflash_trt.errors import DflashError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DASH = "–"
 # Names may hold commas.
 JOIN = " · "
 
@@ -50,15 +54,6 @@ class Chart:
     caption: str
     alternative: str
     figure: Figure
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Cells as text; the first `words` columns are words, the others numbers."""
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    words: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +112,12 @@ def gather(store: ResultStore, targets: Sequence[float], baseline: str | None) -
     return Content(
         title="Sweep: " + (JOIN.join(names) if len(names) < 5 else f"{len(names)} configurations"),
         subtitle=_subtitle(plan, points),
-        headline=_headline(answers, unit, chosen_here=not targets),
-        answers=_answer_table(answers, unit),
+        headline=_headline(answers, chosen_here=not targets),
+        answers=answer_table(answers, unit),
         charts=tuple(_draw(data, unit)),
-        points=_point_table(points, unit),
-        configurations=_configuration_table(config, servers),
-        failures=_failure_table(points),
+        points=point_table(points, unit),
+        configurations=configuration_table(config, servers),
+        failures=failure_table(points),
         notes=tuple(_notes(points, profiles)),
         settings=tuple(_settings(config, points)),
         machine=tuple(_machine(plan)),
@@ -161,7 +156,7 @@ def _subtitle(plan: dict[str, Any], points: Sequence[Point]) -> str:
     )
 
 
-def _headline(answers: Sequence[Answer], unit: str, *, chosen_here: bool) -> str | None:
+def _headline(answers: Sequence[Answer], *, chosen_here: bool) -> str | None:
     if not answers:
         return None
     first = answers[0]
@@ -178,30 +173,6 @@ def _headline(answers: Sequence[Answer], unit: str, *, chosen_here: bool) -> str
     if chosen_here:
         text += " (Chosen by this report: the middle of a range that several fronts cover.)"
     return text
-
-
-def _answer_table(answers: Sequence[Answer], unit: str) -> Table | None:
-    rows: list[tuple[str, ...]] = []
-    for one in answers:
-        for name, value in one.values.items():
-            ratio = one.ratio(name)
-            rows.append(
-                (
-                    name,
-                    f"{one.interactivity:g}",
-                    NOT_MEASURED if value is None else f"{value.throughput:,.0f}",
-                    DASH if ratio is None else f"{ratio:.2f}",
-                    DASH if value is None else describe_bracket(value),
-                )
-            )
-    header = (
-        "configuration",
-        "tokens/s per user",
-        unit,
-        f"÷ {answers[0].baseline}" if answers else "ratio",
-        "measured points around it",
-    )
-    return Table(header, tuple(rows)) if rows else None
 
 
 def _draw(data: ChartData, unit: str) -> list[Chart]:
@@ -274,103 +245,6 @@ def _draw(data: ChartData, unit: str) -> list[Chart]:
     return drawn
 
 
-def _point_table(points: Sequence[Point], unit: str) -> Table:
-    header = (
-        "configuration",
-        "load",
-        "interactivity",
-        unit,
-        "TTFT p50, ms",
-        "TTFT p99, ms",
-        "TPOT p50, ms",
-        "TPOT p99, ms",
-        "E2E p50, ms",
-        "end-to-end rate p50",
-        "goodput, req/s",
-        "τ",
-        "requests",
-        "failed",
-        "client CPU",
-    )
-    return Table(header, tuple(_point_row(point) for point in points), words=2)
-
-
-def _point_row(point: Point) -> tuple[str, ...]:
-    cpu = point.value("client_cpu_share")
-    return (
-        point.configuration,
-        point.load.label,
-        _number(point.interactivity),
-        _spread(point.throughput),
-        *(
-            _number(point.quantile(tag, statistic), 1e3)
-            for tag, statistic in (
-                ("ttft", "p50"),
-                ("ttft", "p99"),
-                ("tpot", "p50"),
-                ("tpot", "p99"),
-                ("e2e", "p50"),
-            )
-        ),
-        _number(point.quantile("end_to_end_rate", "p50")),
-        _spread(point.value("goodput")),
-        _spread(point.value("acceptance_length")),
-        f"{point.requests:,}",
-        f"{point.failed:,}",
-        DASH if cpu is None else f"{cpu.mean:.0%}",
-    )
-
-
-def _number(value: float | None, scale: float = 1) -> str:
-    if value is None:
-        return DASH
-    value *= scale
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _spread(spread: Spread | None) -> str:
-    if spread is None:
-        return DASH
-    half = spread.half_width
-    return _number(spread.mean) + ("" if half is None else f" ± {_number(half)}")
-
-
-def _configuration_table(config: dict[str, Any], servers: dict[str, Any]) -> Table:
-    rows: list[tuple[str, ...]] = []
-    for one in config["configurations"]:
-        server = servers.get(one["name"], {})
-        told = {**server.get("parameters", {}), **one["inputs"], **one["parameters"]}
-        rows.append(
-            (
-                one["name"],
-                one["kind"],
-                one["model"],
-                # Without its scheme: a report links to nothing.
-                one["url"].split("://")[-1],
-                str(server.get("server", DASH)),
-                str(one["hardware"] or DASH) + (f", {one['gpus']} GPUs" if one["gpus"] else ""),
-                ", ".join(f"{key} {value}" for key, value in told.items()) or DASH,
-            )
-        )
-    header = ("configuration", "kind", "model", "address", "server", "hardware", "parameters")
-    return Table(header, tuple(rows), words=len(header))
-
-
-def _failure_table(points: Sequence[Point]) -> Table | None:
-    rows: list[tuple[str, ...]] = []
-    for point in points:
-        totals: dict[str, int] = {}
-        for run in point.runs:
-            for message, count in run.errors.items():
-                totals[message] = totals.get(message, 0) + count
-        rows += [
-            (point.configuration, point.load.label, message, f"{count:,}", f"{point.requests:,}")
-            for message, count in totals.items()
-        ]
-    header = ("configuration", "load", "error", "requests", "of")
-    return Table(header, tuple(rows), words=3) if rows else None
-
-
 def _notes(points: Sequence[Point], profiles: dict[str, AcceptanceProfile]) -> list[str]:
     notes = [
         f"{point.configuration}, {point.load.label}: {note}"
@@ -397,14 +271,11 @@ def _notes(points: Sequence[Point], profiles: dict[str, AcceptanceProfile]) -> l
 
 
 def _settings(config: dict[str, Any], points: Sequence[Point]) -> list[tuple[str, str]]:
-    isl = points[0].quantile("input_tokens", "avg")
+    own = f"the prompts' own, {format_number(points[0].quantile('input_tokens', 'avg'))} on average"
     limits = {key: value for key, value in config["goodput"].items() if value is not None}
     shown = [
         ("prompts", f"{PurePath(config['input_file']).name} ({config['dataset']})"),
-        (
-            "input tokens",
-            f"{config['isl']}" if config["isl"] else f"the prompts' own, {_number(isl)} on average",
-        ),
+        ("input tokens", str(config["isl"] or own)),
         (
             "output tokens",
             f"{config['osl']}" if config["ignore_eos"] else f"at most {config['osl']}",
