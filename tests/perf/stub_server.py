@@ -57,6 +57,7 @@ MODELS = {
     "counts_only": Behaviour(ids=False),
     "text_only": Behaviour(ids=False, counts=False, drafts=False),
     "autoregressive": Behaviour(pattern=(1,), drafts=False),
+    "steady": Behaviour(ttft_s=0.6, step_s=0.12),
     "timed": Behaviour(ttft_s=0.6, step_s=0.12, jitter=0.2),
     "timed_many": Behaviour(ttft_s=2.0, step_s=0.2, jitter=0.2),
     "liar": Behaviour(lies=1),
@@ -273,6 +274,9 @@ async def _stream_http(
 
 
 def _write_event(writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
+    choices = event["choices"]
+    chat = bool(choices) and "delta" in choices[0]
+    event = {"object": "chat.completion.chunk" if chat else "text_completion", **event}
     writer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
 
 
