@@ -6,11 +6,15 @@ import csv
 import fcntl
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dflash_perf import extra
 from dflash_perf.harness.config import Load
 from dflash_perf.harness.records import RequestRecord
 from dflash_perf.harness.refine import loads_between
@@ -270,6 +274,33 @@ def test_eos_may_be_ignored_by_a_request_parameter(sweep: Sweep) -> None:
     assert heeded.err.count("ended early") == 1 and "heeding, concurrency 1: 4 requests e" not in (
         heeded.err
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [("scipy", []), ("tritonclient", []), ("aiohttp", ["--kind", "chat"])],
+)
+def test_a_missing_extra_is_one_line(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, module: str, arguments: list[str]
+) -> None:
+    found = extra.find_spec
+    monkeypatch.setattr(extra, "find_spec", lambda name: None if name == module else found(name))
+    sweep(*arguments).fails(1, f"needs {module}", "pip install 'dflash-trt[perf]'")
+
+
+def test_an_interruption_keeps_what_is_finished(stub: Stub, prompts: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dflash_trt", "sweep", "--url", stub.grpc]
+    command += ["--input-file", str(prompts), "--osl", "5", "--concurrency", "1,2"]
+    command += ["--repeats", "400", "--request-count", "20", "-o", str(tmp_path / "results")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "20 of 20 requests" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert process.returncode == 130 and "Traceback" not in rest, rest
+    assert rest.splitlines()[-1] == "interrupted"
+    assert ResultStore(tmp_path / "results").runs()
+    assert len(list((tmp_path / "results").glob("runs/*/*"))) < 50
 
 
 def test_an_open_loop_sends_whatever_completes(sweep: Sweep, tmp_path: Path, run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dflash_perf.extra import require
 from dflash_perf.harness.config import Configuration, SweepConfig
 from dflash_perf.harness.trace import Trace
 
@@ -66,9 +67,11 @@ def open_endpoint(
         DflashError: the client library is missing, or the API key's variable is not set.
     """
     if configuration.kind == "triton":
+        require("a sweep over gRPC", "tritonclient", "grpc")
         from dflash_perf.harness.triton import TritonEndpoint
 
         return TritonEndpoint(configuration, config, counts_needed=counts_needed)
+    require("a sweep over HTTP", "aiohttp")
     from dflash_perf.harness.openai import OpenAiEndpoint
 
     return OpenAiEndpoint(configuration, config)

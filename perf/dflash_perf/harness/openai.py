@@ -160,13 +160,8 @@ def _headers(configuration: Configuration) -> dict[str, str]:
 
 
 def _open_session(headers: dict[str, str]) -> ClientSession:
-    try:
-        import aiohttp
-    except ImportError as error:
-        raise DflashError(
-            f"a sweep over HTTP needs aiohttp ({one_line(error)})",
-            fix="pip install 'dflash-trt[perf]'",
-        ) from error
+    import aiohttp
+
     return aiohttp.ClientSession(
         headers=headers,
         connector=aiohttp.TCPConnector(limit=0),

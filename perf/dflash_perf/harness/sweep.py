@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from dflash_perf.extra import require
 from dflash_perf.harness.config import Configuration, Load, SweepConfig
 from dflash_perf.harness.endpoint import Endpoint, open_endpoint
 from dflash_perf.harness.load import LoadGenerator, RunProgress
@@ -50,6 +51,7 @@ def run_sweep(
         DflashError: wrong input, a folder of something else, a server that is not there, cannot
             do what is asked or stops answering; finished runs stay.
     """
+    require("a sweep", "scipy")
     tokenizer = None if config.tokenizer is None else Tokenizer(Path(config.tokenizer))
     workload = load_workload(config, tokenizer)
     store = ResultStore(folder)

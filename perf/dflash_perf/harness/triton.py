@@ -207,13 +207,8 @@ class TritonEndpoint:
 
 
 def _connect(url: str) -> InferenceServerClient:
-    try:
-        from tritonclient.grpc.aio import InferenceServerClient
-    except ImportError as error:
-        raise DflashError(
-            f"a sweep over gRPC needs tritonclient ({one_line(error)})",
-            fix="pip install 'dflash-trt[perf]'",
-        ) from error
+    from tritonclient.grpc.aio import InferenceServerClient
+
     # A pool of its own: gRPC would lay channels of one address on one connection.
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
     return InferenceServerClient(url.removeprefix("grpc://"), channel_args=options)

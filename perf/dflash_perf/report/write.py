@@ -11,10 +11,10 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from dflash_perf.extra import require
 from dflash_perf.harness.store import ResultStore
 from dflash_perf.report.content import Chart, Content, gather
 from dflash_perf.report.style import chart_style
-from dflash_trt.errors import DflashError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,15 +31,10 @@ def write_report(
     """Writes OUTPUT.html, OUTPUT.md and OUTPUT-CHART.png; returns the files, the page first.
 
     Raises:
-        DflashError: RESULTS is no sweep's folder or empty, matplotlib is missing, or a file
-            cannot be written.
+        DflashError: RESULTS is no sweep's folder or empty, the perf extra is
+            missing, or a file cannot be written.
     """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise DflashError(
-            f"charts need matplotlib ({one_line(error)})", fix="pip install 'dflash-trt[perf]'"
-        ) from error
+    require("a report", "matplotlib", "scipy")
     with chart_style():
         content = gather(ResultStore(results), targets, baseline)
         output.parent.mkdir(parents=True, exist_ok=True)

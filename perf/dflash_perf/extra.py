@@ -1,0 +1,17 @@
+"""The `perf` extra: asked for before work starts, not in the middle of it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from dflash_trt.errors import DflashError
+
+
+def require(purpose: str, *modules: str) -> None:
+    """Raises DflashError unless all `modules` are installed."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise DflashError(
+                f"{purpose} needs {module}, which is not installed",
+                fix="pip install 'dflash-trt[perf]'",
+            )
