@@ -46,6 +46,7 @@ def _refusal(path: Path | None, **given: Any) -> str:
         (YAML + "isl: 5\n", ["isl needs a tokenizer"]),
         (YAML + "categories: [coding]\n", ["dataset speed-bench"]),
         (YAML + "duration_s: 3\nrequest_count: 4\n", ["request_count or duration_s"]),
+        (YAML + "seed: 99999999999\n", ["seed", "got 99999999999"]),
         (YAML + "temperature: .nan\n", ["temperature", "got nan"]),
         ("[]\n", ["must be a YAML mapping"]),
     ],

@@ -20,6 +20,8 @@ Value = bool | int | float | str
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
 MAX_CONCURRENCY = 4096
+# Requests get seeds of their own from it, which must stay whole numbers that JSON readers keep.
+MAX_SEED = 1 << 32
 
 
 class Configuration(BaseModel):
@@ -107,7 +109,7 @@ class SweepConfig(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Count | None = None
-    seed: Annotated[int, Field(ge=0, le=(1 << 62), strict=True)] = 0
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED, strict=True)] = 0
     concurrency: tuple[Annotated[int, Field(ge=1, le=MAX_CONCURRENCY, strict=True)], ...] = ()
     request_rate: tuple[Positive, ...] = ()
     request_count: Count | None = None
