@@ -49,7 +49,9 @@ class SweepView:
         """`runs` runs come, of which `finished` are on disk already; again when it refines."""
         self._runs.update(self._task, total=runs, completed=finished)
         if finished:
-            self._console.print(f"{finished} of {runs} runs are there already", highlight=False)
+            self._console.print(
+                f"{finished} of {runs} runs are there already", highlight=False, soft_wrap=True
+            )
 
     def start(self, configuration: str, load: Load, repeat: int, progress: RunProgress) -> None:
         """A run begins; `progress` changes as it goes."""
@@ -65,7 +67,7 @@ class SweepView:
             line += f", {throughput:,.0f} tokens/s"
         if (tau := summary.values.get("acceptance_length")) is not None:
             line += f", τ {tau:.2f}"
-        self._console.print(line, highlight=False, markup=False)
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _draw(self) -> Group:
         return Group(Text(self._current()), self._runs)

@@ -65,6 +65,14 @@ class Front:
         value = below.throughput if below is above else self._interpolate([interactivity])[0]
         return FrontValue(interactivity, value, below, above, near)
 
+    def nearest(self, interactivity: float) -> FrontPoint | None:
+        """The front's point whose interactivity is closest by ratio; None of no points."""
+
+        def distance(point: FrontPoint) -> float:
+            return max(point.interactivity / interactivity, interactivity / point.interactivity)
+
+        return min(self.points, key=distance, default=None)
+
     def curve(self, samples: int = 200) -> list[tuple[float, float]]:
         """(interactivity, throughput) along the front, to draw; its points where there is one."""
         points = self.points

@@ -77,6 +77,15 @@ def test_answers_name_brackets_and_what_is_missing() -> None:
     assert "fast: " in beyond.lines("t")[2] and "not measured" in beyond.lines("t")[2]
 
 
+def test_outside_of_what_was_measured_the_nearest_point_is_named() -> None:
+    front = Front([FrontPoint(50, 400, "concurrency 8"), FrontPoint(90, 50, "concurrency 1")])
+    assert front.nearest(20) == front.points[0] and front.nearest(80) == front.points[1]
+    assert Front([]).nearest(20) is None
+    one = Answer(20, "a", {"b": front.at(20)}, {"b": front.nearest(20)})
+    assert one.lines("tokens/s")[1] == "  b: not measured; nearest 50 → 400 (concurrency 8)"
+    assert one.to_json()["nearest"]["b"]["throughput"] == 400
+
+
 def test_an_interactivity_that_both_cover_is_chosen() -> None:
     fronts = {
         name: Front([FrontPoint(low, 9, ""), FrontPoint(high, 1, "")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_perf.front import Front, FrontPoint, FrontValue
@@ -16,12 +16,14 @@ NOT_MEASURED = "not measured"
 class Answer:
     """Each configuration's throughput at one interactivity, and its ratio to the baseline's.
 
-    None is "not measured": outside what the sweep covered, never extrapolated.
+    None is "not measured": outside what the sweep covered, never extrapolated; `nearest` has the
+    front's point that is closest then.
     """
 
     interactivity: float
     baseline: str
     values: dict[str, FrontValue | None]
+    nearest: dict[str, FrontPoint | None] = field(default_factory=dict)
 
     def ratio(self, configuration: str) -> float | None:
         """Throughput ÷ the baseline's at the same interactivity."""
@@ -44,14 +46,20 @@ class Answer:
                 }
                 for name, value in self.values.items()
             },
+            "nearest": {name: _bracket(one) for name, one in self.nearest.items() if one},
         }
+
+    def describe_missing(self, configuration: str) -> str:
+        """That it is not measured there, and where it is."""
+        near = self.nearest.get(configuration)
+        return NOT_MEASURED if near is None else f"{NOT_MEASURED}; nearest {_describe_point(near)}"
 
     def lines(self, unit: str) -> list[str]:
         """One line a configuration, brackets and caveats included."""
         shown = [f"at {self.interactivity:g} tokens/s per user:"]
         for name, value in self.values.items():
             if value is None:
-                shown.append(f"  {name}: {NOT_MEASURED}")
+                shown.append(f"  {name}: {self.describe_missing(name)}")
                 continue
             line = f"  {name}: {value.throughput:,.0f} {unit}"
             ratio = self.ratio(name)
@@ -79,9 +87,10 @@ def build_fronts(points: Sequence[Point]) -> dict[str, Front]:
 def answer(points: Sequence[Point], interactivity: float, baseline: str) -> Answer:
     """Every configuration at `interactivity`, in the order of `points`."""
     fronts = build_fronts(points)
-    return Answer(
-        interactivity, baseline, {name: front.at(interactivity) for name, front in fronts.items()}
-    )
+    values = {name: front.at(interactivity) for name, front in fronts.items()}
+    missing = [name for name, value in values.items() if value is None]
+    nearest = {name: fronts[name].nearest(interactivity) for name in missing}
+    return Answer(interactivity, baseline, values, nearest)
 
 
 def throughput_unit(points: Sequence[Point]) -> str:
@@ -92,14 +101,15 @@ def throughput_unit(points: Sequence[Point]) -> str:
 
 def describe_bracket(value: FrontValue) -> str:
     """The measured points that a value lies between, and whether they are few."""
-    ends = [
-        f"{one.interactivity:,.0f} → {one.throughput:,.0f} ({one.label})"
-        for one in dict.fromkeys((value.below, value.above))
-    ]
+    ends = [_describe_point(one) for one in dict.fromkeys((value.below, value.above))]
     text = f"measured {' and '.join(ends)}" if len(ends) == 1 else f"between {' and '.join(ends)}"
     if value.is_sparse:
         text += f"; few points: {value.near} measured within a factor of two"
     return text
+
+
+def _describe_point(point: FrontPoint) -> str:
+    return f"{point.interactivity:,.0f} → {point.throughput:,.0f} ({point.label})"
 
 
 def _bracket(point: FrontPoint) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def answer_table(answers: Sequence[Answer], unit: str) -> Table | None:
                     f"{one.interactivity:g}",
                     NOT_MEASURED if value is None else f"{value.throughput:,.0f}",
                     DASH if ratio is None else f"{ratio:.2f}",
-                    DASH if value is None else describe_bracket(value),
+                    one.describe_missing(name) if value is None else describe_bracket(value),
                 )
             )
     header = (
