@@ -72,6 +72,7 @@ FROZEN = {
         "--json",
         "-o/--output",
     ],
+    "report": ["RESULTS", "-o/--output", "--interactivity", "--baseline", "--json"],
     "serve": [
         "REPO|BUNDLE",
         "--host",
@@ -80,7 +81,7 @@ FROZEN = {
         "--metrics-port",
         "--openai-port",
         "--log-file",
-    "report": ["RESULTS", "-o/--output", "--interactivity", "--baseline", "--json"],
+    ],
     "sweep": [
         "--config",
         "--name",
