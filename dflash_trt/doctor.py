@@ -17,6 +17,7 @@ from dflash_trt.config import data_folder
 from dflash_trt.errors import DflashError, one_line
 
 TRAIN_MODULES = {"torch": "torch", "modelopt": "nvidia-modelopt", "transformers": "transformers"}
+SERVE_MODULES = ("tritonclient", "starlette", "uvicorn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ def examine() -> list[Finding]:
         _check("build graphs", _build_graphs),
         _check("run on the CPU", _run_on_cpu),
         _check("build TensorRT-RTX engines", _build_engines),
+        _check("serve models", _serve),
         _check("download checkpoints", _hub),
         _check("train the demo pair", _train),
         _check("NVIDIA GPU", _gpu),
@@ -133,6 +135,19 @@ def _build_engines() -> str:
     trt = load_library()
     trt.Builder(make_logger(trt))
     return f"tensorrt_rtx {trt.__version__} for {', '.join(library_arches(TENSORRT_RTX))}"
+
+
+def _serve() -> str:
+    from dflash_trt.serving.tritonserver import find_tritonserver
+
+    server = find_tritonserver()
+    missing = [name for name in SERVE_MODULES if find_spec(name) is None]
+    if missing:
+        raise DflashError(f"{', '.join(missing)} missing", fix="pip install 'dflash-trt[serve]'")
+    source = (
+        "tritonserver" if server.wheel is None else f"nvidia-pytriton {_version('nvidia-pytriton')}"
+    )
+    return f"{source}, tritonclient {_version('tritonclient')}"
 
 
 def _hub() -> str:

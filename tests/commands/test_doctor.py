@@ -18,6 +18,7 @@ CAPABILITIES = [
     "build graphs",
     "run on the CPU",
     "build TensorRT-RTX engines",
+    "serve models",
     "download checkpoints",
     "train the demo pair",
     "NVIDIA GPU",
@@ -50,6 +51,16 @@ def test_missing_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = _finding(outcome, "train the demo pair")
     assert finding["ready"] is False
     assert finding["detail"] == "nvidia-modelopt missing; pip install 'dflash-trt[train]'"
+
+
+def test_no_server(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("dflash_trt.serving.tritonserver.NGC_BINARY", tmp_path / "none")
+    monkeypatch.setattr("dflash_trt.serving.tritonserver._find_wheel", lambda: None)
+    outcome = run("doctor", "--json")
+    assert outcome.code == 0
+    finding = _finding(outcome, "serve models")
+    assert finding["ready"] is False and "there is no tritonserver" in finding["detail"]
 
 
 def test_old_onnx(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
