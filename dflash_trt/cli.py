@@ -23,7 +23,7 @@ COMMANDS = {
     "doctor": "Say what this machine can build and run.",
     "generate": "Continue prompts, with or without speculation.",
     "inspect": "Show what a bundle holds and check its files.",
-    "package": "Turn a bundle into a Triton model repository.",
+    "package": "Turn a bundle into a Triton server model repository.",
     "quantize": "Write a checkpoint in FP8 or NVFP4, calibrated on texts.",
     "report": "Draw what a sweep measured.",
     "serve": "Serve a bundle or a model repository.",

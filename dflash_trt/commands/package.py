@@ -19,7 +19,7 @@ from dflash_trt.serving.repository import (
 )
 
 
-@click.command("package", short_help="Turn a bundle into a Triton model repository.")
+@click.command("package", short_help="Turn a bundle into a Triton server model repository.")
 @bundle_argument
 @click.option(
     "--max-queue-size",

@@ -29,8 +29,8 @@ _COUNT = click.IntRange(1)
 @click.option("--model", help="…its name there.  [default: tensorrt_llm]")
 @click.option(
     "--kind",
-    type=click.Choice(["triton", "completions", "chat"]),
-    help="…Triton's LLM-API contract over gRPC, or OpenAI's.  [default: triton]",
+    type=click.Choice(["llm-api", "completions", "chat"]),
+    help="…the LLM-API contract of a Triton server, over gRPC, or OpenAI's.  [default: llm-api]",
 )
 @click.option("--gpus", type=_COUNT, help="…GPUs it runs on: throughput is per GPU.")
 @click.option("--baseline", help="The configuration others are compared with.  [default: first]")

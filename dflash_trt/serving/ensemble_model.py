@@ -1,4 +1,4 @@
-"""The Triton model `ensemble`: the classic contract, forwarded to `tensorrt_llm`."""
+"""The Triton server model `ensemble`: the classic contract, forwarded to `tensorrt_llm`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Triton model `tensorrt_llm`: a bundle behind the LLM-API contract."""
+"""The Triton server model `tensorrt_llm`: a bundle behind the LLM-API contract."""
 
 from __future__ import annotations
 

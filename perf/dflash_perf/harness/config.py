@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from dflash_trt.config import nearest, read_yaml
 from dflash_trt.errors import DflashError, one_line
 
-Kind = Literal["triton", "completions", "chat"]
+Kind = Literal["llm-api", "completions", "chat"]
 Dataset = Literal["prompts", "speed-bench"]
 Count = Annotated[int, Field(ge=1, le=1 << 20, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -42,7 +42,7 @@ class Configuration(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Annotated[str, Field(pattern=r"^[\w][\w .,+=()-]{0,59}$")]
-    kind: Kind = "triton"
+    kind: Kind = "llm-api"
     url: Text
     model: Text = "tensorrt_llm"
     inputs: dict[Text, Value] = {}
@@ -138,7 +138,7 @@ class SweepConfig(BaseModel):
         if len({configuration.gpus is None for configuration in self.configurations}) > 1:
             raise ValueError("give gpus for all configurations, or for none")
         for one in self.configurations:
-            if one.inputs and one.kind != "triton":
+            if one.inputs and one.kind != "llm-api":
                 raise ValueError(f"{one.name}: inputs belong to kind triton; use parameters")
         if self.request_count is not None and self.duration_s is not None:
             raise ValueError("give request_count or duration_s, not both")

@@ -66,7 +66,7 @@ def open_endpoint(
     Raises:
         DflashError: the client library is missing, or the API key's variable is not set.
     """
-    if configuration.kind == "triton":
+    if configuration.kind == "llm-api":
         require("a sweep over gRPC", "tritonclient", "grpc")
         from dflash_perf.harness.triton import TritonEndpoint
 
