@@ -1,1 +1,1 @@
-"""Serving: the model repository, the Triton server models inside it, and the server that runs them."""
+"""Serving: the model repository, the Triton server models in it, and the server that runs them."""

@@ -236,7 +236,7 @@ def test_servers_that_cannot_do_it(sweep: Sweep, stub: Stub, run: Run, tmp_path:
     sweep("--kind", "chat", url=stub.http, model="nobody").fails(2, "has no model 'nobody'")
     config = tmp_path / "sweep.yaml"
     for text, piece in [
-        ("kind: chat, inputs: {top_k: 3}", "inputs belong to kind triton"),
+        ("kind: chat, inputs: {top_k: 3}", "inputs belong to kind llm-api"),
         ("inputs: {sampling_param_topk: 3}", "nearest: 'sampling_param_top_k'"),
         ("inputs: {sampling_param_top_k: many}", "sampling_param_top_k: is INT32"),
     ]:

@@ -29,11 +29,12 @@ class Configuration(BaseModel):
 
     Args:
         name: what figures call it.
-        kind: `triton` (gRPC, TensorRT-LLM's LLM-API contract), `completions` or `chat` (OpenAI).
+        kind: `llm-api` (a Triton server's LLM-API contract, over gRPC), `completions` or `chat`
+            (OpenAI).
         url: host:port of gRPC, or where /v1 lies.
         model: the served model's name.
-        inputs: further input tensors of every request (triton), by the model's own names.
-        parameters: further request parameters (triton) or body fields (OpenAI) of every request.
+        inputs: further input tensors of every request (llm-api), by the model's own names.
+        parameters: further request parameters (llm-api) or body fields (OpenAI) of every request.
         gpus: how many it runs on; throughput is per GPU where this is given, else per server.
         hardware: what it runs on, for the report.
         api_key_env: the environment variable with the endpoint's bearer token.
@@ -139,7 +140,7 @@ class SweepConfig(BaseModel):
             raise ValueError("give gpus for all configurations, or for none")
         for one in self.configurations:
             if one.inputs and one.kind != "llm-api":
-                raise ValueError(f"{one.name}: inputs belong to kind triton; use parameters")
+                raise ValueError(f"{one.name}: inputs belong to kind llm-api; use parameters")
         if self.request_count is not None and self.duration_s is not None:
             raise ValueError("give request_count or duration_s, not both")
         if self.isl is not None and self.tokenizer is None:
