@@ -16,6 +16,10 @@ demo: $(VENV)/.installed
 	head -n 1 demo_pair/prompts.jsonl > build/first-prompt.jsonl
 	$(BIN)/dflash-trt generate $(BUNDLE) --prompt-file build/first-prompt.jsonl --view
 	$(BIN)/dflash-trt verify $(BUNDLE) --repeats 7
+	$(BIN)/dflash-trt build --target demo-nvfp4 --overwrite -o build/demo-nvfp4-bundle
+	$(BIN)/dflash-trt verify build/demo-nvfp4-bundle --against $(BUNDLE) --max-tokens 64
+	$(BIN)/python -m dflash_perf.served_demo $(BUNDLE) --output-dir build/served
+	@echo 'open build/served/report.html'
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest
@@ -46,7 +50,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) -e .
+	$(PIP_INSTALL) -e '.[serve,perf]'
 	mkdir -p build
 	touch $@
 

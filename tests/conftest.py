@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,9 @@ from hypothesis import settings
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("anywhere", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "anywhere")
+
+# A shell starts background jobs with SIGINT ignored, which tests of Ctrl-C would hand on.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if TYPE_CHECKING:
     from tests.pairs import PairFactory
