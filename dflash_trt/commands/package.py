@@ -22,6 +22,9 @@ from dflash_trt.serving.repository import (
 @click.command("package", short_help="Turn a bundle into a Triton server model repository.")
 @bundle_argument
 @click.option(
+    "--no-speculation", is_flag=True, help="Serve the autoregressive baseline, the target alone."
+)
+@click.option(
     "--max-queue-size",
     type=click.IntRange(0, 1 << 20),
     default=MAX_QUEUE_SIZE,
@@ -37,7 +40,12 @@ from dflash_trt.serving.repository import (
     help="The repository's folder.  [default: ./NAME-repository]",
 )
 def command(
-    bundle: Path, max_queue_size: int, threads: int, overwrite: bool, output: Path | None
+    bundle: Path,
+    no_speculation: bool,
+    max_queue_size: int,
+    threads: int,
+    overwrite: bool,
+    output: Path | None,
 ) -> None:
     """Turn BUNDLE into a model repository for Triton server, complete in itself.
 
@@ -45,10 +53,16 @@ def command(
     """
     output = output or Path(f"{bundle.resolve().name.removesuffix('-bundle')}-repository")
     check_destination(output, overwrite=overwrite, kind=REPOSITORY)
-    options = RepositoryOptions(max_queue_size=max_queue_size, threads=threads, overwrite=overwrite)
+    options = RepositoryOptions(
+        speculation=not no_speculation,
+        max_queue_size=max_queue_size,
+        threads=threads,
+        overwrite=overwrite,
+    )
     with StageBars() as bars:
         limits = write_repository(bundle, output, options, bars).manifest.limits
     click.echo(
         f"{output}: models {LLM_MODEL} (LLM-API contract) and {ENSEMBLE_MODEL} (classic contract), "
         f"{limits.max_batch} slots of {limits.max_seq_len} tokens, a queue of {max_queue_size}"
+        + (", no speculation" if no_speculation else "")
     )

@@ -35,6 +35,7 @@ PORT = click.IntRange(0, 65535)
 @click.option("--http-port", type=PORT, default=8000, show_default=True)
 @click.option("--metrics-port", type=PORT, default=8002, show_default=True)
 @click.option("--openai-port", type=PORT, help="Speak OpenAI's HTTP API too, on this port.")
+@click.option("--no-speculation", is_flag=True, help="Serve a BUNDLE's autoregressive baseline.")
 @click.option(
     "--log-file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -47,6 +48,7 @@ def command(
     http_port: int,
     metrics_port: int,
     openai_port: int | None,
+    no_speculation: bool,
     log_file: Path | None,
 ) -> int:
     """Serve a model repository, or a BUNDLE, which is packaged for the time being.
@@ -61,7 +63,7 @@ def command(
         "--openai-port": openai_port or 0,
     }
     _check_ports(host, ports)
-    with _open_repository(source) as repository:
+    with _open_repository(source, speculation=not no_speculation) as repository:
         options = ServerOptions(
             repository=repository,
             host=host,
@@ -127,7 +129,7 @@ def _plan_front(options: ServerOptions, port: int) -> _FrontPlan:
 
 
 @contextmanager
-def _open_repository(source: Path) -> Generator[Path, None, None]:
+def _open_repository(source: Path, *, speculation: bool) -> Generator[Path, None, None]:
     """The repository to serve: `source` itself, or a bundle's, packaged until the end."""
     if not (source / MANIFEST_NAME).is_file():
         if not any(source.glob("*/config.pbtxt")):
@@ -135,6 +137,13 @@ def _open_repository(source: Path) -> Generator[Path, None, None]:
                 "is neither a bundle nor a model repository",
                 where=source,
                 fix="`dflash-trt build` makes the one, `dflash-trt package` the other",
+                usage=True,
+            )
+        if not speculation:
+            raise DflashError(
+                "is a model repository, whose config.pbtxt says whether to speculate",
+                where="--no-speculation",
+                fix="pass a BUNDLE, or `dflash-trt package --no-speculation`",
                 usage=True,
             )
         yield source
@@ -145,7 +154,7 @@ def _open_repository(source: Path) -> Generator[Path, None, None]:
     with tempfile.TemporaryDirectory(prefix=".dflash-trt-serve-", dir=place) as folder:
         repository = Path(folder) / "repository"
         with StageBars() as bars:
-            write_repository(source, repository, RepositoryOptions(), bars)
+            write_repository(source, repository, RepositoryOptions(speculation=speculation), bars)
         yield repository
 
 

@@ -65,12 +65,19 @@ class GenerationReader:
         tokenizer: the bundle's.
         max_seq_len: positions of its caches.
         streaming_text: what is streamed where the request does not say.
+        speculation: whether the engine drafts, so that there are blocks to choose a size of.
     """
 
     def __init__(
-        self, tokenizer: BundleTokenizer, max_seq_len: int, streaming_text: StreamingText
+        self,
+        tokenizer: BundleTokenizer,
+        max_seq_len: int,
+        streaming_text: StreamingText,
+        *,
+        speculation: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
+        self._speculation = speculation
         self._streaming_text = streaming_text
         # A text longer than this cannot fit, and need not be tokenised to know it.
         longest = max(map(len, tokenizer.core.get_vocab(with_added_tokens=True)))
@@ -94,6 +101,7 @@ class GenerationReader:
                 stop_token_ids=_read_end_id(parameters),
                 stop_strings=stop_strings,
                 ignore_eos=read_flag(parameters, "ignore_eos", False),
+                block_size=self._read_block_size(parameters),
             ),
             streaming=bool(read_scalar(tensors, "streaming", bool)),
             streaming_text=check_streaming_text(
@@ -122,6 +130,17 @@ class GenerationReader:
         if read_flag(parameters, "add_special_tokens", True):
             return self._tokenizer.encode(text)
         return self._tokenizer.encode(text, special=False)
+
+    def _read_block_size(self, parameters: Mapping[str, Any]) -> int | None:
+        """Rows of this request's verify steps; None is the trained block."""
+        size = parameters.get("block_size")
+        if size is None:
+            return None
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise refuse("block_size", f"{one_line(repr(size), 40)} is not an integer")
+        if not self._speculation:
+            raise refuse("block_size", "it needs speculation, which is off here", "leave it out")
+        return size
 
 
 def check_streaming_text(value: object) -> StreamingText:

@@ -35,12 +35,14 @@ class TritonPythonModel:
         settings = ModelSettings(args)
         self._bundle = open_bundle(settings.version_folder / "bundle")
         self._threads = settings.count("threads", 1)
+        self._speculation = settings.switch("speculation")
         limits = self._bundle.manifest.limits
         self._tokenizer = load_tokenizer(self._bundle)
         self._reader = GenerationReader(
             self._tokenizer,
             limits.max_seq_len,
             check_streaming_text(settings.text("streaming_text")),
+            speculation=self._speculation,
         )
         self._worker = EngineWorker(
             self._open_engine, limits.max_batch + settings.count("max_queue_size", 0)
@@ -76,12 +78,18 @@ class TritonPythonModel:
 
     def _open_engine(self) -> OpenEngine:
         manifest = self._bundle.manifest
-        executor = open_executor(self._bundle, threads=self._threads, graphs=("target", "draft"))
+        executor = open_executor(
+            self._bundle,
+            threads=self._threads,
+            graphs=("target", "draft") if self._speculation else ("target_only",),
+        )
         engine = Engine(
             executor,
             tokenizer=self._tokenizer.core,
             eos_token_ids=manifest.target.eos_token_ids,
-            options=EngineOptions(prefill_chunk=manifest.limits.prefill_chunk),
+            options=EngineOptions(
+                speculation=self._speculation, prefill_chunk=manifest.limits.prefill_chunk
+            ),
         )
         return OpenEngine(engine, executor)
 

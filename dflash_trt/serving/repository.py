@@ -29,11 +29,13 @@ class RepositoryOptions:
     """What the models' `config.pbtxt` say, beyond what the bundle does.
 
     Args:
+        speculation: False serves the autoregressive baseline, the target alone.
         max_queue_size: requests that may wait for a slot.
         threads: CPU threads of a step.
         overwrite: whether to replace a repository that exists.
     """
 
+    speculation: bool = True
     max_queue_size: int = MAX_QUEUE_SIZE
     threads: int = 1
     overwrite: bool = False
@@ -57,6 +59,7 @@ def write_repository(
     template = data_folder("triton_repo")
     limits = opened.manifest.limits
     values = {
+        "speculation": "on" if options.speculation else "off",
         "max_batch": limits.max_batch,
         "max_queue_size": options.max_queue_size,
         "max_requests": limits.max_batch + options.max_queue_size,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, one_line
 
 
 class ModelSettings:
@@ -26,6 +26,16 @@ class ModelSettings:
         if name not in self._parameters:
             raise DflashError("is missing", where=f"config.pbtxt: parameters: {name}")
         return self._parameters[name]["string_value"]
+
+    def switch(self, name: str) -> bool:
+        """A parameter that is on (True) or off."""
+        text = self.text(name)
+        if text not in ("on", "off"):
+            raise DflashError(
+                f"{one_line(repr(text), 40)} is neither on nor off",
+                where=f"config.pbtxt: parameters: {name}",
+            )
+        return text == "on"
 
     def count(self, name: str, least: int) -> int:
         """A parameter that is a whole number of at least `least`."""

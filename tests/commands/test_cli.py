@@ -58,7 +58,14 @@ FROZEN = {
         "--json",
     ],
     "inspect": ["BUNDLE", "--verify", "--batch", "--context", "--json"],
-    "package": ["BUNDLE", "--max-queue-size", "--threads", "--overwrite", "-o/--output"],
+    "package": [
+        "BUNDLE",
+        "--no-speculation",
+        "--max-queue-size",
+        "--threads",
+        "--overwrite",
+        "-o/--output",
+    ],
     "quantize": [
         "--checkpoint",
         "--precision",
@@ -80,6 +87,7 @@ FROZEN = {
         "--http-port",
         "--metrics-port",
         "--openai-port",
+        "--no-speculation",
         "--log-file",
     ],
     "sweep": [

@@ -119,10 +119,10 @@ def build_chat_demo(folder: Path) -> Path:
 
 
 @contextmanager
-def serving(source: Path, bundle: Path) -> Generator[Served, None, None]:
+def serving(source: Path, bundle: Path, *arguments: str) -> Generator[Served, None, None]:
     """Runs `serve` on `source`, a bundle or a repository of it; SIGTERM must end it well."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "dflash_trt", "serve", str(source), *FREE_PORTS],
+        [sys.executable, "-m", "dflash_trt", "serve", str(source), *FREE_PORTS, *arguments],
         stdout=subprocess.PIPE,
         text=True,
     )

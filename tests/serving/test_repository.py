@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from dflash_trt.cli import main
 from dflash_trt.errors import DflashError
 from dflash_trt.serving import classic, generation, repository
 from dflash_trt.serving.repository import RepositoryOptions, is_repository, write_repository
+from dflash_trt.serving.settings import ModelSettings
 from tests.pairs import SilentProgress
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -35,6 +37,37 @@ def test_config_to_the_byte(bundle: Bundle, tmp_path: Path, model: str) -> None:
     folder = _write(bundle, tmp_path / "repository", max_queue_size=10, threads=3)
     written = (folder / model / "config.pbtxt").read_text(encoding="utf-8")
     assert written == (GOLDEN / f"{model}.config.pbtxt").read_text(encoding="utf-8")
+
+
+def test_the_baselines_config_differs_in_its_switch(bundle: Bundle, tmp_path: Path) -> None:
+    folder = _write(
+        bundle, tmp_path / "repository", speculation=False, max_queue_size=10, threads=3
+    )
+    for model in MODELS:
+        golden = (GOLDEN / f"{model}.config.pbtxt").read_text(encoding="utf-8")
+        on, off = (
+            f'{{ key: "speculation"  value: {{ string_value: "{one}" }} }}' for one in ("on", "off")
+        )
+        written = (folder / model / "config.pbtxt").read_text(encoding="utf-8")
+        assert written == golden.replace(on, off)
+        assert (written != golden) == (model == "tensorrt_llm")
+
+
+def test_a_switch_is_on_or_off() -> None:
+    def read(**parameters: str) -> bool:
+        config = {name: {"string_value": value} for name, value in parameters.items()}
+        arguments = {
+            "model_config": json.dumps({"parameters": config}),
+            "model_repository": "/r",
+            "model_version": "1",
+        }
+        return ModelSettings(arguments).switch("speculation")
+
+    assert read(speculation="on") and not read(speculation="off")
+    with pytest.raises(DflashError, match="parameters: speculation: 'yes' is neither on nor off"):
+        read(speculation="yes")
+    with pytest.raises(DflashError, match="parameters: speculation: is missing"):
+        read(threads="1")
 
 
 def test_every_refused_input_is_declared(repository: Path) -> None:
@@ -120,6 +153,8 @@ def test_command(
         "8 slots of 1024 tokens, a queue of 3\n"
     )
     assert main(["package", str(bundle.folder)]) == 2
+    assert main(["package", str(bundle.folder), "--overwrite", "--no-speculation"]) == 0
+    assert capsys.readouterr().out.endswith("a queue of 64, no speculation\n")
     assert main(["package", str(bundle.folder), "-o", str(tmp_path / "r"), "--threads", "0"]) == 2
     assert not (tmp_path / "r").exists()
 

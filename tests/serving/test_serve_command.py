@@ -183,6 +183,11 @@ def test_sources_that_cannot_be_served(run: Run, tmp_path: Path) -> None:  # noq
     run("serve", tmp_path / "none").fails(2, *pieces)
     (tmp_path / "file").touch()
     run("serve", tmp_path / "file").fails(2, "is a file")
+    (tmp_path / "repository" / "model").mkdir(parents=True)
+    (tmp_path / "repository" / "model" / "config.pbtxt").touch()
+    run("serve", tmp_path / "repository", "--no-speculation").fails(
+        2, "--no-speculation", "is a model repository", "package --no-speculation"
+    )
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "manifest.json").write_text("{}")
     run("serve", tmp_path / "damaged").fails(1, "schema version")
