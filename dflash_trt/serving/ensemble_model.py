@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 import uuid
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from dflash_trt.serving.inputs import (
     read_texts,
 )
 from dflash_trt.serving.jobs import Failure, Outcome
+from dflash_trt.serving.liveness import LivenessWatch, is_model_running
 from dflash_trt.serving.replies import Channel, Outputs
 from dflash_trt.serving.settings import ModelSettings
 from dflash_trt.serving.watch import CancellationWatch
@@ -28,21 +30,29 @@ from dflash_trt.serving.watch import CancellationWatch
 _LLM_MODEL = "tensorrt_llm"
 _FINAL_MARK = "num_verify_steps"  # an output that only a last response has
 _STOP_AGAIN_S = 0.02
+_CLOSE_S = 5.0
 
 
 class _Forwarding:
     """A request on its way through the other model, under an id of its own."""
 
-    def __init__(self, channel: Channel, forward: Forward) -> None:
+    def __init__(self, request_id: str, channel: Channel, forward: Forward) -> None:
+        self.request_id = request_id
         self.channel = channel
         self.forward = forward
         self.inner_id = f"ensemble-{uuid.uuid4().hex}"
         self.cancelled = threading.Event()
         self.done = threading.Event()
+        self.threads: set[threading.Thread] = set()
 
 
 class TritonPythonModel:
-    """Triton server's interface: `initialize`, `execute` for each request, `finalize`."""
+    """Triton server's interface: `initialize`, `execute` for each request, `finalize`.
+
+    Should the other model's process die, requests on their way through it end with an error
+    within seconds. The threads that wait in the server for its answers cannot be woken: they are
+    left behind, and end with this process.
+    """
 
     def initialize(self, args: Mapping[str, str]) -> None:
         import triton_python_backend_utils as utils
@@ -54,9 +64,13 @@ class TritonPythonModel:
         self._lock = threading.Lock()
         self._live: dict[str, list[_Forwarding]] = {}
         self._count = 0
-        self._forwarders = ThreadPoolExecutor(self._max_requests, "forward")
-        self._stoppers = ThreadPoolExecutor(self._max_requests, "stop")
+        self._threads: set[threading.Thread] = set()
         self._watch = CancellationWatch()
+        self._liveness = LivenessWatch(
+            lambda: is_model_running(os.getppid(), _LLM_MODEL),
+            lambda: self._count > 0,
+            self._give_up,
+        )
 
     def execute(self, requests: list[Any]) -> None:
         """Takes requests; their replies come from other threads."""
@@ -71,12 +85,14 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Cancels what is still forwarded, and waits for it."""
-        with self._lock:
-            live = [one for several in self._live.values() for one in several]
-        for one in live:
+        deadline = time.monotonic() + _CLOSE_S
+        for one in self._list_live():
             self._cancel(one)
-        self._forwarders.shutdown()
-        self._stoppers.shutdown()
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._liveness.close()
         self._watch.close()
 
     def _take(self, request: Any, channel: Channel) -> None:
@@ -93,7 +109,8 @@ class TritonPythonModel:
             "streaming_text": self._streaming_text,
             **read_parameters(request.parameters()),
         }
-        forwarding = _Forwarding(channel, read_forward(tensors, parameters, request.timeout()))
+        forward = read_forward(tensors, parameters, request.timeout())
+        forwarding = _Forwarding(request_id, channel, forward)
         with self._lock:
             if self._count < self._max_requests:
                 self._count += 1
@@ -105,13 +122,32 @@ class TritonPythonModel:
             channel.fail(Failure(Outcome.OVERFLOW, full))
             return
         self._watch.add(channel, lambda: self._cancel(forwarding))
-        self._forwarders.submit(self._forward, request_id, forwarding)
+        self._liveness.look()
+        self._start(self._forward, forwarding)
 
-    def _forward(self, request_id: str, forwarding: _Forwarding) -> None:
+    def _start(self, work: Callable[[_Forwarding], None], forwarding: _Forwarding) -> None:
+        """Runs `work` on a thread that keeps no process from ending."""
+
+        def run() -> None:
+            try:
+                work(forwarding)
+            finally:
+                with self._lock:
+                    self._threads.discard(thread)
+
+        thread = threading.Thread(target=run, name=work.__name__, daemon=True)
+        forwarding.threads.add(thread)
+        with self._lock:
+            self._threads.add(thread)
+        thread.start()
+
+    def _forward(self, forwarding: _Forwarding) -> None:
         """Passes responses on as they come, until the last."""
         channel, ended = forwarding.channel, False
         try:
             for response in self._call(forwarding):
+                if forwarding.done.is_set():
+                    continue  # given up, and its client told so
                 if response.has_error():
                     channel.pass_on(response.error())
                     ended = True
@@ -129,13 +165,36 @@ class TritonPythonModel:
         except Exception as error:
             channel.fail(_failure(error))
         finally:
+            self._release(forwarding)
+
+    def _release(self, forwarding: _Forwarding) -> None:
+        """Its place is free again; the second time nothing happens."""
+        self._watch.remove(forwarding.channel)
+        request_id = forwarding.request_id
+        with self._lock:
+            if forwarding.done.is_set():
+                return
             forwarding.done.set()
-            self._watch.remove(forwarding.channel)
+            self._count -= 1
+            self._live[request_id].remove(forwarding)
+            if not self._live[request_id]:
+                del self._live[request_id]
+
+    def _give_up(self) -> None:
+        """Ends everything in flight: the other model is gone."""
+        lost = DflashError(
+            f"the process of the model {_LLM_MODEL} has died",
+            fix="restart the server, or load it again",
+        )
+        for one in self._list_live():
+            self._release(one)
+            one.channel.fail(Failure(Outcome.FAILED, lost))
             with self._lock:
-                self._count -= 1
-                self._live[request_id].remove(forwarding)
-                if not self._live[request_id]:
-                    del self._live[request_id]
+                self._threads -= one.threads
+
+    def _list_live(self) -> list[_Forwarding]:
+        with self._lock:
+            return [one for several in self._live.values() for one in several]
 
     def _call(self, forwarding: _Forwarding) -> Any:
         forward = forwarding.forward
@@ -154,7 +213,7 @@ class TritonPythonModel:
     def _cancel(self, forwarding: _Forwarding) -> None:
         if not forwarding.cancelled.is_set():
             forwarding.cancelled.set()
-            self._stoppers.submit(self._stop, forwarding)
+            self._start(self._stop, forwarding)
 
     def _stop(self, forwarding: _Forwarding) -> None:
         """Tells the other model until it has heard: the request itself may arrive later."""

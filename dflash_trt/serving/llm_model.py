@@ -25,7 +25,13 @@ _REPLY_THREADS = 2
 
 
 class TritonPythonModel:
-    """Triton server's interface: `initialize`, `execute` for each request, `finalize`."""
+    """Triton server's interface: `initialize`, `execute` for each request, `finalize`.
+
+    When an executor has failed and none opens in its place, every request is refused at once with
+    advice to restart the server, but readiness stays true: a Python model cannot take it back,
+    and Triton server 2.51 calls even a model ready whose process has died. Health checks that
+    must notice should send a short request.
+    """
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Opens the bundle beside model.py and warms it up; the model is ready when it returns."""

@@ -1,0 +1,84 @@
+"""Notices that a model's process has died, which nobody tells those who wait for its answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+_PERIOD_S = 0.5
+_PROC = Path("/proc")
+
+
+class LivenessWatch:
+    """Looks, while somebody waits for a model, whether its process is still there.
+
+    Triton server 2.51 refuses new requests for a model whose process has died, but those that the
+    process had taken never end. To ask the model through the server is no way to know: such a
+    question may wait behind all the requests in flight.
+
+    Args:
+        is_alive: whether the process runs. Only one that has been seen can be lost.
+        is_needed: whether anybody waits for the model now.
+        on_lost: called when the process has gone, again and again while somebody waits for it.
+        period_s: seconds between two looks.
+    """
+
+    def __init__(
+        self,
+        is_alive: Callable[[], bool],
+        is_needed: Callable[[], bool],
+        on_lost: Callable[[], None],
+        period_s: float = _PERIOD_S,
+    ) -> None:
+        self._is_alive = is_alive
+        self._is_needed = is_needed
+        self._on_lost = on_lost
+        self._period_s = period_s
+        self._seen = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="liveness", daemon=True)
+        self._thread.start()
+
+    def look(self) -> None:
+        """Looks now, if the process has not been seen yet: for who is about to wait for it."""
+        self._seen = self._seen or self._is_alive()
+
+    def close(self) -> None:
+        """Looks no more."""
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._period_s):
+            if self._seen and self._is_needed() and not self._is_alive():
+                self._on_lost()
+
+
+def is_model_running(server_pid: int, model: str, proc: Path = _PROC) -> bool:
+    """Whether a child of the server runs the Python model `model`.
+
+    The Python backend starts a process with the path of the model's `model.py` as an argument,
+    <repository>/<model>/<version>/model.py. One that has ended but is still listed, a zombie, does
+    not run.
+    """
+    return any(
+        _is_running_child(process, server_pid, model)
+        for process in proc.iterdir()
+        if process.name.isdecimal()
+    )
+
+
+def _is_running_child(process: Path, parent_pid: int, model: str) -> bool:
+    try:
+        # pid (command) state ppid …; the command may hold spaces and brackets.
+        state, ppid = (
+            (process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[:2]
+        )
+        if int(ppid) != parent_pid or state in "ZX":
+            return False
+        arguments = (process / "cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):  # it has ended meanwhile
+        return False
+    paths = (Path(one.decode("utf-8", "replace")) for one in arguments)
+    return any(path.name == "model.py" and path.parent.parent.name == model for path in paths)

@@ -1,0 +1,96 @@
+"""A model whose process is gone is noticed, by its parent, its state and its model.py."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.serving.liveness import LivenessWatch, is_model_running
+
+PERIOD_S = 0.005
+
+
+class Model:
+    """A process as the test wants it."""
+
+    def __init__(self, *, alive: bool = True, needed: bool = True) -> None:
+        self.alive = alive
+        self.needed = needed
+        self.looks = 0
+        self.lost = threading.Event()
+
+    def is_alive(self) -> bool:
+        self.looks += 1
+        return self.alive
+
+    def wait_for_looks(self, count: int) -> None:
+        deadline = time.monotonic() + 10
+        while self.looks < count:
+            assert time.monotonic() < deadline
+            time.sleep(PERIOD_S)
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[[Model], LivenessWatch]]:
+    watches: list[LivenessWatch] = []
+
+    def start(model: Model) -> LivenessWatch:
+        watches.append(
+            LivenessWatch(model.is_alive, lambda: model.needed, model.lost.set, PERIOD_S)
+        )
+        return watches[-1]
+
+    yield start
+    for one in watches:
+        one.close()
+
+
+def test_a_death_is_told(watch: Callable[[Model], LivenessWatch]) -> None:
+    model = Model()
+    watch(model).look()
+    model.wait_for_looks(3)
+    assert not model.lost.is_set()
+    model.alive = False
+    assert model.lost.wait(10)
+    model.lost.clear()  # and told to those who come later
+    assert model.lost.wait(10)
+
+
+def test_one_never_seen_is_not_lost(watch: Callable[[Model], LivenessWatch]) -> None:
+    model = Model(alive=False)
+    watch(model).look()
+    assert not model.lost.wait(10 * PERIOD_S)
+
+
+def test_nobody_waiting_nobody_looks(watch: Callable[[Model], LivenessWatch]) -> None:
+    model = Model(needed=False)
+    watching = watch(model)
+    watching.look()
+    watching.look()
+    time.sleep(10 * PERIOD_S)
+    assert model.looks == 1
+    model.alive, model.needed = False, True
+    assert model.lost.wait(10)
+
+
+def _add(proc: Path, pid: int, state: str, ppid: int, *arguments: str) -> None:
+    (proc / str(pid)).mkdir()
+    (proc / str(pid) / "stat").write_text(f"{pid} (a (b) c) {state} {ppid} {ppid} 0 0")
+    (proc / str(pid) / "cmdline").write_bytes(b"".join(f"{one}\0".encode() for one in arguments))
+
+
+def test_processes(tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    (tmp_path / "5").mkdir()  # ended between two reads
+    _add(tmp_path, 10, "S", 1, "/stub", "/r/tensorrt_llm/1/model.py", "shm")  # another server's
+    _add(tmp_path, 11, "S", 7, "/stub", "/r/tensorrt_llm/ensemble/1/model.py", "shm")
+    _add(tmp_path, 12, "Z", 7, "/stub", "/r/tensorrt_llm/1/model.py", "shm")
+    assert not is_model_running(7, "tensorrt_llm", tmp_path)
+    _add(tmp_path, 13, "R", 7, "/stub", "/r/tensorrt_llm/1/model.py", "shm")
+    assert is_model_running(7, "tensorrt_llm", tmp_path)
+    assert is_model_running(7, "ensemble", tmp_path)
+    assert not is_model_running(8, "tensorrt_llm", tmp_path)
