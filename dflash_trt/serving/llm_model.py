@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from dflash_trt.serving.watch import CancellationWatch
 from dflash_trt.serving.worker import EngineWorker, OpenEngine
 
 _REPLY_THREADS = 2
+_SWITCH_INTERVAL_S = 0.0002
 
 
 class TritonPythonModel:
@@ -38,6 +40,8 @@ class TritonPythonModel:
         import triton_python_backend_utils as utils
 
         self._utils = utils
+        # By default the engine's thread may wait 5 ms, longer than a step, for one that replies.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         settings = ModelSettings(args)
         self._bundle = open_bundle(settings.version_folder / "bundle")
         self._threads = settings.count("threads", 1)
