@@ -31,6 +31,7 @@ from dflash_trt.engines.library import (
 from dflash_trt.engines.monitor import TOTAL_STEPS, make_monitor, make_writer
 from dflash_trt.engines.network import NetworkSummary, check_network, summarize_network
 from dflash_trt.engines.profiles import EngineLimits, Profile, add_profile, profiles
+from dflash_trt.engines.signals import held_signals
 from dflash_trt.engines.user_cache import read_cache, user_cache_file, write_cache
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName, Owner
@@ -176,13 +177,13 @@ def build_engine(
     path = folder / options.folder / f"{graph}.engine"
     path.parent.mkdir(parents=True, exist_ok=True)
     built = profiles(graph, limits)
-    monitor = make_monitor(trt, progress.advance)
     config = _configure(trt, builder, network, options, built)
-    config.progress_monitor = monitor
     timings = None if library.is_rtx else _TimingCache(trt, config, options)
     with path.open("wb") as file:
         writer = make_writer(trt, file)
-        succeeded = builder.build_serialized_network_to_stream(network, config, writer)
+        with held_signals() as held:
+            config.progress_monitor = monitor = make_monitor(trt, progress.advance, held)
+            succeeded = builder.build_serialized_network_to_stream(network, config, writer)
         monitor.check()
         writer.check()
     if not succeeded or path.stat().st_size == 0:

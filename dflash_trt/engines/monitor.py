@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from dflash_trt.engines.signals import HeldSignals
+
 # The bar's length: nested phases share out their parent's step.
 TOTAL_STEPS = 1000
 
@@ -54,8 +56,11 @@ class PhaseProgress:
             self._shown = reached
 
 
-def make_monitor(trt: Any, advance: Callable[[int], None]) -> Any:
-    """An IProgressMonitor that calls `advance`; its `check` raises what stopped the build."""
+def make_monitor(trt: Any, advance: Callable[[int], None], held: HeldSignals) -> Any:
+    """An IProgressMonitor that calls `advance`; its `check` raises what stopped the build.
+
+    A signal in `held` stops it too, and is for whoever holds it to deliver.
+    """
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -76,9 +81,9 @@ def make_monitor(trt: Any, advance: Callable[[int], None]) -> Any:
             try:
                 with self._lock:
                     self._phases.complete_step(name)
-            except BaseException as error:  # Ctrl-C arrives here too
+            except BaseException as error:
                 self._error = error
-            return self._error is None
+            return self._error is None and held.number is None
 
         def check(self) -> None:
             if self._error is not None:
