@@ -119,6 +119,12 @@ def command(
     each target with each draft. Nothing fails then but the bounds given.
     """
     _check_options(context, has_twin=against is not None)
+    for option, bound in (
+        ("--fail-below-agreement", fail_below_agreement),
+        ("--max-tau-loss", max_tau_loss),
+    ):
+        if bound is not None and math.isnan(bound):  # click's ranges let it pass
+            raise DflashError("nan is no bound", where=option, usage=True)
     opened = open_bundle(bundle)
     check_runnable(opened)
     limits = opened.manifest.limits

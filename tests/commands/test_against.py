@@ -262,6 +262,8 @@ def test_a_bundle_of_an_earlier_version(run: Run, twins: Twins, tmp_path: Path) 
         (["--fail-below-agreement", "0.9"], ["--fail-below-agreement", "needs --against"]),
         (["--against", "TWIN", "--fail-below-agreement", "1.1"], ["--fail-below-agreement"]),
         (["--against", "TWIN", "--max-tau-loss", "-1"], ["--max-tau-loss"]),
+        (["--against", "TWIN", "--max-tau-loss", "nan"], ["--max-tau-loss", "nan is no bound"]),
+        (["--against", "TWIN", "--fail-below-agreement", "nan"], ["--fail-below-agreement", "nan"]),
         (["--against", "nowhere"], ["nowhere", "is not a bundle"]),
         (["--against", "TWIN", "--text", "nowhere"], ["nowhere", "cannot be read"]),
         (["--against", "TWIN", "--prompt", "a"], ["no token to predict"]),
