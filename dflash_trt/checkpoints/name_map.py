@@ -12,6 +12,7 @@ from dflash_trt.checkpoints.quantized_weights import (
     check_quantized,
     find_scales,
     is_kv_scale,
+    is_scale,
     logical_shape,
 )
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
@@ -52,7 +53,8 @@ def match_weights(
             wanted = ", ".join(_size(term, symbols) for term in shape)
             misshapen.append(f"{quoted(name)} is {list(logical_shape(entry))}, not [{wanted}]")
     scales: dict[str, TensorEntry] = {}
-    if not missing and not misshapen:
+    misfit = bool(missing or misshapen)
+    if not misfit:  # else scales are not looked for, and none is unexpected
         check_quantized(weights, quantization)
         scales = find_scales(checkpoint.tensors, weights)
     used = {entry.name for entry in (*weights.values(), *scales.values())}
@@ -62,7 +64,7 @@ def match_weights(
         if name not in used
         and name not in ignored
         and not name.endswith(HARMLESS_SUFFIXES)
-        and not (quantization and is_kv_scale(name))
+        and not (quantization and (is_kv_scale(name) or (misfit and is_scale(name))))
     ]
     problems = [
         _listed("missing", missing),

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from dflash_trt.checkpoints.draft import DraftSpec, read_draft
 from dflash_trt.checkpoints.quantized_weights import count_parameters, quantized_linears
 from dflash_trt.checkpoints.target import TargetSpec, read_target
+from dflash_trt.errors import DflashError
 from tests.checkpoints.conftest import Refused
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.quantized import Algorithm, quantize_folder, write_quant_config
@@ -228,3 +229,15 @@ def test_columns_that_no_block_divides(tmp_path: Path, refused: Refused) -> None
     write_quant_config(folder, "NVFP4", [*EXCLUDED, *names], "modelopt")
     with refused("down_proj.weight", "its 72 columns are no multiple of 16"):
         read_target(folder)
+
+
+def test_a_packed_weight_of_another_shape(target: Callable[..., Path]) -> None:
+    folder = target("NVFP4")
+    name = "model.layers.0.mlp.up_proj.weight"
+    change_tensors(folder, {name: torch.zeros(3, 5, dtype=torch.uint8)})
+    with pytest.raises(DflashError) as caught:
+        read_target(folder)
+    message = str(caught.value)
+    assert name in message
+    assert "wrong shape" in message
+    assert "unexpected" not in message, "the scales beside other weights are not to blame"
