@@ -16,7 +16,7 @@ import pytest
 from dflash_trt.checkpoints.target import TargetSpec, read_target
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.linears import Algorithm
-from dflash_trt.quantization.partial import partial_folder
+from dflash_trt.quantization.partial import partial_checkpoint, partial_folder
 from dflash_trt.quantization.scales import Activations
 from tests.quantization.running import Stages, amax_of_all, quantize
 from tests.reference.checkpoints import write_target
@@ -261,3 +261,10 @@ def test_a_source_that_shrinks_meanwhile(source: Path, tmp_path: Path) -> None:
         quantize(spec, tmp_path / "q", progress=Shrinking())
     assert _names(tmp_path) == ["source"]
     shutil.rmtree(source)
+
+
+def test_a_folder_that_cannot_be_made() -> None:
+    making = partial_checkpoint(Path("/proc/quantized"), "key", overwrite=False)
+    with pytest.raises(DflashError) as caught, making:
+        pass
+    assert "another process" not in str(caught.value)
