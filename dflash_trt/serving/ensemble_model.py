@@ -207,6 +207,10 @@ class TritonPythonModel:
                 **forward.parameters,
                 "timeout_us": forward.timeout_us,
                 "errors_as_output": True,
+                # A call without a response yet holds one of the Python backend's threads, of which
+                # there are 32: with none left, Triton server hands this model nothing, stops and
+                # requests to refuse included.
+                "acknowledge": True,
             },
         ).exec(decoupled=True)
 

@@ -44,8 +44,8 @@ class Generation:
     """A runtime request, and how its client wants to hear of it.
 
     `lead` is the text to begin the output with: the prompt, if it is not to be excluded.
-    `errors_as_output` is for another model that forwards: it gets what ends a request early as an
-    output.
+    Two are for another model that forwards: `errors_as_output` gives it what ends a request early
+    as an output, `acknowledge` an empty message at once.
     """
 
     request: Request
@@ -56,6 +56,7 @@ class Generation:
     return_stop_reason: bool
     return_perf_metrics: bool
     errors_as_output: bool
+    acknowledge: bool
 
 
 class GenerationReader:
@@ -112,6 +113,7 @@ class GenerationReader:
             return_stop_reason=bool(read_scalar(tensors, "return_stop_reason", bool)),
             return_perf_metrics=bool(read_scalar(tensors, f"{_SAMPLING}return_perf_metrics", bool)),
             errors_as_output=read_flag(parameters, "errors_as_output", False),
+            acknowledge=read_flag(parameters, "acknowledge", False),
         )
 
     def _read_text(self, tensors: Tensors) -> str:

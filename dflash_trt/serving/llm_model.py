@@ -129,6 +129,7 @@ class TritonPythonModel:
         )
         with self._lock:
             self._jobs.setdefault(request_id, []).append(job)
+        reply.begin()
         self._watch.add(channel, lambda: setattr(job, "cancelled", True))
         self._worker.submit(job)
 

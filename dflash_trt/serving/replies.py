@@ -148,6 +148,12 @@ class Reply:
         self._text = generation.lead
         self._token_ids: list[int] = []
 
+    def begin(self) -> None:
+        """Lets the pool send an empty message, where one is wanted; before the first `take`."""
+        if self._generation.acknowledge:
+            self._scheduled = True
+            self._pool.schedule(self)
+
     def take(self, event: TokenEvent | Failure) -> None:
         """Keeps the event and lets the pool send, if there is something to send yet."""
         ended = isinstance(event, Failure) or event.result is not None
@@ -162,13 +168,16 @@ class Reply:
         """Sends what has come so far as one message; on a thread of the pool."""
         with self._lock:
             events, self._pending = self._pending, []
-        last = events[-1]
+        last = events[-1] if events else None
         try:
-            self._send(events)
+            if last is None:
+                self._channel.send({}, final=False)
+            else:
+                self._send(events)
         except Exception as error:  # a client that has gone is no reason to stop serving others
             failure = Failure(Outcome.FAILED, DflashError(f"the reply failed: {error}"))
-            last = last if isinstance(last, Failure) or last.result is None else failure
-        if isinstance(last, Failure) or last.result is not None:
+            last = failure if isinstance(last, TokenEvent) and last.result is not None else last
+        if isinstance(last, Failure) or (last is not None and last.result is not None):
             self._on_sent(last)
             return
         with self._lock:

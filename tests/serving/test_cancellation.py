@@ -201,3 +201,26 @@ def test_a_full_queue_says_so_at_once(
         fields = {"text_input": prompts[1], "sampling_param_max_tokens": 48}
         expected = generate(prompts[1], max_tokens=48).text
         assert ask_grpc(addresses.grpc, LLM, fields).texts == [expected]
+
+
+def test_requests_that_wait_keep_nobody_out(addresses: ServerAddresses, prompts: list[str]) -> None:
+    """More than the 32 threads that the Python backend has for calls from model to model."""
+    before = wait_idle(addresses)
+    count = 48
+    with StreamClient(addresses.grpc) as client:
+        fields = long_fields(CLASSIC, prompts[0], stream=False)
+        for _ in range(count):
+            client.send(CLASSIC, fields, parameters=ENDLESS)
+
+        def all_there() -> bool:
+            metrics = read_metrics(addresses.metrics)
+            held = metrics["dflash_active_slots"] + metrics["dflash_waiting_requests"]
+            assert count_ended(metrics) == count_ended(before), "they were let in one by one"
+            return held == count
+
+        wait_for(all_there)
+        refused = ask_grpc(addresses.grpc, CLASSIC, {**fields, "beam_width": 2})
+        assert "beam_width" in refused.failure
+        client.close(cancel=True)
+    after = wait_idle(addresses, count_ended(before) + count)
+    assert after[CANCELLED] - before[CANCELLED] == count

@@ -80,6 +80,7 @@ def make_reply(
         return_stop_reason=False,
         return_perf_metrics=False,
         errors_as_output=False,
+        acknowledge=False,
     )
     sent = threading.Event()
 
