@@ -53,8 +53,8 @@ def command(
 ) -> int:
     """Serve a model repository, or a BUNDLE, which is packaged for the time being.
 
-    Runs until SIGINT or SIGTERM, after which requests in flight may end (a second signal cuts
-    them off), and exits with the server's code.
+    Runs until SIGINT, SIGTERM or SIGHUP, after which requests in flight may end (a second signal
+    cuts them off), and exits with the server's code.
     """
     ports = {
         "--grpc-port": grpc_port,

@@ -10,7 +10,7 @@ from dflash_trt.errors import EXIT_FAILED, DflashError
 from dflash_trt.serving.launcher import TritonServer
 from dflash_trt.serving.openai_server import OpenAiServer
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ServerEndedError(DflashError):
@@ -28,9 +28,10 @@ class ServerEndedError(DflashError):
 class Service:
     """Runs a server, and a front before it, to their end; use it as a context manager.
 
-    From entering on, the first SIGINT or SIGTERM ends them in order: the front takes no more
-    requests and finishes those it has, then the server does the same. The second ends them at
-    once. Enter it before the server is started, which no signal must leave behind.
+    From entering on, the first SIGINT, SIGTERM or SIGHUP (a closed terminal) ends them in order:
+    the front takes no more requests and finishes those it has, then the server does the same. The
+    second ends them at once. Enter it before the server is started, which no signal must leave
+    behind.
     """
 
     def __init__(self) -> None:
@@ -38,14 +39,18 @@ class Service:
         self._front: OpenAiServer | None = None
         self._stopping = asyncio.Event()
         self._serving = False
+        # `nohup` has SIGHUP ignored, and it stays so.
+        self._signals = [
+            number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
+        ]
 
     def __enter__(self) -> Service:
-        for number in _SIGNALS:
+        for number in self._signals:
             asyncio.get_running_loop().add_signal_handler(number, self._take_signal)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for number in _SIGNALS:
+        for number in self._signals:
             asyncio.get_running_loop().remove_signal_handler(number)
 
     async def run(

@@ -86,7 +86,7 @@ def _wait_ready(process: subprocess.Popen[str], lines: int = 3) -> list[str]:
     return [process.stdout.readline().strip() for _ in range(lines)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_runs_until_a_signal(
     start: Serve, repository: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -102,6 +102,21 @@ def test_runs_until_a_signal(
     assert "error" not in err and err.startswith("starting ")
     assert "exiting" in log.read_text()
     assert not list(tmp_path.glob("dflash-trt-server-*"))
+
+
+def test_nohup_is_heeded(start: Serve, repository: Path) -> None:
+    """What ignores SIGHUP from the start goes on doing so."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start("well", repository, *FREE)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    _wait_ready(process)
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.terminate()
+    assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_second_signal_does_not_wait(start: Serve, repository: Path) -> None:
