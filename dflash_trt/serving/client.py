@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+import numpy as np
+
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.runtime import FinishReason, RequestResult, RequestStatistics, SamplingParams
 from dflash_trt.serving.call import MODEL, ModelCall, make_input
@@ -213,15 +215,7 @@ class ServedModel:
         name = (status or "").removeprefix("StatusCode.")
         problem = _PROBLEMS.get(name, "failed")
         what = one_line(message or name or "no reason given")
-        lost = (
-            "errors resolving",
-            "failed to connect",
-            "socket closed",
-            "connection re",
-            "goaway",
-            "recvmsg",
-        )
-        if problem == "unavailable" and any(sign in what.lower() for sign in lost):
+        if problem == "unavailable" and any(sign in what.lower() for sign in _NOBODY_THERE):
             return ServedModelError(
                 "no server answers there (any more)",
                 problem,
@@ -249,8 +243,8 @@ def _to_inputs(request: GenerationRequest) -> list[InferInput]:
         "text_input": ("BYTES", [request.prompt.encode()]),
         "streaming": ("BOOL", [request.streaming]),
         "sampling_param_max_tokens": ("INT32", [min(request.max_tokens or _LARGEST, _LARGEST)]),
-        "sampling_param_temperature": ("FP32", [sampling.temperature]),
-        "sampling_param_top_p": ("FP32", [sampling.top_p]),
+        "sampling_param_temperature": ("FP32", [_to_float32(sampling.temperature, "temperature")]),
+        "sampling_param_top_p": ("FP32", [_to_float32(sampling.top_p, "top_p")]),
         "sampling_param_seed": ("UINT64", [sampling.seed]),
         "sampling_param_exclude_input_from_output": ("BOOL", [True]),
         "sampling_param_return_perf_metrics": ("BOOL", [True]),
@@ -262,6 +256,17 @@ def _to_inputs(request: GenerationRequest) -> list[InferInput]:
         stops = [stop.encode() for stop in request.stop_strings]
         values["sampling_param_stop"] = ("BYTES", stops)
     return [make_input(name, kind, items) for name, (kind, items) in values.items()]
+
+
+def _to_float32(value: float, name: str) -> float:
+    """`value`, or the least there is of FP32 instead of 0, which stands for something else.
+
+    Raises:
+        DflashError: FP32 does not reach so far (usage).
+    """
+    if value > np.finfo(np.float32).max:
+        raise DflashError(f"{value:g} is too large to be sent", where=name, usage=True)
+    return max(value, float(np.finfo(np.float32).smallest_subnormal)) if value > 0 else value
 
 
 def _to_parameters(request: GenerationRequest) -> dict[str, Any]:

@@ -90,6 +90,14 @@ def read_flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
     raise refuse(name, f"{one_line(_show(value), 40)} is neither true nor false")
 
 
+def read_count(parameters: Mapping[str, Any], name: str) -> int:
+    """A parameter that is a whole number of at least 0, which it is where it was not sent."""
+    value = parameters.get(name, 0)
+    if type(value) is not int or value < 0:
+        raise refuse(name, f"{one_line(_show(value), 40)} is not a whole number of at least 0")
+    return value
+
+
 def as_strings(texts: list[str]) -> npt.NDArray[np.object_]:
     """Texts as the elements of a STRING tensor."""
     return np.array([text.encode() for text in texts], dtype=np.object_)

@@ -14,7 +14,7 @@ from dflash_trt.errors import DflashError, one_line
 from dflash_trt.executors import open_executor
 from dflash_trt.runtime import Engine, EngineOptions, RequestStatistics, TokenEvent
 from dflash_trt.serving.generation import GenerationReader, check_streaming_text
-from dflash_trt.serving.inputs import Tensors, read_parameters, read_scalar
+from dflash_trt.serving.inputs import Tensors, read_count, read_parameters, read_scalar
 from dflash_trt.serving.jobs import Failure, Job, Outcome
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.replies import Channel, Reply, ReplyPool
@@ -114,7 +114,7 @@ class TritonPythonModel:
         parameters = read_parameters(request.parameters())
         generation = self._reader.read(tensors, parameters)
         self._worker.check(generation.request)
-        timeout_us = request.timeout() or int(parameters.get("timeout_us", 0))
+        timeout_us = request.timeout() or read_count(parameters, "timeout_us")
 
         def forget(last: TokenEvent | Failure) -> None:
             self._forget(request_id, job, channel)

@@ -169,7 +169,7 @@ def _read_sampling(fields: dict[str, Any]) -> SamplingParams:
 
 
 def _read_stops(stop: Any) -> tuple[str, ...]:
-    stops = [stop] if isinstance(stop, str) else stop or []
+    stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(stops, list) or len(stops) > MAX_STOPS:
         raise ApiError(f"must be a text or a list of at most {MAX_STOPS}", param="stop")
     return tuple(_check_text(one, "stop") for one in stops)

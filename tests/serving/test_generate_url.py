@@ -30,6 +30,7 @@ def _without_times(record: object) -> object:
         [],
         ["--temperature", 0.7, "--top-p", 0.9, "--seed", 5],
         ["--temperature", 1.1, "--top-k", 7, "--seed", 2**64 - 1],
+        ["--temperature", 1, "--top-p", 1e-50, "--seed", 3],  # 0 in FP32, which is: keep all
         ["--stop", "\n", "--stop", "silver"],
         ["--ignore-eos"],
     ],
@@ -80,6 +81,8 @@ def test_a_chat_template_is_not_skipped_in_silence(
 def test_what_the_server_refuses(run: Run, served: Served) -> None:  # noqa: F811
     arguments = ["generate", "--url", served.grpc, "--raw", "--prompt", "a b c " * 600]
     run(*arguments).fails(1, "tokens do not fit: the context of 1024")
+    hot = ["generate", "--url", served.grpc, "--raw", "--prompt", "a", "--temperature", 1e40]
+    run(*hot).fails(2, "temperature: 1e+40 is too large to be sent")
 
 
 @pytest.mark.slow

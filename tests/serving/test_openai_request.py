@@ -123,6 +123,8 @@ def test_neutral_values_ask_for_nothing() -> None:
         ({"stop": ["a"] * 5}, "stop", "at most 4"),
         ({"stop": [""]}, "stop", "empty"),
         ({"stop": 3}, "stop", "text"),
+        ({"stop": 0}, "stop", "text"),
+        ({"stop": False}, "stop", "text"),
         ({"stop": [3]}, "stop", "text"),
         ({"stop": "\ud800"}, "stop", "not Unicode"),
         ({"stream": 1}, "stream", "true or false"),

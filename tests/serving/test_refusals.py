@@ -81,6 +81,8 @@ def test_parameters_are_checked(addresses: ServerAddresses) -> None:
         ("ignore_eos", "maybe"),
         ("add_special_tokens", 3),
         ("end_id", "two"),
+        ("timeout_us", "soon"),
+        ("timeout_us", -1),
     ):
         answer = ask_grpc(addresses.grpc, LLM, {"text_input": "a"}, parameters={name: value})
         assert answer.failure.split(": ")[-2].endswith(name), answer.failure
