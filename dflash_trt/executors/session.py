@@ -35,6 +35,9 @@ def open_session(path: Path, threads: int | None) -> ort.InferenceSession:
     options.log_severity_level = 4  # errors arrive as exceptions; no second line beside them
     options.add_session_config_entry(_FOLDING_LIMIT, "0")
     options.add_session_config_entry(_NO_QDQ, "1")
+    # A plan of where intermediates lie, kept for every shape ever met: prompts of all lengths
+    # would let a server grow without end, and it saves no time here.
+    options.enable_mem_pattern = False
     if threads is not None:
         options.intra_op_num_threads = threads
     try:
