@@ -14,8 +14,8 @@ Rounding is to nearest, ties to even; each operation is one of float32, in the o
 The CPU's bodies say this in ordinary operations, and decode weights in such that ONNX Runtime
 folds at load. TensorRT's are its native quantisation layers around a product. Its NVFP4 layer
 documents block scales of the same form, but not the order of its divisions: where a quotient
-falls next to a midpoint, a code may be the neighbour. NaN stays NaN; on the CPU it leaves the rest of
-its block alone, which the codecs do not.
+falls next to a midpoint, a code may be the neighbour. NaN stays NaN; on the CPU it leaves the
+rest of its block alone, which the codecs do not.
 """
 
 from __future__ import annotations
