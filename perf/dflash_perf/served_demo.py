@@ -32,7 +32,7 @@ READY_TIMEOUT_S = 300
 @click.option("--concurrency", default="1,2,4,8", show_default=True)
 @click.option("--osl", type=int, default=128, show_default=True, help="Most output tokens.")
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--interactivity", default="300", show_default=True, help="Tokens/s per user.")
+@click.option("--interactivity", default="500", show_default=True, help="Tokens/s per user.")
 def main(
     bundle: Path, output_dir: Path, concurrency: str, osl: int, repeats: int, interactivity: str
 ) -> None:
@@ -56,7 +56,10 @@ def main(
             configurations.append({"name": name, "url": server.addresses.grpc})
         config = Path(folder) / "sweep.yaml"
         config.write_text(
-            yaml.safe_dump({"input_file": str(prompts), "configurations": configurations}), "utf-8"
+            yaml.safe_dump(
+                {"input_file": str(prompts.resolve()), "configurations": configurations}
+            ),
+            "utf-8",
         )
         results = output_dir / "sweep"
         options_of_sweep = ["--concurrency", concurrency, "--osl", str(osl), "--ignore-eos"]
