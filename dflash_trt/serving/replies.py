@@ -156,18 +156,19 @@ class Reply:
 
     def take(self, event: TokenEvent | Failure) -> None:
         """Keeps the event and lets the pool send, if there is something to send yet."""
-        ended = isinstance(event, Failure) or event.result is not None
         with self._lock:
             self._pending.append(event)
-            if self._scheduled or not (ended or self._generation.streaming):
+            if self._scheduled or not self._is_due():
                 return
             self._scheduled = True
         self._pool.schedule(self)
 
     def send_pending(self) -> None:
         """Sends what has come so far as one message; on a thread of the pool."""
+        events: list[TokenEvent | Failure] = []
         with self._lock:
-            events, self._pending = self._pending, []
+            if self._is_due():  # or this is the empty message of `begin`
+                events, self._pending = self._pending, events
         last = events[-1] if events else None
         try:
             if last is None:
@@ -181,9 +182,17 @@ class Reply:
             self._on_sent(last)
             return
         with self._lock:
-            self._scheduled = bool(self._pending)
-        if self._scheduled:
+            self._scheduled = again = self._is_due()
+        if again:
             self._pool.schedule(self)
+
+    def _is_due(self) -> bool:
+        """Whether what is pending can go out: a request that does not stream waits for its end."""
+        if not self._pending:
+            return False
+        last = self._pending[-1]
+        ended = isinstance(last, Failure) or last.result is not None
+        return ended or self._generation.streaming
 
     def _send(self, events: list[TokenEvent | Failure]) -> None:
         last = events[-1]
@@ -226,6 +235,8 @@ class Reply:
             "num_output_tokens": _int32(statistics.output_tokens),
             "num_verify_steps": _int32(statistics.steps),
             "acceptance_histogram": np.array(statistics.acceptance_histogram, dtype=np.int32),
+            "position_trials": np.array(statistics.position_trials, dtype=np.int32),
+            "position_accepts": np.array(statistics.position_accepts, dtype=np.int32),
             "total_draft_tokens": _int32(statistics.drafted_tokens),
             "total_accepted_draft_tokens": _int32(statistics.accepted_tokens),
         }
