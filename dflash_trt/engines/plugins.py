@@ -1,0 +1,191 @@
+"""Graphs handed over to TensorRT with this project's plugins in place of function bodies.
+
+A plugin is found by the node's name once the model carries no function of that name. Nothing here
+has run on a GPU: the hand-over and the registration are tested against stand-ins.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from dflash_trt.engines.library import Library, OperationForm
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.graph.functions import DFLASH_DOMAIN, TRT_DOMAIN, read_attention_facts
+
+VERSION = "1"
+INSTALL = "pip install 'dflash-trt[plugins]'"
+
+
+def plugin_arch(arch: str) -> str:
+    """The architecture that kernels for `arch` ("sm_100") are compiled for ("sm_100a").
+
+    Raises:
+        DflashError: the plugins' compiler is not installed, or has no such architecture.
+    """
+    compiler = _load("compile")
+    compiler.check_compiler()
+    known: Collection[str] = compiler.ARCHES
+    specific = f"{arch}a"
+    if specific not in known:
+        able = ", ".join(name.removesuffix("a") for name in known)
+        raise DflashError(
+            f"there are no kernels for {arch}",
+            where="--plugins",
+            fix=f"they are for {able}; leave it out",
+            usage=True,
+        )
+    return specific
+
+
+def register_plugins(library: Library, trt: Any, arch: str, folder: Path | None = None) -> set[str]:
+    """Registers every plugin with TensorRT; returns their names.
+
+    Compiled kernels are kept in `folder`, or in the user's cache folder.
+
+    Raises:
+        DflashError: this TensorRT has no plugins of its own kind, or Triton language is missing.
+    """
+    try:
+        plugin = importlib.import_module(f"{library.module}.plugin")
+    except ImportError as error:
+        raise DflashError(
+            f"{library.name} does not load its plugin module: {one_line(error)}",
+            where="--plugins",
+        ) from error
+    registration = _load("registration")
+    registration.PluginRegistration(trt, plugin, plugin_arch(arch), folder).register()
+    return set(_load("operation").operations())
+
+
+def hand_over(model: onnx.ModelProto, plugins: Collection[str]) -> onnx.ModelProto:
+    """A copy of `model` in which calls of functions that `plugins` names are nodes of theirs.
+
+    A function's overload is part of a plugin's name; inputs that a call leaves out are no inputs
+    of the plugin.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    kept = [one for one in model.functions if plugin_name(one) not in plugins]
+    del result.functions[:]
+    result.functions.extend(kept)
+    for node, name in _handed_over(result, plugins):
+        node.op_type = name
+        node.ClearField("overload")
+        node.input[:] = [name for name in node.input if name]
+        _as_plugin(node)
+    return result
+
+
+def hand_over_attention(handed: onnx.ModelProto, block_size: int, capacity: int) -> None:
+    """Puts `block_attention` in place of the native attentions of a model that is handed over.
+
+    For a graph whose every call is a block of up to `block_size` rows, over linear caches of
+    `capacity` positions: the draft. Prompts run through the target's graph, whose attention stays.
+    Native attention also stays where there are sinks, or a head size that no kernel has.
+    """
+    launch = _load("block_attention.launch")
+    nodes: list[onnx.NodeProto] = []
+    for node in handed.graph.node:
+        facts = read_attention_facts(node)
+        if facts is None or facts["head_dim"] not in launch.HEAD_DIMS:
+            nodes.append(node)
+            continue
+        q, k_cache, v_cache, *_, lengths = node.input
+        values = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "key_value_lengths": lengths}
+        values |= {"attended": node.output[0], "sinks": _no_sinks(handed, facts["query_heads"])}
+        values |= {name: f"{node.name}/{name}" for name in ("shares", "log_sums")}
+        attributes = facts | {"block_size": block_size}
+        for operation in launch.linear_operations(capacity, block_size, facts["window"]):
+            plugin = helper.make_node(
+                operation.name,
+                [values[name] for name in operation.inputs],
+                [values[name] for name in operation.outputs],
+                name=f"{node.name}/{operation.name}",
+                domain=DFLASH_DOMAIN,
+            )
+            for name in operation.attributes:
+                plugin.attribute.append(helper.make_attribute(name, attributes[name]))
+            nodes.append(_as_plugin(plugin))
+    del handed.graph.node[:]
+    handed.graph.node.extend(nodes)
+    called = {(node.domain, node.op_type, node.overload) for node in nodes}
+    kept = [
+        one
+        for one in handed.functions
+        if one.domain != TRT_DOMAIN or (one.domain, one.name, one.overload) in called
+    ]
+    del handed.functions[:]
+    handed.functions.extend(kept)
+
+
+def _no_sinks(handed: onnx.ModelProto, heads: int) -> str:
+    """The name of an initializer float32 [heads] of -inf, added where it is not there."""
+    name = f"no_sinks_{heads}"
+    if all(tensor.name != name for tensor in handed.graph.initializer):
+        values = [-math.inf] * heads
+        tensor = helper.make_tensor(name, onnx.TensorProto.FLOAT, [heads], values)
+        handed.graph.initializer.append(tensor)
+    return name
+
+
+def _as_plugin(node: onnx.NodeProto) -> onnx.NodeProto:
+    """`node`, told where the parser finds its plugin."""
+    node.attribute.append(helper.make_attribute("plugin_namespace", DFLASH_DOMAIN))
+    node.attribute.append(helper.make_attribute("plugin_version", VERSION))
+    return node
+
+
+def plugin_name(call: onnx.NodeProto | onnx.FunctionProto) -> str | None:
+    """Name of the plugin that may stand for a call or a function; None outside of our domain."""
+    if call.domain != DFLASH_DOMAIN:
+        return None
+    name = call.op_type if isinstance(call, onnx.NodeProto) else call.name
+    return f"{name}_{call.overload}" if call.overload else name
+
+
+def operation_forms(handed: onnx.ModelProto, plugins: Collection[str]) -> dict[str, OperationForm]:
+    """How TensorRT gets each operation of a model handed over, by name: overloads are told apart.
+
+    "native": the parser's own layer has that name. "plugin": a kernel of ours. "function": the
+    body, as any other nodes.
+    """
+    forms: dict[str, OperationForm] = {name: "plugin" for _, name in _handed_over(handed, plugins)}
+    for function in handed.functions:
+        name = f"{function.name}_{function.overload}" if function.overload else function.name
+        forms[name] = "native" if function.domain == TRT_DOMAIN else "function"
+    return dict(sorted(forms.items()))
+
+
+def plugin_caches(model: onnx.ModelProto, plugins: Collection[str]) -> list[str]:
+    """The caches of `model` that plugins update in place, by input name."""
+    caches = {f"{value.name}_out": value.name for value in model.graph.input}
+    return [
+        caches[output]
+        for node, _ in _handed_over(model, plugins)
+        for output in node.output
+        if output in caches
+    ]
+
+
+def _handed_over(
+    model: onnx.ModelProto, plugins: Collection[str]
+) -> Iterator[tuple[onnx.NodeProto, str]]:
+    """The calls that plugins stand for, each with its plugin's name."""
+    for node in model.graph.node:
+        name = plugin_name(node)
+        if name is not None and name in plugins:
+            yield node, name
+
+
+def _load(module: str) -> Any:
+    try:
+        return importlib.import_module(f"dflash_plugins.{module}")
+    except ImportError as error:
+        raise DflashError(f"no plugins: {one_line(error, 80)}", fix=INSTALL) from error

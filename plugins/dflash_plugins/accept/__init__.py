@@ -1,0 +1,1 @@
+"""`dflash::accept`: how much of a drafted block the target keeps."""

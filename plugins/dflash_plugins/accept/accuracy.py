@@ -1,0 +1,47 @@
+"""What `accept` must get right on a GPU: everything, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dflash_plugins.testing.guarded import Arrays, Run
+from dflash_plugins.testing.numeric import Accuracy
+from dflash_trt.runtime.acceptance import accept_block
+
+
+def make_inputs(batch: int, rows: int, seed: int = 0) -> Arrays:
+    """Blocks of three token ids, so that every length of prefix occurs; one is no int32."""
+    generator = np.random.default_rng(seed)
+    tokens, choices = np.array([7, 2**40, 0])[generator.integers(0, 3, (2, batch, rows))]
+    tokens[0, 1:] = choices[0, :-1]  # everything accepted
+    starts = generator.integers(0, 2**33, batch)
+    return {"token_ids": tokens, "choice_ids": choices, "cache_start": starts}
+
+
+def expect(inputs: Arrays) -> Arrays:
+    """What the runtime's own rule makes of each block."""
+    tokens, choices = inputs["token_ids"], inputs["choice_ids"]
+    settled = [
+        accept_block(row[1:].tolist(), own.tolist().__getitem__)
+        for row, own in zip(tokens, choices, strict=True)
+    ]
+    counts = np.array([len(one) for one in settled])
+    padded = [one + [-1] * (choices.shape[1] - len(one)) for one in settled]
+    return {
+        "accepted": (counts - 1).astype(np.int32),
+        "new_tokens": np.array(padded),
+        "bonus": np.array([one[-1] for one in settled]),
+        "new_start": inputs["cache_start"] + counts,
+    }
+
+
+def check_accuracy(run: Run) -> list[Accuracy]:
+    """Blocks of every size up to 16, many of them."""
+    results = []
+    for rows in range(1, 17):
+        inputs = make_inputs(300, rows)
+        outputs, expected = run("accept", inputs, {}), expect(inputs)
+        wrong = [name for name in expected if not np.array_equal(outputs[name], expected[name])]
+        mismatch = f"{', '.join(wrong)} differ" if wrong else None
+        results.append(Accuracy(f"accept, {rows} rows", float(len(wrong)), 0.0, mismatch))
+    return results

@@ -1,0 +1,1 @@
+"""Attention of a block's query rows over a linear or paged KV cache, split over the context."""

@@ -1,0 +1,98 @@
+"""What `block_attention` must get right on a GPU, products of bfloat16 and FP8 caches included.
+
+The interpreter cannot prove those; whoever launches kernels on a GPU passes its launcher here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dflash_plugins.block_attention.cases import AttentionShape
+from dflash_plugins.block_attention.inputs import attend, expect, make_inputs
+from dflash_plugins.block_attention.launch import RUN
+from dflash_plugins.operation import DType
+from dflash_plugins.testing.guarded import Run
+from dflash_plugins.testing.numeric import Accuracy, epsilon, judge
+
+ROUNDINGS = 4
+"""Of the compute type, that a result may be off: of q k^T's scaling, the weights, and itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyCase:
+    """An attention over sequences of `lengths` positions, with `rows` (block_size) rows each."""
+
+    name: str
+    shape: AttentionShape
+    lengths: tuple[int, ...]
+    rows: int | None = None
+    has_sinks: bool = False
+
+
+def accuracy_cases() -> list[AccuracyCase]:
+    """Each head size and form of the kernels, at lengths where tiles, shares and pages end."""
+    heads = {
+        "heads of 64": AttentionShape(16, 2, 64, 4 * RUN),
+        "heads of 128": AttentionShape(8, 2, 128, 4 * RUN, block_size=16),
+        "heads of 256": AttentionShape(8, 2, 256, 4 * RUN, block_size=16),
+    }
+    lengths = (16, 64, 65, RUN, RUN + 1, 1500, 4 * RUN)
+    found = []
+    for name, shape in heads.items():
+        forms = {
+            "draft": shape,
+            "verify": replace(shape, is_causal=True),
+            "window": replace(shape, window=100),
+            "long window": replace(shape, window=RUN + 100),
+            "paged": replace(shape, page_size=32, is_causal=True),
+            "window paged": replace(shape, page_size=24, window=5),
+        }
+        for form, one in forms.items():
+            for compute in (DType.BFLOAT16, DType.FLOAT16):
+                for cache in (compute, DType.FLOAT8):
+                    typed = replace(one, compute=compute, cache=cache)
+                    title = f"{name}, {form}, {compute.kernel_name}, {cache.kernel_name} cache"
+                    has_sinks = form in ("verify", "window")
+                    found.append(AccuracyCase(title, typed, lengths, has_sinks=has_sinks))
+    prefill = replace(heads["heads of 128"], is_causal=True)
+    found.append(AccuracyCase("more rows than a program has", prefill, (600, 200), 200))
+    one_row = replace(prefill, block_size=8)
+    found.append(AccuracyCase("one row", one_row, (1, 64, 1500), 1))
+    far = replace(prefill, length=33 * RUN)
+    found.append(AccuracyCase("positions past the runs", far, (33 * RUN, 33 * RUN - 100)))
+    return found
+
+
+def check_accuracy(run: Run) -> list[Accuracy]:
+    """Every case against float64, and what no row's bits may depend on."""
+    return [*(check_case(run, case) for case in accuracy_cases()), check_bits(run)]
+
+
+def check_case(run: Run, case: AccuracyCase) -> Accuracy:
+    """One case against float64; what a kernel must not read is NaN."""
+    inputs = make_inputs(case.shape, case.lengths, case.rows, has_sinks=case.has_sinks)
+    actual, expected = attend(run, case.shape, inputs), expect(case.shape, inputs)
+    bound = ROUNDINGS * epsilon(case.shape.compute.numpy)
+    return judge(f"block_attention, {case.name}", actual, expected, bound)
+
+
+def check_bits(run: Run) -> Accuracy:
+    """A sequence has its bits alone too; a causal row, those that it has in a block."""
+    shape = AttentionShape(2, 1, 64, 2 * RUN, is_causal=True)
+    inputs = make_inputs(shape, (700, 33))
+    together = attend(run, shape, inputs)
+    found = []
+    for b, length in enumerate(inputs["key_value_lengths"]):
+        names = ("q", "k_cache", "v_cache", "key_value_lengths")
+        alone = inputs | {name: inputs[name][b : b + 1] for name in names}
+        if attend(run, shape, alone).tobytes() != together[b : b + 1].tobytes():
+            found.append(f"sequence {b} depends on its neighbours")
+        for row in (0, 7):
+            single = alone | {"q": np.ascontiguousarray(alone["q"][:, :, row : row + 1])}
+            single["key_value_lengths"] = np.array([length - 7 + row], np.int32)
+            if attend(run, shape, single).tobytes() != together[b : b + 1, :, row].tobytes():
+                found.append(f"row {row} of sequence {b} depends on the rows beside it")
+    mismatch = "; ".join(found) or None
+    return Accuracy("block_attention, bits", float(len(found)), 0.0, mismatch)

@@ -1,0 +1,89 @@
+"""`block_attention` at given shapes: what is compiled, tested and measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dflash_plugins.block_attention.launch import MERGE, OPERATIONS, needs_split
+from dflash_plugins.operation import Case, DType, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """One attention of a model: its heads, what its rows see, and its cache.
+
+    `length` is the positions that a sequence's cache can have; `page_size` makes it paged.
+    """
+
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    length: int
+    block_size: int = 8
+    window: int = 0
+    is_causal: bool = False
+    page_size: int | None = None
+    compute: DType = DType.BFLOAT16
+    cache: DType = DType.BFLOAT16
+
+    @property
+    def is_split(self) -> bool:
+        return needs_split(self.length, self.block_size, self.window)
+
+
+def make_cases(
+    name: str, shape: AttentionShape, *, batch: int, rows: int | None = None
+) -> list[Case]:
+    """The one launch, or the split and the merge, of `rows` (block_size) rows per sequence."""
+    rows = rows or shape.block_size
+    q = TensorSpec(shape.compute, (batch, shape.query_heads, rows, shape.head_dim))
+    lengths = {"key_value_lengths": TensorSpec(DType.INT32, (batch,))}
+    sinks = {"sinks": TensorSpec(DType.FLOAT32, (shape.query_heads,))}
+    inputs = {"q": q, **_cache_specs(shape, batch), **lengths}
+    inputs |= {} if shape.is_split else sinks
+    attributes = {
+        "block_size": shape.block_size,
+        "is_causal": int(shape.is_causal),
+        "window": shape.window,
+    }
+    operation = next(one for one in OPERATIONS if set(one.inputs) == set(inputs))
+    first = Case(name, operation, inputs, attributes)
+    if not shape.is_split:
+        return [first]
+    merged = {"q": q, **operation.output_specs(inputs), **lengths, **sinks}
+    return [first, Case(name, MERGE, merged, {"window": shape.window})]
+
+
+def _cache_specs(shape: AttentionShape, batch: int) -> dict[str, TensorSpec]:
+    cache = TensorSpec(shape.cache, (batch, shape.kv_heads, shape.length, shape.head_dim))
+    specs: dict[str, TensorSpec] = {}
+    if shape.page_size is not None:
+        pages = -(-shape.length // shape.page_size)
+        pool = (batch * pages, shape.page_size, shape.kv_heads, shape.head_dim)
+        cache = TensorSpec(shape.cache, pool)
+        specs["page_table"] = TensorSpec(DType.INT32, (batch, pages))
+    if shape.cache is DType.FLOAT8:
+        specs["kv_scales"] = TensorSpec(DType.FLOAT32, (2,))
+    return {"k_cache": cache, "v_cache": cache} | specs
+
+
+def main_cases() -> list[Case]:
+    """Each operation as public pairs have it: Qwen3-8B, gpt-oss, and heads of 256."""
+    qwen = AttentionShape(32, 8, 128, 131072, block_size=16)
+    verify = replace(qwen, is_causal=True, page_size=32)
+    gpt_oss = AttentionShape(64, 8, 64, 131072, is_causal=True)
+    window = replace(gpt_oss, window=128)
+    wide = AttentionShape(16, 4, 256, 131072, block_size=16)
+    float8 = DType.FLOAT8
+    shapes = {
+        "gpt-oss window": window,
+        "gpt-oss window paged fp8": replace(window, cache=float8, page_size=32),
+        "gpt-oss verify fp8": replace(gpt_oss, cache=float8),
+        "heads of 256": wide,
+        "heads of 256 window paged": replace(wide, window=128, page_size=32),
+        "gpt-oss window fp8": replace(window, cache=float8),
+        "qwen3-8b verify paged": verify,
+        "qwen3-8b verify paged fp8": replace(verify, cache=float8),
+    }
+    firsts = [make_cases(name, shape, batch=8)[0] for name, shape in shapes.items()]
+    return [*firsts, *make_cases("qwen3-8b draft", qwen, batch=8)]

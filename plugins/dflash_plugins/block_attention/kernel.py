@@ -1,0 +1,215 @@
+"""`block_attention`: a block's S query rows over the KV cache, and the merge of its shares.
+
+An ahead-of-time plugin is exactly one launch without a workspace. Where few positions can be seen
+one program per KV head is enough, and `block_attention` writes the result. Else
+`block_attention_split` gives each KV head SPLITS programs, which write the attention over their
+shares of the cache to outputs that `block_attention_merge` joins: two plugins, one launch each.
+A single launch in which the last program reduces would need counters that are zero beforehand,
+and a plugin's outputs are not; atomic sums would make results depend on timing.
+
+Shares. Cache positions below SPLITS·RUN go to programs in runs of RUN, those above in tiles of
+TILE, in turn. So a share depends on positions alone, never on lengths, the batch or the
+neighbours: a causal row has the same operations in the same order whatever S, the sequence's
+length or its slot; and short contexts are not cut into shares so small that writing them costs
+more than reading the cache. Tiles outside of [first visible, length) are not read, and programs
+without a position return at once: work follows the positions held, but for B·H_kv·SPLITS launches.
+
+Cost of splitting: each share that has positions is written and read once more as float32, which
+against its part of the cache is 2·4·group·S / (RUN·2·bytes of a cache element): an eighth for
+group 4, S 8, RUN 512 and bfloat16, less above SPLITS·RUN positions. The outputs are allocated for
+SPLITS shares: B·H_q·SPLITS·S·(D + 1) floats.
+
+Rows. All group·S rows of a KV head are one tile, so the cache is read once however many query
+heads share it. Row m of a KV head is query head m // S of its group and row m % S of the block,
+which is how q [B,H_q,S,D] lies in memory. More than BLOCK_M rows take several programs.
+
+Products run in q's type with float32 sums; a narrower cache (bfloat16, FP8) is widened to it first.
+q is pre-scaled by 1/sqrt(D), as for `trt::TRT_Attention`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def tile_range(split, first, end, SPLITS: tl.constexpr, RUN: tl.constexpr, TILE: tl.constexpr):
+    """The half-open range of `split`'s own tile indices that touch positions [first, end)."""
+    run_tiles: tl.constexpr = RUN // TILE
+    run_start = split * RUN
+    run_begin = tl.minimum(tl.maximum(first - run_start, 0) // TILE, run_tiles)
+    run_end = tl.minimum(tl.cdiv(tl.maximum(end - run_start, 0), TILE), run_tiles)
+    dealt_first = tl.maximum(first - SPLITS * RUN, 0) // TILE
+    dealt_end = tl.cdiv(tl.maximum(end - SPLITS * RUN, 0), TILE)
+    dealt_begin = (dealt_first + SPLITS - 1 - split) // SPLITS
+    begin = tl.where(run_begin < run_tiles, run_begin, run_tiles + dealt_begin)
+    return begin, run_end + (dealt_end + SPLITS - 1 - split) // SPLITS
+
+
+@triton.jit
+def tile_position(split, index, SPLITS: tl.constexpr, RUN: tl.constexpr, TILE: tl.constexpr):
+    """The first cache position of tile `index` of `split`."""
+    run_tiles: tl.constexpr = RUN // TILE
+    dealt = SPLITS * RUN + ((index - run_tiles) * SPLITS + split) * TILE
+    return tl.where(index < run_tiles, split * RUN + index * TILE, dealt)
+
+
+@triton.jit
+def first_visible(start, WINDOW: tl.constexpr):
+    """The first position that any row of a block at `start` sees; WINDOW 0 is no window."""
+    if WINDOW > 0:
+        return tl.maximum(start - WINDOW + 1, 0)
+    return start * 0
+
+
+@triton.jit
+def block_attention(
+    q,  # [B,H_q,S,D], pre-scaled
+    k_cache,  # linear [B,H_kv,capacity,D], paged [pages,page_size,H_kv,D]
+    v_cache,
+    key_value_lengths,  # int32 [B], the block's own S rows included, which are the last
+    page_table,  # int32 [B,max_pages], or None; capacity is max_pages · page_size
+    kv_scales,  # float32 [2] of K and V, or None
+    sinks,  # float32 [H_q], logits of a key without a value; None where SPLITS > 1
+    rows,  # S
+    capacity,
+    attended,  # [B,H_q,S,D] where SPLITS = 1, else None, and the shares instead:
+    shares,  # float32 [B,H_q,SPLITS,S,D], each the attention over its own keys
+    log_sums,  # float32 [B,H_q,SPLITS,S], log2 of its sum of exponentials
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    RUN: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+):
+    """One share of one sequence's KV head; grid (SPLITS · row blocks, H_kv, B).
+
+    A share that holds no position stays unwritten.
+    """
+    split = tl.program_id(0) % SPLITS
+    row_block = tl.program_id(0) // SPLITS
+    kv_head = tl.program_id(1)
+    sequence = tl.program_id(2)
+    kv_heads = tl.num_programs(1)
+
+    length = tl.load(key_value_lengths + sequence)
+    start = length - rows
+    end = tl.minimum(length, capacity)
+    first = first_visible(start, WINDOW)
+    begin, stop = tile_range(split, first, end, SPLITS, RUN, TILE)
+    if (SPLITS > 1) and (begin >= stop):
+        return
+
+    m = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = m < GROUP * rows
+    position = (start + m % rows)[:, None]
+    d = tl.arange(0, HEAD_DIM)
+    head = (sequence * kv_heads + kv_head).to(tl.int64)
+    q_offsets = (head * GROUP * rows + m)[:, None] * HEAD_DIM + d[None, :]
+    q_rows = tl.load(q + q_offsets, mask=is_row[:, None], other=0.0)
+
+    score_scale = LOG2_E
+    if kv_scales is not None:
+        score_scale = tl.load(kv_scales) * LOG2_E
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    for index in tl.range(begin, stop):
+        keys = tile_position(split, index, SPLITS, RUN, TILE) + tl.arange(0, TILE)
+        # What lies outside was never written, or its page was given back: NaN times 0 is NaN.
+        is_held = (keys >= first) & (keys < end)
+        if PAGE_SIZE > 0:
+            entry = page_table + sequence.to(tl.int64) * (capacity // PAGE_SIZE)
+            page = tl.load(entry + keys // PAGE_SIZE, mask=is_held, other=0).to(tl.int64)
+            row = (page * PAGE_SIZE + keys % PAGE_SIZE) * kv_heads + kv_head
+        else:
+            row = head * capacity + keys
+        kv_offsets = row[:, None] * HEAD_DIM + d[None, :]
+        k = tl.load(k_cache + kv_offsets, mask=is_held[:, None], other=0.0)
+        scores = tl.dot(q_rows, tl.trans(k.to(q_rows.dtype)), input_precision="ieee") * score_scale
+        is_seen = is_held[None, :]
+        if CAUSAL:
+            is_seen = is_seen & (keys[None, :] <= position)
+        if WINDOW > 0:
+            is_seen = is_seen & (keys[None, :] > position - WINDOW)
+            if not CAUSAL:
+                is_seen = is_seen & (keys[None, :] < position + WINDOW)
+        scores = tl.where(is_seen, scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        # A row that has seen no key yet: -inf minus -inf is NaN.
+        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weights = tl.exp2(scores - shift[:, None])
+        fade = tl.exp2(peak - shift)
+        total = total * fade + tl.sum(weights, 1)
+        v = tl.load(v_cache + kv_offsets, mask=is_held[:, None], other=0.0)
+        acc = acc * fade[:, None]
+        acc = tl.dot(weights.to(q_rows.dtype), v.to(q_rows.dtype), acc=acc, input_precision="ieee")
+        peak = new_peak
+
+    if kv_scales is not None:
+        acc = acc * tl.load(kv_scales + 1)
+    if SPLITS == 1:
+        q_head = kv_head * GROUP + m // rows
+        sink = tl.load(sinks + q_head, mask=is_row, other=0.0) * LOG2_E
+        new_peak = tl.maximum(peak, sink)
+        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        fade = tl.exp2(peak - shift)
+        total = total * fade + tl.exp2(sink - shift)
+        acc = acc * fade[:, None]
+        result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+        tl.store(attended + q_offsets, result, mask=is_row[:, None])
+    else:
+        has_keys = total > 0.0
+        divisor = tl.where(has_keys, total, 1.0)
+        share_row = ((head * GROUP + m // rows) * SPLITS + split) * rows + m % rows
+        log_sum = tl.where(has_keys, peak + tl.log2(divisor), float("-inf"))
+        tl.store(log_sums + share_row, log_sum, mask=is_row)
+        share_offsets = share_row[:, None] * HEAD_DIM + d[None, :]
+        tl.store(shares + share_offsets, acc / divisor[:, None], mask=is_row[:, None])
+
+
+@triton.jit
+def block_attention_merge(
+    q,  # [B,H_q,S,D], which attended takes type and shape from; not read
+    shares,  # as block_attention wrote them
+    log_sums,
+    key_value_lengths,
+    sinks,
+    rows,  # S
+    attended,  # [B,H_q,S,D]
+    HEAD_DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    RUN: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """Joins one row's shares, not reading those without positions; grid (S, H_q, B)."""
+    row = tl.program_id(0)
+    q_head = tl.program_id(1)
+    head = (tl.program_id(2) * tl.num_programs(1) + q_head).to(tl.int64)
+    length = tl.load(key_value_lengths + tl.program_id(2))
+    split = tl.arange(0, SPLITS)
+    first = first_visible(length - rows, WINDOW)
+    begin, stop = tile_range(split, first, length, SPLITS, RUN, TILE)
+    is_active = begin < stop
+
+    share_row = (head * SPLITS + split) * rows + row
+    log_sum = tl.load(log_sums + share_row, mask=is_active, other=float("-inf"))
+    sink = tl.load(sinks + q_head) * LOG2_E
+    peak = tl.maximum(tl.max(log_sum, 0), sink)
+    shift = tl.where(peak == float("-inf"), 0.0, peak)
+    weights = tl.exp2(log_sum - shift)
+    total = tl.sum(weights, 0) + tl.exp2(sink - shift)
+
+    d = tl.arange(0, HEAD_DIM)
+    offsets = share_row[:, None] * HEAD_DIM + d[None, :]
+    share = tl.load(shares + offsets, mask=is_active[:, None], other=0.0)
+    result = tl.sum(share * weights[:, None], 0) / tl.where(total > 0.0, total, 1.0)
+    tl.store(attended + (head * rows + row) * HEAD_DIM + d, result)

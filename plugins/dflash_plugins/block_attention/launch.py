@@ -1,0 +1,219 @@
+"""How `block_attention` is launched, for each cache layout, type of element and length.
+
+Operations: `block_attention` in one launch, for caches and windows of few positions, and
+`block_attention_split` with `block_attention_merge` for long ones. The first two have the forms
+`_paged` (pool and page table) and `_fp8` (a cache of E4M3 codes, with the scales of K and V as one
+float32 [2]). Sinks, float32 [H_q], are inputs of the first and the last; -inf is none.
+
+Attributes: block_size, the largest S that a step has (a larger one takes more programs);
+is_causal, 1 for the lower-right mask; window, 0 for none.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from dflash_plugins.operation import (
+    Attributes,
+    Case,
+    Constant,
+    DType,
+    Extent,
+    Launch,
+    Operation,
+    Specs,
+    TensorSpec,
+    fixed,
+    next_power_of_two,
+)
+from dflash_trt.errors import DflashError
+
+HEAD_DIMS = (64, 128, 256)
+
+RUN = 512
+"""Cache positions of a share, before positions are dealt in tiles."""
+
+MAX_SPLITS = 32
+"""Programs per sequence and KV head: with 8 KV heads 256 at batch 1, more than processors."""
+
+MAX_ROWS, MAX_ROW_ELEMENTS = 128, 64 * 256
+"""Query rows of a program, and their elements: the float32 sums stay in registers."""
+
+KERNELS = "dflash_plugins.block_attention.kernel"
+
+
+def split_count(capacity: Extent) -> int:
+    """Shares of a cache of `capacity` positions: a power of two, the most where that varies."""
+    if not isinstance(capacity, int):
+        return MAX_SPLITS
+    return min(MAX_SPLITS, next_power_of_two(-(-capacity // RUN)))
+
+
+def needs_split(capacity: int, block_size: int, window: int = 0) -> bool:
+    """Whether a block may see more positions than one program per KV head should read."""
+    return (min(capacity, window + block_size) if window else capacity) > RUN
+
+
+def tile_positions(head_dim: int) -> int:
+    """Cache positions per step of the loop: at most 16 KiB of K in 16 bits."""
+    return 64 if head_dim <= 128 else 32
+
+
+def _stages(head_dim: int, cache: DType, is_paged: bool) -> int:
+    """Steps in flight: some 64 KiB of K and V, which leaves room on every architecture.
+
+    Reading the page table first is a step of its own before each of the cache's.
+    """
+    if head_dim > 128:
+        return 4 if is_paged else 2
+    tile_bytes = tile_positions(head_dim) * head_dim * cache.numpy.itemsize
+    steps = 3 if tile_bytes > 8 * 1024 else 5
+    return steps + 2 if is_paged and steps == 3 else steps
+
+
+def _capacity(specs: Specs) -> Extent:
+    """Positions that one sequence's cache can have."""
+    if "page_table" in specs:
+        return specs["page_table"].shape[1] * fixed(specs["k_cache"].shape[1], "the page size")
+    return specs["k_cache"].shape[2]
+
+
+def _tiling(head_dim: int, splits: int) -> dict[str, Constant]:
+    """Who has which positions: what a split and its merge must agree on."""
+    return {"SPLITS": splits, "RUN": RUN, "TILE": tile_positions(head_dim)}
+
+
+def _head_dim(specs: Specs) -> int:
+    """The head size.
+
+    Raises:
+        DflashError: no kernel has it.
+    """
+    head_dim = fixed(specs["q"].shape[3], "the head size")
+    if head_dim not in HEAD_DIMS:
+        known = ", ".join(map(str, HEAD_DIMS))
+        raise DflashError(f"block_attention has no kernel for head size {head_dim}, only {known}")
+    return head_dim
+
+
+def _group(specs: Specs, kv_heads: int) -> int:
+    """Query heads per KV head.
+
+    Raises:
+        DflashError: they do not divide.
+    """
+    query_heads = fixed(specs["q"].shape[1], "the number of query heads")
+    if query_heads % kv_heads:
+        raise DflashError(f"{query_heads} query heads do not divide among {kv_heads} KV heads")
+    return query_heads // kv_heads
+
+
+def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -> Launch:
+    batch, _, rows, _ = specs["q"].shape
+    is_paged, head_dim, capacity = "page_table" in specs, _head_dim(specs), _capacity(specs)
+    kv_heads = fixed(specs["k_cache"].shape[2 if is_paged else 1], "the number of KV heads")
+    group = _group(specs, kv_heads)
+    splits = split_count(capacity) if is_split else 1
+    most_rows = min(MAX_ROWS, MAX_ROW_ELEMENTS // head_dim)
+    program_rows = min(max(16, next_power_of_two(group * attributes["block_size"])), most_rows)
+    row_blocks = (rows * group + (program_rows - 1)) // program_rows
+    absent = [name for name in ("page_table", "kv_scales") if name not in specs]
+    absent += ["sinks", "attended"] if is_split else ["shares", "log_sums"]
+    return Launch(
+        grid=(row_blocks * splits, kv_heads, batch),
+        extras=(rows, capacity),
+        constants={
+            **dict.fromkeys(absent),
+            "GROUP": group,
+            "HEAD_DIM": head_dim,
+            **_tiling(head_dim, splits),
+            "BLOCK_M": program_rows,
+            "CAUSAL": bool(attributes["is_causal"]),
+            "WINDOW": attributes["window"],
+            "PAGE_SIZE": fixed(specs["k_cache"].shape[1], "the page size") if is_paged else 0,
+        },
+        warps=8 if program_rows * head_dim >= (64 if is_paged else 128) * 128 else 4,
+        stages=_stages(head_dim, specs["k_cache"].dtype, is_paged),
+    )
+
+
+def _launch_merge(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
+    batch, query_heads, rows, _ = specs["q"].shape
+    head_dim, splits = _head_dim(specs), fixed(specs["shares"].shape[2], "the number of shares")
+    return Launch(
+        grid=(rows, query_heads, batch),
+        extras=(rows,),
+        constants={
+            "HEAD_DIM": head_dim,
+            **_tiling(head_dim, splits),
+            "WINDOW": attributes["window"],
+        },
+        warps=max(1, min(4, splits * head_dim // 1024)),
+        stages=1,
+    )
+
+
+def _describe_attended(specs: Specs) -> dict[str, TensorSpec]:
+    return {"attended": specs["q"]}
+
+
+def _describe_shares(specs: Specs) -> dict[str, TensorSpec]:
+    batch, query_heads, rows, head_dim = specs["q"].shape
+    shape = (batch, query_heads, split_count(_capacity(specs)), rows)
+    return {
+        "shares": TensorSpec(DType.FLOAT32, (*shape, head_dim)),
+        "log_sums": TensorSpec(DType.FLOAT32, shape),
+    }
+
+
+def _operation(*, is_split: bool, is_paged: bool, is_quantized: bool) -> Operation:
+    inputs = ["q", "k_cache", "v_cache", "key_value_lengths"]
+    inputs += ["page_table"] * is_paged + ["kv_scales"] * is_quantized + ["sinks"] * (not is_split)
+    suffix = f"{'_split' * is_split}{'_paged' * is_paged}{'_fp8' * is_quantized}"
+    return Operation(
+        name=f"block_attention{suffix}",
+        kernel=f"{KERNELS}:block_attention",
+        inputs=tuple(inputs),
+        extras=("rows", "capacity"),
+        outputs=("shares", "log_sums") if is_split else ("attended",),
+        attributes={"block_size": int, "is_causal": int, "window": int},
+        describe=_describe_shares if is_split else _describe_attended,
+        launch=partial(_launch, is_split),
+    )
+
+
+MERGE = Operation(
+    name="block_attention_merge",
+    kernel=f"{KERNELS}:block_attention_merge",
+    inputs=("q", "shares", "log_sums", "key_value_lengths", "sinks"),
+    extras=("rows",),
+    outputs=("attended",),
+    attributes={"window": int},
+    describe=_describe_attended,
+    launch=_launch_merge,
+)
+
+OPERATIONS = (
+    *(
+        _operation(is_split=is_split, is_paged=is_paged, is_quantized=is_quantized)
+        for is_split in (False, True)
+        for is_quantized in (False, True)
+        for is_paged in (False, True)
+    ),
+    MERGE,
+)
+
+
+def linear_operations(capacity: int, block_size: int, window: int) -> list[Operation]:
+    """What attends over linear caches of the compute type: one launch, or the split and merge."""
+    is_split = needs_split(capacity, block_size, window)
+    names = ("block_attention_split", MERGE.name) if is_split else ("block_attention",)
+    by_name = {operation.name: operation for operation in OPERATIONS}
+    return [by_name[name] for name in names]
+
+
+def main_cases() -> list[Case]:
+    """What is compiled in CI; see `cases`."""
+    from dflash_plugins.block_attention.cases import main_cases as found
+
+    return found()

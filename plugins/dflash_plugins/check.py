@@ -1,0 +1,145 @@
+"""Every kernel on the GPU that is here: what it computes, and how fast.
+
+    python -m dflash_plugins.check -o perf/results/DATE-plugins-GPU.json
+
+Not run on a GPU yet; its own logic is tested against a stand-in. Speed needs PyTorch for CUDA and
+is left out with `--no-speed`, as under `compute-sanitizer --tool racecheck` (or memcheck).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash_plugins.compile import ARCHES
+from dflash_plugins.operation import FOLDERS
+from dflash_plugins.testing.gpu import GpuRunner, KernelLauncher, TorchRunner, load_driver
+from dflash_trt.engines.device import Device
+from dflash_trt.engines.user_cache import user_cache_file
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.gpu_check import describe_machine
+
+RECORDED = ("numpy", "cuda-python", "triton", "torch")
+
+
+def check(device: Device, driver: Any, folders: Sequence[str], torch: Any = None) -> dict[str, Any]:
+    """A record of accuracy and, with `torch`, of speed; "passed" says whether all is right.
+
+    Raises:
+        DflashError: there are no kernels for this GPU.
+    """
+    arch = f"{device.arch}a"
+    if arch not in ARCHES:
+        raise DflashError(f"there are no kernels for {device.arch}, {device.name}")
+    launcher = KernelLauncher(driver, arch, user_cache_file("kernels"))
+    accuracy = [row for folder in folders for row in _check_accuracy(folder, device, launcher)]
+    record = {
+        "name": "plugins",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": "python -m dflash_plugins.check",
+        "machine": describe_machine(device, RECORDED),
+        "passed": all(row["mismatch"] is None for row in accuracy),
+        "accuracy": accuracy,
+    }
+    if torch is None:
+        return record
+    runner = TorchRunner(torch, launcher)
+    copy = runner.copy_bytes_per_second()
+    rows = [row for folder in folders for row in _measure(folder, torch, runner)]
+    for row in rows:
+        if "bytes_per_second" in row:
+            row["of_copy"] = row["bytes_per_second"] / copy
+    return record | {"copy_bytes_per_second": copy, "speed": rows}
+
+
+def _check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> list[dict[str, Any]]:
+    """One operation's cases; what a device does here for the first time is a finding."""
+    module = importlib.import_module(f"dflash_plugins.{folder}.accuracy")
+    try:
+        return [asdict(one) for one in module.check_accuracy(GpuRunner(device, launcher).run)]
+    except (AssertionError, DflashError) as error:
+        return [{"name": folder, "error": None, "bound": None, "mismatch": one_line(error)}]
+
+
+def _measure(folder: str, torch: Any, runner: TorchRunner) -> list[dict[str, Any]]:
+    """One operation's measurements; a point that does not fit the memory says so."""
+    try:
+        benchmark = importlib.import_module(f"dflash_plugins.{folder}.benchmark")
+    except ModuleNotFoundError:
+        return []  # its time is that of a launch
+    rows = []
+    for point in benchmark.points():
+        try:
+            rows.append(benchmark.measure(torch, point, runner))
+        except torch.cuda.OutOfMemoryError:
+            rows.append({"operation": folder, "case": point.name, "error": "out of memory"})
+        torch.cuda.empty_cache()
+    return rows
+
+
+def describe(record: dict[str, Any]) -> list[str]:
+    """The record as lines for a terminal."""
+    gpu = record["machine"]["gpu"]
+    lines = [f"{gpu['name']} ({gpu['arch']}), CUDA {gpu['driver_cuda']}"]
+    for row in record["accuracy"]:
+        mark = "yes" if row["mismatch"] is None else "no "
+        figures = row["mismatch"] or f"error {row['error']:.3g}, bound {row['bound']:.3g}"
+        lines.append(f"  {mark}  {row['name']}: {figures}")
+    if "speed" in record:
+        lines.append(f"copy {record['copy_bytes_per_second'] / 1e9:,.0f} GB/s")
+    for row in record.get("speed", []):
+        name = f"  {row['operation']}, {row['case']}"
+        if "seconds" not in row:
+            lines.append(f"{name}: {row['error']}")
+            continue
+        rivals = "".join(
+            f", {rival} {seconds * 1e6:,.1f}" for rival, seconds in row["rival_seconds"].items()
+        )
+        share = f", {row['of_copy']:.0%} of copy" if "of_copy" in row else ""
+        lines.append(f"{name}: {row['seconds'] * 1e6:,.1f} µs{share}{rivals}")
+    return lines
+
+
+@click.command(help=(__doc__ or "").partition("\n")[0])
+@click.option(
+    "--operation",
+    "folders",
+    multiple=True,
+    type=click.Choice(FOLDERS),
+    help="Only this one; repeatable.",
+)
+@click.option("--no-speed", is_flag=True, help="Accuracy alone, which needs no PyTorch.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File for the record.",
+)
+def main(folders: tuple[str, ...], no_speed: bool, output: Path | None) -> None:
+    if output is not None and not output.parent.is_dir():  # said before minutes of measuring
+        raise click.ClickException(f"{output.parent}: no such folder")
+    try:
+        device = Device()
+        torch = None if no_speed else importlib.import_module("torch")
+        record = check(device, load_driver(), folders or FOLDERS, torch)
+        device.close()
+    except (DflashError, ImportError) as error:
+        message = error.message if isinstance(error, DflashError) else one_line(error)
+        raise click.ClickException(message) from error
+    for line in describe(record):
+        click.echo(line)
+    if output is not None:
+        output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    if not record["passed"]:
+        raise click.exceptions.Exit(1)
+
+
+if __name__ == "__main__":
+    main()

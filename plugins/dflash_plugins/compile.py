@@ -1,0 +1,273 @@
+"""Compiles kernels to PTX and machine code, for GPUs that need not be here.
+
+    python -m dflash_plugins.compile --arch sm_100a,sm_103a,sm_120a,sm_90a -o DIR
+
+The PTX is what TensorRT embeds in an engine; the machine code (a cubin of that same PTX) tells
+what the kernel takes. Both are kept by a hash of everything that they depend on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash_plugins.operation import Case, KernelSpec, load_kernel, main_cases
+from dflash_plugins.ptx import drop_scratch_pointers
+from dflash_trt.engines.user_cache import write_cache
+from dflash_trt.errors import DflashError, one_line
+
+ARCHES = {"sm_90a": 90, "sm_100a": 100, "sm_103a": 103, "sm_120a": 120}
+"""Compute capability of every architecture that kernels are compiled for."""
+
+INSTALL = "pip install 'dflash-trt[plugins]'"
+WARP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a kernel takes: registers a thread, bytes of shared memory a block, spilled bytes."""
+
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+
+    @property
+    def spills(self) -> bool:
+        return self.spill_store_bytes > 0 or self.spill_load_bytes > 0
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """One kernel for one architecture.
+
+    `ptx` has one entry, `name`, of exactly the KernelSpec's parameters; `shared_bytes` is what a
+    launch asks for dynamically.
+    """
+
+    name: str
+    arch: str
+    ptx: str
+    cubin: bytes
+    threads: int
+    shared_bytes: int
+    resources: Resources
+
+
+def compile_kernel(spec: KernelSpec, arch: str, folder: Path) -> CompiledKernel:
+    """The kernel of `spec` for `arch`, from `folder` when it was compiled before.
+
+    Raises:
+        DflashError: Triton language is not installed, the architecture is not one of ARCHES, or
+            the kernel does not compile.
+    """
+    if arch not in ARCHES:
+        known = ", ".join(ARCHES)
+        raise DflashError(f"{arch!r} is none of {known}", where="--arch", usage=True)
+    check_compiler()
+    function = load_kernel(spec.kernel)
+    stem = _stem(spec, function, arch)
+    kept = _read(folder, stem, arch)
+    if kept is not None:
+        return kept
+    raw = _compile(spec, function, ARCHES[arch])
+    ptx = drop_scratch_pointers(raw.asm["ptx"], len(spec.parameters))
+    cubin, resources = _assemble(ptx, arch, int(raw.metadata.shared))
+    name, shared = str(raw.metadata.name), int(raw.metadata.shared)
+    kernel = CompiledKernel(name, arch, ptx, cubin, spec.warps * WARP, shared, resources)
+    files = {"ptx": ptx.encode(), "cubin": cubin}
+    facts = {
+        "name": kernel.name,
+        "threads": kernel.threads,
+        "shared_bytes": shared,
+        "resources": asdict(resources),
+        "sha256": {suffix: hashlib.sha256(data).hexdigest() for suffix, data in files.items()},
+    }
+    for suffix, data in files.items():
+        write_cache(folder / f"{stem}.{suffix}", data)
+    facts_json = json.dumps(facts, indent=2)
+    write_cache(folder / f"{stem}.json", facts_json.encode())  # last: it makes the others count
+    return kernel
+
+
+def is_kept(spec: KernelSpec, arch: str, folder: Path) -> bool:
+    """Whether `folder` has the kernel of `spec` for `arch`, whole."""
+    return _read(folder, _stem(spec, load_kernel(spec.kernel), arch), arch) is not None
+
+
+def check_compiler() -> None:
+    """Raises DflashError where Triton language is not installed."""
+    try:
+        importlib.import_module("triton")
+    except ImportError as error:
+        raise DflashError(
+            f"Triton language is not installed ({one_line(error, 80)})", fix=INSTALL
+        ) from error
+
+
+def _stem(spec: KernelSpec, function: Any, arch: str) -> str:
+    """A kernel's file name, by a hash of what its machine code depends on.
+
+    The functions that it calls are part of that.
+    """
+    text = f"{function.cache_key} {spec} {version('triton')}"
+    return f"{function.__name__}-{arch}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _read(folder: Path, stem: str, arch: str) -> CompiledKernel | None:
+    try:
+        facts = json.loads((folder / f"{stem}.json").read_bytes())
+        files = {suffix: (folder / f"{stem}.{suffix}").read_bytes() for suffix in ("ptx", "cubin")}
+        if facts["sha256"] != {
+            suffix: hashlib.sha256(data).hexdigest() for suffix, data in files.items()
+        }:
+            return None
+        return CompiledKernel(
+            facts["name"],
+            arch,
+            files["ptx"].decode(),
+            files["cubin"],
+            facts["threads"],
+            facts["shared_bytes"],
+            Resources(**facts["resources"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not there, or not whole: compiled again
+
+
+def _compile(spec: KernelSpec, function: Any, capability: int) -> Any:
+    """Triton language's own compilation of `spec`."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    types, names = dict(spec.parameters), list(function.arg_names)
+    if [name for name in names if name in types] != list(types):
+        raise DflashError(f"its parameters are not in the order {list(types)}", where=spec.kernel)
+    # TensorRT aligns tensors to 256 bytes, and executors bind caches at such offsets.
+    aligned = {(names.index(n),): [["tt.divisibility", 16]] for n in types if types[n][0] == "*"}
+    source = ASTSource(
+        function,
+        {name: types.get(name, "constexpr") for name in names},
+        dict(spec.constants),
+        aligned,
+    )
+    options = {"num_warps": spec.warps, "num_stages": spec.stages}
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.disable_line_info = True  # paths of this machine, in every line
+        try:
+            raw = triton.compile(
+                source, target=GPUTarget("cuda", capability, WARP), options=options
+            )
+        except Exception as error:
+            raise DflashError(f"does not compile: {one_line(error)}", where=spec.kernel) from error
+    metadata = raw.metadata
+    scratch = metadata.global_scratch_size + metadata.profile_scratch_size
+    if scratch or metadata.num_ctas != 1:
+        raise DflashError(
+            f"asks for {scratch} bytes of scratch memory, which nobody gives it", where=spec.kernel
+        )
+    return raw
+
+
+def _assemble(ptx: str, arch: str, dynamic_shared: int) -> tuple[bytes, Resources]:
+    """Machine code of `ptx` and what it takes, by the assembler that Triton language ships."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    with tempfile.TemporaryDirectory(prefix="dflash-plugins-") as name:
+        source, result = Path(name) / "kernel.ptx", Path(name) / "kernel.cubin"
+        source.write_text(ptx, encoding="utf-8")
+        command = [get_ptxas(ARCHES[arch]).path, "-v", f"--gpu-name={arch}", str(source)]
+        done = subprocess.run(
+            [*command, "-o", str(result)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise DflashError(f"ptxas refuses the PTX: {one_line(done.stderr)}", where=arch)
+        return result.read_bytes(), parse_resources(done.stderr, dynamic_shared)
+
+
+def parse_resources(report: str, dynamic_shared: int = 0) -> Resources:
+    """What `ptxas -v` says of one kernel."""
+
+    def figure(pattern: str) -> int:
+        match = re.search(pattern, report)
+        return int(match.group(1)) if match else 0
+
+    return Resources(
+        registers=figure(r"Used (\d+) registers"),
+        shared_bytes=figure(r"(\d+) bytes smem") + dynamic_shared,
+        stack_bytes=figure(r"(\d+) bytes stack frame"),
+        spill_store_bytes=figure(r"(\d+) bytes spill stores"),
+        spill_load_bytes=figure(r"(\d+) bytes spill loads"),
+    )
+
+
+def resource_table(
+    cases: Sequence[Case], arches: Sequence[str], folder: Path
+) -> list[dict[str, Any]]:
+    """One row per case, tactic and architecture: what its kernel takes."""
+    rows = []
+    for case in cases:
+        for tactic in range(case.operation.tactics):
+            for arch in arches:
+                kernel = compile_kernel(case.kernel_spec(tactic), arch, folder)
+                rows.append(
+                    {
+                        "operation": case.operation.name,
+                        "case": case.name,
+                        "tactic": tactic,
+                        "arch": arch,
+                        "threads": kernel.threads,
+                        **asdict(kernel.resources),
+                    }
+                )
+    return rows
+
+
+@click.command(help=(__doc__ or "").partition("\n")[0])
+@click.option("--arch", default=",".join(ARCHES), show_default=True, help="Architectures.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where PTX and machine code go.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def main(arch: str, output: Path, as_json: bool) -> None:
+    arches, cases = [name.strip() for name in arch.split(",")], main_cases()
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        rows = resource_table(cases, arches, output)
+    except OSError as error:
+        raise click.ClickException(f"{output}: {error.strerror}") from error
+    except DflashError as error:
+        raise click.ClickException(error.message) from error
+    specs = [case.kernel_spec(tactic) for case in cases for tactic in range(case.operation.tactics)]
+    if not all(is_kept(spec, name, output) for spec in specs for name in arches):
+        raise click.ClickException(f"{output}: the disk refuses what was compiled")
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        spilled = row["spill_store_bytes"] + row["spill_load_bytes"]
+        click.echo(
+            f"{row['arch']:8} {row['operation']:34} {row['case']:32} {row['registers']:4} registers"
+            f"  {row['shared_bytes']:7,} bytes shared  {spilled} spilled"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`dflash::kv_feature_injection`: the target's features become one draft layer's context."""

@@ -1,0 +1,95 @@
+"""k_norm, RoPE and the cache write of one row's heads, for K and V, in one launch.
+
+Program (t, g): row t of the B·S rows, heads g·HEADS … of the H_kv. Statistics are float32 and
+the normed k is rounded to the input's type before RoPE, as in the function's body.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+E4M3_MAX = tl.constexpr(448.0)
+
+
+@triton.jit
+def kv_feature_injection(
+    k,  # [B,S,H_kv,D]
+    v,  # [B,S,H_kv,D]
+    k_norm,  # [D] float32
+    cos,  # [P,D/2]
+    sin,  # [P,D/2]
+    positions,  # [B,S] int64
+    page_table,  # int32 [B,columns], or None
+    k_cache,  # linear [B,H_kv,M,D], paged [pages,page_size,H_kv,D]; written through k_cache_out
+    v_cache,
+    kv_scales,  # float32 [2], of K and V, or None
+    rows,  # S
+    limit,  # linear: M; paged: columns
+    k_cache_out,
+    v_cache_out,
+    EPSILON: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    sequence = row // rows
+    position = tl.load(positions + row)
+
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    half = tl.arange(0, HALF_BLOCK)
+    HALF: tl.constexpr = HEAD_DIM // 2
+    inside = (half < HALF)[None, :] & (head < KV_HEADS)[:, None]
+    if PAGE_SIZE == 0:
+        slot = tl.load(positions + sequence * rows) + row % rows
+        inside = inside & (slot >= 0) & (slot < limit)
+        first = (sequence * KV_HEADS + head) * limit + slot
+    else:
+        page = position // PAGE_SIZE
+        held = (position >= 0) & (page < limit)
+        page = tl.load(page_table + sequence * limit + page, mask=held, other=-1).to(tl.int64)
+        inside = inside & (page >= 0)
+        first = (page * PAGE_SIZE + position % PAGE_SIZE) * KV_HEADS + head
+    source = ((row * KV_HEADS + head) * HEAD_DIM)[:, None] + half[None, :]
+    target = (first * HEAD_DIM)[:, None] + half[None, :]
+
+    near = tl.load(k + source, mask=inside, other=0.0).to(tl.float32)
+    far = tl.load(k + source + HALF, mask=inside, other=0.0).to(tl.float32)
+    squares = tl.sum(near * near + far * far, axis=1)
+    inverse = tl.rsqrt(squares / HEAD_DIM + EPSILON)[:, None]
+    weight_near = tl.load(k_norm + half, mask=half < HALF, other=0.0)[None, :]
+    weight_far = tl.load(k_norm + HALF + half, mask=half < HALF, other=0.0)[None, :]
+    narrow = k.dtype.element_ty
+    near = (near * inverse * weight_near).to(narrow).to(tl.float32)
+    far = (far * inverse * weight_far).to(narrow).to(tl.float32)
+
+    angle = position * HALF + half[None, :]
+    cosine = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
+    sine = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
+    rotated_near = near * cosine - far * sine
+    rotated_far = far * cosine + near * sine
+
+    v_near = tl.load(v + source, mask=inside, other=0.0).to(tl.float32)
+    v_far = tl.load(v + source + HALF, mask=inside, other=0.0).to(tl.float32)
+    if kv_scales is not None:
+        k_scale, v_scale = tl.load(kv_scales), tl.load(kv_scales + 1)
+        # As the body has it: the rotated k is of the input's type before it is quantised.
+        rotated_near = _to_e4m3_range(rotated_near.to(narrow).to(tl.float32), k_scale)
+        rotated_far = _to_e4m3_range(rotated_far.to(narrow).to(tl.float32), k_scale)
+        v_near = _to_e4m3_range(v_near, v_scale)
+        v_far = _to_e4m3_range(v_far, v_scale)
+    stored = k_cache_out.dtype.element_ty
+    tl.store(k_cache_out + target, rotated_near.to(stored), mask=inside)
+    tl.store(k_cache_out + target + HALF, rotated_far.to(stored), mask=inside)
+    tl.store(v_cache_out + target, v_near.to(stored), mask=inside)
+    tl.store(v_cache_out + target + HALF, v_far.to(stored), mask=inside)
+
+
+@triton.jit
+def _to_e4m3_range(values, scale):
+    """values / scale, clipped to what E4M3 holds (dflash_trt/quantization/fp8.py)."""
+    scaled = tl.div_rn(values, scale + tl.zeros_like(values))
+    return tl.minimum(tl.maximum(scaled, -E4M3_MAX), E4M3_MAX)

@@ -1,0 +1,138 @@
+"""How `kv_feature_injection` is launched, for each cache layout and type of element.
+
+Operations: plain, `_paged` (pool and page table), `_fp8` (a cache of E4M3 codes, with the scales
+of K and V as one float32 [2]) and both.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from dflash_plugins.operation import (
+    Attributes,
+    Case,
+    Constant,
+    DType,
+    Launch,
+    Operation,
+    Specs,
+    TensorSpec,
+    fixed,
+    next_power_of_two,
+)
+
+# Elements that one program normalises: enough bytes in flight, no more registers than needed.
+TILE = 1024
+
+
+def _launch(
+    is_paged: bool, is_quantized: bool, specs: Specs, attributes: Attributes, tactic: int
+) -> Launch:
+    batch, rows, kv_heads, head_dim = specs["k"].shape
+    heads, size = fixed(kv_heads, "the number of KV heads"), fixed(head_dim, "the head size")
+    half = next_power_of_two(size // 2)
+    per_program = min(next_power_of_two(heads), max(1, TILE // (2 * half)))
+    page_size = int(attributes["page_size"]) if is_paged else 0
+    limit = specs["page_table"].shape[1] if is_paged else specs["k_cache"].shape[2]
+    constants: dict[str, Constant] = {
+        "EPSILON": float(attributes["epsilon"]),
+        "KV_HEADS": heads,
+        "HEAD_DIM": size,
+        "HEADS": per_program,
+        "HALF_BLOCK": half,
+        "PAGE_SIZE": page_size,
+    }
+    if not is_paged:
+        constants["page_table"] = None
+    if not is_quantized:
+        constants["kv_scales"] = None
+    return Launch(
+        grid=(batch * rows, -(-heads // per_program), 1),
+        extras=(rows, limit),
+        constants=constants,
+        warps=max(1, min(4, per_program * half // 128)),
+        stages=1,
+    )
+
+
+def _operation(*, is_paged: bool, is_quantized: bool) -> Operation:
+    name = f"kv_feature_injection{'_paged' * is_paged}{'_fp8' * is_quantized}"
+    inputs = ["k", "v", "k_norm", "cos", "sin", "positions"]
+    inputs += [*["page_table"] * is_paged, "k_cache", "v_cache", *["kv_scales"] * is_quantized]
+    return Operation(
+        name=name,
+        kernel="dflash_plugins.kv_feature_injection.kernel:kv_feature_injection",
+        inputs=tuple(inputs),
+        extras=("rows", "limit"),
+        outputs=("k_cache_out", "v_cache_out"),
+        aliases={"k_cache_out": "k_cache", "v_cache_out": "v_cache"},
+        attributes={"epsilon": float, "page_size": int} if is_paged else {"epsilon": float},
+        launch=partial(_launch, is_paged, is_quantized),
+    )
+
+
+OPERATIONS = tuple(
+    _operation(is_paged=is_paged, is_quantized=is_quantized)
+    for is_quantized in (False, True)
+    for is_paged in (False, True)
+)
+
+
+def make_case(
+    name: str,
+    *,
+    compute: DType,
+    cache: DType | None = None,
+    batch: int,
+    rows: int,
+    kv_heads: int,
+    head_dim: int,
+    length: int,
+    page_size: int | None = None,
+    pages: int | None = None,
+    epsilon: float = 1e-6,
+) -> Case:
+    """A case over caches of `length` positions; `page_size` makes them paged, of `pages` pages."""
+    cache = cache or compute
+    half = TensorSpec(compute, (length, head_dim // 2))
+    activations = TensorSpec(compute, (batch, rows, kv_heads, head_dim))
+    specs = {
+        "k": activations,
+        "v": activations,
+        "k_norm": TensorSpec(DType.FLOAT32, (head_dim,)),
+        "cos": half,
+        "sin": half,
+        "positions": TensorSpec(DType.INT64, (batch, rows)),
+    }
+    shape = (batch, kv_heads, length, head_dim)
+    if page_size is not None:
+        per_sequence = -(-length // page_size)
+        shape = (pages or batch * per_sequence, page_size, kv_heads, head_dim)
+    specs["k_cache"] = specs["v_cache"] = TensorSpec(cache, shape)
+    if page_size is not None:
+        specs["page_table"] = TensorSpec(DType.INT32, (batch, per_sequence))
+    if cache is DType.FLOAT8:
+        specs["kv_scales"] = TensorSpec(DType.FLOAT32, (2,))
+    by_inputs = {frozenset(operation.inputs): operation for operation in OPERATIONS}
+    attributes = {"epsilon": epsilon} | ({} if page_size is None else {"page_size": page_size})
+    return Case(name, by_inputs[frozenset(specs)], specs, attributes)
+
+
+def main_cases() -> list[Case]:
+    """The drafts of Qwen3-8B (8 KV heads of 128) and gpt-oss (8 of 64)."""
+    return [
+        make_case(
+            f"{pair} {cache.kernel_name} cache{' paged' if page_size else ''}",
+            compute=DType.BFLOAT16,
+            cache=cache,
+            batch=8,
+            rows=8,
+            kv_heads=8,
+            head_dim=head_dim,
+            length=8192,
+            page_size=page_size,
+        )
+        for pair, head_dim in (("qwen3-8b", 128), ("gpt-oss", 64))
+        for cache in (DType.BFLOAT16, DType.FLOAT8)
+        for page_size in (None, 32)
+    ]

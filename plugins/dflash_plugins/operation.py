@@ -1,0 +1,205 @@
+"""What an operation says of itself: its tensors, and how its kernel is launched. Plain Python.
+
+Extents are integers, or TensorRT's symbolic expressions while an engine is built. Launch code
+therefore computes with + - * // alone, the extent on the left; what a kernel bakes in must be an
+integer, which `fixed` asks for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from dflash_trt.errors import DflashError
+
+Extent = Any
+"""int, or a tensorrt.plugin.ShapeExpr."""
+
+Constant = int | float | bool | None
+Attributes = Mapping[str, Any]
+
+DOMAIN = "dflash"
+
+
+class DType(Enum):
+    """An element type: its name in Triton language, TensorRT's, and NumPy's."""
+
+    FLOAT32 = ("fp32", "FLOAT", np.float32)
+    FLOAT16 = ("fp16", "HALF", np.float16)
+    BFLOAT16 = ("bf16", "BF16", ml_dtypes.bfloat16)
+    FLOAT8 = ("fp8e4nv", "FP8", ml_dtypes.float8_e4m3fn)
+    INT32 = ("i32", "INT32", np.int32)
+    INT64 = ("i64", "INT64", np.int64)
+
+    def __init__(self, kernel_name: str, tensorrt_name: str, element: Any) -> None:
+        self.kernel_name = kernel_name
+        self.tensorrt_name = tensorrt_name
+        self.numpy: np.dtype[Any] = np.dtype(element)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor's type and shape."""
+
+    dtype: DType
+    shape: tuple[Extent, ...]
+
+
+Specs = Mapping[str, TensorSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a kernel is launched over tensors of given shapes.
+
+    Args:
+        grid: thread blocks along x, y, z.
+        extras: the int32 arguments between inputs and outputs, in the operation's order.
+        constants: what is baked into the machine code, by parameter name.
+    """
+
+    grid: tuple[Extent, Extent, Extent]
+    extras: tuple[Extent, ...]
+    constants: Mapping[str, Constant]
+    warps: int = 4
+    stages: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One plugin: `dflash::NAME`, its tensors in the order that every level keeps.
+
+    Args:
+        kernel: "module:function" of the kernel, imported when it is compiled.
+        inputs, outputs: names of tensors.
+        extras: names of the int32 arguments.
+        aliases: output → the input whose memory it is.
+        attributes: name → type (int or float), baked in.
+        describe: types and shapes of the outputs that are no alias.
+        launch: the launch for inputs, attributes and a tactic.
+        tactics: how many ways to launch there are, for TensorRT to time; all compute the same.
+    """
+
+    name: str
+    kernel: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    launch: Callable[[Specs, Attributes, int], Launch]
+    extras: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, type] = field(default_factory=dict)
+    describe: Callable[[Specs], Mapping[str, TensorSpec]] = lambda specs: {}
+    tactics: int = 1
+
+    @property
+    def plugin_id(self) -> str:
+        """The name that TensorRT knows it by."""
+        return f"{DOMAIN}::{self.name}"
+
+    def output_specs(self, inputs: Specs) -> dict[str, TensorSpec]:
+        """Type and shape of every output, in order."""
+        own = self.describe(inputs)
+        return {
+            name: inputs[self.aliases[name]] if name in self.aliases else own[name]
+            for name in self.outputs
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """All that a kernel's machine code depends on, beside its source and the architecture.
+
+    `parameters` are the entry's: name and type ("*bf16", "i32"), exactly what is passed.
+    """
+
+    kernel: str
+    parameters: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Constant], ...]
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An operation at given shapes, named for reports: what is compiled, tested and measured."""
+
+    name: str
+    operation: Operation
+    inputs: Specs
+    attributes: Attributes = field(default_factory=dict)
+
+    def launch(self, tactic: int = 0) -> Launch:
+        return self.operation.launch(self.inputs, self.attributes, tactic)
+
+    def kernel_spec(self, tactic: int = 0) -> KernelSpec:
+        return kernel_spec(self.operation, self.inputs, self.launch(tactic))
+
+
+def kernel_spec(operation: Operation, inputs: Specs, launch: Launch) -> KernelSpec:
+    """The kernel that `launch` starts; parameters are inputs, extras, outputs, as TensorRT passes.
+
+    Raises:
+        DflashError: an input has a type that no kernel reads, or is missing.
+    """
+    missing = [name for name in operation.inputs if name not in inputs]
+    if missing:
+        raise DflashError(f"no {', '.join(missing)} given", where=operation.plugin_id)
+    outputs = operation.output_specs(inputs)
+    tensors = [(name, inputs[name]) for name in operation.inputs]
+    parameters = [(name, f"*{spec.dtype.kernel_name}") for name, spec in tensors]
+    parameters += [(name, "i32") for name in operation.extras]
+    parameters += [(name, f"*{spec.dtype.kernel_name}") for name, spec in outputs.items()]
+    return KernelSpec(
+        operation.kernel,
+        tuple(parameters),
+        tuple(launch.constants.items()),
+        launch.warps,
+        launch.stages,
+    )
+
+
+def fixed(extent: Extent, what: str) -> int:
+    """`extent` as the integer that a kernel bakes in.
+
+    Raises:
+        DflashError: it differs between calls of an engine.
+    """
+    if isinstance(extent, int):
+        return extent
+    raise DflashError(f"{what} must be fixed when the engine is built")
+
+
+def next_power_of_two(count: int) -> int:
+    """The smallest power of two that is at least `count`: what Triton language's ranges take."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def load_kernel(path: str) -> Any:
+    """The kernel's function of "module:function"; imports Triton language."""
+    module, _, function = path.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+FOLDERS = ("accept", "block_attention", "kv_feature_injection", "row_sample")
+"""The folders that hold operations; a new one is added here, and nowhere else."""
+
+
+def operations() -> dict[str, Operation]:
+    """Every operation, by name."""
+    found = [one for folder in FOLDERS for one in _launch_module(folder).OPERATIONS]
+    return {operation.name: operation for operation in found}
+
+
+def main_cases(folders: Sequence[str] = FOLDERS) -> list[Case]:
+    """The configurations of public pairs, which are compiled in CI and must not spill."""
+    return [case for folder in folders for case in _launch_module(folder).main_cases()]
+
+
+def _launch_module(folder: str) -> Any:
+    return importlib.import_module(f"dflash_plugins.{folder}.launch")

@@ -1,0 +1,69 @@
+"""The PTX that Triton language writes, and what TensorRT wants of it.
+
+Triton language ends every entry's parameters with two pointers to scratch memory, which TensorRT's
+ahead-of-time plugins do not pass. Where the kernel asks for no scratch they are never read, and
+leave the entry here.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dflash_trt.errors import DflashError
+
+SCRATCH_POINTERS = 2
+
+_ENTRY = re.compile(r"(\.visible\s+\.entry\s+(\w+)\s*\()([^)]*)(\))")
+_PARAMETER = re.compile(
+    r"\.param\s+\.(\w+)\s+(?:\.ptr\s+(?:\.\w+\s+)*?(?:\.align\s+\d+\s+)?)?(\w+)$"
+)
+
+
+def entry_parameters(ptx: str) -> tuple[str, list[str]]:
+    """Name of the one entry in `ptx`, and its parameters' PTX types ("u64", "u32"), in order.
+
+    Raises:
+        DflashError: there is no entry or more than one, or a parameter cannot be read.
+    """
+    match = _find_entry(ptx)
+    return match.group(2), [kind for kind, _ in _parameters(match)]
+
+
+def drop_scratch_pointers(ptx: str, arguments: int) -> str:
+    """`ptx` with an entry of exactly `arguments` parameters.
+
+    Raises:
+        DflashError: the entry has others, or reads what would be dropped.
+    """
+    match = _find_entry(ptx)
+    name, parameters = match.group(2), _parameters(match)
+    if len(parameters) != arguments + SCRATCH_POINTERS:
+        raise DflashError(
+            f"has {len(parameters)} parameters where {arguments} arguments and "
+            f"{SCRATCH_POINTERS} scratch pointers were expected",
+            where=name,
+        )
+    body = ptx[: match.start()] + ptx[match.end() :]
+    for kind, parameter in parameters[arguments:]:
+        if kind != "u64" or re.search(rf"\b{parameter}\b", body):
+            raise DflashError(f"the kernel uses {parameter}, which nobody passes", where=name)
+    kept = ",".join(match.group(3).split(",")[:arguments])
+    return ptx[: match.start()] + match.group(1) + kept + "\n" + match.group(4) + ptx[match.end() :]
+
+
+def _find_entry(ptx: str) -> re.Match[str]:
+    found = list(_ENTRY.finditer(ptx))
+    if len(found) != 1:
+        raise DflashError(f"PTX has {len(found)} entries; one kernel has one")
+    return found[0]
+
+
+def _parameters(entry: re.Match[str]) -> list[tuple[str, str]]:
+    text = entry.group(3).strip()
+    parameters = []
+    for line in text.split(",") if text else []:
+        match = _PARAMETER.match(" ".join(line.split()))
+        if match is None:
+            raise DflashError(f"cannot read the parameter {line.strip()!r}", where=entry.group(2))
+        parameters.append((match.group(1), match.group(2)))
+    return parameters

@@ -1,0 +1,165 @@
+"""Registers the operations with TensorRT as ahead-of-time plugins.
+
+`tensorrt.plugin` reads functions' signatures, of real types, to learn a plugin's tensors and
+attributes; they are made here from the operation's own description. An engine embeds the PTX and
+the launch's expressions, and needs neither Python nor this package when it runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import GenericAlias
+from typing import Any
+
+import numpy.typing  # noqa: F401 - tensorrt.plugin 11.4 uses it without importing it
+
+from dflash_plugins.compile import CompiledKernel, compile_kernel
+from dflash_plugins.operation import (
+    Attributes,
+    DType,
+    Operation,
+    TensorSpec,
+    kernel_spec,
+    operations,
+)
+from dflash_trt.engines.user_cache import user_cache_file
+from dflash_trt.errors import DflashError
+
+# TensorRT's names for element types in its combinations; other names are those of its DataType.
+_SHORT_NAMES = {DType.FLOAT32: "FP32", DType.FLOAT16: "FP16"}
+
+Compiler = Callable[..., CompiledKernel]
+
+
+class PluginRegistration:
+    """The operations, registered with one TensorRT.
+
+    Args:
+        tensorrt: the module; its `plugin` is what plugins are registered with.
+        arch: the architecture to compile for, as "sm_100a".
+        folder: where compiled kernels are kept; None is the user's cache folder.
+    """
+
+    def __init__(
+        self,
+        tensorrt: Any,
+        plugin: Any,
+        arch: str,
+        folder: Path | None = None,
+        compiler: Compiler = compile_kernel,
+    ) -> None:
+        self._tensorrt, self._plugin = tensorrt, plugin
+        self._arch, self._folder = arch, folder or user_cache_file("kernels")
+        self._compile = compiler
+        self._types = {getattr(tensorrt.DataType, one.tensorrt_name): one for one in DType}
+
+    def register(self, chosen: Sequence[Operation] | None = None) -> None:
+        """Registers every operation (or those chosen); one that is known already is kept."""
+        for operation in operations().values() if chosen is None else chosen:
+            namespace, _, name = operation.plugin_id.partition("::")
+            if hasattr(getattr(self._plugin.op, namespace, None), name):
+                continue
+            plugin, identifier = self._plugin, operation.plugin_id
+            plugin.register(identifier)(self._describer(operation))
+            plugin.autotune(identifier)(self._tuner(operation))
+            plugin.aot_impl(identifier)(self._implementation(operation))
+
+    def _describer(self, operation: Operation) -> Any:
+        """What tells TensorRT the outputs."""
+
+        def describe(*tensors: Any, **attributes: Any) -> Any:
+            inputs = dict(zip(operation.inputs, tensors, strict=True))
+            own = operation.describe({name: self._spec(one) for name, one in inputs.items()})
+            return tuple(
+                inputs[operation.aliases[name]].aliased()
+                if name in operation.aliases
+                else self._describe_tensor(own[name])
+                for name in operation.outputs
+            )
+
+        result = GenericAlias(tuple, (self._plugin.TensorDesc,) * len(operation.outputs))
+        return self._signed(describe, operation, {}, result)
+
+    def _tuner(self, operation: Operation) -> Any:
+        """What tells TensorRT the types, which its strong typing has fixed, and the tactics."""
+
+        def tune(*arguments: Any) -> Any:
+            tensors = [*arguments[: len(operation.inputs)], *arguments[-1]]
+            types = ", ".join(self._type_name(tensor.dtype) for tensor in tensors)
+            # Tactics are numbered from 1; 0 is TensorRT's own name for "the only one".
+            tactics = list(range(1, operation.tactics + 1)) if operation.tactics > 1 else None
+            return [self._plugin.AutoTuneCombination(types, "LINEAR", tactics)]
+
+        extra = {"outputs": GenericAlias(tuple, self._plugin.TensorDesc)}
+        result = GenericAlias(list, self._plugin.AutoTuneCombination)
+        return self._signed(tune, operation, extra, result)
+
+    def _implementation(self, operation: Operation) -> Any:
+        """What hands TensorRT the PTX and how it is launched."""
+
+        def implement(*arguments: Any) -> Any:
+            *values, _, tactic = arguments
+            count = len(operation.inputs)
+            names = tuple(operation.attributes)
+            attributes = dict(zip(names, values[count:], strict=True))
+            return self._implement(operation, values[:count], attributes, max(0, tactic - 1))
+
+        plugin = self._plugin
+        extra = {"outputs": GenericAlias(tuple, plugin.TensorDesc), "tactic": int}
+        result = GenericAlias(tuple, (str, str, plugin.KernelLaunchParams, plugin.SymIntExprs))
+        return self._signed(implement, operation, extra, result)
+
+    def _implement(
+        self, operation: Operation, tensors: Sequence[Any], attributes: Attributes, tactic: int
+    ) -> tuple[str, str, Any, Any]:
+        specs = [self._spec(tensor) for tensor in tensors]
+        inputs = dict(zip(operation.inputs, specs, strict=True))
+        launch = operation.launch(inputs, attributes, tactic)
+        kernel = self._compile(kernel_spec(operation, inputs, launch), self._arch, self._folder)
+        params = self._plugin.KernelLaunchParams()
+        params.grid_x, params.grid_y, params.grid_z = launch.grid
+        params.block_x = kernel.threads
+        params.shared_mem = kernel.shared_bytes
+        extras = self._plugin.SymIntExprs(len(launch.extras))
+        for index, extent in enumerate(launch.extras):
+            extras[index] = self._plugin.SymInt32(extent)
+        return kernel.name, kernel.ptx, params, extras
+
+    def _signed(
+        self, function: Any, operation: Operation, extra: dict[str, Any], result: Any
+    ) -> Any:
+        """`function` with the signature that TensorRT reads."""
+        kinds = dict.fromkeys(operation.inputs, self._plugin.TensorDesc)
+        kinds |= {**operation.attributes, **extra}
+        function.__signature__ = inspect.Signature(
+            [
+                inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind)
+                for name, kind in kinds.items()
+            ],
+            return_annotation=result,
+        )
+        return function
+
+    def _spec(self, tensor: Any) -> TensorSpec:
+        """TensorRT's description of a tensor as ours: fixed extents as integers."""
+        extents = tuple(tensor.shape_expr)
+        known = tuple(tensor.shape) if tensor.has_shape else (-1,) * len(extents)
+        shape = tuple(
+            extent if size == -1 else int(size) for extent, size in zip(extents, known, strict=True)
+        )
+        return TensorSpec(self._dtype(tensor.dtype), shape)
+
+    def _describe_tensor(self, spec: TensorSpec) -> Any:
+        dtype = getattr(self._tensorrt.DataType, spec.dtype.tensorrt_name)
+        return self._plugin.from_shape_expr(spec.shape, dtype)
+
+    def _dtype(self, dtype: Any) -> DType:
+        if dtype not in self._types:
+            raise DflashError(f"no kernel reads tensors of {dtype}")
+        return self._types[dtype]
+
+    def _type_name(self, dtype: Any) -> str:
+        known = self._dtype(dtype)
+        return _SHORT_NAMES.get(known, known.tensorrt_name)

@@ -1,0 +1,1 @@
+"""`dflash::row_sample`: the target's token for each row of logits."""

@@ -1,0 +1,80 @@
+"""What `row_sample` must get right on a GPU: the tokens of the NumPy definition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dflash_plugins.operation import DType
+from dflash_plugins.row_sample.launch import pack_sampling
+from dflash_plugins.testing.guarded import Run
+from dflash_plugins.testing.numeric import Accuracy, Array
+from dflash_trt.runtime.sampling import SamplingParams, choose_tokens
+
+# How far in probability the border of a nucleus may be off: float32 sums over a block of tokens.
+BORDER = 1e-6
+
+PARAMS = (
+    SamplingParams(),
+    SamplingParams(temperature=1.0, seed=2**64 - 1),
+    SamplingParams(temperature=0.3, seed=2**63 + 9, top_k=1),
+    SamplingParams(temperature=0.7, seed=1, top_k=5),
+    SamplingParams(temperature=1.3, seed=2, top_p=0.8),
+    SamplingParams(temperature=0.9, seed=3, top_k=40, top_p=0.5),
+    SamplingParams(temperature=2.5, seed=4, top_k=10**6, top_p=1e-9),
+    SamplingParams(temperature=1e-30, seed=5, top_p=0.999),
+    SamplingParams(temperature=1e30, seed=6, top_k=3),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Tokens drawn, those that are not NumPy's, and the first that a moved border explains not."""
+
+    drawn: int
+    moved: int
+    wrong: str | None
+
+
+def compare_draws(
+    run: Run, logits: Array, params: Sequence[SamplingParams], seed: int = 0
+) -> Draws:
+    """Holds the kernel's tokens of logits [B,S,V] to choose_tokens.
+
+    A token may differ where NumPy draws it once top-p is BORDER larger or smaller.
+    """
+    positions = np.random.default_rng(seed).integers(0, 2**34, logits.shape[:2])
+    inputs = {"logits": logits, "positions": positions, "sampling": pack_sampling(params)}
+    tokens = run("row_sample", inputs, {})["token_ids"]
+    moved, wrong = 0, None
+    for sequence, one in enumerate(params):
+        wide = logits[sequence].astype(np.float32)
+        expected = choose_tokens(wide, positions[sequence], one)
+        for row in np.flatnonzero(tokens[sequence] != expected):
+            moved += 1
+            others = [
+                choose_tokens(
+                    wide[row : row + 1],
+                    positions[sequence, row : row + 1],
+                    replace(one, top_p=min(1.0, one.top_p * factor)),
+                )[0]
+                for factor in (1 - BORDER, 1 + BORDER)
+            ]
+            if one.top_p == 1 or tokens[sequence, row] not in others:
+                wrong = wrong or f"row {row} of {one}: {tokens[sequence, row]}, not {expected[row]}"
+    return Draws(tokens.size, moved, wrong)
+
+
+def check_accuracy(run: Run) -> list[Accuracy]:
+    """Vocabularies around the kernel's blocks and up to the largest; `error` is the share moved."""
+    results = []
+    for dtype in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16):
+        for vocabulary in (1, 13, 4099, 151_936, 262_144):
+            generator = np.random.default_rng(vocabulary)
+            logits = 4 * generator.standard_normal((len(PARAMS), 8, vocabulary))
+            draws = compare_draws(run, logits.astype(dtype.numpy), PARAMS)
+            name = f"row_sample, {dtype.kernel_name}, {vocabulary:,} tokens"
+            results.append(Accuracy(name, draws.moved / draws.drawn, BORDER, draws.wrong))
+    return results

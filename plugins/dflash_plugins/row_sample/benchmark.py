@@ -1,0 +1,75 @@
+"""`row_sample` on a GPU: rows of public vocabularies, by argmax and drawn."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dflash_plugins.operation import Case, DType
+from dflash_plugins.row_sample.launch import make_case, pack_sampling
+from dflash_plugins.testing.gpu import TorchRunner, to_torch
+from dflash_trt.runtime.sampling import SamplingParams
+
+ROWS = ((1, 8), (8, 8), (64, 8))
+SAMPLING = {
+    "argmax": SamplingParams(),
+    "drawn from all": SamplingParams(temperature=0.8, seed=1),
+    "top-k 20, top-p 0.95": SamplingParams(temperature=0.6, top_k=20, top_p=0.95, seed=1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Rows of logits, and how all of them are chosen from."""
+
+    name: str
+    case: Case
+    sampling: SamplingParams
+
+
+def points() -> list[Point]:
+    """Both vocabularies and types of logits, each way of choosing."""
+    found = []
+    for pair, vocabulary in (("qwen3-8b", 151_936), ("gpt-oss", 201_088)):
+        for dtype in (DType.BFLOAT16, DType.FLOAT32):
+            for batch, rows in ROWS:
+                for way, sampling in SAMPLING.items():
+                    name = f"{pair} {dtype.kernel_name}, {batch} × {rows} rows, {way}"
+                    case = make_case(
+                        name, dtype=dtype, batch=batch, rows=rows, vocabulary=vocabulary
+                    )
+                    found.append(Point(name, case, sampling))
+    return found
+
+
+def measure(torch: Any, point: Point, runner: TorchRunner) -> dict[str, Any]:
+    """The kernel's time, and that of PyTorch's argmax where that is the same."""
+    logits = point.case.inputs["logits"]
+    batch, rows = logits.shape[:2]
+    generator = np.random.default_rng(0)
+    arrays = {
+        "logits": (4 * generator.standard_normal(logits.shape, np.float32)).astype(
+            logits.dtype.numpy
+        ),
+        "positions": np.arange(batch * rows).reshape(batch, rows),
+        "sampling": pack_sampling([point.sampling] * batch),
+    }
+    tensors = to_torch(torch, arrays)
+    work, _ = runner.prepare(point.case, tensors)
+    seconds = runner.seconds(work)
+    rivals = {}
+    if point.sampling.greedy:
+        rivals["argmax"] = runner.seconds(lambda: tensors["logits"].argmax(dim=-1))
+    # What has to be read at least: each row once.
+    size = math.prod(logits.shape) * logits.dtype.numpy.itemsize
+    return {
+        "operation": "row_sample",
+        "case": point.name,
+        "seconds": seconds,
+        "required_bytes": size,
+        "bytes_per_second": size / seconds,
+        "rival_seconds": rivals,
+    }

@@ -1,0 +1,233 @@
+"""Launches the PTX that TensorRT would embed, with the arguments that TensorRT would pass.
+
+Never run on a GPU yet: the host's side of it is tested against a stand-in for the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from dflash_plugins.compile import CompiledKernel, compile_kernel
+from dflash_plugins.operation import (
+    Attributes,
+    Case,
+    DType,
+    KernelSpec,
+    Launch,
+    Operation,
+    TensorSpec,
+    kernel_spec,
+)
+from dflash_plugins.testing.guarded import Arrays, Buffers, run_guarded
+from dflash_plugins.testing.numeric import Array
+from dflash_trt.engines.device import Device
+from dflash_trt.errors import DflashError, one_line
+
+# Above this a kernel has to ask for the shared memory that it is given at launch.
+PLAIN_SHARED_BYTES = 48 * 1024
+WARM_UP_CALLS, TIMED_CALLS = 5, 30
+# Between timed calls this much is overwritten, so that none finds its data beside the processor.
+FLUSHED_BYTES = 1 << 28
+
+Work = Callable[[], Any]
+
+
+def load_driver() -> Any:
+    """cuda-python's driver bindings."""
+    return importlib.import_module("cuda.bindings.driver")
+
+
+class KernelLauncher:
+    """Compiles kernels for one architecture and starts them.
+
+    Args:
+        driver: the bindings of CUDA's driver; a context must be current.
+        arch: as "sm_90a".
+        folder: where compiled kernels are kept.
+    """
+
+    def __init__(self, driver: Any, arch: str, folder: Path) -> None:
+        self._driver, self._arch, self._folder = driver, arch, folder
+        self._loaded: dict[KernelSpec, tuple[Any, CompiledKernel]] = {}
+
+    def launch(
+        self, spec: KernelSpec, launch: Launch, addresses: Sequence[int], stream: int
+    ) -> None:
+        """Enqueues `launch` of the kernel `spec`; `addresses` are those of inputs, then outputs.
+
+        Raises:
+            DflashError: the driver refuses the PTX or the launch.
+        """
+        function, kernel = self._load(spec)
+        pointers = iter(addresses)
+        extras = iter(launch.extras)
+        values = tuple(next(extras if kind == "i32" else pointers) for _, kind in spec.parameters)
+        types = tuple(
+            ctypes.c_int32 if kind == "i32" else ctypes.c_void_p for _, kind in spec.parameters
+        )
+        block = (kernel.threads, 1, 1)
+        arguments = (values, types)
+        self._call(
+            "cuLaunchKernel",
+            function,
+            *launch.grid,
+            *block,
+            kernel.shared_bytes,
+            stream,
+            arguments,
+            0,
+        )
+
+    def _load(self, spec: KernelSpec) -> tuple[Any, CompiledKernel]:
+        if spec not in self._loaded:
+            kernel = compile_kernel(spec, self._arch, self._folder)
+            (module,) = self._call("cuModuleLoadData", kernel.ptx.encode() + b"\0")
+            (function,) = self._call("cuModuleGetFunction", module, kernel.name.encode())
+            if kernel.shared_bytes > PLAIN_SHARED_BYTES:
+                attribute = self._driver.CUfunction_attribute
+                kind = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                self._call("cuFuncSetAttribute", function, kind, kernel.shared_bytes)
+            self._loaded[spec] = function, kernel
+        return self._loaded[spec]
+
+    def _call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        error, *results = getattr(self._driver, name)(*arguments)
+        if error != self._driver.CUresult.CUDA_SUCCESS:
+            _, text = self._driver.cuGetErrorString(error)
+            reason = text.decode() if isinstance(text, bytes) else str(text)
+            raise DflashError(f"{name}: {one_line(reason)}")
+        return tuple(results)
+
+
+class GpuRunner:
+    """Runs operations over host arrays, in guarded memory of the device."""
+
+    def __init__(self, device: Device, launcher: KernelLauncher) -> None:
+        self._device, self._launcher = device, launcher
+
+    def run(
+        self, operation: str, inputs: Arrays, attributes: Attributes, tactic: int = 0
+    ) -> dict[str, Array]:
+        """Outputs of `operation` over `inputs` (aliased ones are copies).
+
+        Raises:
+            AssertionError: the kernel wrote outside of its outputs.
+            DflashError: the device refused.
+        """
+        return run_guarded(operation, inputs, attributes, tactic, self._launch)
+
+    def _launch(
+        self, operation: Operation, launch: Launch, specs: Mapping[str, TensorSpec], held: Buffers
+    ) -> None:
+        buffers = {id(buffer): buffer for buffer in held.values()}
+        addresses, copies = {}, {}
+        try:
+            for key, buffer in buffers.items():
+                size = buffer.memory.size
+                addresses[key] = self._device.allocate(size, "a tensor of the check")
+                copies[key] = self._device.allocate_host(size)
+                copies[key][...] = buffer.memory
+                self._device.upload(addresses[key], copies[key])
+            first = {name: addresses[id(held[name])] + held[name].offset for name in held}
+            inputs = {name: specs[name] for name in operation.inputs}
+            self._launcher.launch(
+                kernel_spec(operation, inputs, launch),
+                launch,
+                [first[name] for name in (*operation.inputs, *operation.outputs)],
+                self._device.stream,
+            )
+            for key in buffers:
+                self._device.download(copies[key], addresses[key])
+            self._device.synchronize()
+            for key, buffer in buffers.items():
+                buffer.memory[...] = copies[key]
+        finally:
+            with suppress(DflashError):  # what failed has been said
+                self._device.synchronize()
+            for address in addresses.values():
+                self._device.free(address)
+            for memory in copies.values():
+                self._device.free_host(memory)
+
+
+class TorchRunner:
+    """Launches cases over PyTorch's tensors, and times work on its current stream."""
+
+    def __init__(self, torch: Any, launcher: KernelLauncher) -> None:
+        self._torch, self._launcher = torch, launcher
+        self._flushed = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
+
+    def prepare(
+        self, case: Case, tensors: Mapping[str, Any], tactic: int = 0
+    ) -> tuple[Work, dict[str, Any]]:
+        """What launches `case` over `tensors`, and the outputs that it will have written."""
+        operation, launch = case.operation, case.launch(tactic)
+        outputs = {
+            name: tensors[operation.aliases[name]]
+            if name in operation.aliases
+            else self._torch.empty(spec.shape, dtype=torch_type(self._torch, spec), device="cuda")
+            for name, spec in operation.output_specs(case.inputs).items()
+        }
+        known = {**tensors, **outputs}
+        spec = case.kernel_spec(tactic)
+        addresses = [known[name].data_ptr() for name in (*operation.inputs, *operation.outputs)]
+
+        def work() -> None:
+            stream = self._torch.cuda.current_stream().cuda_stream
+            self._launcher.launch(spec, launch, addresses, stream)
+
+        return work, outputs
+
+    def seconds(self, work: Work) -> float:
+        """The median time of one call that finds nothing in the caches."""
+        cuda = self._torch.cuda
+        for _ in range(WARM_UP_CALLS):
+            work()
+        events = [(cuda.Event(True), cuda.Event(True)) for _ in range(TIMED_CALLS)]
+        for begin, end in events:
+            self._flushed.zero_()
+            begin.record()
+            work()
+            end.record()
+        cuda.synchronize()
+        milliseconds = [float(begin.elapsed_time(end)) for begin, end in events]
+        return median(milliseconds) / 1e3
+
+    def copy_bytes_per_second(self, size: int = 1 << 30) -> float:
+        """Bytes read and written per second by a copy of `size` bytes: what memory gives."""
+        source = self._torch.empty(size, dtype=self._torch.uint8, device="cuda")
+        destination = self._torch.empty_like(source)
+        seconds = self.seconds(lambda: destination.copy_(source))
+        return 2 * size / seconds
+
+
+def torch_type(torch: Any, spec: TensorSpec) -> Any:
+    """PyTorch's element type of `spec`."""
+    names = {
+        DType.FLOAT32: "float32",
+        DType.FLOAT16: "float16",
+        DType.BFLOAT16: "bfloat16",
+        DType.FLOAT8: "float8_e4m3fn",
+        DType.INT32: "int32",
+        DType.INT64: "int64",
+    }
+    return getattr(torch, names[spec.dtype])
+
+
+def to_torch(torch: Any, arrays: Mapping[str, Array], device: str = "cuda") -> dict[str, Any]:
+    """Arrays as tensors on the device; their bits, whatever their type."""
+    types = {dtype.numpy: dtype for dtype in DType}
+    tensors = {}
+    for name, array in arrays.items():
+        bits = torch.from_numpy(np.ascontiguousarray(array).view(np.uint8).reshape(-1).copy())
+        kind = torch_type(torch, TensorSpec(types[array.dtype], array.shape))
+        tensors[name] = bits.view(kind).reshape(array.shape).to(device)
+    return tensors

@@ -1,0 +1,57 @@
+"""Runs an operation over guarded memory, whoever launches it: the interpreter or a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from dflash_plugins.operation import (
+    Attributes,
+    DType,
+    Launch,
+    Operation,
+    TensorSpec,
+    operations,
+)
+from dflash_plugins.testing.numeric import Array, GuardedBuffer
+
+Arrays = Mapping[str, Array]
+Run = Callable[[str, Arrays, Attributes], Mapping[str, Array]]
+"""Outputs of the named operation; aliased ones are copies."""
+
+Buffers = Mapping[str, GuardedBuffer]
+Launcher = Callable[[Operation, Launch, Mapping[str, TensorSpec], Buffers], None]
+"""Runs a launch over buffers, which hold all inputs and outputs; aliases share theirs."""
+
+
+def run_guarded(
+    name: str, inputs: Arrays, attributes: Attributes, tactic: int, launcher: Launcher
+) -> dict[str, Array]:
+    """Outputs of operation `name` over `inputs`.
+
+    Raises:
+        AssertionError: the kernel wrote outside of its outputs.
+    """
+    operation = operations()[name]
+    types = {dtype.numpy: dtype for dtype in DType}
+    specs = {key: TensorSpec(types[inputs[key].dtype], inputs[key].shape) for key in inputs}
+    outputs = operation.output_specs(specs)
+    launch = operation.launch(specs, attributes, tactic)
+    buffers = {
+        key: GuardedBuffer(inputs[key].nbytes, inputs[key].tobytes()) for key in operation.inputs
+    }
+    for key, spec in outputs.items():
+        alias = operation.aliases.get(key)
+        size = int(np.prod(spec.shape)) * spec.dtype.numpy.itemsize
+        buffers[key] = GuardedBuffer(size) if alias is None else buffers[alias]
+    if all(launch.grid):
+        launcher(operation, launch, specs | outputs, buffers)
+    for key, buffer in buffers.items():
+        buffer.check(key)
+        if key in inputs and key not in operation.aliases.values():
+            assert buffer.inner.tobytes() == inputs[key].tobytes(), f"{key} is an input only"
+    return {
+        key: buffers[key].inner.view(spec.dtype.numpy).reshape(spec.shape).copy()
+        for key, spec in outputs.items()
+    }

@@ -1,0 +1,80 @@
+"""Runs a kernel in Triton language's interpreter, in a process of its own.
+
+TRITON_INTERPRET is read when Triton language is imported, and changes it for good: a process that
+compiles, or that trains, must not be the one that interprets.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, TypeVar
+
+from dflash_plugins.operation import (
+    Attributes,
+    Launch,
+    Operation,
+    TensorSpec,
+    load_kernel,
+)
+from dflash_plugins.testing.gpu import torch_type
+from dflash_plugins.testing.guarded import Arrays, Buffers, run_guarded
+from dflash_plugins.testing.numeric import Array, GuardedBuffer
+
+Result = TypeVar("Result")
+
+
+class Interpreter:
+    """A process that interprets kernels; a context manager."""
+
+    def __init__(self) -> None:
+        self._pool = ProcessPoolExecutor(
+            1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin
+        )
+
+    def __enter__(self) -> Interpreter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.shutdown()
+
+    def run(
+        self, operation: str, inputs: Arrays, attributes: Attributes | None = None, tactic: int = 0
+    ) -> dict[str, Array]:
+        """Outputs of `operation` over `inputs` (aliased ones are copies).
+
+        Raises:
+            AssertionError: the kernel wrote outside of its outputs.
+        """
+        return self.call(_run, operation, dict(inputs), attributes or {}, tactic)
+
+    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """What `function`, of a module that both processes can import, returns there."""
+        return self._pool.submit(function, *arguments).result()
+
+
+def _begin() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def _run(
+    name: str, inputs: dict[str, Array], attributes: Attributes, tactic: int
+) -> dict[str, Array]:
+    return run_guarded(name, inputs, attributes, tactic, _interpret)
+
+
+def _interpret(
+    operation: Operation, launch: Launch, specs: Mapping[str, TensorSpec], buffers: Buffers
+) -> None:
+    arguments: dict[str, Any] = {key: _tensor(buffers[key], spec) for key, spec in specs.items()}
+    arguments |= dict(zip(operation.extras, launch.extras, strict=True)) | dict(launch.constants)
+    load_kernel(operation.kernel)[launch.grid](**arguments)
+
+
+def _tensor(buffer: GuardedBuffer, spec: TensorSpec) -> Any:
+    """The buffer's inner bytes as a tensor that the interpreter takes."""
+    import torch
+
+    return torch.from_numpy(buffer.inner).view(torch_type(torch, spec)).reshape(spec.shape)

@@ -1,0 +1,139 @@
+"""One measure of error, the first coordinate that is wrong, and memory with guards around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+GUARD_BYTES = 4096
+GUARD = 0xA5
+POISON = 0xFF
+"""Every byte of what a kernel has to write: NaN in each float type, -1 in each integer type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The first coordinate, in C order, where an error exceeds its bound."""
+
+    coordinate: tuple[int, ...]
+    actual: Any
+    expected: Any
+    error: float
+    bound: float
+
+    def __str__(self) -> str:
+        return (
+            f"first at {self.coordinate}: {self.actual} where {self.expected} was expected "
+            f"(error {self.error:.3g}, bound {self.bound:.3g})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How far off a case was; `mismatch` says where, and is None when it passed."""
+
+    name: str
+    error: float
+    bound: float
+    mismatch: str | None
+
+
+def judge(name: str, actual: Array, expected: Array, bound: float) -> Accuracy:
+    """The verdict on one case."""
+    mismatch = find_mismatch(actual, expected, bound)
+    error = float(np.max(relative_error(actual, expected), initial=0.0))
+    return Accuracy(name, error, bound, None if mismatch is None else str(mismatch))
+
+
+def relative_error(actual: Array, expected: Array) -> npt.NDArray[np.float64]:
+    """|actual - expected| / (|expected| + RMS of expected along the last axis), elementwise.
+
+    The second term lets a sum be as wrong as its summands' rounding where they cancel. NaN in one
+    and not in the other is an infinite error, as is a finite value against an infinite one.
+    """
+    wide, truth = actual.astype(np.float64), expected.astype(np.float64)
+    size = np.abs(truth) + np.sqrt(np.mean(truth**2, axis=-1, keepdims=True))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        error = np.abs(wide - truth) / np.where(size == 0, 1.0, size)
+    same = (wide == truth) | (np.isnan(wide) & np.isnan(truth))
+    return np.where(same, 0.0, np.where(np.isnan(error), np.inf, error))
+
+
+def epsilon(dtype: Any) -> float:
+    """Half the distance from 1 to the next number of a float type: the error of one rounding."""
+    return float(ml_dtypes.finfo(dtype).eps) / 2  # type: ignore[no-untyped-call]
+
+
+def find_mismatch(actual: Array, expected: Array, bound: float) -> Mismatch | None:
+    """Where `actual` first differs from `expected` by more than `bound`; None when nowhere.
+
+    Raises:
+        ValueError: their shapes differ.
+    """
+    if actual.shape != expected.shape:
+        raise ValueError(f"shapes {actual.shape} and {expected.shape} differ")
+    error = relative_error(actual, expected) if actual.size else np.zeros(actual.shape)
+    wrong = np.flatnonzero(error > bound)
+    if not wrong.size:
+        return None
+    coordinate = tuple(int(i) for i in np.unravel_index(wrong[0], actual.shape))
+    values = actual[coordinate], expected[coordinate], float(error[coordinate])
+    return Mismatch(coordinate, *values, bound)
+
+
+def assert_close(actual: Array, expected: Array, bound: float) -> None:
+    """Raises AssertionError that names the first coordinate beyond `bound`."""
+    mismatch = find_mismatch(actual, expected, bound)
+    assert mismatch is None, str(mismatch)
+
+
+def assert_same_bits(actual: Array, expected: Array) -> None:
+    """Raises AssertionError that names the first coordinate of other bits."""
+    assert actual.dtype == expected.dtype, f"{actual.dtype} is not {expected.dtype}"
+    unsigned = np.dtype(f"u{actual.dtype.itemsize}")
+    bits = [np.ascontiguousarray(one).view(unsigned) for one in (actual, expected)]
+    wrong = np.argwhere(bits[0] != bits[1])
+    if wrong.size:
+        at = tuple(int(i) for i in wrong[0])
+        raise AssertionError(f"first at {at}: {actual[at]} where {expected[at]} was expected")
+
+
+class GuardedBuffer:
+    """Bytes for one tensor between two guards.
+
+    Args:
+        size: bytes of the tensor.
+        contents: what it holds at first; None poisons it.
+    """
+
+    offset = GUARD_BYTES
+    """Where the tensor begins in `memory`."""
+
+    def __init__(self, size: int, contents: bytes | None = None) -> None:
+        self.memory = np.full(size + 2 * GUARD_BYTES, GUARD, np.uint8)
+        inner = self.inner
+        inner[...] = POISON if contents is None else np.frombuffer(contents, np.uint8)
+
+    @property
+    def inner(self) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes, in place."""
+        return self.memory[GUARD_BYTES : self.memory.size - GUARD_BYTES]
+
+    def check(self, name: str) -> None:
+        """Raises AssertionError when something outside of the tensor was written."""
+        outside = np.concatenate([self.memory[:GUARD_BYTES], self.memory[-GUARD_BYTES:]])
+        touched = np.flatnonzero(outside != GUARD)
+        if touched.size:
+            first = int(touched[0])
+            at = (
+                first - GUARD_BYTES
+                if first < GUARD_BYTES
+                else first - GUARD_BYTES + self.inner.size
+            )
+            raise AssertionError(f"{name}: byte {at} of {self.inner.size} was written")

@@ -1,0 +1,16 @@
+"""The interpreter's process, one for all tests of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from dflash_plugins.testing.interpreter import Interpreter
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Iterator[Interpreter]:
+    """Runs kernels in a process that interprets; this one never does."""
+    pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
+    with Interpreter() as running:
+        yield running

@@ -1,0 +1,83 @@
+"""The benchmark's sums and rivals, on a CPU: they compute what the kernels compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dflash_plugins.block_attention.benchmark import (
+    PAIRS,
+    Point,
+    Tensors,
+    make_tensors,
+    measure,
+    points,
+)
+from dflash_plugins.block_attention.cases import AttentionShape
+from dflash_plugins.operation import Case, DType
+from dflash_plugins.testing.gpu import Work
+from dflash_plugins.testing.interpreter import Interpreter
+
+torch = pytest.importorskip("torch")
+
+
+class InterpretingRunner:
+    """Stands in for a GPU; every call takes a second."""
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        self.interpreter = interpreter
+        self.names: list[str] = []
+
+    def prepare(self, case: Case, tensors: Tensors) -> tuple[Work, Tensors]:
+        self.names.append(case.operation.name)
+        specs = case.operation.output_specs(case.inputs)
+        outputs = {name: torch.empty(spec.shape) for name, spec in specs.items()}
+
+        def work() -> None:
+            arrays: dict[str, Any] = {}
+            for name in case.operation.inputs:
+                tensor = tensors[name]
+                bits = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+                arrays[name] = bits.numpy().view(case.inputs[name].dtype.numpy)
+            results = self.interpreter.run(case.operation.name, arrays, case.attributes)
+            for name, result in results.items():
+                outputs[name].copy_(torch.from_numpy(result))
+
+        return work, outputs
+
+    def seconds(self, work: Work) -> float:
+        work()
+        return 1.0
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("cache", [DType.FLOAT32, DType.FLOAT8])
+def test_rivals_compute_the_same(interpreter: Interpreter, cache: DType) -> None:
+    shape = AttentionShape(2, 1, 64, 576, block_size=4, compute=DType.FLOAT32, cache=cache)
+    runner = InterpretingRunner(interpreter)
+    row = measure(torch, Point("small", shape, 2, 570), runner, "cpu")
+    assert row["error"] < 1e-5
+    assert set(row["rival_seconds"]) == {"sdpa", "flex_attention", "concatenate"}
+    assert len(runner.names) == row["launches"] == 2
+    kv, rows = 2 * 574 * 64 * cache.numpy.itemsize, 2 * 4 * 2 * 64 * 4
+    assert row["bytes_per_second"] == row["required_bytes"] == 2 * (kv + rows)
+
+
+def test_paged_points_have_no_rivals_and_scattered_pages(interpreter: Interpreter) -> None:
+    shape = AttentionShape(
+        2, 1, 64, 96, block_size=4, page_size=32, compute=DType.FLOAT32, cache=DType.FLOAT32
+    )
+    point = Point("small", shape, 2, 80)
+    row = measure(torch, point, InterpretingRunner(interpreter), "cpu")
+    assert (row["error"], row["rival_seconds"], row["launches"]) == (None, {}, 1)
+    assert row["failed_rivals"] == {}
+    table = make_tensors(torch, point, "cpu")["page_table"]
+    assert sorted(table.flatten().tolist()) == list(range(6))
+
+
+def test_every_pair_cache_layout_context_and_batch_is_measured() -> None:
+    found = points()
+    assert len({point.name for point in found}) == len(found) == len(PAIRS) * 2 * 2 * 4 * 3
+    largest = max(found, key=lambda point: point.allocated_bytes)
+    assert (largest.batch, largest.context) == (64, 131_072)
+    assert 30e9 < largest.required_bytes < largest.allocated_bytes < 40e9

@@ -1,0 +1,160 @@
+"""The check on a GPU, up to the GPU: what is launched, what is found, what is written."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
+pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
+
+from dflash_plugins import check as checking
+from dflash_plugins.kv_feature_injection import benchmark as injection
+from dflash_plugins.operation import FOLDERS, DType
+from dflash_plugins.row_sample import benchmark as sampling
+from dflash_plugins.testing.gpu import KernelLauncher, TorchRunner, to_torch
+
+from dflash_trt.engines.device import Device
+from tests.executors.fake_cuda import FakeCuda
+from tests.plugins.fake_driver import FakeDriver
+
+HOPPER = (9, 0)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def use(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, driver: FakeDriver) -> None:
+    monkeypatch.setattr(checking, "Device", lambda: Device(cuda))
+    monkeypatch.setattr(checking, "load_driver", lambda: driver)
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(checking.main, ["--operation", "accept", "--no-speed", *arguments])
+
+
+def test_the_ptx_is_launched_with_exactly_its_arguments(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cuda = FakeCuda(HOPPER)
+    driver = FakeDriver(cuda)
+    use(monkeypatch, cuda, driver)
+    outcome = run("-o", str(tmp_path / "record.json"))
+    assert outcome.exit_code == 0, outcome.output
+    assert len(driver.loaded) == 1 and ".target sm_90a" in driver.loaded[0]
+    assert driver.launches == [(300, 1, 1, 32, 1, 1)] * 16
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["passed"] and len(record["accuracy"]) == 16
+    assert record["machine"]["gpu"]["arch"] == "sm_90"
+    assert "speed" not in record
+    assert "yes  accept, 16 rows: error 0, bound 0" in outcome.output
+    assert cuda.is_clean
+
+
+def _wrong_token(written: dict[str, Any]) -> None:
+    written["bonus"][7] += 1
+
+
+def _past_the_end(written: dict[str, Any]) -> None:
+    last = written["new_start"]
+    ctypes.c_int64.from_address(last.ctypes.data + last.nbytes).value = 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "finding"),
+    [(_wrong_token, "bonus differ"), (_past_the_end, "byte 2400 of 2400 was written")],
+)
+def test_what_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, damage: Any, finding: str) -> None:
+    cuda = FakeCuda(HOPPER)
+    use(monkeypatch, cuda, FakeDriver(cuda, damage))
+    outcome = run()
+    assert outcome.exit_code == 1
+    assert finding in outcome.output
+
+
+@pytest.mark.parametrize("call", ["cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel"])
+def test_a_driver_that_refuses_is_a_finding(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    cuda = FakeCuda(HOPPER)
+    use(monkeypatch, cuda, FakeDriver(cuda, refuses=call))
+    outcome = run()
+    assert outcome.exit_code == 1
+    assert f"no   accept: {call}: a PTX JIT compilation failed" in outcome.output
+    assert cuda.is_clean
+
+
+def test_a_gpu_without_kernels_and_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, FakeCuda((8, 9)), FakeDriver(FakeCuda((8, 9))))
+    outcome = run()
+    assert (outcome.exit_code, outcome.output) == (
+        1,
+        "Error: there are no kernels for sm_89, Stand-in GPU\n",
+    )
+    monkeypatch.setattr(checking, "Device", lambda: Device(FakeCuda(count=0)))
+    assert "no CUDA device" in run().output
+
+
+def test_a_record_that_could_not_be_kept_is_refused_first(tmp_path: Path) -> None:
+    outcome = run("-o", str(tmp_path / "missing" / "record.json"))
+    assert (outcome.exit_code, outcome.output) == (
+        1,
+        f"Error: {tmp_path}/missing: no such folder\n",
+    )
+
+
+class HostTorch(TorchRunner):
+    """Prepares as on a GPU, on the host; time stands still."""
+
+    def __init__(self, torch: Any, cuda: FakeCuda) -> None:
+        self._torch = torch
+        self._launcher = KernelLauncher(FakeDriver(cuda), "sm_90a", Path("unused"))
+        self.timed = 0
+
+    def prepare(self, case: Any, tensors: Any, tactic: int = 0) -> Any:
+        specs = {name: tensors[name].shape for name in case.operation.inputs}
+        assert specs == {name: case.inputs[name].shape for name in case.operation.inputs}
+        assert case.kernel_spec(tactic).parameters
+        return (lambda: None), {}
+
+    def seconds(self, work: Any) -> float:
+        work()
+        self.timed += 1
+        return 1e-3
+
+
+@pytest.mark.parametrize("benchmark", [injection, sampling])
+def test_what_is_measured_fits_its_kernel(monkeypatch: pytest.MonkeyPatch, benchmark: Any) -> None:
+    import torch
+
+    monkeypatch.setattr(
+        benchmark, "to_torch", lambda torch, arrays: to_torch(torch, arrays, device="cpu")
+    )
+    runner = HostTorch(torch, FakeCuda(HOPPER))
+    found = benchmark.points()
+    smallest = [point for point in found if "1 × " in point.name and "2048" not in point.name]
+    for point in [*smallest[:1], *smallest[-1:]]:
+        row = benchmark.measure(torch, point, runner)
+        assert row["bytes_per_second"] == row["required_bytes"] / 1e-3
+    assert len({point.name for point in found}) == len(found)
+
+
+def test_bits_arrive_as_they_are() -> None:
+    import torch
+
+    arrays = {dtype.name: np.arange(12).reshape(3, 4).astype(dtype.numpy) for dtype in DType}
+    for name, tensor in to_torch(torch, arrays, device="cpu").items():
+        assert tensor.shape == (3, 4)
+        assert tensor.double().tolist() == arrays[name].astype(float).tolist()
+
+
+def test_every_operation_says_what_must_be_right() -> None:
+    for folder in FOLDERS:
+        package = Path(checking.__file__).parent / folder
+        assert (package / "accuracy.py").is_file(), folder

@@ -1,0 +1,149 @@
+"""PTX and machine code for every architecture, without a GPU: entries, spills, what is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from dflash_plugins import compile as compilation
+from dflash_plugins.compile import ARCHES, compile_kernel, main, parse_resources
+from dflash_plugins.operation import Case, main_cases
+from dflash_plugins.ptx import drop_scratch_pointers, entry_parameters
+
+from dflash_trt.errors import DflashError
+
+pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
+
+CASES = main_cases()
+REPORT = """\
+ptxas info    : Compiling entry function 'f' for 'sm_90a'
+ptxas info    : Function properties for f
+    40 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
+ptxas info    : Used 168 registers, used 1 barriers, 40 bytes cumulative stack size, 64 bytes smem
+"""
+ENTRY = """\
+.visible .entry f(
+\t.param .u64 .ptr .global .align 1 f_param_0,
+\t.param .u32 f_param_1,
+\t.param .u64 .ptr .global .align 1 f_param_2,
+\t.param .u64 .ptr .global .align 1 f_param_3
+)
+.reqntid 32
+{
+\tld.param.b64 %rd1, [f_param_0];
+\tret;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.operation.name} {case.name}")
+def test_kernels_compile_without_spills_for_every_architecture(
+    case: Case, arch: str, folder: Path
+) -> None:
+    operation = case.operation
+    for tactic in range(operation.tactics):
+        kernel = compile_kernel(case.kernel_spec(tactic), arch, folder)
+        assert f".target {arch}" in kernel.ptx
+        name, parameters = entry_parameters(kernel.ptx)
+        assert name == kernel.name
+        inputs, outputs = (["u64"] * len(side) for side in (operation.inputs, operation.outputs))
+        assert parameters == inputs + ["u32"] * len(operation.extras) + outputs
+        assert not kernel.resources.spills
+        assert kernel.cubin.startswith(b"\x7fELF")
+        assert os.fspath(Path.cwd()) not in kernel.ptx  # nothing of the machine that compiled it
+
+
+def test_what_was_compiled_is_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = next(case for case in CASES if case.operation.name == "accept").kernel_spec()
+    first = compile_kernel(spec, "sm_90a", folder)
+    calls = []
+    real = compilation._compile
+    monkeypatch.setattr(compilation, "_compile", lambda *a: calls.append(a) or real(*a))
+    assert compile_kernel(spec, "sm_90a", folder) == first
+    assert not calls
+    for changed in (replace(spec, warps=2), replace(spec, constants=(("BLOCK", 64),))):
+        assert compile_kernel(changed, "sm_90a", folder).ptx != first.ptx
+    assert len(calls) == 2
+    (folder / next(p.name for p in folder.glob("accept-sm_90a-*.cubin"))).unlink()
+    for one in (spec, replace(spec, warps=2), replace(spec, constants=(("BLOCK", 64),))):
+        compile_kernel(one, "sm_90a", folder)
+    assert len(calls) == 3
+    cut = next(folder.glob("accept-sm_90a-*.ptx"))
+    cut.write_bytes(cut.read_bytes()[:100])
+    for one in (spec, replace(spec, warps=2), replace(spec, constants=(("BLOCK", 64),))):
+        compile_kernel(one, "sm_90a", folder)
+    assert len(calls) == 4
+
+
+def test_scratch_pointers_leave_the_entry() -> None:
+    kept = drop_scratch_pointers(ENTRY, 2)
+    assert entry_parameters(kept) == ("f", ["u64", "u32"])
+    assert kept.endswith(ENTRY[ENTRY.index(".reqntid") :])
+
+
+@pytest.mark.parametrize(
+    ("ptx", "message"),
+    [
+        (ENTRY.replace("[f_param_0]", "[f_param_2]"), "uses f_param_2, which nobody passes"),
+        (ENTRY.replace(".param .u32 f_param_1,\n", ""), "3 parameters where 2 arguments"),
+        (ENTRY + ENTRY, "PTX has 2 entries"),
+        (ENTRY.replace(".param .u32 f_param_1", ".param f_param_1"), "cannot read the parameter"),
+    ],
+)
+def test_an_entry_that_is_not_as_expected_is_refused(ptx: str, message: str) -> None:
+    with pytest.raises(DflashError, match=message):
+        drop_scratch_pointers(ptx, 2)
+
+
+def test_resources_are_read_from_the_assemblers_report() -> None:
+    resources = parse_resources(REPORT, dynamic_shared=1000)
+    assert (resources.registers, resources.shared_bytes, resources.stack_bytes) == (168, 1064, 40)
+    assert (resources.spill_store_bytes, resources.spill_load_bytes) == (12, 16)
+    assert resources.spills
+
+
+def test_the_command_prints_a_row_for_each_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept = [case for case in CASES if case.operation.name == "accept"]
+    monkeypatch.setattr(compilation, "main_cases", lambda: accept)
+    arguments = ["--arch", "sm_120a,sm_90a", "-o", str(tmp_path)]
+    shown = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert [line.split()[:2] for line in shown.output.splitlines()] == [
+        ["sm_120a", "accept"],
+        ["sm_90a", "accept"],
+    ]
+    rows = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).output)
+    assert {row["arch"] for row in rows} == {"sm_120a", "sm_90a"}
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == sorted(
+        [".cubin", ".json", ".ptx"] * 2
+    )
+    refused = CliRunner().invoke(main, ["--arch", "sm_80", "-o", str(tmp_path)])
+    assert refused.exit_code == 1
+    assert "'sm_80' is none of sm_90a" in refused.output
+
+
+def test_a_folder_that_takes_nothing_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept = [case for case in CASES if case.operation.name == "accept"]
+    monkeypatch.setattr(compilation, "main_cases", lambda: accept)
+    (tmp_path / "file").write_text("")
+    arguments = ["--arch", "sm_90a", "-o"]
+    refused = CliRunner().invoke(main, [*arguments, str(tmp_path / "file" / "below")])
+    assert (refused.exit_code, "file/below: Not a directory" in refused.output) == (1, True)
+    monkeypatch.setattr(compilation, "write_cache", lambda path, data: None)  # a full disk
+    refused = CliRunner().invoke(main, [*arguments, str(tmp_path / "full")])
+    assert refused.exit_code == 1
+    assert "the disk refuses what was compiled" in refused.output

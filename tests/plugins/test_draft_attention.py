@@ -1,0 +1,107 @@
+"""The draft's attention as it is handed over: what its plugins compute is what its graph says.
+
+ONNX Runtime runs a float16 draft graph with every attention's inputs and result as outputs; the
+plugins that stand for the attentions are interpreted over those inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from dflash_plugins.operation import operations
+from dflash_plugins.testing.interpreter import Interpreter
+from dflash_plugins.testing.numeric import Array, assert_close, epsilon
+from onnx import TensorProto, helper
+
+from dflash_trt.engines.plugins import hand_over, hand_over_attention
+from dflash_trt.executors.session import open_session
+from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.graph.functions import read_attention_facts
+from tests.graph.test_form import build
+from tests.pairs import PairFactory, TinyPair
+
+BLOCK, BATCH = 8, 2
+FLOAT16 = 16 * epsilon(np.float16)
+"""The body sums in float16 itself."""
+LAYERS = ["full_attention", "sliding_attention", "full_attention"]
+
+
+def make(make_pair: PairFactory, head_dim: int, **dflash: Any) -> TinyPair:
+    heads = {"heads": 4, "kv_heads": 2, "head_dim": head_dim}
+    layers = {"num_layers": 3, "layer_types": LAYERS, "sliding_window": 5}
+    target = {"head_dim": head_dim, "max_positions": 1024}
+    return make_pair("qwen3", target, heads | layers, dflash=dflash, max_seq_len=1024)
+
+
+def handed_over(model: onnx.ModelProto, capacity: int) -> onnx.ModelProto:
+    handed = hand_over(model, set(operations()))
+    hand_over_attention(handed, BLOCK, capacity)
+    return handed
+
+
+def plugins(handed: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in handed.graph.node if node.op_type.startswith("block_attention")]
+
+
+def run_graph(built: TinyPair, model: onnx.ModelProto, starts: list[int]) -> dict[str, Array]:
+    """Every attention's inputs and result, over random caches."""
+    calls = [node for node in model.graph.node if read_attention_facts(node)]
+    known = {value.name for value in model.graph.output}
+    for name in {name for node in calls for name in (*node.input, *node.output) if name} - known:
+        kind = TensorProto.INT32 if name.endswith("lengths") else TensorProto.FLOAT16
+        kind = TensorProto.BOOL if "window" in name else kind
+        model.graph.output.append(helper.make_tensor_value_info(name, kind, None))
+    path = built.bundle.folder / "observed.onnx"  # external data lies beside it
+    path.write_bytes(model.SerializeToString())
+    session = open_session(path, 1)
+    generator = np.random.default_rng(1)
+    feeds: dict[str, Array] = {
+        "block_ids": generator.integers(0, 60, (len(starts), BLOCK)),
+        "cache_start": np.array(starts, np.int64),
+    }
+    for value in session.get_inputs()[2:]:
+        shape = (len(starts), *value.shape[1:])
+        feeds[value.name] = generator.standard_normal(shape).astype(np.float16)
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(None, feeds), strict=True))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("capacity", [192, 640])
+def test_plugins_compute_what_the_drafts_graph_says(
+    make_pair: PairFactory, interpreter: Interpreter, capacity: int, causal: bool
+) -> None:
+    """A layer with a window is causal unless the draft's config says otherwise."""
+    built = make(make_pair, 64, **({} if causal else {"causal": False}))
+    model = build(built, "draft", GraphForm(Precision.FLOAT16, cache_length=capacity))
+    handed = handed_over(model, capacity)
+    values = run_graph(built, model, [3, capacity - BLOCK])
+    want = {
+        node.output[0]: values[node.output[0]]
+        for node in model.graph.node
+        if read_attention_facts(node)
+    }
+    (sinks,) = [one for one in handed.graph.initializer if one.name.startswith("no_sinks")]
+    values = {name: values[name] for name in values if name not in want}
+    values[sinks.name] = onnx.numpy_helper.to_array(sinks)
+    for node in plugins(handed):
+        operation = operations()[node.op_type]
+        attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        inputs = dict(zip(operation.inputs, [values[name] for name in node.input], strict=True))
+        own = {name: attributes[name] for name in operation.attributes}
+        outputs = interpreter.run(node.op_type, inputs, own)
+        values |= dict(zip(node.output, outputs.values(), strict=True))
+    assert len(want) == len(LAYERS)
+    for name, expected in want.items():
+        assert_close(values[name], expected.astype(np.float64), FLOAT16)
+
+
+def test_a_head_size_without_kernels_stays_native(make_pair: PairFactory) -> None:
+    built = make(make_pair, 32)
+    model = build(built, "draft", GraphForm(Precision.BFLOAT16, cache_length=192))
+    handed = handed_over(model, 192)
+    assert not plugins(handed)
+    assert handed == hand_over(model, set(operations()))

@@ -1,0 +1,164 @@
+"""The injection kernel, interpreted, against its function's body and a float64 reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from dflash_plugins.kv_feature_injection.launch import OPERATIONS, make_case
+from dflash_plugins.kv_feature_injection.reference import inject, make_inputs
+from dflash_plugins.operation import Case, DType
+from dflash_plugins.testing.interpreter import Interpreter
+from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits, epsilon
+
+from dflash_trt.graph.form import Precision
+from dflash_trt.graph.functions import kv_feature_injection_function
+from tests.plugins.bodies import run_body
+
+PRECISIONS = {DType.FLOAT32: Precision.FLOAT32, DType.FLOAT16: Precision.FLOAT16}
+FLOAT8 = DType.FLOAT8.numpy
+# Heads and head sizes of public drafts, a single head, more heads than one program takes, and a
+# head size that is no power of two.
+HEADS = [(8, 128), (8, 64), (1, 256), (20, 64), (3, 80)]
+
+
+def check(
+    interpreter: Interpreter, case: Case, inputs: dict[str, Array], bound: float
+) -> dict[str, Array]:
+    outputs = interpreter.run(case.operation.name, inputs, case.attributes)
+    for name, expected in zip(outputs, inject(case, inputs), strict=True):
+        before = inputs[name.removesuffix("_out")]
+        changed = expected != before.astype(np.float64)
+        assert_close(outputs[name], expected, bound)
+        kept = np.where(changed, before, outputs[name])
+        assert_same_bits(kept, before)
+    return outputs
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize(("heads", "size"), HEADS)
+def test_kernel_equals_the_functions_body(
+    interpreter: Interpreter, dtype: DType, heads: int, size: int
+) -> None:
+    case = make_case(
+        "body", compute=dtype, batch=3, rows=4, kv_heads=heads, head_dim=size, length=24
+    )
+    inputs = make_inputs(case, [0, 7, 20])
+    outputs = check(interpreter, case, inputs, 6 * epsilon(dtype.numpy))
+    function = kv_feature_injection_function(PRECISIONS[dtype])
+    bodies = run_body(function, inputs, case.attributes)
+    for actual, expected in zip(outputs.values(), bodies, strict=True):
+        assert_close(actual, expected.astype(np.float64), 8 * epsilon(dtype.numpy))
+    assert_same_bits(outputs["v_cache_out"], bodies[1])
+
+
+@pytest.mark.parametrize("page_size", [None, 4, 16])
+def test_bfloat16_to_one_unit_of_the_last_place(
+    interpreter: Interpreter, page_size: int | None
+) -> None:
+    case = make_case(
+        "bf16",
+        compute=DType.BFLOAT16,
+        batch=2,
+        rows=5,
+        kv_heads=2,
+        head_dim=64,
+        length=32,
+        page_size=page_size,
+    )
+    # The interpreter cuts float32 off where hardware rounds to bfloat16: twice, with k's norm.
+    check(interpreter, case, make_inputs(case, [3, 27]), 6 * epsilon(DType.BFLOAT16.numpy))
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_pages_are_written_where_the_table_says(interpreter: Interpreter, page_size: int) -> None:
+    """Rows that begin, cross and end at page boundaries, over pages in no order."""
+    case = make_case(
+        "paged",
+        compute=DType.FLOAT32,
+        batch=3,
+        rows=4,
+        kv_heads=2,
+        head_dim=16,
+        length=32,
+        page_size=page_size,
+        pages=100,
+    )
+    check(interpreter, case, make_inputs(case, [0, 14, 28]), 6 * epsilon(np.float32))
+
+
+@pytest.mark.parametrize("page_size", [None, 8])
+def test_a_row_that_has_no_place_is_not_written(
+    interpreter: Interpreter, page_size: int | None
+) -> None:
+    case = make_case(
+        "outside",
+        compute=DType.FLOAT16,
+        batch=3,
+        rows=4,
+        kv_heads=2,
+        head_dim=16,
+        length=16,
+        page_size=page_size,
+    )
+    inputs = make_inputs(case, [14, -2, 3])
+    tables = {name: np.concatenate([inputs[name]] * 2) for name in ("cos", "sin")}
+    inputs |= tables  # positions past the cache are still within the table
+    if page_size is not None:
+        inputs["page_table"][2, 0] = -1
+    check(interpreter, case, inputs, 6 * epsilon(np.float16))
+
+
+@pytest.mark.parametrize(("batch", "rows"), [(0, 4), (2, 0), (1, 1)])
+def test_few_rows_and_none(interpreter: Interpreter, batch: int, rows: int) -> None:
+    case = make_case(
+        "few", compute=DType.FLOAT32, batch=batch, rows=rows, kv_heads=2, head_dim=16, length=16
+    )
+    check(interpreter, case, make_inputs(case, [2] * batch), 6 * epsilon(np.float32))
+
+
+@pytest.mark.parametrize("page_size", [None, 8])
+def test_fp8_codes_are_the_codecs_where_the_interpreter_rounds_right(
+    interpreter: Interpreter, page_size: int | None
+) -> None:
+    """The interpreter rounds some wrong; the check on a GPU wants every code."""
+    case = make_case(
+        "fp8",
+        compute=DType.FLOAT16,
+        cache=DType.FLOAT8,
+        batch=2,
+        rows=4,
+        kv_heads=4,
+        head_dim=64,
+        length=32,
+        page_size=page_size,
+    )
+    inputs = make_inputs(case, [5, 28])
+    inputs["v"][0, 0, 0] = 60000.0  # clipped
+    outputs = interpreter.run(case.operation.name, inputs, case.attributes)
+    for name, expected in zip(outputs, inject(case, inputs), strict=True):
+        codes, right = (x.view(np.uint8) for x in (outputs[name], expected.astype(FLOAT8)))
+        rows = np.prod(case.inputs["k"].shape)
+        assert np.count_nonzero(codes != right) < 0.06 * rows
+        assert_close(outputs[name], expected.astype(np.float64), 0.5)
+
+
+def test_a_wrong_kernel_is_noticed(interpreter: Interpreter) -> None:
+    case = make_case(
+        "wrong", compute=DType.FLOAT32, batch=1, rows=2, kv_heads=1, head_dim=16, length=16
+    )
+    inputs = make_inputs(case, [3])
+    other: dict[str, Any] = {"epsilon": 0.5}
+    outputs = interpreter.run(case.operation.name, inputs, other)
+    with pytest.raises(AssertionError, match=r"first at \(0, 0, 3, 0\)"):
+        assert_close(outputs["k_cache_out"], inject(case, inputs)[0], 1e-6)
+
+
+def test_each_layout_has_its_operation() -> None:
+    assert [operation.name for operation in OPERATIONS] == [
+        "kv_feature_injection",
+        "kv_feature_injection_paged",
+        "kv_feature_injection_fp8",
+        "kv_feature_injection_paged_fp8",
+    ]

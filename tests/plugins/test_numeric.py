@@ -1,0 +1,77 @@
+"""The measure of error and the guards, which every test of a kernel rests on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dflash_plugins.testing.numeric import (
+    GUARD_BYTES,
+    GuardedBuffer,
+    assert_same_bits,
+    epsilon,
+    find_mismatch,
+    relative_error,
+)
+
+
+def test_the_first_wrong_coordinate_is_named() -> None:
+    expected = np.ones((3, 4, 5))
+    actual = expected.copy()
+    actual[1, 2, 3] += 1e-3
+    actual[2, 0, 0] = np.nan
+    mismatch = find_mismatch(actual, expected, 1e-4)
+    assert mismatch is not None
+    assert mismatch.coordinate == (1, 2, 3)
+    assert mismatch.error == pytest.approx(5e-4)
+    assert find_mismatch(actual[:2], expected[:2], 1e-3) is None
+    later = find_mismatch(actual, expected, 1e-3)
+    assert later is not None
+    assert later.coordinate == (2, 0, 0)
+    assert later.error == np.inf
+
+
+def test_error_is_relative_to_a_value_and_to_its_row() -> None:
+    expected = np.array([[1.0, 1.0, 0.0, 0.0]])
+    rms = np.sqrt(0.5)
+    error = relative_error(expected + 1e-3, expected)
+    np.testing.assert_allclose(error, 1e-3 / np.array([[1 + rms, 1 + rms, rms, rms]]))
+
+
+def test_infinities_must_be_where_they_are_expected() -> None:
+    expected = np.array([[np.inf, -np.inf, np.nan, 0.0]])
+    assert find_mismatch(expected.copy(), expected, 0.0) is None
+    for index, wrong in enumerate((1.0, np.inf, 1.0)):
+        actual = expected.copy()
+        actual[0, index] = wrong
+        mismatch = find_mismatch(actual, expected, 1e9)
+        assert mismatch is not None
+        assert mismatch.coordinate == (0, index)
+
+
+def test_bits_differ_where_values_are_equal() -> None:
+    zeros = np.zeros((2, 2), np.float32)
+    other = zeros.copy()
+    other[1, 0] = -0.0
+    with pytest.raises(AssertionError, match=r"first at \(1, 0\)"):
+        assert_same_bits(other, zeros)
+
+
+def test_shapes_must_agree() -> None:
+    with pytest.raises(ValueError, match="differ"):
+        find_mismatch(np.zeros(3), np.zeros(4), 1.0)
+
+
+def test_one_rounding_is_half_a_unit_of_the_last_place() -> None:
+    assert epsilon(np.float16) == 2.0**-11
+
+
+@pytest.mark.parametrize(("offset", "where"), [(-1, "-1"), (0, None), (7, None), (8, "8")])
+def test_a_byte_outside_is_noticed(offset: int, where: str | None) -> None:
+    buffer = GuardedBuffer(8)
+    assert (buffer.inner.view(np.float32) != buffer.inner.view(np.float32)).all()  # NaN
+    buffer.memory[GUARD_BYTES + offset] ^= 1
+    if where is None:
+        buffer.check("x")
+        return
+    with pytest.raises(AssertionError, match=f"byte {where} of 8 was written"):
+        buffer.check("x")

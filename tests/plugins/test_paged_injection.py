@@ -1,0 +1,44 @@
+"""The injection kernel over pages, interpreted, against the paged function's body."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dflash_plugins.kv_feature_injection.launch import make_case
+from dflash_plugins.kv_feature_injection.reference import make_inputs
+from dflash_plugins.operation import DType
+from dflash_plugins.testing.interpreter import Interpreter
+from dflash_plugins.testing.numeric import assert_close, assert_same_bits, epsilon
+
+from dflash_trt.engines.plugins import plugin_name
+from dflash_trt.graph.form import Precision
+from dflash_trt.graph.paged import paged_injection_function
+from tests.plugins.bodies import run_body
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [(DType.FLOAT32, Precision.FLOAT32), (DType.FLOAT16, Precision.FLOAT16)],
+)
+def test_kernel_equals_the_paged_functions_body(
+    interpreter: Interpreter, dtype: DType, precision: Precision, page_size: int
+) -> None:
+    case = make_case(
+        "paged",
+        compute=dtype,
+        batch=3,
+        rows=4,
+        kv_heads=4,
+        head_dim=64,
+        length=32,
+        page_size=page_size,
+        pages=50,
+    )
+    inputs = make_inputs(case, [0, 14, 28])
+    outputs = list(interpreter.run(case.operation.name, inputs, case.attributes).values())
+    function = paged_injection_function(precision)
+    assert plugin_name(function) == case.operation.name
+    bodies = run_body(function, inputs, case.attributes)
+    assert_close(outputs[0], bodies[0].astype(np.float64), 8 * epsilon(dtype.numpy))
+    assert_same_bits(outputs[1], bodies[1])

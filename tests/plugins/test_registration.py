@@ -1,0 +1,137 @@
+"""Registration and launch as TensorRT would ask for them, up to the PTX it would embed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from dflash_plugins.operation import Case, DType, TensorSpec, main_cases, operations
+from dflash_plugins.ptx import entry_parameters
+from dflash_plugins.registration import PluginRegistration
+
+from dflash_trt.errors import DflashError
+from tests.plugins.fake_plugin import DataType, FakePlugin, TensorDesc
+
+ARCH = "sm_90a"
+BIGGER = 3
+"""Extents that change between calls are this many times as large when the engine runs."""
+
+# Axes that the graphs leave to each call, by tensor; every other extent is fixed in an engine.
+DYNAMIC = {
+    "k": (0, 1),
+    "v": (0, 1),
+    "positions": (0, 1),
+    "page_table": (0, 1),
+    "logits": (0, 1),
+    "sampling": (0,),
+    "token_ids": (0, 1),
+    "choice_ids": (0, 1),
+    "cache_start": (0,),
+    "q": (0, 2),
+    "k_cache": (0,),
+    "v_cache": (0,),
+    "key_value_lengths": (0,),
+    "shares": (0, 3),
+    "log_sums": (0, 3),
+}
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> FakePlugin:
+    module = FakePlugin()
+    tensorrt = SimpleNamespace(DataType=DataType)
+    folder = tmp_path_factory.mktemp("kernels")
+    registration = PluginRegistration(tensorrt, module, ARCH, folder)
+    registration.register()
+    registration.register()  # what is known is kept
+    return module
+
+
+def describe(case: Case) -> tuple[list[TensorDesc], dict[int, tuple[int, ...]]]:
+    """The inputs as TensorRT describes them when it builds, and their shapes in a later call."""
+    tensors, shapes = [], {}
+    for index, name in enumerate(case.operation.inputs):
+        spec = case.inputs[name]
+        axes = DYNAMIC.get(name, ())
+        known = tuple(-1 if axis in axes else size for axis, size in enumerate(spec.shape))
+        tensors.append(TensorDesc(DataType[spec.dtype.tensorrt_name], known, index))
+        shapes[index] = tuple(
+            size * BIGGER if axis in axes else size for axis, size in enumerate(spec.shape)
+        )
+    return tensors, shapes
+
+
+def one_case_of_each() -> list[Case]:
+    cases = {case.operation.name: case for case in main_cases()}
+    assert set(cases) == set(operations())
+    return list(cases.values())
+
+
+@pytest.mark.parametrize("case", one_case_of_each(), ids=lambda case: case.operation.name)
+def test_tensorrt_is_told_shapes_types_aliases_and_launch(plugin: FakePlugin, case: Case) -> None:
+    operation = case.operation
+    registered = plugin.plugins[operation.plugin_id]
+    assert registered.tensors == list(operation.inputs)
+    assert registered.attributes == dict(operation.attributes)
+    tensors, shapes = describe(case)
+    outputs = registered.describe(*tensors, **case.attributes)
+    assert len(outputs) == registered.outputs == len(operation.outputs)
+    aliased = [
+        None if one.alias is None else registered.tensors[one.alias.index] for one in outputs
+    ]
+    assert aliased == [operation.aliases.get(name) for name in operation.outputs]
+
+    (combination,) = registered.tune(*tensors, *case.attributes.values(), outputs)
+    assert len(combination.io_types) == len(tensors) + len(outputs)
+    tactics = combination.tactics or [0]
+    for tactic in tactics:
+        name, ptx, params, extras = registered.implement(
+            *tensors, *case.attributes.values(), outputs, tactic
+        )
+        entry, parameters = entry_parameters(ptx)
+        assert entry == name
+        pointers = ["u64"] * len(operation.inputs), ["u64"] * len(operation.outputs)
+        assert parameters == pointers[0] + ["u32"] * len(operation.extras) + pointers[1]
+        # The expressions give what the launch computation gives for the shapes of a later call.
+        specs = {
+            key: TensorSpec(case.inputs[key].dtype, shapes[index])
+            for index, key in enumerate(operation.inputs)
+        }
+        expected = operation.launch(specs, case.attributes, max(0, tactic - 1))
+        grid = tuple(params.__dict__[f"grid_{axis}"].read(shapes) for axis in "xyz")
+        assert grid == expected.grid
+        assert tuple(extra.read(shapes) for extra in extras) == expected.extras
+        assert params.block_x.read(shapes) == expected.warps * 32
+
+
+def test_a_type_that_no_kernel_reads_is_refused(plugin: FakePlugin) -> None:
+    registered = plugin.plugins["dflash::accept"]
+    tensors: list[Any] = [TensorDesc(None, (2, 4), index) for index in range(3)]  # type: ignore[arg-type]
+    with pytest.raises(DflashError, match="no kernel reads tensors of None"):
+        registered.tune(*tensors, ())
+
+
+def test_the_extents_that_a_kernel_bakes_in_must_be_fixed(plugin: FakePlugin) -> None:
+    (case,) = [one for one in one_case_of_each() if one.operation.name == "row_sample"]
+    tensors, _ = describe(case)
+    tensors[0] = TensorDesc(tensors[0].dtype, (-1, -1, -1), 0)
+    registered = plugin.plugins["dflash::row_sample"]
+    with pytest.raises(DflashError, match="the vocabulary must be fixed"):
+        registered.implement(*tensors, registered.describe(*tensors), 0)
+
+
+def test_the_types_are_those_that_tensorrt_has() -> None:
+    assert {one.tensorrt_name for one in DType} == {one.name for one in DataType}
+
+
+def test_kernels_are_kept_in_the_folder(plugin: FakePlugin, tmp_path: Path) -> None:
+    def refuse(*arguments: Any) -> Any:
+        raise AssertionError("compiled although nobody asked")
+
+    module = FakePlugin()
+    tensorrt = SimpleNamespace(DataType=DataType)
+    PluginRegistration(tensorrt, module, ARCH, tmp_path, refuse).register()
+    assert list(module.plugins) == [one.plugin_id for one in operations().values()]
+    assert not list(tmp_path.iterdir())
