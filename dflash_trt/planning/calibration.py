@@ -1,0 +1,102 @@
+"""What keeps real engines below their GPU's data sheet: few parameters, with their origin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from dflash_trt.config import nearest, read_yaml
+from dflash_trt.errors import DflashError, one_line
+
+CALIBRATION_FILE = Path(__file__).with_name("calibration.yaml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """The model's parameters.
+
+    Args:
+        bandwidth_fraction: of a data sheet's memory bandwidth that decoding reaches.
+        flops_fraction: of its dense FLOP/s that decoding reaches.
+        layer_overhead_us: time of a layer besides its bytes and FLOPs: kernels that wait for each
+            other, whatever they compute.
+        step_overhead_us: of a speculative step, between passes: acceptance, sampling, the host.
+        collective_us: latency of one collective between GPUs, whatever its size.
+        link_fraction: of a link's bandwidth that collectives reach.
+    """
+
+    bandwidth_fraction: float
+    flops_fraction: float
+    layer_overhead_us: float
+    step_overhead_us: float
+    collective_us: float
+    link_fraction: float
+
+    def scaled(self, name: str, factor: float) -> Calibration:
+        """The same with one parameter multiplied; a fraction never exceeds 1."""
+        value = getattr(self, name) * factor
+        return self.with_value(name, min(value, 1.0) if name.endswith("_fraction") else value)
+
+    def with_value(self, name: str, value: float) -> Calibration:
+        """The same with one parameter replaced.
+
+        Raises:
+            DflashError: no such parameter, or a value outside its range.
+        """
+        if name not in PARAMETERS:
+            raise DflashError(
+                f"no parameter is called {one_line(name, 40)!r}{nearest(name, list(PARAMETERS))}",
+                where="--parameter",
+                usage=True,
+            )
+        is_fraction = name.endswith("_fraction")
+        if not (0 < value <= 1 if is_fraction else 0 <= value < 1e6):
+            rule = "above 0, at most 1" if is_fraction else "microseconds, 0 or more"
+            raise DflashError(
+                f"{name} = {value:g}, but must be {rule}", where="--parameter", usage=True
+            )
+        return replace(self, **{name: value})
+
+
+PARAMETERS = tuple(field.name for field in fields(Calibration))
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Relative errors of the model on a published table, and whether it was fitted to it.
+
+    They are None where the model has no figure to compare; `note` says why.
+    """
+
+    table: str
+    fitted: bool
+    median: float | None
+    worst: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCalibration:
+    """The parameters that ship with the project.
+
+    Args:
+        origin: by parameter, how it was found.
+        accuracy: on published tables.
+        fitted_by: the command that wrote this.
+    """
+
+    parameters: Calibration
+    origin: dict[str, str]
+    accuracy: tuple[Accuracy, ...]
+    fitted_by: str
+
+
+def read_calibration(path: Path = CALIBRATION_FILE) -> StoredCalibration:
+    """The parameters that the project was calibrated to."""
+    raw = read_yaml(path)
+    return StoredCalibration(
+        parameters=Calibration(**{name: one["value"] for name, one in raw["parameters"].items()}),
+        origin={name: one["origin"] for name, one in raw["parameters"].items()},
+        accuracy=tuple(Accuracy(**one) for one in raw["accuracy"]),
+        fitted_by=raw["fitted_by"],
+    )

@@ -1,0 +1,168 @@
+"""The time of one forward pass on GPUs, from bytes and FLOPs.
+
+T rows = sequences x rows of each. The memory time and the arithmetic time of an operation add up:
+kernels of decoding overlap little of the two, and the published tables are met better so than with
+the larger of the two (a roofline). A projection therefore never beats a roofline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from dflash_trt.hardware.gpu import Gpu
+from dflash_trt.planning.calibration import Calibration
+from dflash_trt.planning.memory import KV_ITEM_BYTES, Layout, attention_bytes
+from dflash_trt.planning.shape import ModelShape
+
+ACTIVATION_BYTES = 2
+LIMITS = {
+    "weights": "weight bandwidth",
+    "kv": "KV bandwidth",
+    "compute": "compute",
+    "launch": "layer overhead",
+    "link": "communication",
+    "host": "step overhead",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """A duration by what it is spent on; see LIMITS."""
+
+    weights: float = 0.0
+    kv: float = 0.0
+    compute: float = 0.0
+    launch: float = 0.0
+    link: float = 0.0
+    host: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return sum(float(getattr(self, field.name)) for field in fields(self))
+
+    @property
+    def limit(self) -> str:
+        """What takes the largest part."""
+        return LIMITS[max(LIMITS, key=lambda name: getattr(self, name))]
+
+    @property
+    def largest(self) -> float:
+        """That part."""
+        return max(float(getattr(self, name)) for name in LIMITS)
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(
+            *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
+        )
+
+    def __mul__(self, factor: float) -> Seconds:
+        return Seconds(*(getattr(self, field.name) * factor for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One forward pass.
+
+    Args:
+        sequences: of the whole replica.
+        rows: tokens per sequence.
+        context: tokens per sequence that attention reads besides.
+        head_rows: rows per sequence that get logits.
+        head_weights: of the output head.
+        extra_weights: matrices that every row goes through besides the layers (fc, injection).
+    """
+
+    model: ModelShape
+    sequences: int
+    rows: int
+    context: float
+    head_rows: float
+    head_weights: int
+    extra_weights: int = 0
+
+
+def expected_experts(count: int, per_token: int, tokens: float) -> float:
+    """Distinct experts that `tokens` tokens touch when each draws `per_token` of `count` evenly.
+
+    count (1 - (1 - per_token / count)^tokens). Real routing is less even and touches fewer.
+    """
+    return count * (1 - float((1 - per_token / count) ** tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A layout of one kind of GPU, under a calibration."""
+
+    gpu: Gpu
+    layout: Layout
+    calibration: Calibration
+
+    def time(self, work: Pass) -> Seconds:
+        """Duration of one pass; every GPU of the replica takes as long."""
+        model, layout = work.model, self.layout
+        ways = layout.attention_ways
+        # Rows and sequences that one GPU's attention, vocabulary and draft work on.
+        local = layout.sequences_per_gpu(work.sequences)
+        rows = local * work.rows
+        attention_format, mlp_format = model.formats
+
+        weights = model.layers * attention_bytes(model, layout)
+        compute = model.layers * self._arithmetic(
+            2 * rows * model.attention_weights / ways, attention_format.flops(self.gpu)
+        )
+        mlp_weights, mlp_flops = self._mlp(work, rows)
+        weights += model.layers * mlp_format.bytes(1) * mlp_weights
+        compute += model.layers * self._arithmetic(mlp_flops, mlp_format.flops(self.gpu))
+        others = (work.extra_weights + work.head_weights) / ways
+        weights += 2 * (others + model.layers * model.router_weights)
+        dense = 2 * rows * work.extra_weights + 2 * local * work.head_rows * work.head_weights
+        compute += self._arithmetic(dense / ways, self.gpu.bf16)
+
+        seen = sum(
+            work.context if window is None else min(work.context, window)
+            for window in model.layer_windows
+        )
+        cache = 2 * seen * model.kv_heads * model.head_dim * KV_ITEM_BYTES / layout.kv_ways(model)
+        scores = 4 * rows * seen * model.heads * model.head_dim / ways
+        compute += self._arithmetic(scores, self.gpu.bf16)
+        reach = self.gpu.bandwidth * self.calibration.bandwidth_fraction
+        return Seconds(
+            weights=weights / reach,
+            kv=local * cache / reach,
+            compute=compute,
+            launch=model.layers * self.calibration.layer_overhead_us * 1e-6,
+            link=self._communication(model, rows),
+        )
+
+    def _mlp(self, work: Pass, rows: int) -> tuple[float, float]:
+        """Weights that one GPU reads of a layer's MLP, and its FLOPs."""
+        model, experts = work.model, work.model.experts
+        if experts is None:
+            share = model.mlp_weights / self.layout.attention_ways
+            return share, 2 * rows * share
+        tokens = work.sequences * work.rows
+        touched = expected_experts(experts.count, experts.per_token, tokens)
+        share = model.mlp_weights / self.layout.gpus
+        return touched * share, 2 * tokens * experts.per_token * share
+
+    def _arithmetic(self, flops: float, rate: float) -> float:
+        return flops / (rate * self.calibration.flops_fraction)
+
+    def _communication(self, model: ModelShape, rows: int) -> float:
+        """Tensor parallel: two all-reduces a layer. Expert parallel: dispatch and combine.
+
+        An all-reduce moves 2 (n - 1) / n of its data out of each GPU; an all-to-all sends a row to
+        as many other GPUs as its experts lie on, at most.
+        """
+        n = self.layout.gpus
+        if n == 1:
+            return 0.0
+        row = model.hidden * ACTIVATION_BYTES
+        if self.layout.attention == "tensor":
+            moved = 2 * (n - 1) / n * rows * row
+        elif model.experts is not None:
+            moved = min(model.experts.per_token, n) * (n - 1) / n * rows * row
+        else:
+            return 0.0
+        link = self.gpu.link_bandwidth * self.calibration.link_fraction
+        return 2 * model.layers * (self.calibration.collective_us * 1e-6 + moved / link)

@@ -1,0 +1,225 @@
+"""A plan: what the model projects for a pair on given GPUs, answered at one interactivity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from dflash_trt.errors import DflashError
+from dflash_trt.planning.calibration import PARAMETERS
+from dflash_trt.planning.decoding import Autoregressive, Decoding, DFlash, Eagle3, Kind
+from dflash_trt.planning.known_pairs import PairShape
+from dflash_trt.planning.memory import Layout, MemoryFit
+from dflash_trt.planning.search import (
+    PlanPoint,
+    Site,
+    Workload,
+    answer,
+    best_at,
+    least_memory,
+    memory_of,
+    project,
+)
+
+STEPS = (0.8, 1.2)
+TAU = "τ"
+BASELINE: Kind = "autoregressive"
+_SHOWN_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """What an answer becomes where one parameter is 20 % lower and 20 % higher.
+
+    Each is throughput ÷ the projected one - 1; None where the interactivity is not reachable then.
+    τ counts as a parameter, the one that the pair and its users bring.
+    """
+
+    parameter: str
+    value: float
+    lower: float | None
+    higher: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """Everything `plan` says.
+
+    Args:
+        points: by decoding, all that fit.
+        acceptance: by decoding, whose figures its τ is.
+        sensitivity: of DFlash's answer.
+    """
+
+    pair: PairShape
+    site: Site
+    workload: Workload
+    interactivity: float
+    decodings: Mapping[Kind, Decoding]
+    acceptance: Mapping[Kind, str]
+    points: Mapping[Kind, Sequence[PlanPoint]]
+    sensitivity: tuple[Sensitivity, ...]
+
+    def answer(self, kind: Kind, interactivity: float | None = None) -> PlanPoint | None:
+        """The most throughput at an interactivity, the plan's own by default; None: none has it."""
+        asked = interactivity or self.interactivity
+        return answer(self.site, self.decodings[kind], self.workload, asked)
+
+    def ratio(self, kind: Kind) -> float | None:
+        """Its throughput ÷ autoregressive decoding's, both at the interactivity."""
+        mine, base = self.answer(kind), self.answer(BASELINE)
+        return None if mine is None or base is None else mine.throughput / base.throughput
+
+    def fastest(self, kind: Kind) -> PlanPoint:
+        """The most interactive point."""
+        return max(self.points[kind], key=lambda point: point.interactivity)
+
+    @property
+    def layout(self) -> Layout:
+        """Where DFlash's answer runs, or its fastest point where there is no answer."""
+        return (self.answer("DFlash") or self.fastest("DFlash")).layout
+
+    def blocks(self) -> list[tuple[PlanPoint, PlanPoint]]:
+        """DFlash's best block and autoregressive decoding on `layout`, by batch."""
+        users = self.memory(self.layout, "DFlash").users
+        batches = [batch for batch in _SHOWN_BATCHES if batch <= users]
+        both: list[list[PlanPoint]] = [
+            [
+                best_at(self.site, self.layout, self.decodings[kind], self.workload, batch)
+                for batch in batches
+            ]
+            for kind in ("DFlash", BASELINE)
+        ]
+        return list(zip(*both, strict=True))
+
+    def memory(self, layout: Layout, kind: Kind, context: int | None = None) -> MemoryFit:
+        """What `kind` takes of a GPU's memory, at another context than the workload's if given."""
+        workload = replace(self.workload, context=context or self.workload.context)
+        return memory_of(self.site, layout, self.decodings[kind], workload)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "projection": True,
+            "pair": self.pair.name,
+            "gpu": self.site.gpu.name,
+            "gpus": self.site.gpus,
+            "workload": asdict(self.workload),
+            "interactivity": self.interactivity,
+            "acceptance": dict(self.acceptance),
+            "parameters": asdict(self.site.calibration),
+            "answers": {
+                kind: None
+                if (point := self.answer(kind)) is None
+                else {**point_json(point), "ratio": self.ratio(kind)}
+                for kind in self.points
+            },
+            "most_interactive": {kind: point_json(self.fastest(kind)) for kind in self.points},
+            "memory": [
+                {"layout": layout.label, "decoding": kind, **asdict(self.memory(layout, kind))}
+                for layout in self.site.layouts
+                for kind in self.points
+            ],
+            "blocks": [
+                {
+                    **point_json(better(drafted, plain)),
+                    "block_size": better(drafted, plain).verified,
+                    "speedup": better(drafted, plain).throughput / plain.throughput,
+                }
+                for drafted, plain in self.blocks()
+            ],
+            "sensitivity": [asdict(one) for one in self.sensitivity],
+        }
+
+
+def better(drafted: PlanPoint, plain: PlanPoint) -> PlanPoint:
+    """What to run at a batch: no speculation, block size 1, where that is as fast."""
+    return drafted if drafted.throughput > plain.throughput else plain
+
+
+def point_json(point: PlanPoint) -> dict[str, Any]:
+    """A point's figures; seconds of a step by what they are spent on."""
+    return {
+        "layout": point.layout.label,
+        "gpus_per_replica": point.layout.gpus,
+        "batch": point.batch,
+        "rows": point.verified,
+        "tau": point.tau,
+        "interactivity": point.interactivity,
+        "throughput_per_gpu": point.throughput,
+        "step_seconds": asdict(point.step),
+        "limited_by": point.step.limit,
+    }
+
+
+def make_projection(
+    pair: PairShape,
+    site: Site,
+    workload: Workload,
+    interactivity: float,
+    speculative: Sequence[DFlash | Eagle3],
+) -> Projection:
+    """Projects autoregressive decoding and `speculative` ones, DFlash among them.
+
+    Raises:
+        DflashError: no sequence fits beside the weights.
+    """
+    decodings: dict[Kind, Decoding] = {BASELINE: Autoregressive(pair.target)}
+    decodings |= {decoding.kind: decoding for decoding in speculative}
+    dflash = next(decoding for decoding in speculative if isinstance(decoding, DFlash))
+    points: dict[Kind, Sequence[PlanPoint]] = {}
+    for kind, decoding in decodings.items():
+        points[kind] = project(site, decoding, workload)
+        if not points[kind]:
+            raise _does_not_fit(site, decoding, workload)
+    return Projection(
+        pair=pair,
+        site=site,
+        workload=workload,
+        interactivity=interactivity,
+        decodings=decodings,
+        acceptance={decoding.kind: decoding.acceptance.source for decoding in speculative},
+        points=points,
+        sensitivity=_sensitivity(site, dflash, workload, interactivity),
+    )
+
+
+def _sensitivity(
+    site: Site, decoding: DFlash, workload: Workload, interactivity: float
+) -> tuple[Sensitivity, ...]:
+    base = answer(site, decoding, workload, interactivity)
+    if base is None:
+        return ()
+
+    def change(other: Site, drafted: DFlash) -> float | None:
+        found = answer(other, drafted, workload, interactivity)
+        return None if found is None else found.throughput / base.throughput - 1
+
+    def of_parameter(name: str, factor: float) -> float | None:
+        return change(replace(site, calibration=site.calibration.scaled(name, factor)), decoding)
+
+    def of_tau(factor: float) -> float | None:
+        return change(site, replace(decoding, acceptance=decoding.acceptance.scaled(factor)))
+
+    most = max(decoding.drafts())
+    return (
+        Sensitivity(TAU, decoding.tau(most), *(of_tau(factor) for factor in STEPS)),
+        *(
+            Sensitivity(
+                name,
+                getattr(site.calibration, name),
+                *(of_parameter(name, factor) for factor in STEPS),
+            )
+            for name in PARAMETERS
+        ),
+    )
+
+
+def _does_not_fit(site: Site, decoding: Decoding, workload: Workload) -> DflashError:
+    fit = least_memory(site, decoding.target, workload)
+    return DflashError(
+        f"no sequence of {workload.context:,} tokens fits beside {fit.target_weights / 1e9:,.1f} "
+        f"GB of weights on a GPU of {fit.gpu_memory / 1e9:,.0f} GB ({decoding.kind})",
+        where=f"{site.gpus} × {site.gpu.title}",
+        fix="give more --gpus, a lower --context or a narrower --precision",
+    )

@@ -1,0 +1,126 @@
+"""Shapes from a checkpoint's config.json alone: weights need not be there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from dflash_trt.checkpoints.config_fields import ConfigFields
+from dflash_trt.checkpoints.dims import MAX_WIDTH, DecoderDims, read_dims
+from dflash_trt.checkpoints.draft_attention import read_layer_attention
+from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_HEAD_DIM
+from dflash_trt.checkpoints.folder import CONFIG_NAME, read_config
+from dflash_trt.checkpoints.layer_types import SLIDING
+from dflash_trt.checkpoints.relatives import read_architecture
+from dflash_trt.errors import DflashError
+from dflash_trt.planning.formats import FormatName
+from dflash_trt.planning.known_pairs import PairShape
+from dflash_trt.planning.shape import DraftShape, Experts, ModelShape
+
+MAX_EXPERTS = 2**16
+MAX_TAPS = 1024
+_STATED_FORMATS: dict[str, FormatName] = {
+    "mxfp4": "mxfp4",
+    "fp8": "fp8",
+    "nvfp4": "nvfp4",
+    "w4a16_nvfp4": "nvfp4",
+}
+_OF_EXPERTS_ALONE = ("mxfp4", "w4a16_nvfp4")
+"""Formats of gpt-oss's experts, beside which attention stays as it is."""
+
+
+def read_pair_shape(target_folder: Path, draft_folder: Path) -> PairShape:
+    """The pair in two checkpoint folders; it has no published τ.
+
+    Raises:
+        DflashError: a config that is malformed, or that does not state what is needed.
+    """
+    target = read_target_shape(target_folder)
+    draft = read_draft_shape(draft_folder, target)
+    return PairShape(name=target_folder.name, target=target, draft=draft)
+
+
+def read_target_shape(folder: Path) -> ModelShape:
+    """The shape of a dense or mixture-of-experts decoder, as its config states it.
+
+    Any architecture with the usual keys of transformers: a plan needs sizes, not a graph.
+    """
+    config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
+    if read_architecture(config) in DRAFT_ARCHITECTURES:
+        raise DflashError("is a DFlash draft, not a target", where=config.where, usage=True)
+    dims = read_dims(config, None)
+    experts = _read_experts(config)
+    shape = _shape(dims, config.integer("vocab_size", high=MAX_WIDTH), _read_windows(config, dims))
+    if experts is not None:
+        width = config.integer("moe_intermediate_size", dims.intermediate_size, high=MAX_WIDTH)
+        shape = replace(shape, experts=experts, intermediate=width)
+    stated = config.child("quantization_config")
+    name = stated.text("quant_method", "").lower()
+    if name == "modelopt":
+        name = stated.text("quant_algo", "").lower()
+    return replace(
+        shape,
+        tied_embeddings=config.flag("tie_word_embeddings", False),
+        mlp_format=_STATED_FORMATS.get(name, "bf16"),
+        attention_format=(
+            "bf16" if name in _OF_EXPERTS_ALONE else _STATED_FORMATS.get(name, "bf16")
+        ),
+    )
+
+
+def read_draft_shape(folder: Path, target: ModelShape) -> DraftShape:
+    """The shape of a DFlash draft of `target`."""
+    config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
+    architecture = read_architecture(config)
+    if architecture not in DRAFT_ARCHITECTURES:
+        known = ", ".join(DRAFT_ARCHITECTURES)
+        raise DflashError(
+            f"is no DFlash draft ({architecture}); those are {known}",
+            where=config.where,
+            usage=True,
+        )
+    inner = config.child("dflash_config")
+    dims = read_dims(config, DRAFT_DEFAULT_HEAD_DIM)
+    windows = read_layer_attention(config, inner, dims.num_layers).windows
+    block = inner if inner.has("block_size") else config
+    taps = dims.num_layers
+    if inner.has("target_layer_ids"):
+        taps = len(inner.integers("target_layer_ids", low=0, high=MAX_TAPS, limit=MAX_TAPS))
+    return DraftShape(
+        model=_shape(dims, target.vocab, windows),
+        block_size=block.integer("block_size", low=2, high=4096),
+        taps=taps,
+        target_hidden=target.hidden,
+    )
+
+
+def _shape(dims: DecoderDims, vocab: int, windows: tuple[int | None, ...]) -> ModelShape:
+    return ModelShape(
+        layers=dims.num_layers,
+        hidden=dims.hidden_size,
+        heads=dims.num_heads,
+        kv_heads=dims.num_kv_heads,
+        head_dim=dims.head_dim,
+        intermediate=dims.intermediate_size,
+        vocab=vocab,
+        layer_windows=windows,
+        max_context=dims.max_position_embeddings,
+    )
+
+
+def _read_experts(config: ConfigFields) -> Experts | None:
+    for key in ("num_local_experts", "num_experts"):
+        if config.has(key):
+            count = config.integer(key, high=MAX_EXPERTS)
+            return Experts(count, config.integer("num_experts_per_tok", high=count))
+    return None
+
+
+def _read_windows(config: ConfigFields, dims: DecoderDims) -> tuple[int | None, ...]:
+    kinds = config.values.get("layer_types") or [""] * dims.num_layers
+    if not isinstance(kinds, list) or len(kinds) != dims.num_layers:
+        raise config.error("layer_types", f"must name the {dims.num_layers} layers")
+    if SLIDING not in kinds:
+        return (None,) * dims.num_layers
+    window = config.integer("sliding_window")
+    return tuple(window if kind == SLIDING else None for kind in kinds)

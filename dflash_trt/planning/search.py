@@ -1,0 +1,214 @@
+"""Everything that a pair could be run as on given GPUs, and how fast each way would be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dflash_trt.errors import DflashError
+from dflash_trt.hardware.gpu import Gpu
+from dflash_trt.planning.calibration import Calibration
+from dflash_trt.planning.cost import Replica, Seconds
+from dflash_trt.planning.decoding import Autoregressive, Decoding, Kind, prefill
+from dflash_trt.planning.memory import Layout, MemoryFit, fit_memory
+from dflash_trt.planning.shape import ModelShape
+
+MAX_BATCH = 4096
+_EVERY_UP_TO = 16
+_GROWTH = 1.08
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What users send.
+
+    Args:
+        input_tokens, output_tokens: of each request.
+        context: tokens that are reserved for each.
+    """
+
+    input_tokens: int
+    output_tokens: int
+    context: int
+
+    @property
+    def held(self) -> float:
+        """Tokens that a sequence holds on average while it decodes."""
+        return self.input_tokens + self.output_tokens / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPoint:
+    """A projection: one way to run a pair, and what the model says of it.
+
+    Args:
+        batch: sequences of each replica.
+        drafts: tokens drafted in a step (0: autoregressive).
+        verified: rows per sequence of the target's pass.
+        tau: tokens that a step emits for each sequence.
+        step: its duration, prefills aside.
+        interactivity: tokens/s per user, 1 / TPOT, other users' prefills included.
+        throughput: output tokens/s per GPU, prefills included.
+    """
+
+    kind: Kind
+    layout: Layout
+    batch: int
+    drafts: int
+    verified: int
+    tau: float
+    step: Seconds
+    interactivity: float
+    throughput: float
+
+    @property
+    def label(self) -> str:
+        drafted = f", {self.verified} rows" if self.drafts else ""
+        users = "1 user" if self.batch == 1 else f"{self.batch:,} users"
+        return f"{self.layout.label}, {users}{drafted}"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a pair is to run.
+
+    Args:
+        gpus: of one kind, all of them; replicas of a layout fill them.
+        layouts: those to consider.
+    """
+
+    gpu: Gpu
+    gpus: int
+    layouts: tuple[Layout, ...]
+    calibration: Calibration
+
+
+def possible_layouts(gpu: Gpu, gpus: int, models: Sequence[ModelShape]) -> tuple[Layout, ...]:
+    """Layouts that divide both `gpus` and the models, within reach of the GPU's link."""
+    found: list[Layout] = []
+    for size in range(1, min(gpus, gpu.link_gpus) + 1):
+        if gpus % size:
+            continue
+        for layout in (Layout(size), Layout(size, "data")):
+            if layout == Layout(1, "data"):
+                continue
+            try:
+                layout.check(*models)
+            except DflashError:
+                continue
+            found.append(layout)
+    return tuple(found)
+
+
+def memory_of(site: Site, layout: Layout, decoding: Decoding, workload: Workload) -> MemoryFit:
+    """The fit of the widest step of `decoding`."""
+    return fit_memory(
+        site.gpu,
+        decoding.target,
+        decoding.draft,
+        context=workload.context,
+        layout=layout,
+        rows=max(decoding.verified(drafts) for drafts in decoding.drafts()),
+    )
+
+
+def project(site: Site, decoding: Decoding, workload: Workload) -> list[PlanPoint]:
+    """Every layout and batch that fits, each with its best number of drafts."""
+    points: list[PlanPoint] = []
+    for layout in site.layouts:
+        users = memory_of(site, layout, decoding, workload).users
+        replica = Replica(site.gpu, layout, site.calibration)
+        prompt = prefill(replica, decoding.target, workload.input_tokens)
+        for batch in _batches(min(users, MAX_BATCH)):
+            points.append(_best(replica, decoding, batch, workload, prompt))
+    return points
+
+
+@lru_cache(maxsize=256)  # tables and charts ask for the same ones
+def answer(
+    site: Site, decoding: Decoding, workload: Workload, interactivity: float
+) -> PlanPoint | None:
+    """The most throughput per GPU with at least `interactivity` tokens/s per user; None: none has.
+
+    More users mean less interactivity for each and more throughput, so that the largest batch that
+    is still interactive enough is a layout's best, but for GPUs with sequences of their own: there
+    a last round that few of them share may cost more than it gives.
+    """
+    found: list[PlanPoint] = []
+    for layout in site.layouts:
+        low, high = 0, min(memory_of(site, layout, decoding, workload).users, MAX_BATCH)
+        while low < high:  # `low` is interactive enough, what is above `high` is not
+            middle = (low + high + 1) // 2
+            if best_at(site, layout, decoding, workload, middle).interactivity >= interactivity:
+                low = middle
+            else:
+                high = middle - 1
+        even = low - low % (layout.gpus if layout.attention == "data" else 1)
+        found += [
+            best_at(site, layout, decoding, workload, batch) for batch in {low, even} if batch
+        ]
+    return max(found, key=lambda point: point.throughput, default=None)
+
+
+def best_at(
+    site: Site, layout: Layout, decoding: Decoding, workload: Workload, batch: int
+) -> PlanPoint:
+    """The best number of drafts for `batch` sequences of one replica, whether they fit or not."""
+    replica = Replica(site.gpu, layout, site.calibration)
+    prompt = prefill(replica, decoding.target, workload.input_tokens)
+    return _best(replica, decoding, batch, workload, prompt)
+
+
+def _best(
+    replica: Replica, decoding: Decoding, batch: int, workload: Workload, prompt: float
+) -> PlanPoint:
+    ways = (
+        _point(replica, decoding, batch, drafts, workload, prompt) for drafts in decoding.drafts()
+    )
+    return max(ways, key=lambda point: point.throughput)
+
+
+def _point(
+    replica: Replica,
+    decoding: Decoding,
+    batch: int,
+    drafts: int,
+    workload: Workload,
+    prompt: float,
+) -> PlanPoint:
+    """In steady state each request brings one prefill of `prompt` seconds, which all others wait
+    for; its own ends before its first token, so that only the others' count in its TPOT.
+    """
+    tau = decoding.tau(drafts)
+    step = decoding.step(replica, batch, workload.held, drafts)
+    per_token = step.total / tau
+    share = prompt / workload.output_tokens
+    return PlanPoint(
+        kind=decoding.kind,
+        layout=replica.layout,
+        batch=batch,
+        drafts=drafts,
+        verified=decoding.verified(drafts),
+        tau=tau,
+        step=step,
+        interactivity=1 / (per_token + (batch - 1) * share),
+        throughput=batch / (per_token + batch * share) / replica.layout.gpus,
+    )
+
+
+def _batches(users: int) -> Iterator[int]:
+    """Every batch up to 16, then ever wider steps, and the largest."""
+    batch = 1
+    while batch < users:
+        yield batch
+        batch = batch + 1 if batch < _EVERY_UP_TO else int(batch * _GROWTH) + 1
+    if users:
+        yield users
+
+
+def least_memory(site: Site, target: ModelShape, workload: Workload) -> MemoryFit:
+    """The fit of the layout with the most users, for when none fits."""
+    plain = Autoregressive(target)
+    fits = (memory_of(site, layout, plain, workload) for layout in site.layouts)
+    return max(fits, key=lambda fit: (fit.users, fit.free))

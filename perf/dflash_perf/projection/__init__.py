@@ -1,0 +1,1 @@
+"""A plan for people: tables, charts and pages in which no figure passes for a measured one."""

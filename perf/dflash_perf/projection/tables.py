@@ -1,0 +1,215 @@
+"""The tables of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dflash_perf.front import FrontPoint, pareto_front
+from dflash_perf.report.tables import DASH, Table
+from dflash_trt.planning.calibration import StoredCalibration
+from dflash_trt.planning.cost import Seconds
+from dflash_trt.planning.decoding import Kind
+from dflash_trt.planning.memory import dense_draft_context_bytes
+from dflash_trt.planning.projection import TAU, Projection, Sensitivity, better
+
+NOT_REACHABLE = "not reachable"
+UNIT = "tokens/s per GPU"
+_CONTEXTS = (2048, 8192, 32768, 131072)
+_GRID = tuple(step * 10**power for power in range(5) for step in (1, 2, 3, 4, 5, 6, 8))
+_SPAN = 16
+
+
+def projected_front(plan: Projection, kind: Kind) -> tuple[FrontPoint, ...]:
+    """The points of a decoding that no other of its own beats in both."""
+    return pareto_front(
+        FrontPoint(point.interactivity, point.throughput, point.label)
+        for point in plan.points[kind]
+    )
+
+
+def answer_table(plan: Projection) -> Table:
+    """Each decoding at the interactivity: what it gives, run how, and what limits it."""
+    rows: list[tuple[str, ...]] = []
+    for kind in plan.points:
+        point, ratio = plan.answer(kind), plan.ratio(kind)
+        if point is None:
+            fastest = plan.fastest(kind)
+            reach = f"at most {fastest.interactivity:,.0f} tokens/s per user ({fastest.label})"
+            rows.append((kind, reach, "", NOT_REACHABLE, DASH, DASH))
+            continue
+        rows.append(
+            (
+                kind,
+                point.label,
+                describe_limit(point.step),
+                f"{point.throughput:,.0f}",
+                DASH if ratio is None else f"{ratio:.2f}",
+                f"{point.tau:.2f}",
+            )
+        )
+    header = ("decoding", "best configuration", "limited by", UNIT, f"÷ {next(iter(plan.points))}")
+    return Table((*header, "τ"), tuple(rows), words=3)
+
+
+def describe_limit(step: Seconds) -> str:
+    """What takes most of a step, and how much of it."""
+    return f"{step.limit} ({step.largest / step.total:.0%})"
+
+
+def front_table(plan: Projection) -> Table:
+    """Throughput of each decoding at round interactivities and at the chosen one."""
+    fastest = max(plan.fastest(kind).interactivity for kind in plan.points)
+    round_ones = (x for x in _GRID if fastest / _SPAN <= x <= fastest)
+    asked = sorted({*round_ones, plan.interactivity})
+    rows = []
+    for kind in plan.points:
+        found = (plan.answer(kind, x) for x in asked)
+        rows.append((kind, *(DASH if one is None else f"{one.throughput:,.0f}" for one in found)))
+    return Table(("tokens/s per user", *(f"{x:g}" for x in asked)), tuple(rows))
+
+
+def block_table(plan: Projection) -> Table:
+    """The best block by batch on the layout of DFlash's answer; block 1 is no speculation."""
+    rows = []
+    for drafted, plain in plan.blocks():
+        best = better(drafted, plain)
+        rows.append(
+            (
+                f"{best.batch}",
+                describe_limit(best.step),
+                f"{best.verified}",
+                f"{best.tau:.2f}",
+                f"{best.interactivity:,.0f}",
+                f"{best.throughput:,.0f}",
+                f"{best.throughput / plain.throughput:.2f}",
+            )
+        )
+    header = ("users", "limited by", "block", "τ", "tokens/s per user", UNIT, "÷ autoregressive")
+    return Table(header, tuple(rows), words=2)
+
+
+def memory_table(plan: Projection) -> Table:
+    """Bytes on one GPU by layout, and users of all GPUs at several contexts, DFlash."""
+    longest = plan.pair.target.max_context
+    asked = sorted({plan.workload.context, *(c for c in _CONTEXTS if c <= longest)})
+    rows = []
+    for layout in plan.site.layouts:
+        fit = plan.memory(layout, "DFlash")
+        replicas = plan.site.gpus // layout.gpus
+        users = (replicas * plan.memory(layout, "DFlash", context).users for context in asked)
+        rows.append(
+            (
+                layout.label,
+                *(gigabytes(size) for size in (fit.target_weights, fit.draft_weights)),
+                *(f"{size / 1e6:,.0f} MB" for size in (fit.target_kv, fit.draft_kv)),
+                gigabytes(fit.workspace),
+                *(f"{count:,}" if count else "0" for count in users),
+            )
+        )
+    header = ("layout", "target", "draft", "KV of a user", "draft's KV of a user", "workspace")
+    return Table((*header, *(f"users at {context:,}" for context in asked)), tuple(rows))
+
+
+def sensitivity_table(plan: Projection, stored: StoredCalibration) -> Table | None:
+    """What DFlash's answer becomes with each parameter 20 % off; None without an answer."""
+
+    def show(change: float | None) -> str:
+        return NOT_REACHABLE if change is None else f"{change:+.0%}"
+
+    def origin(one: Sensitivity) -> str:
+        if one.parameter == TAU:
+            return plan.acceptance["DFlash"]
+        is_stored = one.value == getattr(stored.parameters, one.parameter)
+        return stored.origin[one.parameter] if is_stored else "given"
+
+    rows = tuple(
+        (one.parameter, origin(one), f"{one.value:g}", show(one.lower), show(one.higher))
+        for one in plan.sensitivity
+    )
+    header = ("parameter", "origin", "value", "answer at -20 %", "answer at +20 %")
+    return Table(header, rows, words=2) if rows else None
+
+
+def accuracy_table(stored: StoredCalibration) -> Table:
+    """The model against published measurements."""
+    rows = tuple(
+        (
+            one.table,
+            "fitted to it" if one.fitted else "held out",
+            one.note,
+            DASH if one.median is None else f"{one.median:.1%}",
+            DASH if one.worst is None else f"{one.worst:+.1%}",
+        )
+        for one in stored.accuracy
+    )
+    header = ("published table", "used", "note", "median error", "worst error")
+    return Table(header, rows, words=3)
+
+
+def plan_title(plan: Projection) -> str:
+    """What a plan calls itself, wherever it is shown."""
+    where = f"{plan.site.gpus} × {plan.site.gpu.title}"
+    return f"PROJECTION, not measured: {plan.pair.name} on {where}"
+
+
+def sections(plan: Projection, stored: StoredCalibration) -> list[tuple[str, Table]]:
+    """Every table with its heading, in order."""
+    found = [
+        (f"at {plan.interactivity:g} tokens/s per user", answer_table(plan)),
+        (f"projected fronts, {UNIT}", front_table(plan)),
+        (f"best block by users of a replica, {plan.layout.label}", block_table(plan)),
+        ("memory of one GPU with DFlash, and users that all GPUs hold", memory_table(plan)),
+        ("how DFlash's answer depends on parameters", sensitivity_table(plan, stored)),
+        (f"the model on published measurements ({stored.fitted_by})", accuracy_table(stored)),
+    ]
+    return [(heading, table) for heading, table in found if table is not None]
+
+
+def describe(plan: Projection) -> list[str]:
+    """What was asked, and the assumptions behind the answer, a line each."""
+    target, site, work = plan.pair.target, plan.site, plan.workload
+    lines = [
+        f"requests of {work.input_tokens:,} + {work.output_tokens:,} tokens, {work.context:,} "
+        f"reserved for each; target: attention in {target.attention_format}, "
+        f"{'MLP' if target.experts is None else 'experts'} in {target.mlp_format}; drafts and KV "
+        "caches in bf16",
+        f"{site.gpu.title}: {site.gpu.bandwidth / 1e12:g} TB/s, {site.gpu.memory_bytes / 1e9:,.0f} "
+        f"GB, {site.gpu.link}; source: {site.gpu.source}",
+    ]
+    for kind, source in plan.acceptance.items():
+        decoding = plan.decodings[kind]
+        most = max(decoding.drafts())
+        lines.append(
+            f"{kind}: τ {decoding.tau(most):.2f} with {decoding.verified(most)} rows ({source})"
+        )
+    draft = plan.decodings["DFlash"].draft
+    if draft is not None:
+        users = max(plan.memory(layout, "DFlash").users for layout in site.layouts)
+        dense = dense_draft_context_bytes(draft, users, work.context)
+        lines.append(
+            "caches are taken to be paged; a draft context that is allocated densely for "
+            f"{users:,} users of {work.context:,} tokens takes {gigabytes(dense)} in all"
+        )
+    if target.experts is not None:
+        lines.append(
+            "experts are taken to be drawn evenly: real routing touches fewer, but some GPUs more"
+        )
+    return lines
+
+
+def gigabytes(size: float) -> str:
+    """Decimal, as data sheets count."""
+    return f"{size / 1e9:,.1f} GB"
+
+
+def text_lines(table: Table) -> list[str]:
+    """The table for a terminal."""
+    columns: Sequence[tuple[str, ...]] = list(zip(table.header, *table.rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    return [
+        "  ".join(
+            cell.ljust(width) if index < table.words else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (table.header, *table.rows)
+    ]

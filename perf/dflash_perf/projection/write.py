@@ -1,0 +1,69 @@
+"""Writes a plan: one page of HTML that needs nothing else, or its fronts as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from markupsafe import Markup
+
+from dflash_perf.extra import require
+from dflash_perf.harness.answers import throughput_unit
+from dflash_perf.harness.points import Point
+from dflash_perf.harness.store import ResultStore
+from dflash_perf.projection.chart import draw_plan
+from dflash_perf.projection.tables import UNIT, describe, plan_title, sections
+from dflash_perf.report.style import chart_style
+from dflash_perf.report.write import html_environment, save_png, to_svg
+from dflash_trt.errors import DflashError
+from dflash_trt.planning.calibration import StoredCalibration
+from dflash_trt.planning.projection import Projection
+
+_TEMPLATES = Path(__file__).parent
+
+
+def write_plan(
+    plan: Projection, stored: StoredCalibration, output: Path, measured: Path | None = None
+) -> None:
+    """Writes OUTPUT, an .html or a .png.
+
+    Args:
+        measured: results of a sweep, drawn as solid lines beside the projection's dashed ones.
+
+    Raises:
+        DflashError: the perf extra is missing, or `measured` holds no results per GPU.
+    """
+    require("a drawn plan", "matplotlib")
+    points = _read_points(measured)
+    with chart_style():
+        chart = draw_plan(plan, points)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if output.suffix == ".png":
+            save_png(chart, output)
+            return
+        drawing = Markup(to_svg(chart))
+    page = html_environment(_TEMPLATES).get_template("plan.html.j2")
+    text = page.render(
+        title=plan_title(plan),
+        lines=describe(plan),
+        measured=bool(points),
+        chart=chart,
+        drawing=drawing,
+        sections=sections(plan, stored),
+    )
+    output.write_text(text, encoding="utf-8")
+
+
+def _read_points(measured: Path | None) -> list[Point]:
+    if measured is None:
+        return []
+    points = ResultStore(measured).points()
+    if not points:
+        raise DflashError("holds no finished run", where=measured, usage=True)
+    if throughput_unit(points) != UNIT:
+        raise DflashError(
+            "its throughput is per server, a plan's per GPU",
+            where=measured,
+            fix="sweep with --gpus",
+            usage=True,
+        )
+    return points

@@ -1,0 +1,1 @@
+"""The planner: data, memory, physics and its answers."""

@@ -1,0 +1,91 @@
+"""Memory: figures worked out by hand, and laws that hold for any layout."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_trt.errors import DflashError
+from dflash_trt.hardware.gpu import find_gpu, gpu_names
+from dflash_trt.planning.known_pairs import find_pair, pair_names
+from dflash_trt.planning.memory import (
+    Layout,
+    dense_draft_context_bytes,
+    draft_weight_bytes,
+    fit_memory,
+    kv_bytes,
+    kv_bytes_per_token,
+    target_weight_bytes,
+)
+
+PAIRS = st.sampled_from(pair_names()).map(find_pair)
+GPUS = st.sampled_from(gpu_names()).map(find_gpu)
+
+
+def test_gpt_oss_120b_by_hand() -> None:
+    pair = find_pair("gpt-oss-120b")
+    assert kv_bytes_per_token(pair.target) == 36 * 2 * 8 * 64 * 2
+    # Half of the layers hold a window of 128.
+    assert kv_bytes(pair.target, 1000) == (18 * 128 + 18 * 1000) * 2 * 8 * 64 * 2
+    assert kv_bytes_per_token(pair.draft.model) == 16 * 1024
+    # 65 sequences of 131,072 + 10 tokens, 16 KiB each.
+    assert dense_draft_context_bytes(pair.draft, 64, 131072) == 65 * 131082 * 16 * 1024
+
+
+def test_tensor_parallelism_splits_all_but_the_router() -> None:
+    target = find_pair("gpt-oss-120b").target
+    router = 36 * 2 * 2880 * 128
+    whole = target_weight_bytes(target) - router
+    assert target_weight_bytes(target, Layout(8)) == pytest.approx(whole / 8 + router)
+
+
+def test_expert_parallelism_splits_experts_alone() -> None:
+    target = find_pair("gpt-oss-120b").target
+    experts = 36 * 128 * target.mlp_weights * 4.25 / 8
+    whole = target_weight_bytes(target)
+    assert target_weight_bytes(target, Layout(8, "data")) == pytest.approx(whole - experts * 7 / 8)
+
+
+def test_kv_heads_are_copied_beyond_their_number() -> None:
+    target = find_pair("qwen3-coder-30b-a3b").target
+    assert target.kv_heads == 4
+    assert Layout(8).kv_ways(target) == 4
+    by_eight = fit_memory(find_gpu("h200"), target, None, context=4096, layout=Layout(8))
+    by_four = fit_memory(find_gpu("h200"), target, None, context=4096, layout=Layout(4))
+    assert by_eight.target_kv == by_four.target_kv
+
+
+def test_layouts_that_cannot_be() -> None:
+    pair = find_pair("gpt-oss-120b")
+    with pytest.raises(DflashError, match="3 GPUs do not divide 64 attention heads"):
+        Layout(3).check(pair.target, pair.draft.model)
+    with pytest.raises(DflashError, match="experts"):
+        Layout(3, "data").check(pair.target)
+    with pytest.raises(DflashError, match="no experts"):
+        Layout(2, "data").check(find_pair("qwen3-8b").target)
+
+
+@given(
+    PAIRS, GPUS, st.integers(16, 100_000), st.integers(1, 100_000), st.sampled_from([1, 2, 4, 8])
+)
+def test_longer_contexts_never_hold_more_users(
+    pair, gpu, context: int, more: int, size: int
+) -> None:  # type: ignore[no-untyped-def]
+    layout = Layout(size)
+    short, long = (
+        fit_memory(gpu, pair.target, pair.draft, context=length, layout=layout, rows=8)
+        for length in (context, context + more)
+    )
+    assert long.users <= short.users
+    for fit in (short, long):
+        per_user = fit.target_kv + fit.draft_kv
+        assert fit.users == 0 or fit.fixed + fit.users * per_user <= gpu.memory_bytes
+
+
+@given(PAIRS, GPUS, st.integers(16, 100_000))
+def test_a_draft_costs_users(pair, gpu, context: int) -> None:  # type: ignore[no-untyped-def]
+    alone = fit_memory(gpu, pair.target, None, context=context)
+    drafted = fit_memory(gpu, pair.target, pair.draft, context=context)
+    assert drafted.users <= alone.users
+    assert drafted.draft_weights == draft_weight_bytes(pair.draft)

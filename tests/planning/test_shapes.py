@@ -1,0 +1,144 @@
+"""Shapes: the public pairs weigh what is published, and config.json gives the same ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_trt.config import data_folder
+from dflash_trt.errors import DflashError
+from dflash_trt.planning.known_pairs import find_pair, pair_names
+from dflash_trt.planning.memory import draft_weight_bytes, target_weight_bytes
+from dflash_trt.planning.read_shapes import read_pair_shape, read_target_shape
+
+# Bytes of checkpoints: parameters x 2 of the model cards; for gpt-oss the sizes in GiB that its
+# model card (arXiv 2508.10925, table 1) states.
+PUBLISHED = {
+    "qwen3-4b": 4.02e9 * 2,
+    "qwen3-8b": 8.19e9 * 2,
+    "llama-3.1-8b": 8.03e9 * 2,
+    "gpt-oss-20b": 12.8 * 2**30,
+    "gpt-oss-120b": 60.8 * 2**30,
+    "qwen3-coder-30b-a3b": 30.5e9 * 2,
+}
+DRAFT_PARAMETERS = {"gpt-oss-120b": 0.8e9}
+
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "num_local_experts": 128,
+    "quantization_config": {"quant_method": "mxfp4"},
+    "sliding_window": 128,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
+GPT_OSS_DRAFT = {
+    "architectures": ["DFlashDraftModel"],
+    "block_size": 10,
+    "dflash_config": {"mask_token_id": 200000, "target_layer_ids": [1, 9, 17, 25, 33]},
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "intermediate_size": 7680,
+    "layer_types": ["full_attention"] * 8,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 201088,
+}
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 262144,
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "sliding_window": None,
+    "vocab_size": 151936,
+}
+
+
+def _write(folder: Path, config: dict[str, Any]) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_public_targets_weigh_what_is_published(name: str) -> None:
+    assert target_weight_bytes(find_pair(name).target) == pytest.approx(PUBLISHED[name], rel=0.01)
+
+
+def test_every_public_pair_is_checked() -> None:
+    assert set(pair_names()) == set(PUBLISHED)
+    for name, parameters in DRAFT_PARAMETERS.items():
+        assert draft_weight_bytes(find_pair(name).draft) == pytest.approx(2 * parameters, rel=0.03)
+
+
+def test_gpt_oss_from_its_configs(tmp_path: Path) -> None:
+    target = _write(tmp_path / "target", GPT_OSS)
+    draft = _write(tmp_path / "draft", GPT_OSS_DRAFT)
+    read, known = read_pair_shape(target, draft), find_pair("gpt-oss-120b")
+    assert read.target == known.target
+    assert read.draft == known.draft
+    assert read.dflash is None
+
+
+def test_qwen3_moe_from_its_config(tmp_path: Path) -> None:
+    folder = _write(tmp_path / "target", QWEN3_MOE)
+    assert read_target_shape(folder) == find_pair("qwen3-coder-30b-a3b").target
+
+
+def test_a_whole_model_in_fp8(tmp_path: Path) -> None:
+    quantized = {**QWEN3_MOE, "quantization_config": {"quant_method": "fp8"}}
+    shape = read_target_shape(_write(tmp_path / "target", quantized))
+    assert (shape.attention_format, shape.mlp_format) == ("fp8", "fp8")
+
+
+def test_the_demo_pair() -> None:
+    demo = data_folder("demo_pair")
+    pair = read_pair_shape(demo / "target", demo / "draft")
+    stored = sum(path.stat().st_size for path in (demo / "target").glob("*.safetensors"))
+    assert target_weight_bytes(pair.target) == pytest.approx(stored, rel=0.1)
+    assert pair.draft.block_size == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "piece"),
+    [
+        ({"num_experts_per_tok": 200}, "num_experts_per_tok"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types"),
+        ({"sliding_window": None}, "sliding_window"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+    ],
+)
+def test_a_config_that_makes_no_sense(tmp_path: Path, change: dict[str, Any], piece: str) -> None:
+    with pytest.raises(DflashError, match=piece):
+        read_target_shape(_write(tmp_path / "target", {**GPT_OSS, **change}))
+
+
+def test_target_and_draft_exchanged(tmp_path: Path) -> None:
+    target, draft = _write(tmp_path / "t", GPT_OSS), _write(tmp_path / "d", GPT_OSS_DRAFT)
+    with pytest.raises(DflashError, match="not a target"):
+        read_pair_shape(draft, target)
+    with pytest.raises(DflashError, match="no DFlash draft"):
+        read_pair_shape(target, target)
