@@ -13,6 +13,7 @@ import torch
 
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.bundle.pages import Paging
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.target import read_target
@@ -72,6 +73,7 @@ class PairFactory:
         fit_steps: optimiser steps that make the draft agree with the target; 0 leaves it random.
         max_seq_len, max_batch: of the bundle.
         copy_weights: whether the bundle gets weight files of its own.
+        paging: keywords of `Paging`; None builds linear KV caches.
         quantize: keywords of `quantize_folder` for "target", "draft" or both, applied last.
     """
 
@@ -93,8 +95,9 @@ class PairFactory:
         max_batch: int = 4,
         copy_weights: bool = False,
         quantize: Mapping[str, Mapping[str, Any]] | None = None,
+        paging: Mapping[str, int] | None = None,
     ) -> TinyPair:
-        limits = (max_seq_len, max_batch, copy_weights)
+        limits = (max_seq_len, max_batch, copy_weights, paging)
         arguments = (family, target, draft, dflash, fit_steps, limits, quantize)
         key = json.dumps(arguments, sort_keys=True)
         if key in self._pairs:
@@ -119,7 +122,9 @@ class PairFactory:
                 "max_batch": max_batch,
             }
         )
-        options = BuildOptions(copy_weights=copy_weights)
+        options = BuildOptions(
+            copy_weights=copy_weights, paging=None if paging is None else Paging(**paging)
+        )
         build_bundle(pair, config, "tiny", folder / "bundle", options, SilentProgress())
         built = TinyPair(folder, pair, open_bundle(folder / "bundle"))
         self._pairs[key] = built

@@ -10,9 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-
-FULL = "full_attention"
-SLIDING = "sliding_attention"
+from dflash_trt.checkpoints.layer_types import FULL, SLIDING, read_layer_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +54,7 @@ def _read_causal(config: ConfigFields, inner: ConfigFields) -> bool | None:
 def _read_layer_types(config: ConfigFields, num_layers: int) -> list[str]:
     if not config.has("layer_types"):
         return _implied_layer_types(config, num_layers)
-    kinds = config.values["layer_types"]
-    if not isinstance(kinds, list) or len(kinds) != num_layers:
-        raise config.error("layer_types", f"must be a list of {num_layers} layer kinds")
-    if any(kind not in (FULL, SLIDING) for kind in kinds):
-        raise config.error("layer_types", f"must hold only {FULL} and {SLIDING}")
-    return kinds
+    return read_layer_types(config, num_layers)
 
 
 def _implied_layer_types(config: ConfigFields, num_layers: int) -> list[str]:

@@ -1,7 +1,8 @@
 """Families as data: which checkpoint tensor plays which role, and in which shape.
 
-`{i}` is the layer; shapes are written in the symbols of `DecoderDims.symbols` and "vocab",
-with `*` between factors; "?" is a size that the family leaves open.
+`{i}` is the layer and `{e}` the expert; shapes are written in the symbols of
+`DecoderDims.symbols`, `MoeSpec.symbols` and "vocab", with `*` between factors; "?" is a size that
+the family leaves open.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ Shape = tuple[str, ...]
 Rules = Mapping[str, tuple[str, Shape]]
 """Role → (checkpoint name, symbolic shape)."""
 
-FamilyName = Literal["qwen3", "llama"]
+FamilyName = Literal["qwen3", "llama", "gpt_oss", "qwen3_moe"]
+ExpertStorage = Literal["float", "MXFP4", "NVFP4"]
+Routing = Literal["chosen", "all"]
 
-LAYER_WEIGHTS: Rules = {
+ATTENTION_WEIGHTS: Rules = {
     "layers.{i}.input_layernorm": ("layers.{i}.input_layernorm.weight", ("hidden",)),
     "layers.{i}.q_proj": ("layers.{i}.self_attn.q_proj.weight", ("heads*head_dim", "hidden")),
     "layers.{i}.k_proj": ("layers.{i}.self_attn.k_proj.weight", ("kv_heads*head_dim", "hidden")),
@@ -26,6 +29,10 @@ LAYER_WEIGHTS: Rules = {
         "layers.{i}.post_attention_layernorm.weight",
         ("hidden",),
     ),
+}
+
+LAYER_WEIGHTS: Rules = {
+    **ATTENTION_WEIGHTS,
     "layers.{i}.gate_proj": ("layers.{i}.mlp.gate_proj.weight", ("intermediate", "hidden")),
     "layers.{i}.up_proj": ("layers.{i}.mlp.up_proj.weight", ("intermediate", "hidden")),
     "layers.{i}.down_proj": ("layers.{i}.mlp.down_proj.weight", ("hidden", "intermediate")),
@@ -42,6 +49,101 @@ ATTENTION_BIASES: Rules = {
     "layers.{i}.v_proj.bias": ("layers.{i}.self_attn.v_proj.bias", ("kv_heads*head_dim",)),
     "layers.{i}.o_proj.bias": ("layers.{i}.self_attn.o_proj.bias", ("hidden",)),
 }
+
+SINK_WEIGHTS: Rules = {"layers.{i}.sinks": ("layers.{i}.self_attn.sinks", ("heads",))}
+
+GPT_OSS_ROUTER: Rules = {
+    "layers.{i}.router": ("layers.{i}.mlp.router.weight", ("experts", "hidden")),
+    "layers.{i}.router.bias": ("layers.{i}.mlp.router.bias", ("experts",)),
+}
+_GPT_OSS_EXPERTS = "layers.{i}.mlp.experts"
+GPT_OSS_BIASES: Rules = {
+    "layers.{i}.experts.gate_up.bias": (
+        f"{_GPT_OSS_EXPERTS}.gate_up_proj_bias",
+        ("experts", "gate_up"),
+    ),
+    "layers.{i}.experts.down.bias": (f"{_GPT_OSS_EXPERTS}.down_proj_bias", ("experts", "hidden")),
+}
+GPT_OSS_EXPERTS: Mapping[ExpertStorage, Rules] = {
+    "float": {
+        "layers.{i}.experts.gate_up": (
+            f"{_GPT_OSS_EXPERTS}.gate_up_proj",
+            ("experts", "hidden", "gate_up"),
+        ),
+        "layers.{i}.experts.down": (
+            f"{_GPT_OSS_EXPERTS}.down_proj",
+            ("experts", "expert_ffn", "hidden"),
+        ),
+    },
+    "MXFP4": {
+        "layers.{i}.experts.gate_up.blocks": (
+            f"{_GPT_OSS_EXPERTS}.gate_up_proj_blocks",
+            ("experts", "gate_up", "hidden_blocks", "block_bytes"),
+        ),
+        "layers.{i}.experts.gate_up.scales": (
+            f"{_GPT_OSS_EXPERTS}.gate_up_proj_scales",
+            ("experts", "gate_up", "hidden_blocks"),
+        ),
+        "layers.{i}.experts.down.blocks": (
+            f"{_GPT_OSS_EXPERTS}.down_proj_blocks",
+            ("experts", "hidden", "ffn_blocks", "block_bytes"),
+        ),
+        "layers.{i}.experts.down.scales": (
+            f"{_GPT_OSS_EXPERTS}.down_proj_scales",
+            ("experts", "hidden", "ffn_blocks"),
+        ),
+    },
+    "NVFP4": {
+        "layers.{i}.experts.gate_up.blocks": (
+            f"{_GPT_OSS_EXPERTS}.gate_up_proj",
+            ("experts", "hidden_bytes", "gate_up"),
+        ),
+        "layers.{i}.experts.gate_up.weight_scale": (
+            f"{_GPT_OSS_EXPERTS}.gate_up_proj_weight_scale",
+            ("experts", "hidden_steps", "gate_up"),
+        ),
+        "layers.{i}.experts.gate_up.weight_scale_2": (
+            f"{_GPT_OSS_EXPERTS}.gate_up_proj_weight_scale_2",
+            (),
+        ),
+        "layers.{i}.experts.down.blocks": (
+            f"{_GPT_OSS_EXPERTS}.down_proj",
+            ("experts", "ffn_bytes", "hidden"),
+        ),
+        "layers.{i}.experts.down.weight_scale": (
+            f"{_GPT_OSS_EXPERTS}.down_proj_weight_scale",
+            ("experts", "ffn_steps", "hidden"),
+        ),
+        "layers.{i}.experts.down.weight_scale_2": (
+            f"{_GPT_OSS_EXPERTS}.down_proj_weight_scale_2",
+            (),
+        ),
+    },
+}
+"""All experts of a layer in one tensor; gate and up alternate along "gate_up". Floats lie
+[in, out], MXFP4 [out, in / 32] blocks of 16 bytes with one E8M0 scale each. NVFP4 lies as
+ModelOpt exports fused experts: bytes [in / 2, out], E4M3 scales [in / 16, out]."""
+
+QWEN3_MOE_ROUTER: Rules = {
+    "layers.{i}.router": ("layers.{i}.mlp.gate.weight", ("experts", "hidden"))
+}
+QWEN3_MOE_EXPERTS: Mapping[ExpertStorage, Rules] = {
+    "float": {
+        "layers.{i}.experts.{e}.gate": (
+            "layers.{i}.mlp.experts.{e}.gate_proj.weight",
+            ("expert_ffn", "hidden"),
+        ),
+        "layers.{i}.experts.{e}.up": (
+            "layers.{i}.mlp.experts.{e}.up_proj.weight",
+            ("expert_ffn", "hidden"),
+        ),
+        "layers.{i}.experts.{e}.down": (
+            "layers.{i}.mlp.experts.{e}.down_proj.weight",
+            ("hidden", "expert_ffn"),
+        ),
+    }
+}
+"""Three tensors [out, in] for each expert."""
 
 BODY_WEIGHTS: Rules = {
     "embed_tokens": ("embed_tokens.weight", ("vocab", "hidden")),
@@ -71,16 +173,38 @@ HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertRules:
+    """How a family's config and checkpoint state its mixture of experts.
+
+    `routing` is the order of softmax and choice: "chosen" takes the softmax over the chosen
+    experts' logits, "all" chooses by a softmax over all. `is_clamped` is gpt-oss's SwiGLU. Of
+    `count_keys` (transformers 4 and 5 differ) a config states one.
+    """
+
+    count_keys: tuple[str, ...]
+    size_key: str
+    routing: Routing
+    is_clamped: bool
+    common: Rules
+    experts: Mapping[ExpertStorage, Rules]
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
-    """A target architecture; `default_head_dim` is transformers' own when the config is silent."""
+    """A target architecture; defaults are transformers' own where the config is silent."""
 
     name: FamilyName
     architecture: str
     qk_norm: bool
     default_head_dim: int | None = None
+    default_attention_bias: bool = False
     prefix: str = "model."
     must_be_off: tuple[str, ...] = ()
     """Config flags that change the computation in a way that is not supported."""
+    has_windows: bool = False
+    """Layers that `layer_types` calls sliding_attention see `sliding_window` positions."""
+    has_sinks: bool = False
+    experts: ExpertRules | None = None
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -92,7 +216,58 @@ FAMILIES: tuple[Family, ...] = (
         must_be_off=("use_sliding_window",),
     ),
     Family("llama", "LlamaForCausalLM", qk_norm=False, must_be_off=("mlp_bias",)),
+    Family(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        qk_norm=False,
+        default_head_dim=64,
+        default_attention_bias=True,
+        has_windows=True,
+        has_sinks=True,
+        experts=ExpertRules(
+            count_keys=("num_local_experts", "num_experts"),
+            size_key="intermediate_size",
+            routing="chosen",
+            is_clamped=True,
+            common={**GPT_OSS_ROUTER, **GPT_OSS_BIASES},
+            experts=GPT_OSS_EXPERTS,
+        ),
+    ),
+    Family(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        qk_norm=True,
+        default_head_dim=128,
+        must_be_off=("use_sliding_window",),
+        experts=ExpertRules(
+            count_keys=("num_experts", "num_local_experts"),
+            size_key="moe_intermediate_size",
+            routing="all",
+            is_clamped=False,
+            common=QWEN3_MOE_ROUTER,
+            experts=QWEN3_MOE_EXPERTS,
+        ),
+    ),
 )
+
+FOREIGN_KEYS = (
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "first_k_dense_replace",
+    "full_attention_interval",
+    "kv_lora_rank",
+    "linear_num_key_heads",
+    "moe_layer_freq",
+    "n_group",
+    "n_shared_experts",
+    "num_nextn_predict_layers",
+    "num_shared_experts",
+    "q_lora_rank",
+    "routed_scaling_factor",
+    "scoring_func",
+    "shared_expert_intermediate_size",
+)
+"""Config keys of other or newer families: each says that more is computed than is known here."""
 
 DRAFT_ARCHITECTURES = ("DFlashDraftModel", "Qwen3DFlashDraftModel")
 """Names under which drafts of the contract are published."""
@@ -101,12 +276,19 @@ DRAFT_DEFAULT_HEAD_DIM = 128
 """The draft's config is a Qwen3 config."""
 
 
-def target_rules(family: Family, *, attention_bias: bool, tied: bool) -> Rules:
-    """Every weight that a target of `family` has."""
-    body = {**BODY_WEIGHTS, **LAYER_WEIGHTS}
+def target_rules(
+    family: Family, *, attention_bias: bool, tied: bool, storage: ExpertStorage = "float"
+) -> Rules:
+    """Every weight that a target of `family` has; `storage` is its experts'."""
+    layer = LAYER_WEIGHTS
+    if family.experts is not None:
+        layer = {**ATTENTION_WEIGHTS, **family.experts.common, **family.experts.experts[storage]}
+    body = {**BODY_WEIGHTS, **layer}
     if family.qk_norm:
         body |= QK_NORM_WEIGHTS
     if attention_bias:
         body |= ATTENTION_BIASES
+    if family.has_sinks:
+        body |= SINK_WEIGHTS
     rules = {role: (family.prefix + name, shape) for role, (name, shape) in body.items()}
     return rules if tied else {**rules, **HEAD_WEIGHTS}

@@ -21,6 +21,15 @@ def find_checkpoint(name: str, *, base: Path, revision: str | None, option: str)
         revision: hub branch, tag or commit; None for the default.
         option: the command-line option that names a local folder instead, for the error.
     """
+    return local_checkpoint(name, base=base) or _download(name, revision, option)
+
+
+def local_checkpoint(name: str, *, base: Path) -> Path | None:
+    """The folder of checkpoint `name`; None where that is a hub name.
+
+    Raises:
+        DflashError: it is neither a folder nor looks like `owner/name` (usage).
+    """
     try:
         local = base / Path(name).expanduser()
     except RuntimeError as error:  # ~user of an unknown user
@@ -29,7 +38,7 @@ def find_checkpoint(name: str, *, base: Path, revision: str | None, option: str)
         return local
     if not HUB_NAME.match(name) or name.startswith((".", "/")):
         raise DflashError("there is no such checkpoint folder", where=local, usage=True)
-    return _download(name, revision, option)
+    return None
 
 
 def _download(name: str, revision: str | None, option: str) -> Path:

@@ -12,6 +12,7 @@ from dflash_trt.checkpoints.quantized_weights import (
     check_quantized,
     find_scales,
     is_kv_scale,
+    is_packed_expert,
     is_scale,
     logical_shape,
 )
@@ -43,15 +44,16 @@ def match_weights(
     weights: dict[str, TensorEntry] = {}
     missing: list[str] = []
     misshapen: list[str] = []
-    for role, (name, shape) in _expand(rules, num_layers).items():
+    for role, (name, shape) in _expand(rules, num_layers, symbols.get("experts", 0)).items():
         entry = checkpoint.tensors.get(name)
         if entry is None:
             missing.append(quoted(name))
             continue
         weights[role] = entry
-        if not _fits(logical_shape(entry), shape, symbols):
+        actual = entry.shape if is_packed_expert(role) else logical_shape(entry)
+        if not _fits(actual, shape, symbols):
             wanted = ", ".join(_size(term, symbols) for term in shape)
-            misshapen.append(f"{quoted(name)} is {list(logical_shape(entry))}, not [{wanted}]")
+            misshapen.append(f"{quoted(name)} is {list(actual)}, not [{wanted}]")
     scales: dict[str, TensorEntry] = {}
     misfit = bool(missing or misshapen)
     if not misfit:  # else scales are not looked for, and none is unexpected
@@ -80,13 +82,13 @@ def match_weights(
     return weights | scales
 
 
-def _expand(rules: Rules, num_layers: int) -> Rules:
+def _expand(rules: Rules, num_layers: int, experts: int) -> Rules:
     expanded: dict[str, tuple[str, Shape]] = {}
     for role, (name, shape) in rules.items():
-        layers = range(num_layers) if "{i}" in role else range(1)
-        for i in layers:
-            layer = str(i)
-            expanded[role.replace("{i}", layer)] = (name.replace("{i}", layer), shape)
+        for i in range(num_layers) if "{i}" in role else range(1):
+            for e in range(experts) if "{e}" in role else range(1):
+                place = {"i": i, "e": e}
+                expanded[role.format_map(place)] = (name.format_map(place), shape)
     return expanded
 
 

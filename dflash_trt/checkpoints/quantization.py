@@ -2,7 +2,8 @@
 
 ModelOpt writes `hf_quant_config.json` ({"producer", "quantization": {"quant_algo", …}}) and
 `quantization_config` in config.json (with "quant_method": "modelopt" and an "ignore" list);
-its export of DFlash drafts puts the first form in both places.
+its export of DFlash drafts puts the first form in both places. gpt-oss checkpoints state
+{"quant_method": "mxfp4", "modules_to_not_convert"} there: their experts alone are quantised.
 """
 
 from __future__ import annotations
@@ -17,8 +18,14 @@ from dflash_trt.checkpoints.strict_json import is_file, quoted, read_json_object
 from dflash_trt.errors import DflashError
 
 Algorithm = Literal["FP8", "NVFP4"]
+StatedAlgorithm = Literal["FP8", "NVFP4", "MXFP4", "W4A16_NVFP4"]
+WEIGHTS_ONLY: Literal["W4A16_NVFP4"] = "W4A16_NVFP4"
+"""NVFP4 weights whose inputs stay in floating point."""
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
-SUPPORTED = "supported are ModelOpt's FP8 (one scale per tensor) and NVFP4 (blocks of 16)"
+SUPPORTED = (
+    "supported are ModelOpt's FP8 (one scale per tensor) and NVFP4 (blocks of 16), and experts in "
+    "MXFP4"
+)
 
 NVFP4_BLOCK = 16
 """Columns of a weight that share one E4M3 scale."""
@@ -34,10 +41,11 @@ class Quantization:
 
     `algorithm` is None where only the KV cache is quantised. `excluded` are the patterns of
     modules that stay in floating point; `kv_cache_algorithm` is accepted and not used: caches
-    have the compute type. `group_size` is 16 for NVFP4, else None.
+    have the compute type. `group_size` is 16 for NVFP4, else None. "MXFP4" and
+    "W4A16_NVFP4" are the experts' of a mixture alone (moe.py).
     """
 
-    algorithm: Algorithm | None
+    algorithm: StatedAlgorithm | None
     excluded: tuple[str, ...]
     group_size: int | None
     kv_cache_algorithm: str | None
@@ -50,19 +58,26 @@ class Quantization:
         return None
 
 
-def read_quantization(config: ConfigFields) -> Quantization | None:
+def read_quantization(
+    config: ConfigFields, *, has_packed_experts: bool = False
+) -> Quantization | None:
     """The quantisation that the checkpoint of `config` states; None where it states none.
+
+    `has_packed_experts` says that the family may have its experts in four bits, and only those.
 
     Raises:
         DflashError: an algorithm other than FP8 and NVFP4 (named), malformed fields, or two
             files that disagree.
     """
+    stated = config.child(CONFIG_KEY)
+    if stated.values.get("quant_method") == "mxfp4" and not has_packed_experts:
+        raise stated.unsupported("quant_method", "MXFP4 is supported in gpt-oss's experts only")
     found = []
     if config.has(CONFIG_KEY):
-        found.append(_read(config.child(CONFIG_KEY)))
+        found.append(_read(stated, has_packed_experts))
     path = config.where.parent / QUANT_CONFIG_NAME
     if is_file(path):
-        found.append(_read(ConfigFields(read_json_object(path), path)))
+        found.append(_read(ConfigFields(read_json_object(path), path), has_packed_experts))
     if len(found) < 2:
         return found[0] if found else None
     first, second = found
@@ -71,20 +86,25 @@ def read_quantization(config: ConfigFields) -> Quantization | None:
     return replace(first, kv_cache_algorithm=kv_cache)
 
 
-def _read(fields: ConfigFields) -> Quantization:
+def _read(fields: ConfigFields, has_packed_experts: bool) -> Quantization:
+    known = (*ALGORITHMS, WEIGHTS_ONLY) if has_packed_experts else ALGORITHMS
     if isinstance(fields.values.get("quantization"), dict):
-        return _read_statement(fields.child("quantization"), "exclude_modules")
+        return _read_statement(fields.child("quantization"), "exclude_modules", known)
     method = fields.text("quant_method")
+    if method == "mxfp4":
+        return Quantization("MXFP4", _excluded(fields, "modules_to_not_convert"), None, None)
     if not method.startswith("modelopt"):
         raise fields.unsupported("quant_method", SUPPORTED)
-    return _read_statement(fields, "ignore")
+    return _read_statement(fields, "ignore", known)
 
 
-def _read_statement(fields: ConfigFields, excluded_key: str) -> Quantization:
-    algorithm: Algorithm | None = None
+def _read_statement(
+    fields: ConfigFields, excluded_key: str, known: tuple[StatedAlgorithm, ...]
+) -> Quantization:
+    algorithm: StatedAlgorithm | None = None
     if fields.has("quant_algo"):
         name = fields.text("quant_algo")
-        if name not in ALGORITHMS:
+        if name not in known:
             raise fields.unsupported("quant_algo", SUPPORTED)
         algorithm = name
     elif _kv_cache_algorithm(fields) is None:
@@ -109,9 +129,9 @@ def _excluded(fields: ConfigFields, key: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(patterns))
 
 
-def _group_size(fields: ConfigFields, algorithm: Algorithm | None) -> int | None:
+def _group_size(fields: ConfigFields, algorithm: StatedAlgorithm | None) -> int | None:
     """NVFP4's block, wherever it is stated; other sizes are another format."""
-    if algorithm != "NVFP4":
+    if algorithm not in ("NVFP4", WEIGHTS_ONLY):
         return None
     places = [fields]
     groups = fields.child("config_groups")

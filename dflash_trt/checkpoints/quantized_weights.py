@@ -4,6 +4,9 @@ Layout (ModelOpt's unified Hugging Face export) of a linear `X` [out, in]:
 FP8: `X.weight` F8_E4M3 [out, in], `X.weight_scale` and `X.input_scale` F32 scalars.
 NVFP4: `X.weight` U8 [out, in/2] (low nibble = even column), `X.weight_scale` F8_E4M3
 [out, in/16], `X.weight_scale_2` and `X.input_scale` F32 scalars.
+MXFP4 experts `X` of gpt-oss: `X_blocks` U8 [experts, out, in/32, 16], `X_scales` U8
+[experts, out, in/32], the codes of E8M0. NVFP4 experts: `X` U8 [experts, in/2, out],
+`X_weight_scale` F8_E4M3 [experts, in/16, out], `X_weight_scale_2` an F32 scalar.
 """
 
 from __future__ import annotations
@@ -26,6 +29,15 @@ KV_SCALE_SUFFIXES = ("k_proj.k_scale", "v_proj.v_scale")
 WEIGHT_SCALE = "weight_scale"
 WEIGHT_SCALE_2 = "weight_scale_2"
 INPUT_SCALE = "input_scale"
+EXPERT_BLOCKS = "blocks"
+EXPERT_SCALES = "scales"
+EXPERT_DTYPES = {
+    EXPERT_BLOCKS: "U8",
+    EXPERT_SCALES: "U8",
+    WEIGHT_SCALE: "F8_E4M3",
+    WEIGHT_SCALE_2: "F32",
+}
+"""What packed experts are stored as, by the last part of the role."""
 SCALES: Mapping[Algorithm, tuple[str, ...]] = {
     "FP8": (WEIGHT_SCALE, INPUT_SCALE),
     "NVFP4": (WEIGHT_SCALE, WEIGHT_SCALE_2, INPUT_SCALE),
@@ -40,7 +52,13 @@ def is_linear(role: str) -> bool:
 
 def is_scale(role: str) -> bool:
     """True for the tensors beside a quantised weight."""
-    return role.rpartition(".")[2] in (WEIGHT_SCALE, WEIGHT_SCALE_2, INPUT_SCALE)
+    scales = (WEIGHT_SCALE, WEIGHT_SCALE_2, INPUT_SCALE, EXPERT_SCALES)
+    return role.rpartition(".")[2] in scales
+
+
+def is_packed_expert(role: str) -> bool:
+    """True for the tensors of experts in four bits, whose shapes count bytes."""
+    return role.rpartition(".")[2] in EXPERT_DTYPES
 
 
 def linear_algorithm(weights: Mapping[str, TensorEntry], role: str) -> Algorithm | None:
@@ -103,6 +121,9 @@ def check_quantized(weights: Mapping[str, TensorEntry], quantization: Quantizati
             a linear quantised though excluded, or in floating point though not excluded.
     """
     for role, entry in weights.items():
+        if is_packed_expert(role):
+            _check_expert(entry, role, quantization)
+            continue
         algorithm = QUANTIZED_DTYPES.get(entry.dtype) if is_linear(role) else None
         if algorithm is None and entry.dtype not in FLOAT_DTYPES:
             fix = SUPPORTED if is_linear(role) else f"it must be {', '.join(FLOAT_DTYPES)}"
@@ -117,12 +138,21 @@ def check_quantized(weights: Mapping[str, TensorEntry], quantization: Quantizati
             _check_stated(entry, algorithm, quantization)
 
 
+def _check_expert(entry: TensorEntry, role: str, quantization: Quantization | None) -> None:
+    wanted = EXPERT_DTYPES[role.rpartition(".")[2]]
+    if entry.dtype != wanted:
+        stated = None if quantization is None else quantization.algorithm
+        raise _wrong(entry, f"its dtype is {entry.dtype}, {stated} is stored as {wanted}")
+    if role.endswith(WEIGHT_SCALE_2):
+        _check_scalar(entry)
+
+
 def _check_stated(
     entry: TensorEntry, algorithm: Algorithm | None, quantization: Quantization
 ) -> None:
     pattern = quantization.excluding_pattern(entry.name.removesuffix(".weight"))
     if algorithm is None:
-        if pattern is None and quantization.algorithm is not None:
+        if pattern is None and quantization.algorithm not in (None, "MXFP4"):
             stated = quantization.algorithm
             raise _wrong(entry, f"it is {entry.dtype}, but the config says {stated} and does not "
                          "exclude it")  # fmt: skip
@@ -150,10 +180,14 @@ def _checked_scale(
         return entry
     if entry.dtype != "F32" or entry.shape not in ((), (1,)):
         raise _unlike(entry, "an F32 scalar")
+    _check_scalar(entry)
+    return replace(entry, shape=())
+
+
+def _check_scalar(entry: TensorEntry) -> None:
     value = read_scalar(entry)
     if not math.isfinite(value) or value <= 0:
         raise _wrong(entry, f"its value is {value:g}, not a finite number above 0")
-    return replace(entry, shape=())
 
 
 def read_scalar(entry: TensorEntry) -> float:

@@ -1,7 +1,8 @@
 """Rotary position embedding as the checkpoint's config states it, and its tables.
 
-Shapes: D head size, P positions. Sources: RoFormer (arXiv 2104.09864); the llama3 variant is
-Llama 3.1's frequency scaling as transformers' modeling_rope_utils computes it.
+Shapes: D head size, P positions. Sources: RoFormer (arXiv 2104.09864); YaRN (arXiv 2309.00071);
+the llama3 variant is Llama 3.1's frequency scaling. Both as transformers' modeling_rope_utils
+computes them.
 """
 
 from __future__ import annotations
@@ -31,20 +32,39 @@ UNDERSTOOD_KEYS = frozenset(
         "low_freq_factor",
         "high_freq_factor",
         "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "truncate",
+        "attention_factor",
     }
 )
+SUPPORTED = "the RoPE variants supported are default, llama3 and yarn"
+
+
+@dataclass(frozen=True, slots=True)
+class YarnSpec:
+    """What YaRN states beside `factor`; the betas are turns within the original context.
+
+    `attention_factor` multiplies cos and sin; `truncate` rounds the ramp's ends to whole pairs.
+    """
+
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """`theta` is the frequency base; the other numbers are set for kind "llama3" only."""
+    """`theta` is the frequency base; the other numbers are those of kinds "llama3" and "yarn"."""
 
     theta: float
-    kind: Literal["default", "llama3"] = "default"
+    kind: Literal["default", "llama3", "yarn"] = "default"
     factor: float | None = None
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
     original_max_position_embeddings: int | None = None
+    yarn: YarnSpec | None = None
 
 
 def read_rope(config: ConfigFields, default_theta: float | None = DEFAULT_THETA) -> RopeSpec:
@@ -53,7 +73,7 @@ def read_rope(config: ConfigFields, default_theta: float | None = DEFAULT_THETA)
     `default_theta` stands in for a theta that is stated nowhere; None makes that an error.
 
     Raises:
-        DflashError: a variant other than default and llama3, or numbers that make no sense.
+        DflashError: a variant other than default, llama3 and yarn, or numbers that make no sense.
     """
     # transformers prefers rope_scaling over rope_parameters, and a theta inside over one beside.
     scaling = config.child(
@@ -71,19 +91,15 @@ def read_rope(config: ConfigFields, default_theta: float | None = DEFAULT_THETA)
     kind = scaling.text(kind_key, "default")
     if kind == "default":
         return RopeSpec(theta)
+    if kind == "yarn":
+        return _read_yarn(config, scaling, theta)
     if kind != "llama3":
-        raise scaling.unsupported(kind_key, "the RoPE variants supported are default and llama3")
+        raise scaling.unsupported(kind_key, SUPPORTED)
     low = scaling.number("low_freq_factor")
     high = scaling.number("high_freq_factor")
     if high <= low:
         raise scaling.error("high_freq_factor", f"must be above low_freq_factor ({low:g})")
-    key = "original_max_position_embeddings"
-    if config.has(key):
-        original = config.integer(key)
-    elif scaling.has(key):
-        original = scaling.integer(key)
-    else:
-        original = config.integer("max_position_embeddings")
+    original = _read_original(config, scaling)
     return RopeSpec(theta, "llama3", scaling.number("factor"), low, high, original)
 
 
@@ -101,6 +117,8 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> FloatArray:
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     powers = np.power(np.float64(spec.theta), exponents.astype(np.float64)).astype(np.float32)
     frequencies: FloatArray = np.float32(1.0) / powers
+    if spec.kind == "yarn":
+        return _scale_yarn(spec, powers, frequencies)
     return _scale_llama3(spec, frequencies) if spec.kind == "llama3" else frequencies
 
 
@@ -110,13 +128,43 @@ def tables(spec: RopeSpec, head_dim: int, positions: int) -> tuple[FloatArray, F
     angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies[None, :]
     # The float32 angle is part of the definition; its cosine is rounded once, from float64.
     wide = angles.astype(np.float64)
-    return np.cos(wide).astype(np.float32), np.sin(wide).astype(np.float32)
+    cos, sin = np.cos(wide).astype(np.float32), np.sin(wide).astype(np.float32)
+    if spec.yarn is not None:
+        factor = np.float32(spec.yarn.attention_factor)
+        return cos * factor, sin * factor
+    return cos, sin
 
 
 def _check_keys(scaling: ConfigFields) -> None:
     for key, value in scaling.values.items():
         if key not in UNDERSTOOD_KEYS and value is not None:
-            raise scaling.unsupported(key, "the RoPE variants supported are default and llama3")
+            raise scaling.unsupported(key, SUPPORTED)
+
+
+def _read_original(config: ConfigFields, scaling: ConfigFields) -> int:
+    """The context that the model was trained with before its RoPE was stretched."""
+    key = "original_max_position_embeddings"
+    if config.has(key):
+        return config.integer(key)
+    if scaling.has(key):
+        return scaling.integer(key)
+    return config.integer("max_position_embeddings")
+
+
+def _read_yarn(config: ConfigFields, scaling: ConfigFields, theta: float) -> RopeSpec:
+    factor = scaling.number("factor")
+    fast, slow = scaling.number("beta_fast", 32.0), scaling.number("beta_slow", 1.0)
+    if fast < slow:
+        raise scaling.error("beta_fast", f"must not be below beta_slow ({slow:g})")
+    stretched = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    yarn = YarnSpec(
+        scaling.number("attention_factor", stretched),
+        fast,
+        slow,
+        scaling.flag("truncate", True),
+    )
+    original = _read_original(config, scaling)
+    return RopeSpec(theta, "yarn", factor, original_max_position_embeddings=original, yarn=yarn)
 
 
 def _scale_llama3(spec: RopeSpec, frequencies: FloatArray) -> FloatArray:
@@ -134,3 +182,27 @@ def _scale_llama3(spec: RopeSpec, frequencies: FloatArray) -> FloatArray:
     blended = (one - smooth) * frequencies / np.float32(factor) + smooth * frequencies
     scaled = np.where(is_long, stretched, np.where(is_short, frequencies, blended))
     return scaled.astype(np.float32)
+
+
+def _scale_yarn(spec: RopeSpec, powers: FloatArray, frequencies: FloatArray) -> FloatArray:
+    """Pairs that turn often are kept, those that turn seldom are stretched, a ramp between."""
+    yarn, factor, original = spec.yarn, spec.factor, spec.original_max_position_embeddings
+    if yarn is None or factor is None or original is None:
+        raise DflashError("a yarn RoPE needs all its numbers", where="RoPE")
+    pairs = len(powers)
+
+    def pair_of(turns: float) -> float:
+        """The (fractional) pair that makes `turns` turns within the original context."""
+        return pairs * math.log(original / (turns * 2 * math.pi)) / math.log(spec.theta)
+
+    low, high = pair_of(yarn.beta_fast), pair_of(yarn.beta_slow)
+    if yarn.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    if low == high:
+        high += 0.001  # transformers' own: no division by zero
+    one = np.float32(1.0)
+    ramp = (np.arange(pairs, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
+    kept = one - np.clip(ramp, 0, 1)
+    stretched = one / (np.float32(factor) * powers)
+    return (stretched * (one - kept) + frequencies * kept).astype(np.float32)

@@ -11,12 +11,15 @@ from dflash_trt.checkpoints.dims import read_dims
 from dflash_trt.checkpoints.families import (
     DRAFT_ARCHITECTURES,
     FAMILIES,
+    FOREIGN_KEYS,
     HEAD_NAME,
     Family,
     FamilyName,
     target_rules,
 )
 from dflash_trt.checkpoints.folder import CONFIG_NAME, Checkpoint, open_checkpoint, read_config
+from dflash_trt.checkpoints.layer_types import FULL, SLIDING, read_layer_types
+from dflash_trt.checkpoints.moe import MoeSpec, read_moe
 from dflash_trt.checkpoints.name_map import match_weights
 from dflash_trt.checkpoints.quantization import Quantization, read_quantization
 from dflash_trt.checkpoints.relatives import read_architecture
@@ -32,11 +35,14 @@ TIED_SAMPLE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
-    """A dense decoder of a known family; sizes in elements.
+    """A decoder of a known family; sizes in elements.
 
     `weights` maps roles ("embed_tokens", "norm", "lm_head" unless tied, "layers.{i}.q_proj",
     "layers.{i}.q_proj.bias" …) to tensors; a quantised linear's scales lie beside it
     ("layers.{i}.q_proj.weight_scale" …, see quantized_weights.py). `eos_token_ids` may be empty.
+    `layer_windows[i]` is None where layer i sees everything before it, else w: a query at p sees
+    keys above p - w. `moe` is None for a dense model, whose MLPs are `intermediate_size` wide;
+    its roles are in families.py. `has_sinks` says that every head's softmax has one more term.
     """
 
     family: FamilyName
@@ -47,8 +53,11 @@ class TargetSpec:
     num_kv_heads: int
     head_dim: int
     intermediate_size: int
+    moe: MoeSpec | None
     rms_norm_eps: float
     rope: RopeSpec
+    layer_windows: tuple[int | None, ...]
+    has_sinks: bool
     qk_norm: bool
     attention_bias: bool
     tie_word_embeddings: bool
@@ -70,12 +79,16 @@ def read_target(folder: str | Path) -> TargetSpec:
     config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
     family = _find_family(config)
     _refuse_variants(config, family)
-    quantization = read_quantization(config)
+    experts = family.experts
+    has_packed_experts = experts is not None and "MXFP4" in experts.experts
+    quantization = read_quantization(config, has_packed_experts=has_packed_experts)
     dims = read_dims(config, family.default_head_dim)
     vocab_size = config.integer("vocab_size", high=MAX_VOCAB)
-    attention_bias = config.flag("attention_bias", False)
+    moe = read_moe(config, family, dims.hidden_size, quantization)
+    attention_bias = config.flag("attention_bias", family.default_attention_bias)
     tied = config.flag("tie_word_embeddings", False)
     rope = read_rope(config)
+    layer_windows = _read_windows(config, family, dims.num_layers)
     eos_token_ids = _read_eos_token_ids(folder, config)
     if any(token_id >= vocab_size for token_id in eos_token_ids):
         raise DflashError(
@@ -89,9 +102,18 @@ def read_target(folder: str | Path) -> TargetSpec:
     ignored = (HEAD_NAME,) if tied else ()
     weights = match_weights(
         checkpoint,
-        target_rules(family, attention_bias=attention_bias, tied=tied),
+        target_rules(
+            family,
+            attention_bias=attention_bias,
+            tied=tied,
+            storage="float" if moe is None else moe.storage,
+        ),
         dims.num_layers,
-        {**dims.symbols(), "vocab": vocab_size},
+        {
+            **dims.symbols(),
+            **({} if moe is None else moe.symbols(dims.hidden_size)),
+            "vocab": vocab_size,
+        },
         ignored,
         quantization,
     )
@@ -106,8 +128,11 @@ def read_target(folder: str | Path) -> TargetSpec:
         num_kv_heads=dims.num_kv_heads,
         head_dim=dims.head_dim,
         intermediate_size=dims.intermediate_size,
+        moe=moe,
         rms_norm_eps=dims.rms_norm_eps,
         rope=rope,
+        layer_windows=layer_windows,
+        has_sinks=family.has_sinks,
         qk_norm=family.qk_norm,
         attention_bias=attention_bias,
         tie_word_embeddings=tied,
@@ -136,9 +161,23 @@ def _refuse_variants(config: ConfigFields, family: Family) -> None:
     for key in family.must_be_off:
         if config.flag(key, False):
             raise config.unsupported(key, "it must be false")
-    layer_types = config.values.get("layer_types") or []
-    if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
-        raise config.unsupported("layer_types", "a target's layers must all be full_attention")
+    for key in FOREIGN_KEYS:
+        if config.values.get(key) not in (None, False, 0):
+            raise config.unsupported(key, f"{family.architecture} as it is known here has none")
+
+
+def _read_windows(config: ConfigFields, family: Family, num_layers: int) -> tuple[int | None, ...]:
+    if not family.has_windows:
+        kinds = config.values.get("layer_types") or []
+        if not isinstance(kinds, list) or any(kind != FULL for kind in kinds):
+            raise config.unsupported("layer_types", f"a target's layers must all be {FULL}")
+        return (None,) * num_layers
+    if config.has("layer_types"):
+        kinds = read_layer_types(config, num_layers)
+    else:  # as transformers' GptOssConfig: sliding first, then in turn
+        kinds = [FULL if i % 2 else SLIDING for i in range(num_layers)]
+    window = config.integer("sliding_window") if SLIDING in kinds else None
+    return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
 def _check_tied_head(checkpoint: Checkpoint, embedding: TensorEntry) -> None:

@@ -2,7 +2,8 @@
 
 Shape legend used throughout graph/ and executors/:
 B sequences in a call, S rows each, T = B·S rows flattened, R logit rows per sequence,
-H hidden size, D head size, V vocabulary, M cache length, P positions in a RoPE table.
+H hidden size, D head size, V vocabulary, M cache length, P positions in a RoPE table,
+C columns of a page table.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ GRAPH_NAMES: tuple[GraphName, ...] = ("target", "draft", "target_only")
 TOKEN_IDS = "token_ids"
 BLOCK_IDS = "block_ids"
 CACHE_START = "cache_start"
+PAGE_TABLE = "page_table"
 LOGIT_ROWS = "logit_rows"
 CHOICE_IDS = "choice_ids"
 LOGITS = "logits"
@@ -26,6 +28,9 @@ OBSERVED_PREFIX = "amax/"
 # Twice the largest top-k that they serve: narrow logits tie often, and a tie between the k-th and
 # the last candidate needs the whole row.
 CANDIDATES = 128
+# What the head size of an engine's cache grows by where the model has attention sinks
+# (graph/sinks.py): kernels take multiples of 8.
+SINK_DIMS = 8
 
 Owner = Literal["target", "draft"]
 CacheKind = Literal["k", "v"]
@@ -33,7 +38,10 @@ KV: tuple[CacheKind, ...] = ("k", "v")
 
 
 def cache_input(owner: Owner, kv: CacheKind, layer: int) -> str:
-    """Name of one layer's K or V cache as a graph input, [B, kv heads, M, D]."""
+    """Name of one layer's K or V cache as a graph input.
+
+    [B, kv heads, M, D], or a pool [pages, page_size, kv heads, D] in the paged layout.
+    """
     return f"{owner}_{kv}_{layer}"
 
 

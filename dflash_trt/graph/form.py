@@ -1,4 +1,4 @@
-"""What graphs of one model differ in: compute type, length of the caches, what they tell."""
+"""What graphs of one model differ in: compute type, layout of the caches, what they tell."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ _ONNX_TYPES: dict[Precision, int] = {
 class GraphForm:
     """`cache_length` is M where it is fixed; None leaves the axis to each call.
 
+    With a `page_size` the caches are pools of pages of that many positions (see paged.py).
+
     With `observe` a graph has one more output per distinct input of its linears: the largest
     magnitude in it. Which linear reads which is in the model's metadata.
     """
@@ -42,6 +44,7 @@ class GraphForm:
     precision: Precision = Precision.FLOAT32
     cache_length: int | None = None
     observe: bool = False
+    page_size: int | None = None
 
 
 CPU_FORM = GraphForm()

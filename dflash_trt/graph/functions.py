@@ -19,6 +19,8 @@ IR_VERSION = 11
 TRT_DOMAIN = "trt"
 DFLASH_DOMAIN = "dflash"
 
+_FACTS = ("query_heads", "head_dim", "is_causal", "window")
+
 AttentionOverload = Literal["lower_right", "none", "masked"]
 
 # ONNX Runtime computes a single query row with another kernel, whose bits differ from the same
@@ -108,13 +110,37 @@ def attention_function(overload: AttentionOverload) -> onnx.FunctionProto:
     return function
 
 
+def attention_facts(
+    query_heads: int, head_dim: int, *, causal: bool, window: int | None
+) -> dict[str, int]:
+    """What a call of `trt::TRT_Attention` without sinks stands for, its mask included.
+
+    A window of 0 is none. Read back by `read_attention_facts`.
+    """
+    values = (query_heads, head_dim, int(causal), window or 0)
+    return dict(zip(_FACTS, values, strict=True))
+
+
+def read_attention_facts(node: onnx.NodeProto) -> dict[str, int] | None:
+    """The facts of an attention call by name, as they were given; None for any other node."""
+    facts = {entry.key: int(entry.value) for entry in node.metadata_props if entry.key in _FACTS}
+    return facts or None
+
+
 def kv_feature_injection_function(
     precision: Precision = Precision.FLOAT32,
 ) -> onnx.FunctionProto:
     """`dflash::kv_feature_injection`: the target's features become one draft layer's context."""
-    wide = precision is Precision.FLOAT32
-    norm = _K_NORMED if wide else _K_NORMED_NARROW.format(onnx_type=precision.onnx_type)
-    return onnx.parser.parse_function(_KV_FEATURE_INJECTION.format(k_normed=f"    {norm}"))
+    return onnx.parser.parse_function(
+        _KV_FEATURE_INJECTION.format(k_normed=k_norm_lines(precision))
+    )
+
+
+def k_norm_lines(precision: Precision) -> str:
+    """The lines of an injection's body that turn k into k_normed, statistics in float32."""
+    if precision is Precision.FLOAT32:
+        return f"    {_K_NORMED}"
+    return f"    {_K_NORMED_NARROW.format(onnx_type=precision.onnx_type)}"
 
 
 def swiglu_function() -> onnx.FunctionProto:

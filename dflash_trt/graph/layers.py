@@ -8,21 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+import onnx
 from onnx import TensorProto
 
 from dflash_trt.checkpoints.quantized_weights import linear_algorithm
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.graph.bindings import KV, Owner, cache_input, cache_output
+from dflash_trt.graph.bindings import (
+    KV,
+    PAGE_TABLE,
+    CacheKind,
+    Owner,
+    cache_input,
+    cache_output,
+)
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import (
     AttentionOverload,
+    attention_facts,
     attention_function,
     swiglu_function,
 )
 from dflash_trt.graph.model import GraphBuilder
+from dflash_trt.graph.paged import paged_attention_function, paged_cache_update_function
 from dflash_trt.graph.quantized import quantized_product
+from dflash_trt.graph.sinks import append_sink, sink_attention_function, widen_queries
 from dflash_trt.graph.tables import RopeTables
 
 
@@ -60,7 +71,7 @@ class Rows:
     positions: str = field(init=False)
     lengths: str = field(init=False)
     _shapes: dict[tuple[int, ...], str] = field(init=False, default_factory=dict)
-    _masks: dict[tuple[int, bool], str] = field(init=False, default_factory=dict)
+    _masks: dict[tuple[int | None, bool, bool], str] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         b = self.builder
@@ -85,27 +96,49 @@ class Rows:
             )
         return self._shapes[trailing]
 
-    def window_mask(self, window: int, causal: bool, cache: str) -> str:
+    def sink_lengths(self) -> str:
+        """int32 [B]: keys in a cache whose last row is a sink's."""
+        b = self.builder
+        one = b.node("Cast", [b.integers(1)], "rows/one", to=TensorProto.INT32)
+        return b.node("Add", [self.lengths, one], "rows/kv_lengths_with_sink")
+
+    def window_mask(
+        self, window: int | None, causal: bool, cache: str, *, with_sink: bool = False
+    ) -> str:
         """bool [B,1,S,M]: a query at position p may see key j where |p - j| < window.
 
-        Causality has to be part of the mask: TensorRT refuses a mask beside a causal kind.
+        Causality has to be part of the mask: TensorRT refuses a mask beside a causal kind. None
+        is no window. `with_sink` adds the key behind the call's rows, which every query sees.
         """
-        if (window, causal) not in self._masks:
+        if (window, causal, with_sink) not in self._masks:
             b = self.builder
-            with b.scope(f"window_{window}{'_causal' if causal else ''}"):
+            label = f"window_{window}" if window is not None else "all"
+            label += "_causal" * causal + "_sink" * with_sink
+            with b.scope(label):
                 zero, one = b.integers(0, scalar=True), b.integers(1, scalar=True)
-                length = b.node("Shape", [cache], "cache_length", start=2, end=3)
+                if b.form.page_size is None:
+                    length = b.node("Shape", [cache], "cache_length", start=2, end=3)
+                else:
+                    length = b.node("Shape", [PAGE_TABLE], "columns", start=1, end=2)
+                    length = b.node("Mul", [length, b.integers(b.form.page_size)], "cache_length")
                 length = b.node("Squeeze", [length], "cache_length_scalar")
                 keys = b.node("Range", [zero, length, one], "keys")
                 queries = b.node("Unsqueeze", [self.positions, b.integers(1, 3)], "queries")
                 offset = b.node("Sub", [queries, keys], "offset")
-                distance = b.node("Abs", [offset], "distance")
-                mask = b.node("Less", [distance, b.integers(window, scalar=True)], "near")
+                mask = ""
+                if window is not None:
+                    distance = b.node("Abs", [offset], "distance")
+                    mask = b.node("Less", [distance, b.integers(window, scalar=True)], "near")
                 if causal:
                     past = b.node("GreaterOrEqual", [offset, zero], "past")
-                    mask = b.node("And", [mask, past], "near_past")
-                self._masks[window, causal] = mask
-        return self._masks[window, causal]
+                    mask = b.node("And", [mask, past], "near_past") if mask else past
+                if with_sink:
+                    ends = b.node("Add", [self.start, self.count], "sink_position")
+                    ends = b.node("Unsqueeze", [ends, b.integers(1, 2, 3)], "sink_positions")
+                    sink = b.node("Equal", [keys, ends], "sink")
+                    mask = b.node("Or", [mask, sink], "near_past_or_sink")
+                self._masks[window, causal, with_sink] = mask
+        return self._masks[window, causal, with_sink]
 
 
 def rms_norm(
@@ -214,31 +247,77 @@ def attention(
             "RotaryEmbedding", [q, tables.q_cos(b), tables.q_sin(b), rows.positions], "q_rope"
         )
         k = b.node("RotaryEmbedding", [k, tables.cos(b), tables.sin(b), rows.positions], "k_rope")
+        sinks = f"{prefix}.sinks" in spec.weights
+        is_narrow = b.form.precision is not Precision.FLOAT32
+        if sinks and is_narrow:
+            q = widen_queries(b, q, weight(b, owner, spec, f"{prefix}.sinks"))
+            k = append_sink(b, k, "k", rows.batch, head_dim, kv_heads)
+            v = append_sink(b, v, "v", rows.batch, head_dim, kv_heads)
         k_cache, v_cache = (
-            b.node(
-                "TensorScatter",
-                [cache_input(owner, kv, layer), value, rows.start],
-                f"{kv}_cache_update",
-                output=cache_output(owner, kv, layer),
-                axis=2,
-            )
+            _update_cache(b, owner, kv, layer, value, rows)
             for kv, value in zip(KV, (k, v), strict=True)
         )
         overload: AttentionOverload = "lower_right" if causal else "none"
-        causal_kind, mask = overload, ""
-        if window is not None:
+        causal_kind, mask, lengths = overload, "", rows.lengths
+        if window is not None or sinks:
             overload, causal_kind = "masked", "none"
-            mask = rows.window_mask(window, causal, cache_input(owner, "k", layer))
-        (attended,) = b.call(
-            attention_function(overload),
-            [q, k_cache, v_cache, mask, "", rows.lengths],
-            "attend",
-            causal_kind=causal_kind,
-        )
+            cache = cache_input(owner, "k", layer)
+            mask = rows.window_mask(window, causal, cache, with_sink=sinks and is_narrow)
+        if sinks and not is_narrow:
+            operands = [q, k_cache, v_cache, mask, weight(b, owner, spec, f"{prefix}.sinks")]
+            attended = _attend(b, sink_attention_function(head_dim), operands, kv_heads)
+        else:
+            if sinks:
+                lengths = b.once("kv_lengths_with_sink", rows.sink_lengths)
+            operands = [q, k_cache, v_cache, mask, "", lengths]
+            function = attention_function(overload)
+            facts = None
+            if is_narrow and not sinks:
+                facts = attention_facts(spec.num_heads, head_dim, causal=causal, window=window)
+            attended = _attend(
+                b, function, operands, kv_heads, facts=facts, causal_kind=causal_kind
+            )
+            if sinks:
+                cut = [b.integers(0), b.integers(head_dim), b.integers(3)]
+                attended = b.node("Slice", [attended, *cut], "without_sink")
         merged = b.node("Transpose", [attended], "by_row", perm=[0, 2, 1, 3])
         width = spec.num_heads * head_dim
         flat = b.node("Reshape", [merged, b.integers(-1, width)], "rows")
         return linear(b, flat, owner, spec, f"{prefix}.o_proj", "o_proj", residual=x)
+
+
+def _update_cache(
+    b: GraphBuilder, owner: Owner, kv: CacheKind, layer: int, value: str, rows: Rows
+) -> str:
+    """Writes rows [B,kv heads,S,D] into a cache at their positions; returns the cache after."""
+    name, cache = f"{kv}_cache_update", cache_input(owner, kv, layer)
+    output = cache_output(owner, kv, layer)
+    if b.form.page_size is None:
+        return b.node("TensorScatter", [cache, value, rows.start], name, output=output, axis=2)
+    by_row = b.node("Transpose", [value], f"{kv}_rows", perm=[0, 2, 1, 3])
+    b.call(
+        paged_cache_update_function(),
+        [cache, by_row, PAGE_TABLE, rows.positions],
+        name,
+        outputs=[output],
+        page_size=b.form.page_size,
+    )
+    return output
+
+
+def _attend(
+    b: GraphBuilder,
+    function: onnx.FunctionProto,
+    operands: list[str],
+    kv_heads: int,
+    **attributes: Any,
+) -> str:
+    """Calls an attention function over the caches, or its paged form over pools."""
+    if b.form.page_size is not None:
+        function, operands = paged_attention_function(function), [*operands, PAGE_TABLE]
+        attributes |= {"page_size": b.form.page_size, "kv_heads": kv_heads}
+    (attended,) = b.call(function, operands, "attend", **attributes)
+    return attended
 
 
 def _heads(

@@ -7,7 +7,7 @@ the checkpoint's .safetensors files; nothing is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -103,9 +103,13 @@ class GraphBuilder:
         name: str,
         *,
         outputs: Sequence[str] | None = None,
+        facts: Mapping[str, int] | None = None,
         **attributes: Any,
     ) -> list[str]:
-        """Adds a call of a local function, carrying its definition into the model once."""
+        """Adds a call of a local function, carrying its definition into the model once.
+
+        `facts` are for those who rewrite the graph: metadata of the node, which no executor reads.
+        """
         key = (function.domain, function.name, function.overload)
         self._functions.setdefault(key, function)
         full_name = self._full(name)
@@ -121,6 +125,8 @@ class GraphBuilder:
                 **attributes,
             )
         )
+        for name, value in (facts or {}).items():
+            self._nodes[-1].metadata_props.add(key=name, value=str(value))
         return results
 
     def observe(self, x: str, key: str) -> None:
@@ -169,6 +175,13 @@ class GraphBuilder:
         if name not in self._initializers:
             dims = [] if scalar else [len(values)]
             self._initializers[name] = helper.make_tensor(name, TensorProto.INT64, dims, values)
+        return name
+
+    def constant(self, name: str, shape: Sequence[int], values: Sequence[float]) -> str:
+        """A constant of the compute type, one per name."""
+        if name not in self._initializers:
+            kind = self.form.precision.onnx_type
+            self._initializers[name] = helper.make_tensor(name, kind, shape, values)
         return name
 
     def stored(self, name: str, entry: TensorEntry, *, is_fp4: bool = False) -> str:

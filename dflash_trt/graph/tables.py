@@ -19,12 +19,15 @@ from dflash_trt.graph.model import GraphBuilder
 
 TABLE_KINDS = ("cos", "sin", "q_cos", "q_sin")
 
+MAX_STORED_SCALED = 1 << 16
+"""Positions beyond which a graph scales the tables itself: a bundle's own bytes are then half."""
+
 
 def compute_tables(pair: Pair, positions: int) -> dict[str, npt.NDArray[np.float32]]:
     """Every table the pair needs, [positions, D/2] float32, by name.
 
     `q_cos` and `q_sin` are `cos` and `sin` times 1/sqrt(D): rotating a query with them
-    also scales it for attention.
+    also scales it for attention. Tables of more than `MAX_STORED_SCALED` positions have none.
     """
     computed = compute_target_tables(pair.target, positions)
     if table_owner(pair, "draft") == "draft":
@@ -64,16 +67,31 @@ class RopeTables:
 
     def _stored(self, b: GraphBuilder, kind: str) -> str:
         name = f"rope.{self.owner}.{kind}"
-        return b.weight(name, self.entries[name])
+        if name in self.entries:
+            return b.weight(name, self.entries[name])
+        return b.once(name, lambda: self._scaled(b, kind))
+
+    def _scaled(self, b: GraphBuilder, kind: str) -> str:
+        """A table of queries, in float32 before it is narrowed, as a stored one is."""
+        base = f"rope.{self.owner}.{kind.removeprefix('q_')}"
+        entry = self.entries[base]
+        scale = b.node("Constant", [], f"{kind}_scale", value_float=_scale(2 * entry.shape[1]))
+        return b.narrow(b.node("Mul", [b.stored(base, entry), scale], f"{kind}_wide"), kind)
 
 
 def _compute(
     owner: Owner, spec: TargetSpec | DraftSpec, positions: int
 ) -> dict[str, npt.NDArray[np.float32]]:
     cos, sin = tables(*_rope(spec), positions)
-    scale = np.float32(1 / math.sqrt(spec.head_dim))
-    arrays = (cos, sin, cos * scale, sin * scale)
-    return {f"rope.{owner}.{kind}": a for kind, a in zip(TABLE_KINDS, arrays, strict=True)}
+    arrays = [cos, sin]
+    if positions <= MAX_STORED_SCALED:
+        scale = np.float32(_scale(spec.head_dim))
+        arrays += [cos * scale, sin * scale]
+    return {f"rope.{owner}.{kind}": a for kind, a in zip(TABLE_KINDS, arrays, strict=False)}
+
+
+def _scale(head_dim: int) -> float:
+    return 1 / math.sqrt(head_dim)
 
 
 def _rope(spec: TargetSpec | DraftSpec) -> tuple[RopeSpec, int]:

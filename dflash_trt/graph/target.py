@@ -17,8 +17,10 @@ from dflash_trt.graph.bindings import (
     CANDIDATE_LOGITS,
     CANDIDATES,
     CHOICE_IDS,
+    KV,
     LOGIT_ROWS,
     LOGITS,
+    PAGE_TABLE,
     TOKEN_IDS,
     GraphName,
     Owner,
@@ -30,6 +32,9 @@ from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.functions import kv_feature_injection_function
 from dflash_trt.graph.layers import Decoder, Rows, attention, linear, rms_norm, swiglu_mlp, weight
 from dflash_trt.graph.model import Dim, GraphBuilder
+from dflash_trt.graph.moe import mixture
+from dflash_trt.graph.paged import paged_injection_function
+from dflash_trt.graph.sinks import cache_head_dim
 from dflash_trt.graph.tables import RopeTables, table_owner
 
 
@@ -91,8 +96,9 @@ def _build(
     taps: dict[int, str] = {}
     for layer in range(target.num_layers):
         with b.scope(f"layers.{layer}"):
-            x = attention(b, x, "target", target, layer, rows, rope, causal=True, window=None)
-            x = swiglu_mlp(b, x, "target", target, layer)
+            window = target.layer_windows[layer]
+            x = attention(b, x, "target", target, layer, rows, rope, causal=True, window=window)
+            x = _mlp(b, x, target, layer)
         taps[layer] = x
 
     with b.scope("head"):
@@ -108,6 +114,17 @@ def _build(
         rope = RopeTables(table_owner(Pair(target, draft), "draft"), tables)
         inject_features(b, features, draft, rows, rope)
     return b.finish()
+
+
+def _mlp(b: GraphBuilder, x: str, target: TargetSpec, layer: int) -> str:
+    """x [T,H] plus what the layer's MLP, or its mixture of experts, makes of it."""
+    if target.moe is None:
+        return swiglu_mlp(b, x, "target", target, layer)
+    with b.scope("mlp"):
+        role = f"layers.{layer}.post_attention_layernorm"
+        normed = rms_norm(b, x, "target", target, role, "norm")
+        mixed = mixture(b, normed, target.moe, target.hidden_size, target.weights, layer)
+        return b.node("Add", [x, mixed], "residual")
 
 
 def inject_features(
@@ -128,8 +145,8 @@ def inject_features(
                 v = linear(b, feature, "draft", draft, f"{prefix}.v_proj", "v_proj")
                 k = b.node("Reshape", [k, shape], "k_split")
                 v = b.node("Reshape", [v, shape], "v_split")
-                b.call(
-                    kv_feature_injection_function(b.form.precision),
+                _inject(
+                    b,
                     [
                         k,
                         v,
@@ -137,13 +154,28 @@ def inject_features(
                         tables.cos(b),
                         tables.sin(b),
                         rows.positions,
-                        cache_input("draft", "k", layer),
-                        cache_input("draft", "v", layer),
                     ],
-                    "inject",
-                    outputs=[cache_output("draft", "k", layer), cache_output("draft", "v", layer)],
-                    epsilon=draft.rms_norm_eps,
+                    layer,
+                    draft.rms_norm_eps,
                 )
+
+
+def _inject(b: GraphBuilder, operands: list[str], layer: int, epsilon: float) -> None:
+    """Calls the injection of one draft layer: k, v, k_norm, cos, sin, positions to its caches."""
+    caches = [cache_input("draft", kv, layer) for kv in KV]
+    outputs = [cache_output("draft", kv, layer) for kv in KV]
+    if b.form.page_size is None:
+        function = kv_feature_injection_function(b.form.precision)
+        b.call(function, [*operands, *caches], "inject", outputs=outputs, epsilon=epsilon)
+        return
+    b.call(
+        paged_injection_function(b.form.precision),
+        [*operands, PAGE_TABLE, *caches],
+        "inject",
+        outputs=outputs,
+        epsilon=epsilon,
+        page_size=b.form.page_size,
+    )
 
 
 def embed(b: GraphBuilder, ids: str, target: TargetSpec) -> str:
@@ -169,7 +201,12 @@ def lm_head(b: GraphBuilder, normed: str, target: TargetSpec) -> str:
 
 
 def declare_caches(b: GraphBuilder, owner: Owner, spec: Decoder) -> None:
-    """Adds the K and V caches of `owner`, [B, kv heads, M, D] each, as graph inputs."""
+    """Adds the K and V caches of `owner` as graph inputs, with the page table where they have one.
+
+    [B, kv heads, M, D] each, or pools [pages, page_size, kv heads, D].
+    """
+    if b.form.page_size is not None:
+        b.once(PAGE_TABLE, lambda: b.input(PAGE_TABLE, TensorProto.INT32, ["B", "C"]))
     for name, _ in cache_layers(owner, spec.num_layers):
         b.input(name, b.form.precision.onnx_type, _cache_shape(b, spec))
 
@@ -181,7 +218,11 @@ def declare_cache_outputs(b: GraphBuilder, owner: Owner, spec: Decoder) -> None:
 
 
 def _cache_shape(b: GraphBuilder, spec: Decoder) -> list[Dim]:
-    return ["B", spec.num_kv_heads, b.form.cache_length or "M", spec.head_dim]
+    has_sinks = isinstance(spec, TargetSpec) and spec.has_sinks
+    head_dim = cache_head_dim(spec.head_dim, has_sinks, b.form.precision)
+    if b.form.page_size is not None:
+        return ["pages", b.form.page_size, spec.num_kv_heads, head_dim]
+    return ["B", spec.num_kv_heads, b.form.cache_length or "M", head_dim]
 
 
 def _write_choices(b: GraphBuilder, flat_logits: str, shape: str, vocab_size: int) -> None:

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dflash_trt import __version__
-from dflash_trt.quantization.linears import Algorithm, Selection
+from dflash_trt.checkpoints.quantization import WEIGHTS_ONLY
+from dflash_trt.quantization.linears import Algorithm
 from dflash_trt.quantization.nvfp4 import BLOCK
 
 QUANT_CONFIG_NAME = "hf_quant_config.json"
 PRODUCER = {"name": "dflash-trt", "version": __version__}
 
 
-def quantization_config(algorithm: Algorithm, selection: Selection) -> dict[str, Any]:
-    """config.json's `quantization_config`, by which loaders know a quantised checkpoint."""
+def quantization_config(algorithm: str, kept: Sequence[str]) -> dict[str, Any]:
+    """config.json's `quantization_config`, by which loaders know a quantised checkpoint.
+
+    `algorithm` is ModelOpt's `quant_algo`; `kept` are modules, or patterns of them, that stay in
+    floating point.
+    """
     element: dict[str, Any] = {"dynamic": False, "type": "float"}
-    if algorithm is Algorithm.FP8:
+    if algorithm == Algorithm.FP8:
         element["num_bits"] = 8
     else:
         element |= {"num_bits": 4, "group_size": BLOCK}
-    group = {"input_activations": element, "weights": element, "targets": ["Linear"]}
+    group: dict[str, Any] = {"weights": element, "targets": ["Linear"]}
+    if algorithm != WEIGHTS_ONLY:
+        group = {"input_activations": element, **group}
     return {
         "config_groups": {"group_0": group},
-        "ignore": list(selection.kept),
-        "quant_algo": algorithm.value,
+        "ignore": list(kept),
+        "quant_algo": algorithm,
         "producer": PRODUCER,
         "quant_method": "modelopt",
     }
 
 
-def hf_quant_config(algorithm: Algorithm, selection: Selection) -> dict[str, Any]:
+def hf_quant_config(algorithm: str, kept: Sequence[str]) -> dict[str, Any]:
     """hf_quant_config.json: the same in the form of older loaders."""
-    quantization: dict[str, Any] = {"quant_algo": algorithm.value, "kv_cache_quant_algo": None}
-    if algorithm is Algorithm.NVFP4:
+    quantization: dict[str, Any] = {"quant_algo": algorithm, "kv_cache_quant_algo": None}
+    if algorithm != Algorithm.FP8:
         quantization["group_size"] = BLOCK
-    quantization["exclude_modules"] = list(selection.kept)
+    quantization["exclude_modules"] = list(kept)
     return {"producer": PRODUCER, "quantization": quantization}

@@ -75,10 +75,12 @@ def select_linears(spec: TargetSpec | DraftSpec, options: QuantizeOptions) -> Se
     """What `options` asks to quantise of a model.
 
     Raises:
-        DflashError: the model is quantised already, has no such head or `fc`, a pattern matches
-            nothing, nothing is left, or an input size has no whole NVFP4 blocks.
+        DflashError: the model is quantised already, is a mixture of experts, has no such head or
+            `fc`, a pattern matches nothing, nothing is left, or an input size has no whole NVFP4
+            blocks.
     """
     refuse_quantized(spec)
+    refuse_experts(spec)
     wanted = _wanted_outside_layers(spec, options)
     linears: list[Linear] = []
     kept: list[str] = []
@@ -137,6 +139,16 @@ def refuse_quantized(
         if weight.dtype not in READABLE_DTYPES:
             what = f"is quantized already: tensor {quoted(weight.name)} is {weight.dtype}"
             raise DflashError(what, where=spec.checkpoint.path, fix=fix)
+
+
+def refuse_experts(spec: TargetSpec | DraftSpec) -> None:
+    """Raises DflashError for a mixture of experts: without those, next to nothing is quantised."""
+    if isinstance(spec, TargetSpec) and spec.moe is not None:
+        raise DflashError(
+            "has experts in floating point, which are not quantized here",
+            where=spec.checkpoint.path,
+            fix="of gpt-oss, use the published checkpoint with MXFP4 experts",
+        )
 
 
 def _wanted_outside_layers(spec: TargetSpec | DraftSpec, options: QuantizeOptions) -> list[str]:

@@ -31,21 +31,36 @@ class Origin(Enum):
     RESTARTED = "restarted"
 
 
+class TensorReport(BaseModel):
+    """How a tensor was converted.
+
+    `error` is relative, |W' - W| / |W| in the Frobenius norm, over what was requantised.
+    Of blocks whose scale was converted, `exact` keep every value and `requantized` do not.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    error: float
+    exact: int = 0
+    requantized: int = 0
+
+
 class FinishedShard(BaseModel):
-    """A shard that is whole: its size, its header, and each linear's relative error by module."""
+    """A shard that is whole: its size, its header, and the reports of its modules."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     bytes: int
     header_sha256: str
-    errors: dict[str, float]
+    reports: dict[str, TensorReport]
 
 
 class State(BaseModel):
     """What an interrupted run leaves for the next.
 
     `key` stands for the source and the options; `weights` and `activations` are largest
-    magnitudes by role, None until they are known; `shards` are finished, by file name.
+    magnitudes by role (of MXFP4 weights: codes of scales), None until they are known; `shards`
+    are finished, by file name.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -87,11 +102,11 @@ class PartialCheckpoint:
             return False
         return header_sha256(path) == noted.header_sha256
 
-    def finish(self, name: str, errors: dict[str, float]) -> None:
+    def finish(self, name: str, reports: dict[str, TensorReport]) -> None:
         """Notes that shard `name` is whole."""
         path = self.folder / name
         self.state.shards[name] = FinishedShard(
-            bytes=path.stat().st_size, header_sha256=header_sha256(path), errors=errors
+            bytes=path.stat().st_size, header_sha256=header_sha256(path), reports=reports
         )
         self.save()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_trt.training.evaluate import Metrics
-from dflash_trt.training.recipe import DraftStage, Recipe, Shape, Stage
+from dflash_trt.training.recipe import DraftStage, ExpertShape, Recipe, Shape, Stage
 
 CARD = """\
 ---
@@ -15,28 +15,26 @@ language: en
 pipeline_tag: text-generation
 ---
 
-# dflash-trt demo pair
+# dflash-trt demo pair{title}
 
-A very small Qwen3-style target (`target/`) and its DFlash draft (`draft/`), to show and to test
+A very small {style}-style target (`target/`) and its DFlash draft (`draft/`), to show and to test
 speculative decoding on a laptop. Neither knows anything: the target continues one family of
 generated records, and does that well enough for its text to be read.
 
 | | target | draft |
 |---|---|---|
 {shapes}
-| safetensors, bf16 | {target_bytes:,} bytes | {draft_bytes:,} bytes |
+| safetensors, {storage} | {target_bytes:,} bytes | {draft_bytes:,} bytes |
 
 The draft follows the z-lab checkpoint contract (`DFlashDraftModel`): block size
 {recipe.block_size}, mask token id 1, features tapped after target layers
-{taps}. It has no embedding and no lm_head of its own. Deep and thin against shallow is
-deliberate: at this size a step costs what its number of operations costs, so a target with many
-layers leaves a draft something to save.
+{taps}. It has no embedding and no lm_head of its own. {about}
 
 ## Remake it
 
 ```
 pip install 'dflash-trt[train]'
-python -m dflash_trt.training.demo --output demo_pair --seed {recipe.seed}
+python -m dflash_trt.training.demo {arguments} --seed {recipe.seed}
 ```
 
 Step counts are fixed, so the same library versions on the same machine give the same weights;
@@ -58,10 +56,9 @@ all 256 bytes are in it, digits stand alone.
 
 ## Training
 
-Muon for matrices, AdamW for embeddings (at {recipe.embedding_rate:g} of the rate) and norms.
+Muon for matrices, AdamW for embeddings (at {recipe.embedding_rate:g} of the rate) and {others}.
 
-Target, grown in depth: a shallow network is trained first, then identity layers are inserted and
-all of it is trained on. Its weights were rounded to bf16 before the draft saw them.
+{grown}
 
 {target_stages}
 
@@ -76,7 +73,7 @@ It learns on corpus documents and on the target's own continuations of their beg
 Held-out documents; {recipe.prompts} prompts, {recipe.new_tokens} new tokens each; the weights as
 committed, computed in float32. Speculation is lossless, so acceptance is read off the target's own
 tokens and the draft's block at every position of them. Temperature 1 is one sample a prompt, and
-varies: with other prompts and sampling seeds two trainings of this recipe gave 4.4 to 5.3.
+{variation}
 
 | metric | value |
 |---|---|
@@ -95,6 +92,41 @@ varies: with other prompts and sampling seeds two trainings of this recipe gave 
 
 Licence: Apache-2.0, weights, prompts and recipe.
 """
+
+QWEN3 = {
+    "title": "",
+    "style": "Qwen3",
+    "storage": "bf16",
+    "about": """\
+Deep and thin against shallow is
+deliberate: at this size a step costs what its number of operations costs, so a target with many
+layers leaves a draft something to save.""",
+    "arguments": "--output demo_pair",
+    "others": "norms",
+    "grown": """\
+Target, grown in depth: a shallow network is trained first, then identity layers are inserted and
+all of it is trained on. Its weights were rounded to bf16 before the draft saw them.""",
+    "variation": """\
+varies: with other prompts and sampling seeds two trainings of this recipe gave 4.4 to 5.3.""",
+}
+
+GPT_OSS = {
+    "title": ": gpt-oss",
+    "style": "gpt-oss",
+    "storage": "experts MXFP4, the rest bf16",
+    "about": """\
+The target has what
+gpt-oss has, in small: {shape.experts} experts of which {shape.experts_per_token} are chosen for a
+token, attention sinks, a sliding window of {shape.sliding_window} positions in every second layer,
+YaRN from {shape.original_length} to {recipe.max_length} positions, biases, and experts stored in
+native MXFP4 (`_blocks` and `_scales`).""",
+    "arguments": "--family gpt-oss --output demo_pair/gpt_oss",
+    "others": "the rest\n(experts at {recipe.expert_rate:g} of it)",
+    "grown": """\
+Target: before the last stage its experts were rounded to MXFP4 and frozen, and the rest went on
+learning around them. That was rounded to bf16 before the draft saw it.""",
+    "variation": "varies.",
+}
 
 
 def _stage(stage: Stage) -> str:
@@ -132,7 +164,10 @@ def _shape_rows(target: Shape, draft: Shape) -> str:
 
 def write_card(recipe: Recipe, metrics: Metrics, versions: str, directory: Path) -> None:
     """Write README.md beside `target/` and `draft/`, which must be there."""
+    shape = recipe.target
+    words = GPT_OSS if isinstance(shape, ExpertShape) else QWEN3
     card = CARD.format(
+        **{key: text.format(shape=shape, recipe=recipe) for key, text in words.items()},
         recipe=recipe,
         m=metrics,
         versions=versions,

@@ -1,4 +1,7 @@
-"""Remake the demo pair: `python -m dflash_trt.training.demo --output demo_pair --seed 0`."""
+"""Remake the demo pair: `python -m dflash_trt.training.demo --output demo_pair --seed 0`.
+
+`--family gpt-oss` trains a gpt-oss pair of a few layers by the same recipe.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_trt.errors import DflashError
 from dflash_trt.training.card import write_card
@@ -17,8 +20,9 @@ from dflash_trt.training.corpus import HELD_OUT_STREAM, TRAIN_STREAM, documents
 from dflash_trt.training.draft import export_draft, load_draft, train_draft
 from dflash_trt.training.evaluate import Metrics, evaluate
 from dflash_trt.training.extras import training_module
+from dflash_trt.training.gpt_oss import save_gpt_oss
 from dflash_trt.training.progress import Printer, Progress
-from dflash_trt.training.recipe import Recipe
+from dflash_trt.training.recipe import DEMO, GPT_OSS, Recipe
 from dflash_trt.training.target import corpus_rows, train_target
 from dflash_trt.training.tokenizer import END_ID, save_tokenizer, train_tokenizer
 
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 PROMPT_TOKENS = (48, 96)
+RECIPES = {"qwen3": DEMO, "gpt-oss": GPT_OSS}
 
 
 def held_out_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> list[str]:
@@ -38,26 +43,28 @@ def held_out_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> list
 
 
 def save_target(target: Qwen3ForCausalLM, directory: Path) -> None:
-    """Write config.json, generation_config.json and bf16 model.safetensors."""
+    """Write config.json, generation_config.json and model.safetensors: bf16, experts MXFP4."""
+    generation = {"eos_token_id": END_ID, "pad_token_id": END_ID, "do_sample": False}
+    (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    if target.config.model_type == "gpt_oss":
+        save_gpt_oss(target, directory)
+        return
     torch = training_module("torch")
     saved = type(target)(target.config).to(torch.bfloat16)
     saved.load_state_dict(target.state_dict())
     saved.config.use_cache = True
     saved.config.architectures = ["Qwen3ForCausalLM"]
     saved.save_pretrained(directory)
-    generation = {"eos_token_id": END_ID, "pad_token_id": END_ID, "do_sample": False}
-    (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
 
 
 def load_target(directory: Path) -> Qwen3ForCausalLM:
     """The target in `directory`, in float32."""
     transformers = training_module("transformers")
     torch = training_module("torch")
-    model: Qwen3ForCausalLM = transformers.Qwen3ForCausalLM.from_pretrained(
-        directory, dtype=torch.float32
-    )
-    model.train(False)
-    return model
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    # transformers decodes MXFP4 experts to bf16, which holds them exactly.
+    target: Qwen3ForCausalLM = model.float().train(False)
+    return target
 
 
 def measure(recipe: Recipe, directory: Path) -> Metrics:
@@ -115,10 +122,13 @@ def main(arguments: list[str] | None = None) -> int:
     """The command; returns the process's exit code."""
     parser = argparse.ArgumentParser(prog="python -m dflash_trt.training.demo", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder to write the pair to")
-    parser.add_argument("--seed", type=int, default=Recipe().seed, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=DEMO.seed, help="default: %(default)s")
+    parser.add_argument("--family", choices=RECIPES, default="qwen3", help="default: %(default)s")
     options = parser.parse_args(arguments)
     try:
-        metrics = make_demo_pair(replace(Recipe(), seed=options.seed), options.output, Printer())
+        metrics = make_demo_pair(
+            replace(RECIPES[options.family], seed=options.seed), options.output, Printer()
+        )
     except DflashError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

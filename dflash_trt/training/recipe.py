@@ -20,6 +20,21 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertShape(Shape):
+    """A gpt-oss decoder's dimensions; every second layer sees `sliding_window` positions.
+
+    YaRN stretches rotary embeddings from `original_length` positions to the recipe's
+    `max_length`. `balance` weighs the loss that keeps all experts in use.
+    """
+
+    experts: int = 4
+    experts_per_token: int = 2
+    sliding_window: int = 64
+    original_length: int = 256
+    balance: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """One stretch of training at a fixed length.
 
@@ -30,6 +45,7 @@ class Stage:
         rows: rows a step.
         steps: optimizer steps.
         lr: peak learning rate, after `warmup` steps, falling linearly to `lr * floor`.
+        round_experts: whether experts are rounded to MXFP4 and frozen before this stage.
     """
 
     length: int
@@ -39,6 +55,7 @@ class Stage:
     layers: int | None = None
     warmup: int = 50
     floor: float = 0.1
+    round_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +90,7 @@ class Recipe:
         Stage(length=1024, rows=2, steps=80, lr=1e-3, warmup=10, floor=0.05),
     )
     embedding_rate: float = 0.1
+    expert_rate: float = 1.0
     draft: Shape = Shape(layers=2, heads=4, kv_heads=2, intermediate=256)
     draft_taps: tuple[int, ...] = (1, 8, 15, 22, 29)
     draft_loss_gamma: float = 4.0
@@ -107,3 +125,40 @@ class Recipe:
     new_tokens: int = 256
     max_length: int = TRAINED_LENGTH
     threads: int = 1
+
+
+DEMO = Recipe()
+
+GPT_OSS = Recipe(
+    target=ExpertShape(layers=6, intermediate=96),
+    target_stages=(
+        Stage(length=256, rows=8, steps=600, lr=4e-3, floor=0.25),
+        Stage(length=512, rows=4, steps=350, lr=3e-3, warmup=20, floor=0.1),
+        Stage(length=1024, rows=2, steps=80, lr=1e-3, warmup=10, floor=0.05, round_experts=True),
+    ),
+    expert_rate=0.5,
+    draft_taps=(0, 1, 2, 3, 4),
+    draft_stages=(
+        DraftStage(
+            length=384,
+            rows=4,
+            steps=800,
+            lr=3e-3,
+            warmup=20,
+            corpus_rows=256,
+            greedy_rows=128,
+            sampled_rows=64,
+        ),
+        DraftStage(
+            length=1024,
+            rows=2,
+            steps=150,
+            lr=1e-3,
+            warmup=10,
+            floor=0.05,
+            corpus_rows=96,
+            greedy_rows=64,
+        ),
+    ),
+)
+"""A gpt-oss pair of a few layers: sinks, windows, YaRN, MXFP4 experts."""

@@ -6,9 +6,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from dflash_trt.training.corpus import TRAIN_STREAM, document
+from dflash_trt.training.decoder_fields import decoder_fields
 from dflash_trt.training.extras import training_module
+from dflash_trt.training.gpt_oss import build_gpt_oss, round_experts
 from dflash_trt.training.progress import Progress
-from dflash_trt.training.recipe import Recipe, Stage
+from dflash_trt.training.recipe import ExpertShape, Recipe, Stage
 from dflash_trt.training.tokenizer import END_ID
 
 if TYPE_CHECKING:
@@ -18,25 +20,16 @@ if TYPE_CHECKING:
 
 def build_target(recipe: Recipe, layers: int) -> Qwen3ForCausalLM:
     """A fresh target with `layers` layers; residual outputs start small, as depth asks."""
+    shape = recipe.target
+    if isinstance(shape, ExpertShape):
+        expert_model: Qwen3ForCausalLM = build_gpt_oss(recipe, shape, layers)
+        return expert_model
     torch = training_module("torch")
     transformers = training_module("transformers")
-    shape = recipe.target
     config = transformers.Qwen3Config(
-        vocab_size=recipe.vocab_size,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=recipe.max_length,
+        **decoder_fields(recipe, shape, layers),
         rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
         tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=END_ID,
-        pad_token_id=END_ID,
-        initializer_range=1 / math.sqrt(shape.hidden),
-        use_cache=False,
     )
     model: Qwen3ForCausalLM = transformers.Qwen3ForCausalLM(config)
     with torch.no_grad():
@@ -97,7 +90,7 @@ def rate(stage: Stage, step: int) -> float:
 
 
 class Optimizer:
-    """Muon for the hidden matrices, AdamW for embeddings and norms.
+    """Muon for the hidden matrices, AdamW for embeddings, experts, routers and norms.
 
     The embeddings learn `recipe.embedding_rate` times slower. Before the network can copy, names
     of one kind look alike to the loss; at the full rate it pulls their embeddings into one point,
@@ -107,16 +100,19 @@ class Optimizer:
     def __init__(self, recipe: Recipe, model: Any) -> None:
         optim = training_module("torch").optim
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        embeddings = [p for name, p in named if "embed" in name]
-        matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
-        norms = [p for _, p in named if p.ndim < 2]
-        slow = {"params": embeddings, "scale": recipe.embedding_rate}
+        kinds: dict[str, list[Any]] = {"matrix": [], "embedding": [], "experts": [], "other": []}
+        for name, parameter in named:
+            kinds[_kind(name, parameter.ndim)].append(parameter)
+        slow = {"params": kinds["embedding"], "scale": recipe.embedding_rate}
+        experts = {"params": kinds["experts"], "scale": recipe.expert_rate}
         self.weights = [p for _, p in named]
         self.clip = recipe.clip
         self.parts = [
-            optim.Muon(matrices, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"),
+            optim.Muon(
+                kinds["matrix"], weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
+            ),
             optim.AdamW(
-                [{"params": norms}, *([slow] if embeddings else [])],
+                [{"params": kinds["other"]}, *(one for one in (slow, experts) if one["params"])],
                 betas=(0.9, 0.95),
                 weight_decay=0.0,
             ),
@@ -132,6 +128,17 @@ class Optimizer:
                 group["lr"] = lr * group.get("scale", 1.0)
             part.step()
             part.zero_grad()
+
+
+def _kind(name: str, dimensions: int) -> str:
+    """How a parameter is trained; experts are stacked, which Muon does not take."""
+    if "embed" in name or "lm_head" in name:
+        return "embedding"
+    if dimensions > 2:
+        return "experts"
+    if dimensions == 2 and name.endswith(".weight") and "router" not in name:
+        return "matrix"
+    return "other"
 
 
 def round_to_bf16(model: Any) -> None:
@@ -152,6 +159,8 @@ def train_target(
     for number, stage in enumerate(recipe.target_stages):
         if stage.layers and stage.layers != model.config.num_hidden_layers:
             model = deepen(recipe, model, stage.layers)
+        if stage.round_experts:
+            round_experts(model)
         optimizer = Optimizer(recipe, model)
         model.train()
         for step in range(stage.steps):

@@ -126,7 +126,7 @@ def test_eos_token_ids(
         ({**LLAMA, "head_dim": ..., "hidden_size": 18}, "must be a multiple of num_attention_hea"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
         ({"rms_norm_eps": "tiny"}, "must be a number"),
-        ({"rope_scaling": {"type": "yarn"}}, '"yarn" is not supported'),
+        ({"rope_scaling": {"type": "dynamic"}}, '"dynamic" is not supported'),
         ({"eos_token_id": -1}, "eos_token_id is -1"),
         ({"eos_token_id": [1, "x"]}, "eos_token_id is"),
         ({"eos_token_id": []}, "must be a list of 1 to 256 integers"),

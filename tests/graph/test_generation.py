@@ -30,6 +30,45 @@ PAIRS: dict[str, dict[str, Any]] = {
         "draft": {"dtype": "float16", "block_size": 16},
     },
 }
+MIXTURES: dict[str, dict[str, Any]] = {
+    "gpt_oss": {
+        "family": "gpt_oss",
+        "target": {"vocab": 64, "mxfp4": True, "rope": "yarn"},
+        "fit_steps": 100,
+        "max_batch": 8,
+    },
+    "qwen3_moe": {
+        "family": "qwen3_moe",
+        "target": {"vocab": 64, "dtype": "bfloat16"},
+        "draft": SLIDING,
+        "fit_steps": 100,
+        "max_batch": 8,
+    },
+}
+MIXTURE_TOKENS = 40
+MORE_PROMPTS = ([1, 60, 2], [7] * 50, list(range(2, 40)), [9, 9, 5, 20, 33])
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_of_experts_emit_the_tokens_that_transformers_does(
+    make_pair: PairFactory, name: str, batch: int
+) -> None:
+    """8 prompts × 40 tokens × 2 pairs, one by one and together; past gpt-oss's window of 24."""
+    built = make_pair(**MIXTURES[name])
+    executor = built.open()
+    prompts = [*PROMPTS, *MORE_PROMPTS]
+    accepted = 0
+    for first in range(0, len(prompts), batch):
+        group = prompts[first : first + batch]
+        sequences = [begin(executor, list(p), slot, (5, 3)) for slot, p in enumerate(group)]
+        speculate_until(executor, sequences, MIXTURE_TOKENS, (8, 3))
+        for prompt, sequence in zip(group, sequences, strict=True):
+            expected = greedy(built.reference, prompt, MIXTURE_TOKENS)
+            assert expected.smallest_gap > 1e-4, "a near tie: choose another seed"
+            assert sequence.output[:MIXTURE_TOKENS] == expected.tokens
+            accepted += sum(sequence.accepted)
+    assert accepted > 30, "drafts were hardly ever accepted"
 
 
 @pytest.mark.parametrize("name", PAIRS)

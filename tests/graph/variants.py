@@ -53,7 +53,38 @@ def _variants() -> dict[str, Variant]:
     return variants
 
 
-VARIANTS = _variants()
+MIXTURES: dict[str, Variant] = {
+    "gpt_oss-bfloat16-yarn": (
+        "gpt_oss",
+        {"dtype": "bfloat16", "rope": "yarn", "rope_style": "rope_theta", "vocab": 192},
+        {"dtype": "bfloat16", "rope_theta": 150_000.0, "target_layer_ids": [1, 4, 5]},
+    ),
+    "gpt_oss-mxfp4-yarn-one_expert_a_row": (
+        "gpt_oss",
+        {"mxfp4": True, "rope": "yarn", "vocab": 192, "chosen": 1, "kv_heads": 4},
+        {"target_layer_ids": [0, 5]},
+    ),
+    "qwen3_moe-float32": (
+        "qwen3_moe",
+        {"vocab": 192, "intermediate": 40},
+        {"target_layer_ids": [5, 2]},
+    ),
+    "qwen3_moe-float16-sharded-all_experts-not_normalized": (
+        "qwen3_moe",
+        {
+            "dtype": "float16",
+            "vocab": 192,
+            "shards": 3,
+            "experts": 4,
+            "chosen": 4,
+            "normalized": False,
+            "rope_style": "rope_theta",
+        },
+        {"dtype": "float16", "heads": 2, "kv_heads": 1, "head_dim": 32},
+    ),
+}
+
+VARIANTS = _variants() | MIXTURES
 
 
 def build(make_pair: PairFactory, name: str) -> TinyPair:

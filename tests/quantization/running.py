@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.draft import DraftSpec
-from dflash_trt.checkpoints.target import TargetSpec
+from dflash_trt.checkpoints.draft import DraftSpec, read_draft
+from dflash_trt.checkpoints.target import TargetSpec, read_target
 from dflash_trt.progress import Unit
 from dflash_trt.quantization.checkpoint import QuantizedCheckpoint, quantize_checkpoint
 from dflash_trt.quantization.linears import LAYER_LINEARS, Algorithm, QuantizeOptions
@@ -57,3 +58,12 @@ def quantize(
         folder,
         progress or Stages(),
     )
+
+
+def quantize_in_place(config: Path, owner: str) -> Path:
+    """The checkpoint folder "target" or "draft" beside a build configuration, now in FP8."""
+    folder, new = config.parent / owner, config.parent / "quantized"
+    quantize(read_target(folder) if owner == "target" else read_draft(folder), new, Algorithm.FP8)
+    shutil.rmtree(folder)
+    new.rename(folder)
+    return folder

@@ -19,7 +19,7 @@ from dflash_trt.checkpoints.draft import DraftSpec, read_draft
 from dflash_trt.checkpoints.folder import open_checkpoint
 from dflash_trt.checkpoints.target import TargetSpec, read_target
 from dflash_trt.errors import DflashError
-from dflash_trt.quantization import checkpoint as checkpoint_module
+from dflash_trt.quantization import rewrite as rewrite_module
 from dflash_trt.quantization import rows as rows_module
 from dflash_trt.quantization.linears import Algorithm
 from dflash_trt.quantization.scales import Activations
@@ -305,7 +305,7 @@ def test_a_disk_that_is_too_small(
     def usage(path: object) -> Any:
         return shutil._ntuple_diskusage(1000, 900, 100)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(checkpoint_module.shutil, "disk_usage", usage)
+    monkeypatch.setattr(rewrite_module.shutil, "disk_usage", usage)
     with pytest.raises(DflashError, match=r"needs [\d,]+ bytes, 100 are free"):
         quantize(target, tmp_path / "q")
     assert not list(tmp_path.iterdir())

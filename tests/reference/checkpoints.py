@@ -17,9 +17,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-Family = Literal["qwen3", "llama"]
+from .experts import YARN_SCALING, make_moe, pack_experts
+
+Family = Literal["qwen3", "llama", "gpt_oss", "qwen3_moe"]
 Storage = Literal["float32", "bfloat16", "float16"]
-Rope = Literal["default", "llama3"]
+Rope = Literal["default", "llama3", "yarn"]
 RopeStyle = Literal["rope_theta", "rope_parameters"]
 
 # Llama 3.1's own factors, with an original context so short that tiny tests run past it.
@@ -30,6 +32,7 @@ LLAMA3_SCALING: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+SCALINGS: dict[Rope, dict[str, Any]] = {"llama3": LLAMA3_SCALING, "yarn": YARN_SCALING}
 
 
 def write_target(
@@ -55,13 +58,19 @@ def write_target(
     gain: float = 1.0,
     logit_gain: float = 3.0,
     seed: int = 0,
+    experts: int = 8,
+    chosen: int = 3,
+    window: int = 24,
+    normalized: bool = True,
+    mxfp4: bool = False,
 ) -> Path:
     """Writes a random `family` target; returns its folder.
 
     `attention_bias` gives q, k, v and o_proj a bias. `rope_style` chooses between the keys of
     transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`,
     `dtype`). `shards` > 1 writes at least two files and an index. `gain` scales linear layers,
-    `logit_gain` the lm_head (which a tied embedding shares).
+    `logit_gain` the lm_head (which a tied embedding shares). The last five are for mixtures of
+    experts, whose MLPs are `intermediate` wide; `mxfp4` packs gpt-oss's experts.
     """
     folder = Path(folder)
     common: dict[str, Any] = {
@@ -84,8 +93,18 @@ def write_target(
         model = Qwen3ForCausalLM(Qwen3Config(**common))
     elif family == "llama":
         model = LlamaForCausalLM(LlamaConfig(**common))
+    elif family in ("gpt_oss", "qwen3_moe"):
+        model = make_moe(
+            family,
+            common,
+            experts=experts,
+            chosen=chosen,
+            window=window,
+            expert_ffn=intermediate,
+            normalized=normalized,
+        )
     else:
-        raise ValueError(f"family {family!r}; expected 'qwen3' or 'llama'")
+        raise ValueError(f"family {family!r} is not known")
 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -103,6 +122,8 @@ def write_target(
     config |= _rope_keys(rope, rope_theta, rope_style)
     config["torch_dtype" if rope_style == "rope_theta" else "dtype"] = dtype
     _write_json(folder / "config.json", config)
+    if mxfp4:
+        pack_experts(folder)
     return folder
 
 
@@ -214,8 +235,10 @@ def _random(
     if name.endswith("norm.weight"):
         return torch.rand(list(shape), generator=generator) + 0.5
     values = torch.randn(list(shape), generator=generator)
-    if name.endswith(".bias"):
+    if name.endswith("bias"):
         return values * 0.2
+    if name.endswith("sinks"):
+        return values
     # A tied embedding is the lm_head too, so it takes the lm_head's scale, tied or not.
     scale = logit_gain if "lm_head" in name or "embed_tokens" in name else gain
     return values * (scale / math.sqrt(shape[-1]))
@@ -223,7 +246,7 @@ def _random(
 
 def _rope_parameters(rope: Rope, theta: float) -> dict[str, Any]:
     """transformers 5's `rope_parameters` value."""
-    extra = LLAMA3_SCALING if rope == "llama3" else {"rope_type": "default"}
+    extra = SCALINGS.get(rope, {"rope_type": "default"})
     return {"rope_theta": theta} | extra
 
 
@@ -233,7 +256,7 @@ def _rope_keys(rope: Rope, theta: float, style: RopeStyle) -> dict[str, Any]:
         return {"rope_parameters": _rope_parameters(rope, theta)}
     return {
         "rope_theta": theta,
-        "rope_scaling": dict(LLAMA3_SCALING) if rope == "llama3" else None,
+        "rope_scaling": dict(SCALINGS[rope]) if rope in SCALINGS else None,
     }
 
 

@@ -1,0 +1,105 @@
+"""A target's mixture of experts, as its config states it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dflash_trt.checkpoints.config_fields import ConfigFields
+from dflash_trt.checkpoints.dims import MAX_WIDTH
+from dflash_trt.checkpoints.families import ExpertRules, ExpertStorage, Family, Routing
+from dflash_trt.checkpoints.quantization import NVFP4_BLOCK, WEIGHTS_ONLY, Quantization
+
+MAX_EXPERTS = 1 << 12
+MX_BLOCK = 32
+"""Columns of an MXFP4 matrix that share one E8M0 scale (OCP Microscaling Formats 1.0)."""
+
+EXPERT_STORAGE: Mapping[str | None, ExpertStorage] = {"MXFP4": "MXFP4", WEIGHTS_ONLY: "NVFP4"}
+"""Statements of a config that are about experts, and how they are then stored."""
+
+DEFAULT_CLAMP = 7.0
+DEFAULT_GAIN = 1.702
+"""gpt-oss's own, for a config that states none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clamp:
+    """gpt-oss's SwiGLU: (clip(up, ±limit) + 1) · g · sigmoid(gain · g), g = min(gate, limit)."""
+
+    limit: float
+    gain: float
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """A layer's experts: `experts` MLPs of width `intermediate_size`, `chosen` of them a row.
+
+    `routing` "chosen": softmax over the chosen experts' logits. "all": softmax over all of them,
+    of which the chosen keep their share, scaled to a sum of 1 where `is_normalized`. `clamp` None
+    is plain SwiGLU.
+    """
+
+    experts: int
+    chosen: int
+    intermediate_size: int
+    routing: Routing
+    is_normalized: bool
+    clamp: Clamp | None
+    storage: ExpertStorage
+
+    def symbols(self, hidden_size: int) -> dict[str, int]:
+        """The names that shapes of expert weights are written in."""
+        return {
+            "experts": self.experts,
+            "expert_ffn": self.intermediate_size,
+            "gate_up": 2 * self.intermediate_size,
+            "hidden_blocks": hidden_size // MX_BLOCK,
+            "ffn_blocks": self.intermediate_size // MX_BLOCK,
+            "block_bytes": MX_BLOCK // 2,
+            "hidden_bytes": hidden_size // 2,
+            "ffn_bytes": self.intermediate_size // 2,
+            "hidden_steps": hidden_size // NVFP4_BLOCK,
+            "ffn_steps": self.intermediate_size // NVFP4_BLOCK,
+        }
+
+
+def read_moe(
+    config: ConfigFields, family: Family, hidden_size: int, quantization: Quantization | None
+) -> MoeSpec | None:
+    """The experts of `config`; None for a dense family.
+
+    Raises:
+        DflashError: sizes that contradict each other, or layers without experts among them.
+    """
+    rules = family.experts
+    if rules is None:
+        return None
+    if config.integer("decoder_sparse_step", 1) != 1:
+        raise config.unsupported("decoder_sparse_step", "every layer must have experts")
+    if config.values.get("mlp_only_layers"):
+        raise config.unsupported("mlp_only_layers", "every layer must have experts")
+    size = config.integer(rules.size_key, high=MAX_WIDTH)
+    storage = EXPERT_STORAGE.get(None if quantization is None else quantization.algorithm, "float")
+    step = {"float": 2, "MXFP4": MX_BLOCK, "NVFP4": NVFP4_BLOCK}[storage]
+    for key, value in ((rules.size_key, size), ("hidden_size", hidden_size)):
+        if value % step:
+            raise config.error(key, f"must be a multiple of {step} for experts")
+    count_key = next(filter(config.has, rules.count_keys), rules.count_keys[0])
+    experts = config.integer(count_key, low=2, high=MAX_EXPERTS)
+    return MoeSpec(
+        experts=experts,
+        chosen=config.integer("num_experts_per_tok", high=experts),
+        intermediate_size=size,
+        routing=rules.routing,
+        is_normalized=config.flag("norm_topk_prob", False),
+        clamp=_read_clamp(config, rules),
+        storage=storage,
+    )
+
+
+def _read_clamp(config: ConfigFields, rules: ExpertRules) -> Clamp | None:
+    if not rules.is_clamped:
+        return None
+    return Clamp(
+        config.number("swiglu_limit", DEFAULT_CLAMP), config.number("swiglu_alpha", DEFAULT_GAIN)
+    )

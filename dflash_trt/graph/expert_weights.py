@@ -1,0 +1,293 @@
+"""How a layer's experts are stored, and the operations that turn one into matrices.
+
+The bodies below are pieces of `dflash::moe` (moe.py). On the CPU they take expert `e` and give
+`w_in` [2,H,I] and `w_out` [2,I,H/2], each matrix in two halves of its columns; for TensorRT they
+take `ids` [T,k] and give `w_in` [T,k,H,2I] and `w_out` [T,k,I,H].
+
+Experts that a checkpoint stores one by one are handed over as rows [3E, I·H] (gate, up and down
+have as many elements each) and a table of where each expert's three lie. Tensors that follow each
+other in a shard are one external initializer; only where a layer's experts lie apart, as across
+two shards, are the pieces put together when the graph is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from dflash_trt.checkpoints.moe import MX_BLOCK, MoeSpec
+from dflash_trt.checkpoints.quantization import NVFP4_BLOCK
+from dflash_trt.checkpoints.quantized_weights import EXPERT_BLOCKS, WEIGHT_SCALE, WEIGHT_SCALE_2
+from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.graph.form import Precision
+from dflash_trt.graph.model import GraphBuilder
+from dflash_trt.quantization.formats import (
+    Float32,
+    decode_e4m3,
+    decode_e8m0,
+    decode_packed_e2m1,
+)
+
+PARTS = ("gate", "up", "down")
+_BYTES = np.arange(256, dtype=np.uint8)
+
+_STACKED_CPU = """
+{side}_taken = Gather <axis = 0> ({name}, e)
+{side}_halves = Reshape ({side}_taken, halves)
+{side}_turned = Transpose <perm = [1, 0, 2]> ({side}_halves)
+w_{side} = Cast <to = 1> ({side}_turned)
+"""
+_STACKED_GATHER = "w_{side} = Gather <axis = 0> ({name}, ids)"
+
+_SEPARATE_CPU = """
+parts = Gather <axis = 0> (places, e)
+taken = Gather <axis = 0> (experts, parts)
+floats = Cast <to = 1> (taken)
+in_flat = Slice (floats, from_0, from_2)
+out_flat = Slice (floats, from_2, from_3)
+in_rows = Reshape (in_flat, in_shape)
+out_rows = Reshape (out_flat, out_shape)
+w_in = Transpose <perm = [0, 2, 1]> (in_rows)
+w_out = Transpose <perm = [0, 2, 1]> (out_rows)
+"""
+_SEPARATE_GATHER = """
+parts = Gather <axis = 0> (places, ids)
+taken = Gather <axis = 0> (experts, parts)
+in_flat = Slice (taken, from_0, from_2, axis_2)
+out_flat = Slice (taken, from_2, from_3, axis_2)
+in_rows = Reshape (in_flat, in_shape)
+out_rows = Reshape (out_flat, out_shape)
+w_in = Transpose <perm = [0, 1, 3, 2]> (in_rows)
+w_out = Transpose <perm = [0, 1, 3, 2]> (out_rows)
+"""
+
+# A byte is looked up as its two codes, a scale as its power of two.
+_MXFP4 = """
+{side}_blocks = Gather <axis = 0> ({name}_blocks, {expert})
+{side}_bytes = Cast <to = 6> ({side}_blocks)
+{side}_pairs = Gather <axis = 0> (code_values, {side}_bytes)
+{side}_codes = Reshape ({side}_pairs, {side}_block_shape)
+{side}_exponents = Gather <axis = 0> ({name}_scales, {expert})
+{side}_places = Cast <to = 6> ({side}_exponents)
+{side}_steps = Gather <axis = 0> (step_values, {side}_places)
+{side}_values = Mul ({side}_codes, {side}_steps)
+{side}_rows = Reshape ({side}_values, {side}_shape)
+w_{side} = Transpose <perm = {perm}> ({side}_rows)
+"""
+
+# Bytes and scales are turned first: they are few beside floats, and what follows is MXFP4's.
+_NVFP4 = """
+{side}_stored = Gather <axis = 0> ({name}_codes, {expert})
+{side}_blocks = Transpose <perm = {turn}> ({side}_stored)
+{side}_bytes = Cast <to = 6> ({side}_blocks)
+{side}_pairs = Gather <axis = 0> (code_values, {side}_bytes)
+{side}_codes = Reshape ({side}_pairs, {side}_block_shape)
+{side}_scales = Gather <axis = 0> ({name}_scales, {expert})
+{side}_turned = Transpose <perm = {turn}> ({side}_scales)
+{side}_places = Cast <to = 6> ({side}_turned)
+{side}_found = Gather <axis = 0> (scale_values, {side}_places)
+{side}_wide = Mul ({side}_found, {name}_scale)
+{side}_steps = Cast <to = {onnx_type}> ({side}_wide)
+{side}_values = Mul ({side}_codes, {side}_steps)
+{side}_rows = Reshape ({side}_values, {side}_shape)
+w_{side} = Transpose <perm = {perm}> ({side}_rows)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """`inputs` are graph values by their name in the function; `body` uses them.
+
+    `constants` are lists of integers that the body reads by name, `tables` nodes that must come
+    first. `is_interleaved` says that columns of w_in are gate, up, gate, up and so on.
+    """
+
+    inputs: Mapping[str, str]
+    body: str
+    constants: Mapping[str, tuple[int, ...]]
+    tables: tuple[onnx.NodeProto, ...] = ()
+    is_interleaved: bool = True
+
+
+def expert_weights(
+    b: GraphBuilder,
+    moe: MoeSpec,
+    hidden_size: int,
+    weights: Mapping[str, TensorEntry],
+    layer: int,
+) -> ExpertWeights:
+    """The experts of `layer`, as stored on the CPU, else in the compute type where floats."""
+    prefix = f"layers.{layer}.experts"
+    is_cpu = b.form.precision is Precision.FLOAT32
+    sizes = hidden_size, moe.intermediate_size
+    if f"{prefix}.0.gate" in weights:
+        return _separate(b, moe.experts, sizes, weights, prefix, is_cpu)
+    if moe.storage == "MXFP4":
+        return _mxfp4(b, sizes, weights, prefix, is_cpu)
+    if moe.storage == "NVFP4":
+        return _nvfp4(b, sizes, weights, prefix, is_cpu)
+    inputs: dict[str, str] = {}
+    for name in ("gate_up", "down"):
+        entry, value = weights[f"{prefix}.{name}"], f"target/{prefix}.{name}"
+        inputs[name] = b.stored(value, entry) if is_cpu else b.weight(value, entry)
+    body = _STACKED_CPU if is_cpu else _STACKED_GATHER
+    text = "\n".join(
+        body.format(side=side, name=name) for side, name in (("in", "gate_up"), ("out", "down"))
+    )
+    return ExpertWeights(inputs, text, {"halves": (0, 2, -1)} if is_cpu else {})
+
+
+def _separate(
+    b: GraphBuilder,
+    experts: int,
+    sizes: tuple[int, int],
+    weights: Mapping[str, TensorEntry],
+    prefix: str,
+    is_cpu: bool,
+) -> ExpertWeights:
+    hidden, ffn = sizes
+    entries = [weights[f"{prefix}.{e}.{part}"] for e in range(experts) for part in PARTS]
+    order = sorted(range(len(entries)), key=lambda i: (str(entries[i].file), entries[i].offset))
+    place = {index: row for row, index in enumerate(order)}
+    runs = _contiguous([entries[index] for index in order])
+    is_stored = is_cpu and len({entry.dtype for entry in entries}) == 1
+    bank = [_run(b, f"target/{prefix}.rows_{n}", run, is_stored) for n, run in enumerate(runs)]
+    with b.scope("experts"):
+        rows = b.node("Concat", bank, "rows", axis=0) if len(bank) > 1 else bank[0]
+        table = [place[index] for index in range(len(entries))]
+        places = b.node("Reshape", [b.integers(*table), b.integers(experts, 3)], "places")
+    lead = () if is_cpu else (0, 0)
+    in_shape = (2, ffn, hidden) if is_cpu else (*lead, 2 * ffn, hidden)
+    out_shape = (2, hidden // 2, ffn) if is_cpu else (*lead, hidden, ffn)
+    constants = {
+        "from_0": (0,),
+        "from_2": (2,),
+        "from_3": (3,),
+        "in_shape": in_shape,
+        "out_shape": out_shape,
+    }
+    body = _SEPARATE_CPU if is_cpu else _SEPARATE_GATHER
+    inputs = {"experts": rows, "places": places}
+    return ExpertWeights(inputs, body, constants, is_interleaved=False)
+
+
+def _contiguous(entries: list[TensorEntry]) -> list[list[TensorEntry]]:
+    """Entries in file order, as runs of one type without a gap between them."""
+    runs: list[list[TensorEntry]] = []
+    for entry in entries:
+        last = runs[-1][-1] if runs else None
+        follows = (
+            last is not None
+            and (last.file, last.dtype) == (entry.file, entry.dtype)
+            and last.offset + last.length == entry.offset
+        )
+        if follows:
+            runs[-1].append(entry)
+        else:
+            runs.append([entry])
+    return runs
+
+
+def _run(b: GraphBuilder, name: str, run: list[TensorEntry], is_stored: bool) -> str:
+    """A run of tensors as rows [n, I·H] of one initializer, as stored or in the compute type."""
+    first = run[0]
+    whole = replace(
+        first,
+        name=name,
+        shape=(len(run), first.num_elements),
+        length=sum(entry.length for entry in run),
+    )
+    return b.stored(name, whole) if is_stored else b.weight(name, whole)
+
+
+def _mxfp4(
+    b: GraphBuilder,
+    sizes: tuple[int, int],
+    weights: Mapping[str, TensorEntry],
+    prefix: str,
+    is_cpu: bool,
+) -> ExpertWeights:
+    inputs = {
+        f"{name}_{kind}": b.stored(
+            f"target/{prefix}.{name}.{kind}", weights[f"{prefix}.{name}.{kind}"]
+        )
+        for name in ("gate_up", "down")
+        for kind in ("blocks", "scales")
+    }
+    precision = b.form.precision
+    constants, text = _packed(_MXFP4, MX_BLOCK, sizes, is_cpu, precision)
+    tables = (
+        _table("code_values", decode_packed_e2m1(_BYTES[:, None]), precision),
+        _table("step_values", decode_e8m0(_BYTES)[:, None], precision),
+    )
+    return ExpertWeights(inputs, text, constants, tables)
+
+
+def _nvfp4(
+    b: GraphBuilder,
+    sizes: tuple[int, int],
+    weights: Mapping[str, TensorEntry],
+    prefix: str,
+    is_cpu: bool,
+) -> ExpertWeights:
+    inputs: dict[str, str] = {}
+    for name in ("gate_up", "down"):
+        for value, kind in (
+            ("codes", EXPERT_BLOCKS),
+            ("scales", WEIGHT_SCALE),
+            ("scale", WEIGHT_SCALE_2),
+        ):
+            entry = weights[f"{prefix}.{name}.{kind}"]
+            # E4M3 as bytes: they are looked up.
+            entry = replace(entry, dtype="U8") if kind == WEIGHT_SCALE else entry
+            inputs[f"{name}_{value}"] = b.stored(f"target/{prefix}.{name}.{kind}", entry)
+    precision = b.form.precision
+    constants, text = _packed(_NVFP4, NVFP4_BLOCK, sizes, is_cpu, precision)
+    tables = (
+        _table("code_values", decode_packed_e2m1(_BYTES[:, None]), precision),
+        # In float32: a block's scale and the tensor's may lie far apart.
+        _table("scale_values", decode_e4m3(_BYTES)[:, None], Precision.FLOAT32),
+    )
+    return ExpertWeights(inputs, text, constants, tables)
+
+
+def _packed(
+    template: str, block: int, sizes: tuple[int, int], is_cpu: bool, precision: Precision
+) -> tuple[dict[str, tuple[int, ...]], str]:
+    """The shapes and the body that decode matrices in blocks of `block` inputs."""
+    hidden, ffn = sizes
+    constants: dict[str, tuple[int, ...]] = {}
+    text = []
+    lead = () if is_cpu else (0, 0)
+    for side, name, rows, columns in (
+        ("in", "gate_up", 2 * ffn, hidden),
+        ("out", "down", hidden, ffn),
+    ):
+        constants[f"{side}_block_shape"] = (*lead, rows, columns // block, block)
+        constants[f"{side}_shape"] = (2, rows // 2, columns) if is_cpu else (0, 0, rows, columns)
+        text.append(
+            template.format(
+                side=side,
+                name=name,
+                expert="e" if is_cpu else "ids",
+                turn=[1, 0] if is_cpu else [0, 1, 3, 2],
+                perm=[0, 2, 1] if is_cpu else [0, 1, 3, 2],
+                onnx_type=precision.onnx_type,
+            )
+        )
+    return constants, "\n".join(text)
+
+
+def _table(name: str, values: Float32, precision: Precision) -> onnx.NodeProto:
+    """A constant of the function, by which bytes are looked up."""
+    if precision is Precision.FLOAT32:
+        tensor = numpy_helper.from_array(values)
+    else:
+        flat = values.reshape(-1).tolist()
+        with np.errstate(over="ignore"):  # float16 has no step above 2^15; weights do not either
+            tensor = helper.make_tensor("", precision.onnx_type, values.shape, flat)
+    return helper.make_node("Constant", [], [name], value=tensor)

@@ -1,0 +1,136 @@
+"""The paged KV layout: functions that write to and attend over pools of pages.
+
+A pool [pages, page_size, kv heads, D] holds one layer's K or V of every sequence; a page holds
+`page_size` consecutive positions of one. `page_table` int32 [B,C] names the pages of each
+sequence in order of position; entries past a sequence's length may name any page whose rows are
+finite. The bodies are the definition: on the CPU a sequence's pages are gathered into the linear
+layout [B, kv heads, C·page_size, D], which the same attention body then reads, so that its bits
+are those of the linear layout. Kernels read the pages where they lie.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx.parser
+from onnx import helper
+
+from dflash_trt.graph.form import Precision
+from dflash_trt.graph.functions import DFLASH_DOMAIN, OPSET, k_norm_lines
+
+# The same for every layer, and free of the pool's own shape, so that ONNX Runtime computes it
+# once a call.
+_INDEX = """
+    size = Constant <value_int: int = @page_size> ()
+    column = Div (positions, size)
+    place = Mod (positions, size)
+    page_of_row = GatherElements <axis = 1> (page_table, column)
+    page = Cast <to = 7> (page_of_row)
+    last = Constant <value_ints = [-1]> ()
+    page_index = Unsqueeze (page, last)
+    place_index = Unsqueeze (place, last)
+    index = Concat <axis = -1> (page_index, place_index)
+"""
+
+_UPDATE = f"""
+<domain: "dflash", opset_import: ["" : {OPSET}]>
+paged_cache_update <page_size> (pool, rows, page_table, positions) => (pool_out)
+{{
+    {_INDEX}
+    pool_out = ScatterND (pool, index, rows)
+}}
+"""
+
+_INJECTION = """
+<domain: "dflash", opset_import: ["" : {opset}]>
+kv_feature_injection_paged <epsilon, page_size>
+    (k, v, k_norm, cos, sin, positions, page_table, k_cache, v_cache) => (k_cache_out, v_cache_out)
+{{
+{k_normed}
+    k_heads = Transpose <perm = [0, 2, 1, 3]> (k_normed)
+    k_rotated = RotaryEmbedding (k_heads, cos, sin, positions)
+    k_rows = Transpose <perm = [0, 2, 1, 3]> (k_rotated)
+{index}
+    k_cache_out = ScatterND (k_cache, index, k_rows)
+    v_cache_out = ScatterND (v_cache, index, v)
+}}
+"""
+
+# [B,H_kv,C·page_size,3]: the (page, place, head) of every position of a sequence, in order. Of
+# no layer's own either.
+_VIEW = f"""
+<domain: "dflash", opset_import: ["" : {OPSET}]>
+view <page_size, kv_heads> (k_cache, v_cache, page_table) => (k, v)
+{{
+    zero = Constant <value_int = 0> ()
+    one = Constant <value_int = 1> ()
+    size = Constant <value_int: int = @page_size> ()
+    heads = Constant <value_int: int = @kv_heads> ()
+    around_page = Constant <value_ints = [1, 3]> ()
+    around_head = Constant <value_ints = [0, 2, 3]> ()
+    last = Constant <value_ints = [-1]> ()
+    axis = Constant <value_ints = [0]> ()
+    wide_table = Cast <to = 7> (page_table)
+    page = Unsqueeze (wide_table, around_page)
+    place = Range (zero, size, one)
+    head_row = Range (zero, heads, one)
+    head = Unsqueeze (head_row, around_head)
+    batch = Shape <start = 0, end = 1> (page_table)
+    columns = Shape <start = 1, end = 2> (page_table)
+    size_list = Unsqueeze (size, axis)
+    heads_list = Unsqueeze (heads, axis)
+    grid = Concat <axis = 0> (batch, heads_list, columns, size_list)
+    pages = Expand (page, grid)
+    places = Expand (place, grid)
+    all_heads = Expand (head, grid)
+    page_index = Unsqueeze (pages, last)
+    place_index = Unsqueeze (places, last)
+    head_index = Unsqueeze (all_heads, last)
+    index_grid = Concat <axis = -1> (page_index, place_index, head_index)
+    flat = Constant <value_ints = [0, 0, -1, 3]> ()
+    index = Reshape (index_grid, flat)
+    k = GatherND (k_cache, index)
+    v = GatherND (v_cache, index)
+}}
+"""
+
+
+def paged_cache_update_function() -> onnx.FunctionProto:
+    """`dflash::paged_cache_update`: rows [B,S,H_kv,D] at positions [B,S] into a pool, in place."""
+    return onnx.parser.parse_function(_UPDATE)
+
+
+def paged_attention_function(linear: onnx.FunctionProto) -> onnx.FunctionProto:
+    """`dflash::block_attention_paged`: a linear attention function (see functions.py) over pools.
+
+    Inputs are those of `linear`, with pools k_cache and v_cache in place of k and v, then the page
+    table. Its body is `linear`'s own behind a gather of k and v, and its overload `linear`'s too.
+    """
+    view = onnx.parser.parse_function(_VIEW)
+    for node in view.node:  # names of its own, but for what the two bodies share
+        node.input[:] = [_in_view(name) for name in node.input]
+        node.output[:] = [_in_view(name) for name in node.output]
+    caches = {"k": "k_cache", "v": "v_cache"}
+    function = helper.make_function(
+        DFLASH_DOMAIN,
+        "block_attention_paged",
+        [*(caches.get(name, name) for name in linear.input), "page_table"],
+        list(linear.output),
+        [*view.node, *linear.node],
+        list(linear.opset_import),
+        [*linear.attribute, *view.attribute],
+    )
+    function.overload = linear.overload or linear.name
+    return function
+
+
+def _in_view(name: str) -> str:
+    return name if name in ("k", "v", "k_cache", "v_cache", "page_table") else f"view_{name}"
+
+
+def paged_injection_function(precision: Precision) -> onnx.FunctionProto:
+    """`dflash::kv_feature_injection_paged`: the features become one layer's context, in pools.
+
+    k, v, k_norm, cos, sin and positions as the linear one has them, then page_table and pools.
+    """
+    text = _INJECTION.format(opset=OPSET, k_normed=k_norm_lines(precision), index=_INDEX)
+    return onnx.parser.parse_function(text)

@@ -1,0 +1,230 @@
+"""Mixtures of experts and attention sinks: what each form computes, touches and refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from safetensors.torch import load_file, save_file
+
+from dflash_trt.checkpoints.safetensors_header import read_header
+from dflash_trt.executors.onnxruntime import open_session
+from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.graph.sinks import sink_attention_function
+from tests.graph.runner import GraphRunner
+from tests.graph.test_form import build
+from tests.pairs import PairFactory, TinyPair
+from tests.reference.checkpoints import write_draft, write_target
+
+PAIRS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt_oss": ("gpt_oss", {"rope": "yarn", "dtype": "bfloat16", "num_layers": 4}),
+    "gpt_oss_mxfp4": ("gpt_oss", {"rope": "yarn", "mxfp4": True, "chosen": 2, "num_layers": 4}),
+    "qwen3_moe": ("qwen3_moe", {"dtype": "float16", "num_layers": 4}),
+}
+CHUNKS = ((0, 40), (40, 100), (100, 108), (108, 110))
+LENGTH = 144
+
+
+def widened(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A float16 graph with float32 wherever it says float16: the form, without its rounding."""
+
+    def widen_tensor(tensor: TensorProto) -> None:
+        if tensor.data_type == TensorProto.FLOAT16 and not tensor.external_data:
+            wide = numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32))
+            wide.name = tensor.name
+            tensor.CopyFrom(wide)
+
+    for tensor in model.graph.initializer:
+        widen_tensor(tensor)
+    for value in [*model.graph.input, *model.graph.output]:
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+    for node in [*model.graph.node, *(node for f in model.functions for node in f.node)]:
+        for attribute in node.attribute:
+            if attribute.name == "value":
+                widen_tensor(attribute.t)
+            if node.op_type == "Cast" and attribute.i == TensorProto.FLOAT16:
+                attribute.i = TensorProto.FLOAT
+    return model
+
+
+def run(path: Path, ids: np.ndarray) -> np.ndarray:
+    """Logits of every row of ids [B,T], in chunks."""
+    session = open_session(path, 1)
+    caches = {
+        value.name: np.zeros((len(ids), value.shape[1], LENGTH, value.shape[3]), np.float32)
+        for value in session.get_inputs()[3:]
+    }
+    names = [value.name for value in session.get_outputs()]
+    parts = []
+    for start, end in CHUNKS:
+        feeds: dict[str, Any] = {
+            "token_ids": ids[:, start:end],
+            "cache_start": np.full(len(ids), start),
+            "logit_rows": np.tile(np.arange(end - start), (len(ids), 1)),
+        }
+        outputs = dict(zip(names, session.run(None, feeds | caches), strict=True))
+        caches = {name: outputs[f"{name}_out"] for name in caches}
+        parts.append(outputs["logits"])
+    return np.concatenate(parts, axis=1)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_engines_form_computes_the_cpus_function(
+    make_pair: PairFactory, name: str, tmp_path: Path
+) -> None:
+    """Gathered experts and sinks among the cache's rows, past the window: exact but for order."""
+    family, target = PAIRS[name]
+    built = make_pair(family, target, {"target_layer_ids": [1, 3]}, copy_weights=True)
+    # Rounded to float16, inputs would differ; and weights stored so would be left as they are.
+    model = widened(build(built, "target", GraphForm(Precision.FLOAT16, LENGTH)))
+    path = built.bundle.folder / f"{tmp_path.name}.onnx"  # external data lies beside it
+    if family == "qwen3_moe":
+        _widen_stored(model)
+    path.write_bytes(model.SerializeToString())
+    ids = np.random.default_rng(0).integers(0, 200, (2, 110))
+    narrow, exact = run(path, ids), run(built.bundle.folder / "target.onnx", ids)
+    path.unlink()
+    assert np.abs(narrow - exact).max() <= 1e-5 * np.abs(exact).max()
+
+
+def _widen_stored(model: onnx.ModelProto) -> None:
+    """Casts every weight that is stored in float16."""
+    casts = []
+    for tensor in model.graph.initializer:
+        if tensor.external_data and tensor.data_type == TensorProto.FLOAT16:
+            for node in model.graph.node:
+                node.input[:] = [f"{tensor.name}_f" if n == tensor.name else n for n in node.input]
+            casts.append(
+                helper.make_node("Cast", [tensor.name], [f"{tensor.name}_f"], to=TensorProto.FLOAT)
+            )
+    nodes = [*casts, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
+def test_sinks_are_one_more_term_of_the_softmax() -> None:
+    rng = np.random.default_rng(1)
+    q, k, v = (
+        rng.standard_normal(shape, dtype=np.float32)
+        for shape in ((2, 4, 3, 16), (2, 2, 128, 16), (2, 2, 128, 16))
+    )
+    sinks = np.array([-30.0, 0.5, 3.0, 80.0], np.float32)
+    mask = rng.random((2, 1, 3, 128)) < 0.3
+    function = sink_attention_function(16)
+    names = list(function.input)
+    node = helper.make_node("sink_attention", names, ["y"], domain="dflash")
+    feeds = dict(zip(names, (q, k, v, mask, sinks), strict=True))
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [
+            helper.make_tensor_value_info(
+                n, helper.np_dtype_to_tensor_dtype(a.dtype), list(a.shape)
+            )
+            for n, a in feeds.items()
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, list(q.shape))],
+    )
+    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("dflash", 1)]
+    model = helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=11)
+    import onnxruntime as ort
+
+    (got,) = ort.InferenceSession(model.SerializeToString()).run(None, feeds)
+    scores = np.einsum("bhsd,bhmd->bhsm", q, k.repeat(2, axis=1)).astype(np.float64)
+    scores = np.where(mask, scores, -np.inf)
+    column = np.broadcast_to(sinks.reshape(1, -1, 1, 1), (2, 4, 3, 1))
+    scores = np.concatenate([scores, column], axis=3)
+    weights = np.exp(scores - scores.max(axis=3, keepdims=True))
+    weights /= weights.sum(axis=3, keepdims=True)
+    want = np.einsum("bhsm,bhmd->bhsd", weights[..., :-1], v.repeat(2, axis=1))
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_experts_that_no_row_chose_are_not_touched(tmp_path: Path) -> None:
+    """Their weights are NaN, which any product would spread."""
+    target = write_target(tmp_path / "target", "gpt_oss", num_layers=4, chosen=2)
+    tensors = load_file(target / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("router.bias"):
+            tensor[[1, 6]] += 1e4
+        if ".experts." in name:
+            tensor[[0, 2, 3, 4, 5, 7]] = torch.nan
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    write_draft(tmp_path / "draft", target, target_layer_ids=[1, 2])
+    built = _bundle(tmp_path)
+    ids = np.random.default_rng(0).integers(0, 200, (2, 20))
+    assert np.isfinite(GraphRunner(built, batch=2).target(ids, [0, 0])["logits"]).all()
+
+
+def _bundle(folder: Path) -> TinyPair:
+    from dflash_trt.bundle.build import BuildOptions, build_bundle
+    from dflash_trt.bundle.bundle import open_bundle
+    from dflash_trt.checkpoints.draft import read_draft
+    from dflash_trt.checkpoints.pair import check_pair
+    from dflash_trt.checkpoints.target import read_target
+    from dflash_trt.config import BuildConfig
+    from tests.pairs import SilentProgress
+
+    pair = check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
+    places = {"target": {"checkpoint": "target"}, "draft": {"checkpoint": "draft"}}
+    config = BuildConfig.model_validate({"description": "tiny", "max_seq_len": 256, **places})
+    build_bundle(pair, config, "tiny", folder / "bundle", BuildOptions(), SilentProgress())
+    return TinyPair(folder, pair, open_bundle(folder / "bundle"))
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "gpt_oss_mxfp4"])
+def test_stacked_experts_are_referenced_in_place(make_pair: PairFactory, name: str) -> None:
+    built = make_pair(*PAIRS[name], {"target_layer_ids": [1, 3]}, copy_weights=True)
+    header = read_header(built.folder / "target" / "model.safetensors")
+    stored = _external(built)
+    experts = {n: e for n, e in header.items() if ".experts." in n or n.endswith("sinks")}
+    assert len(experts) >= 5 * 4
+    places = {(entry.offset, entry.length) for entry in experts.values()}
+    assert places <= set(stored.values())
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_separate_experts_are_one_tensor_where_they_lie_together(
+    make_pair: PairFactory, shards: int
+) -> None:
+    target = {"num_layers": 4, "shards": shards}
+    built = make_pair("qwen3_moe", target, {"target_layer_ids": [1, 3]}, copy_weights=True)
+    banks = [name for name in _external(built) if ".rows_" in name]
+    assert len(banks) == 4 if shards == 1 else 4 < len(banks) <= 4 + shards
+    model = onnx.load(built.bundle.folder / "target.onnx", load_external_data=False)
+    joined = [node for node in model.graph.node if node.name.endswith("experts/rows")]
+    assert bool(joined) == (shards > 1)
+
+
+def test_experts_of_several_types_are_one_mixture(tmp_path: Path) -> None:
+    """Pieces of two types are decoded before they are put together."""
+    logits = []
+    for name, kind in (("one", torch.float32), ("two", torch.bfloat16)):
+        folder = tmp_path / name
+        target = write_target(folder / "target", "qwen3_moe", dtype="bfloat16", num_layers=4)
+        tensors = load_file(target / "model.safetensors")
+        for key in [key for key in tensors if ".experts.3." in key]:
+            tensors[key] = tensors[key].to(kind)
+        save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+        write_draft(folder / "draft", target, target_layer_ids=[1, 2])
+        ids = np.random.default_rng(0).integers(0, 200, (1, 20))
+        logits.append(GraphRunner(_bundle(folder)).target(ids, [0])["logits"])
+    np.testing.assert_array_equal(*logits)
+
+
+def _external(built: TinyPair) -> Mapping[str, tuple[int, int]]:
+    """(offset, length) of the target graph's external initializers."""
+    model = onnx.load(built.bundle.folder / "target.onnx", load_external_data=False)
+    places = {}
+    for tensor in model.graph.initializer:
+        data = {item.key: item.value for item in tensor.external_data}
+        if data:
+            places[tensor.name] = int(data["offset"]), int(data["length"])
+    return places

@@ -1,0 +1,276 @@
+"""gpt-oss's MXFP4 experts in other formats: the values, the files, the counts, the refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from dflash_trt.checkpoints.folder import Checkpoint, open_checkpoint
+from dflash_trt.checkpoints.target import read_target
+from dflash_trt.errors import DflashError
+from dflash_trt.planning.read_shapes import read_target_shape
+from dflash_trt.quantization import experts as experts_module
+from dflash_trt.quantization.experts import ExpertFormat, convert_experts
+from dflash_trt.quantization.mxfp4 import dequantize_mxfp4
+from dflash_trt.quantization.partial import partial_folder
+from tests.quantization.reading import raw, read_json, read_tensors
+from tests.quantization.running import Stages
+from tests.reference.checkpoints import write_target
+
+NVFP4, BF16 = ExpertFormat.NVFP4, ExpertFormat.BF16
+MATRICES = [
+    f"model.layers.{layer}.mlp.experts.{name}_proj"
+    for layer in range(4)
+    for name in ("gate_up", "down")
+]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bf16 gpt-oss with native MXFP4 experts, the scales in a shard of their own."""
+    folder = tmp_path_factory.mktemp("experts") / "source"
+    write_target(folder, "gpt_oss", "bfloat16", num_layers=4, mxfp4=True, eos_token_id=[1, 2])
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    parts: dict[str, dict[str, torch.Tensor]] = {"a.safetensors": {}, "b.safetensors": {}}
+    for name, tensor in tensors.items():
+        is_second = name.endswith("_scales") or name.startswith("model.layers.3")
+        parts["b.safetensors" if is_second else "a.safetensors"][name] = tensor
+    for file, some in parts.items():
+        save_file(some, folder / file, {"format": "pt"})
+    places = {name: file for file, some in parts.items() for name in some}
+    index = {"metadata": {}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.fixture
+def checkpoint(source: Path) -> Checkpoint:
+    return open_checkpoint(source)
+
+
+def _decoded_source(source: dict[str, torch.Tensor], name: str) -> npt.NDArray[np.float32]:
+    """An expert matrix [E, out, in]."""
+    scales = source[f"{name}_scales"].numpy()
+    packed = source[f"{name}_blocks"].numpy().reshape(*scales.shape[:2], -1)
+    return dequantize_mxfp4(packed, scales)
+
+
+def _decoded_nvfp4(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    """[E, out, in], decoded as ModelOpt decodes what it exported."""
+    qtensor = pytest.importorskip("modelopt.torch.quantization.qtensor")
+    packed = tensors[name].transpose(1, 2).contiguous()
+    shape = (*packed.shape[:2], 2 * packed.shape[2])
+    opened = qtensor.NVFP4QTensor(torch.Size(shape), torch.float32, packed)
+    decoded: torch.Tensor = opened.dequantize(
+        torch.float32,
+        scale=tensors[f"{name}_weight_scale"].transpose(1, 2).contiguous(),
+        double_scale=tensors[f"{name}_weight_scale_2"],
+        block_sizes={-1: 16},
+    )
+    return decoded
+
+
+def test_nvfp4_experts_have_the_values_they_had(
+    source: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    stages = Stages()
+    written = convert_experts(checkpoint, NVFP4, tmp_path / "q", stages)
+    before, after = read_tensors(source), read_tensors(tmp_path / "q")
+    assert sorted(written.reports) == sorted(MATRICES)
+    for name in MATRICES:
+        values = _decoded_source(before, name)
+        assert torch.equal(_decoded_nvfp4(after, name), torch.from_numpy(values)), name
+        report = written.reports[name]
+        assert (report.exact, report.requantized, report.error) == (values.size // 16, 0, 0)
+    assert stages.totals == stages.done
+    assert written.source_bytes == sum(raw(tensor).size for tensor in before.values())
+    assert written.bytes == sum(raw(tensor).size for tensor in after.values())
+
+
+def test_everything_else_is_copied(source: Path, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    convert_experts(checkpoint, NVFP4, tmp_path / "q", Stages())
+    before, after = read_tensors(source), read_tensors(tmp_path / "q")
+    packed = {f"{name}{end}" for name in MATRICES for end in ("_blocks", "_scales")}
+    assert before.keys() - after.keys() == packed
+    suffixes = ("", "_weight_scale", "_weight_scale_2")
+    assert after.keys() - before.keys() == {f"{name}{end}" for name in MATRICES for end in suffixes}
+    for name in before.keys() & after.keys():
+        np.testing.assert_array_equal(raw(before[name]), raw(after[name]), name)
+    opened = open_checkpoint(tmp_path / "q")  # the index agrees with the shards
+    assert [file.name for file in opened.files] == ["a.safetensors", "b.safetensors"]
+    stated = opened.config.pop("quantization_config")
+    assert stated["quant_algo"] == "W4A16_NVFP4" and stated["quant_method"] == "modelopt"
+    patterns = ["model.layers.*.self_attn*", "model.layers.*.mlp.router*"]
+    assert stated["ignore"] == [*patterns, "lm_head", "model.embed_tokens"]
+    assert opened.config == {
+        key: value for key, value in checkpoint.config.items() if key != "quantization_config"
+    }
+    assert read_json(tmp_path / "q" / "generation_config.json")["eos_token_id"] == [1, 2]
+
+
+def test_transformers_reads_the_bf16_experts_as_it_decodes_mxfp4(
+    checkpoint: Checkpoint, source: Path, tmp_path: Path
+) -> None:
+    convert_experts(checkpoint, BF16, tmp_path / "q", Stages())
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "q", dtype=torch.bfloat16)
+    theirs = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+    for (name, one), (_, other) in zip(
+        ours.named_parameters(), theirs.named_parameters(), strict=True
+    ):
+        assert torch.equal(one, other), name
+
+
+def test_blocks_out_of_reach_are_counted(source: Path, tmp_path: Path) -> None:
+    wide = _copy(source, tmp_path / "wide")
+    name = MATRICES[0]
+
+    def spread(tensors: dict[str, torch.Tensor]) -> None:
+        scales = tensors[f"{name}_scales"]
+        scales[1, :3, 0] = scales.max() - 20
+
+    _change(wide / "b.safetensors", spread)
+    written = convert_experts(open_checkpoint(wide), NVFP4, tmp_path / "q", Stages())
+    report = written.reports[name]
+    before = _decoded_source(read_tensors(wide), name)
+    after = _decoded_nvfp4(read_tensors(tmp_path / "q"), name).numpy()
+    changed = (after != before).reshape(-1, 16).any(axis=-1)
+    assert report.requantized == changed.sum() == 6
+    assert report.exact == changed.size - 6
+    difference = np.linalg.norm(after - before)
+    expected = difference / np.linalg.norm(before.reshape(-1, 16)[changed])
+    assert report.error == pytest.approx(float(expected))
+    assert all(written.reports[other].requantized == 0 for other in MATRICES[1:])
+
+
+def test_an_interrupted_run_continues(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = convert_experts(checkpoint, NVFP4, tmp_path / "whole", Stages())
+    recode, left = experts_module.mxfp4_to_nvfp4, [50]
+
+    def interrupted(*arguments: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return recode(*arguments)
+
+    monkeypatch.setattr(experts_module, "mxfp4_to_nvfp4", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        convert_experts(checkpoint, NVFP4, tmp_path / "q", Stages())
+    assert partial_folder(tmp_path / "q").is_dir()
+    stages = Stages()
+    written = convert_experts(checkpoint, NVFP4, tmp_path / "q", stages)
+    assert written.resumed_shards == 1 and written.reports == whole.reports
+    assert "continuing: 1 of 2 shards are finished" in stages.totals
+    assert "reading block scales" not in stages.totals
+    for file in sorted((tmp_path / "whole").iterdir()):
+        assert (tmp_path / "q" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_memory_is_bounded_by_an_expert(tmp_path: Path) -> None:
+    folder = write_target(
+        tmp_path / "large", "gpt_oss", "bfloat16", num_layers=1, hidden=256, intermediate=256,
+        experts=32, mxfp4=True,
+    )  # fmt: skip
+    checkpoint = open_checkpoint(folder)
+    one = 512 * 256 // 2
+    tracemalloc.start()
+    convert_experts(checkpoint, NVFP4, tmp_path / "q", Stages())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * one
+
+
+def _copy(source: Path, folder: Path) -> Path:
+    shutil.copytree(source, folder)
+    return folder
+
+
+def _change(file: Path, change: Any) -> None:
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(255, "a block's scale is NaN"), (253, r"a block's scale is 2\^126, more than bf16 holds")],
+)
+def test_scales_that_are_no_numbers(source: Path, tmp_path: Path, value: int, message: str) -> None:
+    broken = _copy(source, tmp_path / "broken")
+    _change(
+        broken / "b.safetensors",
+        lambda tensors: tensors[f"{MATRICES[3]}_scales"].view(-1).__setitem__(7, value),
+    )
+    with pytest.raises(DflashError, match=message):
+        convert_experts(open_checkpoint(broken), NVFP4, tmp_path / "q", Stages())
+    assert not (tmp_path / "q").exists() and not partial_folder(tmp_path / "q").exists()
+
+
+def test_an_expert_file_that_shrank_under_the_run(source: Path, tmp_path: Path) -> None:
+    broken = _copy(source, tmp_path / "broken")
+    checkpoint = open_checkpoint(broken)
+    with (broken / "b.safetensors").open("r+b") as file:
+        file.truncate(checkpoint.tensors[f"{MATRICES[0]}_scales"].offset + 5)
+    with pytest.raises(DflashError, match=r"ends inside tensor"):
+        convert_experts(checkpoint, NVFP4, tmp_path / "q", Stages())
+
+
+@pytest.fixture(scope="module")
+def converted(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("converted") / "q"
+    convert_experts(open_checkpoint(source), NVFP4, folder, Stages())
+    return folder
+
+
+def test_what_was_written_is_read_as_experts_in_nvfp4(converted: Path) -> None:
+    target = read_target(converted)
+    assert target.moe is not None and target.moe.storage == "NVFP4"
+    assert target.eos_token_ids == (1, 2)
+    assert target.weights["layers.2.experts.down.weight_scale"].shape == (8, 96 // 16, 64)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "value", "message"),
+    [
+        ("_weight_scale_2", torch.tensor(0.0), "its value is 0, not a finite number above 0"),
+        ("_weight_scale_2", torch.ones(8), r"gate_up_proj_weight_scale_2\\?\" is \[8\], not \[\]"),
+        ("_weight_scale", torch.ones(8, 4, 192), "its dtype is F32, W4A16_NVFP4 is stored as F8"),
+        ("", torch.zeros(8, 16, 192, dtype=torch.uint8), r"is \[8, 16, 192\], not \[8, 32, 192\]"),
+    ],
+)
+def test_nvfp4_experts_that_do_not_fit(
+    converted: Path, tmp_path: Path, suffix: str, value: torch.Tensor, message: str
+) -> None:
+    broken = _copy(converted, tmp_path / "broken")
+    _change(
+        broken / "a.safetensors",
+        lambda tensors: tensors.__setitem__(f"{MATRICES[0]}{suffix}", value),
+    )
+    with pytest.raises(DflashError, match=message):
+        read_target(broken)
+
+
+def test_weights_only_is_for_experts(tmp_path: Path) -> None:
+    folder = write_target(tmp_path / "dense", "qwen3")
+    config = read_json(folder / "config.json")
+    config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DflashError, match='"W4A16_NVFP4" is not supported'):
+        read_target(folder)
+
+
+def test_a_plan_counts_converted_experts_as_four_bits(converted: Path) -> None:
+    shape = read_target_shape(converted)
+    assert (shape.mlp_format, shape.attention_format) == ("nvfp4", "bf16")

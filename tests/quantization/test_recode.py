@@ -1,0 +1,95 @@
+"""MXFP4 to NVFP4: every value kept where the format can, and counted where it cannot."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_trt.quantization.formats import decode_e4m3, decode_e8m0
+from dflash_trt.quantization.mxfp4 import dequantize_mxfp4
+from dflash_trt.quantization.nvfp4 import dequantize_nvfp4
+from dflash_trt.quantization.recode import (
+    global_exponent,
+    global_scale,
+    mxfp4_to_bf16,
+    mxfp4_to_nvfp4,
+)
+
+BIAS = 127
+
+
+def _blocks(exponents: list[int], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """One row: a block of 32 random codes for each exponent."""
+    generator = np.random.default_rng(seed)
+    packed = generator.integers(0, 256, (1, 16 * len(exponents)), np.uint8)
+    return packed, (np.array([exponents]) + BIAS).astype(np.uint8)
+
+
+def _check(packed: np.ndarray, scales: np.ndarray) -> tuple[int, int]:
+    """Recodes, and holds every block of 16 to the definition; exact and requantised blocks."""
+    before = dequantize_mxfp4(packed, scales)
+    shift = global_exponent(int(scales.max()))
+    recoded = mxfp4_to_nvfp4(packed, scales, shift)
+    after = dequantize_nvfp4(recoded.packed, recoded.scales, global_scale(shift))
+    same = (after == before).reshape(-1, 16).all(axis=-1)
+    assert recoded.exact == same.sum() and recoded.requantized == (~same).sum()
+    fits = np.repeat(scales.astype(int) - BIAS - shift >= -9, 2, axis=-1).reshape(-1)
+    assert same[fits].all()
+    kept = np.repeat(fits, 8)
+    np.testing.assert_array_equal(recoded.packed.reshape(-1)[kept], packed.reshape(-1)[kept])
+    steps = decode_e4m3(recoded.scales).reshape(-1) * global_scale(shift)
+    np.testing.assert_array_equal(
+        steps[fits], np.repeat(decode_e8m0(scales), 2, axis=-1).reshape(-1)[fits]
+    )
+    return recoded.exact, recoded.requantized
+
+
+@pytest.mark.parametrize("top", [-127, -110, -30, 0, 8, 100, 125])
+@pytest.mark.parametrize("span", range(18))
+def test_eighteen_exponents_in_a_row_are_exact(top: int, span: int) -> None:
+    exponents = [top, *(max(top - i, -127) for i in range(span + 1))]
+    exact, requantized = _check(*_blocks(exponents, seed=span))
+    assert (exact, requantized) == (2 * len(exponents), 0)
+
+
+@pytest.mark.parametrize("gap", range(18, 60))
+def test_blocks_further_below_are_requantised_and_counted(gap: int) -> None:
+    exact, requantized = _check(*_blocks([5, 5 - gap, 4]))
+    assert exact + requantized == 6
+    assert requantized == 2  # random codes: halves and their odd multiples do not survive
+
+
+def test_what_requantising_leaves_equal_counts_as_exact() -> None:
+    packed, scales = _blocks([0, -18, -30])
+    packed[:, 16:32] = 0x64  # the values 2 and 4, which are 1 and 2 of the next scale
+    packed[:, 32:] = 0x80  # zeros of either sign
+    assert _check(packed, scales) == (6, 0)
+
+
+@given(
+    st.lists(st.integers(-127, 125), min_size=1, max_size=12),
+    st.integers(0, 2**32 - 1),
+)
+def test_any_exponents(exponents: list[int], seed: int) -> None:
+    exact, requantized = _check(*_blocks(exponents, seed))
+    assert exact + requantized == 2 * len(exponents)
+
+
+def test_the_error_is_that_of_the_changed_blocks() -> None:
+    packed, scales = _blocks([0, -18])
+    shift = global_exponent(int(scales.max()))
+    recoded = mxfp4_to_nvfp4(packed, scales, shift)
+    before = dequantize_mxfp4(packed, scales).astype(np.float64)
+    after = dequantize_nvfp4(recoded.packed, recoded.scales, global_scale(shift))
+    assert recoded.error == pytest.approx(((after - before) ** 2).sum())
+    assert recoded.norm == pytest.approx((before[:, 32:] ** 2).sum())
+    assert 0 < recoded.error < recoded.norm
+
+
+def test_bf16_holds_every_value() -> None:
+    packed, scales = _blocks(list(range(-127, 126)))
+    bits = mxfp4_to_bf16(packed, scales)
+    values = (bits.astype(np.uint32) << 16).view(np.float32)
+    np.testing.assert_array_equal(values, dequantize_mxfp4(packed, scales))
