@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from dflash_trt.errors import DflashError
-from dflash_trt.executors.base import Executor, FloatArray, Int64Array, Scores
+from dflash_trt.executors.base import Executor, FloatArray, Int64Array, Scores, hold_positions
 from dflash_trt.runtime.engine import Engine
 from dflash_trt.runtime.options import EngineOptions
 from dflash_trt.runtime.request import Request
@@ -117,6 +117,8 @@ def compare_texts(
     """
     comparison = LogitComparison()
     context = min(twin.limits.max_seq_len, executor.limits.max_seq_len)
+    for one in (twin, executor):
+        hold_positions(one, 0, context)
     for piece in cut_texts(texts, context):
         for start in range(0, len(piece) - 1, ROWS_AT_ONCE):
             ids = piece[start : min(start + ROWS_AT_ONCE, len(piece) - 1)]

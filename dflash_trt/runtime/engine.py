@@ -22,6 +22,8 @@ from dflash_trt.runtime.acceptance import accept_block
 from dflash_trt.runtime.admission import check_block_size, check_request
 from dflash_trt.runtime.events import TokenEvent, make_event
 from dflash_trt.runtime.options import EngineOptions
+from dflash_trt.runtime.pacing import Pacer
+from dflash_trt.runtime.paging import open_paging
 from dflash_trt.runtime.request import Request, RequestResult, RequestState
 from dflash_trt.runtime.scheduler import DecodeBatch, PrefillChunk, Scheduler
 from dflash_trt.runtime.scores import RowScores, rows_by_sequence
@@ -45,7 +47,8 @@ class Engine:
     the chunking, the block size, or speculation itself, given an executor whose logits do not.
 
     Args:
-        executor: used by this engine alone while it has work.
+        executor: used by this engine alone while it has work; with paged caches, for good: pages
+            keep the prefixes of requests that have ended.
         tokenizer: for text and stop strings; without it events have no text.
         eos_token_ids: the model's end-of-sequence ids.
         clock: seconds, monotonic.
@@ -73,12 +76,17 @@ class Engine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
         check_block_size(self._options.block_size, self._limits)
+        schedule = self._options.schedule
+        self._pacer = None if schedule is None else Pacer(schedule, self._limits)
         self._graph: TargetGraph = "target" if self._options.speculation else "target_only"
+        self._chunk = min(self._options.prefill_chunk, self._limits.prefill_chunk or sys.maxsize)
+        self._paging = open_paging(executor)
         self._scheduler = Scheduler(
             self._limits.max_batch,
             self._limits.max_seq_len,
-            min(self._options.prefill_chunk, self._limits.prefill_chunk or sys.maxsize),
+            self._chunk,
             self._executor.move_slot,
+            self._paging,
         )
         self._live: dict[int, RequestState] = {}
         self._next_id = 0
@@ -104,6 +112,16 @@ class Engine:
     def cached_tokens(self) -> int:
         """Cache positions that hold accepted tokens, in all slots together."""
         return sum(state.cached_length for state in self._scheduler.running)
+
+    @property
+    def cache_usage(self) -> float:
+        """The share of the caches that requests hold, 0 … 1: pages, or positions of linear slots.
+
+        Pages that only keep a prefix for later do not count.
+        """
+        if self._paging is not None:
+            return self._paging.usage
+        return self.cached_tokens / (self._limits.max_batch * self._limits.max_seq_len)
 
     def check(self, request: Request) -> None:
         """Raises DflashError (usage) when this engine cannot run `request`."""
@@ -162,8 +180,11 @@ class Engine:
             DflashError: the executor failed.
         """
         started = self._clock()
+        most_rows = None
+        if self._pacer is not None and self._scheduler.decoding:
+            most_rows = self._pacer.begin_step(self._scheduler.decoding)
         try:
-            for batch in self._scheduler.plan_decode():
+            for batch in self._scheduler.plan_decode(most_rows):
                 self._decode(batch)
         finally:
             # Slots move only after the last pass: the planned batches name them.
@@ -173,6 +194,8 @@ class Engine:
         chunk = self._scheduler.plan_prefill()
         if chunk is not None:
             self._prefill(chunk)
+        elif self._pacer is not None:
+            self._pacer.fill_gap(self._executor, self._scheduler.decoding, self._chunk)
         events, self._events = self._events, []
         self.step_seconds += self._clock() - started
         return events
@@ -221,8 +244,9 @@ class Engine:
             output = self._executor.speculate(batch.first_slot, anchors, starts, rows, scores)
             drafts = output.token_ids[:, 1:].tolist()
         else:
+            graph = self._graph if self._pacer is None else self._pacer.fallback
             output = self._executor.forward(
-                self._graph,
+                graph,
                 batch.first_slot,
                 anchors[:, None],
                 starts,
@@ -230,29 +254,45 @@ class Engine:
                 scores,
             )
             drafts = [[] for _ in states]
+            if graph != self._graph:
+                for state in states:
+                    state.skip_injection()
         for state, draft, known in zip(states, drafts, rows_by_sequence(output), strict=True):
             with _blaming(state):
                 tokens = accept_block(draft, _make_chooser(state, known))
                 emitted = self._take(state, tokens, known)
-            state.recorder.record_step(rows, len(tokens), emitted)
+            trials, accepted = state.recorder.record_step(rows, len(tokens), emitted)
+            if self._pacer is not None and trials:
+                self._pacer.count(rows, trials, accepted)
             self._emit(state, emitted, min(len(tokens) - 1, emitted))
 
     def _prefill(self, chunk: PrefillChunk) -> None:
-        """One prompt chunk; the last one also yields the request's first token."""
+        """One prompt chunk; the last one also yields the request's first token.
+
+        A preempted request has its tokens, and only needs its rows back.
+        """
         state, length = chunk.state, len(chunk.token_ids)
+        chooses = chunk.is_last and not state.token_ids
         if state.recorder.started_at is None:
             state.recorder.started_at = self._clock()
+        graph = self._graph
+        if self._pacer is not None:
+            graph = self._pacer.prefill_graph(state, self._scheduler.upcoming)
         output = self._executor.forward(
-            self._graph,
+            graph,
             chunk.slot,
             np.array([chunk.token_ids], dtype=np.int64),
             np.array([state.prefilled], dtype=np.int64),
             np.array([[length - 1]], dtype=np.int64),
             # Of a greedy request too: one row shows whether the target's numbers are numbers.
-            Scores.LOGITS if chunk.is_last else Scores.NONE,
+            Scores.LOGITS if chooses else Scores.NONE,
         )
-        if not chunk.is_last:
+        if graph != self._graph:
+            state.skip_injection()
+        if not chooses:
             state.prefilled += length
+            if chunk.is_last:
+                self._start_decoding()
             return
         (known,) = rows_by_sequence(output)
         with _blaming(state):
@@ -262,9 +302,13 @@ class Engine:
         state.recorder.first_token_at = self._clock()
         self._emit(state, 1, 0)
         if state.finish_reason is None:
-            self._scheduler.start_decoding()
+            self._start_decoding()
         else:
             self._finish(state)
+
+    def _start_decoding(self) -> None:
+        self._scheduler.start_decoding()
+        self._executor.release_slots(self._scheduler.used_slots)
 
     def _take(self, state: RequestState, tokens: list[int], known: RowScores) -> int:
         """Appends `tokens` as far as the request goes; returns how many it took."""

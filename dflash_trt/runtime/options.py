@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dflash_trt.config import PREFILL_CHUNK
 from dflash_trt.errors import DflashError
+from dflash_trt.runtime.schedule import BlockSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,20 +19,29 @@ class EngineOptions:
             trained block.
         prefill_chunk: most prompt tokens of one prefill pass (>= 1).
         record_logits: keep the logits row of every output token (float32, [V] each).
+        schedule: the block by the number of decoding sequences; a request's own block size stays
+            its upper limit. None is `block_size` throughout.
 
     Raises:
-        DflashError: `prefill_chunk` is below 1 (usage).
+        DflashError: `prefill_chunk` is below 1, or a schedule beside what it would decide (usage).
     """
 
     speculation: bool = True
     block_size: int | None = None
     prefill_chunk: int = PREFILL_CHUNK
     record_logits: bool = False
+    schedule: BlockSchedule | None = None
 
     def __post_init__(self) -> None:
         if type(self.prefill_chunk) is not int or self.prefill_chunk < 1:
             raise DflashError(
                 f"{self.prefill_chunk!r} is not an integer of at least 1",
                 where="prefill_chunk",
+                usage=True,
+            )
+        if self.schedule is not None and (self.block_size is not None or not self.speculation):
+            raise DflashError(
+                "does not go with a fixed block size or without speculation",
+                where="schedule",
                 usage=True,
             )

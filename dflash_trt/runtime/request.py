@@ -89,6 +89,9 @@ class RequestState:
 
     `rows` is the size of its verify blocks (1: no drafts), `max_tokens` is clipped to the
     context, `prefilled` counts the prompt tokens in the cache, `token_ids` are the output's.
+    After a preemption the first `recomputed` of those are prefilled too, behind the prompt.
+    `injected_until` is the cache position from which the drafter's context is missing, None when
+    it is whole; `forgone_s` are the seconds that drafts would have saved since they would pay.
     """
 
     request_id: int
@@ -99,10 +102,13 @@ class RequestState:
     stream: TextStream | None
     recorder: StatisticsRecorder
     prefilled: int = 0
+    recomputed: int = 0
     token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     logits: list[FloatArray] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    injected_until: int | None = None
+    forgone_s: float = 0.0
 
     @property
     def prompt_length(self) -> int:
@@ -111,12 +117,47 @@ class RequestState:
     @property
     def cached_length(self) -> int:
         """Cache positions that hold accepted tokens: all but the newest token, the anchor."""
-        return self.prefilled + max(len(self.token_ids) - 1, 0)
+        return self.prefilled + max(len(self.token_ids) - 1, 0) - self.recomputed
+
+    @property
+    def shareable_length(self) -> int:
+        """Cache positions whose rows are final, the drafter's among them."""
+        if self.injected_until is None:
+            return self.cached_length
+        return min(self.cached_length, self.injected_until)
+
+    @property
+    def prefill_length(self) -> int:
+        """Tokens that its prefill has to cache: the prompt, and output that was preempted."""
+        return self.prompt_length + self.recomputed
 
     @property
     def next_position(self) -> int:
         """Absolute position of the next output token."""
         return self.prompt_length + len(self.token_ids)
+
+    def ids(self, start: int, end: int) -> list[int]:
+        """Token ids at the positions start … end - 1 of prompt and output."""
+        prompt, known = self.request.prompt_ids, self.prompt_length
+        output = self.token_ids[max(start - known, 0) : max(end - known, 0)]
+        return [*prompt[start:end], *output]
+
+    def skip_injection(self) -> None:
+        """Remembers that what is cached from here on is not in the drafter's context."""
+        if self.injected_until is None:
+            self.injected_until, self.forgone_s = self.cached_length, 0.0
+
+    def begin_prefill(self, shared: int) -> None:
+        """Starts with the first `shared` tokens in the cache, which other requests computed."""
+        self.prefilled = shared
+        if self.recorder.cached_prompt_tokens is None:
+            self.recorder.cached_prompt_tokens = shared
+
+    def preempt(self) -> None:
+        """Forgets what is cached; the output stays, and is computed again without a choice."""
+        self.prefilled, self.injected_until = 0, None
+        self.recomputed = max(len(self.token_ids) - 1, 0)
+        self.recorder.preemptions += 1
 
     def append_tokens(self, token_ids: Iterable[int]) -> int:
         """Takes tokens up to the one that ends the output; returns how many it took."""

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import groupby
 
+from dflash_trt.runtime.paging import Paging
 from dflash_trt.runtime.request import RequestState
 from dflash_trt.runtime.slots import MoveSlot, SlotTable
 
@@ -21,7 +22,7 @@ class DecodeBatch:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """The next prompt tokens of the prefilling request; `is_last` completes its prompt."""
+    """The next tokens of the prefilling request; `is_last` completes what it has to prefill."""
 
     slot: int
     state: RequestState
@@ -33,12 +34,18 @@ class Scheduler:
     """Holds every live request: waiting, prefilling or decoding."""
 
     def __init__(
-        self, slots: int, max_seq_len: int, prefill_chunk: int, move_slot: MoveSlot
+        self,
+        slots: int,
+        max_seq_len: int,
+        prefill_chunk: int,
+        move_slot: MoveSlot,
+        paging: Paging | None = None,
     ) -> None:
         self._max_seq_len = max_seq_len
         self._prefill_chunk = prefill_chunk
         self._waiting: deque[RequestState] = deque()
         self._slots = SlotTable(slots, move_slot)
+        self._paging = paging
 
     @property
     def decoding(self) -> tuple[RequestState, ...]:
@@ -52,6 +59,11 @@ class Scheduler:
         return self.decoding if prefilling is None else (*self.decoding, prefilling)
 
     @property
+    def upcoming(self) -> int:
+        """Sequences that will decode together once the prompts known of are prefilled."""
+        return min(len(self.running) + len(self._waiting), self._slots.capacity)
+
+    @property
     def used_slots(self) -> int:
         """Slots from this one on hold nothing that is needed."""
         return self._slots.used
@@ -59,34 +71,43 @@ class Scheduler:
     def add(self, state: RequestState) -> None:
         self._waiting.append(state)
 
-    def plan_decode(self) -> list[DecodeBatch]:
+    def plan_decode(self, most_rows: int | None = None) -> list[DecodeBatch]:
         """One decode step of every decoding request, in as few passes as their blocks allow.
 
-        Requests whose blocks differ (their own block size, or a block cut short by the end of
-        the context) cannot share a pass; each run of equal neighbours is one.
+        Requests whose blocks differ (their own block size, a block cut short by the end of the
+        context, or a drafter's context with a gap) cannot share a pass; each run of equal
+        neighbours is one. `most_rows` bounds every block. Where pages run out, the youngest
+        requests wait again.
         """
+        if self._paging is not None:
+            self._make_room(self._paging)
         batches: list[DecodeBatch] = []
         first_slot = 0
-        for rows, run in groupby(self._slots.decoding, self._count_rows):
+        for rows, run in groupby(
+            self._slots.decoding, lambda state: self._count_rows(state, most_rows)
+        ):
             states = tuple(run)
             batches.append(DecodeBatch(first_slot, rows, states))
             first_slot += len(states)
         return batches
 
     def plan_prefill(self) -> PrefillChunk | None:
-        """The next chunk of the oldest unfinished prompt; None when no slot or prompt is left."""
-        if self._waiting and self._slots.can_place():
+        """The next chunk of the oldest unfinished prompt; None when no slot or prompt is left.
+
+        The oldest prompt waits, and all behind it, where pages are too few for it and one block.
+        """
+        if self._waiting and self._slots.can_place() and self._has_pages(self._waiting[0]):
             self._slots.place(self._waiting.popleft())
         state = self._slots.prefilling
         if state is None:
             return None
         start = state.prefilled
-        end = min(start + self._prefill_chunk, state.prompt_length)
+        end = min(start + self._prefill_chunk, state.prefill_length)
         return PrefillChunk(
             slot=self._slots.prefill_slot,
             state=state,
-            token_ids=tuple(state.request.prompt_ids[start:end]),
-            is_last=end == state.prompt_length,
+            token_ids=tuple(state.ids(start, end)),
+            is_last=end == state.prefill_length,
         )
 
     def start_decoding(self) -> None:
@@ -95,8 +116,43 @@ class Scheduler:
 
     def release(self, state: RequestState) -> None:
         """Forgets `state`, wherever it is."""
+        if self._paging is not None:
+            self._paging.forget(state)
         if not self._slots.release(state):
             self._waiting.remove(state)
 
-    def _count_rows(self, state: RequestState) -> int:
-        return min(state.rows, self._max_seq_len - state.cached_length)
+    def _has_pages(self, state: RequestState) -> bool:
+        """Whether the oldest waiting request got the pages that it needs at once."""
+        if self._paging is None:
+            return True
+        end = min(state.prefill_length + state.rows, self._max_seq_len)
+        return self._paging.admit(state, len(self._slots.decoding), end)
+
+    def _make_room(self, paging: Paging) -> None:
+        """Pages for the next block of every decoding request, the oldest first."""
+        for state in self.running:
+            paging.publish(state)
+        for state in sorted(self._slots.decoding, key=_age):
+            end = min(state.cached_length + state.rows, self._max_seq_len)
+            slot = self._slots.find(state)
+            while slot is not None and not paging.reserve(state, slot, end):
+                self._preempt(max(self.running, key=_age), paging)
+                slot = self._slots.find(state)
+
+    def _preempt(self, state: RequestState, paging: Paging) -> None:
+        """Sends a running request back to the head of the queue, without its pages."""
+        paging.vacate(state)
+        self._slots.release(state)
+        state.preempt()
+        self._waiting.appendleft(state)
+
+    def _count_rows(self, state: RequestState, most_rows: int | None) -> int:
+        if state.injected_until is not None:
+            return 1
+        wanted = state.rows if most_rows is None else min(state.rows, most_rows)
+        return min(wanted, self._max_seq_len - state.cached_length)
+
+
+def _age(state: RequestState) -> int:
+    """Smaller for older requests."""
+    return state.request_id

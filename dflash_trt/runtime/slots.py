@@ -25,6 +25,10 @@ class SlotTable:
         self._prefill_slot = 0
 
     @property
+    def capacity(self) -> int:
+        return self._slots
+
+    @property
     def decoding(self) -> tuple[RequestState, ...]:
         """The decoding requests; the index is the slot."""
         return tuple(self._decoding)
@@ -67,11 +71,15 @@ class SlotTable:
         if state is self._prefilling:
             self._prefilling = None
             return True
-        for slot, holder in enumerate(self._decoding):
-            if holder is state:
-                last = self._decoding.pop()
-                if last is not state:
-                    self._move_slot(len(self._decoding), slot, last.cached_length)
-                    self._decoding[slot] = last
-                return True
-        return False
+        slot = self.find(state)
+        if slot is None:
+            return False
+        last = self._decoding.pop()
+        if last is not state:
+            self._move_slot(len(self._decoding), slot, last.cached_length)
+            self._decoding[slot] = last
+        return True
+
+    def find(self, state: RequestState) -> int | None:
+        """The slot that `state` decodes in; None where it does not."""
+        return next((slot for slot, one in enumerate(self._decoding) if one is state), None)

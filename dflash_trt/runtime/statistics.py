@@ -81,10 +81,17 @@ class AcceptanceStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStatistics(AcceptanceStatistics):
-    """One request's counts and times (seconds from its submission; `queue_s` to its first pass)."""
+    """One request's counts and times (seconds from its submission; `queue_s` to its first pass).
+
+    `cached_prompt_tokens` are the prompt's whose rows other requests had computed; `preemptions`
+    counts how often it lost its pages. Both are None where caches are linear, and as a client sees
+    a served request: a server's metrics have them.
+    """
 
     prompt_tokens: int
     output_tokens: int
+    cached_prompt_tokens: int | None = None
+    preemptions: int | None = None
     queue_s: float | None = None
     time_to_first_token_s: float | None = None
     end_to_end_s: float | None = None
@@ -110,7 +117,9 @@ class RequestStatistics(AcceptanceStatistics):
     def to_json(self) -> dict[str, JsonValue]:
         return {
             "prompt_tokens": self.prompt_tokens,
+            "cached_prompt_tokens": self.cached_prompt_tokens,
             "output_tokens": self.output_tokens,
+            "preemptions": self.preemptions,
             **AcceptanceStatistics.to_json(self),
             "time_to_first_token_s": self.time_to_first_token_s,
             "time_per_output_token_s": self.time_per_output_token_s,
@@ -130,6 +139,8 @@ class TotalStatistics(AcceptanceStatistics):
     requests: int
     prompt_tokens: int
     output_tokens: int
+    cached_prompt_tokens: int | None = None
+    preemptions: int | None = None
     median_time_to_first_token_s: float | None
     median_time_per_output_token_s: float | None
     wall_s: float | None
@@ -147,7 +158,9 @@ class TotalStatistics(AcceptanceStatistics):
         return {
             "requests": self.requests,
             "prompt_tokens": self.prompt_tokens,
+            "cached_prompt_tokens": self.cached_prompt_tokens,
             "output_tokens": self.output_tokens,
+            "preemptions": self.preemptions,
             **AcceptanceStatistics.to_json(self),
             "median_time_to_first_token_s": self.median_time_to_first_token_s,
             "median_time_per_output_token_s": self.median_time_per_output_token_s,
@@ -164,6 +177,8 @@ def total(requests: Iterable[RequestStatistics], wall_s: float | None = None) ->
         requests=len(each),
         prompt_tokens=sum(one.prompt_tokens for one in each),
         output_tokens=sum(one.output_tokens for one in each),
+        cached_prompt_tokens=_sum_known(one.cached_prompt_tokens for one in each),
+        preemptions=_sum_known(one.preemptions for one in each),
         steps=sum(one.steps for one in each),
         drafted_tokens=sum(one.drafted_tokens for one in each),
         accepted_tokens=sum(one.accepted_tokens for one in each),
@@ -184,6 +199,8 @@ class StatisticsRecorder:
     started_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None
+    cached_prompt_tokens: int | None = None
+    preemptions: int = 0
     steps: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -191,8 +208,8 @@ class StatisticsRecorder:
     position_trials: list[int] = field(default_factory=list)
     position_accepts: list[int] = field(default_factory=list)
 
-    def record_step(self, rows: int, verified: int, emitted: int) -> None:
-        """Counts one decode step.
+    def record_step(self, rows: int, verified: int, emitted: int) -> tuple[int, int]:
+        """Counts one decode step; returns how many drafts were reached, and how many emitted.
 
         Args:
             rows: rows of the pass: the anchor and rows - 1 drafts.
@@ -214,6 +231,7 @@ class StatisticsRecorder:
             self.position_trials[position] += 1
         for position in range(accepted):
             self.position_accepts[position] += 1
+        return trials, accepted
 
     def freeze(self, prompt_tokens: int, output_tokens: int) -> RequestStatistics:
         def since_submission(moment: float | None) -> float | None:
@@ -222,6 +240,8 @@ class StatisticsRecorder:
         return RequestStatistics(
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
+            cached_prompt_tokens=self.cached_prompt_tokens,
+            preemptions=None if self.cached_prompt_tokens is None else self.preemptions,
             steps=self.steps,
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
@@ -236,6 +256,11 @@ class StatisticsRecorder:
 
 def _sum_items(rows: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(sum(column) for column in zip_longest(*rows, fillvalue=0))
+
+
+def _sum_known(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -23,7 +23,7 @@ from dflash_trt.executors.base import (
     TargetOutput,
 )
 
-_NEVER_WRITTEN = -7777
+NEVER_WRITTEN = -7777
 
 
 @lru_cache(maxsize=1 << 16)
@@ -69,7 +69,7 @@ class FakeExecutor:
         )
         self._draft_skill = draft_skill
         shape = (max_batch, max_seq_len)
-        self._cached = np.full(shape, _NEVER_WRITTEN, dtype=np.int64)
+        self._cached = np.full(shape, NEVER_WRITTEN, dtype=np.int64)
         self._injected = np.zeros(shape, dtype=bool)
         self._last_output: list[np.ndarray] = []
         self.calls: list[Call] = []
@@ -121,14 +121,14 @@ class FakeExecutor:
     def move_slot(self, source: int, destination: int, length: int) -> None:
         self._begin("move", destination, 1, length)
         assert source != destination
-        for cache, empty in ((self._cached, _NEVER_WRITTEN), (self._injected, False)):
+        for cache, empty in ((self._cached, NEVER_WRITTEN), (self._injected, False)):
             cache[destination, :length] = cache[source, :length]
             cache[destination, length:] = empty
             cache[source] = empty
 
     def release_slots(self, first_free: int) -> None:
         """Whoever still reads a released slot reads nothing."""
-        self._cached[first_free:] = _NEVER_WRITTEN
+        self._cached[first_free:] = NEVER_WRITTEN
         self._injected[first_free:] = False
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class FakeExecutor:
         self.calls.append(Call(kind, first_slot, sequences, rows))
 
     def _draft(self, slot: int, anchor: int, start: int, block_size: int) -> list[int]:
-        assert self._injected[slot, :start].all(), f"slot {slot}: the drafter's context has holes"
+        assert self._is_injected(slot, start), f"slot {slot}: the drafter's context has holes"
         history = self._read(slot, start) + (anchor,)
         for _ in range(block_size - 1):
             token_id = int(score_next(history, self._limits.vocab_size).argmax())
@@ -163,19 +163,28 @@ class FakeExecutor:
         logits = np.empty((sequences, rows, self._limits.vocab_size), dtype=np.float32)
         for index, start in enumerate(starts.tolist()):
             slot = first_slot + index
-            if start == 0:
-                self._cached[slot] = _NEVER_WRITTEN
-                self._injected[slot] = False
-            self._cached[slot, start : start + rows] = token_ids[index]
-            self._injected[slot, start : start + rows] = injects
+            self._write(slot, start, token_ids[index], injects)
             history = self._read(slot, start + rows)
             for row in range(rows):
                 logits[index, row] = score_next(history[: start + row + 1], self._limits.vocab_size)
         return logits
 
+    def _write(self, slot: int, start: int, token_ids: Int64Array, injects: bool) -> None:
+        if start == 0 and (self._cached[slot, : len(token_ids)] != token_ids).any():
+            self._cached[slot] = NEVER_WRITTEN
+            self._injected[slot] = False
+        self._cached[slot, start : start + len(token_ids)] = token_ids
+        self._injected[slot, start : start + len(token_ids)] = injects
+
+    def _is_injected(self, slot: int, length: int) -> bool:
+        return bool(self._injected[slot, :length].all())
+
+    def _cached_ids(self, slot: int, length: int) -> tuple[int, ...]:
+        return tuple(self._cached[slot, :length].tolist())
+
     def _read(self, slot: int, length: int) -> tuple[int, ...]:
-        history = tuple(self._cached[slot, :length].tolist())
-        assert _NEVER_WRITTEN not in history, f"slot {slot}: a row was read before it was written"
+        history = self._cached_ids(slot, length)
+        assert NEVER_WRITTEN not in history, f"slot {slot}: a row was read before it was written"
         return history
 
     def _hand_out(self, logits: FloatArray, scores: Scores) -> tuple[Int64Array, FloatArray | None]:

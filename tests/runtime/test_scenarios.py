@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
 from tests.runtime.fake import FakeExecutor, check_step_calls
 from tests.runtime.reference import decode_plainly
+from tests.runtime.schedules import schedules
 
 EOS = 14
 VOCAB_SIZE = 16
@@ -39,6 +42,12 @@ options = st.builds(
     prefill_chunk=st.sampled_from([1, 2, 3, 7, 16, 512]),
     record_logits=st.booleans(),
 )
+scheduled_options = st.builds(
+    EngineOptions,
+    schedule=schedules(TRAINED_BLOCK, 5),
+    prefill_chunk=st.sampled_from([1, 2, 3, 7, 16, 512]),
+    record_logits=st.just(True),
+)
 actions = st.lists(
     st.one_of(
         requests,
@@ -63,6 +72,36 @@ def test_every_output_is_the_plain_one(
     max_batch: int,
     draft_skill: float,
 ) -> None:
+    check_scenario(actions, options, max_batch, draft_skill)
+
+
+@given(
+    actions=actions,
+    options=scheduled_options,
+    max_batch=st.integers(1, 5),
+    draft_skill=st.sampled_from([0.0, 0.7, 1.0]),
+    window=st.sampled_from([1, 3, 64]),
+)
+@settings(max_examples=250, deadline=None)
+def test_no_schedule_changes_an_output(
+    actions: list[Request | str | tuple[str, int]],
+    options: EngineOptions,
+    max_batch: int,
+    draft_skill: float,
+    window: int,
+) -> None:
+    """Whatever the schedule, the measurements and what is learnt; the fake refuses context gaps."""
+    with patch("dflash_trt.runtime.pacing.WINDOW_STEPS", window):
+        check_scenario(actions, options, max_batch, draft_skill)
+
+
+def check_scenario(
+    actions: list[Request | str | tuple[str, int]],
+    options: EngineOptions,
+    max_batch: int,
+    draft_skill: float,
+) -> None:
+    """Does `actions` and compares every output with plain decoding."""
     executor = FakeExecutor(
         max_batch=max_batch,
         max_seq_len=MAX_SEQ_LEN,

@@ -32,7 +32,9 @@ def test_worked_example() -> None:
     statistics = record_example()
     assert statistics.to_json() == {
         "prompt_tokens": 5,
+        "cached_prompt_tokens": None,
         "output_tokens": 8,
+        "preemptions": None,
         "steps": 3,
         "drafted_tokens": 9,
         "accepted_tokens": 5,
@@ -77,14 +79,18 @@ def test_what_was_not_measured_is_none() -> None:
 
 
 def test_totals() -> None:
-    recorder = StatisticsRecorder(submitted_at=0.0, first_token_at=1.5)
+    recorder = StatisticsRecorder(
+        submitted_at=0.0, first_token_at=1.5, cached_prompt_tokens=4, preemptions=3
+    )
     recorder.record_step(rows=2, verified=2, emitted=2)
     recorder.finished_at = 2.5
     other = recorder.freeze(prompt_tokens=1, output_tokens=3)
     assert total([record_example(), other], wall_s=5.5).to_json() == {
         "requests": 2,
         "prompt_tokens": 6,
+        "cached_prompt_tokens": 4,
         "output_tokens": 11,
+        "preemptions": 3,
         "steps": 4,
         "drafted_tokens": 10,
         "accepted_tokens": 6,

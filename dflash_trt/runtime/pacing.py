@@ -1,0 +1,182 @@
+"""Which block the next step has: the schedule by batch, corrected by live acceptance.
+
+Outputs never depend on it: every block, and none, gives the same tokens.
+
+**Live acceptance.** Drafts accepted are counted beside those that the schedule's measurements
+expected; the quotient by draft position scales the measured rates. Every WINDOW_STEPS steps old
+counts fade (FADING) and blocks are chosen anew; one is left only for another that is predicted to
+be MARGIN faster. Without drafts there is nothing to count, so the counts fade until drafting is
+tried again.
+
+**Gaps.** Where the schedule does not speculate and its fallback is target_only, the drafter's
+context misses what is decoded (or prefilled) meanwhile. When the batch has fallen and drafting
+would pay again, a request goes on without drafts until what they would have saved since equals
+the price of running the rows missed before through the injecting target, like a prompt; then it
+does that, if what is left of its output can save as much again. So a batch that swings pays at
+most a prefill of what was decoded without drafts, and a request near its end pays nothing. Gaps
+are filled chunk by chunk while no prompt is waiting to be prefilled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from dflash_trt.errors import DflashError
+from dflash_trt.executors.base import Executor, ExecutorLimits, Scores, TargetGraph
+from dflash_trt.runtime.prediction import StepPrediction
+from dflash_trt.runtime.request import RequestState
+from dflash_trt.runtime.schedule import NO_SPECULATION, BlockSchedule
+
+WINDOW_STEPS = 16
+FADING = 0.95
+MARGIN = 0.03
+# Acceptance is believed to be as measured until about so many drafts say otherwise.
+PRIOR_DRAFTS = 32.0
+
+
+class Pacer:
+    """Follows one engine's steps. Deterministic: it counts tokens and never looks at a clock.
+
+    Raises:
+        DflashError: the schedule has larger blocks than the drafter (usage).
+    """
+
+    def __init__(self, schedule: BlockSchedule, limits: ExecutorLimits) -> None:
+        if schedule.largest_block > limits.block_size:
+            raise DflashError(
+                f"block {schedule.largest_block} exceeds the drafter's {limits.block_size}",
+                where="block schedule",
+                usage=True,
+            )
+        self.fallback: TargetGraph = schedule.fallback
+        self._schedule = schedule
+        self._prediction: StepPrediction | None = None
+        self._prefill_seconds = 0.0
+        if schedule.measured is not None:
+            self._prediction = StepPrediction(
+                schedule.measured, schedule.fallback, limits.block_size
+            )
+            self._prefill_seconds = schedule.measured.prefill_seconds
+        self._chosen: dict[int, int] = {}
+        self._previous: dict[int, int] = {}
+        self._steps = 0
+        self._seen: Counter[tuple[int, int, int]] = Counter()
+        positions = limits.block_size - 1
+        self._accepted = [0.0] * positions
+        self._expected = [0.0] * positions
+        self._factors: list[float] = []
+
+    def block_size(self, batch: int) -> int:
+        """Rows of a step of `batch` sequences as things are; 1 is no speculation."""
+        block = self._chosen.get(batch)
+        if block is None:
+            block = self._previous.get(batch, self._schedule.block_size(batch))
+            if self._prediction is not None and self._factors:
+                block = self._prediction.choose(batch, block, MARGIN, self._factors)
+            self._chosen[batch] = block
+        return block
+
+    def begin_step(self, states: Sequence[RequestState]) -> int:
+        """The most rows of the step that `states`, all that decode, are about to make."""
+        self._steps += 1
+        if self._steps % WINDOW_STEPS == 0:
+            self._look_back()
+        block = self.block_size(len(states))
+        gaps = [state for state in states if state.injected_until is not None]
+        if gaps:
+            saving = self._saving(len(states), block)
+            for state in gaps:
+                # One more token without drafts is also one more row to fill in.
+                state.forgone_s += saving + self._prefill_seconds
+                if not saving:
+                    state.forgone_s = 0.0
+        return block
+
+    def count(self, rows: int, trials: int, accepted: int) -> None:
+        """Takes one request's step: `trials` drafts were reached, `accepted` of them good."""
+        self._seen[rows, trials, accepted] += 1
+
+    def prefill_graph(self, state: RequestState, batch: int) -> TargetGraph:
+        """What `state`'s next prompt chunk runs through when `batch` sequences will decode."""
+        drafts = state.rows > 1 and self.block_size(batch) != NO_SPECULATION
+        return "target" if drafts and state.injected_until is None else self.fallback
+
+    def fill_gap(
+        self, executor: Executor, states: Sequence[RequestState], chunk_tokens: int
+    ) -> None:
+        """Gives the drafter one chunk of what it misses of one of `states`, if that pays.
+
+        The rows that the target's own cache gets with it are those it has.
+        """
+        slot = self._find_gap(states)
+        if slot is None:
+            return
+        state = states[slot]
+        assert state.injected_until is not None
+        start = state.injected_until
+        end = min(start + chunk_tokens, state.cached_length)
+        executor.forward(
+            "target",
+            slot,
+            np.array([state.ids(start, end)], dtype=np.int64),
+            np.array([start], dtype=np.int64),
+            np.zeros((1, 1), dtype=np.int64),
+            Scores.NONE,
+        )
+        state.injected_until = None if end == state.cached_length else end
+
+    def _find_gap(self, states: Sequence[RequestState]) -> int | None:
+        """The slot of the smallest gap whose filling pays."""
+        gaps = [
+            slot
+            for slot, state in enumerate(states)
+            if state.injected_until is not None and state.rows > 1
+        ]
+        if not gaps:
+            return None
+        saving = self._saving(len(states), self.block_size(len(states)))
+        best, smallest = None, 0
+        for slot in gaps:
+            state = states[slot]
+            assert state.injected_until is not None
+            missing = state.cached_length - state.injected_until
+            price = missing * self._prefill_seconds
+            left = state.max_tokens - len(state.token_ids)
+            pays = saving > 0 and state.forgone_s >= price and left * saving >= price
+            if pays and (best is None or missing < smallest):
+                best, smallest = slot, missing
+        return best
+
+    def _saving(self, batch: int, block: int) -> float:
+        """Seconds that drafting saves per token; 0 where it is off or saves none."""
+        if self._prediction is None or block == NO_SPECULATION:
+            return 0.0
+        plain = self._prediction.tokens_per_second(batch, NO_SPECULATION)
+        drafted = self._prediction.tokens_per_second(batch, block, self._factors)
+        return max(0.0, 1 / plain - 1 / drafted)
+
+    def _look_back(self) -> None:
+        """Fades old counts, adds the window's, and lets blocks be chosen anew."""
+        if self._prediction is None:
+            return
+        accepted = [FADING * count for count in self._accepted]
+        expected = [FADING * count for count in self._expected]
+        for (rows, trials, taken), count in self._seen.items():
+            rates = self._prediction.rates(rows)
+            if rates is None:  # a request's own block, or one cut short by the context's end
+                continue
+            for position in range(trials):
+                expected[position] += count * rates[position]
+            for position in range(taken):
+                accepted[position] += count
+        self._accepted, self._expected = accepted, expected
+        self._seen.clear()
+        # Where little was seen, a position does as the one before it.
+        factor, self._factors = 1.0, []
+        for good, wanted in zip(accepted, expected, strict=True):
+            factor = (good + PRIOR_DRAFTS * factor) / (wanted + PRIOR_DRAFTS)
+            self._factors.append(factor)
+        self._previous, self._chosen = self._previous | self._chosen, {}

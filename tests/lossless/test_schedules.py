@@ -1,0 +1,146 @@
+"""Rung 2: no schedule, no learning and no filled gap changes a bit of any logit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from dflash_trt.executors.base import Scores
+from dflash_trt.runtime import Engine, EngineOptions, RequestResult, SamplingParams
+from dflash_trt.runtime.schedule import BlockSchedule, merge_ranges
+from tests.lossless.test_lossless import OUTPUT, make_requests, run_baseline
+from tests.pairs import PairFactory, TinyPair
+from tests.reference.compare import assert_bitwise_equal
+from tests.runtime.schedules import invent_measurements
+
+SLOTS, BLOCKS = 8, range(2, 9)
+PROMPT = 140  # past the first cache length of 128
+
+
+@pytest.fixture(scope="module")
+def pair(make_pair: PairFactory) -> TinyPair:
+    window = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
+    return make_pair("qwen3", {"vocab": 64}, window, fit_steps=150, max_batch=SLOTS)
+
+
+@dataclass
+class Watched:
+    """An executor that remembers the graphs of its calls."""
+
+    inner: object
+    kinds: list[str]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def forward(self, graph: str, *arguments: object) -> object:
+        self.kinds.append(graph)
+        return self.inner.forward(graph, *arguments)  # type: ignore[attr-defined]
+
+    def speculate(self, *arguments: object) -> object:
+        self.kinds.append("speculate")
+        return self.inner.speculate(*arguments)  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def executor(pair: TinyPair) -> Iterator[Watched]:
+    opened = pair.open()
+    yield Watched(opened, [])
+    opened.close()
+
+
+def random_schedule(rng: random.Random) -> BlockSchedule:
+    """Blocks by batch at random, none at some; gaps are cheap to fill or expensive."""
+    sizes = [rng.choice([1, 1, *BLOCKS]) for _ in range(SLOTS)]
+    measured = invent_measurements(
+        BLOCKS,
+        rate=rng.choice([0.2, 0.9]),
+        plain=rng.choice([1.0, 3.0]),
+        prefill=rng.choice([0.001, 0.05, 0.4]),
+    )
+    fallback = rng.choice(["target_only", "target_only", "target"])
+    return BlockSchedule(
+        blocks=merge_ranges(sizes), executor="cpu", fallback=fallback, measured=measured
+    )
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(temperature=0.8, seed=5)], ids=["greedy", "drawn"]
+)
+def test_random_schedules_keep_every_bit(
+    executor: Watched, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests come, go and are cancelled at random under schedules at random."""
+    monkeypatch.setattr("dflash_trt.runtime.pacing.WINDOW_STEPS", 8)
+    requests = make_requests(64, SLOTS, sampling)
+    expected = run_baseline(executor, requests)  # type: ignore[arg-type]
+    executor.kinds.clear()
+    refilled = compared = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        options = EngineOptions(
+            record_logits=True, prefill_chunk=rng.choice([5, 17, 64]), schedule=random_schedule(rng)
+        )
+        engine = Engine(executor, options=options)  # type: ignore[arg-type]
+        waiting = list(range(SLOTS)) * 2
+        rng.shuffle(waiting)
+        live: dict[int, int] = {}
+        while waiting or engine.has_work:
+            while waiting and rng.random() < 0.1:
+                index = waiting.pop()
+                live[engine.submit(requests[index])] = index
+            if live and rng.random() < 0.02:
+                engine.cancel(rng.choice(list(live)))
+            for event in engine.step():
+                if event.result is not None:
+                    compared += check(expected[live.pop(event.request_id)], event.result)
+        refilled += count_refills(executor.kinds)
+        executor.kinds.clear()
+    assert compared > 60 * OUTPUT and refilled >= 5
+
+
+def check(want: RequestResult, got: RequestResult) -> int:
+    """Everything that a request has said is what it says alone; returns how much that is."""
+    length = len(got.token_ids)
+    assert got.token_ids == want.token_ids[:length]
+    if length:
+        assert got.logits is not None and want.logits is not None
+        assert_bitwise_equal(got.logits, want.logits[:length], "scheduled")
+    return length
+
+
+def count_refills(kinds: list[str]) -> int:
+    """How often drafting began again behind plain decoding (and an injecting call)."""
+    interesting = [kind for kind in kinds if kind != "move"]
+    return sum(
+        interesting[at : at + 2] == ["target", "speculate"] and interesting[at - 1] == "target_only"
+        for at in range(1, len(interesting))
+    )
+
+
+@pytest.mark.parametrize("chunk", [7, 64, 200])
+def test_filling_a_gap_writes_the_same_cache(pair: TinyPair, chunk: int) -> None:
+    """Rows cached by target_only, run again through the injecting target: the same bits in the
+    target's cache, and in the draft's what injecting them at once would have written."""
+    rng = np.random.default_rng(chunk)
+    ids = rng.integers(2, 60, (1, PROMPT + 60))
+    row, zero = np.zeros((1, 1), np.int64), np.zeros(1, np.int64)
+    caches = []
+    for graph in ("target", "target_only"):
+        executor = pair.open()
+        executor.forward(graph, 2, ids[:, :PROMPT], zero, row, Scores.NONE)
+        for at in range(PROMPT, PROMPT + 60):
+            executor.forward(graph, 2, ids[:, at : at + 1], np.array([at]), row, Scores.NONE)
+        if graph == "target_only":
+            for start in range(0, PROMPT + 60, chunk):
+                part = ids[:, start : start + chunk]
+                executor.forward("target", 2, part, np.array([start]), row, Scores.NONE)
+        caches.append({n: a.copy() for n, a in executor._caches._arrays.items()})
+        executor.close()
+    injected, filled = caches
+    for name, array in injected.items():
+        assert_bitwise_equal(filled[name][2, :, : PROMPT + 60], array[2, :, : PROMPT + 60], name)

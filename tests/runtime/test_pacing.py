@@ -1,0 +1,200 @@
+"""How the block follows the batch, live acceptance, and gaps in the drafter's context."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime import Engine, EngineOptions, Request, pacing
+from dflash_trt.runtime.pacing import WINDOW_STEPS, Pacer
+from dflash_trt.runtime.prediction import StepPrediction
+from dflash_trt.runtime.request import RequestState
+from dflash_trt.runtime.schedule import BlockSchedule, Measurements, merge_ranges
+from dflash_trt.runtime.statistics import StatisticsRecorder
+from tests.runtime.fake import FakeExecutor
+from tests.runtime.reference import decode_plainly
+from tests.runtime.schedules import invent_measurements
+
+BLOCKS = (2, 4, 8)
+
+
+def make_schedule(
+    blocks: list[int], measured: Measurements | None = None, *, feeds: bool = False
+) -> BlockSchedule:
+    known = measured or invent_measurements(BLOCKS)
+    fallback = "target" if feeds else "target_only"
+    return BlockSchedule(
+        blocks=merge_ranges(blocks), executor="fake", fallback=fallback, measured=known
+    )
+
+
+def start(executor: FakeExecutor, schedule: BlockSchedule, **options: int) -> Engine:
+    return Engine(executor, options=EngineOptions(schedule=schedule, **options))
+
+
+def requests(count: int, **fields: int) -> list[Request]:
+    return [Request(prompt_ids=(index, 1, 2, 3), **fields) for index in range(count)]  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def _never_looks_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "WINDOW_STEPS", 1 << 30)
+
+
+@pytest.mark.usefixtures("_never_looks_back")
+def test_the_block_follows_the_number_of_sequences() -> None:
+    executor = FakeExecutor(max_batch=4, draft_skill=0.0)
+    engine = start(executor, make_schedule([8, 4, 2, 1], feeds=True))
+    results = engine.generate(requests(4, max_tokens=30))
+    decodes = [call for call in executor.calls if call.kind in ("speculate", "target")]
+    pairs = {
+        (call.sequences, call.rows) for call in decodes if call.rows != 4 or call.sequences > 1
+    }
+    assert pairs >= {(1, 8), (2, 4), (3, 2), (4, 1)}
+    assert {call.kind for call in decodes if call.sequences == 4} == {"target"}
+    for request, result in zip(requests(4, max_tokens=30), results, strict=True):
+        assert result.token_ids == decode_plainly(request, executor)[0]
+        assert sum(result.statistics.acceptance_histogram) == result.statistics.steps
+
+
+def test_a_request_s_own_block_is_its_upper_limit() -> None:
+    executor = FakeExecutor(max_batch=1)
+    engine = start(executor, make_schedule([8]))
+    engine.generate(requests(1, max_tokens=9, block_size=3))
+    assert {call.rows for call in executor.calls if call.kind == "speculate"} == {3}
+
+
+def test_without_speculation_nothing_but_target_only_runs() -> None:
+    """Prompts included: the cost of a schedule that is off is none."""
+    executor = FakeExecutor(max_batch=4)
+    start(executor, make_schedule([1, 1, 1, 1])).generate(requests(6, max_tokens=9))
+    assert {call.kind for call in executor.calls} <= {"target_only", "move"}
+
+
+def _run_down(executor: FakeExecutor, measured: Measurements, tokens: int) -> list[str]:
+    """Four sequences decode plainly, then one is left: the kinds of the calls from then on."""
+    engine = start(executor, make_schedule([8, 1, 1, 1], measured))
+    ids = [engine.submit(one) for one in requests(4, max_tokens=tokens, ignore_eos=True)]
+    while engine.used_slots < 4 or len(executor.calls) < 20:
+        engine.step()
+    for request_id in ids[1:]:
+        engine.cancel(request_id)
+    before = len(executor.calls)
+    results = [event.result for _ in range(tokens) for event in engine.step()]
+    last = next(result for result in results if result and result.request_id == ids[0])
+    assert last.token_ids == decode_plainly(requests(1, max_tokens=tokens)[0], executor)[0]
+    return [call.kind for call in executor.calls[before:]]
+
+
+@pytest.mark.usefixtures("_never_looks_back")
+def test_a_gap_is_filled_once_it_pays() -> None:
+    executor = FakeExecutor(max_batch=4, max_seq_len=256)
+    kinds = _run_down(executor, invent_measurements(BLOCKS), 200)
+    filled = kinds.index("target")
+    # 20 … 26 rows at 0.2 s; drafts save 0.30 s a token.
+    assert 12 <= filled < 20, "first the drafts forgone must have paid for it"
+    assert set(kinds[:filled]) == {"target_only"}
+    assert set(kinds[filled + 1 :]) == {"speculate"}, "and then it drafts to the end"
+
+
+def test_a_gap_is_left_where_filling_costs_more_than_is_left_to_save() -> None:
+    dear = invent_measurements(BLOCKS, prefill=50.0)
+    kinds = _run_down(FakeExecutor(max_batch=4, max_seq_len=256), dear, 200)
+    assert set(kinds) == {"target_only"}
+
+
+def test_a_gap_is_filled_in_chunks_of_a_prompt() -> None:
+    executor = FakeExecutor(max_batch=2, max_seq_len=256)
+    engine = start(executor, make_schedule([8, 1]), prefill_chunk=5)
+    first = engine.submit(Request(prompt_ids=tuple([3] * 21), max_tokens=150))
+    other = engine.submit(Request(prompt_ids=(1, 2), max_tokens=150))
+    for _ in range(20):
+        engine.step()
+    engine.cancel(other)
+    while engine.has_work:
+        for event in engine.step():
+            if event.result and event.request_id == first:
+                want = Request(prompt_ids=tuple([3] * 21), max_tokens=150)
+                assert event.result.token_ids == decode_plainly(want, executor)[0]
+    chunks = [call.rows for call in executor.calls if call.kind == "target"]
+    assert max(chunks) == 5 and len(chunks) > 4
+
+
+def observe(pacer: Pacer, batch: int, rows: int, accepted: int, windows: int = 80) -> None:
+    states: list[Any] = [SimpleNamespace(injected_until=None)] * batch
+    for _ in range(windows * WINDOW_STEPS):
+        pacer.begin_step(states)
+        for _ in range(batch):
+            pacer.count(rows, min(accepted + 1, rows - 1), accepted)
+
+
+def test_poor_drafts_shorten_blocks_then_end_speculation_and_are_tried_again() -> None:
+    executor = FakeExecutor(max_batch=8)
+    pacer = Pacer(make_schedule([8] * 8), executor.limits)
+    assert pacer.block_size(4) == 8
+    observe(pacer, 4, 8, 2)
+    assert pacer.block_size(4) in (2, 4)
+    observe(pacer, 4, 4, 0)
+    assert pacer.block_size(4) == 1
+    observe(pacer, 0, 1, 0, windows=160)
+    assert pacer.block_size(4) > 1, "without new counts the old ones fade"
+
+
+def test_what_was_forgone_before_a_gap_counts_for_no_later_one() -> None:
+    state = RequestState(
+        request_id=0,
+        request=Request(prompt_ids=(1, 2, 3)),
+        max_tokens=9,
+        rows=8,
+        stop_ids=frozenset(),
+        stream=None,
+        recorder=StatisticsRecorder(0.0),
+    )
+    state.skip_injection()
+    state.forgone_s = 5.0
+    state.skip_injection()
+    assert state.forgone_s == 5.0, "the same gap"
+    state.preempt()
+    state.skip_injection()
+    assert state.forgone_s == 0.0
+
+
+def test_drafts_as_measured_leave_the_schedule_as_it_is() -> None:
+    measured = invent_measurements(BLOCKS, rate=1.0)
+    blocks = [8, 4, 4, 2]  # not what would be chosen: a schedule is left only for cause
+    pacer = Pacer(make_schedule(blocks), FakeExecutor(max_batch=4).limits)
+    assert [pacer.block_size(n) for n in range(1, 5)] == blocks
+    pacer = Pacer(make_schedule([8] * 4, measured), FakeExecutor(max_batch=4).limits)
+    observe(pacer, 2, 8, 7)
+    assert [pacer.block_size(n) for n in range(1, 5)] == [8] * 4
+
+
+def test_without_measurements_a_schedule_is_obeyed() -> None:
+    schedule = BlockSchedule(blocks=merge_ranges([8, 4]), executor="fake")
+    pacer = Pacer(schedule, FakeExecutor(max_batch=2).limits)
+    observe(pacer, 2, 4, 0)
+    assert [pacer.block_size(1), pacer.block_size(2), pacer.fallback] == [8, 4, "target"]
+
+
+def test_prediction() -> None:
+    prediction = StepPrediction(invent_measurements(BLOCKS, rate=0.5), "target_only", 4)
+    assert prediction.choices == (1, 2, 4)
+    assert prediction.tokens(1) == 1 and prediction.tokens(4) == 1 + 0.5 + 0.25 + 0.125
+    assert prediction.tokens(4, [2.0, 2.0, 1.0]) == 1 + 1 + 1 + 0.5
+    assert prediction.seconds(3, 1) == pytest.approx(3) and prediction.seconds(16, 1) == 16
+    assert prediction.tokens_per_second(8, 2) == pytest.approx(1.5 / 1.1)
+    assert prediction.choose(8, 4, 0.0) == 2 and prediction.choose(8, 1, 0.5) == 1
+    feeding = StepPrediction(invent_measurements(BLOCKS), "target", 8)
+    assert feeding.seconds(8, 1) == pytest.approx(9.6)
+
+
+def test_a_schedule_that_cannot_run_is_refused() -> None:
+    executor = FakeExecutor(block_size=4)
+    with pytest.raises(DflashError, match="block 8 exceeds the drafter's 4"):
+        start(executor, make_schedule([8]))
+    for fields in ({"block_size": 4}, {"speculation": False}):
+        with pytest.raises(DflashError, match="schedule"):
+            EngineOptions(schedule=make_schedule([4]), **fields)  # type: ignore[arg-type]

@@ -1,0 +1,274 @@
+"""Paged requests: shared prefixes, preemption and tiny pools change no token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash_trt.executors.base import KvPages
+from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
+from dflash_trt.runtime.paging import Paging
+from tests.runtime.fake import FakeExecutor, check_step_calls
+from tests.runtime.paged_fake import PagedFakeExecutor
+from tests.runtime.reference import decode_plainly
+from tests.runtime.test_scenarios import (
+    EOS,
+    MAX_SEQ_LEN,
+    TRAINED_BLOCK,
+    VOCAB_SIZE,
+    options,
+    scheduled_options,
+)
+
+SIZE = 4
+SAMPLED = SamplingParams(temperature=0.8, seed=5)
+
+
+def make_executor(pages: int, *, max_batch: int = 4, skill: float = 0.8) -> PagedFakeExecutor:
+    return PagedFakeExecutor(
+        KvPages(pages, SIZE),
+        max_batch=max_batch,
+        max_seq_len=MAX_SEQ_LEN,
+        block_size=TRAINED_BLOCK,
+        vocab_size=VOCAB_SIZE,
+        draft_skill=skill,
+    )
+
+
+def paging_of(engine: Engine) -> Paging:
+    paging = engine._scheduler._paging
+    assert paging is not None
+    return paging
+
+
+def poison_what_nobody_may_read(engine: Engine, executor: PagedFakeExecutor) -> None:
+    """Every page that is neither held nor found by a key."""
+    allocator = paging_of(engine)._allocator
+    known = {*allocator._holders, *allocator._key_of}
+    executor.poison(page for page in range(allocator._count) if page not in known)
+
+
+def run(engine: Engine, executor: PagedFakeExecutor) -> dict[int, RequestResult]:
+    """Steps until the end, poisoning after each; the streams are those of the results."""
+    results: dict[int, RequestResult] = {}
+    streams: dict[int, tuple[int, ...]] = {}
+    while engine.has_work:
+        before = len(executor.calls)
+        events = engine.step()
+        calls = executor.calls[before:]
+        while calls and calls[0].kind == "move":  # of requests that were preempted
+            calls.pop(0)
+        check_step_calls(calls)
+        poison_what_nobody_may_read(engine, executor)
+        for event in events:
+            streams[event.request_id] = streams.get(event.request_id, ()) + event.token_ids
+            if event.result is not None:
+                results[event.request_id] = event.result
+    assert streams == {request_id: result.token_ids for request_id, result in results.items()}
+    assert paging_of(engine).held == 0 and not paging_of(engine)._sequences
+    return results
+
+
+def assert_plain(result: RequestResult, request: Request, executor: FakeExecutor) -> None:
+    tokens, reason, _ = decode_plainly(request, executor, (EOS,))
+    assert (result.token_ids, result.finish_reason) == (tokens, reason)
+
+
+def ask(*prompt: int, **arguments: Any) -> Request:
+    return Request(prompt_ids=prompt, ignore_eos=True, **arguments)
+
+
+# Prompts that begin alike, so that pages are shared, of pages, one more and one less.
+prompts = st.builds(
+    lambda kept, tail: ((3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3) * 2)[:kept] + tuple(tail),
+    st.sampled_from([0, 3, 4, 5, 8, 12, 16, 17, 31]),
+    st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=5),
+)
+requests = st.builds(
+    Request,
+    prompt_ids=prompts,
+    max_tokens=st.none() | st.integers(1, 30),
+    sampling=st.sampled_from([SamplingParams(), SAMPLED, SamplingParams(temperature=1.0, seed=9)]),
+    ignore_eos=st.booleans(),
+    speculate=st.sampled_from([True, True, False]),
+    block_size=st.none() | st.integers(2, TRAINED_BLOCK),
+)
+actions = st.lists(
+    st.one_of(requests, requests, st.just("step"), st.integers(0, 10)),
+    min_size=4,
+    max_size=40,
+)
+
+
+@given(
+    actions=actions,
+    options=options | scheduled_options,
+    pages=st.integers(MAX_SEQ_LEN // SIZE, 24),
+    max_batch=st.integers(1, 5),
+    skill=st.sampled_from([0.0, 0.7, 1.0]),
+)
+@settings(max_examples=200, deadline=None)
+def test_every_output_is_the_plain_one(
+    actions: list[Request | str | int],
+    options: EngineOptions,
+    pages: int,
+    max_batch: int,
+    skill: float,
+) -> None:
+    """Submissions, steps and cancellations in any order, over pools that hold one to five."""
+    executor = make_executor(pages, max_batch=max_batch, skill=skill)
+    engine = Engine(executor, eos_token_ids=[EOS], options=options)
+    submitted: dict[int, Request] = {}
+    early: dict[int, RequestResult] = {}
+    for action in actions:
+        if isinstance(action, Request):
+            submitted[engine.submit(action)] = action
+        elif isinstance(action, int):
+            engine.cancel(action)
+        else:
+            for event in engine.step():
+                if event.result is not None:
+                    early[event.request_id] = event.result
+            poison_what_nobody_may_read(engine, executor)
+    while engine.has_work:
+        for event in engine.step():
+            if event.result is not None:
+                early[event.request_id] = event.result
+        poison_what_nobody_may_read(engine, executor)
+    assert early.keys() == submitted.keys()
+    for request_id, request in submitted.items():
+        result = early[request_id]
+        tokens, reason, logits = decode_plainly(request, executor, (EOS,))
+        length = len(result.token_ids)
+        assert result.token_ids == tokens[:length]
+        if result.finish_reason != "cancelled":
+            assert (result.finish_reason, length) == (reason, len(tokens))
+        if options.record_logits and length:
+            assert result.logits is not None and (result.logits == logits[:length]).all()
+    assert paging_of(engine).held == 0 and not paging_of(engine)._sequences
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED])
+def test_the_youngest_waits_again_when_pages_run_out(sampling: SamplingParams) -> None:
+    """Ten pages for three requests of up to ten each: the oldest never loses its own."""
+    executor = make_executor(10)
+    engine = Engine(executor)
+    wanted = [
+        ask(*range(first, first + 5), max_tokens=30, sampling=sampling) for first in (0, 4, 9)
+    ]
+    for request in wanted:
+        engine.submit(request)
+    results = run(engine, executor)
+    lost = [results[index].statistics.preemptions for index in range(3)]
+    assert lost[0] == 0 and sum(lost) > 0
+    ends = [results[index].statistics.end_to_end_s or 0.0 for index in range(3)]
+    assert ends[0] < ends[1] < ends[2]
+    for index, request in enumerate(wanted):
+        assert_plain(results[index], request, executor)
+        # Nothing is drafted or emitted twice: the counts are those of an undisturbed run.
+        alone = Engine(make_executor(10)).generate([request])[0].statistics
+        assert results[index].statistics.acceptance_histogram == alone.acceptance_histogram
+
+
+def test_a_preempted_request_recomputes_only_what_was_forgotten() -> None:
+    executor = make_executor(10)
+    engine = Engine(executor, options=EngineOptions(prefill_chunk=64))
+    for first in (0, 8):
+        engine.submit(ask(*range(first, first + 7), max_tokens=30))
+    results = run(engine, executor)
+    assert results[1].statistics.preemptions >= 1
+    prefills = [call for call in executor.calls if call.kind == "target"]
+    assert [call.rows for call in prefills[:2]] == [7, 7]
+    assert all(call.rows < 7 + 30 for call in prefills[2:])
+    # The prompt's own pages count once, at the first admission.
+    assert results[1].statistics.cached_prompt_tokens == 0
+
+
+@pytest.mark.parametrize("tail", [(), (7,), (7, 7, 7), (7, 7, 7, 7), (7,) * 9])
+def test_a_prefix_costs_nothing_twice(tail: tuple[int, ...]) -> None:
+    """Full pages only, and one token at least is run: its logits choose the next."""
+    system = tuple(range(12))
+    executor = make_executor(24)
+    engine = Engine(executor)
+    engine.generate([ask(*system, max_tokens=9)])
+    before = len(executor.calls)
+    request = ask(*system, *tail, max_tokens=9)
+    (result,) = engine.generate([request])
+    assert_plain(result, request, executor)
+    cached = result.statistics.cached_prompt_tokens
+    assert cached == (12 if tail else 8)
+    assert executor.calls[before].rows == len(request.prompt_ids) - cached
+    fresh = Engine(make_executor(24)).generate([request])[0].statistics
+    assert fresh.cached_prompt_tokens == 0
+    assert result.statistics.acceptance_histogram == fresh.acceptance_histogram
+
+
+def test_the_output_of_a_request_is_the_prefix_of_the_next_turn() -> None:
+    executor = make_executor(24)
+    engine = Engine(executor)
+    (first,) = engine.generate([ask(1, 2, 3, max_tokens=18)])
+    turn = ask(1, 2, 3, *first.token_ids, 5, 6, max_tokens=6)
+    (second,) = engine.generate([turn])
+    assert_plain(second, turn, executor)
+    # 3 + 18 tokens, of which the last was never run: five full pages.
+    assert second.statistics.cached_prompt_tokens == 20
+
+
+def test_drafts_that_were_refused_are_never_shared() -> None:
+    """A verify block that fills a page with tokens nobody chose: the page stays private."""
+    executor = make_executor(24, skill=0.0)
+    engine = Engine(executor)
+    engine.submit(ask(*range(7), max_tokens=3))
+    engine.step()  # prefill: 7 rows and the first token
+    engine.step()  # a block of 8: rows 7 … 14, of which one is accepted
+    paging = paging_of(engine)
+    engine._scheduler.plan_decode()
+    assert paging._sequences[0].published == 2
+    assert len(paging._sequences[0].page_ids) == 4
+    engine.cancel(0)
+    assert paging._allocator.idle == 2
+
+
+def test_a_prompt_cancelled_halfway_leaves_what_it_has_computed() -> None:
+    executor = make_executor(10)
+    engine = Engine(executor, options=EngineOptions(prefill_chunk=5))
+    prompt = tuple(range(13))
+    doomed = engine.submit(ask(*prompt, max_tokens=4))
+    engine.step()
+    engine.step()
+    assert engine.cancel(doomed)
+    assert paging_of(engine).held == 0
+    engine.step()
+    request = ask(*prompt, 3, max_tokens=4)
+    (result,) = engine.generate([request])
+    assert result.statistics.cached_prompt_tokens == 8
+    assert_plain(result, request, executor)
+
+
+def test_the_baseline_shares_prefixes_too() -> None:
+    executor = make_executor(12)
+    engine = Engine(executor, options=EngineOptions(speculation=False))
+    for tail in (3, 4):
+        request = ask(*range(9), tail, max_tokens=9)
+        (result,) = engine.generate([request])
+        assert_plain(result, request, executor)
+    assert result.statistics.cached_prompt_tokens == 8
+
+
+def test_pages_follow_the_tokens_held() -> None:
+    """A page and its block per request, not the longest that each could become."""
+    executor = make_executor(40, max_batch=4)
+    engine = Engine(executor)
+    for first in range(4):
+        engine.submit(ask(first, max_tokens=30))
+    held = []
+    while engine.has_work:
+        engine.step()
+        positions = [state.cached_length for state in engine._scheduler.running]
+        most = sum(-(-(length + TRAINED_BLOCK) // SIZE) for length in positions)
+        assert paging_of(engine).held <= most
+        held.append(paging_of(engine).held)
+    assert max(held) > 8 and held[-1] == 0
