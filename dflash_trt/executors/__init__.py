@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.executors.base import Executor, ExecutorLimits
+from dflash_trt.executors.base import Executor, ExecutorLimits, KvPages
 from dflash_trt.executors.caches import CacheLayout, CacheShape
 from dflash_trt.graph.bindings import GraphName
+from dflash_trt.graph.form import Precision
 
 
 def check_runnable(bundle: Bundle) -> None:
@@ -31,6 +32,7 @@ def open_executor(
     """
     manifest = bundle.manifest
     target, draft = manifest.target, manifest.draft
+    pool = manifest.page_pool
     limits = ExecutorLimits(
         max_batch=manifest.limits.max_batch,
         max_seq_len=manifest.limits.max_seq_len,
@@ -38,12 +40,14 @@ def open_executor(
         vocab_size=target.vocab_size,
         mask_token_id=draft.mask_token_id,
         prefill_chunk=None if manifest.engines is None else manifest.limits.prefill_chunk,
+        kv_pages=None if pool is None else KvPages(pool.pages, pool.page_size),
     )
+    precision = Precision(manifest.compute_dtype)
     layout = CacheLayout(
         target.layers,
-        CacheShape(target.kv_heads, target.head_dim),
+        CacheShape(target.kv_heads, target.cache_head_dim(precision)),
         draft.layers,
-        CacheShape(draft.kv_heads, draft.head_dim),
+        CacheShape(draft.kv_heads, draft.cache_head_dim(precision)),
     )
     # Imported here: a command needs one library or the other, or only reads a bundle.
     if manifest.engines is not None:

@@ -1,17 +1,18 @@
 """What the runtime asks of an executor; it never knows which one it has.
 
 Shapes: B sequences in a call, S rows each, R logit rows, V vocabulary.
-Sequences live in slots 0 … max_batch-1 of linear caches; a call covers a contiguous
-range of slots. Positions are `starts[b] + row`; a call writes the rows it computes at
-those positions, so rows at or past a sequence's accepted length are scratch.
+Sequences live in slots 0 … max_batch-1; a call covers a contiguous range of slots. In linear
+caches a slot is a stretch of memory, in paged ones the pages that `bind_pages` gave it.
+Positions are `starts[b] + row`; a call writes the rows it computes at those positions, so rows
+at or past a sequence's accepted length are scratch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -35,12 +36,25 @@ class Scores(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class KvPages:
+    """A pool of `count` pages, each of which holds `size` positions of one sequence."""
+
+    count: int
+    size: int
+
+    def cover(self, positions: int) -> int:
+        """How many pages hold `positions` positions."""
+        return -(-positions // self.size)
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorLimits:
     """What a bundle's graphs and caches allow.
 
     `max_seq_len` counts cache positions per sequence; `block_size` is the drafter's
     trained block (anchor included), the largest S of a speculative step; `prefill_chunk` is
-    the largest S of a call with one sequence, None where any is taken.
+    the largest S of a call with one sequence, None where any is taken; `kv_pages` is the pool
+    of a PagedExecutor, None where caches are linear.
     """
 
     max_batch: int
@@ -49,6 +63,32 @@ class ExecutorLimits:
     vocab_size: int
     mask_token_id: int
     prefill_chunk: int | None = None
+    kv_pages: KvPages | None = None
+
+    def check_logit_rows(self, logit_rows: Int64Array, rows: int) -> None:
+        """Raises ValueError when a row that is asked for is not among the `rows` of a call."""
+        if not 0 <= logit_rows.min() <= logit_rows.max() < rows:
+            raise ValueError(f"logit rows {logit_rows.tolist()} are not within {rows} rows")
+
+    def check_block_size(self, block_size: int) -> None:
+        """Raises ValueError when the drafter has no such block."""
+        if not 2 <= block_size <= self.block_size:
+            raise ValueError(f"block size {block_size} is not 2 … {self.block_size}")
+
+    def slot_ends(self, first_slot: int, starts: Int64Array, rows: int) -> dict[int, int]:
+        """Where `rows` rows from `starts` end, by slot.
+
+        Raises:
+            ValueError: slots or positions outside the limits; a write past a slot would land in
+                the neighbour's, and TensorRT does not define it.
+        """
+        slots = range(first_slot, first_slot + len(starts))
+        ends = [start + rows for start in starts.tolist()]
+        if first_slot < 0 or slots.stop > self.max_batch:
+            raise ValueError(f"slots {slots} are not within {self.max_batch}")
+        if min(ends) < rows or max(ends) > self.max_seq_len:
+            raise ValueError(f"rows end at {ends}, past {self.max_seq_len} or before 0")
+        return dict(zip(slots, ends, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +159,7 @@ class Executor(Protocol):
         whose choice is wanted. "target" also injects the rows into the draft's cache;
         "target_only" is the autoregressive baseline and leaves the draft's cache alone.
         Every `starts[b] + S` must be at most `limits.max_seq_len`.
+        Rows may be run again: what a slot holds behind them stays, until it is released.
         """
         ...
 
@@ -148,3 +189,33 @@ class Executor(Protocol):
     def close(self) -> None:
         """Releases sessions and caches; the executor cannot be used afterwards."""
         ...
+
+
+class PagedExecutor(Executor, Protocol):
+    """An executor whose `limits.kv_pages` is a pool.
+
+    A page holds the rows of every layer of target and draft, so that who shares a page shares the
+    drafter's context as well. Slots have no pages until they are bound; `move_slot` moves the
+    binding and copies nothing, and `release_slots` forgets bindings and leaves rows where they are.
+    """
+
+    def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
+        """Says which pages hold the positions of `slot`, in order.
+
+        They must cover the rows of the slot's next call. That call writes into the pages of its
+        rows; those before them are read only, and may be bound to other slots too. Pages that
+        the slot already has, at the head of the list, keep what its sequence wrote there; a slot
+        is bound to none before it goes to another sequence.
+        """
+        ...
+
+
+def hold_positions(executor: Executor, slot: int, positions: int) -> None:
+    """Gives one slot pages for `positions` positions, for whoever uses an executor without Paging.
+
+    Linear caches have them already.
+    """
+    pages = executor.limits.kv_pages
+    if pages is not None:
+        paged = cast(PagedExecutor, executor)
+        paged.bind_pages(slot, range(pages.cover(positions)))

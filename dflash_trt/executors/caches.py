@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
-from collections.abc import Iterable, Sequence
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +64,7 @@ class LinearCaches:
     def __init__(self, shapes: dict[str, CacheShape], slots: int, max_seq_len: int) -> None:
         self._shapes = shapes
         self._slots = slots
-        self._limit = max(FIRST_LENGTH, _round_up(max_seq_len))
+        self._limit = round_length(max_seq_len)
         self.length = FIRST_LENGTH
         self.generation = 0
         self._arrays = self._allocate()
@@ -124,16 +127,34 @@ class LinearCaches:
         and zero times NaN would not be zero. Pages of an anonymous mapping are zero when they
         are first touched, so slots that stay empty cost nothing.
         """
-        shapes = {name: (self._slots, *self.shape(name, 1)[1:]) for name in self._shapes}
-        total = sum(math.prod(shape) for shape in shapes.values())
-        pages = mmap.mmap(-1, max(1, total * np.dtype(np.float32).itemsize))
-        arrays: dict[str, FloatArray] = {}
-        offset = 0
-        for name, shape in shapes.items():
-            count = math.prod(shape)
-            arrays[name] = np.frombuffer(pages, np.float32, count, offset).reshape(shape)
-            offset += count * np.dtype(np.float32).itemsize
-        return arrays
+        return allocate_zeros(
+            {name: (self._slots, *self.shape(name, 1)[1:]) for name in self._shapes}
+        )
+
+
+def allocate_zeros(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, FloatArray]:
+    """Zeroed float32 arrays in one anonymous mapping: what is never touched costs nothing.
+
+    Raises:
+        OSError: ENOMEM, more than the system would ever give.
+    """
+    item = np.dtype(np.float32).itemsize
+    total = sum(math.prod(shape) for shape in shapes.values()) * item
+    if total > sys.maxsize:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    mapping = mmap.mmap(-1, max(1, total))
+    arrays: dict[str, FloatArray] = {}
+    offset = 0
+    for name, shape in shapes.items():
+        count = math.prod(shape)
+        arrays[name] = np.frombuffer(mapping, np.float32, count, offset).reshape(shape)
+        offset += count * item
+    return arrays
+
+
+def round_length(positions: int) -> int:
+    """The shortest length of a cache that holds `positions` and keeps the promise of bits."""
+    return max(FIRST_LENGTH, _round_up(positions))
 
 
 def _round_up(length: int) -> int:

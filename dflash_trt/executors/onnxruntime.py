@@ -8,7 +8,7 @@ the target's input. A step is then two `run` calls and a handful of integers wri
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from dflash_trt.executors.base import (
     TargetOutput,
 )
 from dflash_trt.executors.caches import CacheLayout, LinearCaches
+from dflash_trt.executors.paged import Int32Array, PagedCaches
 from dflash_trt.executors.session import bind_array, check_session, open_session
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,
@@ -34,6 +35,7 @@ from dflash_trt.graph.bindings import (
     DRAFT_TOKEN_IDS,
     LOGIT_ROWS,
     LOGITS,
+    PAGE_TABLE,
     TOKEN_IDS,
     GraphName,
 )
@@ -42,13 +44,32 @@ from dflash_trt.graph.bindings import (
 MAX_BINDINGS = 64
 
 
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the rows of a call go: `starts` [B], and in paged caches a `page_table` [B,C]."""
+
+    starts: Int64Array
+    page_table: Int32Array | None
+
+    @classmethod
+    def make(cls, batch: int, columns: int) -> _Places:
+        """Arrays to fill before a call; no columns, no page table."""
+        table = np.empty((batch, columns), np.int32) if columns else None
+        return cls(np.empty(batch, np.int64), table)
+
+    def bind(self, io: ort.IOBinding) -> None:
+        bind_array(io.bind_input, CACHE_START, self.starts)
+        if self.page_table is not None:
+            bind_array(io.bind_input, PAGE_TABLE, self.page_table)
+
+
 @dataclass(slots=True)
 class _Binding:
     """One graph bound for one shape: the arrays to write before a run and to read after it."""
 
     io: ort.IOBinding
     ids: Int64Array
-    starts: Int64Array
+    places: _Places
     logit_rows: Int64Array | None
     choice_ids: Int64Array | None
     logits: npt.NDArray[np.float32] | None
@@ -86,10 +107,14 @@ class OnnxRuntimeExecutor:
         self._sessions: dict[GraphName, ort.InferenceSession] = {}
         self._graph_caches = layout.graph_caches()
         shapes = self._shapes = layout.shapes()
-        self._caches = LinearCaches(shapes, limits.max_batch, limits.max_seq_len)
+        self._caches: LinearCaches | PagedCaches
+        if limits.kv_pages is None:
+            self._caches = LinearCaches(shapes, limits.max_batch, limits.max_seq_len)
+        else:
+            self._caches = PagedCaches(shapes, limits.max_batch, limits.kv_pages)
         self._held = [0] * limits.max_batch
         self._bindings: OrderedDict[tuple[object, ...], _Binding | _Step] = OrderedDict()
-        self._generation = self._caches.generation
+        self._generation = 0
         self._closed = False
 
     @property
@@ -110,20 +135,20 @@ class OnnxRuntimeExecutor:
         scores: Scores,
     ) -> TargetOutput:
         batch, rows = token_ids.shape
-        if not 0 <= logit_rows.min() <= logit_rows.max() < rows:
-            raise ValueError(f"logit rows {logit_rows.tolist()} are not within {rows} rows")
-        self._hold(first_slot, starts, rows)
+        self._limits.check_logit_rows(logit_rows, rows)
+        columns = self._hold(first_slot, starts, rows)
         want_logits = scores is not Scores.NONE  # whole rows serve as candidates too
-        key = (graph, first_slot, batch, rows, logit_rows.shape[1], want_logits)
+        key = (graph, first_slot, batch, rows, columns, logit_rows.shape[1], want_logits)
         binding = self._recall(key)
         if not isinstance(binding, _Binding):
             ids = np.empty((batch, rows), np.int64)
+            places = _Places.make(batch, columns)
             binding = self._bind_target(
-                graph, first_slot, ids, np.empty(batch, np.int64), logit_rows.shape[1], want_logits
+                graph, first_slot, ids, places, logit_rows.shape[1], want_logits
             )
             self._remember(key, binding)
         binding.ids[...] = token_ids
-        binding.starts[...] = starts
+        self._fill(binding.places, first_slot, starts, rows)
         assert binding.logit_rows is not None and binding.choice_ids is not None
         binding.logit_rows[...] = logit_rows
         self._run(graph, binding)
@@ -138,17 +163,17 @@ class OnnxRuntimeExecutor:
         scores: Scores,
     ) -> SpeculationOutput:
         batch = len(anchors)
-        if not 2 <= block_size <= self._limits.block_size:
-            raise ValueError(f"block size {block_size} is not 2 … {self._limits.block_size}")
-        self._hold(first_slot, starts, block_size)
+        self._limits.check_block_size(block_size)
+        columns = self._hold(first_slot, starts, block_size)
         want_logits = scores is not Scores.NONE
-        key = ("speculate", first_slot, batch, block_size, want_logits)
+        key = ("speculate", first_slot, batch, block_size, columns, want_logits)
         step = self._recall(key)
         if not isinstance(step, _Step):
-            step = self._bind_step(first_slot, batch, block_size, want_logits)
+            places = _Places.make(batch, columns)
+            step = self._bind_step(first_slot, places, block_size, want_logits)
             self._remember(key, step)
         step.draft.ids[:, 0] = anchors
-        step.draft.starts[...] = starts
+        self._fill(step.draft.places, first_slot, starts, block_size)
         self._run("draft", step.draft)
         self._run("target", step.verify)
         assert step.verify.choice_ids is not None
@@ -157,6 +182,11 @@ class OnnxRuntimeExecutor:
     def move_slot(self, source: int, destination: int, length: int) -> None:
         self._caches.move(source, destination, length)
         self._held[destination] = length
+
+    def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
+        if not isinstance(self._caches, PagedCaches):
+            raise ValueError("linear caches have no pages")
+        self._caches.bind_pages(slot, page_ids)
 
     def release_slots(self, first_free: int) -> None:
         for slot in range(first_free, len(self._held)):
@@ -170,8 +200,10 @@ class OnnxRuntimeExecutor:
         self._sessions.clear()
         self._caches = LinearCaches({}, 0, 0)
 
-    def _hold(self, first_slot: int, starts: Int64Array, rows: int) -> None:
+    def _hold(self, first_slot: int, starts: Int64Array, rows: int) -> int:
         """Lets the caches follow what this call writes; forgets addresses that moved.
+
+        Returns the columns of the call's page table, 0 where the caches have none.
 
         Raises:
             ValueError: slots or positions outside the limits, before anything is touched: a
@@ -179,35 +211,40 @@ class OnnxRuntimeExecutor:
         """
         if self._closed:
             raise ValueError("the executor is closed")
-        slots = range(first_slot, first_slot + len(starts))
-        ends = [start + rows for start in starts.tolist()]
-        if first_slot < 0 or slots.stop > self._limits.max_batch:
-            raise ValueError(f"slots {slots} are not within {self._limits.max_batch}")
-        if min(ends) < rows or max(ends) > self._limits.max_seq_len:
-            raise ValueError(f"rows end at {ends}, past {self._limits.max_seq_len} or before 0")
-        for slot, end in zip(slots, ends, strict=True):
-            self._held[slot] = end
-        self._caches.fit(self._held)
-        if self._caches.generation != self._generation:
-            self._generation = self._caches.generation
-            self._bindings.clear()
+        ends = self._limits.slot_ends(first_slot, starts, rows)
+        columns = self._caches.enter(ends, rows) if isinstance(self._caches, PagedCaches) else 0
+        for slot, end in ends.items():
+            # Rows may be run again behind others that are still needed.
+            self._held[slot] = max(self._held[slot], end)
+        if isinstance(self._caches, LinearCaches):
+            self._caches.fit(self._held)
+            if self._caches.generation != self._generation:
+                self._generation = self._caches.generation
+                self._bindings.clear()
+        return columns
+
+    def _fill(self, places: _Places, first_slot: int, starts: Int64Array, rows: int) -> None:
+        places.starts[...] = starts
+        if places.page_table is not None:
+            assert isinstance(self._caches, PagedCaches)
+            self._caches.fill(places.page_table, (starts + rows).tolist(), first_slot)
 
     def preload(self, graphs: Iterable[GraphName]) -> None:
         """Opens sessions ahead of the first request, whose time they would count towards."""
         for graph in graphs:
             self._session(graph)
 
-    def _bind_step(self, first_slot: int, batch: int, rows: int, want_logits: bool) -> _Step:
+    def _bind_step(self, first_slot: int, places: _Places, rows: int, want_logits: bool) -> _Step:
+        batch = len(places.starts)
         block_ids = np.full((batch, rows), self._limits.mask_token_id, np.int64)
-        starts = np.empty(batch, np.int64)
         token_ids = np.empty((batch, rows), np.int64)
         io = self._session("draft").io_binding()
         bind_array(io.bind_input, BLOCK_IDS, block_ids)
-        bind_array(io.bind_input, CACHE_START, starts)
+        places.bind(io)
         bind_array(io.bind_output, DRAFT_TOKEN_IDS, token_ids)
         self._bind_caches(io, "draft", first_slot, batch)
-        draft = _Binding(io, block_ids, starts, None, None, None)
-        verify = self._bind_target("target", first_slot, token_ids, starts, rows, want_logits)
+        draft = _Binding(io, block_ids, places, None, None, None)
+        verify = self._bind_target("target", first_slot, token_ids, places, rows, want_logits)
         assert verify.logit_rows is not None
         verify.logit_rows[...] = np.arange(rows)
         return _Step(draft, verify)
@@ -217,7 +254,7 @@ class OnnxRuntimeExecutor:
         graph: TargetGraph,
         first_slot: int,
         ids: Int64Array,
-        starts: Int64Array,
+        places: _Places,
         picked: int,
         want_logits: bool,
     ) -> _Binding:
@@ -227,14 +264,14 @@ class OnnxRuntimeExecutor:
         logits = None
         io = self._session(graph).io_binding()
         bind_array(io.bind_input, TOKEN_IDS, ids)
-        bind_array(io.bind_input, CACHE_START, starts)
+        places.bind(io)
         bind_array(io.bind_input, LOGIT_ROWS, logit_rows)
         bind_array(io.bind_output, CHOICE_IDS, choice_ids)
         if want_logits:
             logits = np.empty((batch, picked, self._limits.vocab_size), np.float32)
             bind_array(io.bind_output, LOGITS, logits)
         self._bind_caches(io, graph, first_slot, batch)
-        return _Binding(io, ids, starts, logit_rows, choice_ids, logits)
+        return _Binding(io, ids, places, logit_rows, choice_ids, logits)
 
     def _bind_caches(
         self, io: ort.IOBinding, graph: GraphName, first_slot: int, batch: int
@@ -268,6 +305,7 @@ class OnnxRuntimeExecutor:
             path = self._folder / f"{graph}.onnx"
             session = open_session(path, self._threads)
             caches = {name: self._shapes[name] for name, _ in self._graph_caches[graph]}
-            check_session(session, path, caches, self._limits.vocab_size)
+            pages = self._limits.kv_pages
+            check_session(session, path, caches, self._limits.vocab_size, pages)
             self._sessions[graph] = session
         return self._sessions[graph]

@@ -72,7 +72,7 @@ def open_engines(
                 paths,
                 limits,
                 layout,
-                engine_limits(manifest.limits),
+                engine_limits(manifest.limits, has_sinks=manifest.target.has_sinks),
                 Precision(manifest.compute_dtype),
             ),
             device,

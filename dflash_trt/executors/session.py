@@ -10,8 +10,9 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.executors.base import KvPages
 from dflash_trt.executors.caches import CacheShape
-from dflash_trt.graph.bindings import LOGITS
+from dflash_trt.graph.bindings import LOGITS, PAGE_TABLE
 
 # ONNX Runtime leaves a Cast in the graph when its folded output would exceed 1 GiB, as the
 # output head of most published targets does. It would then be cast at every step, and its
@@ -51,20 +52,28 @@ def open_session(path: Path, threads: int | None) -> ort.InferenceSession:
 
 
 def check_session(
-    session: ort.InferenceSession, path: Path, caches: Mapping[str, CacheShape], vocab_size: int
+    session: ort.InferenceSession,
+    path: Path,
+    caches: Mapping[str, CacheShape],
+    vocab_size: int,
+    kv_pages: KvPages | None = None,
 ) -> None:
     """Refuses a graph that is not what the manifest describes: binding would write past it.
 
     Raises:
-        DflashError: other caches than `caches`, or logits that are not `vocab_size` wide.
+        DflashError: other caches than `caches`, linear or in pages of another size than
+            `kv_pages` has, or logits that are not `vocab_size` wide.
     """
     shapes = {item.name: item.shape for item in session.get_inputs()}
+    heads = 1 if kv_pages is None else 2
     found = {
-        name: CacheShape(shape[1], shape[3])
+        name: CacheShape(shape[heads], shape[3])
         for name, shape in shapes.items()
         if name.startswith(("target_", "draft_")) and len(shape) == 4
     }
-    if found != dict(caches):
+    sizes = {shapes[name][1] for name in found}
+    is_paged = kv_pages is not None and sizes == {kv_pages.size}
+    if found != dict(caches) or (PAGE_TABLE in shapes) != is_paged:
         raise _unlike_manifest(path, "caches")
     widths = {item.shape[-1] for item in session.get_outputs() if item.name == LOGITS}
     if widths - {vocab_size}:

@@ -140,8 +140,7 @@ class TensorRtExecutor:
     ) -> TargetOutput:
         batch, rows = token_ids.shape
         picked = logit_rows.shape[1]
-        if not 0 <= logit_rows.min() <= logit_rows.max() < rows:
-            raise ValueError(f"logit rows {logit_rows.tolist()} are not within {rows} rows")
+        self.limits.check_logit_rows(logit_rows, rows)
         self._hold(first_slot, starts, rows)
         key = (graph, first_slot, batch, rows, picked, scores is Scores.CANDIDATES)
         bucket = self._buckets.get(key)
@@ -163,8 +162,7 @@ class TensorRtExecutor:
         scores: Scores,
     ) -> SpeculationOutput:
         batch = len(anchors)
-        if not 2 <= block_size <= self.limits.block_size:
-            raise ValueError(f"block size {block_size} is not 2 … {self.limits.block_size}")
+        self.limits.check_block_size(block_size)
         self._hold(first_slot, starts, block_size)
         key = ("speculate", first_slot, batch, block_size, scores is Scores.CANDIDATES)
         bucket = self._buckets.get(key)
@@ -296,13 +294,7 @@ class TensorRtExecutor:
         """
         if self._closed:
             raise ValueError("the executor is closed")
-        slots = range(first_slot, first_slot + len(starts))
-        ends = [start + rows for start in starts.tolist()]
-        if first_slot < 0 or slots.stop > self.limits.max_batch:
-            raise ValueError(f"slots {slots} are not within {self.limits.max_batch}")
-        if min(ends) < rows or max(ends) > self.limits.max_seq_len:
-            raise ValueError(f"rows end at {ends}, past {self.limits.max_seq_len} or before 0")
-        for slot, end in zip(slots, ends, strict=True):
+        for slot, end in self.limits.slot_ends(first_slot, starts, rows).items():
             self._held[slot] = max(self._held[slot], end)
 
     def _remember(self, key: tuple[object, ...], bucket: Bucket) -> None:

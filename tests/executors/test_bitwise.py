@@ -90,6 +90,24 @@ PAIRS: dict[str, dict[str, Any]] = {
             "draft": {"algorithm": "NVFP4", "exclude": ["fc", "layers.1.*"]},
         },
     },
+    "gpt_oss": {
+        "family": "gpt_oss",
+        "target": {
+            "vocab": 97,
+            "num_layers": 2,
+            "hidden": 96,
+            "head_dim": 40,
+            "intermediate": 352,
+            "rope": "yarn",
+            "mxfp4": True,
+        },
+        "draft": {"target_layer_ids": [0, 1]},
+    },
+    "qwen3_moe": {
+        "family": "qwen3_moe",
+        "target": {"vocab": 97, "num_layers": 2, "hidden": 168, "intermediate": 50, "experts": 5},
+        "draft": {"target_layer_ids": [0, 1]},
+    },
 }
 
 
@@ -101,7 +119,7 @@ class Baseline:
     logits: FloatArray
 
 
-SLOW_PAIRS = {"llama_fp8"}
+SLOW_PAIRS = {"llama_fp8", "gpt_oss", "qwen3_moe"}
 
 
 @pytest.fixture(

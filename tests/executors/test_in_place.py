@@ -162,6 +162,9 @@ def test_the_length_follows_the_tokens_held(executor: OnnxRuntimeExecutor) -> No
     forward_rows(executor, ids, [40], first_slot=0)
     assert cache_length(executor) == 256, "80 positions are held: too many for a quarter of 256"
     forward_rows(executor, ids, [0], first_slot=0)
+    assert cache_length(executor) == 256, "run again, the first rows are not all that is held"
+    executor.release_slots(0)
+    forward_rows(executor, ids, [0], first_slot=0)
     assert cache_length(executor) == 128
 
 
@@ -174,12 +177,13 @@ def test_a_moved_sequence_counts_as_held(executor: OnnxRuntimeExecutor) -> None:
     assert cache_length(executor) == 512
 
 
-def test_a_shorter_successor_in_the_same_slot_lets_the_caches_shrink(
+def test_a_shorter_successor_in_a_released_slot_lets_the_caches_shrink(
     executor: OnnxRuntimeExecutor,
 ) -> None:
     ids = random_ids(256, 500).tolist()
     run_chunks(executor, ids, (250,))
     assert cache_length(executor) == 512
+    executor.release_slots(0)
     run_chunks(executor, ids[:20], (20,))
     assert cache_length(executor) == 128
 

@@ -21,6 +21,7 @@ BATCHES = (1, 4, 8)
 BLOCKS = (2, 3, 5, 8)
 CHUNKS = (5, 17, 64)
 OUTPUT = 72
+EXTRA = {"gpt_oss": {"num_layers": 4, "experts": 4, "chosen": 2, "mxfp4": True, "rope": "yarn"}}
 NVFP4 = {owner: {"algorithm": "NVFP4"} for owner in ("target", "draft")}
 
 
@@ -70,7 +71,7 @@ def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return open_bundle(folder)
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama", "demo", "nvfp4"])
+@pytest.fixture(scope="module", params=["qwen3", "llama", "demo", "nvfp4", "gpt_oss"])
 def case(request: pytest.FixtureRequest, make_pair: PairFactory, demo_bundle: Bundle) -> Case:
     if request.param == "demo":
         bundle = demo_bundle
@@ -79,7 +80,7 @@ def case(request: pytest.FixtureRequest, make_pair: PairFactory, demo_bundle: Bu
         is_quantized = request.param == "nvfp4"
         bundle = make_pair(
             "qwen3" if is_quantized else request.param,
-            {"vocab": 64},
+            {"vocab": 64, **EXTRA.get(request.param, {})},
             window,
             fit_steps=150,
             max_batch=8,
@@ -93,7 +94,7 @@ def case(request: pytest.FixtureRequest, make_pair: PairFactory, demo_bundle: Bu
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("block", "chunk"), [(2, 17), (3, 5), (5, 64), (8, 17)])
 def test_greedy_speculation_keeps_every_bit(case: Case, batch: int, block: int, chunk: int) -> None:
-    """8 prompts × 72 tokens × 12 settings × 4 pairs: 27,648 greedy tokens."""
+    """8 prompts × 72 tokens × 12 settings × 5 pairs: 34,560 greedy tokens."""
     for first in range(0, len(case.requests), batch):
         group = case.requests[first : first + batch]
         results = run(case.executor, group, block_size=block, prefill_chunk=chunk)

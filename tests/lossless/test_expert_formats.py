@@ -1,0 +1,98 @@
+"""The gpt-oss demo pair: acceptance, and the same bits from its experts in NVFP4."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dflash_trt.bundle.build import BuildOptions, build_bundle
+from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.bundle.tokenizer import load_tokenizer
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.target import read_target
+from dflash_trt.config import BuildConfig, load_config
+from dflash_trt.executors import open_executor
+from dflash_trt.quantization.experts import ExpertFormat, convert_experts
+from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult
+from tests.pairs import SilentProgress
+
+PAIR = Path(__file__).parents[2] / "demo_pair" / "gpt_oss"
+
+
+def _build(target: Path, folder: Path) -> Bundle:
+    pair = check_pair(read_target(target), read_draft(PAIR / "draft"))
+    config: BuildConfig = load_config("demo-gpt-oss")[0]
+    build_bundle(pair, config, "demo", folder, BuildOptions(), SilentProgress())
+    return open_bundle(folder)
+
+
+def _generate(bundle: Bundle, *, speculation: bool = True) -> list[RequestResult]:
+    tokenizer = load_tokenizer(bundle)
+    lines = (PAIR / "prompts.jsonl").read_text().splitlines()[:6]
+    executor = open_executor(
+        bundle, threads=1, graphs=("target", "draft") if speculation else ("target_only",)
+    )
+    engine = Engine(
+        executor,
+        tokenizer=tokenizer.core,
+        eos_token_ids=bundle.manifest.target.eos_token_ids,
+        options=EngineOptions(speculation=speculation, record_logits=True),
+    )
+    requests = [
+        Request(prompt_ids=tuple(tokenizer.encode(json.loads(line)["prompt"])), max_tokens=96)
+        for line in lines
+    ]
+    results = engine.generate(requests)
+    executor.close()
+    return results
+
+
+def _same(some: list[RequestResult], others: list[RequestResult]) -> bool:
+    return all(
+        one.token_ids == other.token_ids and np.array_equal(one.logits, other.logits)
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> list[RequestResult]:
+    return _generate(_build(PAIR / "target", tmp_path_factory.mktemp("native") / "bundle"))
+
+
+def test_drafts_are_worth_four_tokens_a_step_and_change_nothing(
+    native: list[RequestResult], tmp_path: Path
+) -> None:
+    steps = sum(result.statistics.steps for result in native)
+    emitted = sum(len(result.token_ids) - 1 for result in native)
+    assert emitted / steps >= 4
+    # The window is 64 positions, and every output leaves it.
+    assert all(result.statistics.prompt_tokens + 96 > 128 for result in native)
+    plain = _generate(_build(PAIR / "target", tmp_path / "bundle"), speculation=False)
+    assert _same(native, plain)
+
+
+def test_experts_in_nvfp4_give_the_bits_of_mxfp4(
+    native: list[RequestResult], tmp_path: Path
+) -> None:
+    checkpoint = read_target(PAIR / "target").checkpoint
+    written = convert_experts(checkpoint, ExpertFormat.NVFP4, tmp_path / "q", SilentProgress())
+    assert not any(report.requantized for report in written.reports.values())
+    converted = read_target(tmp_path / "q")
+    assert converted.moe is not None and converted.moe.storage == "NVFP4"
+    assert _same(native, _generate(_build(tmp_path / "q", tmp_path / "bundle")))
+
+
+def test_experts_in_bf16_choose_the_same_tokens(
+    native: list[RequestResult], tmp_path: Path
+) -> None:
+    checkpoint = read_target(PAIR / "target").checkpoint
+    convert_experts(checkpoint, ExpertFormat.BF16, tmp_path / "q", SilentProgress())
+    decoded = _generate(_build(tmp_path / "q", tmp_path / "bundle"))
+    for one, other in zip(native, decoded, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.logits is not None and other.logits is not None
+        np.testing.assert_allclose(one.logits, other.logits, rtol=0, atol=1e-4)

@@ -1,0 +1,208 @@
+"""Rung 2 for paged caches: preemption, shared prefixes and poison change no bit of any logit."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_trt.executors import open_executor
+from dflash_trt.executors.base import Executor
+from dflash_trt.executors.onnxruntime import OnnxRuntimeExecutor
+from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
+from tests.lossless.test_lossless import OUTPUT, assert_same, make_requests, run, run_baseline
+from tests.pairs import PairFactory, TinyPair
+
+LENGTH, SIZE = 192, 8
+WINDOW = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
+PAIR: dict[str, Any] = {
+    "family": "qwen3",
+    "target": {"vocab": 64, "num_layers": 4},
+    "draft": {**WINDOW, "target_layer_ids": [0, 1, 3]},
+    "fit_steps": 150,
+    "max_seq_len": LENGTH,
+    "max_batch": 8,
+}
+SAMPLED = SamplingParams(temperature=0.7, top_k=20, seed=11)
+
+
+@pytest.fixture(scope="module")
+def linear(make_pair: PairFactory) -> TinyPair:
+    return make_pair(**PAIR)
+
+
+@pytest.fixture(scope="module", params=[24, 61], ids="{} pages".format)
+def paged(request: pytest.FixtureRequest, make_pair: PairFactory) -> Executor:
+    """Pools that hold one whole sequence and two and a half of the eight that may run."""
+    built = make_pair(**PAIR, paging={"page_size": SIZE, "pages": request.param})
+    return open_executor(built.bundle, threads=1)
+
+
+def poison_free_pages(engine: Engine, executor: Executor) -> None:
+    """NaN in every row of every page that no request holds and no prefix keeps."""
+    assert isinstance(executor, OnnxRuntimeExecutor) and engine._paging is not None
+    allocator = engine._paging._allocator
+    known = {*allocator._holders, *allocator._key_of}
+    free = [page for page in range(allocator._count) if page not in known]
+    for pool in executor._caches._pools.values():  # type: ignore[union-attr]
+        pool[free] = np.nan
+
+
+def finish(engine: Engine, executor: Executor) -> dict[int, RequestResult]:
+    results = {}
+    while engine.has_work:
+        poison_free_pages(engine, executor)
+        for event in engine.step():
+            if event.result is not None:
+                results[event.request_id] = event.result
+    return results
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+def test_preemption_keeps_every_bit(
+    linear: TinyPair, paged: Executor, sampling: SamplingParams
+) -> None:
+    requests = make_requests(64, 8, sampling)
+    expected = run_baseline(linear.open(), requests)
+    engine = Engine(paged, options=EngineOptions(record_logits=True, prefill_chunk=17))
+    for request in requests:
+        engine.submit(request)
+    results = finish(engine, paged)
+    for index, want in enumerate(expected):
+        assert_same(want, results[index], f"request {index}")
+    lost = [results[index].statistics.preemptions for index in range(8)]
+    assert sum(lost) > 3 and lost[0] == 0, lost
+
+
+def test_a_shared_prefix_changes_neither_bits_nor_acceptance(
+    linear: TinyPair, paged: Executor
+) -> None:
+    """The same acceptance, step by step, as without it: the drafter's context comes along."""
+    rng = random.Random(4)
+    system = [rng.randrange(2, 62) for _ in range(80)]
+    tails = [[rng.randrange(2, 62) for _ in range(length)] for length in (1, 3, 8, 9, 20)]
+    requests = [
+        Request(prompt_ids=tuple(system + tail), max_tokens=OUTPUT, ignore_eos=True)
+        for tail in ([], *tails)
+    ]
+    expected = run(linear.open(), requests)
+    engine = Engine(paged, options=EngineOptions(record_logits=True))
+    cached = []
+    for request, want in zip(requests, expected, strict=True):
+        request_id = engine.submit(request)
+        got = finish(engine, paged)[request_id]
+        assert_same(want, got, f"{len(request.prompt_ids)} tokens")
+        cached.append(got.statistics.cached_prompt_tokens)
+        for name in ("acceptance_length", "acceptance_histogram", "conditional_acceptance"):
+            assert getattr(got.statistics, name) == getattr(want.statistics, name)
+    assert cached == [0, 80, 80, 80, 80, 80]
+
+
+def test_a_draft_without_the_shared_context_would_be_noticed(
+    linear: TinyPair, make_pair: PairFactory
+) -> None:
+    """The check of acceptance above can fail: without the drafter's rows fewer are accepted."""
+    built = make_pair(**PAIR, paging={"page_size": SIZE})
+    executor = open_executor(built.bundle, threads=1)
+    assert isinstance(executor, OnnxRuntimeExecutor)
+    prompt = (3, 1, 4, 1, 5, 9, 2, 6) * 4  # what the draft was fitted on
+    request = Request(prompt_ids=prompt, max_tokens=OUTPUT, ignore_eos=True)
+    engine = Engine(executor)
+    (whole,) = engine.generate([request])
+    for name, pool in executor._caches._pools.items():  # type: ignore[union-attr]
+        if name.startswith("draft_"):
+            pool[...] = 0
+    (starved,) = engine.generate([request])
+    assert starved.statistics.cached_prompt_tokens == len(prompt) - SIZE
+    assert starved.token_ids == whole.token_ids
+    assert starved.statistics.acceptance_histogram != whole.statistics.acceptance_histogram
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_traffic_keeps_every_bit(linear: TinyPair, paged: Executor, seed: int) -> None:
+    """Admissions, cancellations (in mid-prefill too), shared prefixes, over poisoned pages."""
+    rng = random.Random(seed)
+    requests = make_requests(64, 6, SAMPLED if seed % 2 else None)
+    requests += [
+        Request(
+            prompt_ids=(*requests[2].prompt_ids[:kept], 5, 6),
+            max_tokens=OUTPUT,
+            sampling=requests[0].sampling,
+            ignore_eos=True,
+        )
+        for kept in (16, 47, 88)
+    ]
+    expected = run_baseline(linear.open(), requests)
+    options = EngineOptions(
+        record_logits=True, block_size=rng.choice([2, 5, 8]), prefill_chunk=rng.choice([5, 64])
+    )
+    engine = Engine(paged, options=options)
+    waiting = list(range(len(requests))) * 2
+    rng.shuffle(waiting)
+    live: dict[int, int] = {}
+    compared = hits = 0
+    while waiting or engine.has_work:
+        while waiting and rng.random() < 0.4:
+            index = waiting.pop()
+            live[engine.submit(requests[index])] = index
+        if live and rng.random() < 0.03:
+            engine.cancel(rng.choice(list(live)))
+        poison_free_pages(engine, paged)
+        for event in engine.step():
+            if event.result is None:
+                continue
+            want, got = expected[live.pop(event.request_id)], event.result
+            length = len(got.token_ids)
+            assert got.token_ids == want.token_ids[:length]
+            if length:
+                assert got.logits is not None and want.logits is not None
+                np.testing.assert_array_equal(got.logits, want.logits[:length])
+            compared += length
+            hits += bool(got.statistics.cached_prompt_tokens)
+    assert compared > 5 * OUTPUT and hits
+    assert engine.cache_usage == 0
+
+
+def test_memory_follows_the_tokens_held(make_pair: PairFactory) -> None:
+    """64 sequences that could be 32k long, and are not."""
+    built = make_pair(
+        target={"vocab": 64, "num_layers": 2, "kv_heads": 1, "max_positions": 1 << 15},
+        draft={"num_layers": 1, "target_layer_ids": [0, 1]},
+        max_seq_len=1 << 15,
+        max_batch=64,
+        paging={},
+    )
+    before = touched_bytes()
+    executor = built.open()
+    pools = executor._caches._pools.values()  # type: ignore[union-attr]
+    pages = executor.limits.kv_pages
+    assert pages is not None and pages.count == 64 * (1 << 15) // 64
+    page_bytes = sum(pool[0].nbytes for pool in pools)
+    assert touched_bytes() - before < (1 << 20)
+    engine = Engine(executor)
+    rng = random.Random(0)
+    for _ in range(64):
+        prompt = [rng.randrange(2, 62) for _ in range(rng.randrange(1, 200))]
+        engine.submit(Request(prompt_ids=tuple(prompt), max_tokens=400, ignore_eos=True))
+    while engine.used_slots < 64:
+        engine.step()
+    engine.step()
+    assert engine._paging is not None
+    held = engine._paging.held
+    # Each request is at most one page, and one block, ahead of its tokens.
+    assert held * 64 < engine.cached_tokens + 64 * (64 + 8)
+    touched = touched_bytes() - before
+    assert held * page_bytes <= touched + (1 << 20)
+    assert touched < 1.1 * held * page_bytes + (4 << 20), (touched, held * page_bytes)
+    assert touched < sum(pool.nbytes for pool in pools) / 50
+    executor.close()
+
+
+def touched_bytes() -> int:
+    """What this process has touched of shared anonymous mappings, such as the pools'."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (kibibytes,) = (line.split()[1] for line in lines if line.startswith("RssShmem:"))
+    return int(kibibytes) << 10
