@@ -1,0 +1,1 @@
+"""TensorRT-LLM deployments: files for `trtllm-serve` and Triton server, checked but not run."""

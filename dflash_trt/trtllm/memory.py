@@ -1,0 +1,137 @@
+"""Memory of one GPU under TensorRT-LLM: weights, the draft's context, what is left for KV cache.
+
+TensorRT-LLM reserves the draft's context whole, (max_batch + 1) × (max_seq_len + block) positions,
+beside the KV cache's pool, of which it is told a share of the free memory only
+(`free_gpu_memory_fraction`). The share here leaves room for both.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from dflash_trt.errors import DflashError
+from dflash_trt.hardware.gpu import Gpu
+from dflash_trt.planning.known_pairs import PairShape
+from dflash_trt.planning.memory import (
+    Layout,
+    dense_draft_context_bytes,
+    draft_weight_bytes,
+    kv_bytes,
+    target_weight_bytes,
+)
+from dflash_trt.trtllm.schema import AttentionBackend
+
+RUNTIME_BYTES = 4 << 30
+"""What TensorRT-LLM's own check of the draft's context sets aside (pull request 19466)."""
+CONTEXT_SHARE = 0.7
+"""Of what the KV cache leaves: how much of it that check lets the draft's context have."""
+DEFAULT_FRACTION = 0.9
+LEAST_FRACTION = 0.1
+PAGE_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """Bytes on one GPU.
+
+    Args:
+        weights: target's and draft's share.
+        draft_context: reserved whole at start.
+        fraction: `free_gpu_memory_fraction` that leaves room for it.
+        kv_pool: at least so much for the target's KV cache.
+        kv_sequence: of a sequence of max_seq_len tokens.
+    """
+
+    gpu_memory: int
+    weights: int
+    draft_context: int
+    fraction: float
+    kv_pool: int
+    kv_sequence: int
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of max_seq_len tokens that the pool holds at once."""
+        return self.kv_pool // self.kv_sequence
+
+
+def draft_context_bytes(
+    pair: PairShape, gpus: int, backend: AttentionBackend, max_batch: int, max_seq_len: int
+) -> int:
+    """Bytes of the draft's context on each of `gpus`; the paged backends round up to pages."""
+    block = pair.draft.block_size
+    if backend != "VANILLA":
+        max_seq_len = -(-(max_seq_len + block) // PAGE_TOKENS) * PAGE_TOKENS - block
+    whole = dense_draft_context_bytes(pair.draft, max_batch, max_seq_len)
+    return whole // Layout(gpus).kv_ways(pair.draft.model)
+
+
+def plan_memory(
+    pair: PairShape,
+    gpu: Gpu,
+    gpus: int,
+    backend: AttentionBackend,
+    max_batch: int,
+    max_seq_len: int,
+    where: str,
+) -> MemoryBudget:
+    """How the memory of each of `gpus` is used.
+
+    Raises:
+        DflashError: weights, draft context and one sequence do not fit; says the bytes, and the
+            batch that does; `where` names the profile.
+    """
+    budget = _budget(pair, gpu, gpus, backend, max_batch, max_seq_len)
+    if _fits(budget):
+        return budget
+    if budget.weights + RUNTIME_BYTES >= budget.gpu_memory:
+        raise DflashError(
+            f"the weights take {budget.weights:,} bytes a GPU, of {budget.gpu_memory:,} that a "
+            f"{gpu.title} has",
+            where=where,
+            fix="choose a profile with more GPUs",
+            usage=True,
+        )
+    most = bisect_left(
+        range(1, max_batch + 1),
+        True,
+        key=lambda batch: not _fits(_budget(pair, gpu, gpus, backend, batch, max_seq_len)),
+    )
+    fix = f"pass --max-batch {most} or less, or " if most else ""
+    raise DflashError(
+        f"the draft context of {max_batch} × {max_seq_len} tokens takes "
+        f"{budget.draft_context:,} bytes a GPU, the weights {budget.weights:,}, and a {gpu.title} "
+        f"has {budget.gpu_memory:,}, which leaves too little for the KV cache",
+        where=where,
+        fix=f"{fix}lower --max-seq-len",
+        usage=True,
+    )
+
+
+def _budget(
+    pair: PairShape,
+    gpu: Gpu,
+    gpus: int,
+    backend: AttentionBackend,
+    max_batch: int,
+    max_seq_len: int,
+) -> MemoryBudget:
+    layout = Layout(gpus)
+    weights = int(target_weight_bytes(pair.target, layout) + draft_weight_bytes(pair.draft, layout))
+    free = max(1, gpu.memory_bytes - weights - RUNTIME_BYTES)
+    context = draft_context_bytes(pair, gpus, backend, max_batch, max_seq_len)
+    share = min(DEFAULT_FRACTION, 1 - context / (CONTEXT_SHARE * free))
+    fraction = max(0.0, int(share * 100) / 100)
+    return MemoryBudget(
+        gpu_memory=gpu.memory_bytes,
+        weights=weights,
+        draft_context=context,
+        fraction=fraction,
+        kv_pool=max(0, int(fraction * (free - context))),
+        kv_sequence=int(kv_bytes(pair.target, max_seq_len) / layout.kv_ways(pair.target)),
+    )
+
+
+def _fits(budget: MemoryBudget) -> bool:
+    return budget.fraction >= LEAST_FRACTION and budget.sequences >= 1

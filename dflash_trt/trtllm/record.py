@@ -1,0 +1,109 @@
+"""deployment.json: what a deployment's folder is; and whether its YAML files still hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dflash_trt.bundle.records import read_record
+from dflash_trt.bundle.staging import StagedKind
+from dflash_trt.config import Count, HardwareProfile, read_yaml
+from dflash_trt.hardware.gpu import find_gpu
+from dflash_trt.trtllm.arguments import Variant
+from dflash_trt.trtllm.rules import check_backend, check_draft_length
+from dflash_trt.trtllm.schema import AttentionBackend, DFlash, check_arguments
+from dflash_trt.trtllm.versions import find_version
+
+RECORD_NAME = "deployment.json"
+DEPLOYMENT = StagedKind("TensorRT-LLM deployment", RECORD_NAME)
+SCHEMA_VERSION: Literal[1] = 1
+
+Bytes = Annotated[int, Field(ge=0)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Memory(_Strict):
+    """See `memory.MemoryBudget`; bytes on one GPU."""
+
+    gpu_memory: Bytes
+    weights: Bytes
+    draft_context: Bytes
+    fraction: Annotated[float, Field(ge=0, le=1)]
+    kv_pool: Bytes
+    kv_sequence: Bytes
+    sequences: Annotated[int, Field(ge=0)]
+
+
+class Deployment(_Strict):
+    """What was written.
+
+    Args:
+        name, profile_name, profile: of the configuration and its hardware.
+        tensorrt_llm: the version whose fields the YAML files have.
+        checked: what they were checked against; nothing was run.
+        target, draft, eagle3: hub names, or folders below /deployment.
+        precision: of target and draft where this build quantised them.
+        trained_block: of the draft; max_draft_len is at most one less.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    name: str
+    created_by: str
+    tensorrt_llm: str
+    checked: str
+    profile_name: str
+    profile: HardwareProfile
+    target: str
+    draft: str
+    eagle3: str | None
+    precision: dict[str, str]
+    variants: list[Variant]
+    max_batch: Count
+    max_seq_len: Count
+    max_draft_len: Count
+    trained_block: Count
+    attention_backend: AttentionBackend
+    memory: Memory
+
+
+def is_deployment(folder: Path) -> bool:
+    """Whether `folder` looks like what `write_deployment` writes."""
+    return (folder / RECORD_NAME).is_file()
+
+
+def read_deployment(folder: Path) -> Deployment:
+    """The record in `folder`.
+
+    Raises:
+        DflashError: unreadable, of another schema version, or with other fields.
+    """
+    return read_record(
+        folder / RECORD_NAME, Deployment, SCHEMA_VERSION, "build the deployment again"
+    )
+
+
+def yaml_files(variant: Variant) -> tuple[str, str]:
+    """A variant's two YAML files, by their paths in the folder: trtllm-serve's and the model's."""
+    return f"serve/{variant}.yaml", f"triton/{variant}/tensorrt_llm/1/model.yaml"
+
+
+def check_deployment(folder: Path, deployment: Deployment) -> int:
+    """Checks the YAML files in `folder`, which may have been edited; returns how many there are.
+
+    Raises:
+        DflashError: a field or a value that the version does not take, a draft length or an
+            attention backend that does not go with draft or GPU.
+    """
+    version, gpu = find_version(deployment.tensorrt_llm), find_gpu(deployment.profile.gpu)
+    paths = [folder / name for variant in deployment.variants for name in yaml_files(variant)]
+    for path in paths:
+        speculation = check_arguments(read_yaml(path), version, path)
+        if isinstance(speculation, DFlash):
+            check_draft_length(speculation, deployment.trained_block, str(path))
+            check_backend(speculation.attention_backend, gpu, str(path))
+    return len(paths)

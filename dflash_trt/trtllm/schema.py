@@ -1,0 +1,309 @@
+"""The fields of TensorRT-LLM's LLM arguments, by version: what its documentation lists.
+
+Sources: the LLM-API reference of each version for DFlashDecodingConfig, Eagle3DecodingConfig and
+MoeConfig; 1.3.0rc27's for DecodeCudaGraphConfig, taken for both; and for the names of TorchLlmArgs
+and of the rest of KvCacheConfig an undated telemetry manifest of the project, taken for both too.
+A field that is not here is
+refused: TensorRT-LLM's own classes forbid unknown fields too, but only once a GPU waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from dflash_trt.config import nearest
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.trtllm.versions import VERSIONS, Version
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+AttentionBackend = Literal["VANILLA", "TRTLLM", "FA4"]
+ATTENTION_BACKENDS: tuple[AttentionBackend, ...] = ("VANILLA", "TRTLLM", "FA4")
+MoeBackend = Literal[
+    "AUTO", "CUTLASS", "CUTEDSL", "TRTLLM", "DEEPGEMM", "DENSEGEMM", "VANILLA", "TRITON",
+    "MARLIN", "MEGAMOE_DEEPGEMM", "MEGAMOE_CUTEDSL",
+]  # fmt: skip
+DraftMoeBackend = MoeBackend | Literal["CUTEDSL_FC12"]
+
+
+class Section(BaseModel):
+    """Part of the arguments: unknown names and values of another type are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Speculation(Section):
+    """What every speculative_config has (DecodingBaseConfig)."""
+
+    max_draft_len: NonNegative | None = None
+    max_total_draft_tokens: int | None = None
+    speculative_model: str | None = None
+    max_concurrency: Positive | None = None
+    draft_len_schedule: Annotated[dict[Positive, NonNegative], Field(min_length=1)] | None = None
+    load_format: str | None = None
+    acceptance_rate_window_size: NonNegative | None = None
+    acceptance_rate_threshold: Fraction | None = None
+    use_rejection_sampling: bool = False
+    allow_advanced_sampling: bool = False
+    advanced_sampling_mode: Literal["full", "no_topk", "no_topp", "no_topk_no_topp"] = "full"
+    enable_penalty: bool = False
+
+
+class DFlash(Speculation):
+    """DFlashDecodingConfig of 1.3.0rc27."""
+
+    decoding_type: Literal["DFlash"]
+    mask_token_id: int | None = None
+    target_layer_ids: list[int] | None = None
+    attention_backend: AttentionBackend = "VANILLA"
+
+
+class DFlash14(DFlash):
+    """DFlashDecodingConfig of 1.4.0rc1.
+
+    `context_recompute_tail` is how many prompt tokens at least are computed again after a
+    prefix-cache hit, so that the drafter sees their hidden states; -1 is all of them.
+    """
+
+    moe_backend: DraftMoeBackend | None = None
+    spec_dec_variant: Positive | None = None
+    context_recompute_tail: Annotated[int, Field(ge=-1)] | None = 0
+    skip_ctx_buffer_budget_check: bool = False
+
+
+class Eagle3(Speculation):
+    """Eagle3DecodingConfig, the part that both versions have."""
+
+    decoding_type: Literal["Eagle3"]
+    use_dynamic_tree: bool | None = False
+    dynamic_tree_max_topK: int | None = None  # noqa: N815
+    num_eagle_layers: int | None = None
+    max_non_leaves_per_layer: int | None = None
+    eagle3_layers_to_capture: list[int] | None = None
+    eagle3_model_arch: Literal["llama3", "mistral_large3"] = "llama3"
+    sa_config: dict[str, Any] | None = None
+
+
+class Eagle313(Eagle3):
+    """Eagle3DecodingConfig of 1.3.0rc27."""
+
+    eagle_choices: list[list[int]] | None = None
+
+
+class Eagle314(Eagle3):
+    """Eagle3DecodingConfig of 1.4.0rc1."""
+
+    moe_backend: DraftMoeBackend | None = None
+    spec_dec_variant: Positive = 3
+
+
+class CudaGraphs(Section):
+    """DecodeCudaGraphConfig."""
+
+    batch_sizes: list[Positive] | None = None
+    max_batch_size: NonNegative = 0
+    enable_padding: bool = False
+    mode: Literal["decode"] = "decode"
+
+
+class Moe(Section):
+    """MoeConfig."""
+
+    backend: MoeBackend = "AUTO"
+    max_num_tokens: Positive | None = None
+    load_balancer: str | dict[str, Any] | None = None
+    disable_finalize_fusion: bool = False
+    use_low_precision_moe_combine: bool = False
+
+
+def _untyped(names: str) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), (Any, None))
+
+
+class _KvCache(Section):
+    enable_block_reuse: bool = True
+    enable_partial_reuse: bool = True
+    free_gpu_memory_fraction: Fraction | None = 0.9
+    max_tokens: Positive | None = None
+    dtype: Literal["auto", "float16", "bfloat16", "float32", "fp8", "fp8_ds_mla", "nvfp4"] = "auto"
+    tokens_per_block: Positive = 32
+    host_cache_size: NonNegative | None = None
+
+
+KvCache = create_model(
+    "KvCache",
+    __base__=_KvCache,
+    **_untyped(
+        "attention_dp_events_gather_period_ms avg_seq_len block_reuse_config copy_on_partial_reuse "
+        "cross_kv_cache_fraction disk_cache_path disk_cache_size disk_prefetch_num_reqs "
+        "enable_kv_pool_rebalance enable_swa_scratch_reuse event_buffer_max_size "
+        "fp8_context_mla_kv_len_cap iteration_stats_interval kv_cache_event_hash_algo "
+        "kv_events_config kv_pool_rebalance_check_interval kv_pool_rebalance_cooldown_secs "
+        "kv_pool_rebalance_min_sampled_kv_caches kv_pool_rebalance_moving_average_decay "
+        "kv_pool_rebalance_ratio_threshold kv_pool_rebalance_target_ratio_update_interval "
+        "mamba_ssm_cache_dtype mamba_ssm_philox_rounds mamba_ssm_stochastic_rounding "
+        "mamba_state_cache_interval mamba_state_config max_attention_window max_gpu_total_bytes "
+        "max_util_for_resume pool_ratio secondary_offload_min_priority sink_token_length "
+        "use_kv_cache_manager_v2 use_uvm"
+    ),
+)
+"""KvCacheConfig: names of no interest here are known, their values are not checked."""
+
+
+class _Arguments(Section):
+    model: str | None = None
+    backend: Literal["pytorch"] = "pytorch"
+    revision: str | None = None
+    dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
+    tensor_parallel_size: Positive = 1
+    pipeline_parallel_size: Positive = 1
+    moe_expert_parallel_size: Positive | None = None
+    moe_tensor_parallel_size: Positive | None = None
+    gpus_per_node: Positive | None = None
+    max_batch_size: Positive | None = None
+    max_seq_len: Positive | None = None
+    max_num_tokens: Positive | None = None
+    enable_chunked_prefill: bool = False
+    cuda_graph_config: CudaGraphs | None = None
+    kv_cache_config: KvCache | None = None  # type: ignore[valid-type]
+    moe_config: Moe | None = None
+
+
+_OTHER_ARGUMENTS = (
+    "allreduce_strategy attention_dp_config attn_backend batch_wait_max_tokens_ratio "
+    "batch_wait_timeout_iters batch_wait_timeout_ms batched_logits_processor "
+    "cache_transceiver_config checkpoint_format checkpoint_io_policy context_parallel_size "
+    "cp_config custom_tokenizer disable_mm_encoder disable_overlap_scheduler dwdp_config "
+    "enable_attention_dp enable_autotuner enable_early_first_token_response "
+    "enable_encoder_decoder_mixed_cuda_graph enable_energy_metrics enable_in_graph_sampling "
+    "enable_iter_perf_stats enable_iter_req_stats enable_layerwise_nvtx_marker "
+    "enable_lm_head_tp_in_adp enable_lora enable_low_latency_host_dispatch enable_min_latency "
+    "enable_mla_skip_correction enable_resource_governor enable_speculative_beam_history_d2h "
+    "encode_only encoder_cuda_graph_config encoder_max_batch_size encoder_max_num_tokens "
+    "force_dynamic_quantization garbage_collection_gen0_threshold gather_generation_logits "
+    "generation_config gms_config guided_decoding_backend iter_stats_max_iterations "
+    "kv_cache_compression_config kv_connector_config layer_wise_benchmarks_config load_format "
+    "lora_config max_beam_width max_input_len max_stats_len mla_skip_correction_threshold "
+    "mm_encoder_only model_kwargs moe_cluster_parallel_size multimodal_config mx_config "
+    "num_postprocess_workers num_serve_frontends nvfp4_gemm_config orchestrator_type "
+    "peft_cache_config perf_metrics_max_requests post_processor_hook postprocess_tokenizer_dir "
+    "pp_partition prefill_capture_num_tokens prefill_cuda_graph_backend print_iter_log "
+    "prometheus_metrics_config ray_placement_config reasoning_parser reorder_policy_config "
+    "request_stats_max_iterations return_perf_metrics sampler_force_async_worker scheduler_config "
+    "skip_tokenizer_init sparse_attention_config stream_interval telemetry_config tokenizer "
+    "tokenizer_mode tokenizer_revision torch_compile_config trust_remote_code "
+    "use_cute_dsl_bf16_bmm use_cute_dsl_bf16_gemm use_cute_dsl_blockscaling_bmm "
+    "use_cute_dsl_blockscaling_mm use_fine_grained_sync"
+)
+
+
+class _TritonConfig(Section):
+    """What the Triton model reads of model.yaml itself."""
+
+    max_batch_size: Literal[0]
+    decoupled: bool
+    cancellation_check_period_ms: Positive = 100
+
+
+_DECODING: dict[str, tuple[type[DFlash], type[Eagle3]]] = {
+    "1.3.0rc27": (DFlash, Eagle313),
+    "1.4.0rc1": (DFlash14, Eagle314),
+}
+
+
+def _arguments(version: str, more: str = "") -> type[_Arguments]:
+    dflash, eagle3 = _DECODING[version]
+    union = Annotated[Union[dflash, eagle3], Field(discriminator="decoding_type")]  # type: ignore[valid-type]  # noqa: UP007
+    return create_model(
+        "Arguments",
+        __base__=_Arguments,
+        speculative_config=(union | None, None),
+        triton_config=(_TritonConfig | None, None),
+        **_untyped(f"{_OTHER_ARGUMENTS} {more}"),
+    )
+
+
+_SCHEMAS: dict[str, type[_Arguments]] = {
+    "1.3.0rc27": _arguments("1.3.0rc27"),
+    "1.4.0rc1": _arguments("1.4.0rc1", "iter_perf_stats_interval"),
+}
+
+
+def check_arguments(
+    values: Mapping[str, Any], version: Version, where: str | Path
+) -> DFlash | Eagle3 | None:
+    """Checks LLM arguments against what `version` documents; returns their speculative_config.
+
+    Raises:
+        DflashError: an unknown field, with the nearest or the version that has it; a value that
+            the field does not take; fields that exclude each other (usage).
+    """
+    try:
+        checked = _SCHEMAS[version.name].model_validate(values)
+    except ValidationError as error:
+        # A misspelt field is also missing under its name: the spelling is the mistake.
+        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+        # Positions in unions are no part of the file.
+        path = [str(part) for part in first["loc"] if part not in ("DFlash", "Eagle3")]
+        if first["type"] == "extra_forbidden":
+            what = _unknown(path, values, version)
+        else:
+            got = one_line(repr(first["input"]), 60)
+            what = f"{'.'.join(path)}: {first['msg']}, got {got}"
+        raise DflashError(what, where=where, usage=True) from error
+    speculation: DFlash | Eagle3 | None = getattr(checked, "speculative_config", None)
+    if speculation is not None:
+        _check_together(checked, speculation, where)
+    return speculation
+
+
+def _check_together(arguments: _Arguments, speculation: DFlash | Eagle3, where: str | Path) -> None:
+    """Fields that do not go together, by TensorRT-LLM's feature matrix and its own checks."""
+    what = None
+    if arguments.pipeline_parallel_size > 1:
+        what = f"pipeline_parallel_size {arguments.pipeline_parallel_size} excludes speculation"
+    rows = (arguments.max_batch_size or 0) * ((speculation.max_draft_len or 0) + 1)
+    if arguments.max_num_tokens is not None and rows > arguments.max_num_tokens:
+        what = (
+            f"max_num_tokens {arguments.max_num_tokens} is less than the {rows} rows of a verify "
+            "step (max_batch_size × (max_draft_len + 1))"
+        )
+    if speculation.max_concurrency is not None and speculation.draft_len_schedule is not None:
+        what = "max_concurrency and draft_len_schedule exclude each other"
+    if what is not None:
+        raise DflashError(what, where=where, usage=True)
+
+
+def _unknown(path: list[str], values: Mapping[str, Any], version: Version) -> str:
+    """What is wrong with the field at `path`, which `version` does not have."""
+    kind = None
+    if path[0] == "speculative_config":
+        kind = str(values["speculative_config"].get("decoding_type"))
+    known = _fields(version.name, path[:-1], kind)
+    others = [name for name in VERSIONS if path[-1] in _fields(name, path[:-1], kind)]
+    has = (
+        f"; {', '.join(others)} has it" if others else f" {one_line(nearest(path[-1], known), 200)}"
+    )
+    return f"{'.'.join(path)} is no field of TensorRT-LLM {version.name}{has}"
+
+
+def _fields(version: str, path: list[str], kind: str | None) -> list[str]:
+    """Field names of the section at `path` in `version`."""
+    if not path:
+        return list(_SCHEMAS[version].model_fields)
+    sections: dict[str, type[BaseModel]] = {
+        "kv_cache_config": KvCache,
+        "cuda_graph_config": CudaGraphs,
+        "moe_config": Moe,
+        "triton_config": _TritonConfig,
+    }
+    if path[0] == "speculative_config":
+        dflash, eagle3 = _DECODING[version]
+        return list((eagle3 if kind == "Eagle3" else dflash).model_fields)
+    section = sections.get(path[0])
+    return [] if section is None else list(section.model_fields)

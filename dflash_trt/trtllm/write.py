@@ -1,0 +1,271 @@
+"""Writes a TensorRT-LLM deployment: YAML files, Triton repositories, sweeps, README, weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+from dflash_trt import __version__
+from dflash_trt.bundle.links import check_space, copy_file, place_files
+from dflash_trt.bundle.staging import staged_folder
+from dflash_trt.errors import DflashError
+from dflash_trt.progress import Progress
+from dflash_trt.trtllm.arguments import (
+    TITLES,
+    Models,
+    Variant,
+    model_arguments,
+    serve_arguments,
+)
+from dflash_trt.trtllm.native import check_natively, load_native
+from dflash_trt.trtllm.plan import DeploymentPlan
+from dflash_trt.trtllm.record import (
+    DEPLOYMENT,
+    RECORD_NAME,
+    Deployment,
+    Memory,
+    check_deployment,
+    yaml_files,
+)
+
+MOUNT = "/deployment"
+"""Where the YAML files expect the folder: a relative path could be taken for a hub name."""
+INTERACTIVITY = "200,500"
+CHECKPOINT_SUFFIXES = (".json", ".safetensors", ".jinja", ".txt", ".model", ".tiktoken")
+"""What TensorRT-LLM reads of a checkpoint: no code, no pickles."""
+_SWEEP_OSL = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """One model of the deployment: a folder, whose files come along, or a hub name."""
+
+    folder: Path | None = None
+    name: str | None = None
+    revision: str | None = None
+
+    def location(self, role: str) -> str:
+        """What the YAML files call it."""
+        return f"{MOUNT}/weights/{role}" if self.name is None else self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """The models by role; `precision` of those that were quantised for this deployment."""
+
+    target: ModelSource
+    draft: ModelSource
+    eagle3: ModelSource | None = None
+    eagle3_draft_len: int = 0
+    precision: Mapping[str, str]
+
+    @property
+    def models(self) -> Models:
+        return Models(
+            target=self.target.location("target"),
+            target_revision=self.target.revision,
+            draft=self.draft.location("draft"),
+            eagle3=None if self.eagle3 is None else self.eagle3.location("eagle3"),
+            eagle3_draft_len=self.eagle3_draft_len,
+        )
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """Those whose files come along."""
+        roles = {"target": self.target, "draft": self.draft, "eagle3": self.eagle3}
+        return {
+            role: source.folder
+            for role, source in roles.items()
+            if source is not None and source.folder is not None
+        }
+
+
+def write_deployment(
+    plan: DeploymentPlan,
+    sources: Sources,
+    destination: Path,
+    progress: Progress,
+    *,
+    overwrite: bool = False,
+    copy_weights: bool = False,
+    quantize: Callable[[Path], Mapping[str, Path]] | None = None,
+) -> Deployment:
+    """Writes `plan` to `destination`, whole or not at all.
+
+    `quantize` writes models into a temporary folder and returns theirs, by role.
+
+    Raises:
+        DflashError: a destination that may not be written, a field that TensorRT-LLM does not
+            document or its own classes refuse, a disk that refuses.
+    """
+    models = sources.models
+    native = load_native(plan.version)
+    fields = f"TensorRT-LLM {plan.version.name}'s documented fields"
+    deployment = Deployment(
+        name=plan.name,
+        created_by=f"dflash-trt {__version__}",
+        tensorrt_llm=plan.version.name,
+        checked=f"{fields} and its own classes" if native else fields,
+        profile_name=plan.profile_name,
+        profile=plan.profile,
+        target=models.target,
+        draft=models.draft,
+        eagle3=models.eagle3,
+        precision=dict(sources.precision),
+        variants=models.variants,
+        max_batch=plan.max_batch,
+        max_seq_len=plan.max_seq_len,
+        max_draft_len=plan.max_draft_len,
+        trained_block=plan.pair.draft.block_size,
+        attention_backend=plan.backend,
+        memory=Memory(**asdict(plan.memory), sequences=plan.memory.sequences),
+    )
+    with staged_folder(destination, overwrite=overwrite, kind=DEPLOYMENT) as folder:
+        for variant in models.variants:
+            _write_variant(folder, plan, models, variant, native)
+        _write_script(folder, models, plan)
+        (folder / "README.md").write_text(_readme(plan, sources, native is not None), "utf-8")
+        (folder / RECORD_NAME).write_text(deployment.model_dump_json(indent=2) + "\n", "utf-8")
+        check_deployment(folder, deployment)
+        # Beside it in its temporary folder: on the same filesystem, and gone when that goes.
+        made = {} if quantize is None else quantize(folder.with_name("quantized"))
+        folders = {**sources.folders, **made}
+        if folders:
+            _place_weights(folders, folder, destination, progress, copy=copy_weights)
+    return deployment
+
+
+def _write_variant(
+    folder: Path, plan: DeploymentPlan, models: Models, variant: Variant, native: Any | None
+) -> None:
+    """The YAML files, the Triton repository and the sweep of one variant."""
+    serve, model = yaml_files(variant)
+    title = f"{TITLES[variant]} of {plan.name} on {plan.hardware}"
+    checked = f"Checked against the fields that TensorRT-LLM {plan.version.name} documents."
+    for name, arguments in (
+        (serve, serve_arguments(plan, models, variant)),
+        (model, model_arguments(plan, models, variant)),
+    ):
+        if native is not None:
+            check_natively(native, arguments, name)
+        _write_yaml(folder / name, f"# LLM arguments: {title}.\n# {checked}\n", arguments)
+    template = _template("config.pbtxt")
+    _write(folder / "triton" / variant / "tensorrt_llm" / "config.pbtxt", template)
+    sweep = f"# `dflash-trt sweep`: {title}, served by trtllm-serve.\n"
+    _write_yaml(folder / "sweep" / f"{variant}.yaml", sweep, _sweep(plan, variant))
+
+
+def _sweep(plan: DeploymentPlan, variant: Variant) -> dict[str, Any]:
+    """Prompts come from the command line; every variant is measured at the same loads."""
+    powers = [1 << power for power in range(plan.max_batch.bit_length())]
+    return {
+        "configurations": [
+            {
+                "name": variant,
+                "kind": "chat",
+                "url": "http://127.0.0.1:8000",
+                "model": plan.name,
+                "gpus": plan.profile.gpus,
+                "hardware": plan.hardware,
+            }
+        ],
+        "osl": _SWEEP_OSL,
+        "temperature": 0.0,
+        "concurrency": sorted({*powers, plan.max_batch}),
+    }
+
+
+def _write_script(folder: Path, models: Models, plan: DeploymentPlan) -> None:
+    path = folder / "serve-triton.sh"
+    _write(path, _render("serve-triton.sh.j2", version=plan.version.name, variants=models.variants))
+    path.chmod(0o755)
+
+
+def _readme(plan: DeploymentPlan, sources: Sources, native: bool) -> str:
+    models, profile = sources.models, plan.profile
+    lines = []
+    for variant in models.variants:
+        line = f"`{variant}`: {TITLES[variant]}"
+        if variant == "eagle3":
+            line += f" with {models.eagle3}, {models.eagle3_draft_len} drafts"
+        elif variant == "dflash":
+            line += f" with {models.draft}, {plan.max_draft_len} drafts"
+            if plan.schedule is not None:
+                steps = [f"{drafts} up to {batch}" for batch, drafts in plan.schedule.items()]
+                last = max(plan.schedule)
+                steps += [f"none above {last}"] if last < plan.max_batch else []
+                line += f" ({', '.join(steps)} sequences)"
+        lines.append(line)
+    quantized = {role: f"{role} ({name})" for role, name in sources.precision.items()}
+    return _render(
+        "README.md.j2",
+        name=plan.name,
+        hardware=plan.hardware,
+        version=plan.version.name,
+        image=plan.version.image,
+        native=native,
+        local=[quantized.get(role, role) for role in sources.folders],
+        variants=lines,
+        variant_names=models.variants,
+        memory=plan.memory,
+        max_batch=plan.max_batch,
+        max_seq_len=plan.max_seq_len,
+        block=plan.pair.draft.block_size,
+        backend=plan.backend,
+        target=models.target,
+        gpus=profile.gpus,
+        nodes=profile.nodes,
+        gpus_per_node=profile.gpus // profile.nodes,
+        interactivity=INTERACTIVITY,
+    )
+
+
+def _place_weights(
+    folders: Mapping[str, Path], folder: Path, destination: Path, progress: Progress, *, copy: bool
+) -> None:
+    """Brings the checkpoints' files into weights/, under their own names."""
+    placed: dict[Path, Path] = {}
+    for role, source in folders.items():
+        found = [
+            path
+            for path in sorted(source.iterdir())
+            if path.suffix in CHECKPOINT_SUFFIXES and path.is_file()
+        ]
+        if not any(path.suffix == ".safetensors" for path in found):
+            raise DflashError("has no .safetensors weights", where=source)
+        placed |= {folder / "weights" / role / path.name: path for path in found}
+    if not copy:
+        place_files(placed, destination, "weights", progress)
+        return
+    progress.stage("copying weights", check_space(placed.values(), destination))
+    for path, source in placed.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        copy_file(source, path, progress.advance)
+
+
+def _write_yaml(path: Path, comment: str, values: Mapping[str, Any]) -> None:
+    """In ASCII: TensorRT-LLM's Triton model reads in the locale's encoding, which may be that."""
+    comment = comment.replace("×", "x").encode("ascii", "backslashreplace").decode()
+    _write(path, comment + yaml.safe_dump(dict(values), sort_keys=False))
+
+
+def _template(name: str) -> str:
+    return (files("dflash_trt.trtllm") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _render(template: str, **values: Any) -> str:
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
+    return environment.from_string(_template(template)).render(values)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

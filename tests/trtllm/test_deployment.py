@@ -1,0 +1,254 @@
+"""Deployments with weights, quantised or not; edited files; several nodes; sweeps; the script."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from dflash_perf.harness.config import read_sweep_config
+
+from dflash_trt.bundle import links
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.target import read_target
+from dflash_trt.config import load_config, target_names
+from tests.trtllm.conftest import Run
+
+MOUNTED = "/deployment/weights"
+
+
+def _build(run: Run, output: Path, *options: object) -> dict[str, Any]:
+    outcome = run("build", "--executor", "trtllm", *options, "-o", output)
+    assert outcome.code == 0, outcome.err
+    shown: dict[str, Any] = run("inspect", output, "--json").json
+    return shown
+
+
+@pytest.fixture(scope="module")
+def public() -> list[tuple[str, str]]:
+    """Every shipped configuration with every profile of it."""
+    return [(name, profile) for name in target_names() for profile in load_config(name)[0].profiles]
+
+
+def test_every_shipped_profile(run: Run, tmp_path: Path, public: list[tuple[str, str]]) -> None:
+    assert len(public) >= 20
+    for name, profile in public:
+        shown = _build(run, tmp_path / name / profile, "--target", name, "--profile", profile)
+        assert shown["max_draft_len"] == shown["trained_block"] - 1
+        assert shown["memory"]["sequences"] >= 1
+
+
+def test_several_nodes(run: Run, tmp_path: Path) -> None:
+    _build(run, tmp_path / "d", "--target", "gpt-oss-120b", "--profile", "gb300x8")
+    readme = (tmp_path / "d" / "README.md").read_text(encoding="utf-8")
+    assert "srun --nodes 2 --ntasks 8 --ntasks-per-node 4 --mpi pmix" in readme
+    assert "--container-image nvcr.io#nvidia/tensorrt-llm/release:1.4.0rc1" in readme
+    assert "trtllm-llmapi-launch trtllm-serve openai/gpt-oss-120b" in readme
+    arguments = yaml.safe_load((tmp_path / "d" / "serve" / "dflash.yaml").read_text())
+    assert (arguments["tensor_parallel_size"], arguments["gpus_per_node"]) == (8, 4)
+
+
+def test_sweeps_are_sweeps(run: Run, tmp_path: Path) -> None:
+    shown = _build(run, tmp_path / "d", "--target", "gpt-oss-120b", "--profile", "b300x1")
+    assert shown["variants"] == ["autoregressive", "eagle3", "dflash"]
+    prompts = {"input_file": "prompts.jsonl"}
+    sweeps = [
+        read_sweep_config(tmp_path / "d" / "sweep" / f"{variant}.yaml", prompts)
+        for variant in shown["variants"]
+    ]
+    assert [sweep.configurations[0].name for sweep in sweeps] == shown["variants"]
+    # Measured one after another into one folder: they may differ in nothing else.
+    assert len({sweep.model_dump_json(exclude={"configurations"}) for sweep in sweeps}) == 1
+    assert [load.concurrency for load in sweeps[0].loads] == [1, 2, 4, 8, 16, 32]
+
+
+def test_weights_come_along(run: Run, pair: Path, tmp_path: Path) -> None:
+    shown = _build(run, tmp_path / "d", "--target", pair, "--profile", "one")
+    assert (shown["target"], shown["draft"]) == (f"{MOUNTED}/target", f"{MOUNTED}/draft")
+    for role in ("target", "draft"):
+        source, placed = pair.parent / role, tmp_path / "d" / "weights" / role
+        names = {path.name for path in source.iterdir()}
+        assert {path.name for path in placed.iterdir()} == names
+        assert (placed / "model.safetensors").samefile(source / "model.safetensors")
+    read_target(tmp_path / "d" / "weights" / "target")
+    _build(run, tmp_path / "copy", "--target", pair, "--profile", "one", "--copy-weights")
+    copied = tmp_path / "copy" / "weights" / "draft" / "model.safetensors"
+    assert not copied.samefile(pair.parent / "draft" / "model.safetensors")
+
+
+def test_an_eagle3_folder_comes_along(run: Run, pair: Path, tmp_path: Path) -> None:
+    options = ["--target", pair, "--profile", "one", "--eagle-checkpoint", pair.parent / "draft"]
+    shown = _build(run, tmp_path / "d", *options)
+    assert shown["eagle3"] == f"{MOUNTED}/eagle3"
+    assert (tmp_path / "d" / "weights" / "eagle3" / "model.safetensors").is_file()
+    arguments = yaml.safe_load((tmp_path / "d" / "serve" / "eagle3.yaml").read_text())
+    assert arguments["speculative_config"]["max_draft_len"] == 3
+    named = _build(run, tmp_path / "named", *options[:-1], "owner/eagle")
+    assert named["eagle3"] == "owner/eagle"
+
+
+def test_code_and_pickles_stay_behind(run: Run, pair: Path, tmp_path: Path) -> None:
+    shutil.copytree(pair.parent, tmp_path / "pair")
+    for name in ("modeling_x.py", "pytorch_model.bin"):
+        (tmp_path / "pair" / "target" / name).write_text("boom")
+    own = tmp_path / "pair" / pair.name
+    _build(run, tmp_path / "d", "--target", own, "--profile", "one")
+    placed = {path.suffix for path in (tmp_path / "d" / "weights" / "target").iterdir()}
+    assert placed <= {".json", ".safetensors", ".jinja", ".txt"}
+
+
+def test_quantised_on_the_way(run: Run, pair: Path, tmp_path: Path) -> None:
+    fp8 = ["--target", pair, "--profile", "one", "--precision", "fp8"]
+    shown = _build(run, tmp_path / "d", *fp8)
+    weights = tmp_path / "d" / "weights"
+    assert shown["precision"] == {"target": "FP8"}
+    assert read_target(weights / "target").quantization is not None
+    assert read_draft(weights / "draft").quantization is None
+    assert (weights / "target" / "tokenizer.json").is_file()
+    assert "target (FP8)" in (tmp_path / "d" / "README.md").read_text(encoding="utf-8")
+    shown = _build(run, tmp_path / "both", *fp8, "--draft-precision", "fp8")
+    assert shown["precision"] == {"target": "FP8", "draft": "FP8"}
+    plain = _build(run, tmp_path / "plain", *fp8[:-2])
+    assert shown["memory"]["weights"] < plain["memory"]["weights"]
+    run("build", "--executor", "trtllm", "--target", pair, "--profile", "ada").fails(
+        2, "L40S (sm_89) does not multiply in nvfp4", "choose fp8"
+    )
+
+
+def test_a_draft_of_another_target(run: Run, pair: Path, tmp_path: Path) -> None:
+    output = ["-o", tmp_path / "d"]
+    common = ["build", "--executor", "trtllm", "--target", "qwen3-8b", "--profile", "b200x1"]
+    folder = pair.parent
+    run(*common, "--draft-checkpoint", folder / "draft", *output).fails(
+        1, "is no draft of qwen3-8b", "tapped layers of 4096"
+    )
+    run(*common, "--target-checkpoint", folder / "target", *output).fails(
+        2, "has 6 layers of width 64", "--draft-checkpoint too"
+    )
+    assert not (tmp_path / "d").exists()
+
+
+def test_whole_or_absent(
+    run: Run, pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "d"
+    common = ["build", "--executor", "trtllm", "--target", pair, "--profile", "one", "-o", output]
+    with monkeypatch.context() as patch:
+        patch.setattr(links, "link_file", lambda *_: False)
+        patch.setattr(links, "clone_file", lambda *_: False)
+        patch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+        run(*common).fails(1, "copying the weights needs", "0 are free")
+    assert list(tmp_path.iterdir()) == []
+    assert run(*common).code == 0
+    run(*common).fails(2, "already exists", "--overwrite")
+    assert run(*common, "--overwrite").code == 0
+    (tmp_path / "mine").mkdir()
+    run(*common[:-1], tmp_path / "mine", "--overwrite").fails(
+        2, "exists and is not a TensorRT-LLM deployment"
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "pieces"),
+    [
+        ("serve/dflash.yaml", "max_draft_len: 15", "max_draft_len: 16", ["a block of 17"]),
+        ("serve/dflash.yaml", "max_draft_len", "max_draft_length", ["nearest: 'max_draft_len'"]),
+        ("serve/dflash.yaml", "TRTLLM", "FA4", ["FA4 does not run on B200"]),
+        (
+            "serve/dflash.yaml",
+            "context_rec",
+            "draft_len_schedule: {4: 3}\n  context_rec",
+            ["3 drafts"],
+        ),
+        ("triton/dflash/tensorrt_llm/1/model.yaml", "decoupled", "decoupeld", ["triton_config"]),
+        ("serve/autoregressive.yaml", "max_batch_size: 64", "max_batch_size: -1", ["got -1"]),
+        ("serve/autoregressive.yaml", "max_seq_len", "{[", ["not valid YAML"]),
+        ("deployment.json", '"schema_version": 1', '"schema_version": 9', ["schema version 9"]),
+        ("deployment.json", '"max_batch": 64', '"max_batch": "x"', ["max_batch"]),
+    ],
+)
+def test_edited_files(
+    run: Run, tmp_path: Path, file: str, old: str, new: str, pieces: list[str]
+) -> None:
+    _build(run, tmp_path / "d", "--target", "qwen3-8b", "--profile", "b200x1")
+    path = tmp_path / "d" / file
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    line = run("inspect", tmp_path / "d")
+    assert line.code in (1, 2)
+    for piece in [file, *pieces]:
+        assert piece in line.fails(line.code), line.err
+
+
+def test_inspect(run: Run, tmp_path: Path) -> None:
+    _build(run, tmp_path / "d", "--target", "gpt-oss-120b", "--profile", "b300x8")
+    shown = run("inspect", tmp_path / "d")
+    assert shown.code == 0
+    for piece in ("not run", "draft context 16.3 GiB", "6 YAML files", "EAGLE-3 nvidia/"):
+        assert piece in shown.out
+    run("inspect", tmp_path / "d", "--verify").fails(2, "--verify", "about bundles")
+
+
+@pytest.fixture
+def triton_machine(tmp_path: Path) -> dict[str, str]:
+    """An environment with a TensorRT-LLM and its Triton model, as far as the script looks."""
+    binaries, package = tmp_path / "bin", tmp_path / "python" / "tensorrt_llm"
+    model = tmp_path / "llmapi" / "tensorrt_llm" / "1"
+    for folder in (binaries, package, model):
+        folder.mkdir(parents=True)
+    (package / "__init__.py").write_text("print('a banner')\n__version__ = '1.4.0rc1'\n")
+    for name in ("model.py", "helpers.py"):
+        (model / name).write_text("# TensorRT-LLM's own\n")
+    launch = binaries / "trtllm-llmapi-launch"
+    launch.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    launch.chmod(0o755)
+    return {
+        **os.environ,
+        "PATH": f"{binaries}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(package.parent),
+        "LLMAPI": str(tmp_path / "llmapi"),
+        "TMPDIR": str(tmp_path),
+    }
+
+
+def test_the_triton_script(run: Run, tmp_path: Path, triton_machine: dict[str, str]) -> None:
+    _build(run, tmp_path / "d", "--target", "qwen3-8b", "--profile", "b200x1")
+
+    def script(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(tmp_path / "d" / "serve-triton.sh"), *arguments],
+            env={**triton_machine, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    done = script("autoregressive", "--http-port=9000")
+    assert done.returncode == 0, done.stderr
+    command = done.stdout.splitlines()
+    assert command[0] == "tritonserver" and command[-1] == "--http-port=9000"
+    assert "--http-address=127.0.0.1" in command
+    repository = Path(command[1].removeprefix("--model-repository="))
+    served = {path.relative_to(repository).as_posix() for path in repository.rglob("*.*")}
+    assert served == {
+        f"tensorrt_llm/{name}"
+        for name in ("config.pbtxt", "1/model.py", "1/helpers.py", "1/model.yaml")
+    }
+    arguments = yaml.safe_load((repository / "tensorrt_llm" / "1" / "model.yaml").read_text())
+    assert arguments["model"] == "Qwen/Qwen3-8B" and "speculative_config" not in arguments
+    for outcome, piece in (
+        (script("medusa"), "there is no variant 'medusa', but autoregressive, dflash"),
+        (script(LLMAPI="/nowhere"), "set LLMAPI to triton_backend/all_models/llmapi"),
+    ):
+        assert outcome.returncode == 1 and piece in outcome.stderr
+    package = Path(triton_machine["PYTHONPATH"]) / "tensorrt_llm" / "__init__.py"
+    package.write_text("__version__ = '1.2.1'\n")
+    old = script()
+    assert old.returncode == 1 and "this is TensorRT-LLM '1.2.1'" in old.stderr

@@ -1,0 +1,196 @@
+"""The documented fields by version, and what TensorRT-LLM's own classes add where they are."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
+from dflash_trt.errors import DflashError
+from dflash_trt.trtllm.native import check_natively, load_native
+from dflash_trt.trtllm.rules import check_draft_length
+from dflash_trt.trtllm.schema import DFlash, check_arguments
+from dflash_trt.trtllm.versions import DEFAULT_VERSION, VERSIONS, find_version
+
+DFLASH = {"decoding_type": "DFlash", "max_draft_len": 9, "speculative_model": "z-lab/x"}
+
+
+def _check(version: str = DEFAULT_VERSION, **values: Any) -> Any:
+    return check_arguments(values, find_version(version), "file.yaml")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_every_version_has(version: str) -> None:
+    speculation = _check(
+        version,
+        model="m",
+        tensor_parallel_size=8,
+        moe_expert_parallel_size=8,
+        print_iter_log=True,
+        kv_cache_config={"dtype": "fp8", "use_uvm": False},
+        cuda_graph_config={"max_batch_size": 8},
+        speculative_config={**DFLASH, "draft_len_schedule": {4: 9, 8: 2}},
+    )
+    assert isinstance(speculation, DFlash)
+    assert speculation.draft_len_schedule == {4: 9, 8: 2}
+    assert _check(version, speculative_config={"decoding_type": "Eagle3"}).max_draft_len is None
+    assert _check(version) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "values", "pieces"),
+    [
+        ("1.4.0rc1", {"tensor_paralel_size": 1}, ["1.4.0rc1 (nearest: 'tensor_parallel_size')"]),
+        (
+            "1.4.0rc1",
+            {"speculative_config": {**DFLASH, "max_concurrency": 4, "draft_len_schedule": {4: 9}}},
+            ["max_concurrency and draft_len_schedule exclude each other"],
+        ),
+        (
+            "1.3.0rc27",
+            {"speculative_config": {**DFLASH, "draft_len_schedule": {}}},
+            ["speculative_config.draft_len_schedule: ", "at least 1 item"],
+        ),
+        (
+            "1.4.0rc1",
+            {"speculative_config": {**DFLASH, "max_draft_length": 1}},
+            ["'max_draft_len'"],
+        ),
+        (
+            "1.3.0rc27",
+            {"speculative_config": {**DFLASH, "context_recompute_tail": -1}},
+            ["context_recompute_tail is no field of TensorRT-LLM 1.3.0rc27; 1.4.0rc1 has it"],
+        ),
+        (
+            "1.4.0rc1",
+            {"speculative_config": {"decoding_type": "Eagle3", "eagle_choices": []}},
+            ["no field of TensorRT-LLM 1.4.0rc1; 1.3.0rc27 has it"],
+        ),
+        ("1.3.0rc27", {"iter_perf_stats_interval": 4}, ["1.4.0rc1 has it"]),
+        ("1.4.0rc1", {"speculative_config": {**DFLASH, "mask_token_id": "x"}}, ["mask_token_id"]),
+        ("1.4.0rc1", {"speculative_config": {"decoding_type": "MTP"}}, ["'DFlash', 'Eagle3'"]),
+        ("1.4.0rc1", {"speculative_config": 3}, ["speculative_config"]),
+        ("1.4.0rc1", {"max_batch_size": True}, ["max_batch_size", "got True"]),
+        (
+            "1.4.0rc1",
+            {"kv_cache_config": {"free_gpu_memory_fraction": 1.5}},
+            ["less than or equal"],
+        ),
+        ("1.4.0rc1", {"kv_cache_config": {"zzz": 1}}, ["kv_cache_config.zzz is no field"]),
+        (
+            "1.4.0rc1",
+            {"speculative_config": DFLASH, "pipeline_parallel_size": 2},
+            ["pipeline_parallel_size 2 excludes speculation"],
+        ),
+        (
+            "1.4.0rc1",
+            {"speculative_config": DFLASH, "max_batch_size": 64, "max_num_tokens": 512},
+            ["max_num_tokens 512 is less than the 640 rows"],
+        ),
+        ("1.4.0rc1", {"triton_config": {"max_batch_size": 8, "decoupled": True}}, ["got 8"]),
+    ],
+)
+def test_mistakes(version: str, values: dict[str, Any], pieces: list[str]) -> None:
+    with pytest.raises(DflashError) as caught:
+        _check(version, **values)
+    line = str(caught.value)
+    assert caught.value.exit_code == 2 and line.startswith("file.yaml: ") and len(line) < 400
+    for piece in pieces:
+        assert piece in line
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+NAMES = ["speculative_config", "kv_cache_config", "max_batch_size", "triton_config", "zzz"]
+
+
+@given(
+    st.dictionaries(st.sampled_from(NAMES), ANYTHING, max_size=3),
+    st.dictionaries(st.sampled_from(["draft_len_schedule", "max_draft_len", "x"]), ANYTHING),
+)
+def test_anything_else_is_one_line(values: dict[str, Any], fields: dict[str, Any]) -> None:
+    for one in (values, {"speculative_config": {"decoding_type": "DFlash", **fields}}):
+        try:
+            _check(**one)
+        except DflashError as error:
+            assert str(error).isprintable() and len(str(error)) < 500
+
+
+@pytest.mark.parametrize(
+    ("fields", "piece"),
+    [
+        ({"max_draft_len": 10}, "max_draft_len 10 needs a block of 11, the draft was trained with"),
+        ({"max_draft_len": 0}, "missing or 0"),
+        ({"max_draft_len": None}, "missing or 0"),
+        ({"draft_len_schedule": {4: 4, 8: 2}}, "begins with 4 drafts"),
+        ({"draft_len_schedule": {4: 9, 8: 12}}, "asks for 12 drafts"),
+    ],
+)
+def test_draft_lengths(fields: dict[str, Any], piece: str) -> None:
+    with pytest.raises(DflashError, match=piece.replace("(", r"\(")):
+        check_draft_length(_check(speculative_config={**DFLASH, **fields}), 10, "file.yaml")
+
+
+def _stand_in(version: str) -> tuple[ModuleType, ModuleType]:
+    """`tensorrt_llm` as far as it is asked: classes that forbid what they do not know."""
+
+    class Strict(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+    class DFlashDecodingConfig(Strict):
+        decoding_type: str
+        max_draft_len: int
+        speculative_model: str
+
+    class KvCacheConfig(Strict):
+        enable_block_reuse: bool
+
+    class TorchLlmArgs(Strict):
+        tensor_parallel_size: int
+        kv_cache_config: KvCacheConfig
+        speculative_config: DFlashDecodingConfig
+
+    package, llmapi = ModuleType("tensorrt_llm"), ModuleType("tensorrt_llm.llmapi")
+    package.__dict__["__version__"] = version
+    for one in (DFlashDecodingConfig, KvCacheConfig, TorchLlmArgs):
+        llmapi.__dict__[one.__name__] = one
+    return package, llmapi
+
+
+def test_tensorrt_llms_own_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = find_version("1.4.0rc1")
+    assert load_native(version) is None  # not installed
+    for installed in ("1.3.0rc27", "1.4.0rc1"):
+        package, llmapi = _stand_in(installed)
+        monkeypatch.setitem(sys.modules, "tensorrt_llm", package)
+        monkeypatch.setitem(sys.modules, "tensorrt_llm.llmapi", llmapi)
+        assert (load_native(version) is llmapi) == (installed == version.name)
+    check_natively(llmapi, {"tensor_parallel_size": 8, "speculative_config": DFLASH}, "f")
+    for values, piece in (
+        ({"tensor_parallel": 8}, "has no field 'tensor_parallel'"),
+        ({"kv_cache_config": {"enable_block_reuse": "?"}}, "refuses kv_cache_config"),
+        ({"speculative_config": {**DFLASH, "mask_token_id": 3}}, "refuses speculative_config"),
+    ):
+        with pytest.raises(DflashError, match=piece) as caught:
+            check_natively(llmapi, values, "f")
+        assert "\n" not in str(caught.value) and "installed here" in str(caught.value)
+
+
+def test_a_build_asks_them(monkeypatch: pytest.MonkeyPatch, run: Any, tmp_path: Any) -> None:
+    package, llmapi = _stand_in(DEFAULT_VERSION)
+    monkeypatch.setitem(sys.modules, "tensorrt_llm", package)
+    monkeypatch.setitem(sys.modules, "tensorrt_llm.llmapi", llmapi)
+    output = tmp_path / "deployment"
+    common = ["build", "--executor", "trtllm", "--target", "qwen3-8b", "--profile", "b200x1"]
+    run(*common, "-o", output).fails(2, "the tensorrt_llm installed here has no field")
+    assert not output.exists()
