@@ -20,6 +20,7 @@ LIBRARIES = (
     "onnx",
     "onnxruntime",
     "tensorrt_rtx",
+    "triton",
     "tritonclient",
 )
 

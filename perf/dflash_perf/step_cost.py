@@ -20,13 +20,14 @@ from dflash_perf.record import spread, write_record
 from dflash_perf.synthetic import Shape, write_pair
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.bundle.pages import Paging
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.commands.progress import StageBars
 from dflash_trt.config import BuildConfig, CheckpointSource
 from dflash_trt.executors import open_executor
-from dflash_trt.executors.base import Executor, Scores
+from dflash_trt.executors.base import Executor, Scores, hold_positions
 
 HELD = 100
 LENGTHS = (512, 4096)
@@ -45,8 +46,10 @@ SHAPE = Shape(
 )
 
 
-def open_synthetic(folder: Path, max_seq_len: int) -> Executor:
-    """Builds and opens the synthetic pair for `max_seq_len` positions, HELD tokens cached."""
+def open_synthetic(
+    folder: Path, max_seq_len: int, held: int = HELD, paging: Paging | None = None
+) -> Executor:
+    """Builds and opens the synthetic pair for `max_seq_len` positions, `held` tokens cached."""
     pair = check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
     config = BuildConfig(
         description="synthetic",
@@ -55,20 +58,22 @@ def open_synthetic(folder: Path, max_seq_len: int) -> Executor:
         max_seq_len=max_seq_len,
         max_batch=8,
     )
-    bundle = folder / f"bundle-{max_seq_len}"
+    bundle = folder / f"bundle-{max_seq_len}{'' if paging is None else '-paged'}"
     with StageBars() as bars:
-        build_bundle(pair, config, "synthetic", bundle, BuildOptions(), bars)
+        options = BuildOptions(paging=paging, overwrite=True)
+        build_bundle(pair, config, "synthetic", bundle, options, bars)
     executor = open_executor(open_bundle(bundle), threads=1)
-    ids = np.arange(HELD, dtype=np.int64)[None]
-    zero, last = np.zeros(1, np.int64), np.array([[HELD - 1]])
+    hold_positions(executor, 0, max_seq_len)
+    ids = np.arange(held, dtype=np.int64)[None] % SHAPE.vocab
+    zero, last = np.zeros(1, np.int64), np.array([[held - 1]])
     executor.forward("target", 0, ids, zero, last, Scores.NONE)
     executor.forward("target_only", 0, ids, zero, last, Scores.NONE)
     return executor
 
 
-def time_steps(executor: Executor, *, speculative: bool, seconds: float) -> float:
-    """Milliseconds per step at HELD tokens, averaged over `seconds`."""
-    start = np.array([HELD])
+def time_steps(executor: Executor, *, speculative: bool, seconds: float, held: int = HELD) -> float:
+    """Milliseconds per step at `held` tokens, averaged over `seconds`."""
+    start = np.array([held])
     count, started = 0, time.perf_counter()
     while time.perf_counter() - started < seconds:
         if speculative:

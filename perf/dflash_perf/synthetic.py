@@ -137,9 +137,8 @@ def _quantize(tensors: Tensors) -> Tensors:
     return quantized
 
 
-def _write(folder: Path, tensors: Tensors, config: dict[str, object], random: bool) -> int:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+def encode_header(tensors: Tensors) -> tuple[bytes, int]:
+    """What a .safetensors file of `tensors` begins with, and how many bytes of data follow."""
     header: dict[str, object] = {}
     offset = 0
     for name, (dtype, shape) in tensors.items():
@@ -152,9 +151,16 @@ def _write(folder: Path, tensors: Tensors, config: dict[str, object], random: bo
         offset += length
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
+    return len(encoded).to_bytes(8, "little") + encoded, offset
+
+
+def _write(folder: Path, tensors: Tensors, config: dict[str, object], random: bool) -> int:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    encoded, size = encode_header(tensors)
     generator = np.random.default_rng(0)
     with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        file.write(encoded)
         # Scales are read when a checkpoint is opened; they have their value in a hole as well.
         for dtype, shape in tensors.values():
             if random or not shape:
@@ -162,8 +168,8 @@ def _write(folder: Path, tensors: Tensors, config: dict[str, object], random: bo
                     file.write(_random_bytes(generator, dtype, shape, min(left, _CHUNK)))
             else:
                 file.seek(math.prod(shape) * _ITEM_BYTES[dtype], 1)
-        file.truncate(8 + len(encoded) + offset)
-    return offset
+        file.truncate(len(encoded) + size)
+    return size
 
 
 def _random_bytes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 from dflash_perf.harness.config import Load, SweepConfig
@@ -14,8 +15,8 @@ OUTPUT_TOKENS = 129
 BLOCKS = {"autoregressive": 1, "DFlash, block 4": 4, "DFlash, block 8": 8}
 
 
-def invented_config(**changes: object) -> SweepConfig:
-    configurations = [{"name": name, "url": "127.0.0.1:8001"} for name in BLOCKS]
+def invented_config(*, gpus: int | None = None, **changes: object) -> SweepConfig:
+    configurations = [{"name": name, "url": "127.0.0.1:8001", "gpus": gpus} for name in BLOCKS]
     raw = {"configurations": configurations, "input_file": "prompts.jsonl", **changes}
     return SweepConfig.model_validate(raw)
 
@@ -77,6 +78,7 @@ def write_invented(folder: Path, config: SweepConfig) -> ResultStore:
             for load in config.loads:
                 for name in [one.name for one in config.configurations]:
                     run = invent_run(BLOCKS[name], load.concurrency or 1, repeat)
+                    run = replace(run, gpus=config.configurations[0].gpus)
                     summary = summarize(run, config, name, load, repeat)
                     store.add(run, summary)
         server = {"server": "triton 2.51.0", "model": "tensorrt_llm", "parameters": {}}

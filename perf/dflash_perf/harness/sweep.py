@@ -32,6 +32,16 @@ class SweepObserver(Protocol):
         """The run is on disk."""
 
 
+class SilentObserver:
+    """A `SweepObserver` that shows nothing."""
+
+    def plan(self, runs: int, finished: int) -> None: ...
+
+    def start(self, *details: object) -> None: ...
+
+    def finish(self, summary: RunSummary) -> None: ...
+
+
 def run_sweep(
     config: SweepConfig,
     folder: Path,

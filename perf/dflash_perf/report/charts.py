@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dflash_perf.harness.acceptance import AcceptanceProfile
-from dflash_perf.harness.answers import Answer, build_fronts, throughput_unit
+from dflash_perf.harness.answers import NOT_MEASURED, Answer, build_fronts, throughput_unit
 from dflash_perf.harness.points import Point
 from dflash_perf.report.style import (
     INK,
@@ -15,6 +15,7 @@ from dflash_perf.report.style import (
     label_lines,
     log_axis,
     looks,
+    mark_interactivity,
     name_row,
     new_chart,
     white_halo,
@@ -115,18 +116,8 @@ def _mark_answer(axes: Axes, data: ChartData) -> None:
     if data.answer is None:
         return
     at = data.answer.interactivity
-    axes.axvline(at, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
     missing = [name for name, value in data.answer.values.items() if value is None]
-    axes.annotate(
-        f"at {at:g} tokens/s per user" + "".join(f"\n{name}: not measured" for name in missing),
-        (at, 1),
-        xycoords=axes.get_xaxis_transform(),
-        xytext=(0, 3),
-        textcoords="offset points",
-        ha="center",
-        fontsize=8.5,
-        color=INK,
-    )
+    mark_interactivity(axes, at, [f"{name}: {NOT_MEASURED}" for name in missing])
     rings: list[tuple[float, float, str, str]] = []
     for name, value in data.answer.values.items():
         if value is None:

@@ -137,6 +137,21 @@ def name_row(axes: Axes, chosen: dict[str, Look], names: Sequence[str]) -> None:
     )
 
 
+def mark_interactivity(axes: Axes, at: float, notes: Sequence[str]) -> None:
+    """A line at an interactivity in tokens/s per user, named above the axes, `notes` below that."""
+    axes.axvline(at, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    axes.annotate(
+        "\n".join([f"at {at:g} tokens/s per user", *notes]),
+        (at, 1),
+        xycoords=axes.get_xaxis_transform(),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="center",
+        fontsize=8.5,
+        color=INK,
+    )
+
+
 def log_axis(axes: Axes) -> None:
     """A logarithmic y axis with plain numbers at 1, 2 and 5."""
     from matplotlib.ticker import LogLocator, NullFormatter

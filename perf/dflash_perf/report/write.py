@@ -61,20 +61,35 @@ def to_svg(chart: Chart) -> str:
 
 def _write_png(chart: Chart, output: Path) -> Path:
     path = output.with_name(f"{output.stem}-{chart.key}.png")
-    chart.figure.savefig(path, format="png", dpi=PNG_DPI, metadata={"Software": None})
+    save_png(chart, path)
     return path
 
 
+def save_png(chart: Chart, path: Path) -> None:
+    """The chart as a picture, the same bytes each time."""
+    chart.figure.savefig(path, format="png", dpi=PNG_DPI, metadata={"Software": None})
+
+
 def _render(template: str, content: Content, drawings: Sequence[str]) -> str:
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=template.endswith(".html.j2"),
-        trim_blocks=False,
-        keep_trailing_newline=True,
-    )
+    is_html = template.endswith(".html.j2")
+    environment = html_environment() if is_html else _environment(_TEMPLATES, autoescape=False)
     environment.filters |= {"text": _markdown_text, "cell": _markdown_cell, "path": quote}
     pairs = list(zip(content.charts, drawings, strict=True))
     return environment.get_template(template).render(content=content, drawings=pairs)
+
+
+def html_environment(*folders: Path) -> Environment:
+    """Templates of pages, those in `folders` and the parts that all pages share; all escaped."""
+    return _environment(*folders, _TEMPLATES, autoescape=True)
+
+
+def _environment(*folders: Path, autoescape: bool) -> Environment:
+    return Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=autoescape,
+        trim_blocks=False,
+        keep_trailing_newline=True,
+    )
 
 
 def _markdown_text(text: str) -> str:
