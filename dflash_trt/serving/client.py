@@ -92,17 +92,21 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta:
-    """What a request's text grew by; the last one has the result."""
+    """What a request's text grew by; the last one has the result.
+
+    `token_ids` are the output's, special ones included; none where the server does not send them.
+    """
 
     text: str
+    token_ids: tuple[int, ...] = ()
     result: RequestResult | None = None
 
 
 class ServedModel:
     """The model `tensorrt_llm` of the server at `address` (host:port).
 
-    Belongs to the event loop it was made in. The result's times are this client's own, from
-    submission on; its `position_trials` are empty: the contract has no place for them.
+    Belongs to the event loop it was made in. The result's times are this client's
+    own, from submission on.
 
     Raises:
         DflashError: tritonclient is not installed.
@@ -147,6 +151,7 @@ class ServedModel:
         assembler = TextAssembler(cumulative=cumulative)
         submitted_at, first_at = time.perf_counter(), None
         token_ids: tuple[int, ...] = ()
+        shown = 0
         result: RequestResult | None = None
         parameters = _to_parameters(request) | ({} if cumulative else _EXTENSIONS)
         call = ModelCall(self._client, _to_inputs(request), parameters)
@@ -172,7 +177,8 @@ class ServedModel:
                     times = (first_at - submitted_at, time.perf_counter() - submitted_at)
                     result = answer.to_result(assembler.text, token_ids, *times)
                 if text or final:
-                    yield TextDelta(text=text, result=result)
+                    newest, shown = token_ids[shown:], len(token_ids)
+                    yield TextDelta(text=text, token_ids=newest, result=result)
         except grpc.aio.AioRpcError as error:
             raise self._explain(error.code().name, error.details()) from None
         except InferenceServerException as error:
@@ -345,6 +351,8 @@ class _Answer:
                 drafted_tokens=self._number("total_draft_tokens"),
                 accepted_tokens=self._number("total_accepted_draft_tokens"),
                 acceptance_histogram=_numbers(self.response, "acceptance_histogram"),
+                position_trials=_numbers(self.response, "position_trials"),
+                position_accepts=_numbers(self.response, "position_accepts"),
                 time_to_first_token_s=first_s,
                 end_to_end_s=end_s,
             ),

@@ -80,7 +80,7 @@ class TritonServer:
         try:
             command = [
                 str(binary.path),
-                f"--model-repository={options.repository.resolve()}",
+                f"--model-repository={self._spaceless(options.repository.resolve())}",
                 *prepare_backends(binary, self._folder),
                 f"--backend-config=python,shm-region-prefix-name={self._shared_memory}",
                 "--disable-auto-complete-config",
@@ -114,6 +114,17 @@ class TritonServer:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _spaceless(self, repository: Path) -> Path:
+        """A path to the repository that Triton server 2.51 can start Python models from.
+
+        Their processes get their arguments split at spaces, end at once, and are waited for.
+        """
+        if not re.search(r"\s", str(repository)):
+            return repository
+        link = self._folder / "repository"
+        link.symlink_to(repository)
+        return link
 
     @property
     def pid(self) -> int:

@@ -13,6 +13,7 @@ from dflash_trt.bundle.tokenizer import load_tokenizer
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.executors import open_executor
 from dflash_trt.runtime import Engine, EngineOptions, RequestStatistics, TokenEvent
+from dflash_trt.runtime.bundle_schedule import AUTO, NONE, choose_schedule, needed_graphs
 from dflash_trt.serving.generation import GenerationReader, check_streaming_text
 from dflash_trt.serving.inputs import Tensors, read_count, read_parameters, read_scalar
 from dflash_trt.serving.jobs import Failure, Job, Outcome
@@ -46,6 +47,8 @@ class TritonPythonModel:
         self._bundle = open_bundle(settings.version_folder / "bundle")
         self._threads = settings.count("threads", 1)
         self._speculation = settings.switch("speculation")
+        follows = self._speculation and settings.switch("block_schedule")
+        self._schedule = choose_schedule(self._bundle, AUTO if follows else NONE)
         limits = self._bundle.manifest.limits
         self._tokenizer = load_tokenizer(self._bundle)
         self._reader = GenerationReader(
@@ -58,9 +61,7 @@ class TritonPythonModel:
             self._open_engine, limits.max_batch + settings.count("max_queue_size", 0)
         )
         self._worker.start()
-        self._metrics = Metrics(
-            utils, lambda: self._worker.load, limits.max_batch * limits.max_seq_len
-        )
+        self._metrics = Metrics(utils, lambda: self._worker.load)
         self._replies = ReplyPool(_REPLY_THREADS)
         self._watch = CancellationWatch()
         self._lock = threading.Lock()
@@ -91,14 +92,16 @@ class TritonPythonModel:
         executor = open_executor(
             self._bundle,
             threads=self._threads,
-            graphs=("target", "draft") if self._speculation else ("target_only",),
+            graphs=needed_graphs(speculation=self._speculation, schedule=self._schedule),
         )
         engine = Engine(
             executor,
             tokenizer=self._tokenizer.core,
             eos_token_ids=manifest.target.eos_token_ids,
             options=EngineOptions(
-                speculation=self._speculation, prefill_chunk=manifest.limits.prefill_chunk
+                speculation=self._speculation,
+                prefill_chunk=manifest.limits.prefill_chunk,
+                schedule=self._schedule,
             ),
         )
         return OpenEngine(engine, executor)

@@ -17,6 +17,8 @@ _GAUGE_PERIOD_S = 0.1
 
 COUNTERS = {
     "dflash_input_tokens": "Prompt tokens of requests that ended with a result.",
+    "dflash_cached_prompt_tokens": "Prompt tokens that came from the prefix cache.",
+    "dflash_preemptions": "Times a request lost its pages and was computed again.",
     "dflash_output_tokens": "Output tokens of requests that ended with a result.",
     "dflash_verify_steps": "Verify steps of the target, counted per request.",
     "dflash_step_tokens": "Tokens that verify steps emitted; divided by verify steps: tau.",
@@ -35,7 +37,7 @@ GAUGES = {
     "dflash_active_slots": "Slots that hold a request.",
     "dflash_waiting_requests": "Requests that wait for a slot.",
     "dflash_cached_tokens": "Positions of the KV caches that hold tokens.",
-    "dflash_cache_usage": "Cached tokens / (slots x positions of a slot).",
+    "dflash_cache_usage": "Share of the KV caches that requests hold: positions, or pages.",
     "dflash_acceptance_length": "Tokens per verify step (tau) since the start.",
 }
 REQUESTS = "dflash_requests"
@@ -49,12 +51,10 @@ class Metrics:
     Args:
         utils: the module `triton_python_backend_utils`.
         load: what the engine holds now.
-        capacity: cache positions of all slots together.
     """
 
-    def __init__(self, utils: Any, load: Callable[[], Load], capacity: int) -> None:
+    def __init__(self, utils: Any, load: Callable[[], Load]) -> None:
         self._load = load
-        self._capacity = capacity
         self._families: list[Any] = []  # a family must outlive its metrics
         family = utils.MetricFamily
         self._requests = self._family(utils, REQUESTS, "Requests by outcome.", family.COUNTER)
@@ -108,9 +108,10 @@ class Metrics:
             if ended is None:
                 return
             outcome, statistics = ended
-            self._outcomes[outcome].increment(1)
             if statistics is not None:
                 self._count(statistics)
+            # The outcome last: whoever sees it sees all figures of that request.
+            self._outcomes[outcome].increment(1)
             self._show_load()
 
     def _count(self, one: RequestStatistics) -> None:
@@ -119,6 +120,8 @@ class Metrics:
         self._step_tokens += step_tokens
         for name, value in (
             ("dflash_input_tokens", one.prompt_tokens),
+            ("dflash_cached_prompt_tokens", one.cached_prompt_tokens),
+            ("dflash_preemptions", one.preemptions),
             ("dflash_output_tokens", one.output_tokens),
             ("dflash_verify_steps", one.steps),
             ("dflash_step_tokens", step_tokens),
@@ -140,7 +143,7 @@ class Metrics:
         self._show("dflash_active_slots", load.active)
         self._show("dflash_waiting_requests", load.waiting)
         self._show("dflash_cached_tokens", load.cached_tokens)
-        self._show("dflash_cache_usage", load.cached_tokens / self._capacity)
+        self._show("dflash_cache_usage", load.cache_usage)
         if self._steps:
             self._show("dflash_acceptance_length", self._step_tokens / self._steps)
 

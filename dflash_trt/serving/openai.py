@@ -16,16 +16,18 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from dflash_trt.bundle.chat import ChatRenderer, Message
+from dflash_trt.bundle.chat import ChatRenderer
 from dflash_trt.checkpoints.strict_json import parse_json
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import RequestResult
+from dflash_trt.runtime.harmony import HarmonyFormat, HarmonyStream
 from dflash_trt.serving.client import GenerationRequest, TextDelta
 from dflash_trt.serving.openai_errors import ApiError, as_api_error
 from dflash_trt.serving.openai_reply import Kind, ReplyWriter, error_event
 from dflash_trt.serving.openai_request import CompletionRequest, read_chat, read_completion
 
 MAX_BODY_BYTES = 16 << 20
+EFFORT = "reasoning_effort"
 
 T = TypeVar("T")
 
@@ -38,9 +40,17 @@ class Upstream(Protocol):
     async def is_ready(self) -> bool: ...
 
 
-def create_app(model: str, upstream: Upstream, renderer: ChatRenderer | None) -> Starlette:
-    """The application; `model` is the one name it answers to. Without a renderer, no chats."""
-    api = _Api(model, upstream, renderer)
+def create_app(
+    model: str,
+    upstream: Upstream,
+    renderer: ChatRenderer | None,
+    harmony: HarmonyFormat | None = None,
+) -> Starlette:
+    """The application; `model` is the one name it answers to. Without a renderer, no chats.
+
+    `harmony` tells answers from reasoning in the chats of a model that has channels.
+    """
+    api = _Api(model, upstream, renderer, harmony)
     return Starlette(
         routes=[
             Route("/health", api.health),
@@ -59,7 +69,14 @@ def create_app(model: str, upstream: Upstream, renderer: ChatRenderer | None) ->
 
 
 class _Api:
-    def __init__(self, model: str, upstream: Upstream, renderer: ChatRenderer | None) -> None:
+    def __init__(
+        self,
+        model: str,
+        upstream: Upstream,
+        renderer: ChatRenderer | None,
+        harmony: HarmonyFormat | None,
+    ) -> None:
+        self._harmony = harmony
         self._model = model
         self._upstream = upstream
         self._renderer = renderer
@@ -84,13 +101,18 @@ class _Api:
     async def chat(self, request: Request) -> Response:
         asked = read_chat(await _read_json(request))
         self._check_model(asked.model)
-        prompt = await _unless_gone(request, self._render(asked.messages or ()))
+        prompt = await _unless_gone(request, self._render(asked))
         return await self._answer(request, asked, "chat", prompt)
 
     async def _answer(
         self, request: Request, asked: CompletionRequest, kind: Kind, prompt: str
     ) -> Response:
-        writer = ReplyWriter(kind, self._model, include_usage=asked.include_usage)
+        channels: HarmonyStream | None = None
+        if kind == "chat" and self._harmony is not None:
+            channels = self._harmony.open(asked.stop_strings)
+        writer = ReplyWriter(
+            kind, self._model, include_usage=asked.include_usage, channels=channels
+        )
         deltas = self._upstream.stream(
             GenerationRequest(
                 prompt=prompt,
@@ -108,13 +130,19 @@ class _Api:
         first = await _unless_gone(request, anext(deltas))
         return _EventStream(deltas, _events(first, deltas, writer))
 
-    async def _render(self, messages: tuple[Message, ...]) -> str:
+    async def _render(self, asked: CompletionRequest) -> str:
         if self._renderer is None:
             raise ApiError(
                 f"{self._model} has no chat template; use /v1/completions", param="messages"
             )
-        loop = asyncio.get_running_loop()
-        prompt = await loop.run_in_executor(self._render_thread, self._renderer.render, messages)
+        variables: dict[str, str] = {}
+        if asked.reasoning_effort is not None:
+            if not self._renderer.knows(EFFORT):
+                raise ApiError(f"{self._model} reasons at no given effort", param=EFFORT)
+            variables[EFFORT] = asked.reasoning_effort
+        prompt = await asyncio.get_running_loop().run_in_executor(
+            self._render_thread, self._renderer.render, asked.messages or (), variables
+        )
         if not prompt:
             raise ApiError("the chat template makes no text of them", param="messages")
         return prompt
@@ -167,7 +195,7 @@ async def _events(
 
 
 def _describe(delta: TextDelta, writer: ReplyWriter) -> bytes:
-    piece = writer.piece(delta.text) if delta.text else b""
+    piece = writer.piece(delta)
     return piece if delta.result is None else piece + writer.ending(delta.result)
 
 

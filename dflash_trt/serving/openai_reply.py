@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import RequestResult, RequestStatistics
+from dflash_trt.runtime.harmony import HarmonyPiece, HarmonyStream
+from dflash_trt.serving.client import TextDelta
 from dflash_trt.serving.openai_errors import as_api_error
 
 Kind = Literal["completion", "chat"]
@@ -23,10 +25,19 @@ class ReplyWriter:
         kind: of the request.
         model: the name to answer under.
         include_usage: a stream's last chunk has the token counts, the others say null.
+        channels: tells a chat's answer from its reasoning, where the model has channels.
     """
 
-    def __init__(self, kind: Kind, model: str, *, include_usage: bool = False) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        model: str,
+        *,
+        include_usage: bool = False,
+        channels: HarmonyStream | None = None,
+    ) -> None:
         self._chat = kind == "chat"
+        self._channels = channels
         self._include_usage = include_usage
         prefix, name = (
             ("chatcmpl", "chat.completion") if self._chat else ("cmpl", "text_completion")
@@ -40,11 +51,10 @@ class ReplyWriter:
 
     def whole(self, result: RequestResult) -> dict[str, Any]:
         """The reply to a request that does not stream."""
-        text = result.text or ""
         shown: dict[str, Any] = (
-            {"message": {"role": "assistant", "content": text, "refusal": None}}
+            {"message": {"role": "assistant", **self._message(result), "refusal": None}}
             if self._chat
-            else {"text": text}
+            else {"text": result.text or ""}
         )
         choice = {"index": 0, **shown, "logprobs": None, "finish_reason": result.finish_reason}
         return {
@@ -58,16 +68,35 @@ class ReplyWriter:
         """What a chat's stream begins with: who speaks. Nothing for a completion."""
         return self._chunk({"role": "assistant", "content": ""}) if self._chat else b""
 
-    def piece(self, text: str) -> bytes:
-        """A chunk with more text."""
-        return self._chunk({"content": text})
+    def piece(self, delta: TextDelta) -> bytes:
+        """The chunks with more text; none while there is nothing to show yet."""
+        if self._channels is not None and delta.token_ids:
+            return self._chunks(self._channels.push(delta.token_ids))
+        return self._chunks(HarmonyPiece(content=delta.text))
 
     def ending(self, result: RequestResult) -> bytes:
         """The last chunks of a stream."""
-        last = self._chunk({}, result.finish_reason)
+        last = b"" if self._channels is None else self._chunks(self._channels.flush())
+        last += self._chunk({}, result.finish_reason)
         if self._include_usage:
             last += self._event([], describe_usage(result.statistics))
         return last + DONE
+
+    def _message(self, result: RequestResult) -> dict[str, Any]:
+        if self._channels is None:
+            return {"content": result.text or ""}
+        if not result.token_ids:  # a server that sends none
+            return {"content": result.text or "", "reasoning_content": None}
+        whole = self._channels.push(result.token_ids) + self._channels.flush()
+        return {"content": whole.content, "reasoning_content": whole.reasoning or None}
+
+    def _chunks(self, piece: HarmonyPiece) -> bytes:
+        chunks = b""
+        if piece.reasoning:
+            chunks += self._chunk({"reasoning_content": piece.reasoning})
+        if piece.content:
+            chunks += self._chunk({"content": piece.content})
+        return chunks
 
     def _chunk(self, delta: Mapping[str, str], reason: str | None = None) -> bytes:
         shown = {"delta": delta} if self._chat else {"text": delta.get("content", "")}

@@ -16,6 +16,7 @@ from dflash_trt.serving.openai_errors import ApiError
 MAX_STOPS = 4
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat's default is the end of the context
 ROLES = ("system", "developer", "user", "assistant")
+EFFORTS = ("low", "medium", "high")
 
 _UNDERSTOOD = (
     "model stream stream_options max_tokens temperature top_p seed stop "
@@ -61,12 +62,14 @@ class CompletionRequest:
     Args:
         prompt: of /v1/completions, else None.
         messages: of /v1/chat/completions, else None.
+        reasoning_effort: of a chat whose template knows such a thing; None leaves it to that.
         include_usage: a stream ends with the token counts.
     """
 
     model: str
     prompt: str | None = None
     messages: tuple[Message, ...] | None = None
+    reasoning_effort: str | None = None
     max_tokens: int | None
     sampling: SamplingParams
     stop_strings: tuple[str, ...]
@@ -101,17 +104,22 @@ def read_chat(body: Any) -> CompletionRequest:
     Raises:
         ApiError: a parameter that is missing, wrong or not supported.
     """
-    fields = _open(body, {*_UNDERSTOOD, "messages", "max_completion_tokens"}, _NEUTRAL_CHAT)
+    understood = {*_UNDERSTOOD, "messages", "max_completion_tokens", "reasoning_effort"}
+    fields = _open(body, understood, _NEUTRAL_CHAT)
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError("must be a list of at least one message", param="messages")
     max_tokens = _read_count(fields, "max_completion_tokens")
+    effort = fields.get("reasoning_effort")
+    if effort is not None and effort not in EFFORTS:
+        raise ApiError(f"must be one of {', '.join(EFFORTS)}", param="reasoning_effort")
     older = _read_count(fields, "max_tokens")
     if max_tokens is not None and older is not None and max_tokens != older:
         raise ApiError("differs from max_completion_tokens", param="max_tokens")
     return CompletionRequest(
         messages=tuple(_read_message(item, f"messages[{i}]") for i, item in enumerate(messages)),
         max_tokens=older if max_tokens is None else max_tokens,
+        reasoning_effort=effort,
         **_read_common(fields),
     )
 
@@ -198,7 +206,9 @@ def _read_message(message: Any, where: str) -> Message:
     role = message.get("role")
     if role not in ROLES:
         raise ApiError(f"must be one of {', '.join(ROLES)}", param=f"{where}.role")
-    for name in message.keys() - {"role", "content"}:
+    # Of an earlier answer; a conversation goes on from answers, not from what led to them.
+    dropped = {"reasoning_content"} if role == "assistant" else set()
+    for name in message.keys() - {"role", "content"} - dropped:
         if message[name] not in (None, []):
             raise ApiError("is not supported", param=f"{where}.{quoted(name).strip(chr(34))}")
     return {"role": role, "content": _read_content(message.get("content"), f"{where}.content")}

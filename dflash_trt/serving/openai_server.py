@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dflash_trt.bundle.tokenizer import BundleTokenizer
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.runtime.harmony import HarmonyFormat
 
 if TYPE_CHECKING:
     from dflash_trt.serving.openai import Upstream
@@ -19,7 +20,7 @@ class OpenAiServer:
     Args:
         name: what the model is called.
         upstream: the served model.
-        tokenizer: its bundle's, for the chat template.
+        tokenizer: its bundle's, for the chat template and the channels of answers.
         bound: a bound TCP socket; this closes it.
         exit_timeout_s: how long replies in flight may go on after `stop`.
 
@@ -48,7 +49,7 @@ class OpenAiServer:
         self._renderer = tokenizer.open_renderer()
         self._server = uvicorn.Server(
             uvicorn.Config(
-                create_app(name, upstream, self._renderer),
+                create_app(name, upstream, self._renderer, HarmonyFormat.find(tokenizer.core)),
                 lifespan="off",
                 log_config=None,
                 access_log=False,

@@ -8,13 +8,15 @@ from pathlib import Path
 from string import Template
 
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.bundle.links import check_space, clone_file, copy_file, link_file
+from dflash_trt.bundle.links import place_files
 from dflash_trt.bundle.manifest import MANIFEST_NAME
 from dflash_trt.bundle.staging import StagedKind, staged_folder
 from dflash_trt.bundle.tokenizer import load_tokenizer
 from dflash_trt.config import data_folder
+from dflash_trt.errors import DflashError
 from dflash_trt.executors import check_runnable
 from dflash_trt.progress import Progress
+from dflash_trt.runtime.bundle_schedule import AUTO, NONE, choose_schedule, write_schedule
 
 LLM_MODEL = "tensorrt_llm"
 ENSEMBLE_MODEL = "ensemble"
@@ -30,12 +32,15 @@ class RepositoryOptions:
 
     Args:
         speculation: False serves the autoregressive baseline, the target alone.
+        block_schedule: "auto" follows the bundle's own where it has one; "none"; or a file, which
+            becomes that of the bundle in the repository.
         max_queue_size: requests that may wait for a slot.
         threads: CPU threads of a step.
         overwrite: whether to replace a repository that exists.
     """
 
     speculation: bool = True
+    block_schedule: str = AUTO
     max_queue_size: int = MAX_QUEUE_SIZE
     threads: int = 1
     overwrite: bool = False
@@ -56,10 +61,14 @@ def write_repository(
     opened = open_bundle(bundle)
     check_runnable(opened)
     tokenizer = load_tokenizer(opened)
+    if not options.speculation and options.block_schedule not in (AUTO, NONE):
+        raise DflashError("needs speculation", where="--block-schedule", usage=True)
+    schedule = choose_schedule(opened, options.block_schedule)
     template = data_folder("triton_repo")
     limits = opened.manifest.limits
     values = {
         "speculation": "on" if options.speculation else "off",
+        "block_schedule": "off" if options.block_schedule == NONE else "on",
         "max_batch": limits.max_batch,
         "max_queue_size": options.max_queue_size,
         "max_requests": limits.max_batch + options.max_queue_size,
@@ -74,6 +83,8 @@ def write_repository(
             config = Template((template / model / "config.pbtxt").read_text(encoding="utf-8"))
             (folder / model / "config.pbtxt").write_text(config.substitute(values), "utf-8")
         _place_bundle(opened, folder / BUNDLE_FOLDER, progress)
+        if schedule is not None and options.block_schedule != AUTO:
+            write_schedule(open_bundle(folder / BUNDLE_FOLDER), schedule)
     return opened
 
 
@@ -84,15 +95,7 @@ def is_repository(folder: Path) -> bool:
 
 def _place_bundle(bundle: Bundle, folder: Path, progress: Progress) -> None:
     """Brings the files that the manifest names, and it, into `folder`."""
-    progress.stage("linking the bundle", None)
-    rest: list[Path] = []
-    for path in [*(Path(file.path) for file in bundle.manifest.files), Path(MANIFEST_NAME)]:
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        source = bundle.folder / path
-        if not (link_file(source, folder / path) or clone_file(source, folder / path)):
-            rest.append(path)
-    if rest:
-        sources = [bundle.folder / path for path in rest]
-        progress.stage("copying the bundle", check_space(sources, folder))
-        for path in rest:
-            copy_file(bundle.folder / path, folder / path, progress.advance)
+    names = [*(file.path for file in bundle.manifest.files), MANIFEST_NAME]
+    place_files(
+        {folder / name: bundle.folder / name for name in names}, folder, "the bundle", progress
+    )

@@ -35,6 +35,7 @@ class Load:
     active: int = 0
     waiting: int = 0
     cached_tokens: int = 0
+    cache_usage: float = 0.0
 
 
 class EngineWorker:
@@ -154,6 +155,7 @@ class EngineWorker:
             engine.used_slots,
             max(len(self._live) - engine.used_slots, 0),
             engine.cached_tokens,
+            engine.cache_usage,
         )
 
     @property

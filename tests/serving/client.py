@@ -85,6 +85,9 @@ class Answer:
         return str(self.error.message())
 
 
+LISTS = ("output_ids", "acceptance_histogram", "position_trials", "position_accepts")
+
+
 def read_message(result: grpcclient.InferResult) -> dict[str, Any]:
     """A response's outputs: text as text, one number as a number, several as a list."""
     outputs: dict[str, Any] = {}
@@ -92,7 +95,7 @@ def read_message(result: grpcclient.InferResult) -> dict[str, Any]:
         flat = result.as_numpy(output.name).reshape(-1)
         if output.datatype == "BYTES":
             outputs[output.name] = b"".join(flat.tolist()).decode()
-        elif output.name in ("output_ids", "acceptance_histogram"):
+        elif output.name in LISTS:
             outputs[output.name] = flat.tolist()
         else:
             outputs[output.name] = flat[0].item()

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dflash_trt.bundle.tokenizer import BundleTokenizer
@@ -36,10 +36,12 @@ class ScriptedModel:
 
     Args:
         pieces: the text, piece by piece; an exception among them is raised at its place.
+        token_ids: of each piece, for a front that reads them.
         endless: after the pieces, more and more of them.
     """
 
     pieces: Sequence[str | Exception] = ("one ", "two")
+    token_ids: Sequence[tuple[int, ...]] = ()
     endless: bool = False
     ready: bool = True
     asked: list[GenerationRequest] = field(default_factory=list)
@@ -54,19 +56,21 @@ class ScriptedModel:
         how = "cancelled"
         text = ""
         try:
-            for piece in self.pieces:
+            for index, piece in enumerate(self.pieces):
                 await asyncio.sleep(0)
                 if isinstance(piece, Exception):
                     how = "failed"
                     raise piece
                 text += piece
                 if request.streaming:
-                    yield TextDelta(text=piece)
+                    ids = self.token_ids[index] if self.token_ids else ()
+                    yield TextDelta(text=piece, token_ids=ids)
             while self.endless:
                 await asyncio.sleep(0.01)
                 if request.streaming:
                     yield TextDelta(text="more ")
-            yield TextDelta(text="" if request.streaming else text, result=result_of(text))
+            result = replace(result_of(text), token_ids=sum(self.token_ids, ()))
+            yield TextDelta(text="" if request.streaming else text, result=result)
             how = "done"
         finally:
             self.finished.append(how)

@@ -59,6 +59,8 @@ def test_the_text_is_generates(
     assert whole.last["num_output_tokens"] == result.statistics.output_tokens
     assert whole.last["num_verify_steps"] == result.statistics.steps
     assert whole.last["acceptance_histogram"] == list(result.statistics.acceptance_histogram)
+    assert whole.last["position_trials"] == list(result.statistics.position_trials)
+    assert whole.last["position_accepts"] == list(result.statistics.position_accepts)
     assert whole.last["total_draft_tokens"] == result.statistics.drafted_tokens
     assert whole.last["total_accepted_draft_tokens"] == result.statistics.accepted_tokens
     assert whole.last["acceptance_rate"] == pytest.approx(result.statistics.acceptance_rate)

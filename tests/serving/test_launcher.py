@@ -69,7 +69,7 @@ def test_runs_models_with_this_interpreter_and_leaves_nothing(
         for address in (server.addresses.http, server.addresses.grpc, server.addresses.metrics):
             host, _, port = address.rpartition(":")
             assert host == "127.0.0.1"
-            socket.create_connection((host, int(port)), timeout=5).close()
+            _reach(host, int(port))
             for other in _own_addresses():  # nobody else's network reaches it
                 with pytest.raises(OSError):
                     socket.create_connection((other, int(port)), timeout=5)
@@ -80,10 +80,30 @@ def test_runs_models_with_this_interpreter_and_leaves_nothing(
     assert not private.exists() and not any(path.exists() for path in shared_memory)
 
 
+def _reach(host: str, port: int) -> None:
+    """Connects within 5 s: the server opens the metrics' port after it says that it is ready."""
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+            return
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
 def _own_addresses() -> list[str]:
     """Addresses of this machine besides the loopback one."""
     found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
     return [str(one[4][0]) for one in found if not str(one[4][0]).startswith("127.")]
+
+
+@pytest.mark.slow
+def test_a_path_with_spaces_serves(tritonserver: TritonServerBinary, tmp_path: Path) -> None:
+    repository = _write_repository(tmp_path / "my models")
+    with TritonServer(_options(repository)) as server:
+        server.wait_ready(60)
 
 
 @pytest.mark.slow

@@ -159,6 +159,13 @@ def test_models_and_health(front: Front) -> None:
         ("/v1/chat/completions", {**CHAT, "tools": [{}]}, 400, "tools", "not supported"),
         (
             "/v1/chat/completions",
+            {**CHAT, "reasoning_effort": "low"},
+            400,
+            "reasoning_effort",
+            "no given effort",
+        ),
+        (
+            "/v1/chat/completions",
             {**CHAT, "messages": [{"role": "system", "content": "x"}]},
             400,
             None,

@@ -199,7 +199,7 @@ def test_refused_completions(fields: dict[str, Any], param: str) -> None:
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"modalities": ["audio"]}, "modalities"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning_effort": "minimal"}, "reasoning_effort"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"prompt": "x"}, "prompt"),
     ],

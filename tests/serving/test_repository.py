@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash_trt.bundle import links
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.cli import main
 from dflash_trt.errors import DflashError
@@ -107,8 +108,8 @@ def repository_bundle() -> Path:
 def test_copies_where_links_are_impossible(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repository, "link_file", lambda source, destination: False)
-    monkeypatch.setattr(repository, "clone_file", lambda source, destination: False)
+    monkeypatch.setattr(links, "link_file", lambda source, destination: False)
+    monkeypatch.setattr(links, "clone_file", lambda source, destination: False)
     inside = open_bundle(_write(bundle, tmp_path / "repository") / repository_bundle())
     weights = "weights/target/shard-00000.safetensors"
     assert not (inside.folder / weights).samefile(bundle.folder / weights)
@@ -119,7 +120,7 @@ def test_whole_or_absent(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.Mon
     def fail(*arguments: object) -> bool:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(repository, "link_file", fail)
+    monkeypatch.setattr(links, "link_file", fail)
     with pytest.raises(DflashError, match="No space left"):
         _write(bundle, tmp_path / "deep" / "repository")
     assert not list(tmp_path.iterdir())
