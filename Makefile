@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 BUNDLE := build/demo-bundle
+SERVED := build/served-bundle
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test lint format benchmark clean
@@ -18,7 +19,13 @@ demo: $(VENV)/.installed
 	$(BIN)/dflash-trt verify $(BUNDLE) --repeats 7
 	$(BIN)/dflash-trt build --target demo-nvfp4 --overwrite -o build/demo-nvfp4-bundle
 	$(BIN)/dflash-trt verify build/demo-nvfp4-bundle --against $(BUNDLE) --max-tokens 64
-	$(BIN)/python -m dflash_perf.served_demo $(BUNDLE) --output-dir build/served
+	$(BIN)/dflash-trt build --target demo-gpt-oss --overwrite -o build/demo-gpt-oss-bundle
+	$(BIN)/dflash-trt verify build/demo-gpt-oss-bundle --max-tokens 64
+	$(BIN)/dflash-trt build --target demo --max-batch 16 --overwrite -o $(SERVED)
+	$(BIN)/dflash-trt tune $(SERVED)
+	$(BIN)/python -m dflash_perf.served_demo $(SERVED) --output-dir build/served --repeats 2
+	$(BIN)/dflash-trt plan --target gpt-oss-120b --gpu b300 --gpus 8 --interactivity 500
+	$(BIN)/dflash-trt build --target gpt-oss-120b --executor trtllm --profile b300x8 --overwrite -o build/gpt-oss-120b-b300x8
 	@echo 'open build/served/report.html'
 
 test: $(VENV)/.installed-test
@@ -41,6 +48,13 @@ benchmark: $(VENV)/.installed-test
 	$(BIN)/python -m dflash_perf.build_cost --executor tensorrt-rtx --runs 1 --output perf/results
 	$(BIN)/python -m dflash_perf.quantize_cost --output perf/results
 	$(BIN)/python -m dflash_perf.quantization_quality --output perf/results
+	$(BIN)/python -m dflash_perf.paged_cost --output perf/results
+	$(BIN)/python -m dflash_perf.expert_cost --output perf/results
+	$(BIN)/dflash-trt build --target demo --max-batch 32 --overwrite -o build/tuned-bundle
+	$(BIN)/dflash-trt tune build/tuned-bundle
+	$(BIN)/python -m dflash_perf.tuned_speed build/tuned-bundle --clock cpu --runs 3 --output perf/results
+	$(BIN)/python -m tests.perf.timing --output perf/results
+	$(BIN)/python -m dflash_perf.kernel_resources --output perf/results
 
 clean:
 	rm -rf build dist $(VENV)
@@ -55,6 +69,6 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) -e '.[test,train,rtx,serve,perf]'
+	$(PIP_INSTALL) -e '.[test,train,rtx,serve,perf,plugins]'
 	mkdir -p build
 	touch $@ $(VENV)/.installed

@@ -23,12 +23,14 @@ COMMANDS = {
     "doctor": "Say what this machine can build and run.",
     "generate": "Continue prompts, with or without speculation.",
     "inspect": "Show what a bundle holds and check its files.",
+    "plan": "Project throughput and memory on GPUs one does not have.",
     "package": "Turn a bundle into a Triton server model repository.",
     "quantize": "Write a checkpoint in FP8 or NVFP4, calibrated on texts.",
     "report": "Draw what a sweep measured.",
     "serve": "Serve a bundle or a model repository.",
     "sweep": "Measure served models under load.",
     "targets": "List the configurations that `build --target` knows.",
+    "tune": "Measure which block is fastest at which batch.",
     "verify": "Prove that speculation changes nothing, and say what it gains.",
 }
 
@@ -133,7 +135,8 @@ def _unwound_by_sigterm() -> Iterator[None]:
 
 def _out_of_memory() -> int:
     click.echo(
-        "error: out of memory; build again with a lower --max-batch or --max-seq-len", err=True
+        "error: out of memory; build again with a lower --max-batch, --max-seq-len or --kv-pages",
+        err=True,
     )
     return EXIT_FAILED
 

@@ -18,6 +18,8 @@ BUILTIN_PREFIX = "builtin:"
 
 MAX_COUNT = 1 << 24
 PREFILL_CHUNK = 256
+PAGE_SIZE = 64
+PAGE_SIZES = tuple(1 << power for power in range(3, 11))
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 
@@ -39,6 +41,47 @@ class CheckpointSource(BaseModel):
     revision: str | None = None
 
 
+class HardwareProfile(BaseModel):
+    """GPUs to run a pair on, how its models are split over them, and what they are to hold.
+
+    `gpus` is their number on all `nodes` together. `expert_parallel` is for mixture-of-experts
+    targets. What is left out comes from the configuration.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    gpu: str
+    gpus: Count = 1
+    nodes: Count = 1
+    tensor_parallel: Count = 1
+    expert_parallel: Count | None = None
+    precision: PrecisionName | None = None
+    max_batch: Count | None = None
+    max_seq_len: Count | None = None
+
+    @model_validator(mode="after")
+    def _split(self) -> HardwareProfile:
+        if self.tensor_parallel != self.gpus:
+            raise ValueError(
+                f"tensor_parallel {self.tensor_parallel} is not gpus {self.gpus}: speculation "
+                "splits a model over all GPUs by tensors"
+            )
+        if self.gpus % self.nodes:
+            raise ValueError(f"{self.gpus} gpus on {self.nodes} nodes leave some with fewer")
+        if self.expert_parallel is not None and self.tensor_parallel % self.expert_parallel:
+            raise ValueError(
+                f"expert_parallel {self.expert_parallel} does not divide tensor_parallel "
+                f"{self.tensor_parallel}"
+            )
+        return self
+
+
+class Eagle3Source(CheckpointSource):
+    """An EAGLE-3 draft of the same target, to compare with; a folder or a hub name."""
+
+    max_draft_len: Annotated[int, Field(ge=1, le=64, strict=True)] = 3
+
+
 class BuildConfig(BaseModel):
     """What `build` needs to know about a pair.
 
@@ -47,7 +90,8 @@ class BuildConfig(BaseModel):
 
     `precision` is the target's, and the draft's without a `draft_precision` of its own; `exclude`
     has patterns of modules that fp8 and nvfp4 leave as they are. `calibration` is a .jsonl of
-    texts, relative to the YAML; without it the `prompts` serve.
+    texts, relative to the YAML; without it the `prompts` serve. `profiles` are hardware, by the
+    names that `build --profile` takes.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -65,6 +109,8 @@ class BuildConfig(BaseModel):
     draft_precision: PrecisionName | None = None
     calibration: str | None = None
     exclude: tuple[str, ...] = ()
+    profiles: dict[str, HardwareProfile] = {}
+    eagle3: Eagle3Source | None = None
 
     @model_validator(mode="after")
     def _exclude_from_something(self) -> BuildConfig:
@@ -84,15 +130,27 @@ def target_names() -> list[str]:
     return sorted(path.stem for path in data_folder("build_configs").glob("*.yaml"))
 
 
+def targets_not_yet() -> dict[str, str]:
+    """Targets with public drafts that cannot be built yet, and why."""
+    return read_yaml(data_folder("build_configs") / "not_yet" / "targets.yaml")
+
+
 def load_config(target: str) -> tuple[BuildConfig, Path]:
     """Reads a configuration by name or by YAML path; returns it with its file.
 
     Raises:
-        DflashError: unknown name (with the nearest), unreadable YAML, unknown or invalid key.
+        DflashError: unknown name (with the nearest) or not supported yet, unreadable YAML,
+            unknown or invalid key.
     """
     path = Path(target)
     if path.suffix not in (".yaml", ".yml"):
         path = data_folder("build_configs") / f"{target}.yaml"
+        if target in targets_not_yet():
+            raise DflashError(
+                f"{target} is not supported yet: {targets_not_yet()[target]}",
+                where="--target",
+                usage=True,
+            )
         if target not in target_names():
             raise DflashError(
                 f"no target is called {one_line(target, 60)!r}{nearest(target, target_names())}",
@@ -162,15 +220,41 @@ def _parse(raw: dict[str, Any], path: Path) -> BuildConfig:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            nested = isinstance(first["loc"][0], str) and len(first["loc"]) > 1
-            model = CheckpointSource if nested else BuildConfig
+            nested: dict[str, type[BaseModel]] = {
+                "profiles": HardwareProfile,
+                "eagle3": Eagle3Source,
+            }
+            model: type[BaseModel] = BuildConfig
+            if len(first["loc"]) > 1:
+                model = nested.get(str(first["loc"][0]), CheckpointSource)
             hint = nearest(str(first["loc"][-1]), list(model.model_fields))
             what = f"unknown key {key!r}{hint}"
-        elif not key:  # keys that do not go together
-            what = first["msg"].removeprefix("Value error, ")
+        elif first["type"] == "value_error":  # keys that do not go together
+            what = f"{key}: {first['ctx']['error']}" if key else str(first["ctx"]["error"])
         else:
             what = f"{key}: {first['msg']}, got {one_line(reprlib.repr(first['input']), 60)}"
         raise DflashError(what, where=path, usage=True) from error
+
+
+def choose_profile(config: BuildConfig, name: str | None, path: Path) -> str:
+    """The profile `name`, once it proved to exist; without a name the only one that there is.
+
+    Raises:
+        DflashError: no such profile (with the nearest), or several to choose from (usage).
+    """
+    names = list(config.profiles)
+    if name is None and len(names) == 1:
+        name = names[0]
+    if name is None or name not in config.profiles:
+        unknown = "which profile of" if name is None else f"no profile {one_line(name, 40)!r} in"
+        if not names:
+            what = f"{path.name} has no hardware profiles"
+            fix = "add `profiles: {NAME: {gpu: …, gpus: …, tensor_parallel: …}}` to a copy of it"
+        else:
+            what = f"{unknown} {path.name}{'' if name is None else nearest(name, names)}"
+            fix = f"choose one of {', '.join(names)}"
+        raise DflashError(what, where="--profile", fix=fix, usage=True)
+    return name
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -42,6 +42,7 @@ def examine() -> list[Finding]:
         _check("build graphs", _build_graphs),
         _check("run on the CPU", _run_on_cpu),
         _check("build TensorRT-RTX engines", _build_engines),
+        _check("compile kernels", _compile_kernels),
         _check("serve models", _serve),
         _check("download checkpoints", _hub),
         _check("train the demo pair", _train),
@@ -135,6 +136,13 @@ def _build_engines() -> str:
     trt = load_library()
     trt.Builder(make_logger(trt))
     return f"tensorrt_rtx {trt.__version__} for {', '.join(library_arches(TENSORRT_RTX))}"
+
+
+def _compile_kernels() -> str:
+    from dflash_plugins.compile import ARCHES, check_compiler
+
+    check_compiler()
+    return f"triton {_version('triton')} (Triton language) for {', '.join(ARCHES)}"
 
 
 def _serve() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -52,12 +52,7 @@ def check_gpu(progress: Progress) -> dict[str, Any]:
         DflashError: there is no GPU, or neither library is installed.
     """
     device = Device()
-    gpu = {
-        "name": device.name,
-        "arch": device.arch,
-        "memory_gb": round(device.total_bytes / 1e9, 1),
-        "driver_cuda": device.driver_version,
-    }
+    machine = describe_machine(device, RECORDED)
     device.close()
     arch = Arch(device.arch, "CURRENT", device.name, max(1, device.total_bytes // 10**9))
     runs = [_check_library(one, arch, progress) for one in _installed()]
@@ -65,20 +60,30 @@ def check_gpu(progress: Progress) -> dict[str, Any]:
         "name": "gpu-check",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": "dflash-trt doctor --gpu-check",
-        "machine": {
-            "gpu": gpu,
-            "cores": os.cpu_count(),
-            "system": f"{platform.system()} {platform.release()}",
-            "python": platform.python_version(),
-            "libraries": {
-                "dflash-trt": __version__,
-                **{name: found for name in RECORDED if (found := _version(name))},
-            },
-        },
+        "machine": machine,
         "pair": TARGET,
         "precision": PRECISION.value,
         "passed": all(run["error"] is None and _has_passed(run["probes"]) for run in runs),
         "runs": runs,
+    }
+
+
+def describe_machine(device: Device, libraries: Sequence[str]) -> dict[str, Any]:
+    """The GPU, the host and the versions of `libraries`, for a record."""
+    return {
+        "gpu": {
+            "name": device.name,
+            "arch": device.arch,
+            "memory_gb": round(device.total_bytes / 1e9, 1),
+            "driver_cuda": device.driver_version,
+        },
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "libraries": {
+            "dflash-trt": __version__,
+            **{name: found for name in libraries if (found := _version(name))},
+        },
     }
 
 

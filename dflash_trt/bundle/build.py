@@ -23,6 +23,7 @@ from dflash_trt.bundle.manifest import (
     draft_dims,
     target_dims,
 )
+from dflash_trt.bundle.pages import Paging, choose_pool
 from dflash_trt.bundle.quantize import (
     PairQuantization,
     QuantizationPlan,
@@ -59,7 +60,7 @@ class BuildOptions:
     """How to write a bundle, beyond what the configuration says.
 
     `engines` None makes a bundle for the CPU, whose executor runs the graphs themselves;
-    `quantization` None builds the checkpoints as they are.
+    `quantization` None builds the checkpoints as they are; `paging` None gives linear KV caches.
     """
 
     copy_weights: bool = False
@@ -67,6 +68,7 @@ class BuildOptions:
     overwrite: bool = False
     engines: EngineOptions | None = None
     quantization: PairQuantization | None = None
+    paging: Paging | None = None
 
 
 def build_bundle(
@@ -92,13 +94,17 @@ def build_bundle(
     plan: QuantizationPlan | None = None
     if options.quantization is not None:
         plan = plan_quantization(pair, options.quantization)
-    form, engines = CPU_FORM, None
+    form, engines, pool = CPU_FORM, None, None
+    if options.paging is not None:
+        pool = choose_pool(options.paging, limits)
+        form = GraphForm(page_size=pool.page_size)
+    shapes = engine_limits(limits, has_sinks=pair.target.has_sinks)
     libraries = {library: version(library) for library in LIBRARIES}
     if options.engines is not None:
         check_engines(pair, limits, options.engines, plan)
         library = options.engines.library
         libraries[library.module] = library_version(library)
-        form = options.engines.form(engine_limits(limits))
+        form = options.engines.form(shapes)
     with staged_folder(destination, overwrite=options.overwrite) as folder:
         # Beside the bundle in its temporary folder: on its filesystem, and gone when that goes.
         written = folder.with_name("quantized")
@@ -119,7 +125,7 @@ def build_bundle(
         if prompts is not None:
             shutil.copyfile(prompts, folder / PROMPTS_NAME)
         if options.engines is not None:
-            engines = build_engines(folder, limits, options.engines, progress)
+            engines = build_engines(folder, shapes, options.engines, progress)
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             name=name,
@@ -134,6 +140,7 @@ def build_bundle(
             libraries=libraries,
             files=_describe_files(graphs, options, progress),
             engines=engines,
+            page_pool=pool,
         )
         (folder / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", "utf-8")
     return manifest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import select
 import subprocess
 import sys
@@ -54,14 +55,20 @@ class ChatRenderer:
         self._special_tokens = special_tokens
         self._worker: subprocess.Popen[bytes] | None = None
 
-    def render(self, conversation: Sequence[Message]) -> str:
-        """The conversation's text.
+    def knows(self, variable: str) -> bool:
+        """Whether the template speaks of a variable at all."""
+        return re.search(rf"\b{re.escape(variable)}\b", self._template) is not None
+
+    def render(
+        self, conversation: Sequence[Message], variables: Mapping[str, str] | None = None
+    ) -> str:
+        """The conversation's text; `variables` are the template's, beside the usual ones.
 
         Raises:
             DflashError: the template fails, exceeds a limit, or refuses the conversation.
         """
-        job = _describe_job(self._template, [conversation], self._special_tokens)
-        output = self._ask(job)
+        given = {**self._special_tokens, **(variables or {})}
+        output = self._ask(_describe_job(self._template, [conversation], given))
         if not output.endswith(b"\n"):
             self.close()
         (text,) = _read_answer(output)
@@ -96,7 +103,7 @@ class ChatRenderer:
 
 
 def _describe_job(
-    template: str, conversations: Sequence[Sequence[Message]], special_tokens: Mapping[str, str]
+    template: str, conversations: Sequence[Sequence[Message]], variables: Mapping[str, str]
 ) -> bytes:
     """A line of the worker's stdin."""
     job = {
@@ -107,7 +114,7 @@ def _describe_job(
             "add_generation_prompt": True,
             "tools": None,
             "documents": None,
-            **special_tokens,
+            **variables,
         },
         "max_characters": MAX_RENDERED_CHARACTERS,
         "max_bytes": MAX_WORKER_BYTES,

@@ -10,8 +10,9 @@ from dflash_trt.bundle.manifest import EngineFile, EngineSet, Limits, draft_dims
 from dflash_trt.bundle.quantize import QuantizationPlan
 from dflash_trt.bundle.summary import cache_bytes_per_token
 from dflash_trt.checkpoints.pair import Pair
-from dflash_trt.checkpoints.quantized_weights import FLOAT_DTYPES
+from dflash_trt.checkpoints.quantized_weights import FLOAT_DTYPES, is_packed_expert
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.engines.builder import EngineOptions, build_engine, check_buildable, library_version
 from dflash_trt.engines.profiles import EngineLimits
 from dflash_trt.errors import DflashError
@@ -21,17 +22,18 @@ from dflash_trt.progress import Progress
 POSITION_STEP = 16
 
 
-def engine_limits(limits: Limits) -> EngineLimits:
+def engine_limits(limits: Limits, *, has_sinks: bool = False) -> EngineLimits:
     """The shapes that engines are built for.
 
-    Their caches hold max_seq_len positions a slot, and as many more as keep slots aligned for
-    TensorRT: 16 positions of 8 narrow elements are 256 bytes, and head sizes are multiples of 8.
+    Their caches hold max_seq_len positions a slot, one more where the target `has_sinks`
+    (graph/sinks.py), and as many more as keep slots aligned for TensorRT: 16 positions of 8
+    narrow elements are 256 bytes, and head sizes are multiples of 8.
     """
     return EngineLimits(
         max_batch=limits.max_batch,
         block_size=limits.block_size,
         prefill_chunk=limits.prefill_chunk,
-        cache_length=-(-limits.max_seq_len // POSITION_STEP) * POSITION_STEP,
+        cache_length=-(-(limits.max_seq_len + has_sinks) // POSITION_STEP) * POSITION_STEP,
     )
 
 
@@ -54,16 +56,28 @@ def check_engines(
     weights = _engine_bytes(pair.target.weights, item, stored.get("target", {}))
     weights += _engine_bytes(pair.draft.weights, item, stored.get("draft", {}))
     positions = limits.max_batch * limits.max_seq_len
-    caches = positions * sum(cache_bytes_per_token(dims, item) for dims in models)
+    caches = positions * sum(cache_bytes_per_token(dims, options.precision) for dims in models)
+    rows = max(limits.prefill_chunk, limits.max_batch * limits.block_size)
+    gathered = rows * gathered_bytes(pair.target, item)
     largest = options.arch.largest_bytes
-    if weights + caches > largest:
+    if weights + caches + gathered > largest:
+        fix = f"lower --max-batch{', prefill_chunk' if gathered else ''} or --max-seq-len"
+        if weights > largest:
+            fix = "choose a smaller pair, or several GPUs with --executor trtllm"
+        experts = f" and {gathered:,} of experts gathered for {rows} rows" if gathered else ""
         raise DflashError(
             f"{weights:,} bytes of weights and {caches:,} of linear caches ({limits.max_batch} × "
-            f"{limits.max_seq_len} positions) exceed the largest {options.arch.name} device, "
-            f"{largest:,} bytes",
-            fix="lower --max-batch or --max-seq-len",
+            f"{limits.max_seq_len} positions){experts} exceed the largest {options.arch.name} "
+            f"device, {largest:,} bytes",
+            fix=fix,
             usage=True,
         )
+
+
+def gathered_bytes(target: TargetSpec, item: int) -> int:
+    """Bytes of expert weights that one row gathers in one layer of an engine; 0 without experts."""
+    moe = target.moe
+    return 0 if moe is None else 3 * moe.chosen * moe.intermediate_size * target.hidden_size * item
 
 
 def _engine_bytes(weights: Mapping[str, TensorEntry], item: int, planned: Mapping[str, int]) -> int:
@@ -71,21 +85,19 @@ def _engine_bytes(weights: Mapping[str, TensorEntry], item: int, planned: Mappin
 
     `planned` has the bytes of those that are going to be quantised.
     """
-    return sum(
-        planned[role]
-        if role in planned
-        else item * entry.num_elements
-        if entry.dtype in FLOAT_DTYPES
-        else entry.length
+    sizes = {
+        role: entry.num_elements * (item if entry.dtype in FLOAT_DTYPES else 1)
         for role, entry in weights.items()
-    )
+    }
+    # Casts are folded: the bytes of MXFP4 experts become the int32 that they are looked up by.
+    packed = {role: 4 * size for role, size in sizes.items() if is_packed_expert(role)}
+    return sum(planned.get(role, size) for role, size in (sizes | packed).items())
 
 
 def build_engines(
-    folder: Path, limits: Limits, options: EngineOptions, progress: Progress
+    folder: Path, shapes: EngineLimits, options: EngineOptions, progress: Progress
 ) -> EngineSet:
     """Builds the engines of the graphs in `folder`."""
-    shapes = engine_limits(limits)
     built = [build_engine(graph, folder, options, shapes, progress) for graph in GRAPH_NAMES]
     return EngineSet(
         arch=options.arch.name,
@@ -100,6 +112,7 @@ def build_engines(
                 fused_attentions=len(engine.summary.attentions),
                 cache_updates=len(engine.summary.cache_updates),
                 quantized_products=dict(Counter(engine.summary.quantized_products.values())),
+                operations=engine.operations,
             )
             for engine in built
         ],

@@ -6,10 +6,11 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from dflash_trt.errors import DflashError
+from dflash_trt.progress import Progress
 
 # Linux's ioctl to share another file's extents (reflink), include/uapi/linux/fs.h.
 _FICLONE = 0x40049409
@@ -50,6 +51,26 @@ def copy_file(source: Path, destination: Path, on_bytes: Callable[[int], None]) 
         while chunk := reader.read(_COPY_CHUNK):
             writer.write(chunk)
             on_bytes(len(chunk))
+
+
+def place_files(
+    files: Mapping[Path, Path], destination: Path, what: str, progress: Progress
+) -> None:
+    """Brings files into a folder: hard-linked, else cloned, else copied.
+
+    `files` has their sources by where they go; `destination` is what an error about space names.
+    """
+    progress.stage(f"linking {what}", None)
+    rest: dict[Path, Path] = {}
+    for path, source in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not (link_file(source, path) or clone_file(source, path)):
+            rest[path] = source
+    if rest:
+        # The size is known, and known to fit, before the first byte.
+        progress.stage(f"copying {what}", check_space(rest.values(), destination))
+        for path, source in rest.items():
+            copy_file(source, path, progress.advance)
 
 
 def check_space(sources: Iterable[Path], destination: Path) -> int:

@@ -6,8 +6,9 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from dflash_trt.bundle.records import read_record
 from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantization import Algorithm
@@ -17,11 +18,13 @@ from dflash_trt.checkpoints.quantized_weights import (
     quantized_linears,
     unused_kv_scales,
 )
-from dflash_trt.checkpoints.strict_json import read_json_object
 from dflash_trt.checkpoints.target import TargetSpec
-from dflash_trt.config import Count
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.config import PAGE_SIZES, Count
+from dflash_trt.engines.library import OperationForm
+from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
+from dflash_trt.graph.form import Precision
+from dflash_trt.graph.sinks import cache_head_dim
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
@@ -70,12 +73,38 @@ class ModelDims(_Strict):
     checkpoint: str
     quantization: QuantizationSummary | None = None
 
+    def cache_head_dim(self, precision: Precision) -> int:
+        """Head size of the caches of an executor that computes in `precision`."""
+        return self.head_dim
+
+
+class ExpertDims(_Strict):
+    """A mixture of experts: how many a layer has and a row chooses, how wide, how stored.
+
+    `parameters` and `weight_bytes` are those of all layers' experts.
+    """
+
+    experts: Positive
+    chosen: Positive
+    intermediate_size: Positive
+    storage_dtype: str
+    parameters: Positive
+    weight_bytes: Positive
+
 
 class TargetDims(ModelDims):
+    """`layer_windows` is empty where every layer sees everything before it."""
+
     family: str
+    layer_windows: list[int | None] = Field(default_factory=list)
+    has_sinks: bool = False
+    experts: ExpertDims | None = None
     vocab_size: Positive
     max_position_embeddings: Positive
     eos_token_ids: list[int]
+
+    def cache_head_dim(self, precision: Precision) -> int:
+        return cache_head_dim(self.head_dim, self.has_sinks, precision)
 
 
 class DraftDims(ModelDims):
@@ -93,6 +122,20 @@ class Limits(_Strict):
     max_seq_len: Count
     block_size: Annotated[int, Field(ge=2)]
     prefill_chunk: Count
+
+
+class PagePool(_Strict):
+    """Paged KV caches: `pages` of `page_size` positions each, shared by all sequences."""
+
+    page_size: int
+    pages: Count
+
+    @field_validator("page_size")
+    @classmethod
+    def _known_size(cls, page_size: int) -> int:
+        if page_size not in PAGE_SIZES:
+            raise ValueError(f"must be a power of two from {PAGE_SIZES[0]} to {PAGE_SIZES[-1]}")
+        return page_size
 
 
 class BundleFile(_Strict):
@@ -116,16 +159,19 @@ class EngineFile(_Strict):
     """One graph's engine; sizes and hashes are with the bundle's other files.
 
     `layers` counts the network as parsed; `summary` is the path of the whole list.
+    `fused_attentions` are TensorRT's own: a plugin's are not among them.
     `quantized_products` counts the linears that compute in 8 or 4 bits, by algorithm.
+    `operations` says of each function how it runs: TensorRT's own layer, a plugin, or its body.
     """
 
     graph: GraphName
     path: str
     summary: str
     layers: Positive
-    fused_attentions: Positive
+    fused_attentions: Annotated[int, Field(ge=0)]
     cache_updates: Positive
     quantized_products: dict[Algorithm, Positive] = Field(default_factory=dict)
+    operations: dict[str, OperationForm] = Field(default_factory=dict)
 
 
 class EngineSet(_Strict):
@@ -142,6 +188,7 @@ class Manifest(_Strict):
     a model, its files were written for the bundle, whatever became of the other's.
 
     `engines` is there for every executor but the CPU's, which runs the graphs themselves.
+    `page_pool` is there where the KV caches are paged; without it they are linear.
     """
 
     schema_version: Literal[1]
@@ -157,6 +204,7 @@ class Manifest(_Strict):
     libraries: dict[str, str]
     files: list[BundleFile]
     engines: EngineSet | None = None
+    page_pool: PagePool | None = None
 
     @model_validator(mode="after")
     def _fit_together(self) -> Manifest:
@@ -168,6 +216,11 @@ class Manifest(_Strict):
             raise ValueError(f"engines do not go with executor {self.executor}")
         if (self.compute_dtype == "float32") != (self.executor == "cpu"):
             raise ValueError(f"{self.compute_dtype} does not go with executor {self.executor}")
+        pool = self.page_pool
+        if pool is not None and self.executor != "cpu":
+            raise ValueError(f"paged caches do not go with executor {self.executor}")
+        if pool is not None and pool.pages * pool.page_size < self.limits.max_seq_len:
+            raise ValueError("page_pool does not hold one sequence of limits.max_seq_len")
         known = {file.path for file in self.files}
         for engine in self.engines.files if self.engines else ():
             if engine.path not in known or engine.summary not in known:
@@ -181,9 +234,28 @@ def target_dims(pair: Pair) -> TargetDims:
     return TargetDims(
         **_decoder_dims(target),
         family=target.family,
+        layer_windows=list(target.layer_windows) if any(target.layer_windows) else [],
+        has_sinks=target.has_sinks,
+        experts=_expert_dims(target),
         vocab_size=target.vocab_size,
         max_position_embeddings=target.max_position_embeddings,
         eos_token_ids=list(target.eos_token_ids),
+    )
+
+
+def _expert_dims(target: TargetSpec) -> ExpertDims | None:
+    moe = target.moe
+    if moe is None:
+        return None
+    stored = {role: entry for role, entry in target.weights.items() if ".experts." in role}
+    dtypes = sorted({entry.dtype for entry in stored.values()})
+    return ExpertDims(
+        experts=moe.experts,
+        chosen=moe.chosen,
+        intermediate_size=moe.intermediate_size,
+        storage_dtype=moe.storage if moe.storage != "float" else "/".join(dtypes),
+        parameters=count_parameters(stored),
+        weight_bytes=sum(entry.length for entry in stored.values()),
     )
 
 
@@ -245,20 +317,4 @@ def read_manifest(folder: Path) -> Manifest:
             fix="`dflash-trt build` makes one",
             usage=True,
         )
-    raw = read_json_object(path)
-    version = raw.get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise DflashError(
-            f"has schema version {one_line(version, 40)}, this version reads {SCHEMA_VERSION}",
-            where=path,
-            fix="build the bundle again",
-        )
-    try:
-        return Manifest.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = "".join(f"{part}." for part in first["loc"]).removesuffix(".")
-        what = first["msg"].removeprefix("Value error, ")
-        raise DflashError(
-            f"{key}: {what}" if key else what, where=path, fix="build the bundle again"
-        ) from error
+    return read_record(path, Manifest, SCHEMA_VERSION, "build the bundle again")

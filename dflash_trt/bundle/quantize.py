@@ -16,6 +16,7 @@ from dflash_trt.graph.bindings import Owner
 from dflash_trt.progress import Progress, Unit
 from dflash_trt.quantization.checkpoint import planned_bytes, quantize_checkpoint
 from dflash_trt.quantization.convert import linear_layout
+from dflash_trt.quantization.experts import has_mxfp4_experts
 from dflash_trt.quantization.linears import (
     Algorithm,
     QuantizeOptions,
@@ -72,7 +73,10 @@ def plan_quantization(pair: Pair, wanted: PairQuantization) -> QuantizationPlan:
     for owner, spec in specs.items():
         option = "--precision" if owner == "target" else "--draft-precision bf16"
         verb = "leave out" if owner == "target" else "add"
-        refuse_quantized(spec, f"{verb} {option} to build it as it is")
+        fix = f"{verb} {option} to build it as it is"
+        if has_mxfp4_experts(spec.checkpoint.config):
+            fix += ", or write it with `dflash-trt quantize` and build that"
+        refuse_quantized(spec, fix)
     matched = {owner: matching_patterns(spec, wanted.exclude) for owner, spec in specs.items()}
     for pattern in wanted.exclude:
         if not any(pattern in patterns for patterns in matched.values()):

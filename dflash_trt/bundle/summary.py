@@ -5,19 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_trt.bundle.manifest import Manifest, ModelDims
+from dflash_trt.bundle.manifest import ExpertDims, Manifest, ModelDims, TargetDims
+from dflash_trt.checkpoints.moe import EXPERT_STORAGE
 from dflash_trt.graph.form import Precision
 
 PATTERNS_SHOWN = 4
+PACKED = frozenset(EXPERT_STORAGE.values())
+"""Formats of experts whose values share bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
     """Bytes for `batch` sequences of `context` tokens each.
 
-    On the CPU weights count in the compute type, as ONNX Runtime holds them after loading;
+    On the CPU weights count in the compute type, as ONNX Runtime holds them after loading, but
+    for experts, which it reads out of the checkpoint's files, as stored;
     `draft_head` is the target's output head once more: the draft's session packs its own copy.
-    Caches count the tokens; the CPU executor allocates up to twice that, since its length doubles.
+    Caches count the tokens; linear ones on the CPU take up to twice that, since their length
+    doubles, paged ones up to a page more per sequence, and never more than their pool has.
     Engines count as their files weigh: the draft's holds its own embedding and output head.
     """
 
@@ -35,17 +40,31 @@ class MemoryEstimate:
         return weights + self.target_cache + self.draft_cache
 
 
-def cache_bytes_per_token(dims: ModelDims, item_bytes: int) -> int:
+def cache_bytes_per_token(dims: ModelDims, precision: Precision) -> int:
     """Bytes of K and V of every layer for one token of one sequence."""
-    return 2 * dims.layers * dims.kv_heads * dims.head_dim * item_bytes
+    width = dims.kv_heads * dims.cache_head_dim(precision)
+    return 2 * dims.layers * width * precision.item_bytes
 
 
 def cache_bytes(manifest: Manifest) -> tuple[int, int]:
     """Bytes per token of the target's and the draft's caches, in the compute type."""
-    item = Precision(manifest.compute_dtype).item_bytes
+    precision = Precision(manifest.compute_dtype)
     return (
-        cache_bytes_per_token(manifest.target, item),
-        cache_bytes_per_token(manifest.draft, item),
+        cache_bytes_per_token(manifest.target, precision),
+        cache_bytes_per_token(manifest.draft, precision),
+    )
+
+
+def page_pool_line(manifest: Manifest) -> str | None:
+    """How the KV caches are paged; None where they are linear."""
+    pool = manifest.page_pool
+    if pool is None:
+        return None
+    page = pool.page_size * sum(cache_bytes(manifest))
+    return (
+        f"paged, {pool.pages:,} pages of {pool.page_size} tokens, {page:,} bytes each for all "
+        f"layers of target and draft; at most {pool.pages * pool.page_size:,} tokens in "
+        f"{pool.pages * page:,} bytes, taken as tokens come"
     )
 
 
@@ -65,10 +84,24 @@ def precision_line(manifest: Manifest) -> str:
     return f"{', '.join(names)}, "
 
 
+def storage_formats(dims: ModelDims) -> list[str]:
+    """The types that weights are stored in; of packed experts the format, not its bytes' type."""
+    experts = _packed_experts(dims)
+    if experts is None:
+        return dims.storage_dtypes
+    return sorted({*dims.storage_dtypes, experts.storage_dtype} - {"U8"})
+
+
 def _formats(dims: ModelDims) -> list[str]:
     if dims.quantization is not None and dims.quantization.linears:
         return sorted(dims.quantization.linears)
-    return dims.storage_dtypes
+    return storage_formats(dims)
+
+
+def _packed_experts(dims: ModelDims) -> ExpertDims | None:
+    """A target's experts where they are in a four-bit format."""
+    experts = dims.experts if isinstance(dims, TargetDims) else None
+    return experts if experts is not None and experts.storage_dtype in PACKED else None
 
 
 def quantization_line(dims: ModelDims) -> str | None:
@@ -77,6 +110,9 @@ def quantization_line(dims: ModelDims) -> str | None:
     if quantization is None:
         return None
     counts = [f"{count} linears in {name}" for name, count in quantization.linears.items()]
+    experts = _packed_experts(dims)
+    if experts is not None:
+        counts.append(f"experts in {experts.storage_dtype}")
     parts = [", ".join(counts) or "no linear quantised"]
     if quantization.excluded:
         shown = ", ".join(quantization.excluded[:PATTERNS_SHOWN])
@@ -88,17 +124,48 @@ def quantization_line(dims: ModelDims) -> str | None:
     return "; ".join(parts)
 
 
+def experts_line(manifest: Manifest) -> str | None:
+    """The target's experts, and how the executor runs them; None where it has none."""
+    experts = manifest.target.experts
+    if experts is None:
+        return None
+    form = "each chosen one taken once a call, row by row (a loop in the graph)"
+    if manifest.executor != "cpu":
+        form = "each row gathers the weights of its own (no MoE kernel is used)"
+    return (
+        f"{experts.experts} experts of ffn {experts.intermediate_size} in "
+        f"{experts.storage_dtype}, {experts.chosen} a row: {form}"
+    )
+
+
+def attention_line(target: TargetDims) -> str | None:
+    """The target's windows and sinks; None where every layer sees everything."""
+    sliding = [window for window in target.layer_windows if window is not None]
+    parts = []
+    if sliding:
+        sizes = "/".join(str(size) for size in sorted(set(sliding)))
+        parts.append(f"{len(sliding)} of {target.layers} layers see {sizes} positions")
+    if target.has_sinks:
+        parts.append("attention sinks")
+    return "; ".join(parts) or None
+
+
 def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstimate:
     """Memory of a running pair: see MemoryEstimate."""
-    tokens = batch * context
+    tokens, pool = batch * context, manifest.page_pool
+    if pool is not None:
+        tokens = min(tokens, pool.pages * pool.page_size)
     target, draft = manifest.target, manifest.draft
     item = Precision(manifest.compute_dtype).item_bytes
     engines = engine_bytes(manifest)
     target_token, draft_token = cache_bytes(manifest)
+    experts = target.experts
+    decoded = target.parameters - (experts.parameters if experts else 0)
+    stored = experts.weight_bytes if experts else 0
     return MemoryEstimate(
         batch=batch,
         context=context,
-        target_weights=engines.get("target", target.parameters * item),
+        target_weights=engines.get("target", stored + decoded * item),
         draft_weights=engines.get("draft", draft.parameters * item),
         draft_head=0 if engines else target.vocab_size * target.hidden_size * item,
         target_cache=tokens * target_token,
@@ -124,6 +191,8 @@ def summarize(manifest: Manifest, batch: int, context: int) -> dict[str, Any]:
             "target": target_token,
             "draft": draft_token,
         },
+        "kv_layout": "linear" if manifest.page_pool is None else "paged",
+        "page_pool": manifest.page_pool.model_dump() if manifest.page_pool else None,
         "memory_bytes": {
             "batch": memory.batch,
             "context": memory.context,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from os import W_OK, access
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +14,7 @@ from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.bundle.tokenizer import load_tokenizer
 from dflash_trt.checkpoints.draft import DraftSpec, read_draft
 from dflash_trt.checkpoints.folder import CONFIG_NAME
+from dflash_trt.checkpoints.moe import MoeSpec
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.target import TargetSpec, read_target
 from dflash_trt.config import BuildConfig, CheckpointSource
@@ -120,7 +121,14 @@ def _field_differences(
     owner: str, spec: TargetSpec | DraftSpec, twin: TargetSpec | DraftSpec
 ) -> Iterator[str]:
     for name in (field.name for field in fields(spec)):
-        values = getattr(spec, name), getattr(twin, name)
+        if name == "layer_windows" and spec.num_layers != twin.num_layers:
+            continue  # as many as layers, which are named already
+        values = _without_precision(getattr(spec, name)), _without_precision(getattr(twin, name))
         if name not in PRECISION_FIELDS and values[0] != values[1]:
             shown = " versus ".join(one_line(value, 80) for value in values)
             yield f"{owner} {name} {shown}"
+
+
+def _without_precision(value: object) -> object:
+    """A field's value, of experts without the format that they are stored in."""
+    return replace(value, storage="float") if isinstance(value, MoeSpec) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,6 +13,7 @@ from dflash_trt.bundle.staging import check_destination
 from dflash_trt.bundle.summary import (
     cache_bytes,
     engine_bytes,
+    page_pool_line,
     precision_line,
     quantization_line,
 )
@@ -19,6 +21,14 @@ from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.hub import find_checkpoint
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
+from dflash_trt.commands.build_trtllm import (
+    TRTLLM,
+    DeploymentRequest,
+    build_deployment,
+    refuse_trtllm_options,
+    trtllm_options,
+)
+from dflash_trt.commands.kv_layout import choose_paging, kv_layout_options
 from dflash_trt.commands.precision import (
     PRECISIONS,
     Recipe,
@@ -27,12 +37,14 @@ from dflash_trt.commands.precision import (
     find_texts,
     pair_quantization,
 )
+from dflash_trt.commands.profile import apply_profile, profile_arch
 from dflash_trt.commands.progress import StageBars, format_size
 from dflash_trt.config import (
     MAX_COUNT,
     BuildConfig,
     CheckpointSource,
     PrecisionName,
+    choose_profile,
     load_config,
     resolve_builtin,
     resolve_file,
@@ -52,10 +64,13 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--draft-checkpoint", type=_FOLDER, help="Folder to use for the draft.")
 @click.option(
     "--executor",
-    type=click.Choice(["cpu", *LIBRARIES]),
+    type=click.Choice(["cpu", *LIBRARIES, TRTLLM]),
     default="cpu",
     show_default=True,
     help="What will run the bundle.",
+)
+@click.option(
+    "--profile", help="Hardware to build for, a name from `targets`.  [trtllm: the only one]"
 )
 @click.option(
     "--arch",
@@ -75,7 +90,8 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--draft-precision",
     type=click.Choice(PRECISIONS),
-    help="The same for the draft; bf16, fp16: leave it as it is.  [default: as --precision]",
+    help="The same for the draft; bf16, fp16: leave it as it is.  [default: as --precision; "
+    "trtllm: as it is]",
 )
 @click.option(
     "--calibration",
@@ -89,6 +105,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     help="Quantize all but these modules, as in '*.self_attn.*'; repeatable.",
 )
 @click.option("--quantize-lm-head", is_flag=True, help="Quantize the target's lm_head too.")
+@click.option("--plugins", is_flag=True, help="Use this project's kernels, as TensorRT plugins.")
 @click.option("--max-batch", type=click.IntRange(1, MAX_COUNT), help="Sequences decoded together.")
 @click.option(
     "--max-seq-len",
@@ -98,17 +115,25 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--block-size", type=click.IntRange(2), help="Rows of a verify step; at most the trained."
 )
+@kv_layout_options
 @click.option(
     "--copy-weights", is_flag=True, help="Copy weight files, so that onnx's tools open the bundle."
 )
 @click.option("--hash-weights", is_flag=True, help="Record the weight files' full SHA-256.")
 @click.option("--overwrite", is_flag=True, help="Replace a bundle that exists.")
-@click.option("-o", "--output", type=_FOLDER, help="The bundle's folder.  [default: ./NAME-bundle]")
+@trtllm_options
+@click.option(
+    "-o",
+    "--output",
+    type=_FOLDER,
+    help="The bundle's folder.  [default: ./NAME-bundle; trtllm: ./NAME-PROFILE]",
+)
 def command(
     name: str,
     target_checkpoint: Path | None,
     draft_checkpoint: Path | None,
     executor: str,
+    profile: str | None,
     arch: str | None,
     precision: PrecisionName | None,
     draft_precision: PrecisionName | None,
@@ -116,28 +141,71 @@ def command(
     exclude: tuple[str, ...],
     quantize_lm_head: bool,
     timing_cache: Path | None,
+    plugins: bool,
     max_batch: int | None,
     max_seq_len: int | None,
     block_size: int | None,
+    kv_layout: str,
+    page_size: int | None,
+    kv_pages: int | None,
     copy_weights: bool,
     hash_weights: bool,
     overwrite: bool,
     output: Path | None,
+    **trtllm: Any,
 ) -> None:
     """Turn a target and a draft checkpoint into a bundle.
 
     A bundle is a folder with the pair's graphs, its weights (linked, not copied, where the
     filesystem allows) and its tokenizer; every other command works on it. Checkpoints in high
     precision can be quantized on the way: the bundle's weights are then its own.
+
+    With `--executor trtllm` it is a deployment instead: TensorRT-LLM's own files for DFlash,
+    EAGLE-3 and autoregressive decoding of the pair on a hardware profile. Checkpoints may stay
+    names on the hub.
     """
     config, path = load_config(name)
+    paging = choose_paging(kv_layout, page_size, kv_pages, executor)
+    if profile is not None or executor == TRTLLM:
+        profile = choose_profile(config, profile, path)
+        config = apply_profile(config, config.profiles[profile])
+    given = {"max_batch": max_batch, "max_seq_len": max_seq_len, "block_size": block_size}
+    config = config.model_copy(update={key: value for key, value in given.items() if value})
+    if executor == TRTLLM:
+        assert profile is not None
+        build_deployment(
+            config,
+            path,
+            DeploymentRequest(
+                profile=profile,
+                target_checkpoint=target_checkpoint,
+                draft_checkpoint=draft_checkpoint,
+                precision=precision,
+                draft_precision=draft_precision,
+                calibration=calibration,
+                exclude=exclude,
+                quantize_lm_head=quantize_lm_head,
+                copy_weights=copy_weights,
+                overwrite=overwrite,
+                output=output,
+                idle={
+                    "--arch": arch is not None,
+                    "--timing-cache": timing_cache is not None,
+                    "--hash-weights": hash_weights,
+                    "--plugins": plugins,
+                },
+                given=trtllm,
+            ),
+        )
+        return
+    refuse_trtllm_options(trtllm)
+    if profile is not None:
+        arch = profile_arch(config.profiles[profile], executor, arch)
     recipe = choose_recipe(
         config, path, precision, draft_precision, exclude, engines=executor in LIBRARIES
     )
-    engines = _engine_options(executor, arch, recipe, timing_cache)
+    engines = _engine_options(executor, arch, recipe, timing_cache, plugins)
     check_idle_options(recipe, calibration, exclude, quantize_lm_head)
-    given = {"max_batch": max_batch, "max_seq_len": max_seq_len, "block_size": block_size}
-    config = config.model_copy(update={key: value for key, value in given.items() if value})
     texts = find_texts(recipe, config, path, calibration)
     output = output or Path(f"{path.stem}-bundle")
     check_destination(output, overwrite=overwrite)  # before anything is downloaded
@@ -152,6 +220,7 @@ def command(
             hash_weights=hash_weights,
             overwrite=overwrite,
             engines=engines,
+            paging=paging,
             quantization=None
             if texts is None
             else pair_quantization(recipe, pair, texts, quantize_lm_head=quantize_lm_head),
@@ -171,6 +240,9 @@ def _show(output: Path, manifest: Manifest) -> None:
         line = quantization_line(dims)
         if line is not None:
             click.echo(f"quantised {owner}: {line}")
+    line = page_pool_line(manifest)
+    if line is not None:
+        click.echo(f"KV caches: {line}")
     if manifest.engines is not None:
         limits, sizes = manifest.limits, engine_bytes(manifest)
         caches = sum(cache_bytes(manifest)) * limits.max_batch * limits.max_seq_len
@@ -187,7 +259,7 @@ def _show(output: Path, manifest: Manifest) -> None:
 
 
 def _engine_options(
-    executor: str, arch: str | None, recipe: Recipe, timing_cache: Path | None
+    executor: str, arch: str | None, recipe: Recipe, timing_cache: Path | None, plugins: bool
 ) -> EngineOptions | None:
     """What engines are asked for; None for the CPU, which has none of these options."""
     library = LIBRARIES.get(executor)
@@ -198,12 +270,19 @@ def _engine_options(
             fix="leave it out, or build with --executor tensorrt",
             usage=True,
         )
+    if plugins and (library is None or library.is_rtx):
+        raise DflashError(
+            "only TensorRT takes this project's plugins",
+            where="--plugins",
+            fix="leave it out, or build with --executor tensorrt",
+            usage=True,
+        )
     if library is not None:
         if arch is None and not library.is_rtx:
             load_library(library)
             arch = local_arch()
         found = find_arch(arch or DEFAULT_ARCH, library)
-        return EngineOptions(found, recipe.compute, library, timing_cache)
+        return EngineOptions(found, recipe.compute, library, timing_cache, plugins)
     if arch is not None:
         raise DflashError(
             f"{arch!r} is for engines; the CPU executor runs the graphs themselves",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import click
@@ -13,6 +14,7 @@ from dflash_trt.bundle.tokenizer import load_tokenizer
 from dflash_trt.commands.generate_remote import generate_remote, parse_url
 from dflash_trt.commands.generation_output import TextWriter, print_json, print_statistics
 from dflash_trt.commands.options import (
+    block_schedule_option,
     encode_prompts,
     json_option,
     prompt_options,
@@ -29,9 +31,11 @@ from dflash_trt.runtime import (
     SamplingParams,
     total,
 )
+from dflash_trt.runtime.bundle_schedule import AUTO, NONE, choose_schedule, needed_graphs
+from dflash_trt.runtime.harmony import HarmonyFormat
 from dflash_trt.serving.client import GenerationRequest
 
-LOCAL_OPTIONS = {"bundle", "block_size", "no_speculation", "view", "threads"}
+LOCAL_OPTIONS = {"bundle", "block_size", "block_schedule", "no_speculation", "view", "threads"}
 
 
 @click.command("generate", short_help="Continue prompts, with or without speculation.")
@@ -42,7 +46,8 @@ LOCAL_OPTIONS = {"bundle", "block_size", "no_speculation", "view", "threads"}
 @sampling_options
 @click.option("--stop", "stops", multiple=True, help="Text that ends the output; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
-@click.option("--block-size", type=click.IntRange(2), help="Rows of a verify step.")
+@click.option("--block-size", type=click.IntRange(2), help="Rows of every verify step.")
+@block_schedule_option
 @click.option("--no-speculation", is_flag=True, help="Plain decoding, with the baseline graph.")
 @click.option(
     "--view", is_flag=True, help="Colour accepted drafts (green) and the target's own (yellow)."
@@ -65,6 +70,7 @@ def command(
     stops: tuple[str, ...],
     ignore_eos: bool,
     block_size: int | None,
+    block_schedule: str,
     no_speculation: bool,
     view: bool,
     threads: int,
@@ -79,6 +85,14 @@ def command(
         raise DflashError("--view and --json exclude each other", usage=True)
     if no_speculation and block_size is not None:
         raise DflashError("--block-size needs speculation; drop --no-speculation", usage=True)
+    if block_size is not None or no_speculation:
+        if block_schedule not in (AUTO, NONE):
+            raise DflashError(
+                "does not go with --block-size or --no-speculation",
+                where="--block-schedule",
+                usage=True,
+            )
+        block_schedule = NONE
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     if url is not None:
         _refuse_local_options(context)
@@ -99,6 +113,7 @@ def command(
         raise DflashError("no model", fix="pass a BUNDLE, or the --url of a server", usage=True)
     opened = open_bundle(bundle)
     check_runnable(opened)
+    schedule = choose_schedule(opened, block_schedule)
     tokenizer = load_tokenizer(opened)
     manifest = opened.manifest
     requests = [
@@ -114,7 +129,7 @@ def command(
     executor = open_executor(
         opened,
         threads=threads,
-        graphs=("target_only",) if no_speculation else ("target", "draft"),
+        graphs=needed_graphs(speculation=not no_speculation, schedule=schedule),
     )
     engine = Engine(
         executor,
@@ -124,17 +139,21 @@ def command(
             speculation=not no_speculation,
             block_size=block_size,
             prefill_chunk=manifest.limits.prefill_chunk,
+            schedule=schedule,
         ),
     )
     for number, request in enumerate(requests, start=1):
         _check(engine, request, None if len(requests) == 1 else number)
-    writer = TextWriter(view=view, quiet=as_json, count=len(requests))
+    is_chat = tokenizer.chat_template is not None and not raw
+    harmony = HarmonyFormat.find(tokenizer.core) if is_chat else None
+    channels = None if harmony is None else partial(harmony.open, stops)
+    writer = TextWriter(view=view, quiet=as_json, count=len(requests), channels=channels)
     started = time.perf_counter()
     results = engine.generate(requests, writer.take)
     summary = total((result.statistics for result in results), time.perf_counter() - started)
     executor.close()
     if as_json:
-        print_json(results, summary)
+        print_json(results, summary, channels)
     else:
         writer.end()
         print_statistics(results, summary)

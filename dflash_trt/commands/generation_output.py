@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from dflash_trt.runtime import RequestResult, TokenEvent, TotalStatistics
+from dflash_trt.runtime.harmony import HarmonyStream
+
+OpenChannels = Callable[[], HarmonyStream]
 
 
 class TextWriter:
-    """Prints texts in the prompts' order while they all grow at once."""
+    """Prints texts in the prompts' order while they all grow at once.
 
-    def __init__(self, *, view: bool, quiet: bool, count: int) -> None:
+    `channels` opens what tells an answer from its reasoning, which then is dim and stands before.
+    """
+
+    def __init__(
+        self, *, view: bool, quiet: bool, count: int, channels: OpenChannels | None = None
+    ) -> None:
         self._view = view
+        self._answers = [] if channels is None else [_Answer(channels()) for _ in range(count)]
         self._quiet = quiet
         self._count = count
         self._waiting: dict[int, list[str]] = {}
@@ -24,7 +34,12 @@ class TextWriter:
 
     def take(self, index: int, event: TokenEvent) -> None:
         """Prints or keeps what an event of prompt `index` made visible."""
-        self.write(index, self._paint(event), finished=event.finish_reason is not None)
+        finished = event.finish_reason is not None
+        if self._answers and not self._view:
+            text = self._answers[index].take(event.token_ids, finished=finished)
+        else:
+            text = self._paint(event)
+        self.write(index, text, finished=finished)
 
     def write(self, index: int, text: str, *, finished: bool) -> None:
         """Prints or keeps the next piece of the text of prompt `index`."""
@@ -64,11 +79,31 @@ class TextWriter:
         )
 
 
-def print_json(results: list[RequestResult], summary: TotalStatistics) -> None:
+class _Answer:
+    """An answer whose reasoning has come to an end or not."""
+
+    def __init__(self, stream: HarmonyStream) -> None:
+        self._stream = stream
+        self._reasons = False
+
+    def take(self, token_ids: Sequence[int], *, finished: bool) -> str:
+        piece = self._stream.push(token_ids)
+        if finished:
+            piece += self._stream.flush()
+        shown = click.style(piece.reasoning, dim=True) if piece.reasoning else ""
+        self._reasons |= bool(piece.reasoning)
+        if piece.content and self._reasons:
+            shown, self._reasons = f"{shown}\n\n", False
+        return shown + piece.content
+
+
+def print_json(
+    results: list[RequestResult], summary: TotalStatistics, channels: OpenChannels | None = None
+) -> None:
     """One request's figures, or all requests' and their total."""
     described: list[dict[str, Any]] = [
         {
-            "text": result.text,
+            **_describe_text(result, channels),
             "token_ids": list(result.token_ids),
             **result.statistics.to_json(),
             "finish_reason": result.finish_reason,
@@ -81,6 +116,14 @@ def print_json(results: list[RequestResult], summary: TotalStatistics) -> None:
         click.echo(json.dumps({"requests": described, "total": summary.to_json()}, indent=2))
 
 
+def _describe_text(result: RequestResult, channels: OpenChannels | None) -> dict[str, Any]:
+    if channels is None:
+        return {"text": result.text}
+    stream = channels()
+    piece = stream.push(result.token_ids) + stream.flush()
+    return {"text": piece.content, "reasoning": piece.reasoning}
+
+
 def print_statistics(results: list[RequestResult], summary: TotalStatistics) -> None:
     """A few lines on stderr."""
     reasons = {result.finish_reason for result in results}
@@ -88,6 +131,11 @@ def print_statistics(results: list[RequestResult], summary: TotalStatistics) -> 
         f"{summary.output_tokens} tokens from {summary.prompt_tokens} of prompt, "
         f"{summary.steps} steps, ended by {' and '.join(sorted(reasons))}"
     ]
+    if summary.cached_prompt_tokens or summary.preemptions:
+        lines.append(
+            f"{summary.cached_prompt_tokens} prompt tokens from shared pages, "
+            f"{summary.preemptions} preemptions"
+        )
     if summary.acceptance_length is not None and summary.acceptance_rate is not None:
         histogram = " ".join(
             f"{emitted}:{count}"

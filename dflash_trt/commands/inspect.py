@@ -12,14 +12,22 @@ from dflash_trt.bundle.bundle import Bundle, open_bundle, verify_bundle
 from dflash_trt.bundle.manifest import Manifest, ModelDims
 from dflash_trt.bundle.summary import (
     MemoryEstimate,
+    attention_line,
     cache_bytes,
     engine_bytes,
     estimate_memory,
+    experts_line,
+    page_pool_line,
     quantization_line,
+    storage_formats,
     summarize,
 )
+from dflash_trt.commands.inspect_trtllm import inspect_deployment
 from dflash_trt.commands.options import bundle_argument, json_option
 from dflash_trt.commands.progress import StageBars, format_size
+from dflash_trt.hardware.gpu import find_gpu
+from dflash_trt.planning.bundle_fit import BundleFit, fit_bundle
+from dflash_trt.runtime.bundle_schedule import AUTO, choose_schedule
 
 
 @click.command("inspect", short_help="Show what a bundle holds and check its files.")
@@ -27,22 +35,41 @@ from dflash_trt.commands.progress import StageBars, format_size
 @click.option("--verify", is_flag=True, help="Check every recorded hash, not only sizes.")
 @click.option("--batch", type=click.IntRange(1), help="Sequences to estimate memory for.")
 @click.option("--context", type=click.IntRange(1), help="Tokens per sequence to estimate for.")
+@click.option("--gpu", help="Also say how many users fit on it, as b200.")
 @json_option
 def command(
-    bundle: Path, verify: bool, batch: int | None, context: int | None, as_json: bool
+    bundle: Path,
+    verify: bool,
+    batch: int | None,
+    context: int | None,
+    gpu: str | None,
+    as_json: bool,
 ) -> None:
-    """Show what BUNDLE holds, what it needs, and whether its files are whole."""
+    """Show what BUNDLE holds, what it needs, and whether its files are whole.
+
+    BUNDLE may be a TensorRT-LLM deployment.
+    """
+    if inspect_deployment(bundle, as_json=as_json):
+        return
     opened = open_bundle(bundle)
     manifest = opened.manifest
+    schedule = choose_schedule(opened, AUTO)
     batch = batch or manifest.limits.max_batch
     context = context or manifest.limits.max_seq_len
+    fit = None if gpu is None else fit_bundle(manifest, find_gpu(gpu), context)
     checks = _verify(opened) if verify else None
     if as_json:
         figures: dict[str, Any] = summarize(manifest, batch, context)
+        figures["fit"] = None if fit is None else fit.to_json()
+        figures["block_schedule"] = None if schedule is None else schedule.to_json()
         click.echo(json.dumps({**figures, "verified": checks}, indent=2))
         return
     for line in _describe(manifest, estimate_memory(manifest, batch, context)):
         click.echo(line)
+    if fit is not None:
+        click.echo(_describe_fit(fit, is_cpu=manifest.engines is None))
+    if schedule is not None:
+        click.echo(f"blocks  {schedule.describe()}")
     for line in checks or [f"{len(manifest.files)} files present with their sizes"]:
         click.echo(line)
 
@@ -64,6 +91,8 @@ def _describe(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         f"{manifest.name}: {target.family} target with a DFlash draft, for executor "
         f"{manifest.executor} ({manifest.compute_dtype} compute), by {manifest.created_by}",
         f"target  {_dims(target)}, vocabulary {target.vocab_size:,}",
+        *_indented(experts_line(manifest)),
+        *_indented(attention_line(target)),
         *_indented(quantization_line(target)),
         f"draft   {_dims(draft)}, trained block {draft.trained_block_size}, mask token "
         f"{draft.mask_token_id}",
@@ -74,13 +103,25 @@ def _describe(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         f"{limits.block_size}, prefill chunk {limits.prefill_chunk}",
         f"weights {manifest.weights}: target {format_size(target.weight_bytes)}, draft "
         f"{format_size(draft.weight_bytes)} as stored",
-        f"cache   {per_token[0]:,} + {per_token[1]:,} bytes per token (target + draft)",
+        f"cache   {per_token[0]:,} + {per_token[1]:,} bytes per token (target + draft), "
+        f"{page_pool_line(manifest) or 'linear'}",
         f"memory  {format_size(memory.total)} for {memory.batch} × {memory.context} tokens: "
         f"weights {format_size(memory.target_weights)} + {format_size(memory.draft_weights)}"
         f"{head if memory.draft_head else ''}, caches "
         f"{format_size(memory.target_cache)} + {format_size(memory.draft_cache)}",
         *_describe_engines(manifest),
     ]
+
+
+def _describe_fit(fit: BundleFit, *, is_cpu: bool) -> str:
+    """Of a bundle without engines the bytes are the CPU's: an engine's weights are others."""
+    users = ", ".join(f"{count:,} of {length:,}" for length, count in fit.users.items())
+    note = " (as the CPU holds them, no engine's; see `plan`)" if is_cpu else ""
+    return (
+        f"fit     projected: {fit.gpu}, {format_size(fit.gpu_memory)}: weights "
+        f"{format_size(fit.weights)}{note}, workspace {format_size(fit.workspace)}, then "
+        f"sequences of so many tokens: {users}"
+    )
 
 
 def _describe_engines(manifest: Manifest) -> list[str]:
@@ -98,6 +139,9 @@ def _describe_engines(manifest: Manifest) -> list[str]:
             f"{engine.fused_attentions} fused attentions, {engine.cache_updates} cache updates"
             + "".join(f", {n} {name} products" for name, n in engine.quantized_products.items())
         )
+        if engine.operations:
+            forms = ", ".join(f"{name} {form}" for name, form in engine.operations.items())
+            lines.append(f"        {'':<11} operations: {forms}")
     return lines
 
 
@@ -109,5 +153,5 @@ def _dims(dims: ModelDims) -> str:
     return (
         f"{dims.checkpoint}: {dims.layers} layers × {dims.hidden_size}, heads {dims.heads}/"
         f"{dims.kv_heads} × {dims.head_dim}, ffn {dims.intermediate_size}, "
-        f"{dims.parameters:,} parameters in {'/'.join(dims.storage_dtypes)}"
+        f"{dims.parameters:,} parameters in {'/'.join(storage_formats(dims))}"
     )

@@ -26,6 +26,15 @@ threads_option = click.option(
 )
 
 
+block_schedule_option = click.option(
+    "--block-schedule",
+    metavar="auto|none|FILE",
+    default="auto",
+    show_default=True,
+    help="Block size by batch: the bundle's own from `tune`, none, or that in a file.",
+)
+
+
 def sampling_options(function: F) -> F:
     """--temperature, --top-k, --top-p, --seed."""
     for option in (

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dflash_trt.bundle.staging import check_destination
-from dflash_trt.commands.options import bundle_argument, threads_option
+from dflash_trt.commands.options import block_schedule_option, bundle_argument, threads_option
 from dflash_trt.commands.progress import StageBars
 from dflash_trt.serving.repository import (
     ENSEMBLE_MODEL,
@@ -24,6 +24,7 @@ from dflash_trt.serving.repository import (
 @click.option(
     "--no-speculation", is_flag=True, help="Serve the autoregressive baseline, the target alone."
 )
+@block_schedule_option
 @click.option(
     "--max-queue-size",
     type=click.IntRange(0, 1 << 20),
@@ -42,6 +43,7 @@ from dflash_trt.serving.repository import (
 def command(
     bundle: Path,
     no_speculation: bool,
+    block_schedule: str,
     max_queue_size: int,
     threads: int,
     overwrite: bool,
@@ -55,6 +57,7 @@ def command(
     check_destination(output, overwrite=overwrite, kind=REPOSITORY)
     options = RepositoryOptions(
         speculation=not no_speculation,
+        block_schedule=block_schedule,
         max_queue_size=max_queue_size,
         threads=threads,
         overwrite=overwrite,

@@ -13,8 +13,10 @@ import click
 
 from dflash_trt.calibration import observe_pair, observe_target
 from dflash_trt.checkpoints.draft import DraftSpec, read_draft
+from dflash_trt.checkpoints.folder import read_config
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import TargetSpec, read_target
+from dflash_trt.commands.convert_experts import BF16, convert, interruption_note
 from dflash_trt.commands.options import json_option, read_calibration
 from dflash_trt.commands.progress import StageBars, format_size
 from dflash_trt.errors import DflashError
@@ -23,8 +25,9 @@ from dflash_trt.quantization.checkpoint import (
     checkpoint_key,
     quantize_checkpoint,
 )
+from dflash_trt.quantization.experts import has_mxfp4_experts
 from dflash_trt.quantization.linears import Algorithm, QuantizeOptions, select_linears
-from dflash_trt.quantization.partial import check_destination, partial_folder
+from dflash_trt.quantization.partial import check_destination
 from dflash_trt.quantization.scales import Activations
 
 PRECISIONS = {"fp8": Algorithm.FP8, "nvfp4": Algorithm.NVFP4}
@@ -37,9 +40,9 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--checkpoint", type=_FOLDER, required=True, help="Folder of the model to quantize.")
 @click.option(
     "--precision",
-    type=click.Choice(list(PRECISIONS)),
+    type=click.Choice([*PRECISIONS, BF16]),
     required=True,
-    help="What the linears' weights and inputs become.",
+    help="What the linears' weights and inputs become; MXFP4 experts: nvfp4 or bf16.",
 )
 @click.option("--draft", "is_draft", is_flag=True, help="The checkpoint is a DFlash draft.")
 @click.option(
@@ -48,8 +51,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--calibration",
     type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    help='Texts to observe inputs on: .jsonl with a "prompt" each.',
+    help='Texts to observe inputs on: .jsonl with a "prompt" each. Not for MXFP4 experts.',
 )
 @click.option(
     "--exclude",
@@ -67,7 +69,7 @@ def command(
     precision: str,
     is_draft: bool,
     target_checkpoint: Path | None,
-    calibration: Path,
+    calibration: Path | None,
     exclude: tuple[str, ...],
     quantize_lm_head: bool,
     quantize_fc: bool,
@@ -80,6 +82,10 @@ def command(
     Input scales come from running the model in float32 over the calibration texts, a user's
     message each where the tokenizer has a chat template. An interrupted run is continued when
     the same command is given again.
+
+    Of a checkpoint in MXFP4 (gpt-oss) only the experts' format changes, to NVFP4 weights or bf16:
+    every value is kept where the format can hold it, no texts are needed, and the blocks that had
+    to be quantized again are counted.
     """
     if is_draft != (target_checkpoint is not None):
         raise DflashError(
@@ -87,10 +93,30 @@ def command(
             fix="a draft is calibrated with its target; a target alone",
             usage=True,
         )
+    check_destination(output.resolve(), overwrite=overwrite)
+    if not is_draft and has_mxfp4_experts(read_config(checkpoint)):
+        given = {
+            "--calibration": calibration is not None,
+            "--exclude": bool(exclude),
+            "--quantize-lm-head": quantize_lm_head,
+            "--quantize-fc": quantize_fc,
+        }
+        convert(checkpoint, precision, given, output, overwrite=overwrite, as_json=as_json)
+        return
+    if precision == BF16:
+        raise DflashError(
+            "is in floating point, or in a format that is not decoded",
+            where=checkpoint,
+            fix="--precision bf16 is for checkpoints in MXFP4",
+            usage=True,
+        )
+    if calibration is None:
+        raise DflashError(
+            "input scales come from texts", where="--calibration", fix="pass a file", usage=True
+        )
     options = QuantizeOptions(
         PRECISIONS[precision], exclude, quantize_lm_head, quantize_fc, overwrite
     )
-    check_destination(output.resolve(), overwrite=overwrite)
     with StageBars() as bars:
         bars.stage("reading checkpoints", None)
         spec: TargetSpec | DraftSpec
@@ -100,16 +126,8 @@ def command(
             spec, target = read_draft(checkpoint), read_target(target_checkpoint)
         select_linears(spec, options)  # refusals come before texts are read
         activations = _activations(spec, target, read_calibration(target, calibration), bars)
-        try:
+        with interruption_note(output):
             written = quantize_checkpoint(spec, options, activations, output, bars)
-        except KeyboardInterrupt:
-            if partial_folder(output.resolve()).is_dir():
-                click.echo(
-                    f"note: what is finished stays in {partial_folder(output)}; the same command "
-                    "continues from there",
-                    err=True,
-                )
-            raise
     if as_json:
         click.echo(json.dumps(_to_json(written), indent=2))
     else:

@@ -17,8 +17,10 @@ import click
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.bundle.manifest import MANIFEST_NAME
 from dflash_trt.bundle.tokenizer import BundleTokenizer, load_tokenizer
+from dflash_trt.commands.options import block_schedule_option
 from dflash_trt.commands.progress import StageBars
 from dflash_trt.errors import DflashError
+from dflash_trt.runtime.bundle_schedule import AUTO
 from dflash_trt.serving.client import ServedModel
 from dflash_trt.serving.launcher import ServerOptions, TritonServer, bind_port, client_address
 from dflash_trt.serving.openai_server import OpenAiServer
@@ -36,6 +38,7 @@ PORT = click.IntRange(0, 65535)
 @click.option("--metrics-port", type=PORT, default=8002, show_default=True)
 @click.option("--openai-port", type=PORT, help="Speak OpenAI's HTTP API too, on this port.")
 @click.option("--no-speculation", is_flag=True, help="Serve a BUNDLE's autoregressive baseline.")
+@block_schedule_option
 @click.option(
     "--log-file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -49,6 +52,7 @@ def command(
     metrics_port: int,
     openai_port: int | None,
     no_speculation: bool,
+    block_schedule: str,
     log_file: Path | None,
 ) -> int:
     """Serve a model repository, or a BUNDLE, which is packaged for the time being.
@@ -63,7 +67,8 @@ def command(
         "--openai-port": openai_port or 0,
     }
     _check_ports(host, ports)
-    with _open_repository(source, speculation=not no_speculation) as repository:
+    packaging = RepositoryOptions(speculation=not no_speculation, block_schedule=block_schedule)
+    with _open_repository(source, packaging) as repository:
         options = ServerOptions(
             repository=repository,
             host=host,
@@ -129,7 +134,7 @@ def _plan_front(options: ServerOptions, port: int) -> _FrontPlan:
 
 
 @contextmanager
-def _open_repository(source: Path, *, speculation: bool) -> Generator[Path, None, None]:
+def _open_repository(source: Path, packaging: RepositoryOptions) -> Generator[Path, None, None]:
     """The repository to serve: `source` itself, or a bundle's, packaged until the end."""
     if not (source / MANIFEST_NAME).is_file():
         if not any(source.glob("*/config.pbtxt")):
@@ -139,13 +144,17 @@ def _open_repository(source: Path, *, speculation: bool) -> Generator[Path, None
                 fix="`dflash-trt build` makes the one, `dflash-trt package` the other",
                 usage=True,
             )
-        if not speculation:
-            raise DflashError(
-                "is a model repository, whose config.pbtxt says whether to speculate",
-                where="--no-speculation",
-                fix="pass a BUNDLE, or `dflash-trt package --no-speculation`",
-                usage=True,
-            )
+        for option, given in (
+            ("--no-speculation", not packaging.speculation),
+            ("--block-schedule", packaging.block_schedule != AUTO),
+        ):
+            if given:
+                raise DflashError(
+                    "is a model repository, whose config.pbtxt says whether to speculate, and how",
+                    where=option,
+                    fix=f"pass a BUNDLE, or use `dflash-trt package {option}`",
+                    usage=True,
+                )
         yield source
         return
     # Beside the bundle its files can be linked instead of copied.
@@ -154,7 +163,7 @@ def _open_repository(source: Path, *, speculation: bool) -> Generator[Path, None
     with tempfile.TemporaryDirectory(prefix=".dflash-trt-serve-", dir=place) as folder:
         repository = Path(folder) / "repository"
         with StageBars() as bars:
-            write_repository(source, repository, RepositoryOptions(speculation=speculation), bars)
+            write_repository(source, repository, packaging, bars)
         yield repository
 
 

@@ -6,20 +6,51 @@ import json
 
 import click
 
-from dflash_trt.config import load_config, target_names
+from dflash_trt.config import (
+    BuildConfig,
+    HardwareProfile,
+    load_config,
+    target_names,
+    targets_not_yet,
+)
 
 
 @click.command("targets", short_help="List the configurations that `build --target` knows.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(as_json: bool) -> None:
-    """List the configurations that `build --target` knows."""
+    """List the configurations that `build --target` knows, and public pairs that it does not."""
     configs = {name: load_config(name)[0] for name in target_names()}
+    missing = targets_not_yet()
     if as_json:
-        click.echo(
-            json.dumps({name: config.model_dump() for name, config in configs.items()}, indent=2)
-        )
+        shown = {name: {"supported": True, **one.model_dump()} for name, one in configs.items()}
+        shown |= {name: {"supported": False, "reason": why} for name, why in missing.items()}
+        click.echo(json.dumps(shown, indent=2))
         return
     width = max(map(len, configs), default=0)
     for name, config in configs.items():
-        click.echo(f"{name:<{width}}  {config.description}")
-        click.echo(f"{'':<{width}}  verified: {config.verified}")
+        for number, line in enumerate(_describe(config)):
+            click.echo(f"{'' if number else name:<{width}}  {line}")
+    for why in dict.fromkeys(missing.values()):
+        names = ", ".join(name for name, reason in missing.items() if reason == why)
+        click.echo(f"not yet: {names}: {why}")
+
+
+def _describe(config: BuildConfig) -> list[str]:
+    profiles = [name + _split(one) for name, one in config.profiles.items()]
+    return [
+        config.description,
+        *([f"profiles: {', '.join(profiles)}"] if profiles else []),
+        f"verified: {config.verified}",
+    ]
+
+
+def _split(profile: HardwareProfile) -> str:
+    """How a profile of several GPUs splits a model."""
+    if profile.gpus == 1:
+        return ""
+    ways = [f"TP {profile.tensor_parallel}"]
+    if profile.expert_parallel is not None:
+        ways.append(f"EP {profile.expert_parallel}")
+    if profile.nodes > 1:
+        ways.append(f"{profile.nodes} nodes")
+    return f" ({', '.join(ways)})"

@@ -24,18 +24,28 @@ from dflash_trt.engines.device import Device
 from dflash_trt.engines.library import (
     TENSORRT_RTX,
     Library,
+    OperationForm,
     load_library,
     make_logger,
     refused,
 )
 from dflash_trt.engines.monitor import TOTAL_STEPS, make_monitor, make_writer
 from dflash_trt.engines.network import NetworkSummary, check_network, summarize_network
+from dflash_trt.engines.plugins import (
+    hand_over,
+    hand_over_attention,
+    operation_forms,
+    plugin_arch,
+    plugin_caches,
+    register_plugins,
+)
 from dflash_trt.engines.profiles import EngineLimits, Profile, add_profile, profiles
 from dflash_trt.engines.signals import held_signals
 from dflash_trt.engines.user_cache import read_cache, user_cache_file, write_cache
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName, Owner
 from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.graph.sinks import cache_head_dim
 from dflash_trt.progress import Progress
 
 # What TensorRT-RTX 1.7 has fused attention kernels for; the build itself has the last word, and
@@ -48,12 +58,14 @@ class EngineOptions:
     """What engines to build, beyond the bundle's limits.
 
     `timing_cache` is where TensorRT keeps what it measured; None is the user's cache folder.
+    With `plugins`, kernels of this project stand for the functions that they are written for.
     """
 
     arch: Arch
     precision: Precision
     library: Library = TENSORRT_RTX
     timing_cache: Path | None = None
+    plugins: bool = False
 
     @property
     def folder(self) -> str:
@@ -73,6 +85,7 @@ class BuiltEngine:
     path: str
     summary_path: str
     summary: NetworkSummary
+    operations: dict[str, OperationForm]
 
 
 def check_buildable(
@@ -84,12 +97,15 @@ def check_buildable(
 
     Raises:
         DflashError: the library is missing or needs another GPU than the one here, or has no
-            attention kernel for a head size or no quantised product on the architecture.
+            attention kernel for a head size or no quantised product on the architecture; plugins
+            are asked for and cannot be compiled.
     """
     library, arch = options.library, options.arch
     load_library(library)
     if not library.is_rtx:
         _check_local(library, arch)
+    if options.plugins:
+        plugin_arch(arch.name)
     specs: tuple[tuple[Owner, TargetSpec | DraftSpec], ...]
     specs = (("target", pair.target), ("draft", pair.draft))
     for owner, spec in specs:
@@ -106,12 +122,13 @@ def check_buildable(
                     fix=f"{', '.join(able)} can; --executor cpu runs it anywhere",
                     usage=True,
                 )
-        if spec.head_dim not in HEAD_DIMS:
+        has_sinks = owner == "target" and pair.target.has_sinks
+        size = cache_head_dim(spec.head_dim, has_sinks, options.precision)
+        if size not in HEAD_DIMS:
             raise DflashError(
-                f"the {owner}'s head size {spec.head_dim} has no fused attention in "
-                f"{library.name}, "
-                f"which takes multiples of {HEAD_DIMS.step} from {HEAD_DIMS.start} to "
-                f"{HEAD_DIMS[-1]}",
+                f"the {owner}'s head size {size}{' with its sinks' * has_sinks} has no fused "
+                f"attention in {library.name}, which takes multiples of {HEAD_DIMS.step} from "
+                f"{HEAD_DIMS.start} to {HEAD_DIMS[-1]}",
                 fix="build with --executor cpu",
             )
 
@@ -164,15 +181,24 @@ def build_engine(
     trt = load_library(library)
     logger = make_logger(trt)
     builder = trt.Builder(logger)
-    strong = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-    network = builder.create_network(strong)
+    flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    plugins: set[str] = set()
+    if options.plugins:
+        plugins = register_plugins(library, trt, options.arch.name)
+        flags |= 1 << int(trt.NetworkDefinitionCreationFlag.PREFER_AOT_PYTHON_PLUGINS)
+    network = builder.create_network(flags)
     parser = trt.OnnxParser(network, logger)
     model_path = folder / f"{graph}.onnx"
-    if not parser.parse_from_file(str(model_path)):
+    model = onnx.load(model_path, load_external_data=False)
+    handed = hand_over(model, plugins)
+    if plugins and graph == "draft":
+        hand_over_attention(handed, limits.block_size, limits.cache_length)
+    # The path tells the parser where the weights are.
+    if not parser.parse(handed.SerializeToString(), str(model_path)):
         messages = [parser.get_error(index).desc() for index in range(parser.num_errors)]
         raise refused(library, "read it", f"{graph}.onnx", messages)
     summary = summarize_network(network)
-    check_network(onnx.load(model_path, load_external_data=False), summary)
+    check_network(handed, summary, plugin_caches(handed, plugins))
 
     path = folder / options.folder / f"{graph}.engine"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,6 +224,7 @@ def build_engine(
         path.relative_to(folder).as_posix(),
         summary_path.relative_to(folder).as_posix(),
         summary,
+        operation_forms(handed, plugins),
     )
 
 
@@ -233,6 +260,8 @@ def _configure(
         config.set_compute_capability(capability, 0)
         # A step is captured into a CUDA graph, in which nothing may allocate.
         config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    if options.plugins:
+        config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
     for profile in wanted:
         add_profile(builder, config, network, profile)
     return config

@@ -13,6 +13,8 @@ from typing import Any, Literal
 from dflash_trt.errors import DflashError, one_line
 
 EngineExecutor = Literal["tensorrt-rtx", "tensorrt"]
+OperationForm = Literal["native", "plugin", "function"]
+"""How an engine runs a graph's function: a layer of its own, a kernel of ours, or its body."""
 
 
 @dataclass(frozen=True, slots=True)

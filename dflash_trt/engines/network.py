@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from dflash_trt.checkpoints.quantization import Algorithm
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.moe import MOE
 
 ATTENTION = "TRT_Attention"
 GEMM = "Gemm"
@@ -76,8 +77,12 @@ def summarize_network(network: Any) -> NetworkSummary:
     )
 
 
-def check_network(model: onnx.ModelProto, summary: NetworkSummary) -> None:
+def check_network(
+    model: onnx.ModelProto, summary: NetworkSummary, plugin_caches: Collection[str] = ()
+) -> None:
     """Holds a network to its graph: native attention, in-place caches and quantised products.
+
+    `plugin_caches` are those that a plugin updates, which the network's layers do not show.
 
     Raises:
         DflashError: names what TensorRT did not take over natively.
@@ -88,7 +93,8 @@ def check_network(model: onnx.ModelProto, summary: NetworkSummary) -> None:
     outputs = {output.name for output in model.graph.output}
     caches = [value.name for value in model.graph.input if f"{value.name}_out" in outputs]
     updates = Counter(summary.cache_updates)
-    softmaxes = sum(summary.layers.get(kind, 0) for kind in SOFTMAX_LAYERS)
+    routers = sum(node.op_type == MOE for node in model.graph.node)
+    softmaxes = sum(summary.layers.get(kind, 0) for kind in SOFTMAX_LAYERS) - routers
     unlike = [
         name
         for name, algorithm in _wanted_products(model).items()
@@ -97,8 +103,11 @@ def check_network(model: onnx.ModelProto, summary: NetworkSummary) -> None:
     problems = [
         _listed("no native attention for", missing),
         _listed("no quantised product for", unlike),
-        _listed("no in-place update of", [name for name in caches if updates[name] != 1]),
-        f"{softmaxes} decomposed softmax layers" if softmaxes else "",
+        _listed(
+            "no in-place update of",
+            [name for name in caches if updates[name] != (name not in plugin_caches)],
+        ),
+        f"{softmaxes} decomposed softmax layers" if softmaxes > 0 else "",
     ]
     if len(found) > len(wanted):
         problems.append(f"{len(found)} attention layers where the graph has {len(wanted)}")

@@ -80,6 +80,9 @@ def test_manifest(pair: Path, tmp_path: Path) -> None:
             "family": "qwen3",
             "vocab_size": 40,
             "max_position_embeddings": 128,
+            "layer_windows": [],
+            "has_sinks": False,
+            "experts": None,
             "eos_token_ids": [3],
         },
         "draft": common
@@ -96,6 +99,7 @@ def test_manifest(pair: Path, tmp_path: Path) -> None:
         },
         "limits": {"max_batch": 3, "max_seq_len": 100, "block_size": 8, "prefill_chunk": 100},
         "weights": "linked",
+        "page_pool": None,
         "tokenizer": False,
         "libraries": {name: version(name) for name in libraries},
         "engines": None,

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import dflash_trt.bundle.quantize as bundle_quantize
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.tokenizer import BundleTokenizer
-from dflash_trt.calibration import memory, observe_pair
+from dflash_trt.calibration import observe_pair
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
@@ -28,9 +21,9 @@ from dflash_trt.quantization.checkpoint import quantize_checkpoint
 from dflash_trt.quantization.linears import Algorithm, QuantizeOptions
 from dflash_trt.quantization.scales import Activations
 from tests.commands.bigram import write_tokenizer
-from tests.commands.conftest import Outcome, Run
+from tests.commands.conftest import Run
 from tests.pairs import SilentProgress
-from tests.quantization.running import quantize
+from tests.quantization.running import quantize_in_place
 
 RTX = ["--executor", "tensorrt-rtx"]
 # The bigram pair's feed-forward is 24 wide, which has no whole blocks.
@@ -197,221 +190,13 @@ def test_the_shipped_recipes(run: Run, tmp_path: Path, name: str, target: dict[s
     assert _linears(tmp_path / "b") == {"target": target, "draft": {"FP8": 2 * 7}}
 
 
-@pytest.fixture
-def build(run: Run, own_pair: Path, tmp_path: Path) -> Callable[..., Outcome]:
-    """Builds `own_pair` to tmp_path/out/b, which fails and leaves nothing anywhere."""
-
-    def call(*arguments: object) -> Outcome:
-        before = sorted(tmp_path.rglob("*"))
-        outcome = run("build", "--target", own_pair, "-o", tmp_path / "out" / "b", *arguments)
-        assert outcome.code and outcome.out == ""
-        assert sorted(tmp_path.rglob("*")) == before
-        return outcome
-
-    return call
-
-
-@pytest.mark.parametrize(
-    ("arguments", "pieces"),
-    [
-        (["--calibration", "x.jsonl"], ["--calibration", "does nothing without a precision"]),
-        (["--exclude", "*"], ["--exclude", "does nothing", "--precision fp8 or nvfp4"]),
-        (["--quantize-lm-head"], ["--quantize-lm-head", "does nothing"]),
-        (["--quantize-lm-head", "--draft-precision", "fp8"], ["--quantize-lm-head"]),
-        (["--precision", "fp32", "--exclude", "*"], ["--exclude", "does nothing"]),
-        (["--draft-precision", "bf16"], ["--draft-precision", "neither model is quantised"]),
-        (["--precision", "bf16"], ["--precision", "for engines", "float32"]),
-        (["--precision", "int4"], ["--precision", "int4"]),
-        ([*FP8, "--exclude", "*.nothing"], ["'*.nothing' matches no linear of target or draft"]),
-        ([*FP8, "--exclude", "*"], ["nothing is left to quantize"]),
-        (
-            ["--draft-precision", "fp8", "--exclude", "model.*"],
-            ["'model.*' matches no linear of draft"],
-        ),
-        (["--precision", "nvfp4"], ["down_proj", "24 input columns", "--exclude '*.down_proj'"]),
-        ([*FP8, "--calibration", "no-such.jsonl"], ["no-such.jsonl", "cannot be read"]),
-    ],
-)
-def test_options_that_do_not_go_together(
-    build: Callable[..., Outcome], arguments: list[object], pieces: list[str]
-) -> None:
-    build(*arguments).fails(2, *pieces)
-
-
-@pytest.mark.parametrize(
-    ("text", "piece"),
-    [
-        ("", "holds no prompt"),
-        ("\n\n", "holds no prompt"),
-        ('{"text": "a"}', '"prompt"'),
-        ('{"prompt": ""}', "empty"),
-        ('{"prompt": "a"}\nnot json', "texts.jsonl:2"),
-        ('{"prompt": "a"}', "no sequence is long enough for a draft block"),
-    ],
-)
-def test_calibration_texts_that_cannot_be_used(
-    build: Callable[..., Outcome], tmp_path: Path, text: str, piece: str
-) -> None:
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text(text)
-    build(*FP8, "--calibration", texts).fails(2, piece)
-
-
-def test_texts_are_looked_at_before_any_download(run: Run, tmp_path: Path) -> None:
-    command = ["build", "--target", "qwen3-8b", *FP8, "-o", tmp_path / "b"]
-    run(*command).fails(2, "qwen3-8b.yaml has neither calibration texts nor prompts")
-    run(*command, "--calibration", tmp_path / "x.jsonl").fails(2, "x.jsonl: cannot be read")
-
-
-def test_no_texts_at_all(build: Callable[..., Outcome], own_pair: Path) -> None:
-    own_pair.write_text(own_pair.read_text().replace("prompts: prompts.jsonl\n", ""))
-    build(*FP8).fails(2, "--calibration", "pair.yaml has neither calibration texts nor prompts")
-
-
-def test_a_target_without_a_tokenizer(build: Callable[..., Outcome], own_pair: Path) -> None:
-    (own_pair.parent / "target" / "tokenizer.json").unlink()
-    build(*FP8).fails(1, "has no tokenizer.json, which calibration texts need")
-
-
-def _quantize_in_place(config: Path, owner: str) -> Path:
-    folder, new = config.parent / owner, config.parent / "quantized"
-    quantize(read_target(folder) if owner == "target" else read_draft(folder), new, Algorithm.FP8)
-    shutil.rmtree(folder)
-    new.rename(folder)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("owner", "fix"),
-    [("target", "leave out --precision"), ("draft", "add --draft-precision bf16")],
-)
-def test_what_is_quantised_already(
-    build: Callable[..., Outcome], own_pair: Path, owner: str, fix: str
-) -> None:
-    folder = _quantize_in_place(own_pair, owner)
-    build(*FP8).fails(1, f"{folder}: is quantized already", fix)
-
-
 def test_a_quantised_target_with_a_draft_to_quantise(
     run: Run, own_pair: Path, tmp_path: Path
 ) -> None:
-    _quantize_in_place(own_pair, "target")
+    quantize_in_place(own_pair, "target")
     command = ["build", "--target", own_pair, "--draft-precision", "fp8", "-o", tmp_path / "b"]
     assert run(*command).code == 0
     assert _linears(tmp_path / "b") == {"target": {"FP8": 42}, "draft": {"FP8": 14}}
-
-
-def test_damaged_quantised_checkpoints(build: Callable[..., Outcome], own_pair: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    folder = _quantize_in_place(own_pair, "target")
-    path, name = folder / "model.safetensors", "model.layers.3.mlp.up_proj.input_scale"
-    tensors = load_file(path)
-    del tensors[name]
-    save_file(tensors, path)
-    build("--draft-precision", "fp8").fails(1, name, "which is missing")
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"]["quant_algo"] = "W4A8_AWQ"
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "hf_quant_config.json").unlink(missing_ok=True)
-    build("--draft-precision", "fp8").fails(1, "W4A8_AWQ", "supported are ModelOpt's FP8")
-
-
-def test_a_disk_that_is_too_small(
-    build: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    usage = SimpleNamespace(disk_usage=lambda folder: SimpleNamespace(free=1000))
-    monkeypatch.setattr(bundle_quantize, "shutil", usage)
-    line = build(*FP8).fails(1, "the quantized weights need", "1,000 are free")
-    assert f"{tmp_path}/out/b: " in line and "building-" not in line
-
-
-def test_a_machine_that_is_too_small(
-    build: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: 1 << 10)
-    build(*FP8).fails(1, "observing activations in float32 needs about", "0.0 GiB are available")
-
-
-def test_a_failed_write_is_about_the_bundle(
-    build: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fail(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("dflash_trt.quantization.shards.ShardWriter.write", fail)
-    line = build(*FP8).fails(1, "No space left on device", "nothing was left behind")
-    assert f"{tmp_path}/out/b: " in line
-
-
-# Runs in a process of its own: waits at the stage named, until it is killed.
-WAITING_BUILD = """
-import sys, time
-from dflash_trt.cli import main
-from dflash_trt.commands.progress import StageBars
-
-real = StageBars.stage
-
-def stage(self, name, *more):
-    real(self, name, *more)
-    if name.startswith(sys.argv[1]):
-        print("waiting", flush=True)
-        time.sleep(60)
-
-StageBars.stage = stage
-sys.exit(main(sys.argv[2:]))
-"""
-
-
-@pytest.fixture
-def start(own_pair: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a build of `own_pair` in FP8 and waits until it has reached a stage."""
-    running: list[subprocess.Popen[str]] = []
-
-    def call(stage: str, output: Path) -> subprocess.Popen[str]:
-        command = ["build", "--target", str(own_pair), *FP8, "-o", str(output)]
-        process = subprocess.Popen(
-            [sys.executable, "-c", WAITING_BUILD, stage, *command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        running.append(process)
-        assert process.stdout is not None and process.stdout.readline() == "waiting\n"
-        return process
-
-    yield call
-    for process in running:
-        process.kill()
-        process.communicate()
-
-
-@pytest.mark.parametrize("stage", ["observing", "draft: quantizing"])
-def test_a_kill_leaves_no_bundle_and_the_next_build_sweeps(
-    run: Run,
-    own_pair: Path,
-    tmp_path: Path,
-    start: Callable[..., subprocess.Popen[str]],
-    stage: str,
-) -> None:
-    output = tmp_path / "out" / "b"
-    process = start(stage, output)
-    process.kill()
-    process.wait()
-    (left,) = output.parent.iterdir()
-    assert left.name.startswith(".b.building-") and (left / "quantized").is_dir()
-    assert run("build", "--target", own_pair, *FP8, "-o", output).code == 0
-    assert [path.name for path in output.parent.iterdir()] == ["b"]
-
-
-@pytest.mark.parametrize("stage", ["observing", "target: quantizing"])
-def test_a_polite_kill_leaves_nothing(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], stage: str
-) -> None:
-    process = start(stage, tmp_path / "out" / "b")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 128 + signal.SIGTERM
-    assert not (tmp_path / "out").exists()
 
 
 def test_engines_with_quantised_products(run: Run, llama: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ FROZEN = {
         "--target-checkpoint",
         "--draft-checkpoint",
         "--executor",
+        "--profile",
         "--arch",
         "--precision",
         "--timing-cache",
@@ -34,12 +35,21 @@ FROZEN = {
         "--calibration",
         "--exclude",
         "--quantize-lm-head",
+        "--plugins",
         "--max-batch",
         "--max-seq-len",
         "--block-size",
+        "--kv-layout",
+        "--page-size",
+        "--kv-pages",
         "--copy-weights",
         "--hash-weights",
         "--overwrite",
+        "--trtllm-version",
+        "--block-schedule",
+        "--attention-backend",
+        "--eagle-checkpoint",
+        "--context-recompute-tail",
         "-o/--output",
     ],
     "doctor": ["--gpu-check", "-o/--output", "--json"],
@@ -52,15 +62,17 @@ FROZEN = {
         "--stop",
         "--ignore-eos",
         "--block-size",
+        "--block-schedule",
         "--no-speculation",
         "--view",
         "--threads",
         "--json",
     ],
-    "inspect": ["BUNDLE", "--verify", "--batch", "--context", "--json"],
+    "inspect": ["BUNDLE", "--verify", "--batch", "--context", "--gpu", "--json"],
     "package": [
         "BUNDLE",
         "--no-speculation",
+        "--block-schedule",
         "--max-queue-size",
         "--threads",
         "--overwrite",
@@ -79,6 +91,26 @@ FROZEN = {
         "--json",
         "-o/--output",
     ],
+    "plan": [
+        "--target",
+        "--target-checkpoint",
+        "--draft-checkpoint",
+        "--gpu",
+        "--gpus",
+        "--interactivity",
+        "--input-tokens",
+        "--output-tokens",
+        "--context",
+        "--precision",
+        "--acceptance",
+        "--eagle3-tau",
+        "--tensor-parallel",
+        "--expert-parallel",
+        "--parameter",
+        "--measured",
+        "-o/--output",
+        "--json",
+    ],
     "report": ["RESULTS", "-o/--output", "--interactivity", "--baseline", "--json"],
     "serve": [
         "REPO|BUNDLE",
@@ -88,6 +120,7 @@ FROZEN = {
         "--metrics-port",
         "--openai-port",
         "--no-speculation",
+        "--block-schedule",
         "--log-file",
     ],
     "sweep": [
@@ -123,6 +156,20 @@ FROZEN = {
         "--json",
     ],
     "targets": ["--json"],
+    "tune": [
+        "BUNDLE",
+        *PROMPTS,
+        "--max-tokens",
+        *SAMPLING,
+        "--block-size",
+        "--batch",
+        "--rounds",
+        "--fallback",
+        "--dry-run",
+        "--threads",
+        "--json",
+        "-o/--output",
+    ],
     "verify": [
         "BUNDLE",
         *PROMPTS,
@@ -266,10 +313,15 @@ def test_targets(run: Run) -> None:
     shown = run("targets")
     assert shown.code == 0
     lines = shown.out.splitlines()
-    configs: dict[str, Any] = run("targets", "--json").json
+    listed: dict[str, Any] = run("targets", "--json").json
+    configs = {name: one for name, one in listed.items() if one["supported"]}
     assert "demo" in configs and "qwen3-8b" in configs
-    assert len(lines) == 2 * len(configs)
+    for name in listed.keys() - configs.keys():
+        assert any(line.startswith("not yet: ") and name in line for line in lines)
+        assert any(listed[name]["reason"] in line for line in lines)
+        run("build", "--target", name).fails(2, f"{name} is not supported yet")
     for name, config in configs.items():
+        assert all(profile in shown.out for profile in config["profiles"])
         assert any(line.split()[0] == name and config["description"] in line for line in lines)
         assert config["verified"] and config["max_seq_len"] >= 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ CAPABILITIES = [
     "build graphs",
     "run on the CPU",
     "build TensorRT-RTX engines",
+    "compile kernels",
     "serve models",
     "download checkpoints",
     "train the demo pair",
@@ -51,6 +53,14 @@ def test_missing_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = _finding(outcome, "train the demo pair")
     assert finding["ready"] is False
     assert finding["detail"] == "nvidia-modelopt missing; pip install 'dflash-trt[train]'"
+
+
+def test_no_compiler_for_kernels(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    finding = _finding(run("doctor", "--json"), "compile kernels")
+    assert finding["ready"] is False
+    assert "Triton language is not installed" in finding["detail"]
+    assert "pip install 'dflash-trt[plugins]'" in finding["detail"]
 
 
 def test_no_server(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

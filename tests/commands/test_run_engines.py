@@ -43,7 +43,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, cuda: FakeCuda) -> F
     trt = FakeTensorRt(cuda)
     bundle = open_bundle(folder)
     assert bundle.manifest.engines is not None
-    shapes = engine_limits(bundle.manifest.limits)
+    shapes = engine_limits(bundle.manifest.limits, has_sinks=bundle.manifest.target.has_sinks)
     for engine in bundle.manifest.engines.files:
         graph = folder / f"{engine.graph}.onnx"
         plan = Plan(graph, profiles(engine.graph, shapes), shapes.cache_length)
