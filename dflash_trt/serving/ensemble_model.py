@@ -142,22 +142,29 @@ class TritonPythonModel:
         thread.start()
 
     def _forward(self, forwarding: _Forwarding) -> None:
-        """Passes responses on as they come, until the last."""
+        """Passes responses on as they come, until the last.
+
+        The place is free before the client hears of the end, and may send its next request.
+        """
         channel, ended = forwarding.channel, False
         try:
             for response in self._call(forwarding):
                 if forwarding.done.is_set():
                     continue  # given up, and its client told so
                 if response.has_error():
+                    self._release(forwarding)
                     channel.pass_on(response.error())
                     ended = True
                     continue
                 outputs = _read_outputs(response)
                 if "error" in outputs:
+                    self._release(forwarding)
                     channel.fail_with(*read_texts(outputs, "error"))
                     ended = True
                 elif outputs:
                     last = _FINAL_MARK in outputs
+                    if last:
+                        self._release(forwarding)
                     channel.send(to_classic(outputs, forwarding.forward), final=last)
                     ended = last
             if not ended:
