@@ -15,6 +15,8 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from tests.waiting import PATIENCE_S
+
 LLM = "tensorrt_llm"
 CLASSIC = "ensemble"
 
@@ -145,7 +147,7 @@ class StreamClient:
             enable_empty_final_response=True,
         )
 
-    def receive(self, timeout_s: float = 120) -> Iterator[dict[str, Any]]:
+    def receive(self, timeout_s: float = PATIENCE_S) -> Iterator[dict[str, Any]]:
         """Messages of the one request in flight up to its end; raises its error."""
         while True:
             result, error = self._results.get(timeout=timeout_s)
@@ -183,7 +185,7 @@ def post(address: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         {"Content-Type": "application/json"},
     )
     try:
-        with urllib.request.urlopen(request, timeout=120) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             text = response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
@@ -195,7 +197,7 @@ def post(address: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
 
 def read_metrics(address: str) -> dict[str, float]:
     """This project's figures on /metrics, by name with labels."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as response:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE_S) as response:
         lines = response.read().decode().splitlines()
     figures = (line.rpartition(" ") for line in lines if line.startswith("dflash_"))
     return {name: float(value) for name, _, value in figures}

@@ -21,7 +21,15 @@ from dflash_trt.serving.repository import RepositoryOptions, write_repository
 from dflash_trt.serving.tritonserver import TritonServerBinary, find_tritonserver
 from tests.pairs import SilentProgress
 from tests.serving.client import read_metrics
-from tests.serving.served import QUEUE, Local, Served, build_chat_demo, serving
+from tests.serving.served import (
+    QUEUE,
+    Local,
+    Served,
+    build_chat_demo,
+    build_long_demo,
+    serving,
+)
+from tests.waiting import PATIENCE_S
 
 Generate = Callable[..., RequestResult]
 
@@ -68,10 +76,33 @@ def repository(bundle: Bundle) -> Path:
 
 
 @pytest.fixture(scope="session")
+def long_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo pair with a context that takes it half a minute and more to fill."""
+    return build_long_demo(tmp_path_factory.mktemp("long"))
+
+
+@pytest.fixture(scope="session")
+def long_repository(long_bundle: Path) -> Path:
+    folder = long_bundle.parent / "repository"
+    write_repository(long_bundle, folder, RepositoryOptions(), SilentProgress())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def long_addresses(
+    tritonserver: TritonServerBinary, long_repository: Path
+) -> Iterator[ServerAddresses]:
+    """A server whose requests go on while a test, however slow, has something to do."""
+    with start_server(long_repository) as running:
+        running.wait_ready(PATIENCE_S)
+        yield running.addresses
+
+
+@pytest.fixture(scope="session")
 def server(tritonserver: TritonServerBinary, repository: Path) -> Iterator[TritonServer]:
     """One server for all tests that leave it as it was."""
     with start_server(repository) as running:
-        running.wait_ready(120)
+        running.wait_ready(PATIENCE_S)
         yield running
         if running.exit_code is None:
             wait_idle(running.addresses)
@@ -102,23 +133,24 @@ def generate(bundle: Bundle) -> Iterator[Generate]:
     executor.close()
 
 
-def wait_idle(
-    addresses: ServerAddresses, ended: float | None = None, timeout_s: float = 30
-) -> dict[str, float]:
+def wait_idle(addresses: ServerAddresses | Served, ended: float | None = None) -> dict[str, float]:
     """Waits until no slot is held and nothing waits; the metrics then.
 
-    `ended` is the number of requests that must have ended, since the server's start: gauges are
-    a tenth of a second old.
+    `ended` is the number of requests that must have ended, since the server's start. Without it
+    the figures must have stayed as they are for a while: gauges are a tenth of a second old, and
+    a request is counted a little after its client has the answer.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + PATIENCE_S
+    before: dict[str, float] | None = None
     while True:
         metrics = read_metrics(addresses.metrics)
         busy = metrics["dflash_active_slots"] + metrics["dflash_waiting_requests"]
-        settled = ended is None or count_ended(metrics) >= ended
+        settled = metrics == before if ended is None else count_ended(metrics) >= ended
         if settled and busy == metrics["dflash_cached_tokens"] == 0:
             return metrics
         assert time.monotonic() < deadline, metrics
-        time.sleep(0.05)
+        before = metrics
+        time.sleep(0.5 if ended is None else 0.05)
 
 
 def count_ended(metrics: dict[str, float]) -> float:

@@ -15,6 +15,7 @@ from dflash_trt.runtime import FinishReason, RequestResult, RequestStatistics
 from dflash_trt.serving.client import GenerationRequest, TextDelta
 from dflash_trt.serving.openai import Upstream
 from dflash_trt.serving.openai_server import OpenAiServer
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def result_of(text: str, reason: FinishReason = "length") -> RequestResult:
@@ -78,7 +79,7 @@ class ScriptedModel:
 
     def wait_finished(self) -> str:
         """How the next request ended."""
-        assert self.changed.wait(60)
+        assert self.changed.wait(PATIENCE_S)
         self.changed.clear()
         return self.finished[-1]
 
@@ -107,13 +108,13 @@ def running_front(
         server = OpenAiServer(name, model, tokenizer, bound, exit_timeout_s=5)
         thread = threading.Thread(target=lambda: asyncio.run(server.run()), daemon=True)
         thread.start()
-        while not server.started:
-            assert thread.is_alive()
+        wait_until(lambda: server.started or not thread.is_alive())
+        assert server.started
         try:
             yield f"http://127.0.0.1:{bound.getsockname()[1]}"
         finally:
             server.stop()
-            thread.join(60)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
 

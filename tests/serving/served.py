@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,11 +19,12 @@ from dflash_trt.config import data_folder
 from dflash_trt.executors import open_executor
 from dflash_trt.runtime import Engine, Request, RequestResult, SamplingParams
 from dflash_trt.runtime.prompts import read_prompts
-from tests.serving.client import read_metrics
+from tests.waiting import PATIENCE_S
 
 TEMPLATE = "{% for m in messages %}{{ eos_token }}{{ m.content }}{% endfor %}"
 SLOTS = 8
 QUEUE = 8
+LONG_CONTEXT = 1 << 14
 FREE_PORTS = ["--grpc-port", "0", "--http-port", "0", "--metrics-port", "0", "--openai-port", "0"]
 PROMPTS = read_prompts(data_folder("demo_pair") / "prompts.jsonl")[:16]
 # The middle of a text that the demo pair continues for as long as it may.
@@ -44,16 +44,6 @@ class Served:
     grpc: str
     metrics: str
     openai: str
-
-    def wait_idle(self, seconds: float = 5) -> None:
-        """Returns once no slot is taken and nothing waits."""
-        deadline = time.monotonic() + seconds
-        while True:
-            metrics = read_metrics(self.metrics)
-            if not metrics["dflash_active_slots"] + metrics["dflash_waiting_requests"]:
-                return
-            assert time.monotonic() < deadline, metrics
-            time.sleep(0.02)
 
 
 class Local:
@@ -118,6 +108,22 @@ def build_chat_demo(folder: Path) -> Path:
     return bundle
 
 
+def build_long_demo(folder: Path) -> Path:
+    """A bundle of the demo pair whose context is sixteen times what it was trained for."""
+    arguments: list[str] = []
+    for role in ("target", "draft"):
+        checkpoint = folder / role
+        shutil.copytree(data_folder("demo_pair") / role, checkpoint)
+        config = json.loads((checkpoint / "config.json").read_text())
+        config["max_position_embeddings"] = LONG_CONTEXT
+        (checkpoint / "config.json").write_text(json.dumps(config))
+        arguments += [f"--{role}-checkpoint", str(checkpoint)]
+    bundle = folder / "long-bundle"
+    arguments += ["--target", "demo", "--max-seq-len", str(LONG_CONTEXT), "-o", str(bundle)]
+    assert main(["build", *arguments]) == 0
+    return bundle
+
+
 @contextmanager
 def serving(source: Path, bundle: Path, *arguments: str) -> Generator[Served, None, None]:
     """Runs `serve` on `source`, a bundle or a repository of it; SIGTERM must end it well."""
@@ -134,7 +140,7 @@ def serving(source: Path, bundle: Path, *arguments: str) -> Generator[Served, No
             bundle, addresses["gRPC"], urlsplit(addresses["metrics"]).netloc, addresses["OpenAI"]
         )
         process.terminate()
-        assert process.wait(90) == 0
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         process.communicate()

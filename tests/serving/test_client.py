@@ -12,7 +12,10 @@ import pytest
 from dflash_trt.runtime import RequestResult, SamplingParams
 from dflash_trt.serving.client import GenerationRequest, ServedModel, ServedModelError, TextDelta
 from dflash_trt.serving.text_assembly import TextAssembler
+from tests.serving.conftest import count_ended, wait_idle
 from tests.serving.served import PROMPTS, SAMPLINGS, SLOTS, Local, Served
+
+COMPLETED = 'dflash_requests{outcome="completed"}'
 
 
 @pytest.mark.parametrize(
@@ -126,8 +129,10 @@ def test_closing_cancels(served: Served) -> None:
         assert (await _collect(model, replace(request, max_tokens=1)))[-1].result is not None
         await model.close()
 
+    before = wait_idle(served)
     asyncio.run(leave_all())
-    served.wait_idle(2)
+    after = wait_idle(served, count_ended(before) + SLOTS + 3)
+    assert after[COMPLETED] - before[COMPLETED] == 1, "the last one only"
 
 
 @pytest.mark.slow
@@ -135,11 +140,10 @@ def test_refusals(served: Served) -> None:
     with pytest.raises(ServedModelError, match="tokens do not fit") as caught:
         _run(served, GenerationRequest(prompt="a b c " * 600))
     assert caught.value.problem == "refused"
-    long = GenerationRequest(prompt=PROMPTS[0], max_tokens=200, ignore_eos=True)
+    long = GenerationRequest(prompt=PROMPTS[0], max_tokens=900, ignore_eos=True)
     with pytest.raises(ServedModelError, match="the queue is full") as caught:
         _run(served, *[long] * 40)
     assert caught.value.problem == "unavailable"
-    served.wait_idle()
 
 
 def test_nobody_there() -> None:

@@ -15,6 +15,7 @@ from dflash_trt.serving.tritonserver import TritonServerBinary
 from tests.serving.client import CLASSIC, LLM, StreamClient, ask_grpc
 from tests.serving.conftest import Generate, start_server
 from tests.serving.test_cancellation import ENDLESS, long_fields
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +34,7 @@ def _stub(server: TritonServer, model: str) -> int:
 @pytest.mark.parametrize("model", [LLM, CLASSIC])
 def test_after_a_killed_model_a_restart_serves(
     tritonserver: TritonServerBinary,
+    long_repository: Path,
     repository: Path,
     generate: Generate,
     prompts: list[str],
@@ -42,8 +44,8 @@ def test_after_a_killed_model_a_restart_serves(
 
     It leaves those waiting that the model had taken; the forwarder tells its own.
     """
-    with start_server(repository) as server:
-        server.wait_ready(120)
+    with start_server(long_repository) as server:
+        server.wait_ready(PATIENCE_S)
         clients = [StreamClient(server.addresses.grpc) for _ in range(4)]
         for client in clients:
             client.send(model, long_fields(model, prompts[0]), parameters=ENDLESS)
@@ -62,10 +64,14 @@ def test_after_a_killed_model_a_restart_serves(
 
 
 def test_a_killed_server_is_an_error_and_its_successor_serves(
-    tritonserver: TritonServerBinary, repository: Path, generate: Generate, prompts: list[str]
+    tritonserver: TritonServerBinary,
+    long_repository: Path,
+    repository: Path,
+    generate: Generate,
+    prompts: list[str],
 ) -> None:
-    with start_server(repository) as server:
-        server.wait_ready(120)
+    with start_server(long_repository) as server:
+        server.wait_ready(PATIENCE_S)
         clients = [StreamClient(server.addresses.grpc) for _ in range(4)]
         for client in clients:
             client.send(LLM, long_fields(LLM, prompts[0]), parameters=ENDLESS)
@@ -79,14 +85,14 @@ def _expect_errors(clients: list[StreamClient], message: str | None = None) -> N
     """Every request in flight ends with an error; none is left waiting."""
     for client in clients:
         with pytest.raises(InferenceServerException, match=message):
-            for _ in client.receive(20):
+            for _ in client.receive():
                 pass
         client.close(cancel=True)
 
 
 def _expect_service(repository: Path, generate: Generate, prompts: list[str]) -> None:
     with start_server(repository) as server:
-        server.wait_ready(120)
+        server.wait_ready(PATIENCE_S)
         fields = {"text_input": prompts[1], "sampling_param_max_tokens": 24}
         expected = generate(prompts[1], max_tokens=24).text
         assert ask_grpc(server.addresses.grpc, LLM, fields).texts == [expected]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.serving.liveness import LivenessWatch, is_model_running
+from tests.waiting import PATIENCE_S, wait_until
 
 PERIOD_S = 0.005
 
@@ -28,10 +29,7 @@ class Model:
         return self.alive
 
     def wait_for_looks(self, count: int) -> None:
-        deadline = time.monotonic() + 10
-        while self.looks < count:
-            assert time.monotonic() < deadline
-            time.sleep(PERIOD_S)
+        wait_until(lambda: self.looks >= count)
 
 
 @pytest.fixture
@@ -55,9 +53,9 @@ def test_a_death_is_told(watch: Callable[[Model], LivenessWatch]) -> None:
     model.wait_for_looks(3)
     assert not model.lost.is_set()
     model.alive = False
-    assert model.lost.wait(10)
+    assert model.lost.wait(PATIENCE_S)
     model.lost.clear()  # and told to those who come later
-    assert model.lost.wait(10)
+    assert model.lost.wait(PATIENCE_S)
 
 
 def test_one_never_seen_is_not_lost(watch: Callable[[Model], LivenessWatch]) -> None:
@@ -74,7 +72,7 @@ def test_nobody_waiting_nobody_looks(watch: Callable[[Model], LivenessWatch]) ->
     time.sleep(10 * PERIOD_S)
     assert model.looks == 1
     model.alive, model.needed = False, True
-    assert model.lost.wait(10)
+    assert model.lost.wait(PATIENCE_S)
 
 
 def _add(proc: Path, pid: int, state: str, ppid: int, *arguments: str) -> None:

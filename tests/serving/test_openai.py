@@ -19,6 +19,7 @@ from dflash_trt.serving.client import ServedModelError
 from dflash_trt.serving.openai import MAX_BODY_BYTES
 from tests.commands.bigram import write_tokenizer
 from tests.serving.fronts import Front, ScriptedModel, Switch, running_front
+from tests.waiting import PATIENCE_S, wait_until
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
@@ -52,13 +53,13 @@ def front(switch_and_url: tuple[Switch, str]) -> Front:
 
 
 def _client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=90)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 def _post(url: str, path: str, body: Any) -> tuple[int, Any]:
     """The status and the JSON of a request made by hand."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=90)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
     connection.request("POST", path, data)
     answer = connection.getresponse()
     return answer.status, json.loads(answer.read())
@@ -119,7 +120,9 @@ def test_chat_stream_with_usage(front: Front) -> None:
 
 
 def test_the_bytes_of_a_stream(front: Front) -> None:
-    connection = http.client.HTTPConnection(urlsplit(front(ScriptedModel())).netloc, timeout=90)
+    connection = http.client.HTTPConnection(
+        urlsplit(front(ScriptedModel())).netloc, timeout=PATIENCE_S
+    )
     options = {"stream": True, "stream_options": {"include_usage": True}}
     connection.request("POST", "/v1/completions", json.dumps(PROMPT | options))
     answer = connection.getresponse()
@@ -140,7 +143,7 @@ def test_models_and_health(front: Front) -> None:
         client.models.retrieve("a/b")
     for ready, status in ((False, 503), (True, 200)):
         model.ready = ready
-        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=90)
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
         connection.request("GET", "/health")
         assert connection.getresponse().status == status
 
@@ -216,7 +219,7 @@ def test_what_the_model_says_no_to(
     front: Front, error: DflashError, status: int, kind: str, streaming: bool
 ) -> None:
     url = front(ScriptedModel(pieces=[error]))
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=90)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
     connection.request("POST", "/v1/completions", json.dumps(PROMPT | {"stream": streaming}))
     answer = connection.getresponse()
     told = json.loads(answer.read())["error"]
@@ -239,14 +242,13 @@ def test_a_client_that_hangs_up(front: Front, streaming: bool, pieces: tuple[str
     model = ScriptedModel(pieces=pieces, endless=True)
     host, _, port = urlsplit(front(model)).netloc.partition(":")
     body = json.dumps(PROMPT | {"stream": streaming}).encode()
-    with socket.create_connection((host, int(port)), timeout=10) as raw:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as raw:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         raw.sendall(head.encode() + body)
         if streaming:
             assert raw.recv(10).startswith(b"HTTP/1.1 2")
         else:
-            while not model.asked:
-                pass
+            wait_until(lambda: bool(model.asked))
     assert model.wait_finished() == "cancelled"
 
 

@@ -13,6 +13,7 @@ import pytest
 from tests.runtime.harmony import encode, make_harmony
 from tests.runtime.test_harmony import ANALYSIS, CALL, FINAL
 from tests.serving.fronts import ScriptedModel, Switch, running_front
+from tests.waiting import PATIENCE_S
 
 # What gpt-oss's own template leans on: macros, namespaces, tests for what is not defined, dates,
 # JSON and refusals.
@@ -53,7 +54,7 @@ def _put(served: tuple[Switch, str], text: str, size: int = 3) -> tuple[Scripted
     core = make_harmony()
     pieces = tuple(core.decode(list(part), skip_special_tokens=True) for part in parts)
     switch.model = ScriptedModel(pieces=pieces, token_ids=parts)
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=90)
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
     return switch.model, client.chat.completions
 
 
@@ -114,6 +115,6 @@ def test_the_templates_own_refusal(served: tuple[Switch, str]) -> None:
 def test_completions_stay_as_they_are(served: tuple[Switch, str]) -> None:
     switch, url = served
     _put(served, ANALYSIS + FINAL)
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=90)
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
     text = client.completions.create(model="demo", prompt="x").choices[0].text
     assert text == "".join(map(str, switch.model.pieces))

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from contextlib import suppress
 from typing import Any
 
 import openai
 import pytest
 
 from dflash_trt.runtime import RequestResult, SamplingParams
+from tests.serving.client import read_metrics
+from tests.serving.conftest import count_ended, wait_idle
 from tests.serving.served import PROMPTS, SAMPLINGS, SLOTS, Local, Served
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.slow
+
+CANCELLED = 'dflash_requests{outcome="cancelled"}'
 
 
 @pytest.fixture
 def client(served: Served) -> openai.OpenAI:
-    return openai.OpenAI(base_url=served.openai, api_key="none", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=served.openai, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 def _async_client(served: Served) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=served.openai, api_key="none", max_retries=0, timeout=60)
+    return openai.AsyncOpenAI(
+        base_url=served.openai, api_key="none", max_retries=0, timeout=PATIENCE_S
+    )
 
 
 def _fields(sampling: SamplingParams) -> dict[str, Any]:
@@ -117,28 +123,40 @@ LONG: dict[str, Any] = {"model": "demo", "prompt": PROMPTS[0], "extra_body": {"i
 
 def test_clients_that_leave_free_their_slots(served: Served) -> None:
     """Streaming or not, running or waiting: their requests would go on for seconds."""
+    count = SLOTS + 4
+    before = wait_idle(served)
 
-    async def leave(number: int, client: openai.AsyncOpenAI) -> None:
+    def are_there() -> bool:
+        now = read_metrics(served.metrics)
+        held = now["dflash_active_slots"] + now["dflash_waiting_requests"]
+        return held + count_ended(now) >= count + count_ended(before)
+
+    async def ask(number: int, client: openai.AsyncOpenAI) -> None:
         asking: Awaitable[Any] = client.completions.create(
             **LONG, max_tokens=900, stream=bool(number % 2)
         )
-        with suppress(TimeoutError):
-            stream = await asyncio.wait_for(asking, 1)
-            await anext(aiter(stream))
-            await stream.close()
+        stream = await asking
+        if number % 2:
+            async for _ in stream:
+                pass
 
     async def leave_all() -> None:
         async with _async_client(served) as client:
-            await asyncio.gather(*(leave(number, client) for number in range(SLOTS + 4)))
+            asking = [asyncio.create_task(ask(number, client)) for number in range(count)]
+            await asyncio.to_thread(wait_until, are_there)
+            for one in asking:
+                one.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
 
     asyncio.run(leave_all())
-    served.wait_idle(2)
+    after = wait_idle(served, count_ended(before) + count)
+    assert after[CANCELLED] - before[CANCELLED] > count / 2
 
 
 def test_a_full_queue_is_503(served: Served) -> None:
     async def ask(client: openai.AsyncOpenAI) -> int:
         try:
-            await client.completions.create(**LONG, max_tokens=100)
+            await client.completions.create(**LONG, max_tokens=300)
         except openai.InternalServerError as error:
             assert "the queue is full" in error.message
             return error.status_code
@@ -146,7 +164,7 @@ def test_a_full_queue_is_503(served: Served) -> None:
 
     async def ask_all() -> list[int]:
         async with _async_client(served) as client:
-            return await asyncio.gather(*(ask(client) for _ in range(32)))
+            return await asyncio.gather(*(ask(client) for _ in range(48)))
 
     statuses = asyncio.run(ask_all())
     assert set(statuses) == {200, 503}

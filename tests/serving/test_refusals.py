@@ -15,6 +15,7 @@ import tritonclient.grpc as grpcclient
 from dflash_trt.serving.launcher import ServerAddresses
 from tests.serving.client import CLASSIC, LLM, Answer, StreamClient, ask_grpc, post
 from tests.serving.conftest import Generate, count_ended, wait_idle
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +95,7 @@ def _ask_raw(address: str, model: str, *inputs: grpcclient.InferInput) -> Answer
         client._client.async_stream_infer(model, list(inputs), enable_empty_final_response=True)
         answer = Answer()
         try:
-            answer.messages.extend(client.receive(30))
+            answer.messages.extend(client.receive())
         except Exception as error:
             answer.error = error  # type: ignore[assignment]
         return answer
@@ -143,7 +144,7 @@ def test_http_refusals(addresses: ServerAddresses) -> None:
         assert 400 <= status < 600 and message in reply["error"]
     request = urllib.request.Request(f"http://{addresses.http}/v2/models/{LLM}/generate", b"{nope")
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=30)
+        urllib.request.urlopen(request, timeout=PATIENCE_S)
     assert "error" in json.loads(caught.value.read())
 
 

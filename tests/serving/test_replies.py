@@ -16,6 +16,7 @@ from dflash_trt.serving.jobs import Failure
 from dflash_trt.serving.replies import Channel, Outputs, Reply, ReplyPool
 from dflash_trt.serving.watch import CancellationWatch
 from tests.runtime.fake import FakeExecutor
+from tests.waiting import PATIENCE_S, wait_until
 
 FINAL = 1
 UTILS = SimpleNamespace(
@@ -108,7 +109,7 @@ def test_messages_add_up_and_are_merged(mode: StreamingText, streaming: bool) ->
     for event in events:
         reply.take(event)
     sender.gate.set()
-    assert sent.wait(10)
+    assert sent.wait(PATIENCE_S)
     pool.close()
     assert [flags for _, flags in sender.sent] == [0] * (len(sender.sent) - 1) + [FINAL]
     assert len(sender.sent) <= 2  # one was under way while the others came
@@ -140,18 +141,15 @@ def test_a_late_acknowledgement_streams_nothing(mode: StreamingText, early: int)
     for event in events[:early]:
         reply.take(event)
     other.gate.set()
-    assert busy_sent.wait(10)
+    assert busy_sent.wait(PATIENCE_S)
     for event in events[early:-1]:
         reply.take(event)
     sender.gate.set()
-    deadline = time.monotonic() + 10
-    while not sender.sent:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: bool(sender.sent))
     time.sleep(0.02)  # what would follow at once, were it wrong
     assert sender.sent == [({}, 0)]
     reply.take(events[-1])
-    assert sent.wait(10)
+    assert sent.wait(PATIENCE_S)
     pool.close()
     assert len(sender.sent) == 2 and sender.sent[1][1] == FINAL
     assert ids(sender.sent[1][0]) == [one for event in events for one in event.token_ids]
@@ -165,10 +163,7 @@ def test_a_channel_is_not_asked_after_its_end() -> None:
     for number, channel in enumerate(channels):
         watch.add(channel, lambda number=number: gone.append(number))  # type: ignore[misc]
     senders[3].cancelled = True
-    deadline = time.monotonic() + 10
-    while min(sender.questions for sender in senders) == 0 or not gone:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: bool(gone) and all(sender.questions for sender in senders))
     for channel in channels:
         channel.finish()
         channel.finish()

@@ -89,7 +89,7 @@ def _run_case(client: StreamClient, case: Case, request_id: str) -> str:
     client.send(case.model, case.fields, request_id=request_id)
     texts: list[str] = []
     try:
-        for message in client.receive(60):
+        for message in client.receive():
             texts.append(message["text_output"])
             if case.kind == "cancelled" and len(texts) == 1:
                 stop = {"text_input": "", "stop": True}
@@ -114,7 +114,7 @@ def _leave(address: str, case: Case) -> str:
     client = StreamClient(address)
     client.send(case.model, case.fields)
     if case.number % 2:
-        next(client.receive(60), None)
+        next(client.receive(), None)
     client.close(cancel=True)
     return "left"
 

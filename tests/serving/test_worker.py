@@ -16,6 +16,7 @@ from dflash_trt.serving.jobs import Failure, Job, Outcome
 from dflash_trt.serving.worker import EngineWorker, OpenEngine
 from tests.runtime.fake import FakeExecutor
 from tests.runtime.reference import decode_plainly
+from tests.waiting import PATIENCE_S, wait_until
 
 
 class SteppedExecutor(FakeExecutor):
@@ -57,12 +58,12 @@ class Listener:
             self.last.put(event)
 
     def failure(self) -> Failure:
-        last = self.last.get(timeout=10)
+        last = self.last.get(timeout=PATIENCE_S)
         assert isinstance(last, Failure)
         return last
 
     def tokens(self) -> tuple[tuple[int, ...], str | None]:
-        last = self.last.get(timeout=10)
+        last = self.last.get(timeout=PATIENCE_S)
         assert isinstance(last, TokenEvent) and last.result is not None
         joined = tuple(
             one for event in self.heard if isinstance(event, TokenEvent) for one in event.token_ids
@@ -116,20 +117,13 @@ def make() -> Iterator[Callable[..., Setup]]:
         one.worker.close()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_results_are_the_engines(make: Callable[..., Setup]) -> None:
     setup = make(max_batch=4)
     jobs = [setup.submit(*range(1, 2 + number % 7)) for number in range(12)]
     for job, listener in jobs:
         expected, reason, _ = decode_plainly(job.request, FakeExecutor())
         assert listener.tokens() == (expected, reason)
-    wait_for(lambda: setup.worker.load.active == 0)
+    wait_until(lambda: setup.worker.load.active == 0)
     assert setup.worker.load.cached_tokens == 0
 
 
@@ -139,7 +133,7 @@ def test_cancelling_frees_the_slot_within_a_step(make: Callable[..., Setup]) -> 
     job, listener = setup.submit(1, 2, max_tokens=50)
     _, waiting = setup.submit(3, 4, max_tokens=1)
     setup.executor.permits.release()  # the prompt
-    wait_for(lambda: len(listener.heard) == 1)
+    wait_until(lambda: len(listener.heard) == 1)
     job.cancelled = True
     # One step that had begun may still end; the next chunk belongs to the one that waited.
     setup.executor.permits.release(2)
@@ -229,7 +223,7 @@ def test_an_executor_that_cannot_be_replaced_refuses_all_to_come(
     setup.fail_to_open = True
     setup.executor.permits.release(9)
     assert "device lost" in listener.failure().error.message
-    wait_for(lambda: setup.worker._broken is not None)
+    wait_until(lambda: setup.worker._broken is not None)
     later = setup.submit(2)[1].failure()
     assert "could not be opened again: no memory; restart the server" in later.error.message
 
@@ -240,9 +234,9 @@ def test_closing_ends_every_request(make: Callable[..., Setup]) -> None:
     listeners = [setup.submit(number)[1] for number in (1, 2)]
     closing = threading.Thread(target=setup.worker.close)
     closing.start()
-    time.sleep(0.01)
+    wait_until(lambda: setup.worker._closing)
     setup.executor.permits.release(9)
-    closing.join(10)
+    closing.join(PATIENCE_S)
     for listener in listeners:
         assert "shutting down" in listener.failure().error.message
     assert setup.executor.closed
