@@ -25,6 +25,7 @@ from dflash_trt.serving.tritonserver import (
 )
 
 _POLL_S = 0.1
+_ANSWER_S = 30.0
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -69,7 +70,8 @@ class TritonServer:
         binary = find_tritonserver()
         if not options.repository.is_dir():
             raise DflashError("is not a model repository", where=options.repository, usage=True)
-        ports = _choose_ports(options)
+        self._held_ports = _hold_ports(options)
+        ports = {protocol: held.getsockname()[1] for protocol, held in self._held_ports.items()}
         self.origin = binary.path
         self.addresses = _addresses(options.host, ports)
         self._exit_timeout_s = options.exit_timeout_s
@@ -101,6 +103,7 @@ class TritonServer:
                     process_group=0,
                 )
         except BaseException:
+            self._release_ports()
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
 
@@ -137,18 +140,16 @@ class TritonServer:
         return 128 - code if code is not None and code < 0 else code
 
     def is_ready(self) -> bool:
-        """Whether the server and all its models take requests."""
-        connection = http.client.HTTPConnection(self.addresses.http, timeout=5)
-        try:
-            connection.request("GET", "/v2/health/ready")
-            return connection.getresponse().status == http.HTTPStatus.OK
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+        """Whether the server and all its models take requests, and its metrics can be read.
+
+        Triton server opens the metrics' port after it has said that it is ready.
+        """
+        return _answers(self.addresses.http, "/v2/health/ready") and _answers(
+            self.addresses.metrics, "/metrics"
+        )
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
-        """Returns once the server and all its models take requests.
+        """Returns once the server is ready, as `is_ready` has it.
 
         Raises:
             DflashError: it ended, or was not ready within `timeout_s`.
@@ -167,6 +168,7 @@ class TritonServer:
                     where=self.origin,
                 )
             time.sleep(_POLL_S)
+        self._release_ports()
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Waits until the server has ended; its exit code.
@@ -198,8 +200,13 @@ class TritonServer:
             os.killpg(self.pid, signal.SIGKILL)  # models outlive a server that was killed
         for region in _SHARED_MEMORY.glob(f"{self._shared_memory}*"):
             region.unlink(missing_ok=True)
+        self._release_ports()
         shutil.rmtree(self._folder, ignore_errors=True)
         return code
+
+    def _release_ports(self) -> None:
+        for held in self._held_ports.values():
+            held.close()
 
     def last_error(self) -> str:
         """What the log gives as the reason: of a model, else of the server, else its last line."""
@@ -220,8 +227,23 @@ def _reason(line: str) -> str:
     return one_line(text.partition(r"\n\nAt:")[0])
 
 
-def _choose_ports(options: ServerOptions) -> dict[str, int]:
-    """The three ports by protocol, each of them free a moment ago.
+def _answers(address: str, path: str) -> bool:
+    """Whether a GET is answered with 200."""
+    connection = http.client.HTTPConnection(address, timeout=_ANSWER_S)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _hold_ports(options: ServerOptions) -> dict[str, socket.socket]:
+    """Sockets bound to the three ports, by protocol.
+
+    A server that starts needs seconds to bind its own beside them, which it may since nobody
+    listens here; until then the system gives the ports to nobody who asks for any free one.
 
     Raises:
         DflashError: a port is taken, or the host is no address of this machine (usage).
@@ -231,16 +253,15 @@ def _choose_ports(options: ServerOptions) -> dict[str, int]:
         "grpc": options.grpc_port,
         "metrics": options.metrics_port,
     }
-    ports: dict[str, int] = {}
-    sockets: list[socket.socket] = []
+    held: dict[str, socket.socket] = {}
     try:
         for protocol, port in wanted.items():
-            sockets.append(bind_port(options.host, port, f"--{protocol}-port"))
-            ports[protocol] = sockets[-1].getsockname()[1]
-    finally:
-        for one in sockets:
+            held[protocol] = bind_port(options.host, port, f"--{protocol}-port")
+    except BaseException:
+        for one in held.values():
             one.close()
-    return ports
+        raise
+    return held
 
 
 def bind_port(host: str, port: int, option: str) -> socket.socket:

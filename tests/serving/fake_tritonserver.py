@@ -2,8 +2,9 @@
 """A tritonserver for tests of what starts one: it gets ready, and ends in the way it is told to.
 
 FAKE_TRITONSERVER says how: "well" (exit code 0 after SIGTERM), "stubborn" (SIGTERM does
-nothing), "dies" (exit code 3 a moment after it was asked whether it is ready), "unloadable"
-(a model does not load), "slow" (it never gets ready).
+nothing but "heard" in its log), "dies" (exit code 3 a moment after its metrics were read),
+"unloadable" (a model does not load), "slow" (it never gets ready, and says "asked" when asked).
+As the real one, it opens the metrics' port after it has said that it is ready.
 """
 
 from __future__ import annotations
@@ -25,12 +26,35 @@ class Health(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(503 if MODE == "slow" else 200)
         self.end_headers()
+        if MODE == "slow":
+            print("asked", flush=True)
+        elif METRICS.ident is None:
+            METRICS.start()
+
+
+class Metrics(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
         if MODE == "dies":
             threading.Timer(0.3, os._exit, [3]).start()
 
 
+def serve_metrics() -> None:
+    HTTPServer(read_address("metrics"), Metrics).serve_forever()
+
+
+METRICS = threading.Thread(target=serve_metrics, daemon=True)
+
+
+def read_address(protocol: str) -> tuple[str, int]:
+    return OPTIONS[f"--{protocol}-address"], int(OPTIONS[f"--{protocol}-port"])
+
+
 def end(*_: object) -> None:
-    if MODE != "stubborn":
+    if MODE == "stubborn":
+        print("heard", flush=True)
+    else:
         print("exiting", flush=True)
         os._exit(0)
 
@@ -43,9 +67,8 @@ def main() -> None:
         print("error: creating server: Internal - failed to load all models", flush=True)
         time.sleep(0.2)
         sys.exit(1)
-    address = (OPTIONS["--http-address"], int(OPTIONS["--http-port"]))
     print('E1120 21:53:38.000001 77 main.cc:1] "error: the last words"', flush=True)
-    HTTPServer(address, Health).serve_forever()
+    HTTPServer(read_address("http"), Health).serve_forever()
 
 
 main()
