@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 pytest.importorskip("tritonclient.grpc", reason="the perf extra is not installed")
 
 ROOT = Path(__file__).parent.parent.parent
@@ -46,7 +48,7 @@ def start_stub(log: Path) -> tuple[subprocess.Popen[str], Stub]:
 
 
 def stop_stub(process: subprocess.Popen[str]) -> None:
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from dflash_perf.harness.store import ResultStore
 
 from tests.commands.conftest import Run, run
 from tests.perf.invented import BLOCKS, invent_run, invented_config, summarize, write_invented
+from tests.waiting import PATIENCE_S
 
 __all__ = ["run"]
 CHARTS = ["front", "speedup", "acceptance-histogram", "acceptance-by-position", "ttft", "tpot"]
@@ -197,6 +198,6 @@ def test_a_browser_draws_it(run: Run, results: Path, tmp_path: Path) -> None:
         ],
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 100_000

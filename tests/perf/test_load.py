@@ -1,0 +1,129 @@
+"""What the harness makes of known moments, in virtual time: exactly what it says it measures."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from dflash_perf.harness import load as load_module
+from dflash_perf.harness import trace as trace_module
+from dflash_perf.harness.config import Goodput, Load, SweepConfig
+from dflash_perf.harness.endpoint import Call
+from dflash_perf.harness.load import LoadGenerator, RunProgress
+from dflash_perf.harness.metrics import run_metrics
+from dflash_perf.harness.prompts import Workload
+from dflash_perf.harness.records import RunRecord
+from dflash_perf.harness.trace import ServerCounts, Trace
+
+from tests.perf.stub_server import MODELS, Answer
+from tests.perf.virtual_time import VirtualTime
+
+OSL = 31
+TICK = 1e-9  # asyncio's clock is that coarse
+
+
+class Server:
+    """An endpoint whose messages come when the stub server's would be sent."""
+
+    def __init__(self, clock: VirtualTime, model: str) -> None:
+        self._clock = clock
+        self._behaviour = MODELS[model]
+        self.came_at: list[float] = []
+        self.answers: dict[int, Answer] = {}
+        self.running = self.most = 0
+
+    async def send(self, call: Call, trace: Trace) -> None:
+        trace.start()
+        now = self._clock.perf_counter()
+        self.came_at.append(now)
+        answer = self.answers[trace.index] = Answer.plan(self._behaviour, call.seed, OSL, now)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        for moment, (before, count) in zip(
+            answer.moments, pairwise([0, *answer.tokens]), strict=True
+        ):
+            await asyncio.sleep(moment - self._clock.perf_counter())
+            ids = bytes(4 * (count - before))
+            trace.receive(self._clock.perf_counter(), b"a", ids, streaming="delta")
+        self.running -= 1
+        histogram = tuple(answer.histogram)
+        trace.counts = ServerCounts(
+            output_tokens=OSL, verify_steps=sum(histogram), drafted_tokens=1, histogram=histogram
+        )
+
+    async def describe(self) -> dict[str, Any]:
+        return {}
+
+    async def is_alive(self) -> bool:
+        return True
+
+    async def close(self) -> None:
+        pass
+
+
+def measure(
+    monkeypatch: pytest.MonkeyPatch, model: str, load: Load, **fields: Any
+) -> tuple[RunRecord, Server]:
+    """One run of `load` on `model`, in no time."""
+    clock = VirtualTime()
+    for module in (load_module, trace_module):
+        monkeypatch.setattr(module, "time", clock)
+    configurations = [{"name": model, "url": "nowhere:1"}]
+    known = {"configurations": configurations, "input_file": "none", "osl": OSL}
+    config = SweepConfig.model_validate({**known, "concurrency": [1], **fields})
+    server, workload = Server(clock, model), Workload(("a", "b", "c"))
+    generator = LoadGenerator(server, workload, config, where="here", count_tokens=None)
+    progress = RunProgress(wanted=generator.requests_of(load))
+    record = clock.run(generator.run(load, 0, progress))
+    assert progress.completed == len(record.requests)
+    return record, server
+
+
+@pytest.mark.parametrize("streams", [1, 16, 256])
+def test_a_closed_loop(monkeypatch: pytest.MonkeyPatch, streams: int) -> None:
+    """Several tokens a message, jitter by request; every figure is the truth."""
+    count = 3 * streams
+    record, server = measure(
+        monkeypatch, "timed_many", Load(concurrency=streams), request_count=count
+    )
+    assert (len(record.completed), server.most, server.running) == (count, streams, 0)
+    answers = [server.answers[request.index] for request in record.requests]
+    ends = sorted(answer.moments[-1] for answer in answers)
+    # A stream sends its next request when its last is answered.
+    assert sorted(server.came_at)[streams:] == pytest.approx(ends[: count - streams], abs=TICK)
+    for request, answer in zip(record.requests, answers, strict=True):
+        came_at = request.sent_s
+        assert request.ttft_s == pytest.approx(answer.moments[0] - came_at, abs=TICK)
+        assert request.e2e_s == pytest.approx(answer.moments[-1] - came_at, abs=TICK)
+        assert (request.output_tokens, request.messages) == (OSL, len(answer.moments))
+    figures = {metric.tag: metric.of(record) for metric in run_metrics(Goodput())}
+    tpot = [(one.moments[-1] - one.moments[0]) / (OSL - 1) for one in answers]
+    assert figures["interactivity"] == pytest.approx(1 / statistics.median(tpot))
+    assert record.window_s == pytest.approx(ends[-1], abs=TICK)
+    assert figures["output_throughput"] == pytest.approx(count * OSL / ends[-1])
+    assert figures["acceptance_length"] == pytest.approx(30 / 8)
+    assert record.client.loop_lag_p99_s == pytest.approx(0, abs=TICK)
+
+
+def test_an_open_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrivals do not wait for answers; their rate is what was asked for."""
+    record, server = measure(monkeypatch, "steady", Load(request_rate=50.0), request_count=400)
+    assert [request.delay_s for request in record.requests] == pytest.approx([0] * 400, abs=TICK)
+    sent = [request.sent_s for request in record.requests]
+    assert sent == sorted(sent) == pytest.approx(server.came_at)
+    gaps = [after - before for before, after in pairwise(sent)]
+    assert statistics.mean(gaps) == pytest.approx(1 / 50, rel=0.1)
+    assert statistics.stdev(gaps) == pytest.approx(1 / 50, rel=0.15)  # exponential
+    lasts = server.answers[0].moments[-1] - server.came_at[0]
+    assert server.most == pytest.approx(50 * lasts, rel=0.3)
+
+
+def test_a_time_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request is sent after it; those that were are answered."""
+    record, server = measure(monkeypatch, "steady", Load(concurrency=2), duration_s=10.0)
+    lasts = server.answers[0].moments[-1]
+    assert len(record.completed) == 2 * -(-10 // lasts) and max(server.came_at) < 10
+    assert record.window_s == pytest.approx(max(server.came_at) + lasts)
