@@ -39,12 +39,16 @@ class GraphForm:
 
     With `observe` a graph has one more output per distinct input of its linears: the largest
     magnitude in it. Which linear reads which is in the model's metadata.
+
+    With `draws` the target's graphs draw each token themselves, and `target.onnx` settles the
+    step (see drawing.py); without, choices are the argmax, and whoever samples reads logits.
     """
 
     precision: Precision = Precision.FLOAT32
     cache_length: int | None = None
     observe: bool = False
     page_size: int | None = None
+    draws: bool = False
 
 
 CPU_FORM = GraphForm()

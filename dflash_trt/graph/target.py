@@ -28,6 +28,7 @@ from dflash_trt.graph.bindings import (
     cache_layers,
     cache_output,
 )
+from dflash_trt.graph.drawing import declare_drawing, declare_settling, draw_tokens, settle_step
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.functions import kv_feature_injection_function
 from dflash_trt.graph.layers import Decoder, Rows, attention, linear, rms_norm, swiglu_mlp, weight
@@ -48,7 +49,8 @@ def build_target(
 
     Inputs: token_ids [B,S], cache_start [B], logit_rows [B,R], the caches of target and draft.
     Outputs: choice_ids [B,R], logits [B,R,V] and all caches; in a narrow form also candidate_ids
-    and candidate_logits [B,R,K], the highest logits of each row.
+    and candidate_logits [B,R,K], the highest logits of each row. A form that draws has an input
+    and outputs of its own instead of candidates (see drawing.py).
     Every row's tapped features become the draft's context at the row's own position; rows past
     the accepted prefix are overwritten before anything reads them.
     """
@@ -77,12 +79,16 @@ def _build(
     ids = b.input(TOKEN_IDS, TensorProto.INT64, ["B", "S"])
     start = b.input(CACHE_START, TensorProto.INT64, ["B"])
     logit_rows = b.input(LOGIT_ROWS, TensorProto.INT64, ["B", "R"])
+    if form.draws:
+        declare_drawing(b)
     declare_caches(b, "target", target)
     if draft is not None:
         declare_caches(b, "draft", draft)
     b.output(CHOICE_IDS, TensorProto.INT64, ["B", "R"])
     b.output(LOGITS, TensorProto.FLOAT, ["B", "R", target.vocab_size])
-    if form.precision is not Precision.FLOAT32:
+    if form.draws and draft is not None:
+        declare_settling(b)
+    elif not form.draws and form.precision is not Precision.FLOAT32:
         kept = min(CANDIDATES, target.vocab_size)
         b.output(CANDIDATE_IDS, TensorProto.INT64, ["B", "R", kept])
         b.output(CANDIDATE_LOGITS, TensorProto.FLOAT, ["B", "R", kept])
@@ -107,7 +113,13 @@ def _build(
         flat_logits = lm_head(b, normed, target)
         shape = b.node("Shape", [logit_rows], "logit_shape")
         shape = b.node("Concat", [shape, b.integers(target.vocab_size)], "logits_shape", axis=0)
-        _write_choices(b, flat_logits, shape, target.vocab_size)
+        logits = _write_logits(b, flat_logits, shape)
+        if form.draws:
+            draw_tokens(b, logits, start, logit_rows)
+        else:
+            _write_choices(b, logits, target.vocab_size)
+        if form.draws and draft is not None:
+            settle_step(b, ids, start, logit_rows, draft.mask_token_id)
 
     if draft is not None:
         features = [taps[layer] for layer in draft.target_layer_ids]
@@ -225,19 +237,22 @@ def _cache_shape(b: GraphBuilder, spec: Decoder) -> list[Dim]:
     return ["B", spec.num_kv_heads, b.form.cache_length or "M", head_dim]
 
 
-def _write_choices(b: GraphBuilder, flat_logits: str, shape: str, vocab_size: int) -> None:
-    """Logits [B·R,V] to the outputs: float32 [B,R,V], their argmax [B,R], their candidates.
+def _write_logits(b: GraphBuilder, flat_logits: str, shape: str) -> str:
+    """Logits [B·R,V] to the output, float32 [B,R,V]; returns them in the compute type."""
+    if b.form.precision is Precision.FLOAT32:
+        return b.node("Reshape", [flat_logits, shape], "logits", output=LOGITS)
+    logits = b.node("Reshape", [flat_logits, shape], "narrow_logits")
+    b.node("Cast", [logits], "logits", output=LOGITS, to=TensorProto.FLOAT)
+    return logits
+
+
+def _write_choices(b: GraphBuilder, logits: str, vocab_size: int) -> None:
+    """Of logits [B,R,V], the argmax [B,R] and the candidates.
 
     A CPU's logits are in the caller's memory already; only a device spares a copy with candidates.
     """
-    is_wide = b.form.precision is Precision.FLOAT32
-    if is_wide:
-        logits = b.node("Reshape", [flat_logits, shape], "logits", output=LOGITS)
-    else:
-        logits = b.node("Reshape", [flat_logits, shape], "narrow_logits")
     b.node("ArgMax", [logits], "choice", output=CHOICE_IDS, axis=2, keepdims=0)
-    if not is_wide:
-        b.node("Cast", [logits], "logits", output=LOGITS, to=TensorProto.FLOAT)
+    if b.form.precision is not Precision.FLOAT32:
         kept = b.integers(min(CANDIDATES, vocab_size))
         values = b.top_k(logits, kept, "candidates", indices=CANDIDATE_IDS)
         b.node("Cast", [values], "candidates", output=CANDIDATE_LOGITS, to=TensorProto.FLOAT)

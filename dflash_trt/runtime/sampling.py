@@ -10,6 +10,7 @@ draft by comparing it with this choice is lossless.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +72,20 @@ class SamplingParams:
             return Scores.NONE
         is_small = self.top_k is not None and self.top_k <= MAX_CANDIDATE_TOP_K
         return Scores.CANDIDATES if is_small else Scores.LOGITS
+
+
+def pack_sampling(params: Sequence[SamplingParams]) -> Int64Array:
+    """The `sampling` input [B,4] of graphs that draw: seed, temperature, top_k (0: all), top_p.
+
+    Bits, not values: TensorRT has no float64 and no unsigned 64-bit integers. A top_k past int64
+    keeps all, as any does that no vocabulary reaches.
+    """
+    packed = np.zeros((len(params), 4), np.uint64)
+    for row, one in zip(packed, params, strict=True):
+        floats = np.array([one.temperature, one.top_p], np.float64).view(np.uint64)
+        top_k = 0 if one.top_k is None or one.top_k >= 2**63 else one.top_k
+        row[:] = [one.seed, floats[0], top_k, floats[1]]
+    return packed.view(np.int64)
 
 
 def choose_tokens(logits: FloatArray, positions: Int64Array, params: SamplingParams) -> Int64Array:

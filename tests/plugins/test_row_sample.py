@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from dflash_plugins.operation import DType
 from dflash_plugins.row_sample.accuracy import PARAMS, compare_draws
-from dflash_plugins.row_sample.launch import pack_sampling
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array
 
-from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.sampling import SamplingParams, pack_sampling
 
 BFLOAT16 = DType.BFLOAT16.numpy
 

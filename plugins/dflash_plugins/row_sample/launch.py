@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Mapping
 
 from dflash_plugins.operation import (
     Attributes,
@@ -18,7 +15,6 @@ from dflash_plugins.operation import (
     fixed,
     next_power_of_two,
 )
-from dflash_trt.runtime.sampling import SamplingParams
 
 TILE = 4096
 """Tokens that a block looks at together, at most."""
@@ -26,18 +22,6 @@ TILE = 4096
 # The upper bits of a logit's float32 form that tell it from others: sign, exponent, mantissa.
 # What a row is searched for takes a pass over it per bit, so narrow logits are drawn from faster.
 _KEY_BITS = {DType.FLOAT32: 32, DType.FLOAT16: 19, DType.BFLOAT16: 16}
-
-
-def pack_sampling(params: Sequence[SamplingParams]) -> npt.NDArray[np.int64]:
-    """The `sampling` input [B,4] of requests: seed, temperature, top_k (0: all), top_p.
-
-    Bits, not values: TensorRT has no float64 and no unsigned 64-bit integers.
-    """
-    packed = np.zeros((len(params), 4), np.uint64)
-    for row, one in zip(packed, params, strict=True):
-        floats = np.array([one.temperature, one.top_p], np.float64).view(np.uint64)
-        row[:] = [one.seed, floats[0], one.top_k or 0, floats[1]]
-    return packed.view(np.int64)
 
 
 def _describe(specs: Specs) -> Mapping[str, TensorSpec]:

@@ -1,0 +1,213 @@
+"""Graphs that draw, run by ONNX Runtime, against the ordinary ones and the runtime's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dflash_trt.executors.session import open_session
+from dflash_trt.graph.bindings import (
+    ACCEPTED,
+    CANDIDATE_IDS,
+    CANDIDATE_LOGITS,
+    CHOICE_IDS,
+    GRAPH_NAMES,
+    LOGITS,
+    NEW_START,
+    NEW_TOKENS,
+    NEXT_BLOCK_IDS,
+    SAMPLING,
+    GraphName,
+)
+from dflash_trt.graph.check import check_graph
+from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.graph.functions import DFLASH_DOMAIN
+from dflash_trt.runtime.acceptance import accept_block
+from dflash_trt.runtime.sampling import SamplingParams, choose_tokens, pack_sampling
+from tests.graph.test_form import build
+from tests.pairs import PairFactory, TinyPair
+from tests.reference.compare import assert_bitwise_equal
+
+M = 128
+SETTLED = {ACCEPTED, NEW_TOKENS, NEW_START, NEXT_BLOCK_IDS}
+MIXED = (
+    SamplingParams(),
+    SamplingParams(temperature=0.9, seed=2**64 - 1),
+    SamplingParams(temperature=0.7, seed=11, top_k=5),
+    SamplingParams(),
+    SamplingParams(temperature=1.5, seed=2**63, top_p=0.9),
+    SamplingParams(temperature=1.0, seed=4, top_k=40, top_p=0.6),
+)
+STARTS = np.array([0, 3, 17, 90, 41, 60])
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class Graph:
+    """A graph of `built` in a form, over caches that hold random rows."""
+
+    def __init__(self, built: TinyPair, name: GraphName, form: GraphForm) -> None:
+        self.model = build(built, name, form)
+        folder = built.bundle.folder  # external data lies beside it
+        path = folder / f"{name}-{form.precision.value}-{form.draws}.onnx"
+        path.write_bytes(self.model.SerializeToString())
+        self._session = open_session(path, 1)
+        Path(path).unlink()
+        self._type = np.float16 if form.precision is Precision.FLOAT16 else np.float32
+
+    @property
+    def inputs(self) -> set[str]:
+        return {value.name for value in self._session.get_inputs()}
+
+    def run(
+        self, feeds: Arrays, damage: Callable[[str, npt.NDArray[Any]], object] | None = None
+    ) -> Arrays:
+        batch = len(feeds["cache_start"])
+        generator = np.random.default_rng(1)
+        own = {name: value for name, value in feeds.items() if name in self.inputs}
+        for value in self._session.get_inputs():
+            if value.name not in own:
+                shape = (batch, value.shape[1], M, value.shape[3])
+                own[value.name] = generator.standard_normal(shape).astype(self._type)
+                if damage is not None:
+                    damage(value.name, own[value.name])
+        names = [value.name for value in self._session.get_outputs()]
+        return dict(zip(names, self._session.run(None, own), strict=True))
+
+
+@pytest.fixture(scope="module")
+def built(make_pair: PairFactory) -> TinyPair:
+    return make_pair(target={"vocab": 200}, copy_weights=True)
+
+
+def draw(logits: npt.NDArray[Any], feeds: Arrays, params: Sequence[SamplingParams]) -> Any:
+    """The runtime's token for each logit row."""
+    positions = feeds["cache_start"][:, None] + feeds["logit_rows"] + 1
+    return np.array([choose_tokens(logits[b], positions[b], one) for b, one in enumerate(params)])
+
+
+def settle(outputs: Arrays, feeds: Arrays, mask: int) -> Arrays:
+    """What the runtime's rule makes of each sequence's picked rows."""
+    picked = np.take_along_axis(feeds["token_ids"], feeds["logit_rows"], axis=1)
+    choices = outputs[CHOICE_IDS]
+    rows = choices.shape[1]
+    settled = [
+        accept_block(row[1:].tolist(), own.tolist().__getitem__)
+        for row, own in zip(picked, choices, strict=True)
+    ]
+    counts = np.array([len(tokens) for tokens in settled])
+    return {
+        ACCEPTED: (counts - 1).astype(np.int32),
+        NEW_TOKENS: np.array([tokens + [-1] * (rows - len(tokens)) for tokens in settled]),
+        NEW_START: feeds["cache_start"] + feeds["logit_rows"][:, 0] + counts,
+        NEXT_BLOCK_IDS: np.array([[tokens[-1]] + [mask] * (rows - 1) for tokens in settled]),
+    }
+
+
+def roll_out(plain: Graph, feeds: Arrays, params: Sequence[SamplingParams]) -> Arrays:
+    """`feeds` with the drafts that the target itself would draw after the anchors."""
+    ids = feeds["token_ids"].copy()
+    feeds = feeds | {"token_ids": ids}
+    for row in range(ids.shape[1] - 1):
+        ids[:, row + 1] = draw(plain.run(feeds)[LOGITS], feeds, params)[:, row]
+    return feeds
+
+
+def make_feeds(rows: int, logit_rows: npt.NDArray[np.int64], batch: int, seed: int = 0) -> Arrays:
+    ids = np.random.default_rng(seed).integers(0, 200, (batch, rows))
+    return {
+        "token_ids": ids,
+        "cache_start": STARTS[:batch],
+        "logit_rows": np.broadcast_to(logit_rows, (batch, len(logit_rows))).copy(),
+        SAMPLING: pack_sampling(MIXED[:batch]),
+    }
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_a_step_settles_what_the_runtime_would(built: TinyPair, rows: int) -> None:
+    """Greedy and sampled sequences in one batch, whose drafts are right up to another row each."""
+    plain = Graph(built, "target", GraphForm())
+    drawing = Graph(built, "target", GraphForm(draws=True))
+    feeds = roll_out(plain, make_feeds(rows, np.arange(rows), len(MIXED)), MIXED)
+    ids = feeds["token_ids"]
+    for sequence in range(min(rows - 1, len(MIXED) - 1)):  # the last ones' are all right
+        ids[sequence, sequence + 1] = (ids[sequence, sequence + 1] + 1) % 200
+    want, got = plain.run(feeds), drawing.run(feeds)
+    for name, array in want.items():
+        if name != CHOICE_IDS:
+            assert_bitwise_equal(got[name], array, name)
+    assert got.keys() - want.keys() == SETTLED
+    assert np.array_equal(got[CHOICE_IDS], draw(want[LOGITS], feeds, MIXED))
+    for name, expected in settle(got, feeds, built.pair.draft.mask_token_id).items():
+        assert got[name].dtype == expected.dtype
+        assert np.array_equal(got[name], expected), name
+    accepted = set(got[ACCEPTED].tolist())
+    assert accepted == ({*range(min(rows - 1, len(MIXED) - 1)), rows - 1})
+
+
+@pytest.mark.parametrize("name", ["target", "target_only"])
+def test_a_prefill_chunk_draws_its_last_row(built: TinyPair, name: GraphName) -> None:
+    """One sequence, whose first token is drawn and where the next block begins."""
+    plain, drawing = Graph(built, name, GraphForm()), Graph(built, name, GraphForm(draws=True))
+    for sequence, one in enumerate(MIXED):
+        feeds = make_feeds(9, np.array([8]), 1, seed=sequence) | {SAMPLING: pack_sampling([one])}
+        want, got = plain.run(feeds), drawing.run(feeds)
+        assert np.array_equal(got[CHOICE_IDS], draw(want[LOGITS], feeds, [one]))
+        if name == "target":
+            for key, expected in settle(got, feeds, built.pair.draft.mask_token_id).items():
+                assert np.array_equal(got[key], expected), key
+            assert got[NEW_START] == feeds["cache_start"] + 9
+            assert got[NEXT_BLOCK_IDS].tolist() == got[CHOICE_IDS].tolist()
+
+
+@pytest.mark.parametrize("name", ["target", "target_only"])
+def test_narrow_graphs_draw_from_what_their_logits_say(built: TinyPair, name: GraphName) -> None:
+    """float16, which ONNX Runtime computes in: no candidates, the same logits as without."""
+    forms = [GraphForm(Precision.FLOAT16, M, draws=draws) for draws in (False, True)]
+    plain, drawing = (Graph(built, name, form) for form in forms)
+    feeds = make_feeds(6, np.arange(6), len(MIXED))
+    want, got = plain.run(feeds), drawing.run(feeds)
+    assert want.keys() - got.keys() == {CANDIDATE_IDS, CANDIDATE_LOGITS}
+    assert got.keys() - want.keys() == (SETTLED if name == "target" else set())
+    assert_bitwise_equal(got[LOGITS], want[LOGITS], LOGITS)
+    assert np.array_equal(got[CHOICE_IDS], draw(got[LOGITS], feeds, MIXED))
+
+
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("name", GRAPH_NAMES)
+def test_the_form_changes_the_targets_heads_and_nothing_else(
+    built: TinyPair, name: GraphName, precision: Precision
+) -> None:
+    plain, drawing = (
+        build(built, name, GraphForm(precision, M, draws=draws)) for draws in (False, True)
+    )
+    check_graph(drawing)
+    if name == "draft":
+        assert drawing == plain
+        return
+    outside = [
+        [node for node in model.graph.node if not node.name.startswith("head/")]
+        for model in (plain, drawing)
+    ]
+    assert outside[0] == outside[1]
+    calls = [node.op_type for node in drawing.graph.node if node.domain == DFLASH_DOMAIN]
+    assert calls.count("row_sample") == 1
+    assert calls.count("accept") == (name == "target")
+
+
+def test_a_row_that_is_not_finite_ends_the_accepted_prefix(built: TinyPair) -> None:
+    """A damaged sequence has no token; its neighbour is settled as ever."""
+    drawing = Graph(built, "target", GraphForm(draws=True))
+    feeds = make_feeds(4, np.arange(4), 2)
+    sound = drawing.run(feeds)
+    damaged = drawing.run(feeds, lambda name, rows: name == "target_v_0" and rows[1].fill(np.nan))
+    assert damaged[CHOICE_IDS][1].tolist() == [-1] * 4
+    assert damaged[NEW_TOKENS][1].tolist() == [-1] * 4
+    assert damaged[ACCEPTED][1] == 0
+    for name in (CHOICE_IDS, *SETTLED):
+        assert np.array_equal(damaged[name][0], sound[name][0]), name
