@@ -1,4 +1,4 @@
-"""The sampling kernel, interpreted, against choose_tokens: the same tokens."""
+"""The sampling kernel, interpreted, against choose_tokens and the function's body."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 from dflash_plugins.operation import DType
 from dflash_plugins.row_sample.accuracy import PARAMS, compare_draws
 from dflash_plugins.testing.interpreter import Interpreter
-from dflash_plugins.testing.numeric import Array
+from dflash_plugins.testing.numeric import Array, assert_same_bits
 
+from dflash_trt.graph.row_sample import row_sample_function
 from dflash_trt.runtime.sampling import SamplingParams, pack_sampling
+from tests.plugins.bodies import run_body
 
 BFLOAT16 = DType.BFLOAT16.numpy
 
@@ -41,6 +43,24 @@ def test_tokens_are_numpys(interpreter: Interpreter, dtype: DType, vocabulary: i
     generator = np.random.default_rng(vocabulary)
     logits = 4 * generator.standard_normal((len(PARAMS), 1, vocabulary))
     check(interpreter, logits.astype(dtype.numpy), PARAMS)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
+def test_kernel_and_body_draw_the_same_tokens(interpreter: Interpreter, dtype: DType) -> None:
+    """The node that a graph has and the plugin that stands for it; -1 and large positions too."""
+    generator = np.random.default_rng(5)
+    logits = (4 * generator.standard_normal((len(PARAMS), 2, 203))).astype(dtype.numpy)
+    logits[:, 0, :50] = -np.inf
+    logits[::2, 1, 7] = np.nan
+    inputs = {
+        "logits": logits,
+        "positions": generator.integers(2**32 - 1, 2**32 + 2, logits.shape[:2]),
+        "sampling": pack_sampling(PARAMS),
+    }
+    wide = inputs | {"logits": logits.astype(np.float32)}  # NumPy's bfloat16 is not ONNX Runtime's
+    (body,) = run_body(row_sample_function(), wide, {})
+    assert_same_bits(interpreter.run("row_sample", inputs)["token_ids"], body)
+    assert (body[::2, 1] == -1).all() and (body[1::2] >= 0).all()
 
 
 def test_equal_logits_rank_by_id(interpreter: Interpreter) -> None:

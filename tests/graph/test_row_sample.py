@@ -1,0 +1,183 @@
+"""The body of `dflash::row_sample`, run by ONNX Runtime, against the NumPy definition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto
+
+from dflash_trt.graph.form import Precision
+from dflash_trt.graph.row_sample import row_sample_function
+from dflash_trt.runtime.noise import TARGET_STREAM, draw_gumbel, philox4x32
+from dflash_trt.runtime.sampling import SamplingParams, choose_tokens, pack_sampling
+from tests.graph.test_functions import builder, random
+
+Array = npt.NDArray[Any]
+SEEDS = (0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
+
+
+def open_body(
+    vocabulary: int, precision: Precision = Precision.FLOAT32, inner: str | None = None
+) -> ort.InferenceSession:
+    """A session of the body; of the value that it calls `inner`, instead of the tokens."""
+    function = row_sample_function()
+    if inner is not None:
+        del function.output[:]
+        function.output.append(inner)
+    b = builder()
+    inputs = [
+        b.input("logits", precision.onnx_type, ["B", "R", vocabulary]),
+        b.input("positions", TensorProto.INT64, ["B", "R"]),
+        b.input("sampling", TensorProto.INT64, ["B", 4]),
+    ]
+    b.call(function, inputs, "row_sample", outputs=["y"])
+    model = b.finish()
+    model.graph.output.append(onnx.ValueInfoProto(name="y"))
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+
+
+def run(
+    session: ort.InferenceSession, logits: Array, positions: Array, params: Sequence[SamplingParams]
+) -> Array:
+    feeds = {"logits": logits, "positions": positions, "sampling": pack_sampling(params)}
+    return np.asarray(session.run(["y"], feeds)[0])
+
+
+def expect(logits: Array, positions: Array, params: Sequence[SamplingParams]) -> Array:
+    rows = zip(logits.astype(np.float32), positions, params, strict=True)
+    return np.array([choose_tokens(row, place, one) for row, place, one in rows])
+
+
+def random_params(generator: np.random.Generator, vocabulary: int) -> SamplingParams:
+    """Any parameters, the ends of their ranges among them."""
+    top_k = generator.choice([0, 1, 2, 17, vocabulary - 1, vocabulary, vocabulary + 1, 10**12])
+    return SamplingParams(
+        temperature=float(generator.choice([0, 5e-324, 1e-30, 0.3, 0.7, 1, 2.5, 1e30, 1e308])),
+        top_k=int(top_k) or None,
+        top_p=float(generator.choice([1, 1, 5e-324, 1e-9, 0.3, 0.9, 0.999, 1 - 2**-53])),
+        seed=SEEDS[generator.integers(len(SEEDS))] ^ int(generator.integers(4)),
+    )
+
+
+@pytest.mark.parametrize("vocabulary", [2, 3, 64, 301])
+def test_tokens_are_numpys(vocabulary: int) -> None:
+    """16,000 rows in all: smooth ones, and such of few values with ties, both zeros and -inf."""
+    session = open_body(vocabulary)
+    generator = np.random.default_rng(vocabulary)
+    few = np.array([-np.inf, -7.5, -0.0, 0.0, 0.25, 3], np.float32)
+    for trial in range(20):
+        params = [random_params(generator, vocabulary) for _ in range(25)]
+        logits = 4 * generator.standard_normal((25, 8, vocabulary)).astype(np.float32)
+        if trial % 2:
+            logits = few[generator.integers(0, len(few), logits.shape)]
+            logits[..., -1] = -1.0  # no row is all -inf
+        positions = generator.integers(0, 2**40, logits.shape[:2])
+        drawn, expected = run(session, logits, positions, params), expect(logits, positions, params)
+        wrong = np.argwhere(drawn != expected)
+        assert not len(wrong), f"row {wrong[0].tolist()} of {params[wrong[0, 0]]}"
+
+
+def test_every_way_of_choosing_decides_somewhere() -> None:
+    """The comparison above can fail: leaving any parameter out changes tokens."""
+    session = open_body(64)
+    logits = random(0, 1, 400, 64)
+    positions = np.arange(400)[None]
+    full = SamplingParams(temperature=0.8, top_k=9, top_p=0.7, seed=5)
+    drawn = run(session, logits, positions, [full])
+    for other in (
+        SamplingParams(),
+        SamplingParams(temperature=1.6, top_k=9, top_p=0.7, seed=5),
+        SamplingParams(temperature=0.8, top_p=0.7, seed=5),
+        SamplingParams(temperature=0.8, top_k=9, seed=5),
+        SamplingParams(temperature=0.8, top_k=9, top_p=0.7, seed=5 + 2**32),
+    ):
+        assert (run(session, logits, positions, [other]) != drawn).any(), other
+    for moved in (positions + 1, positions + 2**32):
+        assert (run(session, logits, moved, [full]) != drawn).any()
+
+
+@pytest.mark.parametrize("vocabulary", [1, 4, 7])
+def test_random_words_are_philoxs_bit_for_bit(vocabulary: int) -> None:
+    session = open_body(vocabulary, inner="words")
+    generator = np.random.default_rng(0)
+    positions = generator.integers(0, 2**63 - 1, (len(SEEDS), 50))
+    positions[:, :4] = [0, 2**32 - 1, 2**32, 2**63 - 1]
+    params = [SamplingParams(seed=seed) for seed in SEEDS]
+    logits = np.zeros((*positions.shape, vocabulary), np.float32)
+    words = run(session, logits, positions, params)
+    assert words.dtype == np.uint64
+    tokens = np.arange(vocabulary)
+    for b, row in np.ndindex(positions.shape):
+        position, seed = int(positions[b, row]), SEEDS[b]
+        counter = [tokens >> 2, *(np.full(vocabulary, w) for w in (position & 0xFFFFFFFF,))]
+        counter += [np.full(vocabulary, position >> 32), np.full(vocabulary, TARGET_STREAM)]
+        c0, c1, c2, c3 = (word.astype(np.uint64) for word in counter)
+        drawn = np.stack(philox4x32((c0, c1, c2, c3), (seed & 0xFFFFFFFF, seed >> 32)))
+        assert np.array_equal(words[b, row], drawn[tokens & 3, tokens])
+
+
+def test_noise_is_the_definitions_to_the_last_places() -> None:
+    positions = np.array([[0, 12_345, 2**33 + 1]])
+    noise = run(
+        open_body(5000, inner="noise"),
+        np.zeros((1, 3, 5000), np.float32),
+        positions,
+        [SamplingParams(seed=2**64 - 5)],
+    )
+    for row, position in enumerate(positions[0].tolist()):
+        expected = draw_gumbel(2**64 - 5, position, np.arange(5000))
+        np.testing.assert_allclose(noise[0, row], expected, rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p"])
+def test_float64_bits_are_read_exactly(name: str) -> None:
+    """Every exponent, the subnormal ones too, with the mantissa's ends."""
+    exponents = np.arange(-1074, 1024)
+    values = np.ldexp(1.0, exponents)
+    values = np.concatenate((values, np.nextafter(values, np.inf), np.nextafter(values, 0), [0.0]))
+    values = values[np.isfinite(values)]
+    sampling = np.zeros((len(values), 4), np.int64)
+    sampling[:, {"temperature": 1, "top_p": 3}[name]] = values.view(np.int64)
+    feeds = {
+        "logits": np.zeros((len(values), 1, 1), np.float32),
+        "positions": np.zeros((len(values), 1), np.int64),
+        "sampling": sampling,
+    }
+    (read,) = open_body(1, inner=name).run(["y"], feeds)
+    assert np.array_equal(np.asarray(read)[:, 0, 0], values)
+
+
+def test_rows_that_hold_no_numbers_have_no_token() -> None:
+    """Where choose_tokens raises; the rows beside them are drawn as ever."""
+    logits = np.zeros((2, 5, 20), np.float32)
+    logits[:, 0, 19] = np.nan
+    logits[:, 1, 3] = np.inf
+    logits[:, 2] = -np.inf
+    logits[:, 3, :19] = -np.inf
+    logits[:, 4, 4:] = np.nan
+    params = [SamplingParams(), SamplingParams(temperature=1.0, seed=3, top_k=3, top_p=0.5)]
+    tokens = run(open_body(20), logits, np.zeros((2, 5), np.int64), params)
+    assert tokens.tolist() == [[-1, -1, -1, 19, -1]] * 2
+
+
+@pytest.mark.parametrize("precision", [Precision.FLOAT16, Precision.FLOAT32])
+def test_a_row_is_drawn_alike_wherever_it_stands(precision: Precision) -> None:
+    generator = np.random.default_rng(3)
+    session = open_body(100, precision)
+    kind = np.float16 if precision is Precision.FLOAT16 else np.float32
+    logits = generator.standard_normal((9, 3, 100)).astype(kind)
+    positions = generator.integers(0, 4000, logits.shape[:2])
+    params = [random_params(generator, 100) for _ in range(9)]
+    together = run(session, logits, positions, params)
+    assert np.array_equal(together, expect(logits, positions, params))
+    for b, row in np.ndindex(together.shape):
+        one = (slice(b, b + 1), slice(row, row + 1))
+        assert run(session, logits[one], positions[one], [params[b]]) == together[b, row]
