@@ -14,6 +14,7 @@ from dflash_trt.checkpoints.quantized_weights import FLOAT_DTYPES, is_packed_exp
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.engines.builder import EngineOptions, build_engine, check_buildable, library_version
+from dflash_trt.engines.plugins import check_settled_rows
 from dflash_trt.engines.profiles import EngineLimits
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
@@ -46,10 +47,13 @@ def check_engines(
 
     Raises:
         DflashError: the library is missing, has no kernel for the pair's head sizes or needs
-            another GPU, or the pair exceeds the largest device of the architecture.
+            another GPU, the pair exceeds the largest device of the architecture, or the block
+            what plugins settle in a step.
     """
     algorithms = {} if plan is None else {o: one.algorithm for o, one in plan.options.items()}
     check_buildable(pair, options, algorithms)
+    if options.plugins:
+        check_settled_rows(limits.block_size)
     item = options.precision.item_bytes
     models = (target_dims(pair), draft_dims(pair))
     stored = {} if plan is None else plan.stored_bytes
@@ -103,6 +107,7 @@ def build_engines(
         arch=options.arch.name,
         library_version=library_version(options.library),
         cache_length=shapes.cache_length,
+        draws=options.form(shapes).draws,
         files=[
             EngineFile(
                 graph=engine.graph,

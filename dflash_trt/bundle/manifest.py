@@ -175,11 +175,15 @@ class EngineFile(_Strict):
 
 
 class EngineSet(_Strict):
-    """Engines built ahead of time: they run on `arch`, with the library that built them."""
+    """Engines built ahead of time: they run on `arch`, with the library that built them.
+
+    With `draws` the target's draw tokens and settle steps themselves, sampled ones too.
+    """
 
     arch: str
     library_version: str
     cache_length: Positive
+    draws: bool = False
     files: list[EngineFile]
 
 
@@ -216,6 +220,8 @@ class Manifest(_Strict):
             raise ValueError(f"engines do not go with executor {self.executor}")
         if (self.compute_dtype == "float32") != (self.executor == "cpu"):
             raise ValueError(f"{self.compute_dtype} does not go with executor {self.executor}")
+        if self.engines is not None and self.engines.draws and self.executor != "tensorrt":
+            raise ValueError(f"engines that draw do not go with executor {self.executor}")
         pool = self.page_pool
         if pool is not None and self.executor != "cpu":
             raise ValueError(f"paged caches do not go with executor {self.executor}")

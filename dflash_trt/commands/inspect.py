@@ -132,6 +132,10 @@ def _describe_engines(manifest: Manifest) -> list[str]:
         f"engines {manifest.executor} {engines.library_version} for {engines.arch}, caches of "
         f"{engines.cache_length} positions (the draft's holds its own embedding and output head)",
     ]
+    if engines.draws:
+        lines.append(
+            "        tokens are drawn and accepted in the target's engine, sampled ones too"
+        )
     for engine in engines.files:
         size = format_size(sizes[engine.graph])
         lines.append(

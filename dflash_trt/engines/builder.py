@@ -58,7 +58,8 @@ class EngineOptions:
     """What engines to build, beyond the bundle's limits.
 
     `timing_cache` is where TensorRT keeps what it measured; None is the user's cache folder.
-    With `plugins`, kernels of this project stand for the functions that they are written for.
+    With `plugins`, kernels of this project stand for the functions that they are written for, and
+    the target's engines draw tokens themselves.
     """
 
     arch: Arch
@@ -74,7 +75,7 @@ class EngineOptions:
 
     def form(self, limits: EngineLimits) -> GraphForm:
         """The graphs that TensorRT wants: strongly typed, with caches of a fixed length."""
-        return GraphForm(self.precision, limits.cache_length)
+        return GraphForm(self.precision, limits.cache_length, draws=self.plugins)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,22 @@ def plugin_arch(arch: str) -> str:
     return specific
 
 
+def check_settled_rows(block_size: int) -> None:
+    """Refuses a block that is more than the kernel that settles a step has room for.
+
+    Raises:
+        DflashError: it is, or there are no plugins.
+    """
+    most: int = _load("accept.launch").MAX_ROWS
+    if block_size > most:
+        raise DflashError(
+            f"a step settles at most {most} rows, not a block of {block_size}",
+            where="--plugins",
+            fix=f"pass --block-size {most} or less, or leave it out",
+            usage=True,
+        )
+
+
 def register_plugins(library: Library, trt: Any, arch: str, folder: Path | None = None) -> set[str]:
     """Registers every plugin with TensorRT; returns their names.
 

@@ -29,6 +29,7 @@ from tests.executors.stub_builder import FullBuilder, FullConfig, FullTensorRt
 
 FULL = ["--executor", "tensorrt", "--precision", "bf16", "--max-seq-len", "100"]
 AOT_FLAG, ALIASING = 7, "aliasing"
+PER_CALL = {"row_sample", "accept"}
 
 
 class PluginTensorRt(FullTensorRt):
@@ -105,6 +106,16 @@ class PluginParser:
         if node.op_type.startswith("block_attention"):  # q has the type and shape of attended
             is_last = not node.op_type.endswith("_split")
             return [helper.make_node("Identity", [node.input[0]], [*node.output])] * is_last
+        if node.op_type == "row_sample":
+            return [helper.make_node("ArgMax", [node.input[0]], [*node.output], axis=2, keepdims=0)]
+        if node.op_type == "accept":
+            accepted, new_tokens, bonus, new_start = node.output
+            _, choices, start = node.input
+            return [
+                helper.make_node("Cast", [start], [accepted], to=onnx.TensorProto.INT32),
+                helper.make_node("Identity", [choices], [new_tokens]),
+                *(helper.make_node("Identity", [start], [name]) for name in (bonus, new_start)),
+            ]
         caches = [plugin.tensors.index(name) for name in ("k_cache", "v_cache")]
         return [
             helper.make_node("Identity", [node.input[cache]], [output])
@@ -130,9 +141,15 @@ def test_tensorrt_is_handed_plugins_in_place_of_bodies(
     shown = run("build", "--target", engine_config, *FULL, "--plugins", "-o", output)
     assert shown.code == 0, shown.err
     assert full.plugin.plugins
-    target, draft, _ = full.handed
+    target, draft, target_only = full.handed
     calls = [node for node in target.graph.node if node.op_type == "kv_feature_injection"]
     assert calls and all(not node.overload for node in calls)
+    for model, own in ((target, ["row_sample", "accept"]), (target_only, ["row_sample"])):
+        found = [node.op_type for node in model.graph.node if node.op_type in PER_CALL]
+        assert found == own
+        assert not {one.name for one in model.functions} & PER_CALL
+        assert "sampling" in {value.name for value in model.graph.input}
+        assert "candidate_ids" not in {value.name for value in model.graph.output}
     assert not any(one.name == "kv_feature_injection" for one in target.functions)
     assert {one.name for one in draft.functions} == {"TRT_Attention", "swiglu"}
     # The bundle's own graph keeps the definition.
@@ -143,12 +160,16 @@ def test_tensorrt_is_handed_plugins_in_place_of_bodies(
     operations = {one["graph"]: one["operations"] for one in manifest["engines"]["files"]}
     assert operations["target"] == {
         "TRT_Attention_lower_right": "native",
+        "accept": "plugin",
         "kv_feature_injection": "plugin",
+        "row_sample": "plugin",
         "swiglu": "function",
     }
     assert "plugin" not in operations["draft"].values()
     text = run("inspect", output).out
-    assert "kv_feature_injection plugin, swiglu function" in text
+    assert "kv_feature_injection plugin, row_sample plugin, swiglu function" in text
+    assert manifest["engines"]["draws"]
+    assert "tokens are drawn and accepted in the target's engine" in text
     assert run("inspect", output, "--json").json["engines"]["files"][0]["operations"]
 
 
@@ -184,7 +205,9 @@ def test_without_the_option_bodies_stay(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     output = tmp_path / "bundle"
     assert run("build", "--target", engine_config, *FULL, "-o", output).code == 0
-    assert "kv_feature_injection function" in run("inspect", output).out
+    text = run("inspect", output).out
+    assert "kv_feature_injection function" in text
+    assert "row_sample" not in text and "tokens are drawn" not in text
 
 
 @pytest.mark.parametrize("executor", ["cpu", "tensorrt-rtx"])
