@@ -70,10 +70,7 @@ def _check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> li
 
 def _measure(folder: str, torch: Any, runner: TorchRunner) -> list[dict[str, Any]]:
     """One operation's measurements; a point that does not fit the memory says so."""
-    try:
-        benchmark = importlib.import_module(f"dflash_plugins.{folder}.benchmark")
-    except ModuleNotFoundError:
-        return []  # its time is that of a launch
+    benchmark = importlib.import_module(f"dflash_plugins.{folder}.benchmark")
     rows = []
     for point in benchmark.points():
         try:

@@ -15,6 +15,8 @@ pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not 
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
 from dflash_plugins import check as checking
+from dflash_plugins.accept import benchmark as settling
+from dflash_plugins.accept.accuracy import expect, make_inputs
 from dflash_plugins.kv_feature_injection import benchmark as injection
 from dflash_plugins.operation import FOLDERS, DType
 from dflash_plugins.row_sample import benchmark as sampling
@@ -145,6 +147,32 @@ def test_what_is_measured_fits_its_kernel(monkeypatch: pytest.MonkeyPatch, bench
     assert len({point.name for point in found}) == len(found)
 
 
+def test_the_time_of_settling_steps_is_measured_without_a_bandwidth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A launch's time; what it is compared with settles the same tokens."""
+    import torch
+
+    monkeypatch.setattr(
+        settling, "to_torch", lambda torch, arrays: to_torch(torch, arrays, device="cpu")
+    )
+    runner = HostTorch(torch, FakeCuda(HOPPER))
+    for case in settling.points():
+        row = settling.measure(torch, case, runner)
+        assert row.keys() == {"operation", "case", "seconds", "rival_seconds"}
+        assert row["rival_seconds"] == {"operation by operation": 1e-3}
+        inputs = make_inputs(*case.inputs["token_ids"].shape)
+        found = settling.settle(torch, to_torch(torch, inputs, device="cpu"))
+        for tensor, (name, expected) in zip(found, expect(inputs).items(), strict=True):
+            assert np.array_equal(tensor.numpy(), expected), name
+    assert runner.timed == 2 * len(settling.points())
+    record = {"machine": {"gpu": {"name": "G", "arch": "sm_90", "driver_cuda": "13.0"}}}
+    record |= {"accuracy": [], "copy_bytes_per_second": 1e12, "speed": [row]}
+    assert checking.describe(record)[-1] == (
+        "  accept, 64 × 16 rows: 1,000.0 µs, operation by operation 1,000.0"
+    )
+
+
 def test_bits_arrive_as_they_are() -> None:
     import torch
 
@@ -157,4 +185,5 @@ def test_bits_arrive_as_they_are() -> None:
 def test_every_operation_says_what_must_be_right() -> None:
     for folder in FOLDERS:
         package = Path(checking.__file__).parent / folder
-        assert (package / "accuracy.py").is_file(), folder
+        for module in ("accuracy", "benchmark"):
+            assert (package / f"{module}.py").is_file(), folder
