@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 import pytest
+from dflash_plugins.accept import launch as accept_launch
 from dflash_plugins.block_attention import launch
 from onnx import helper
 
@@ -260,3 +261,31 @@ def test_an_overload_is_part_of_a_plugins_name_and_absent_inputs_are_none() -> N
         "kv_feature_injection_paged": "plugin"
     }
     assert not plugin_caches(model, {"kv_feature_injection"})
+
+
+def test_manifests_from_before_drawing_and_such_that_contradict_themselves(
+    run: Run, engine_config: Path, tmp_path: Path, full: PluginTensorRt
+) -> None:
+    output = tmp_path / "bundle"
+    assert run("build", "--target", engine_config, *FULL, "--plugins", "-o", output).code == 0
+    path = output / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"executor": "tensorrt-rtx"}))
+    run("inspect", output).fails(1, "manifest.json", "engines that draw do not go with executor")
+    assert manifest["engines"].pop("draws") is True
+    path.write_text(json.dumps(manifest))
+    assert run("inspect", output, "--json").json["engines"]["draws"] is False
+
+
+def test_a_block_that_no_step_settles_is_refused_before_anything_is_written(
+    run: Run,
+    engine_config: Path,
+    tmp_path: Path,
+    full: PluginTensorRt,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accept_launch, "MAX_ROWS", 4)
+    build = ["build", "--target", engine_config, *FULL, "--plugins", "-o", tmp_path / "bundle"]
+    run(*build).fails(2, "--plugins: a step settles at most 4 rows, not a block of", "--block-size")
+    assert not (tmp_path / "bundle").exists()
+    assert run(*build, "--block-size", "4").code == 0
