@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # The same examples at every run of CI; elsewhere each run looks at new ones.
 # No deadline in either: how long an example takes says something about the machine, not the code.
-settings.register_profile("ci", derandomize=True, deadline=None)
-settings.register_profile("anywhere", deadline=None)
+_UNTIMED: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow],
+}
+settings.register_profile("ci", derandomize=True, **_UNTIMED)
+settings.register_profile("anywhere", **_UNTIMED)
 settings.load_profile("ci" if os.environ.get("CI") else "anywhere")
 
 # A shell starts background jobs with SIGINT ignored, which tests of Ctrl-C would hand on.

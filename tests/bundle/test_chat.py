@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
@@ -49,10 +49,10 @@ def _render(template: str, **tokens: str) -> str:
 
 
 def _refusal(template: str) -> str:
-    started = time.monotonic()
+    before = os.times().children_user
     with pytest.raises(DflashError) as caught:
         _render(template)
-    assert time.monotonic() - started < 15
+    assert os.times().children_user - before < 15
     message = str(caught.value)
     assert message.startswith("chat template: ") and message.endswith("without it")
     assert message.isprintable() and len(message) < 450

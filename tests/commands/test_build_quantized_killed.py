@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.conftest import Run
+from tests.waiting import PATIENCE_S
 
 FP8 = ["--precision", "fp8"]
 # Runs in a process of its own: waits at the stage named, until it is killed.
@@ -25,7 +26,7 @@ def stage(self, name, *more):
     real(self, name, *more)
     if name.startswith(sys.argv[1]):
         print("waiting", flush=True)
-        time.sleep(60)
+        time.sleep(3600)
 
 StageBars.stage = stage
 sys.exit(main(sys.argv[2:]))
@@ -79,5 +80,5 @@ def test_a_polite_kill_leaves_nothing(
 ) -> None:
     process = start(stage, tmp_path / "out" / "b")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 128 + signal.SIGTERM
+    assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
     assert not (tmp_path / "out").exists()

@@ -17,6 +17,7 @@ from dflash_trt import __version__
 from dflash_trt.cli import cli
 from dflash_trt.errors import DflashError
 from tests.commands.conftest import Run
+from tests.waiting import PATIENCE_S
 
 SAMPLING = ["--temperature", "--top-k", "--top-p", "--seed"]
 PROMPTS = ["--prompt", "--prompt-file", "--raw"]
@@ -277,7 +278,7 @@ def _run_module(*arguments: str, **environment: str) -> subprocess.CompletedProc
         text=True,
         env={**os.environ, **environment},
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
 

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 import dflash_trt.commands.generate as generate
 from tests.commands.bigram import END, token
 from tests.commands.conftest import Run
+from tests.waiting import PATIENCE_S
 
 # The keys that callers rely on; there may be more.
 JSON_KEYS = {
@@ -220,7 +221,7 @@ def test_a_reader_may_leave(bundle: Path) -> None:
     process.stdout.close()  # before the first token
     errors = process.stderr.read().decode()
     process.stderr.close()
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE_S) == 0
     assert errors == ""
 
 

@@ -215,7 +215,7 @@ def test_who_has_an_answer_may_ask_again(
 
     def ask_again(_: int) -> list[str]:
         with StreamClient(small_queue.grpc) as client:
-            answers = [client.ask(model, fields) for _ in range(20)]
+            answers = [client.ask(model, fields) for _ in range(10)]
         return [answer.failure for answer in answers if answer.error is not None]
 
     with ThreadPoolExecutor(10) as pool:

@@ -156,7 +156,7 @@ def test_clients_that_leave_free_their_slots(served: Served) -> None:
 def test_a_full_queue_is_503(served: Served) -> None:
     async def ask(client: openai.AsyncOpenAI) -> int:
         try:
-            await client.completions.create(**LONG, max_tokens=300)
+            await client.completions.create(**LONG, max_tokens=160)
         except openai.InternalServerError as error:
             assert "the queue is full" in error.message
             return error.status_code
@@ -164,7 +164,7 @@ def test_a_full_queue_is_503(served: Served) -> None:
 
     async def ask_all() -> list[int]:
         async with _async_client(served) as client:
-            return await asyncio.gather(*(ask(client) for _ in range(48)))
+            return await asyncio.gather(*(ask(client) for _ in range(40)))
 
     statuses = asyncio.run(ask_all())
     assert set(statuses) == {200, 503}

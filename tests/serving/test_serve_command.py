@@ -268,6 +268,7 @@ def serve_bundle(
     tritonserver: TritonServerBinary, long_bundle: Path
 ) -> Generator[tuple[subprocess.Popen[str], str], None, None]:
     """`serve` on a bundle with the real server, and its OpenAI front's URL."""
+    packaged = set(long_bundle.parent.glob(".dflash-trt-serve-*"))
     process = subprocess.Popen(
         [sys.executable, "-m", "dflash_trt", "serve", str(long_bundle), *FREE_PORTS],
         stdout=subprocess.PIPE,
@@ -276,9 +277,9 @@ def serve_bundle(
     )
     try:
         url = _wait_ready(process, 4)[-1].split()[1]
-        assert list(long_bundle.parent.glob(".dflash-trt-serve-*"))
+        (mine,) = set(long_bundle.parent.glob(".dflash-trt-serve-*")) - packaged
         yield process, url
-        assert not list(long_bundle.parent.glob(".dflash-trt-serve-*"))
+        assert process.poll() is None or not mine.exists()
     finally:
         process.kill()
         process.communicate()
@@ -298,7 +299,8 @@ def test_requests_in_flight_end_before_the_server(
     serve_bundle: tuple[subprocess.Popen[str], str],
 ) -> None:
     process, url = serve_bundle
-    with _open_stream(url, 400) as answer:
+    # Few enough for the ten seconds that they may go on, on a machine with much else to do.
+    with _open_stream(url, 64) as answer:
         process.terminate()
         assert answer.read().endswith(b"data: [DONE]\n\n")
     process.communicate(timeout=PATIENCE_S)

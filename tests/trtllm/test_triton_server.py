@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -21,12 +20,14 @@ from typing import Any
 import pytest
 
 from dflash_trt.errors import DflashError
+from dflash_trt.serving.launcher import bind_port
 from dflash_trt.serving.tritonserver import (
     find_tritonserver,
     prepare_backends,
     server_environment,
 )
 from tests.trtllm.conftest import Run
+from tests.waiting import PATIENCE_S
 
 MODEL = """
 import os
@@ -59,16 +60,9 @@ class TritonPythonModel:
 """
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
 def _get(url: str, body: dict[str, Any] | None = None) -> str:
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(url, data, timeout=10) as reply:
+    with urllib.request.urlopen(url, data, timeout=PATIENCE_S) as reply:
         text: str = reply.read().decode()
         return text
 
@@ -91,7 +85,9 @@ def url(run: Run, tmp_path: Path) -> Iterator[str]:
         folder.mkdir(parents=True)
     (model / "model.py").write_text(MODEL)
     (package / "__init__.py").write_text("__version__ = '1.4.0rc1'\n")
-    ports = {name: _free_port() for name in ("http", "grpc", "metrics")}
+    # Held until the server listens: nobody else may take them meanwhile.
+    held = {name: bind_port("127.0.0.1", 0, name) for name in ("http", "grpc", "metrics")}
+    ports = {name: one.getsockname()[1] for name, one in held.items()}
     options = [*prepare_backends(binary, tmp_path), "--exit-timeout-secs=2"]
     options += [f"--backend-config=python,shm-region-prefix-name={tmp_path.name}{os.getpid()}"]
     options += [f"--{name}-port={port}" for name, port in ports.items()]
@@ -114,7 +110,7 @@ def url(run: Run, tmp_path: Path) -> Iterator[str]:
         )
     address = f"http://127.0.0.1:{ports['http']}"
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 _get(f"{address}/v2/health/ready")
@@ -123,10 +119,12 @@ def url(run: Run, tmp_path: Path) -> Iterator[str]:
                 assert server.poll() is None, (tmp_path / "log").read_text()
                 assert time.monotonic() < deadline, (tmp_path / "log").read_text()
                 time.sleep(0.1)
+        for one in held.values():
+            one.close()
         yield f"{address}/v2/models/tensorrt_llm"
     finally:
         server.send_signal(signal.SIGTERM)
-        server.wait(30)
+        server.wait(PATIENCE_S)
 
 
 @pytest.mark.slow
