@@ -84,8 +84,7 @@ class RequestStatistics(AcceptanceStatistics):
     """One request's counts and times (seconds from its submission; `queue_s` to its first pass).
 
     `cached_prompt_tokens` are the prompt's whose rows other requests had computed; `preemptions`
-    counts how often it lost its pages. Both are None where caches are linear, and as a client sees
-    a served request: a server's metrics have them.
+    counts how often it lost its pages. Both are None where caches are linear.
     """
 
     prompt_tokens: int

@@ -347,6 +347,8 @@ class _Answer:
             statistics=RequestStatistics(
                 prompt_tokens=self._number("num_input_tokens"),
                 output_tokens=self._number("num_output_tokens"),
+                cached_prompt_tokens=self._find_number("cached_prompt_tokens"),
+                preemptions=self._find_number("preemptions"),
                 steps=self._number("num_verify_steps"),
                 drafted_tokens=self._number("total_draft_tokens"),
                 accepted_tokens=self._number("total_accepted_draft_tokens"),
@@ -358,16 +360,20 @@ class _Answer:
             ),
         )
 
-    def _number(self, name: str) -> int:
+    def _find_number(self, name: str) -> int | None:
         values = _numbers(self.response, name)
-        if not values:
+        return values[0] if values else None
+
+    def _number(self, name: str) -> int:
+        value = self._find_number(name)
+        if value is None:
             raise ServedModelError(
                 f"its last answer has no {name}",
                 "failed",
                 where=MODEL,
                 fix="serve a repository that `dflash-trt package` made",
             )
-        return values[0]
+        return value
 
 
 def _numbers(response: InferResult, name: str) -> tuple[int, ...]:

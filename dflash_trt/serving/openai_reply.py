@@ -115,11 +115,16 @@ class ReplyWriter:
 
 
 def describe_usage(statistics: RequestStatistics) -> dict[str, Any]:
-    """Token counts. Drafts go under the names that OpenAI has for predicted output."""
+    """Token counts. Drafts go under the names that OpenAI has for predicted output.
+
+    What came of the prompt from a prefix cache is said where there is one.
+    """
+    cached = statistics.cached_prompt_tokens
     return {
         "prompt_tokens": statistics.prompt_tokens,
         "completion_tokens": statistics.output_tokens,
         "total_tokens": statistics.prompt_tokens + statistics.output_tokens,
+        **({} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}),
         "completion_tokens_details": {
             "accepted_prediction_tokens": statistics.accepted_tokens,
             "rejected_prediction_tokens": statistics.drafted_tokens - statistics.accepted_tokens,

@@ -240,6 +240,12 @@ class Reply:
             "total_draft_tokens": _int32(statistics.drafted_tokens),
             "total_accepted_draft_tokens": _int32(statistics.accepted_tokens),
         }
+        for name, count in (
+            ("cached_prompt_tokens", statistics.cached_prompt_tokens),
+            ("preemptions", statistics.preemptions),
+        ):
+            if count is not None:
+                outputs[name] = _int32(count)
         if statistics.acceptance_rate is not None:
             outputs["acceptance_rate"] = np.array([statistics.acceptance_rate], dtype=np.float32)
         if wanted.return_finish_reason:

@@ -18,7 +18,9 @@ from dflash_trt.serving.openai_server import OpenAiServer
 from tests.waiting import PATIENCE_S, wait_until
 
 
-def result_of(text: str, reason: FinishReason = "length") -> RequestResult:
+def result_of(
+    text: str, reason: FinishReason = "length", cached: int | None = None
+) -> RequestResult:
     """A result with recognisable counts: 7 tokens of prompt, 10 of output, 6 of 20 drafts kept."""
     return RequestResult(
         request_id=0,
@@ -26,7 +28,12 @@ def result_of(text: str, reason: FinishReason = "length") -> RequestResult:
         text=text,
         finish_reason=reason,
         statistics=RequestStatistics(
-            prompt_tokens=7, output_tokens=10, steps=4, drafted_tokens=20, accepted_tokens=6
+            prompt_tokens=7,
+            output_tokens=10,
+            cached_prompt_tokens=cached,
+            steps=4,
+            drafted_tokens=20,
+            accepted_tokens=6,
         ),
     )
 
@@ -39,11 +46,13 @@ class ScriptedModel:
         pieces: the text, piece by piece; an exception among them is raised at its place.
         token_ids: of each piece, for a front that reads them.
         endless: after the pieces, more and more of them.
+        cached: prompt tokens from a prefix cache, where there is one.
     """
 
     pieces: Sequence[str | Exception] = ("one ", "two")
     token_ids: Sequence[tuple[int, ...]] = ()
     endless: bool = False
+    cached: int | None = None
     ready: bool = True
     asked: list[GenerationRequest] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
@@ -70,7 +79,7 @@ class ScriptedModel:
                 await asyncio.sleep(0.01)
                 if request.streaming:
                     yield TextDelta(text="more ")
-            result = replace(result_of(text), token_ids=sum(self.token_ids, ()))
+            result = replace(result_of(text, cached=self.cached), token_ids=sum(self.token_ids, ()))
             yield TextDelta(text="" if request.streaming else text, result=result)
             how = "done"
         finally:

@@ -84,6 +84,14 @@ def test_completion(front: Front) -> None:
     assert model.wait_finished() == "done"
 
 
+@pytest.mark.parametrize("cached", [None, 0, 5])
+def test_prompt_tokens_from_a_prefix_cache(front: Front, cached: int | None) -> None:
+    usage = _client(front(ScriptedModel(cached=cached))).completions.create(**PROMPT).usage
+    assert usage is not None
+    details = usage.prompt_tokens_details
+    assert (None if details is None else details.cached_tokens) == cached
+
+
 def test_completion_stream(front: Front) -> None:
     model = ScriptedModel()
     chunks = list(_client(front(model)).completions.create(**PROMPT, stream=True))
