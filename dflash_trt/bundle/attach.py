@@ -1,4 +1,4 @@
-"""One more file in a finished bundle, with its entry in the manifest."""
+"""One file more or less in a finished bundle, with its entry in the manifest."""
 
 from __future__ import annotations
 
@@ -20,20 +20,43 @@ def attach_file(bundle: Bundle, name: str, content: bytes) -> Bundle:
     Raises:
         DflashError: the folder cannot be written to.
     """
-    others = [file for file in bundle.manifest.files if file.path != name]
+    without = _without(bundle.manifest, name)
     entry = BundleFile(path=name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-    without = bundle.manifest.model_copy(update={"files": others})
-    complete = bundle.manifest.model_copy(
-        update={"files": sorted([*others, entry], key=lambda file: file.path)}
+    complete = without.model_copy(
+        update={"files": sorted([*without.files, entry], key=lambda file: file.path)}
     )
     try:
-        if len(others) < len(bundle.manifest.files):
+        if len(without.files) < len(bundle.manifest.files):
             _write_manifest(bundle.folder, without)
         replace_file(bundle.folder / name, content)
         _write_manifest(bundle.folder, complete)
     except OSError as error:
         raise file_error(error, bundle.folder) from error
     return Bundle(bundle.folder, complete)
+
+
+def detach_file(bundle: Bundle, name: str) -> Bundle:
+    """Takes the file `name` out of the bundle's folder; returns the bundle as it is now.
+
+    Whenever it is interrupted the bundle is whole, as with `attach_file`; what may be left is a
+    file that the manifest does not name, which is taken out as well when this is called again.
+
+    Raises:
+        DflashError: the folder cannot be written to.
+    """
+    without = _without(bundle.manifest, name)
+    try:
+        if len(without.files) < len(bundle.manifest.files):
+            _write_manifest(bundle.folder, without)
+        (bundle.folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise file_error(error, bundle.folder) from error
+    return Bundle(bundle.folder, without)
+
+
+def _without(manifest: Manifest, name: str) -> Manifest:
+    others = [file for file in manifest.files if file.path != name]
+    return manifest.model_copy(update={"files": others})
 
 
 def _write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -20,6 +20,7 @@ from dflash_trt.commands.options import (
     prompt_options,
     read_texts,
     sampling_options,
+    show_thread_note,
     threads_option,
 )
 from dflash_trt.errors import DflashError
@@ -114,6 +115,7 @@ def command(
     opened = open_bundle(bundle)
     check_runnable(opened)
     schedule = choose_schedule(opened, block_schedule)
+    show_thread_note(schedule, threads)
     tokenizer = load_tokenizer(opened)
     manifest = opened.manifest
     requests = [

@@ -11,7 +11,9 @@ import click
 from dflash_trt.bundle.tokenizer import BundleTokenizer
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.errors import DflashError
+from dflash_trt.runtime.bundle_schedule import note_threads
 from dflash_trt.runtime.prompts import read_prompts
+from dflash_trt.runtime.schedule import BlockSchedule
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -94,6 +96,13 @@ def parse_numbers(text: str, option: str) -> list[float]:
             raise DflashError(f"{item.strip()!r} is not a number above 0", where=option, usage=True)
         numbers.append(number)
     return numbers
+
+
+def show_thread_note(schedule: BlockSchedule | None, threads: int) -> None:
+    """Says on stderr when a schedule was measured with another number of CPU threads."""
+    note = note_threads(schedule, threads)
+    if note is not None:
+        click.echo(f"note: {note}", err=True)
 
 
 def encode_prompts(

@@ -7,7 +7,12 @@ from pathlib import Path
 import click
 
 from dflash_trt.bundle.staging import check_destination
-from dflash_trt.commands.options import block_schedule_option, bundle_argument, threads_option
+from dflash_trt.commands.options import (
+    block_schedule_option,
+    bundle_argument,
+    show_thread_note,
+    threads_option,
+)
 from dflash_trt.commands.progress import StageBars
 from dflash_trt.serving.repository import (
     ENSEMBLE_MODEL,
@@ -63,7 +68,9 @@ def command(
         overwrite=overwrite,
     )
     with StageBars() as bars:
-        limits = write_repository(bundle, output, options, bars).manifest.limits
+        packaged = write_repository(bundle, output, options, bars)
+    show_thread_note(packaged.schedule, threads)
+    limits = packaged.bundle.manifest.limits
     click.echo(
         f"{output}: models {LLM_MODEL} (LLM-API contract) and {ENSEMBLE_MODEL} (classic contract), "
         f"{limits.max_batch} slots of {limits.max_seq_len} tokens, a queue of {max_queue_size}"

@@ -17,7 +17,7 @@ import click
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.bundle.manifest import MANIFEST_NAME
 from dflash_trt.bundle.tokenizer import BundleTokenizer, load_tokenizer
-from dflash_trt.commands.options import block_schedule_option
+from dflash_trt.commands.options import block_schedule_option, show_thread_note
 from dflash_trt.commands.progress import StageBars
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.bundle_schedule import AUTO
@@ -163,7 +163,8 @@ def _open_repository(source: Path, packaging: RepositoryOptions) -> Generator[Pa
     with tempfile.TemporaryDirectory(prefix=".dflash-trt-serve-", dir=place) as folder:
         repository = Path(folder) / "repository"
         with StageBars() as bars:
-            write_repository(source, repository, packaging, bars)
+            packaged = write_repository(source, repository, packaging, bars)
+        show_thread_note(packaged.schedule, packaging.threads)
         yield repository
 
 

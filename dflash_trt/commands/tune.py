@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from dflash_trt.bundle.attach import replace_file
-from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.bundle.tokenizer import load_tokenizer
 from dflash_trt.commands.options import (
     bundle_argument,
@@ -26,7 +27,12 @@ from dflash_trt.executors import check_runnable, open_executor
 from dflash_trt.executors.base import TargetGraph
 from dflash_trt.publish import file_error
 from dflash_trt.runtime import Engine, Request, SamplingParams
-from dflash_trt.runtime.bundle_schedule import encode_schedule, fingerprint, write_schedule
+from dflash_trt.runtime.bundle_schedule import (
+    encode_schedule,
+    fingerprint,
+    remove_schedule,
+    write_schedule,
+)
 from dflash_trt.runtime.prediction import StepPrediction
 from dflash_trt.runtime.schedule import NO_SPECULATION, SCHEDULE_NAME, BlockSchedule
 from dflash_trt.runtime.tuning import (
@@ -71,6 +77,7 @@ FALLBACKS: dict[str, TargetGraph | None] = {
     "holds the target once more.",
 )
 @click.option("--dry-run", is_flag=True, help="Measure and print, write nothing.")
+@click.option("--remove", is_flag=True, help="Take BUNDLE's schedule out of it; measures nothing.")
 @threads_option
 @json_option
 @click.option(
@@ -79,7 +86,9 @@ FALLBACKS: dict[str, TargetGraph | None] = {
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the schedule to this file, not into the bundle.",
 )
+@click.pass_context
 def command(
+    context: click.Context,
     bundle: Path,
     prompt: str | None,
     prompt_file: Path | None,
@@ -94,6 +103,7 @@ def command(
     rounds: int,
     fallback: str,
     dry_run: bool,
+    remove: bool,
     threads: int,
     as_json: bool,
     output: Path | None,
@@ -108,6 +118,9 @@ def command(
     if dry_run and output is not None:
         raise DflashError("writes nothing; drop it or -o", where="--dry-run", usage=True)
     opened = open_bundle(bundle)
+    if remove:
+        _remove(opened, context)
+        return
     check_runnable(opened)
     manifest = opened.manifest
     limits = manifest.limits
@@ -162,6 +175,26 @@ def command(
     for line in _describe(schedule):
         click.echo(line)
     click.echo("nothing written (--dry-run)" if written is None else f"written to {written}")
+
+
+def _remove(bundle: Bundle, context: click.Context) -> None:
+    """Raises DflashError: another option was given, or the bundle has no schedule (usage)."""
+    for parameter in context.command.params:
+        if (
+            parameter.name not in ("bundle", "remove")
+            and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        ):
+            raise DflashError(
+                "does not go with --remove, which measures nothing",
+                where=parameter.opts[0],
+                usage=True,
+            )
+    path = bundle.folder / SCHEDULE_NAME
+    named = any(file.path == SCHEDULE_NAME for file in bundle.manifest.files)
+    if not named and not path.exists():
+        raise DflashError("has no schedule to remove", where=bundle.folder, usage=True)
+    remove_schedule(bundle)
+    click.echo(f"removed {path}")
 
 
 def predict(schedule: BlockSchedule) -> list[dict[str, Any]]:

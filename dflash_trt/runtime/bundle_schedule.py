@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from dflash_trt.bundle.attach import attach_file
+from dflash_trt.bundle.attach import attach_file, detach_file
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.errors import DflashError
@@ -52,6 +52,21 @@ def choose_schedule(bundle: Bundle, choice: str) -> BlockSchedule | None:
 def write_schedule(bundle: Bundle, schedule: BlockSchedule) -> Bundle:
     """Writes `schedule` into the bundle, in place of any other; see `attach_file`."""
     return attach_file(bundle, SCHEDULE_NAME, encode_schedule(schedule))
+
+
+def remove_schedule(bundle: Bundle) -> Bundle:
+    """Takes the bundle's schedule out of it; see `detach_file`."""
+    return detach_file(bundle, SCHEDULE_NAME)
+
+
+def note_threads(schedule: BlockSchedule | None, threads: int) -> str | None:
+    """A line to show where a schedule was measured with another number of threads."""
+    if schedule is None or schedule.measured is None or schedule.measured.threads == threads:
+        return None
+    return (
+        f"the block schedule was measured with --threads {schedule.measured.threads}, not "
+        f"{threads}: `dflash-trt tune --threads {threads}` measures again"
+    )
 
 
 def encode_schedule(schedule: BlockSchedule) -> bytes:

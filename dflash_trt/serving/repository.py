@@ -17,6 +17,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.executors import check_runnable
 from dflash_trt.progress import Progress
 from dflash_trt.runtime.bundle_schedule import AUTO, NONE, choose_schedule, write_schedule
+from dflash_trt.runtime.schedule import BlockSchedule
 
 LLM_MODEL = "tensorrt_llm"
 ENSEMBLE_MODEL = "ensemble"
@@ -46,13 +47,21 @@ class RepositoryOptions:
     overwrite: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Packaged:
+    """What a repository serves: a bundle, and the block schedule that it follows."""
+
+    bundle: Bundle
+    schedule: BlockSchedule | None
+
+
 def write_repository(
     bundle: Path, destination: Path, options: RepositoryOptions, progress: Progress
-) -> Bundle:
+) -> Packaged:
     """Writes a repository of `bundle` to `destination`, whole or not at all.
 
     The bundle's files are hard-linked where the filesystem allows, else cloned, else copied.
-    Returns the bundle opened.
+    Returns what is in it.
 
     Raises:
         DflashError: not a bundle that runs here, one without a tokenizer, a destination that may
@@ -85,7 +94,7 @@ def write_repository(
         _place_bundle(opened, folder / BUNDLE_FOLDER, progress)
         if schedule is not None and options.block_schedule != AUTO:
             write_schedule(open_bundle(folder / BUNDLE_FOLDER), schedule)
-    return opened
+    return Packaged(opened, schedule if options.speculation else None)
 
 
 def is_repository(folder: Path) -> bool:

@@ -167,6 +167,7 @@ FROZEN = {
         "--rounds",
         "--fallback",
         "--dry-run",
+        "--remove",
         "--threads",
         "--json",
         "-o/--output",

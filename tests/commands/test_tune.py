@@ -128,6 +128,49 @@ def test_generate_follows_it_unless_told_otherwise(run: Run, mine: Path) -> None
     assert drafted("--block-schedule", other) == (text, 0.0)
 
 
+def test_another_number_of_threads_is_noted(run: Run, mine: Path, tmp_path: Path) -> None:
+    measured = json.loads((mine / SCHEDULE_NAME).read_text())["measured"]
+    other = _force(mine, 2, 2, 2, 2, measured={**measured, "threads": 2})
+    note = "note: the block schedule was measured with --threads 2, not 1: `dflash-trt tune"
+    generate = ["generate", mine, "--prompt", "a", "--max-tokens", 3]
+    assert note in run(*generate, "--block-schedule", other).err
+    assert note not in run(*generate, "--block-schedule", other, "--threads", 2).err
+    assert "note:" not in run(*generate).err
+    package = ["package", mine, "--overwrite", "-o", tmp_path / "r"]
+    assert note in run(*package, "--block-schedule", other).err
+    assert "note:" not in run(*package, "--block-schedule", other, "--threads", 2).err
+    assert "note:" not in run(*package, "--no-speculation").err
+
+
+def test_it_can_be_removed(run: Run, mine: Path) -> None:
+    removed = run("tune", mine, "--remove")
+    assert (removed.code, removed.out) == (0, f"removed {mine / SCHEDULE_NAME}\n")
+    opened = open_bundle(mine)
+    assert SCHEDULE_NAME not in {file.path for file in opened.manifest.files}
+    assert not (mine / SCHEDULE_NAME).exists()
+    verify_bundle(opened, lambda count: None)
+    run("tune", mine, "--remove").fails(2, str(mine), "has no schedule to remove")
+    run("tune", mine, "--remove", "--rounds", 2).fails(2, "--rounds", "--remove")
+    run("tune", mine, "--remove", "--prompt", "a").fails(2, "--prompt", "--remove")
+
+
+def test_an_interrupted_removal_leaves_a_whole_bundle(
+    run: Run, mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the manifest without it and the file's end; repeating takes the file too."""
+
+    def unlink(self: Path, missing_ok: bool = False) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unlink)
+        assert run("tune", mine, "--remove").code == 130
+    verify_bundle(open_bundle(mine), lambda count: None)
+    assert (mine / SCHEDULE_NAME).exists()
+    assert run("tune", mine, "--remove").code == 0
+    assert not (mine / SCHEDULE_NAME).exists()
+
+
 def test_package_takes_it_along(run: Run, mine: Path, tmp_path: Path) -> None:
     forced = _force(mine, 4, 4, 2, 1)
     for name, options, switch, blocks in (
