@@ -118,7 +118,10 @@ def hand_over_attention(handed: onnx.ModelProto, block_size: int, capacity: int)
         values |= {"attended": node.output[0], "sinks": _no_sinks(handed, facts["query_heads"])}
         values |= {name: f"{node.name}/{name}" for name in ("shares", "log_sums")}
         attributes = facts | {"block_size": block_size}
-        for operation in launch.linear_operations(capacity, block_size, facts["window"]):
+        operations = launch.attention_operations(
+            capacity, block_size, facts["window"], is_paged=False, is_quantized=False
+        )
+        for operation in operations:
             plugin = helper.make_node(
                 operation.name,
                 [values[name] for name in operation.inputs],

@@ -204,12 +204,14 @@ OPERATIONS = (
 )
 
 
-def linear_operations(capacity: int, block_size: int, window: int) -> list[Operation]:
-    """What attends over linear caches of the compute type: one launch, or the split and merge."""
+def attention_operations(
+    capacity: int, block_size: int, window: int, *, is_paged: bool, is_quantized: bool
+) -> list[Operation]:
+    """What attends over caches of `capacity` positions: one launch, or the split and the merge."""
     is_split = needs_split(capacity, block_size, window)
-    names = ("block_attention_split", MERGE.name) if is_split else ("block_attention",)
+    first = f"block_attention{'_split' * is_split}{'_paged' * is_paged}{'_fp8' * is_quantized}"
     by_name = {operation.name: operation for operation in OPERATIONS}
-    return [by_name[name] for name in names]
+    return [by_name[first], *[MERGE] * is_split]
 
 
 def main_cases() -> list[Case]:
