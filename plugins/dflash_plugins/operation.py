@@ -186,7 +186,7 @@ def load_kernel(path: str) -> Any:
     return getattr(importlib.import_module(module), function)
 
 
-FOLDERS = ("accept", "block_attention", "kv_feature_injection", "row_sample")
+FOLDERS = ("accept", "block_attention", "kv_cache_update", "kv_feature_injection", "row_sample")
 """The folders that hold operations; a new one is added here, and nowhere else."""
 
 

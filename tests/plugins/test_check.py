@@ -17,6 +17,7 @@ pytest.importorskip("triton", reason="Triton language (the plugins extra) is not
 from dflash_plugins import check as checking
 from dflash_plugins.accept import benchmark as settling
 from dflash_plugins.accept.accuracy import expect, make_inputs
+from dflash_plugins.kv_cache_update import benchmark as cache_update
 from dflash_plugins.kv_feature_injection import benchmark as injection
 from dflash_plugins.operation import FOLDERS, DType
 from dflash_plugins.row_sample import benchmark as sampling
@@ -131,7 +132,7 @@ class HostTorch(TorchRunner):
         return 1e-3
 
 
-@pytest.mark.parametrize("benchmark", [injection, sampling])
+@pytest.mark.parametrize("benchmark", [cache_update, injection, sampling])
 def test_what_is_measured_fits_its_kernel(monkeypatch: pytest.MonkeyPatch, benchmark: Any) -> None:
     import torch
 

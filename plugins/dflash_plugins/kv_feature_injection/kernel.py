@@ -77,10 +77,10 @@ def kv_feature_injection(
     if kv_scales is not None:
         k_scale, v_scale = tl.load(kv_scales), tl.load(kv_scales + 1)
         # As the body has it: the rotated k is of the input's type before it is quantised.
-        rotated_near = _to_e4m3_range(rotated_near.to(narrow).to(tl.float32), k_scale)
-        rotated_far = _to_e4m3_range(rotated_far.to(narrow).to(tl.float32), k_scale)
-        v_near = _to_e4m3_range(v_near, v_scale)
-        v_far = _to_e4m3_range(v_far, v_scale)
+        rotated_near = to_e4m3_range(rotated_near.to(narrow).to(tl.float32), k_scale)
+        rotated_far = to_e4m3_range(rotated_far.to(narrow).to(tl.float32), k_scale)
+        v_near = to_e4m3_range(v_near, v_scale)
+        v_far = to_e4m3_range(v_far, v_scale)
     stored = k_cache_out.dtype.element_ty
     tl.store(k_cache_out + target, rotated_near.to(stored), mask=inside)
     tl.store(k_cache_out + target + HALF, rotated_far.to(stored), mask=inside)
@@ -89,7 +89,7 @@ def kv_feature_injection(
 
 
 @triton.jit
-def _to_e4m3_range(values, scale):
-    """values / scale, clipped to what E4M3 holds (dflash_trt/quantization/fp8.py)."""
+def to_e4m3_range(values, scale):
+    """values / scale, clipped to what E4M3 holds; NaN stays (dflash_trt/quantization/fp8.py)."""
     scaled = tl.div_rn(values, scale + tl.zeros_like(values))
-    return tl.minimum(tl.maximum(scaled, -E4M3_MAX), E4M3_MAX)
+    return tl.clamp(scaled, -E4M3_MAX, E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)

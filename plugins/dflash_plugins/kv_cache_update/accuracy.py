@@ -1,0 +1,74 @@
+"""What `kv_cache_update` must get right on a GPU: every bit, FP8 codes included."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dflash_plugins.kv_cache_update.launch import make_case
+from dflash_plugins.kv_cache_update.reference import make_inputs, update
+from dflash_plugins.operation import Case, DType
+from dflash_plugins.testing.guarded import Run
+from dflash_plugins.testing.numeric import Accuracy, Array, assert_same_bits, relative_error
+
+LAYOUTS = [
+    (DType.FLOAT32, DType.FLOAT32, 32),
+    (DType.FLOAT16, DType.FLOAT16, 32),
+    (DType.BFLOAT16, DType.BFLOAT16, 24),
+    (DType.BFLOAT16, DType.FLOAT8, None),
+    (DType.BFLOAT16, DType.FLOAT8, 32),
+    (DType.FLOAT16, DType.FLOAT8, None),
+    (DType.FLOAT16, DType.FLOAT8, 24),
+]
+"""Type of the rows, of the cache, and its page size."""
+
+
+def accuracy_cases() -> list[tuple[Case, list[int]]]:
+    """Verify steps and a prompt's chunk, each with its sequences' starts: borders, and past them.
+
+    FP8 rows hold what the codec clips and what is no number.
+    """
+    found = []
+    for compute, cache, page_size in LAYOUTS:
+        for heads, size in ((8, 128), (8, 64), (2, 256), (3, 80)):
+            for rows, starts in ((16, [0, 17, 240, 250]), (300, [0, 3, -5, 100])):
+                name = f"{compute.kernel_name} {cache.kernel_name} cache, {heads} × {size}"
+                case = make_case(
+                    f"{name}, {rows} rows{f', pages of {page_size}' if page_size else ''}",
+                    compute=compute,
+                    cache=cache,
+                    batch=4,
+                    rows=rows,
+                    kv_heads=heads,
+                    head_dim=size,
+                    length=264,
+                    page_size=page_size,
+                )
+                found.append((case, starts))
+    return found
+
+
+def check_accuracy(run: Run) -> list[Accuracy]:
+    """Every bit of both caches."""
+    return [one for case, starts in accuracy_cases() for one in check_case(run, case, starts)]
+
+
+def check_case(run: Run, case: Case, starts: list[int]) -> list[Accuracy]:
+    """The verdict on K and on V."""
+    inputs = make_inputs(case, starts)
+    hostile = [np.inf, -np.inf, np.nan, 1e4, -0.0, 2.0**-24]
+    inputs["v"][:, :, 0, : len(hostile)] = hostile
+    outputs = run(case.operation.name, inputs, case.attributes)
+    return [
+        _judge(f"kv_cache_update, {case.name}, {name}", outputs[name], expected)
+        for name, expected in zip(outputs, update(inputs), strict=True)
+    ]
+
+
+def _judge(name: str, actual: Array, expected: Array) -> Accuracy:
+    mismatch = None
+    try:
+        assert_same_bits(actual, expected)
+    except AssertionError as error:
+        mismatch = str(error)
+    error = float(np.max(relative_error(actual, expected), initial=0.0))
+    return Accuracy(name, error, 0.0, mismatch)

@@ -1,0 +1,79 @@
+"""`kv_cache_update` on a GPU: verify steps and prefill chunks of public pairs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dflash_plugins.kv_cache_update.launch import make_case
+from dflash_plugins.kv_cache_update.reference import make_inputs
+from dflash_plugins.operation import Case, DType
+from dflash_plugins.testing.gpu import TorchRunner, to_torch
+
+HEAD_DIMS = {"qwen3-8b": 128, "gpt-oss": 64}
+KV_HEADS, LENGTH, PAGE_SIZE = 8, 4096, 32
+LAYOUTS = ((DType.BFLOAT16, PAGE_SIZE), (DType.FLOAT8, None), (DType.FLOAT8, PAGE_SIZE))
+ROWS = ((1, 16), (8, 16), (64, 16), (1, 512), (1, 2048))
+"""Sequences and rows of each: three verify steps, and two chunks of a prompt."""
+
+
+def points() -> list[Case]:
+    """Every pair's heads, types of cache and layouts."""
+    return [
+        make_case(
+            f"{pair} {cache.kernel_name}{' paged' if page_size else ''}, {batch} × {rows} rows",
+            compute=DType.BFLOAT16,
+            cache=cache,
+            batch=batch,
+            rows=rows,
+            kv_heads=KV_HEADS,
+            head_dim=head_dim,
+            length=LENGTH,
+            page_size=page_size,
+        )
+        for pair, head_dim in HEAD_DIMS.items()
+        for cache, page_size in LAYOUTS
+        for batch, rows in ROWS
+    ]
+
+
+def required_bytes(case: Case) -> int:
+    """k and v read and written once."""
+    k, cache = case.inputs["k"], case.inputs["k_cache"]
+    return 2 * math.prod(k.shape) * (k.dtype.numpy.itemsize + cache.dtype.numpy.itemsize)
+
+
+def measure(torch: Any, case: Case, runner: TorchRunner) -> dict[str, Any]:
+    """The kernel's time, and PyTorch's operation by operation."""
+    batch, _, rows, _ = case.inputs["k"].shape
+    tensors = to_torch(torch, make_inputs(case, [LENGTH - rows] * batch))
+    work, _ = runner.prepare(case, tensors)
+    seconds = runner.seconds(work)
+    by_operation = runner.seconds(lambda: update_by_operation(torch, case, tensors))
+    size = required_bytes(case)
+    return {
+        "operation": "kv_cache_update",
+        "case": case.name,
+        "seconds": seconds,
+        "required_bytes": size,
+        "bytes_per_second": size / seconds,
+        "rival_seconds": {"operation by operation": by_operation},
+    }
+
+
+def update_by_operation(torch: Any, case: Case, tensors: dict[str, Any]) -> None:
+    """Two scatters, as a model's own code has them, behind a division where codes are written."""
+    positions = tensors["positions"]
+    sequence = torch.arange(len(positions), device=positions.device)[:, None]
+    for index, name in enumerate("kv"):
+        rows, cache = tensors[name].transpose(1, 2), tensors[f"{name}_cache"]
+        if "kv_scales" in tensors:
+            rows = (rows.float() / tensors["kv_scales"][index]).clamp(-448, 448).to(cache.dtype)
+        if cache.dtype.itemsize == 1:  # PyTorch scatters no FP8: bytes are bytes
+            rows, cache = rows.view(torch.uint8), cache.view(torch.uint8)
+        if "page_table" in tensors:
+            page_size = case.attributes["page_size"]
+            pages = tensors["page_table"].gather(1, positions // page_size)
+            cache[pages.long(), positions % page_size] = rows
+        else:
+            cache[sequence, :, positions] = rows

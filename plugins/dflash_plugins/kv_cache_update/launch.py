@@ -1,0 +1,128 @@
+"""How `kv_cache_update` is launched, for each cache layout and type of element.
+
+Operations: `_paged` (pool and page table), `_fp8` (a cache of E4M3 codes, with the scales of K and
+V as one float32 [2]) and both. Linear caches of the compute type have TensorRT's own update.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from dflash_plugins.operation import (
+    Attributes,
+    Case,
+    Constant,
+    DType,
+    Launch,
+    Operation,
+    Specs,
+    TensorSpec,
+    fixed,
+    next_power_of_two,
+)
+
+# Elements of K, and of V, that one program writes: 16 bytes of each for every thread.
+TILE = 1024
+
+
+def _launch(
+    is_paged: bool, is_quantized: bool, specs: Specs, attributes: Attributes, tactic: int
+) -> Launch:
+    batch, kv_heads, rows, head_dim = specs["k"].shape
+    heads, size = fixed(kv_heads, "the number of KV heads"), fixed(head_dim, "the head size")
+    block = next_power_of_two(size)
+    per_program = min(next_power_of_two(heads), max(1, TILE // block))
+    limit = specs["page_table"].shape[1] if is_paged else specs["k_cache"].shape[2]
+    constants: dict[str, Constant] = {
+        "KV_HEADS": heads,
+        "HEAD_DIM": size,
+        "HEADS": per_program,
+        "D_BLOCK": block,
+        "PAGE_SIZE": int(attributes["page_size"]) if is_paged else 0,
+    }
+    if not is_paged:
+        constants["page_table"] = None
+    if not is_quantized:
+        constants["kv_scales"] = None
+    return Launch(
+        grid=(batch * rows, -(-heads // per_program), 1),
+        extras=(rows, limit),
+        constants=constants,
+        warps=max(1, min(4, per_program * block // 256)),
+        stages=1,
+    )
+
+
+def _operation(*, is_paged: bool, is_quantized: bool) -> Operation:
+    inputs = ["k", "v", "positions"]
+    inputs += [*["page_table"] * is_paged, "k_cache", "v_cache", *["kv_scales"] * is_quantized]
+    return Operation(
+        name=f"kv_cache_update{'_paged' * is_paged}{'_fp8' * is_quantized}",
+        kernel="dflash_plugins.kv_cache_update.kernel:kv_cache_update",
+        inputs=tuple(inputs),
+        extras=("rows", "limit"),
+        outputs=("k_cache_out", "v_cache_out"),
+        aliases={"k_cache_out": "k_cache", "v_cache_out": "v_cache"},
+        attributes={"page_size": int} if is_paged else {},
+        launch=partial(_launch, is_paged, is_quantized),
+    )
+
+
+OPERATIONS = (
+    _operation(is_paged=True, is_quantized=False),
+    _operation(is_paged=False, is_quantized=True),
+    _operation(is_paged=True, is_quantized=True),
+)
+
+
+def make_case(
+    name: str,
+    *,
+    compute: DType,
+    cache: DType | None = None,
+    batch: int,
+    rows: int,
+    kv_heads: int,
+    head_dim: int,
+    length: int,
+    page_size: int | None = None,
+    pages: int | None = None,
+) -> Case:
+    """A case over caches of `length` positions; `page_size` makes them paged, of `pages` pages."""
+    cache = cache or compute
+    activations = TensorSpec(compute, (batch, kv_heads, rows, head_dim))
+    specs = {
+        "k": activations,
+        "v": activations,
+        "positions": TensorSpec(DType.INT64, (batch, rows)),
+    }
+    shape = (batch, kv_heads, length, head_dim)
+    if page_size is not None:
+        per_sequence = -(-length // page_size)
+        shape = (pages or batch * per_sequence, page_size, kv_heads, head_dim)
+        specs["page_table"] = TensorSpec(DType.INT32, (batch, per_sequence))
+    specs["k_cache"] = specs["v_cache"] = TensorSpec(cache, shape)
+    if cache is DType.FLOAT8:
+        specs["kv_scales"] = TensorSpec(DType.FLOAT32, (2,))
+    operation = next(one for one in OPERATIONS if set(one.inputs) == set(specs))
+    return Case(name, operation, specs, {} if page_size is None else {"page_size": page_size})
+
+
+def main_cases() -> list[Case]:
+    """The KV heads of Qwen3-8B and Llama-3.1-8B (8 of 128) and of gpt-oss (8 of 64)."""
+    layouts = ((DType.BFLOAT16, 32), (DType.FLOAT8, None), (DType.FLOAT8, 32))
+    return [
+        make_case(
+            f"{pair} {cache.kernel_name} cache{' paged' if page_size else ''}",
+            compute=DType.BFLOAT16,
+            cache=cache,
+            batch=8,
+            rows=16,
+            kv_heads=8,
+            head_dim=head_dim,
+            length=8192,
+            page_size=page_size,
+        )
+        for pair, head_dim in (("qwen3-8b", 128), ("gpt-oss", 64))
+        for cache, page_size in layouts
+    ]

@@ -1,0 +1,174 @@
+"""The cache write, interpreted, against the codec and an explicit copy: the same bits."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dflash_plugins.compile import compile_kernel
+from dflash_plugins.kv_cache_update.accuracy import accuracy_cases, check_accuracy, check_case
+from dflash_plugins.kv_cache_update.benchmark import LAYOUTS, update_by_operation
+from dflash_plugins.kv_cache_update.launch import OPERATIONS, make_case
+from dflash_plugins.kv_cache_update.reference import make_inputs, update
+from dflash_plugins.operation import Attributes, Case, DType, main_cases
+from dflash_plugins.testing.gpu import to_torch
+from dflash_plugins.testing.guarded import Arrays
+from dflash_plugins.testing.interpreter import Interpreter
+from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
+
+# Heads and head sizes of public pairs, a single head, more heads than one program takes, and a
+# head size that is no power of two.
+HEADS = [(8, 128), (8, 64), (1, 256), (20, 64), (3, 80)]
+
+
+def shaped(
+    compute: DType = DType.FLOAT16,
+    *,
+    cache: DType | None = None,
+    batch: int = 3,
+    rows: int = 4,
+    heads: tuple[int, int] = (2, 16),
+    length: int = 32,
+    page_size: int | None = 8,
+    pages: int | None = None,
+) -> Case:
+    return make_case(
+        "case",
+        compute=compute,
+        cache=cache,
+        batch=batch,
+        rows=rows,
+        kv_heads=heads[0],
+        head_dim=heads[1],
+        length=length,
+        page_size=page_size,
+        pages=pages,
+    )
+
+
+def check(interpreter: Interpreter, case: Case, inputs: dict[str, Array]) -> None:
+    outputs = interpreter.run(case.operation.name, inputs, case.attributes)
+    for name, expected in zip(outputs, update(inputs), strict=True):
+        assert_same_bits(outputs[name], expected)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16])
+@pytest.mark.parametrize("heads", HEADS)
+def test_pages_hold_the_rows_bit_for_bit(
+    interpreter: Interpreter, dtype: DType, heads: tuple[int, int]
+) -> None:
+    """What no row is for keeps its bits."""
+    case = shaped(dtype, heads=heads, pages=50)
+    check(interpreter, case, make_inputs(case, [0, 7, 28]))
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16, 24])
+def test_rows_begin_cross_and_end_at_page_borders(interpreter: Interpreter, page_size: int) -> None:
+    case = shaped(page_size=page_size, pages=100)
+    check(interpreter, case, make_inputs(case, [0, 14, 28]))
+
+
+def test_a_prompts_chunk(interpreter: Interpreter) -> None:
+    case = shaped(batch=1, rows=100, length=160, page_size=32, heads=(2, 64))
+    check(interpreter, case, make_inputs(case, [33]))
+
+
+def test_rows_that_do_not_follow_one_another(interpreter: Interpreter) -> None:
+    case = shaped(pages=50)
+    inputs = make_inputs(case, [0, 0, 0])
+    inputs["positions"] = np.array([[31, 0, 9, 8], [5, 4, 3, 2], [7, 8, 15, 16]])
+    check(interpreter, case, inputs)
+
+
+def test_a_row_that_has_no_place_is_not_written(interpreter: Interpreter) -> None:
+    case = shaped(length=16)
+    inputs = make_inputs(case, [14, -2, 3])
+    inputs["page_table"][2, 0] = -1
+    inputs["positions"][1, 3] = 2**40  # a column whose number no int32 holds
+    check(interpreter, case, inputs)
+
+
+@pytest.mark.parametrize(("batch", "rows"), [(0, 4), (2, 0), (1, 1)])
+def test_few_rows_and_none(interpreter: Interpreter, batch: int, rows: int) -> None:
+    case = shaped(batch=batch, rows=rows, pages=8)
+    check(interpreter, case, make_inputs(case, [2] * batch))
+
+
+@pytest.mark.parametrize("page_size", [None, 8])
+@pytest.mark.parametrize("compute", [DType.FLOAT16, DType.BFLOAT16])
+def test_fp8_codes_are_the_codecs_where_the_interpreter_rounds_right(
+    interpreter: Interpreter, compute: DType, page_size: int | None
+) -> None:
+    """The interpreter rounds some wrong; the check on a GPU wants every code."""
+    case = shaped(compute, cache=DType.FLOAT8, page_size=page_size, heads=(4, 64))
+    inputs = make_inputs(case, [5, 28, 0])
+    inputs["k"][0, 0, 0] = 60000.0  # clipped
+    inputs["v"][0, 0, 0, :3] = [np.inf, -np.inf, -0.0]
+    outputs = interpreter.run(case.operation.name, inputs, case.attributes)
+    for name, expected in zip(outputs, update(inputs), strict=True):
+        wrong = outputs[name].view(np.uint8) != expected.view(np.uint8)
+        before = inputs[name.removesuffix("_out")].view(np.uint8)
+        assert np.count_nonzero(wrong) < 0.06 * inputs["k"].size
+        assert not (wrong & (expected.view(np.uint8) == before)).any()
+        assert_close(outputs[name], expected.astype(np.float64), 0.5)
+
+
+def test_linear_fp8_rows_outside_of_the_cache_are_not_written(interpreter: Interpreter) -> None:
+    """With values that every rounding leaves alone."""
+    case = shaped(cache=DType.FLOAT8, length=16, page_size=None)
+    inputs = make_inputs(case, [14, -2, 3])
+    inputs["kv_scales"] = np.array([0.5, 2.0], np.float32)
+    for name in "kv":
+        inputs[name] = np.sign(inputs[name]) * inputs[name].dtype.type(4)
+    check(interpreter, case, inputs)
+
+
+def test_clipping_keeps_what_is_no_number(tmp_path: Path) -> None:
+    """A cache that hid it would hide that the output means nothing. The interpreter always keeps
+    it, so machine code tells: `min.f32` of NaN and a number is the number."""
+    pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
+    for folder in ("kv_cache_update", "kv_feature_injection"):
+        for case in main_cases([folder]):
+            if case.inputs["k_cache"].dtype is DType.FLOAT8:
+                ptx = compile_kernel(case.kernel_spec(), "sm_90a", tmp_path).ptx
+                found = set(re.findall(r"\bm(?:in|ax)[\w.]*\.f32\b", ptx))
+                assert found == {"min.NaN.xorsign.abs.f32"}, case.name
+
+
+def test_the_check_on_a_gpu_asks_for_what_the_kernel_does(interpreter: Interpreter) -> None:
+    """And it sees a kernel that is wrong, and one bit that is."""
+    cases = {case.name: (case, starts) for case, starts in accuracy_cases()}
+    assert len(cases) == len(accuracy_cases())
+    chosen = cases["bf16 bf16 cache, 3 × 80, 16 rows, pages of 24"]
+    assert [one.mismatch for one in check_case(interpreter.run, *chosen)] == [None, None]
+
+    def wrong(name: str, inputs: Arrays, attributes: Attributes) -> dict[str, Array]:
+        k, v = update(dict(inputs))
+        v.view(np.uint8).reshape(-1)[0] ^= 1
+        return {"k_cache_out": k, "v_cache_out": v}
+
+    verdicts = check_accuracy(wrong)
+    assert [one.mismatch is None for one in verdicts] == [True, False] * len(cases)
+
+
+def test_the_benchmarks_rival_computes_the_same() -> None:
+    """Bit for bit: PyTorch rounds to FP8 as the codec does."""
+    torch = pytest.importorskip("torch")
+    for cache, page_size in LAYOUTS:
+        case = shaped(cache=cache, compute=DType.BFLOAT16, page_size=page_size)
+        inputs = make_inputs(case, [5, 28, 0])
+        tensors = to_torch(torch, inputs, device="cpu")
+        update_by_operation(torch, case, tensors)
+        for name, expected in zip("kv", update(inputs), strict=True):
+            bits = tensors[f"{name}_cache"].view(torch.uint8).numpy()
+            assert_same_bits(bits, expected.view(np.uint8).reshape(bits.shape))
+
+
+def test_each_layout_has_its_operation() -> None:
+    assert [operation.name for operation in OPERATIONS] == [
+        "kv_cache_update_paged",
+        "kv_cache_update_fp8",
+        "kv_cache_update_paged_fp8",
+    ]
