@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -39,7 +39,7 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.engines.builder import EngineOptions, library_version
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.draft import build_draft
-from dflash_trt.graph.form import CPU_FORM, GraphForm
+from dflash_trt.graph.form import CacheDtype, GraphForm
 from dflash_trt.graph.tables import compute_tables
 from dflash_trt.graph.target import build_target, build_target_only
 from dflash_trt.progress import Progress
@@ -61,6 +61,7 @@ class BuildOptions:
 
     `engines` None makes a bundle for the CPU, whose executor runs the graphs themselves;
     `quantization` None builds the checkpoints as they are; `paging` None gives linear KV caches.
+    Both paged and FP8 caches of engines need plugins.
     """
 
     copy_weights: bool = False
@@ -69,6 +70,7 @@ class BuildOptions:
     engines: EngineOptions | None = None
     quantization: PairQuantization | None = None
     paging: Paging | None = None
+    cache_dtype: CacheDtype = CacheDtype.COMPUTE
 
 
 def build_bundle(
@@ -94,17 +96,21 @@ def build_bundle(
     plan: QuantizationPlan | None = None
     if options.quantization is not None:
         plan = plan_quantization(pair, options.quantization)
-    form, engines, pool = CPU_FORM, None, None
-    if options.paging is not None:
-        pool = choose_pool(options.paging, limits)
-        form = GraphForm(page_size=pool.page_size)
-    shapes = engine_limits(limits, has_sinks=pair.target.has_sinks)
+    engines = None
+    pool = None if options.paging is None else choose_pool(options.paging, limits)
+    form = GraphForm(
+        page_size=None if pool is None else pool.page_size, cache_dtype=options.cache_dtype
+    )
     libraries = {library: version(library) for library in LIBRARIES}
     if options.engines is not None:
-        check_engines(pair, limits, options.engines, plan)
+        form = options.engines.form(form)
+        check_engines(pair, limits, options.engines, form, pool, plan)
         library = options.engines.library
         libraries[library.module] = library_version(library)
-        form = options.engines.form(shapes)
+    shapes = engine_limits(limits, target_dims(pair), form)
+    if options.engines is not None:
+        pages = None if pool is None else pool.pages
+        form = replace(form, cache_length=shapes.cache_length, pages=pages)
     with staged_folder(destination, overwrite=options.overwrite) as folder:
         # Beside the bundle in its temporary folder: on its filesystem, and gone when that goes.
         written = folder.with_name("quantized")
@@ -141,6 +147,7 @@ def build_bundle(
             files=_describe_files(graphs, options, progress),
             engines=engines,
             page_pool=pool,
+            kv_dtype=options.cache_dtype.value,
         )
         (folder / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", "utf-8")
     return manifest

@@ -6,7 +6,15 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from dflash_trt.bundle.manifest import EngineFile, EngineSet, Limits, draft_dims, target_dims
+from dflash_trt.bundle.manifest import (
+    EngineFile,
+    EngineSet,
+    Limits,
+    PagePool,
+    TargetDims,
+    draft_dims,
+    target_dims,
+)
 from dflash_trt.bundle.quantize import QuantizationPlan
 from dflash_trt.bundle.summary import cache_bytes_per_token
 from dflash_trt.checkpoints.pair import Pair
@@ -18,32 +26,42 @@ from dflash_trt.engines.plugins import check_settled_rows
 from dflash_trt.engines.profiles import EngineLimits
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
+from dflash_trt.graph.form import GraphForm
+from dflash_trt.graph.sinks import stores_sinks
 from dflash_trt.progress import Progress
 
 POSITION_STEP = 16
 
 
-def engine_limits(limits: Limits, *, has_sinks: bool = False) -> EngineLimits:
-    """The shapes that engines are built for.
+def engine_limits(limits: Limits, target: TargetDims, form: GraphForm) -> EngineLimits:
+    """The shapes that engines of graphs of `form` are built for, whose cache length is not used.
 
-    Their caches hold max_seq_len positions a slot, one more where the target `has_sinks`
+    Their caches hold max_seq_len positions a slot, one more where they store the target's sinks
     (graph/sinks.py), and as many more as keep slots aligned for TensorRT: 16 positions of 8
-    narrow elements are 256 bytes, and head sizes are multiples of 8.
+    narrow elements are 256 bytes, and head sizes are multiples of 8; paged ones, whole pages.
     """
+    positions = limits.max_seq_len + stores_sinks(target.has_sinks, form)
+    step = form.page_size or POSITION_STEP
     return EngineLimits(
         max_batch=limits.max_batch,
         block_size=limits.block_size,
         prefill_chunk=limits.prefill_chunk,
-        cache_length=-(-(limits.max_seq_len + has_sinks) // POSITION_STEP) * POSITION_STEP,
+        cache_length=-(-positions // step) * step,
     )
 
 
 def check_engines(
-    pair: Pair, limits: Limits, options: EngineOptions, plan: QuantizationPlan | None = None
+    pair: Pair,
+    limits: Limits,
+    options: EngineOptions,
+    form: GraphForm,
+    pool: PagePool | None = None,
+    plan: QuantizationPlan | None = None,
 ) -> None:
     """Refuses, before anything is written, engines that cannot be built here or run anywhere.
 
-    With a `plan` the pair counts as it will be once it is quantised.
+    `form` is that of their graphs, `pool` where the caches are paged. With a `plan` the pair counts
+    as it will be once it is quantised.
 
     Raises:
         DflashError: the library is missing, has no kernel for the pair's head sizes or needs
@@ -51,7 +69,7 @@ def check_engines(
             what plugins settle in a step.
     """
     algorithms = {} if plan is None else {o: one.algorithm for o, one in plan.options.items()}
-    check_buildable(pair, options, algorithms)
+    check_buildable(pair, options, form, algorithms)
     if options.plugins:
         check_settled_rows(limits.block_size)
     item = options.precision.item_bytes
@@ -59,20 +77,25 @@ def check_engines(
     stored = {} if plan is None else plan.stored_bytes
     weights = _engine_bytes(pair.target.weights, item, stored.get("target", {}))
     weights += _engine_bytes(pair.draft.weights, item, stored.get("draft", {}))
-    positions = limits.max_batch * limits.max_seq_len
-    caches = positions * sum(cache_bytes_per_token(dims, options.precision) for dims in models)
+    positions, held = limits.max_batch * limits.max_seq_len, "linear caches"
+    shown = f"{limits.max_batch} × {limits.max_seq_len}"
+    if pool is not None:
+        positions, held = (pool.pages + 1) * pool.page_size, "paged caches"
+        shown = f"{pool.pages} × {pool.page_size}"
+    caches = positions * sum(cache_bytes_per_token(dims, form) for dims in models)
     rows = max(limits.prefill_chunk, limits.max_batch * limits.block_size)
     gathered = rows * gathered_bytes(pair.target, item)
     largest = options.arch.largest_bytes
     if weights + caches + gathered > largest:
         fix = f"lower --max-batch{', prefill_chunk' if gathered else ''} or --max-seq-len"
+        if pool is not None:
+            fix = f"lower --kv-pages{' or prefill_chunk' if gathered else ''}"
         if weights > largest:
             fix = "choose a smaller pair, or several GPUs with --executor trtllm"
         experts = f" and {gathered:,} of experts gathered for {rows} rows" if gathered else ""
         raise DflashError(
-            f"{weights:,} bytes of weights and {caches:,} of linear caches ({limits.max_batch} × "
-            f"{limits.max_seq_len} positions){experts} exceed the largest {options.arch.name} "
-            f"device, {largest:,} bytes",
+            f"{weights:,} bytes of weights and {caches:,} of {held} ({shown} positions){experts} "
+            f"exceed the largest {options.arch.name} device, {largest:,} bytes",
             fix=fix,
             usage=True,
         )
@@ -107,7 +130,7 @@ def build_engines(
         arch=options.arch.name,
         library_version=library_version(options.library),
         cache_length=shapes.cache_length,
-        draws=options.form(shapes).draws,
+        draws=options.plugins,
         files=[
             EngineFile(
                 graph=engine.graph,

@@ -13,17 +13,17 @@ from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantization import Algorithm
 from dflash_trt.checkpoints.quantized_weights import (
+    count_kv_scales,
     count_parameters,
     is_scale,
     quantized_linears,
-    unused_kv_scales,
 )
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.config import PAGE_SIZES, Count
 from dflash_trt.engines.library import OperationForm
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
-from dflash_trt.graph.form import Precision
+from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.sinks import cache_head_dim
 
 MANIFEST_NAME = "manifest.json"
@@ -45,7 +45,7 @@ class QuantizationSummary(_Strict):
     """How a checkpoint is quantised: linears by algorithm, and the patterns that it excludes.
 
     `kv_cache` is the algorithm that it states for the KV cache, and `kv_scales` the number of
-    its scales; neither is used.
+    its scales; both count under `kv_dtype` "fp8" alone.
     """
 
     linears: dict[Algorithm, Positive]
@@ -73,8 +73,8 @@ class ModelDims(_Strict):
     checkpoint: str
     quantization: QuantizationSummary | None = None
 
-    def cache_head_dim(self, precision: Precision) -> int:
-        """Head size of the caches of an executor that computes in `precision`."""
+    def cache_head_dim(self, form: GraphForm) -> int:
+        """Head size of the caches of graphs of `form`."""
         return self.head_dim
 
 
@@ -103,8 +103,8 @@ class TargetDims(ModelDims):
     max_position_embeddings: Positive
     eos_token_ids: list[int]
 
-    def cache_head_dim(self, precision: Precision) -> int:
-        return cache_head_dim(self.head_dim, self.has_sinks, precision)
+    def cache_head_dim(self, form: GraphForm) -> int:
+        return cache_head_dim(self.head_dim, self.has_sinks, form)
 
 
 class DraftDims(ModelDims):
@@ -159,7 +159,7 @@ class EngineFile(_Strict):
     """One graph's engine; sizes and hashes are with the bundle's other files.
 
     `layers` counts the network as parsed; `summary` is the path of the whole list.
-    `fused_attentions` are TensorRT's own: a plugin's are not among them.
+    `fused_attentions` and `cache_updates` are TensorRT's own: a plugin's are not among them.
     `quantized_products` counts the linears that compute in 8 or 4 bits, by algorithm.
     `operations` says of each function how it runs: TensorRT's own layer, a plugin, or its body.
     """
@@ -169,7 +169,7 @@ class EngineFile(_Strict):
     summary: str
     layers: Positive
     fused_attentions: Annotated[int, Field(ge=0)]
-    cache_updates: Positive
+    cache_updates: Annotated[int, Field(ge=0)]
     quantized_products: dict[Algorithm, Positive] = Field(default_factory=dict)
     operations: dict[str, OperationForm] = Field(default_factory=dict)
 
@@ -192,7 +192,8 @@ class Manifest(_Strict):
     a model, its files were written for the bundle, whatever became of the other's.
 
     `engines` is there for every executor but the CPU's, which runs the graphs themselves.
-    `page_pool` is there where the KV caches are paged; without it they are linear.
+    `page_pool` is there where the KV caches are paged; without it they are linear. `kv_dtype` is
+    what they hold: "auto" the compute type, "fp8" what E4M3 does (graph/kv_cache_update.py).
     """
 
     schema_version: Literal[1]
@@ -209,6 +210,19 @@ class Manifest(_Strict):
     files: list[BundleFile]
     engines: EngineSet | None = None
     page_pool: PagePool | None = None
+    kv_dtype: Literal["auto", "fp8"] = "auto"
+
+    @property
+    def graph_form(self) -> GraphForm:
+        """The form of the bundle's graphs."""
+        pool, engines = self.page_pool, self.engines
+        return GraphForm(
+            Precision(self.compute_dtype),
+            cache_length=None if engines is None else engines.cache_length,
+            page_size=None if pool is None else pool.page_size,
+            pages=None if pool is None or engines is None else pool.pages,
+            cache_dtype=CacheDtype(self.kv_dtype),
+        )
 
     @model_validator(mode="after")
     def _fit_together(self) -> Manifest:
@@ -223,8 +237,8 @@ class Manifest(_Strict):
         if self.engines is not None and self.engines.draws and self.executor != "tensorrt":
             raise ValueError(f"engines that draw do not go with executor {self.executor}")
         pool = self.page_pool
-        if pool is not None and self.executor != "cpu":
-            raise ValueError(f"paged caches do not go with executor {self.executor}")
+        if self.executor == "tensorrt-rtx" and (pool is not None or self.kv_dtype != "auto"):
+            raise ValueError(f"paged or FP8 caches do not go with executor {self.executor}")
         if pool is not None and pool.pages * pool.page_size < self.limits.max_seq_len:
             raise ValueError("page_pool does not hold one sequence of limits.max_seq_len")
         known = {file.path for file in self.files}
@@ -305,7 +319,7 @@ def _quantization(spec: TargetSpec | DraftSpec) -> QuantizationSummary | None:
         linears=dict(Counter(quantized_linears(spec.weights).values())),
         excluded=list(stated.excluded),
         kv_cache=stated.kv_cache_algorithm,
-        kv_scales=unused_kv_scales(spec.checkpoint.tensors),
+        kv_scales=count_kv_scales(spec.checkpoint.tensors),
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dflash_trt.bundle.manifest import ExpertDims, Manifest, ModelDims, TargetDims
 from dflash_trt.checkpoints.moe import EXPERT_STORAGE
-from dflash_trt.graph.form import Precision
+from dflash_trt.graph.form import GraphForm, Precision
 
 PATTERNS_SHOWN = 4
 PACKED = frozenset(EXPERT_STORAGE.values())
@@ -40,19 +40,42 @@ class MemoryEstimate:
         return weights + self.target_cache + self.draft_cache
 
 
-def cache_bytes_per_token(dims: ModelDims, precision: Precision) -> int:
-    """Bytes of K and V of every layer for one token of one sequence."""
-    width = dims.kv_heads * dims.cache_head_dim(precision)
-    return 2 * dims.layers * width * precision.item_bytes
+def cache_bytes_per_token(dims: ModelDims, form: GraphForm) -> int:
+    """Bytes of K and V of every layer for one token of one sequence, in graphs of `form`."""
+    width = dims.kv_heads * dims.cache_head_dim(form)
+    return 2 * dims.layers * width * form.cache_item_bytes
 
 
 def cache_bytes(manifest: Manifest) -> tuple[int, int]:
-    """Bytes per token of the target's and the draft's caches, in the compute type."""
-    precision = Precision(manifest.compute_dtype)
+    """Bytes per token of the target's and the draft's caches, in the type that they have."""
+    form = manifest.graph_form
     return (
-        cache_bytes_per_token(manifest.target, precision),
-        cache_bytes_per_token(manifest.draft, precision),
+        cache_bytes_per_token(manifest.target, form),
+        cache_bytes_per_token(manifest.draft, form),
     )
+
+
+def cache_line(manifest: Manifest) -> str:
+    """How the KV caches are laid out, and what they hold where that is not the compute type."""
+    layout = page_pool_line(manifest) or "linear"
+    if manifest.kv_dtype == "auto":
+        return layout
+    scales = sum(
+        dims.quantization.kv_scales
+        for dims in (manifest.target, manifest.draft)
+        if dims.quantization is not None
+    )
+    stated = f"{scales} scales from the checkpoints, else 1" if scales else "scales of 1"
+    held = "codes"
+    if manifest.engines is None:
+        narrow = replace(manifest.graph_form, precision=Precision.BFLOAT16)
+        of_engines = (cache_bytes_per_token(d, narrow) for d in (manifest.target, manifest.draft))
+        held = (
+            "values kept as float32: TensorRT engines would take "
+            + " + ".join(f"{size:,}" for size in of_engines)
+            + " bytes per token"
+        )
+    return f"{layout}; FP8 (E4M3) {held}, {stated}"
 
 
 def page_pool_line(manifest: Manifest) -> str | None:
@@ -64,7 +87,8 @@ def page_pool_line(manifest: Manifest) -> str | None:
     return (
         f"paged, {pool.pages:,} pages of {pool.page_size} tokens, {page:,} bytes each for all "
         f"layers of target and draft; at most {pool.pages * pool.page_size:,} tokens in "
-        f"{pool.pages * page:,} bytes, taken as tokens come"
+        f"{pool.pages * page:,} bytes, "
+        + ("taken as tokens come" if manifest.engines is None else "allocated whole")
     )
 
 
@@ -104,8 +128,11 @@ def _packed_experts(dims: ModelDims) -> ExpertDims | None:
     return experts if experts is not None and experts.storage_dtype in PACKED else None
 
 
-def quantization_line(dims: ModelDims) -> str | None:
-    """How a model is quantised, and what its checkpoint states that is not used."""
+def quantization_line(dims: ModelDims, kv_dtype: str) -> str | None:
+    """How a model is quantised, and what its checkpoint states that is not used.
+
+    `kv_dtype` is the manifest's: with "fp8" the scales of a KV cache are used.
+    """
     quantization = dims.quantization
     if quantization is None:
         return None
@@ -118,7 +145,7 @@ def quantization_line(dims: ModelDims) -> str | None:
         shown = ", ".join(quantization.excluded[:PATTERNS_SHOWN])
         more = len(quantization.excluded) - PATTERNS_SHOWN
         parts.append(f"excluded {shown}{f' and {more} more' if more > 0 else ''}")
-    if quantization.kv_cache is not None or quantization.kv_scales:
+    if kv_dtype == "auto" and (quantization.kv_cache is not None or quantization.kv_scales):
         stated = quantization.kv_cache or "quantised"
         parts.append(f"{stated} KV cache not used ({quantization.kv_scales} scales)")
     return "; ".join(parts)
@@ -193,6 +220,7 @@ def summarize(manifest: Manifest, batch: int, context: int) -> dict[str, Any]:
         },
         "kv_layout": "linear" if manifest.page_pool is None else "paged",
         "page_pool": manifest.page_pool.model_dump() if manifest.page_pool else None,
+        "kv_dtype": manifest.kv_dtype,
         "memory_bytes": {
             "batch": memory.batch,
             "context": memory.context,

@@ -14,7 +14,7 @@ from dflash_trt.executors.base import Int64Array
 from dflash_trt.executors.caches import CacheShape, LinearCaches
 from dflash_trt.executors.session import bind_array, check_session, open_session
 from dflash_trt.graph.bindings import OBSERVED_PREFIX, GraphName, Owner, cache_layers
-from dflash_trt.graph.layers import Decoder
+from dflash_trt.graph.decoder import Decoder
 
 _OWNERS: dict[GraphName, tuple[Owner, ...]] = {
     "target": ("target", "draft"),

@@ -24,7 +24,8 @@ from dflash_trt.errors import DflashError, one_line
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
 QUANTIZED_DTYPES: Mapping[str, Algorithm] = {"F8_E4M3": "FP8", "U8": "NVFP4"}
-KV_SCALE_SUFFIXES = ("k_proj.k_scale", "v_proj.v_scale")
+KV_SCALE_SUFFIXES = {"k": ("k_proj.k_scale", "k_scale"), "v": ("v_proj.v_scale", "v_scale")}
+"""What follows `…self_attn.` in the names of a KV cache's scales, of K and of V."""
 
 WEIGHT_SCALE = "weight_scale"
 WEIGHT_SCALE_2 = "weight_scale_2"
@@ -87,8 +88,9 @@ def count_parameters(weights: Mapping[str, TensorEntry]) -> int:
 
 
 def is_kv_scale(name: str) -> bool:
-    """True for the scales of a quantised KV cache, which are not used."""
-    return name.endswith(KV_SCALE_SUFFIXES)
+    """True for the scales of a quantised KV cache, which only `--kv-dtype fp8` uses."""
+    known = tuple(f"self_attn.{suffix}" for both in KV_SCALE_SUFFIXES.values() for suffix in both)
+    return name.endswith(known)
 
 
 def find_scales(
@@ -209,6 +211,6 @@ def _wrong(entry: TensorEntry, what: str, fix: str = "export the checkpoint agai
     return DflashError(f"tensor {quoted(entry.name)}: {what}", where=entry.file, fix=fix)
 
 
-def unused_kv_scales(names: Iterable[str]) -> int:
+def count_kv_scales(names: Iterable[str]) -> int:
     """How many of a checkpoint's tensors are scales of a quantised KV cache."""
     return sum(is_kv_scale(name) for name in names)

@@ -12,8 +12,8 @@ from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.bundle.staging import check_destination
 from dflash_trt.bundle.summary import (
     cache_bytes,
+    cache_line,
     engine_bytes,
-    page_pool_line,
     precision_line,
     quantization_line,
 )
@@ -28,7 +28,7 @@ from dflash_trt.commands.build_trtllm import (
     refuse_trtllm_options,
     trtllm_options,
 )
-from dflash_trt.commands.kv_layout import choose_paging, kv_layout_options
+from dflash_trt.commands.kv_layout import choose_caches, kv_layout_options
 from dflash_trt.commands.precision import (
     PRECISIONS,
     Recipe,
@@ -146,6 +146,7 @@ def command(
     max_seq_len: int | None,
     block_size: int | None,
     kv_layout: str,
+    kv_dtype: str,
     page_size: int | None,
     kv_pages: int | None,
     copy_weights: bool,
@@ -165,7 +166,14 @@ def command(
     names on the hub.
     """
     config, path = load_config(name)
-    paging = choose_paging(kv_layout, page_size, kv_pages, executor)
+    caches = choose_caches(
+        kv_layout=kv_layout,
+        kv_dtype=kv_dtype,
+        page_size=page_size,
+        kv_pages=kv_pages,
+        executor=executor,
+        plugins=plugins,
+    )
     if profile is not None or executor == TRTLLM:
         profile = choose_profile(config, profile, path)
         config = apply_profile(config, config.profiles[profile])
@@ -220,7 +228,8 @@ def command(
             hash_weights=hash_weights,
             overwrite=overwrite,
             engines=engines,
-            paging=paging,
+            paging=caches.paging,
+            cache_dtype=caches.dtype,
             quantization=None
             if texts is None
             else pair_quantization(recipe, pair, texts, quantize_lm_head=quantize_lm_head),
@@ -237,25 +246,36 @@ def _show(output: Path, manifest: Manifest) -> None:
         f"{precision_line(manifest)}weights {manifest.weights}"
     )
     for owner, dims in (("target", manifest.target), ("draft", manifest.draft)):
-        line = quantization_line(dims)
+        line = quantization_line(dims, manifest.kv_dtype)
         if line is not None:
             click.echo(f"quantised {owner}: {line}")
-    line = page_pool_line(manifest)
-    if line is not None:
-        click.echo(f"KV caches: {line}")
+    if manifest.page_pool is not None or manifest.kv_dtype != "auto":
+        click.echo(f"KV caches: {cache_line(manifest)}")
     if manifest.engines is not None:
-        limits, sizes = manifest.limits, engine_bytes(manifest)
-        caches = sum(cache_bytes(manifest)) * limits.max_batch * limits.max_seq_len
+        sizes = engine_bytes(manifest)
         click.echo(
             f"engines for {manifest.engines.arch} in {manifest.compute_dtype}: "
             + ", ".join(f"{graph} {format_size(size)}" for graph, size in sizes.items())
-            + f"; linear caches {format_size(caches)} ({limits.max_batch} × "
-            f"{limits.max_seq_len} positions, allocated whole)"
+            + f"; {_allocated(manifest)}"
         )
     if not manifest.tokenizer:
         click.echo(
             "note: the target has no tokenizer.json; the bundle takes token ids only", err=True
         )
+
+
+def _allocated(manifest: Manifest) -> str:
+    """What an engine bundle's caches take of the device, from the start."""
+    limits, pool = manifest.limits, manifest.page_pool
+    if pool is None:
+        count, shape = limits.max_batch * limits.max_seq_len, (limits.max_batch, limits.max_seq_len)
+    else:
+        count, shape = (pool.pages + 1) * pool.page_size, (pool.pages + 1, pool.page_size)
+    layout = "linear" if pool is None else "paged"
+    return (
+        f"{layout} caches {format_size(sum(cache_bytes(manifest)) * count)} ({shape[0]} × "
+        f"{shape[1]} positions, allocated whole)"
+    )
 
 
 def _engine_options(

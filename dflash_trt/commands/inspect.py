@@ -14,10 +14,10 @@ from dflash_trt.bundle.summary import (
     MemoryEstimate,
     attention_line,
     cache_bytes,
+    cache_line,
     engine_bytes,
     estimate_memory,
     experts_line,
-    page_pool_line,
     quantization_line,
     storage_formats,
     summarize,
@@ -93,10 +93,10 @@ def _describe(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         f"target  {_dims(target)}, vocabulary {target.vocab_size:,}",
         *_indented(experts_line(manifest)),
         *_indented(attention_line(target)),
-        *_indented(quantization_line(target)),
+        *_indented(quantization_line(target, manifest.kv_dtype)),
         f"draft   {_dims(draft)}, trained block {draft.trained_block_size}, mask token "
         f"{draft.mask_token_id}",
-        *_indented(quantization_line(draft)),
+        *_indented(quantization_line(draft, manifest.kv_dtype)),
         f"        taps layers {taps} of {target.layers}; sliding windows "
         f"{', '.join(map(str, windows)) if windows else 'none'}",
         f"limits  {limits.max_batch} sequences of {limits.max_seq_len} tokens, block "
@@ -104,7 +104,7 @@ def _describe(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         f"weights {manifest.weights}: target {format_size(target.weight_bytes)}, draft "
         f"{format_size(draft.weight_bytes)} as stored",
         f"cache   {per_token[0]:,} + {per_token[1]:,} bytes per token (target + draft), "
-        f"{page_pool_line(manifest) or 'linear'}",
+        f"{cache_line(manifest)}",
         f"memory  {format_size(memory.total)} for {memory.batch} × {memory.context} tokens: "
         f"weights {format_size(memory.target_weights)} + {format_size(memory.draft_weights)}"
         f"{head if memory.draft_head else ''}, caches "

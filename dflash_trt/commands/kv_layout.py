@@ -1,23 +1,29 @@
-"""How `build` is told to lay out the KV caches."""
+"""How `build` is told to lay out the KV caches, and what they hold."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
 
 from dflash_trt.bundle.pages import Paging
+from dflash_trt.commands.build_trtllm import TRTLLM
 from dflash_trt.config import MAX_COUNT, PAGE_SIZE, PAGE_SIZES
+from dflash_trt.engines.library import LIBRARIES, TENSORRT
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.form import CacheDtype
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-LAYOUTS = ("linear", "paged")
+LINEAR = "linear"
+LAYOUTS = (LINEAR, "paged")
+CACHE_DTYPES = tuple(dtype.value for dtype in CacheDtype)
 
 
 def kv_layout_options(function: F) -> F:
-    """--kv-layout, --page-size, --kv-pages."""
+    """--kv-layout, --kv-dtype, --page-size, --kv-pages."""
     for option in (
         click.option(
             "--kv-pages",
@@ -32,6 +38,14 @@ def kv_layout_options(function: F) -> F:
             f"[default: {PAGE_SIZE}]",
         ),
         click.option(
+            "--kv-dtype",
+            type=click.Choice(CACHE_DTYPES),
+            default=CACHE_DTYPES[0],
+            show_default=True,
+            help="What caches hold: the compute type, or E4M3 with a scale for each layer's K and "
+            "V, the checkpoint's where it has them.",
+        ),
+        click.option(
             "--kv-layout",
             type=click.Choice(LAYOUTS),
             default=LAYOUTS[0],
@@ -43,16 +57,30 @@ def kv_layout_options(function: F) -> F:
     return function
 
 
-def choose_paging(
-    kv_layout: str, page_size: int | None, kv_pages: int | None, executor: str
-) -> Paging | None:
-    """The paging that was asked for; None for linear caches.
+@dataclass(frozen=True, slots=True)
+class CacheChoice:
+    """`paging` is None for linear caches."""
+
+    paging: Paging | None
+    dtype: CacheDtype
+
+
+def choose_caches(
+    *,
+    kv_layout: str,
+    kv_dtype: str,
+    page_size: int | None,
+    kv_pages: int | None,
+    executor: str,
+    plugins: bool,
+) -> CacheChoice:
+    """The caches that were asked for.
 
     Raises:
-        DflashError: an option that linear caches have no use for, or an executor without pages
-            (usage).
+        DflashError: an option that linear caches have no use for, or caches that the executor has
+            not, or not without plugins (usage).
     """
-    if kv_layout == "linear":
+    if kv_layout == LINEAR:
         for option, value in (("--page-size", page_size), ("--kv-pages", kv_pages)):
             if value is not None:
                 raise DflashError(
@@ -61,12 +89,27 @@ def choose_paging(
                     fix="add --kv-layout paged",
                     usage=True,
                 )
-        return None
-    if executor != "cpu":
-        raise DflashError(
-            f"is for executor cpu: the layout of {executor} is its own",
-            where="--kv-layout",
-            fix="leave it out",
-            usage=True,
-        )
-    return Paging(PAGE_SIZE if page_size is None else page_size, kv_pages)
+    dtype = CacheDtype(kv_dtype)
+    if kv_layout != LINEAR:
+        _check_executor(f"--kv-layout {kv_layout}", executor, plugins=plugins)
+    if dtype is not CacheDtype.COMPUTE:
+        _check_executor(f"--kv-dtype {kv_dtype}", executor, plugins=plugins)
+    paging = None
+    if kv_layout != LINEAR:
+        paging = Paging(PAGE_SIZE if page_size is None else page_size, kv_pages)
+    return CacheChoice(paging, dtype)
+
+
+def _check_executor(option: str, executor: str, *, plugins: bool) -> None:
+    if executor == "cpu" or (executor == TENSORRT.executor and plugins):
+        return
+    if executor == TRTLLM:
+        what = "TensorRT-LLM's caches are its own, always paged"
+        fix = "leave it out; kv_cache_config in the deployment's YAML files is where they are set"
+    elif executor == TENSORRT.executor:
+        what = f"{TENSORRT.name} has such caches with this project's plugins alone"
+        fix = "add --plugins"
+    else:
+        what = f"{LIBRARIES[executor].name} has linear caches of the compute type alone"
+        fix = "leave it out, or build with --executor tensorrt --plugins"
+    raise DflashError(what, where=option, fix=fix, usage=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from dflash_trt.engines.library import (
 from dflash_trt.engines.monitor import TOTAL_STEPS, make_monitor, make_writer
 from dflash_trt.engines.network import NetworkSummary, check_network, summarize_network
 from dflash_trt.engines.plugins import (
+    attention_head_dims,
     hand_over,
     hand_over_attention,
     operation_forms,
@@ -44,7 +45,7 @@ from dflash_trt.engines.signals import held_signals
 from dflash_trt.engines.user_cache import read_cache, user_cache_file, write_cache
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName, Owner
-from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.sinks import cache_head_dim
 from dflash_trt.progress import Progress
 
@@ -73,9 +74,9 @@ class EngineOptions:
         """Where the engines lie in a bundle."""
         return f"engines/{self.library.executor}-{self.arch.name}"
 
-    def form(self, limits: EngineLimits) -> GraphForm:
-        """The graphs that TensorRT wants: strongly typed, with caches of a fixed length."""
-        return GraphForm(self.precision, limits.cache_length, draws=self.plugins)
+    def form(self, caches: GraphForm = CPU_FORM) -> GraphForm:
+        """The graphs that TensorRT wants: strongly typed, with caches as `caches` has them."""
+        return replace(caches, precision=self.precision, draws=self.plugins)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +91,15 @@ class BuiltEngine:
 
 
 def check_buildable(
-    pair: Pair, options: EngineOptions, planned: Mapping[Owner, str] | None = None
+    pair: Pair,
+    options: EngineOptions,
+    form: GraphForm,
+    planned: Mapping[Owner, str] | None = None,
 ) -> None:
     """Refuses what cannot be built here.
 
-    `planned` are algorithms that models are going to be quantised in besides.
+    `form` is that of the graphs; `planned` are algorithms that models are going to be quantised in
+    besides.
 
     Raises:
         DflashError: the library is missing or needs another GPU than the one here, or has no
@@ -123,8 +128,11 @@ def check_buildable(
                     fix=f"{', '.join(able)} can; --executor cpu runs it anywhere",
                     usage=True,
                 )
+        if form.has_kernel_caches:
+            _check_kernels(owner, spec.head_dim)
+            continue
         has_sinks = owner == "target" and pair.target.has_sinks
-        size = cache_head_dim(spec.head_dim, has_sinks, options.precision)
+        size = cache_head_dim(spec.head_dim, has_sinks, form)
         if size not in HEAD_DIMS:
             raise DflashError(
                 f"the {owner}'s head size {size}{' with its sinks' * has_sinks} has no fused "
@@ -132,6 +140,17 @@ def check_buildable(
                 f"{HEAD_DIMS.start} to {HEAD_DIMS[-1]}",
                 fix="build with --executor cpu",
             )
+
+
+def _check_kernels(owner: Owner, head_dim: int) -> None:
+    known = attention_head_dims()
+    if head_dim not in known:
+        raise DflashError(
+            f"the {owner}'s head size {head_dim} has no kernel over paged or FP8 caches; "
+            f"{', '.join(map(str, known))} have",
+            fix="leave out --kv-layout and --kv-dtype, or build with --executor cpu",
+            usage=True,
+        )
 
 
 def _check_local(library: Library, arch: Arch) -> None:
@@ -192,8 +211,10 @@ def build_engine(
     model_path = folder / f"{graph}.onnx"
     model = onnx.load(model_path, load_external_data=False)
     handed = hand_over(model, plugins)
-    if plugins and graph == "draft":
-        hand_over_attention(handed, limits.block_size, limits.cache_length)
+    if plugins:
+        # A prompt's chunks run through the target's graphs, whose native attention stays.
+        is_native = graph != "draft"
+        hand_over_attention(handed, limits.block_size, limits.cache_length, keep_native=is_native)
     # The path tells the parser where the weights are.
     if not parser.parse(handed.SerializeToString(), str(model_path)):
         messages = [parser.get_error(index).desc() for index in range(parser.num_errors)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.functions import DFLASH_DOMAIN, TRT_DOMAIN, read_attention_facts
 
 VERSION = "1"
+BLOCK_ATTENTION = "block_attention"
 INSTALL = "pip install 'dflash-trt[plugins]'"
 
 
@@ -80,18 +82,25 @@ def register_plugins(library: Library, trt: Any, arch: str, folder: Path | None 
     return set(_load("operation").operations())
 
 
+def attention_head_dims() -> tuple[int, ...]:
+    """The head sizes that there are attention kernels for."""
+    known: tuple[int, ...] = _load("block_attention.launch").HEAD_DIMS
+    return known
+
+
 def hand_over(model: onnx.ModelProto, plugins: Collection[str]) -> onnx.ModelProto:
     """A copy of `model` in which calls of functions that `plugins` names are nodes of theirs.
 
     A function's overload is part of a plugin's name; inputs that a call leaves out are no inputs
-    of the plugin.
+    of the plugin. Attention is left to `hand_over_attention`.
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    kept = [one for one in model.functions if plugin_name(one) not in plugins]
+    named = {name for name in plugins if not name.startswith(BLOCK_ATTENTION)}
+    kept = [one for one in model.functions if plugin_name(one) not in named]
     del result.functions[:]
     result.functions.extend(kept)
-    for node, name in _handed_over(result, plugins):
+    for node, name in _handed_over(result, named):
         node.op_type = name
         node.ClearField("overload")
         node.input[:] = [name for name in node.input if name]
@@ -99,49 +108,89 @@ def hand_over(model: onnx.ModelProto, plugins: Collection[str]) -> onnx.ModelPro
     return result
 
 
-def hand_over_attention(handed: onnx.ModelProto, block_size: int, capacity: int) -> None:
-    """Puts `block_attention` in place of the native attentions of a model that is handed over.
+def hand_over_attention(
+    handed: onnx.ModelProto, block_size: int, capacity: int, *, keep_native: bool = False
+) -> None:
+    """Puts this project's attention in place of a model's that is handed over.
 
-    For a graph whose every call is a block of up to `block_size` rows, over linear caches of
-    `capacity` positions: the draft. Prompts run through the target's graph, whose attention stays.
-    Native attention also stays where there are sinks, or a head size that no kernel has.
+    That is of every `block_attention`, whose caches nothing else reads; and, unless `keep_native`,
+    of native attentions: a graph whose every call is a block is faster so, the draft. Those with
+    sinks stay, and those of a head size that no kernel has.
+
+    Steps have up to `block_size` rows, caches `capacity` positions.
     """
-    launch = _load("block_attention.launch")
     nodes: list[onnx.NodeProto] = []
     for node in handed.graph.node:
-        facts = read_attention_facts(node)
-        if facts is None or facts["head_dim"] not in launch.HEAD_DIMS:
-            nodes.append(node)
-            continue
-        q, k_cache, v_cache, *_, lengths = node.input
-        values = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "key_value_lengths": lengths}
-        values |= {"attended": node.output[0], "sinks": _no_sinks(handed, facts["query_heads"])}
-        values |= {name: f"{node.name}/{name}" for name in ("shares", "log_sums")}
-        attributes = facts | {"block_size": block_size}
-        operations = launch.attention_operations(
-            capacity, block_size, facts["window"], is_paged=False, is_quantized=False
-        )
-        for operation in operations:
-            plugin = helper.make_node(
-                operation.name,
-                [values[name] for name in operation.inputs],
-                [values[name] for name in operation.outputs],
-                name=f"{node.name}/{operation.name}",
-                domain=DFLASH_DOMAIN,
-            )
-            for name in operation.attributes:
-                plugin.attribute.append(helper.make_attribute(name, attributes[name]))
-            nodes.append(_as_plugin(plugin))
+        call = _attention_call(handed, node, keep_native=keep_native)
+        nodes += [node] if call is None else _as_operations(node, call, block_size, capacity)
     del handed.graph.node[:]
     handed.graph.node.extend(nodes)
     called = {(node.domain, node.op_type, node.overload) for node in nodes}
     kept = [
         one
         for one in handed.functions
-        if one.domain != TRT_DOMAIN or (one.domain, one.name, one.overload) in called
+        if not _is_attention(one) or (one.domain, one.name, one.overload) in called
     ]
     del handed.functions[:]
     handed.functions.extend(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _AttentionCall:
+    """A call of attention: its values by the names that plugins give them, its attributes."""
+
+    values: dict[str, str]
+    attributes: dict[str, int]
+
+
+def _attention_call(
+    handed: onnx.ModelProto, node: onnx.NodeProto, *, keep_native: bool
+) -> _AttentionCall | None:
+    """What a plugin is told of an attention; None where `node` is none that one stands for."""
+    if node.domain == DFLASH_DOMAIN and node.op_type.startswith(BLOCK_ATTENTION):
+        (function,) = (one for one in handed.functions if one.name == node.op_type)
+        values = dict(zip(function.input, node.input, strict=True))
+        attributes = {one.name: int(helper.get_attribute_value(one)) for one in node.attribute}
+        return _AttentionCall(values, attributes)
+    facts = read_attention_facts(node)
+    if facts is None or keep_native or facts["head_dim"] not in attention_head_dims():
+        return None
+    q, k_cache, v_cache, *_, lengths = node.input
+    values = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "key_value_lengths": lengths}
+    values["sinks"] = _no_sinks(handed, facts["query_heads"])
+    return _AttentionCall(values, facts)
+
+
+def _as_operations(
+    node: onnx.NodeProto, call: _AttentionCall, block_size: int, capacity: int
+) -> Iterator[onnx.NodeProto]:
+    """The plugins that compute an attention: one, or its shares and their merge."""
+    values = call.values | {"attended": node.output[0]}
+    values |= {name: f"{node.name}/{name}" for name in ("shares", "log_sums")}
+    attributes = call.attributes | {"block_size": block_size}
+    operations = _load("block_attention.launch").attention_operations(
+        capacity,
+        block_size,
+        attributes["window"],
+        is_paged="page_table" in values,
+        is_quantized="kv_scales" in values,
+    )
+    for operation in operations:
+        plugin = helper.make_node(
+            operation.name,
+            [values[name] for name in operation.inputs],
+            [values[name] for name in operation.outputs],
+            name=f"{node.name}/{operation.name}",
+            domain=DFLASH_DOMAIN,
+        )
+        for name in operation.attributes:
+            plugin.attribute.append(helper.make_attribute(name, attributes[name]))
+        yield _as_plugin(plugin)
+
+
+def _is_attention(function: onnx.FunctionProto) -> bool:
+    is_ours = function.domain == DFLASH_DOMAIN and function.name.startswith(BLOCK_ATTENTION)
+    return is_ours or function.domain == TRT_DOMAIN
 
 
 def _no_sinks(handed: onnx.ModelProto, heads: int) -> str:

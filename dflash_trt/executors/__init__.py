@@ -8,7 +8,6 @@ from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.executors.base import Executor, ExecutorLimits, KvPages
 from dflash_trt.executors.caches import CacheLayout, CacheShape
 from dflash_trt.graph.bindings import GraphName
-from dflash_trt.graph.form import Precision
 
 
 def check_runnable(bundle: Bundle) -> None:
@@ -42,12 +41,12 @@ def open_executor(
         prefill_chunk=None if manifest.engines is None else manifest.limits.prefill_chunk,
         kv_pages=None if pool is None else KvPages(pool.pages, pool.page_size),
     )
-    precision = Precision(manifest.compute_dtype)
+    form = manifest.graph_form
     layout = CacheLayout(
         target.layers,
-        CacheShape(target.kv_heads, target.cache_head_dim(precision)),
+        CacheShape(target.kv_heads, target.cache_head_dim(form)),
         draft.layers,
-        CacheShape(draft.kv_heads, draft.cache_head_dim(precision)),
+        CacheShape(draft.kv_heads, draft.cache_head_dim(form)),
     )
     # Imported here: a command needs one library or the other, or only reads a bundle.
     if manifest.engines is not None:

@@ -72,7 +72,7 @@ def open_engines(
                 paths,
                 limits,
                 layout,
-                engine_limits(manifest.limits, has_sinks=manifest.target.has_sinks),
+                engine_limits(manifest.limits, manifest.target, manifest.graph_form),
                 Precision(manifest.compute_dtype),
             ),
             device,

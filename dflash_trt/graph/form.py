@@ -31,11 +31,22 @@ _ONNX_TYPES: dict[Precision, int] = {
 }
 
 
+class CacheDtype(Enum):
+    """What a KV cache holds: the compute type's values, or E4M3 codes with a scale per tensor."""
+
+    COMPUTE = "auto"
+    FP8 = "fp8"
+
+
 @dataclass(frozen=True, slots=True)
 class GraphForm:
     """`cache_length` is M where it is fixed; None leaves the axis to each call.
 
-    With a `page_size` the caches are pools of pages of that many positions (see paged.py).
+    With a `page_size` the caches are pools of pages of that many positions (see paged.py),
+    `pages` of them and nobody's, where that is fixed. A page table has the columns that M needs.
+
+    Under `CacheDtype.FP8` every K and V is rounded to what E4M3 holds before it is cached. A
+    float32 graph caches the rounded values, a narrow one their codes: the same numbers.
 
     With `observe` a graph has one more output per distinct input of its linears: the largest
     magnitude in it. Which linear reads which is in the model's metadata.
@@ -49,6 +60,39 @@ class GraphForm:
     observe: bool = False
     page_size: int | None = None
     draws: bool = False
+    pages: int | None = None
+    cache_dtype: CacheDtype = CacheDtype.COMPUTE
+
+    @property
+    def is_paged(self) -> bool:
+        return self.page_size is not None
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.cache_dtype is CacheDtype.FP8
+
+    @property
+    def has_kernel_caches(self) -> bool:
+        """Whether only this project's kernels write and read the caches: TensorRT has none."""
+        return self.precision is not Precision.FLOAT32 and (self.is_paged or self.is_fp8)
+
+    @property
+    def columns(self) -> int | None:
+        """Columns of a page table, where M is fixed."""
+        if self.page_size is None or self.cache_length is None:
+            return None
+        return -(-self.cache_length // self.page_size)
+
+    @property
+    def cache_type(self) -> int:
+        """ONNX's type of a cache's elements."""
+        holds_codes = self.is_fp8 and self.precision is not Precision.FLOAT32
+        return TensorProto.FLOAT8E4M3FN if holds_codes else self.precision.onnx_type
+
+    @property
+    def cache_item_bytes(self) -> int:
+        holds_codes = self.is_fp8 and self.precision is not Precision.FLOAT32
+        return 1 if holds_codes else self.precision.item_bytes
 
 
 CPU_FORM = GraphForm()

@@ -12,8 +12,6 @@ from typing import Literal
 import onnx
 import onnx.parser
 
-from dflash_trt.graph.form import Precision
-
 OPSET = 24
 IR_VERSION = 11
 TRT_DOMAIN = "trt"
@@ -42,30 +40,6 @@ TRT_Attention <causal_kind> (q, k, v, mask, query_lengths, key_value_lengths) =>
     attended = Slice (padded, one, end, row_axis)
 }}
 """
-
-# k_norm, RoPE and the cache write for one draft layer's context rows.
-# k, v [B,S,H_kv,D] as projected from the target's features; cos, sin [P, D/2];
-# positions [B,S]; caches [B,H_kv,M,D], updated in place by the executor's binding. All are of
-# the compute type but k_norm, which is float32 as every norm's statistics are.
-_KV_FEATURE_INJECTION = """
-<domain: "dflash", opset_import: ["" : 24]>
-kv_feature_injection <epsilon> (k, v, k_norm, cos, sin, positions, k_cache, v_cache)
-    => (k_cache_out, v_cache_out)
-{{
-    first = Constant <value_int = 0> ()
-    start = Gather <axis = 1> (positions, first)
-{k_normed}
-    k_heads = Transpose <perm = [0, 2, 1, 3]> (k_normed)
-    k_rotated = RotaryEmbedding (k_heads, cos, sin, positions)
-    v_heads = Transpose <perm = [0, 2, 1, 3]> (v)
-    k_cache_out = TensorScatter <axis = 2> (k_cache, k_rotated, start)
-    v_cache_out = TensorScatter <axis = 2> (v_cache, v_heads, start)
-}}
-"""
-_K_NORMED = "k_normed = RMSNormalization <axis = -1, epsilon: float = @epsilon> (k, k_norm)"
-_K_NORMED_NARROW = """k_wide = Cast <to = 1> (k)
-    k_scaled = RMSNormalization <axis = -1, epsilon: float = @epsilon> (k_wide, k_norm)
-    k_normed = Cast <to = {onnx_type}> (k_scaled)"""
 
 # SwiGLU's elementwise half: silu(gate) * up.
 _SWIGLU = """
@@ -125,22 +99,6 @@ def read_attention_facts(node: onnx.NodeProto) -> dict[str, int] | None:
     """The facts of an attention call by name, as they were given; None for any other node."""
     facts = {entry.key: int(entry.value) for entry in node.metadata_props if entry.key in _FACTS}
     return facts or None
-
-
-def kv_feature_injection_function(
-    precision: Precision = Precision.FLOAT32,
-) -> onnx.FunctionProto:
-    """`dflash::kv_feature_injection`: the target's features become one draft layer's context."""
-    return onnx.parser.parse_function(
-        _KV_FEATURE_INJECTION.format(k_normed=k_norm_lines(precision))
-    )
-
-
-def k_norm_lines(precision: Precision) -> str:
-    """The lines of an injection's body that turn k into k_normed, statistics in float32."""
-    if precision is Precision.FLOAT32:
-        return f"    {_K_NORMED}"
-    return f"    {_K_NORMED_NARROW.format(onnx_type=precision.onnx_type)}"
 
 
 def swiglu_function() -> onnx.FunctionProto:

@@ -6,23 +6,17 @@ the checkpoint's own [out, in] weights; only attention needs [B,heads,S,D].
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import onnx
 from onnx import TensorProto
 
 from dflash_trt.checkpoints.quantized_weights import linear_algorithm
-from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.graph.bindings import (
-    KV,
-    PAGE_TABLE,
-    CacheKind,
-    Owner,
-    cache_input,
-    cache_output,
-)
+from dflash_trt.graph.bindings import PAGE_TABLE, Owner, cache_input
+from dflash_trt.graph.block_attention import block_attention_function
+from dflash_trt.graph.decoder import Decoder
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import (
     AttentionOverload,
@@ -30,30 +24,12 @@ from dflash_trt.graph.functions import (
     attention_function,
     swiglu_function,
 )
+from dflash_trt.graph.kv_caches import kv_scales, update_caches
 from dflash_trt.graph.model import GraphBuilder
-from dflash_trt.graph.paged import paged_attention_function, paged_cache_update_function
+from dflash_trt.graph.paged import paged_attention_function
 from dflash_trt.graph.quantized import quantized_product
 from dflash_trt.graph.sinks import append_sink, sink_attention_function, widen_queries
 from dflash_trt.graph.tables import RopeTables
-
-
-class Decoder(Protocol):
-    """The dimensions that a target and a draft have in common."""
-
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def rms_norm_eps(self) -> float: ...
-    @property
-    def weights(self) -> Mapping[str, TensorEntry]: ...
 
 
 @dataclass(slots=True)
@@ -247,16 +223,19 @@ def attention(
             "RotaryEmbedding", [q, tables.q_cos(b), tables.q_sin(b), rows.positions], "q_rope"
         )
         k = b.node("RotaryEmbedding", [k, tables.cos(b), tables.sin(b), rows.positions], "k_rope")
+        if b.form.has_kernel_caches:
+            caches = update_caches(b, owner, spec, layer, (k, v), rows.start, rows.positions)
+            attended = _attend_by_kernel(
+                b, owner, spec, layer, [q, *caches, rows.lengths], causal=causal, window=window
+            )
+            return _project(b, attended, x, owner, spec, layer)
         sinks = f"{prefix}.sinks" in spec.weights
         is_narrow = b.form.precision is not Precision.FLOAT32
         if sinks and is_narrow:
             q = widen_queries(b, q, weight(b, owner, spec, f"{prefix}.sinks"))
             k = append_sink(b, k, "k", rows.batch, head_dim, kv_heads)
             v = append_sink(b, v, "v", rows.batch, head_dim, kv_heads)
-        k_cache, v_cache = (
-            _update_cache(b, owner, kv, layer, value, rows)
-            for kv, value in zip(KV, (k, v), strict=True)
-        )
+        k_cache, v_cache = update_caches(b, owner, spec, layer, (k, v), rows.start, rows.positions)
         overload: AttentionOverload = "lower_right" if causal else "none"
         causal_kind, mask, lengths = overload, "", rows.lengths
         if window is not None or sinks:
@@ -280,29 +259,41 @@ def attention(
             if sinks:
                 cut = [b.integers(0), b.integers(head_dim), b.integers(3)]
                 attended = b.node("Slice", [attended, *cut], "without_sink")
-        merged = b.node("Transpose", [attended], "by_row", perm=[0, 2, 1, 3])
-        width = spec.num_heads * head_dim
-        flat = b.node("Reshape", [merged, b.integers(-1, width)], "rows")
-        return linear(b, flat, owner, spec, f"{prefix}.o_proj", "o_proj", residual=x)
+        return _project(b, attended, x, owner, spec, layer)
 
 
-def _update_cache(
-    b: GraphBuilder, owner: Owner, kv: CacheKind, layer: int, value: str, rows: Rows
+def _project(
+    b: GraphBuilder, attended: str, x: str, owner: Owner, spec: Decoder, layer: int
 ) -> str:
-    """Writes rows [B,kv heads,S,D] into a cache at their positions; returns the cache after."""
-    name, cache = f"{kv}_cache_update", cache_input(owner, kv, layer)
-    output = cache_output(owner, kv, layer)
-    if b.form.page_size is None:
-        return b.node("TensorScatter", [cache, value, rows.start], name, output=output, axis=2)
-    by_row = b.node("Transpose", [value], f"{kv}_rows", perm=[0, 2, 1, 3])
-    b.call(
-        paged_cache_update_function(),
-        [cache, by_row, PAGE_TABLE, rows.positions],
-        name,
-        outputs=[output],
-        page_size=b.form.page_size,
-    )
-    return output
+    """x [T,H] + o_proj(attended [B,heads,S,D])."""
+    merged = b.node("Transpose", [attended], "by_row", perm=[0, 2, 1, 3])
+    width = spec.num_heads * spec.head_dim
+    flat = b.node("Reshape", [merged, b.integers(-1, width)], "rows")
+    return linear(b, flat, owner, spec, f"layers.{layer}.o_proj", "o_proj", residual=x)
+
+
+def _attend_by_kernel(
+    b: GraphBuilder,
+    owner: Owner,
+    spec: Decoder,
+    layer: int,
+    operands: list[str],
+    *,
+    causal: bool,
+    window: int | None,
+) -> str:
+    """Calls block_attention: q, the two caches and the lengths, and what else its form takes."""
+    operands = [*operands, *[PAGE_TABLE] * b.form.is_paged]
+    if b.form.is_fp8:
+        operands.append(kv_scales(b, owner, spec, layer))
+    role, heads = f"layers.{layer}.sinks", spec.num_heads
+    if role in spec.weights:
+        operands.append(weight(b, owner, spec, role, Precision.FLOAT32))
+    else:
+        none = [-math.inf] * heads
+        operands.append(b.constant(f"no_sinks_{heads}", [heads], none, Precision.FLOAT32))
+    function = block_attention_function(b.form)
+    return b.call(function, operands, "attend", is_causal=int(causal), window=window or 0)[0]
 
 
 def _attend(

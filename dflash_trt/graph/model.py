@@ -177,10 +177,16 @@ class GraphBuilder:
             self._initializers[name] = helper.make_tensor(name, TensorProto.INT64, dims, values)
         return name
 
-    def constant(self, name: str, shape: Sequence[int], values: Sequence[float]) -> str:
-        """A constant of the compute type, one per name."""
+    def constant(
+        self,
+        name: str,
+        shape: Sequence[int],
+        values: Sequence[float],
+        precision: Precision | None = None,
+    ) -> str:
+        """A constant in `precision` (the compute type), one per name."""
         if name not in self._initializers:
-            kind = self.form.precision.onnx_type
+            kind = (precision or self.form.precision).onnx_type
             self._initializers[name] = helper.make_tensor(name, kind, shape, values)
         return name
 

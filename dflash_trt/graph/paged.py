@@ -1,11 +1,12 @@
-"""The paged KV layout: functions that write to and attend over pools of pages.
+"""The paged KV layout, and how the CPU attends over it.
 
 A pool [pages, page_size, kv heads, D] holds one layer's K or V of every sequence; a page holds
 `page_size` consecutive positions of one. `page_table` int32 [B,C] names the pages of each
 sequence in order of position; entries past a sequence's length may name any page whose rows are
-finite. The bodies are the definition: on the CPU a sequence's pages are gathered into the linear
-layout [B, kv heads, C·page_size, D], which the same attention body then reads, so that its bits
-are those of the linear layout. Kernels read the pages where they lie.
+finite. On the CPU a sequence's pages are gathered into the linear layout
+[B, kv heads, C·page_size, D], which the same attention body then reads, so that its bits are those
+of the linear layout. Kernels read the pages where they lie; what they compute is in
+block_attention.py, and how rows are written in kv_cache_update.py.
 """
 
 from __future__ import annotations
@@ -14,49 +15,10 @@ import onnx
 import onnx.parser
 from onnx import helper
 
-from dflash_trt.graph.form import Precision
-from dflash_trt.graph.functions import DFLASH_DOMAIN, OPSET, k_norm_lines
+from dflash_trt.graph.functions import DFLASH_DOMAIN, OPSET
 
-# The same for every layer, and free of the pool's own shape, so that ONNX Runtime computes it
-# once a call.
-_INDEX = """
-    size = Constant <value_int: int = @page_size> ()
-    column = Div (positions, size)
-    place = Mod (positions, size)
-    page_of_row = GatherElements <axis = 1> (page_table, column)
-    page = Cast <to = 7> (page_of_row)
-    last = Constant <value_ints = [-1]> ()
-    page_index = Unsqueeze (page, last)
-    place_index = Unsqueeze (place, last)
-    index = Concat <axis = -1> (page_index, place_index)
-"""
-
-_UPDATE = f"""
-<domain: "dflash", opset_import: ["" : {OPSET}]>
-paged_cache_update <page_size> (pool, rows, page_table, positions) => (pool_out)
-{{
-    {_INDEX}
-    pool_out = ScatterND (pool, index, rows)
-}}
-"""
-
-_INJECTION = """
-<domain: "dflash", opset_import: ["" : {opset}]>
-kv_feature_injection_paged <epsilon, page_size>
-    (k, v, k_norm, cos, sin, positions, page_table, k_cache, v_cache) => (k_cache_out, v_cache_out)
-{{
-{k_normed}
-    k_heads = Transpose <perm = [0, 2, 1, 3]> (k_normed)
-    k_rotated = RotaryEmbedding (k_heads, cos, sin, positions)
-    k_rows = Transpose <perm = [0, 2, 1, 3]> (k_rotated)
-{index}
-    k_cache_out = ScatterND (k_cache, index, k_rows)
-    v_cache_out = ScatterND (v_cache, index, v)
-}}
-"""
-
-# [B,H_kv,C·page_size,3]: the (page, place, head) of every position of a sequence, in order. Of
-# no layer's own either.
+# [B,H_kv,C·page_size,3]: the (page, place, head) of every position of a sequence, in order. The
+# same for every layer, so that ONNX Runtime computes it once a call.
 _VIEW = f"""
 <domain: "dflash", opset_import: ["" : {OPSET}]>
 view <page_size, kv_heads> (k_cache, v_cache, page_table) => (k, v)
@@ -94,11 +56,6 @@ view <page_size, kv_heads> (k_cache, v_cache, page_table) => (k, v)
 """
 
 
-def paged_cache_update_function() -> onnx.FunctionProto:
-    """`dflash::paged_cache_update`: rows [B,S,H_kv,D] at positions [B,S] into a pool, in place."""
-    return onnx.parser.parse_function(_UPDATE)
-
-
 def paged_attention_function(linear: onnx.FunctionProto) -> onnx.FunctionProto:
     """`dflash::block_attention_paged`: a linear attention function (see functions.py) over pools.
 
@@ -125,12 +82,3 @@ def paged_attention_function(linear: onnx.FunctionProto) -> onnx.FunctionProto:
 
 def _in_view(name: str) -> str:
     return name if name in ("k", "v", "k_cache", "v_cache", "page_table") else f"view_{name}"
-
-
-def paged_injection_function(precision: Precision) -> onnx.FunctionProto:
-    """`dflash::kv_feature_injection_paged`: the features become one layer's context, in pools.
-
-    k, v, k_norm, cos, sin and positions as the linear one has them, then page_table and pools.
-    """
-    text = _INJECTION.format(opset=OPSET, k_normed=k_norm_lines(precision), index=_INDEX)
-    return onnx.parser.parse_function(text)

@@ -10,6 +10,7 @@ On the CPU that key stands behind the cache, at a place that depends on the cach
 that are multiples of 64 (executors/caches.py). For TensorRT, whose caches are updated in place and
 must not be copied, the sink is written with each call's rows, right behind them: the next call
 overwrites it. Its caches therefore have `SINK_DIMS` more dimensions and one more position.
+Kernels of this project take sinks as what they are, over caches of the model's own head size.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import onnx
 import onnx.parser
 
 from dflash_trt.graph.bindings import SINK_DIMS
-from dflash_trt.graph.form import Precision
+from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.model import GraphBuilder
 
 _PADDING = 64
@@ -107,6 +108,12 @@ def append_sink(b: GraphBuilder, rows: str, kv: str, batch: str, head_dim: int, 
     return b.node("Concat", [wide, sink], f"{kv}_with_sink", axis=2)
 
 
-def cache_head_dim(head_dim: int, has_sinks: bool, precision: Precision) -> int:
+def stores_sinks(has_sinks: bool, form: GraphForm) -> bool:
+    """Whether the caches of a model that `has_sinks` have room for them."""
+    is_native = form.precision is not Precision.FLOAT32 and not form.has_kernel_caches
+    return has_sinks and is_native
+
+
+def cache_head_dim(head_dim: int, has_sinks: bool, form: GraphForm) -> int:
     """The head size of a cache: larger than the model's where it has room for a sink."""
-    return head_dim + (SINK_DIMS if has_sinks and precision is not Precision.FLOAT32 else 0)
+    return head_dim + (SINK_DIMS if stores_sinks(has_sinks, form) else 0)

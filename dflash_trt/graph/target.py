@@ -17,24 +17,22 @@ from dflash_trt.graph.bindings import (
     CANDIDATE_LOGITS,
     CANDIDATES,
     CHOICE_IDS,
-    KV,
     LOGIT_ROWS,
     LOGITS,
     PAGE_TABLE,
     TOKEN_IDS,
     GraphName,
     Owner,
-    cache_input,
     cache_layers,
-    cache_output,
 )
+from dflash_trt.graph.decoder import Decoder
 from dflash_trt.graph.drawing import declare_drawing, declare_settling, draw_tokens, settle_step
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
-from dflash_trt.graph.functions import kv_feature_injection_function
-from dflash_trt.graph.layers import Decoder, Rows, attention, linear, rms_norm, swiglu_mlp, weight
+from dflash_trt.graph.kv_caches import cache_values, paging
+from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
+from dflash_trt.graph.layers import Rows, attention, linear, rms_norm, swiglu_mlp, weight
 from dflash_trt.graph.model import Dim, GraphBuilder
 from dflash_trt.graph.moe import mixture
-from dflash_trt.graph.paged import paged_injection_function
 from dflash_trt.graph.sinks import cache_head_dim
 from dflash_trt.graph.tables import RopeTables, table_owner
 
@@ -157,37 +155,16 @@ def inject_features(
                 v = linear(b, feature, "draft", draft, f"{prefix}.v_proj", "v_proj")
                 k = b.node("Reshape", [k, shape], "k_split")
                 v = b.node("Reshape", [v, shape], "v_split")
-                _inject(
-                    b,
-                    [
-                        k,
-                        v,
-                        weight(b, "draft", draft, f"{prefix}.k_norm", Precision.FLOAT32),
-                        tables.cos(b),
-                        tables.sin(b),
-                        rows.positions,
-                    ],
-                    layer,
-                    draft.rms_norm_eps,
+                norm = weight(b, "draft", draft, f"{prefix}.k_norm", Precision.FLOAT32)
+                caches, updated = cache_values(b, "draft", draft, layer)
+                b.call(
+                    kv_feature_injection_function(b.form),
+                    [k, v, norm, tables.cos(b), tables.sin(b), rows.positions, *caches],
+                    "inject",
+                    outputs=updated,
+                    epsilon=draft.rms_norm_eps,
+                    **paging(b.form),
                 )
-
-
-def _inject(b: GraphBuilder, operands: list[str], layer: int, epsilon: float) -> None:
-    """Calls the injection of one draft layer: k, v, k_norm, cos, sin, positions to its caches."""
-    caches = [cache_input("draft", kv, layer) for kv in KV]
-    outputs = [cache_output("draft", kv, layer) for kv in KV]
-    if b.form.page_size is None:
-        function = kv_feature_injection_function(b.form.precision)
-        b.call(function, [*operands, *caches], "inject", outputs=outputs, epsilon=epsilon)
-        return
-    b.call(
-        paged_injection_function(b.form.precision),
-        [*operands, PAGE_TABLE, *caches],
-        "inject",
-        outputs=outputs,
-        epsilon=epsilon,
-        page_size=b.form.page_size,
-    )
 
 
 def embed(b: GraphBuilder, ids: str, target: TargetSpec) -> str:
@@ -218,22 +195,24 @@ def declare_caches(b: GraphBuilder, owner: Owner, spec: Decoder) -> None:
     [B, kv heads, M, D] each, or pools [pages, page_size, kv heads, D].
     """
     if b.form.page_size is not None:
-        b.once(PAGE_TABLE, lambda: b.input(PAGE_TABLE, TensorProto.INT32, ["B", "C"]))
+        columns = b.form.columns or "C"
+        b.once(PAGE_TABLE, lambda: b.input(PAGE_TABLE, TensorProto.INT32, ["B", columns]))
     for name, _ in cache_layers(owner, spec.num_layers):
-        b.input(name, b.form.precision.onnx_type, _cache_shape(b, spec))
+        b.input(name, b.form.cache_type, _cache_shape(b, spec))
 
 
 def declare_cache_outputs(b: GraphBuilder, owner: Owner, spec: Decoder) -> None:
     """Adds the updated caches of `owner` as graph outputs, aliased by the executor."""
     for _, name in cache_layers(owner, spec.num_layers):
-        b.output(name, b.form.precision.onnx_type, _cache_shape(b, spec))
+        b.output(name, b.form.cache_type, _cache_shape(b, spec))
 
 
 def _cache_shape(b: GraphBuilder, spec: Decoder) -> list[Dim]:
     has_sinks = isinstance(spec, TargetSpec) and spec.has_sinks
-    head_dim = cache_head_dim(spec.head_dim, has_sinks, b.form.precision)
+    head_dim = cache_head_dim(spec.head_dim, has_sinks, b.form)
     if b.form.page_size is not None:
-        return ["pages", b.form.page_size, spec.num_kv_heads, head_dim]
+        pages: Dim = "pages" if b.form.pages is None else b.form.pages + 1
+        return [pages, b.form.page_size, spec.num_kv_heads, head_dim]
     return ["B", spec.num_kv_heads, b.form.cache_length or "M", head_dim]
 
 

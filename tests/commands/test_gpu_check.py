@@ -35,7 +35,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, engine_config: Path, tmp_path: Pat
     def open_registered(bundle: Bundle) -> Any:
         engines = bundle.manifest.engines
         for engine in engines.files if engines else ():
-            shapes = engine_limits(bundle.manifest.limits)
+            shapes = engine_limits(
+                bundle.manifest.limits, bundle.manifest.target, bundle.manifest.graph_form
+            )
             graph = bundle.folder / f"{engine.graph}.onnx"
             plan = Plan(graph, profiles(engine.graph, shapes), shapes.cache_length)
             trt.add(bundle.folder / engine.path, plan)

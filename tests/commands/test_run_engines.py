@@ -43,7 +43,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, cuda: FakeCuda) -> F
     trt = FakeTensorRt(cuda)
     bundle = open_bundle(folder)
     assert bundle.manifest.engines is not None
-    shapes = engine_limits(bundle.manifest.limits, has_sinks=bundle.manifest.target.has_sinks)
+    shapes = engine_limits(
+        bundle.manifest.limits, bundle.manifest.target, bundle.manifest.graph_form
+    )
     for engine in bundle.manifest.engines.files:
         graph = folder / f"{engine.graph}.onnx"
         plan = Plan(graph, profiles(engine.graph, shapes), shapes.cache_length)

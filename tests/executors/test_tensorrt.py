@@ -66,7 +66,7 @@ def machine(request: pytest.FixtureRequest, built: TinyPair, tmp_path: Path) -> 
     cuda = FakeCuda()
     trt = FakeTensorRt(cuda)
     limits = manifest.limits.model_copy(update={"prefill_chunk": 16})
-    shapes = engine_limits(limits)
+    shapes = engine_limits(limits, manifest.target, manifest.graph_form)
     paths = {}
     for graph in GRAPH_NAMES:
         paths[graph] = tmp_path / f"{graph}.engine"

@@ -16,9 +16,9 @@ from onnx import TensorProto
 from dflash_trt.graph.functions import (
     AttentionOverload,
     attention_function,
-    kv_feature_injection_function,
     swiglu_function,
 )
+from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
 from dflash_trt.graph.layers import Rows
 from dflash_trt.graph.model import GraphBuilder
 from tests.reference.compare import max_relative_error

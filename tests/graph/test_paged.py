@@ -10,16 +10,10 @@ import pytest
 from onnx import TensorProto
 
 from dflash_trt.graph.form import GraphForm, Precision
-from dflash_trt.graph.functions import (
-    AttentionOverload,
-    attention_function,
-    kv_feature_injection_function,
-)
-from dflash_trt.graph.paged import (
-    paged_attention_function,
-    paged_cache_update_function,
-    paged_injection_function,
-)
+from dflash_trt.graph.functions import AttentionOverload, attention_function
+from dflash_trt.graph.kv_cache_update import kv_cache_update_function
+from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
+from dflash_trt.graph.paged import paged_attention_function
 from tests.graph.test_form import PAIRS, build
 from tests.graph.test_functions import builder, random, run
 from tests.pairs import PairFactory
@@ -29,6 +23,7 @@ SIZE, PAGES, KV_HEADS, HEADS, HEAD_DIM = 8, 40, 2, 4, 16
 LENGTHS = (128, 5, 71)  # of three sequences, behind whose ends the table names any page
 COLUMNS = 16
 BATCH = len(LENGTHS)
+PAGED = GraphForm(page_size=SIZE)
 
 
 def page_table() -> npt.NDArray[np.int32]:
@@ -51,21 +46,31 @@ def positions(rows: int) -> npt.NDArray[np.int64]:
 def test_an_update_writes_its_rows_and_nothing_else() -> None:
     rows = 5
     b = builder()
-    pool = b.input("pool", TensorProto.FLOAT, ["pages", SIZE, KV_HEADS, HEAD_DIM])
-    values = b.input("rows", TensorProto.FLOAT, ["B", "S", KV_HEADS, HEAD_DIM])
-    table = b.input("page_table", TensorProto.INT32, ["B", "C"])
+    shape = ["pages", SIZE, KV_HEADS, HEAD_DIM]
+    values = [b.input(n, TensorProto.FLOAT, ["B", KV_HEADS, "S", HEAD_DIM]) for n in "kv"]
     at = b.input("positions", TensorProto.INT64, ["B", "S"])
-    b.output("out", TensorProto.FLOAT, ["pages", SIZE, KV_HEADS, HEAD_DIM])
-    function = paged_cache_update_function()
-    b.call(function, [pool, values, table, at], "update", outputs=["out"], page_size=SIZE)
-    before, new = random(1, PAGES, SIZE, KV_HEADS, HEAD_DIM), random(2, BATCH, rows, 2, HEAD_DIM)
-    feeds = {"pool": before, "rows": new, "page_table": page_table(), "positions": positions(rows)}
-    (after,) = run(b.finish(), feeds)
-    expected = before.copy()
-    for index, row in np.ndindex(BATCH, rows):
-        position = positions(rows)[index, row]
-        expected[page_table()[index, position // SIZE], position % SIZE] = new[index, row]
-    assert_bitwise_equal(after, expected, "pool")
+    table = b.input("page_table", TensorProto.INT32, ["B", "C"])
+    pools = [b.input(f"{n}_cache", TensorProto.FLOAT, shape) for n in "kv"]
+    for name in "kv":
+        b.output(f"{name}_out", TensorProto.FLOAT, shape)
+    b.call(
+        kv_cache_update_function(PAGED),
+        [*values, at, table, *pools],
+        "update",
+        outputs=["k_out", "v_out"],
+        page_size=SIZE,
+    )
+    before = [random(seed, PAGES, SIZE, KV_HEADS, HEAD_DIM) for seed in (1, 2)]
+    new = [random(seed, BATCH, KV_HEADS, rows, HEAD_DIM) for seed in (3, 4)]
+    feeds = {"k": new[0], "v": new[1], "positions": positions(rows), "page_table": page_table()}
+    after = run(b.finish(), feeds | {"k_cache": before[0], "v_cache": before[1]})
+    for pool, written, result in zip(before, new, after, strict=True):
+        expected = pool.copy()
+        for index, row in np.ndindex(BATCH, rows):
+            position = positions(rows)[index, row]
+            page = page_table()[index, position // SIZE]
+            expected[page, position % SIZE] = written[index, :, row]
+        assert_bitwise_equal(result, expected, "pool")
 
 
 def gather(pool: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -135,7 +140,7 @@ def test_injection_into_pages_is_injection_into_linear_caches() -> None:
         attributes: dict[str, Any] = {"epsilon": 1e-6}
         function, given = kv_feature_injection_function(), dict(caches)
         if paged:
-            function, given = paged_injection_function(Precision.FLOAT32), {**pools}
+            function, given = kv_feature_injection_function(PAGED), {**pools}
             operands.append(b.input("page_table", TensorProto.INT32, ["B", "C"]))
             attributes["page_size"] = SIZE
         operands += [b.input(one, TensorProto.FLOAT, shape) for one in given]

@@ -12,8 +12,8 @@ from dflash_plugins.operation import Case, DType
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits, epsilon
 
-from dflash_trt.graph.form import Precision
-from dflash_trt.graph.functions import kv_feature_injection_function
+from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
 from tests.plugins.bodies import run_body
 
 PRECISIONS = {DType.FLOAT32: Precision.FLOAT32, DType.FLOAT16: Precision.FLOAT16}
@@ -46,7 +46,7 @@ def test_kernel_equals_the_functions_body(
     )
     inputs = make_inputs(case, [0, 7, 20])
     outputs = check(interpreter, case, inputs, 6 * epsilon(dtype.numpy))
-    function = kv_feature_injection_function(PRECISIONS[dtype])
+    function = kv_feature_injection_function(GraphForm(PRECISIONS[dtype]))
     bodies = run_body(function, inputs, case.attributes)
     for actual, expected in zip(outputs.values(), bodies, strict=True):
         assert_close(actual, expected.astype(np.float64), 8 * epsilon(dtype.numpy))

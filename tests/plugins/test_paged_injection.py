@@ -11,8 +11,8 @@ from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import assert_close, assert_same_bits, epsilon
 
 from dflash_trt.engines.plugins import plugin_name
-from dflash_trt.graph.form import Precision
-from dflash_trt.graph.paged import paged_injection_function
+from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
 from tests.plugins.bodies import run_body
 
 
@@ -37,7 +37,7 @@ def test_kernel_equals_the_paged_functions_body(
     )
     inputs = make_inputs(case, [0, 14, 28])
     outputs = list(interpreter.run(case.operation.name, inputs, case.attributes).values())
-    function = paged_injection_function(precision)
+    function = kv_feature_injection_function(GraphForm(precision, page_size=page_size))
     assert plugin_name(function) == case.operation.name
     bodies = run_body(function, inputs, case.attributes)
     assert_close(outputs[0], bodies[0].astype(np.float64), 8 * epsilon(dtype.numpy))

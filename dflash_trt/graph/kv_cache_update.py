@@ -1,0 +1,125 @@
+"""`dflash::kv_cache_update…`: K and V of one layer's rows into its caches, in one operation.
+
+Its forms are told apart by what follows the name, as the kernels' are: `_paged` writes to pools
+of pages (see paged.py), `_fp8` rounds to what E4M3 holds. Linear caches of the compute type need
+no operation of ours: a standard `TensorScatter` is what every executor has.
+
+FP8 has one scale for K and one for V of each layer: code = E4M3(x / scale), clipped to ±448, to
+nearest, ties to even, and it stands for code · scale (quantization/fp8.py). Float32 caches hold
+those values and narrow ones the codes. ONNX Runtime scatters no FP8 tensor, so that the bodies for
+codes write among the float32 numbers that the codes are, which is exact.
+
+Other operations that write K and V take their last lines from here.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import onnx
+import onnx.parser
+
+from dflash_trt.graph.bindings import KV
+from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.graph.functions import OPSET
+
+# The same for every layer, and free of the caches' own shape, so that ONNX Runtime computes it
+# once a call.
+_PAGED_INDEX = """
+    size = Constant <value_int: int = @page_size> ()
+    column = Div (positions, size)
+    place = Mod (positions, size)
+    page_of_row = GatherElements <axis = 1> (page_table, column)
+    page = Cast <to = 7> (page_of_row)
+    last = Constant <value_ints = [-1]> ()
+    page_index = Unsqueeze (page, last)
+    place_index = Unsqueeze (place, last)
+    index = Concat <axis = -1> (page_index, place_index)"""
+_LINEAR_INDEX = """
+    first = Constant <value_int = 0> ()
+    start = Gather <axis = 1> (positions, first)"""
+
+_CODES = """
+    {kv}_at = Constant <value_int = {at}> ()
+    {kv}_scale = Gather (kv_scales, {kv}_at)
+    {kv}_exact = Cast <to = 1> ({rows})
+    {kv}_quotient = Div ({kv}_exact, {kv}_scale)
+    {kv}_codes = Cast <to = 17> ({kv}_quotient)
+    {kv}_code_values = Cast <to = 1> ({kv}_codes)"""
+_DECODED = """
+    {kv}_decoded = Mul ({kv}_code_values, {kv}_scale)"""
+_CODES_BEFORE = """
+    {kv}_before = Cast <to = 1> ({kv}_cache)"""
+_CODES_AFTER = """
+    {kv}_cache_out = Cast <to = 17> ({kv}_after)"""
+
+_UPDATE = """
+<domain: "dflash", opset_import: ["" : {opset}]>
+kv_cache_update{suffix} {attributes} ({inputs}) => (k_cache_out, v_cache_out)
+{{{body}
+}}
+"""
+
+
+@cache
+def kv_cache_update_function(form: GraphForm) -> onnx.FunctionProto:
+    """`dflash::kv_cache_update` with the suffix of `form`'s caches, which are paged, FP8 or both.
+
+    k, v [B,H_kv,S,D] after norm and RoPE; positions int64 [B,S]; page_table int32 [B,C] where
+    paged; caches, updated in place by the executor's binding; kv_scales float32 [2] where FP8.
+    """
+    by_row = ""
+    if form.is_paged:
+        by_row = "".join(f"\n    {kv}_rows = Transpose <perm = [0, 2, 1, 3]> ({kv})" for kv in KV)
+    names = ("k_rows", "v_rows") if form.is_paged else KV
+    return onnx.parser.parse_function(
+        _UPDATE.format(
+            opset=OPSET,
+            suffix=cache_suffix(form),
+            attributes="<page_size>" if form.is_paged else "",
+            inputs=", ".join(["k", "v", "positions", *cache_operands(form)]),
+            body=by_row + index_lines(form) + write_lines(form, *names),
+        )
+    )
+
+
+def cache_suffix(form: GraphForm) -> str:
+    """What follows the name of an operation over `form`'s caches."""
+    return f"{'_paged' * form.is_paged}{'_fp8' * form.is_fp8}"
+
+
+def cache_operands(form: GraphForm) -> list[str]:
+    """The operands of an operation that writes K and V, from the page table on."""
+    table, scales = ["page_table"] * form.is_paged, ["kv_scales"] * form.is_fp8
+    return [*table, "k_cache", "v_cache", *scales]
+
+
+def index_lines(form: GraphForm) -> str:
+    """The lines of a body that find where in the caches the rows at `positions` belong."""
+    return _PAGED_INDEX if form.is_paged else _LINEAR_INDEX
+
+
+def write_lines(form: GraphForm, k: str, v: str) -> str:
+    """The lines of a body that write k and v to k_cache_out and v_cache_out.
+
+    They are [B,S,H_kv,D] where `form` is paged, else [B,H_kv,S,D]; `index_lines` come before.
+    """
+    holds_codes = form.is_fp8 and form.precision is not Precision.FLOAT32
+    lines = ""
+    for at, (kv, rows) in enumerate(zip(KV, (k, v), strict=True)):
+        cache, result = f"{kv}_cache", f"{kv}_cache_out"
+        if form.is_fp8:
+            lines += _CODES.format(kv=kv, at=at, rows=rows)
+            if holds_codes:
+                lines += _CODES_BEFORE.format(kv=kv)
+                rows, cache, result = f"{kv}_code_values", f"{kv}_before", f"{kv}_after"
+            else:
+                lines += _DECODED.format(kv=kv)
+                rows = f"{kv}_decoded"
+        if form.is_paged:
+            lines += f"\n    {result} = ScatterND ({cache}, index, {rows})"
+        else:
+            lines += f"\n    {result} = TensorScatter <axis = 2> ({cache}, {rows}, start)"
+        if holds_codes:
+            lines += _CODES_AFTER.format(kv=kv)
+    return lines
