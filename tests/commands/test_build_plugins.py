@@ -105,7 +105,7 @@ class PluginParser:
         assert given.keys() == plugin.attributes.keys()
         assert len(node.input) == len(plugin.tensors)
         if node.op_type.startswith("block_attention"):  # q has the type and shape of attended
-            is_last = not node.op_type.endswith("_split")
+            is_last = not node.op_type.startswith("block_attention_split")
             return [helper.make_node("Identity", [node.input[0]], [*node.output])] * is_last
         if node.op_type == "row_sample":
             return [helper.make_node("ArgMax", [node.input[0]], [*node.output], axis=2, keepdims=0)]

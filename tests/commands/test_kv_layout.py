@@ -104,11 +104,17 @@ def test_verify_against_a_twin_reads_through_pages(run: Run, paged: Path, bundle
             ["--kv-layout", "paged", "--max-batch", 1 << 22, "--page-size", 8],
             ["33,554,432 pages are more than", "--kv-pages"],
         ),
-        (
-            ["--kv-layout", "paged", "--executor", "tensorrt-rtx"],
-            ["--kv-layout", "is for executor cpu", "tensorrt-rtx"],
+        *(
+            ([*option, "--executor", executor], [" ".join(option), *pieces])
+            for option in (("--kv-layout", "paged"), ("--kv-dtype", "fp8"))
+            for executor, pieces in (
+                ("tensorrt-rtx", ["TensorRT-RTX has linear caches", "--executor tensorrt --plugins"]),
+                ("tensorrt", ["with this project's plugins alone", "add --plugins"]),
+                ("trtllm", ["TensorRT-LLM's caches are its own", "kv_cache_config"]),
+            )
         ),
-        (["--kv-layout", "paged", "--executor", "trtllm"], ["is for executor cpu", "trtllm"]),
+        (["--kv-dtype", "int8"], ["--kv-dtype", "int8"]),
+        (["--kv-dtype", "fp8", "--page-size", 16], ["--page-size", "add --kv-layout paged"]),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -32,9 +32,10 @@ PAIRS: dict[str, Callable[[PairFactory], TinyPair]] = {
         {"head_dim": 64, "num_layers": 3, "vocab": 97},
         {"head_dim": 64, "num_layers": 2, "target_layer_ids": [0, 2], **LAYERS},
     ),
+    # All experts of every row: a router near a tie would choose others for float16's roundings.
     "gpt_oss": lambda make_pair: make_pair(
         "gpt_oss",
-        {"head_dim": 64, "num_layers": 2, "vocab": 97},
+        {"head_dim": 64, "num_layers": 2, "vocab": 97, "experts": 4, "chosen": 4},
         {"head_dim": 64, "num_layers": 1, "target_layer_ids": [0, 1]},
     ),
 }
