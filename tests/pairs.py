@@ -20,6 +20,7 @@ from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import BuildConfig
 from dflash_trt.executors import open_executor
 from dflash_trt.executors.onnxruntime import OnnxRuntimeExecutor
+from dflash_trt.graph.form import CacheDtype
 from dflash_trt.progress import Unit
 from tests.reference.checkpoints import Family, write_draft, write_target
 from tests.reference.draft import ReferenceDraft
@@ -74,6 +75,7 @@ class PairFactory:
         max_seq_len, max_batch: of the bundle.
         copy_weights: whether the bundle gets weight files of its own.
         paging: keywords of `Paging`; None builds linear KV caches.
+        kv_dtype: value of a `CacheDtype`, what the caches hold.
         quantize: keywords of `quantize_folder` for "target", "draft" or both, applied last.
     """
 
@@ -96,8 +98,9 @@ class PairFactory:
         copy_weights: bool = False,
         quantize: Mapping[str, Mapping[str, Any]] | None = None,
         paging: Mapping[str, int] | None = None,
+        kv_dtype: str = "auto",
     ) -> TinyPair:
-        limits = (max_seq_len, max_batch, copy_weights, paging)
+        limits = (max_seq_len, max_batch, copy_weights, paging, kv_dtype)
         arguments = (family, target, draft, dflash, fit_steps, limits, quantize)
         key = json.dumps(arguments, sort_keys=True)
         if key in self._pairs:
@@ -123,7 +126,9 @@ class PairFactory:
             }
         )
         options = BuildOptions(
-            copy_weights=copy_weights, paging=None if paging is None else Paging(**paging)
+            copy_weights=copy_weights,
+            paging=None if paging is None else Paging(**paging),
+            cache_dtype=CacheDtype(kv_dtype),
         )
         build_bundle(pair, config, "tiny", folder / "bundle", options, SilentProgress())
         built = TinyPair(folder, pair, open_bundle(folder / "bundle"))

@@ -19,6 +19,7 @@ from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.target import TargetSpec, read_target
 from dflash_trt.config import BuildConfig, CheckpointSource
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.graph.form import CacheDtype
 from dflash_trt.progress import Progress
 
 # What precision changes; every other field of a spec says what the model computes.
@@ -78,7 +79,8 @@ def read_pair(bundle: Bundle) -> Pair:
 def crossed_bundles(twins: Twins, progress: Progress) -> Iterator[tuple[Bundle, Bundle]]:
     """Temporary bundles: the twin's target with the bundle's draft, and the other way round.
 
-    A draft's projections are part of the target's graph, so that other pairs need other graphs.
+    A draft's projections are part of the target's graph, so that other pairs need other graphs;
+    KV caches hold what those of the target's own bundle hold.
     They lie beside the bundle where that can be written, so that weights are linked.
     """
     parent = twins.bundle.folder.resolve().parent
@@ -87,6 +89,8 @@ def crossed_bundles(twins: Twins, progress: Progress) -> Iterator[tuple[Bundle, 
         "twin-target": check_pair(twins.twin_pair.target, twins.bundle_pair.draft),
         "twin-draft": check_pair(twins.bundle_pair.target, twins.twin_pair.draft),
     }
+    owners = (twins.twin, twins.bundle)
+    cache_dtypes = (CacheDtype(owner.manifest.kv_dtype) for owner in owners)
     limits = twins.bundle.manifest.limits
     source = CheckpointSource(checkpoint=str(twins.bundle.folder))
     config = BuildConfig(
@@ -100,8 +104,9 @@ def crossed_bundles(twins: Twins, progress: Progress) -> Iterator[tuple[Bundle, 
     )
     with TemporaryDirectory(prefix=".dflash-trt-", dir=beside) as temporary:
         folders = [Path(temporary) / name for name in pairs]
-        for folder, pair in zip(folders, pairs.values(), strict=True):
-            build_bundle(pair, config, folder.name, folder, BuildOptions(), progress)
+        for folder, pair, dtype in zip(folders, pairs.values(), cache_dtypes, strict=True):
+            options = BuildOptions(cache_dtype=dtype)
+            build_bundle(pair, config, folder.name, folder, options, progress)
         yield open_bundle(folders[0]), open_bundle(folders[1])
 
 

@@ -108,7 +108,10 @@ def test_verify_against_a_twin_reads_through_pages(run: Run, paged: Path, bundle
             ([*option, "--executor", executor], [" ".join(option), *pieces])
             for option in (("--kv-layout", "paged"), ("--kv-dtype", "fp8"))
             for executor, pieces in (
-                ("tensorrt-rtx", ["TensorRT-RTX has linear caches", "--executor tensorrt --plugins"]),
+                (
+                    "tensorrt-rtx",
+                    ["TensorRT-RTX has linear caches", "--executor tensorrt --plugins"],
+                ),
                 ("tensorrt", ["with this project's plugins alone", "add --plugins"]),
                 ("trtllm", ["TensorRT-LLM's caches are its own", "kv_cache_config"]),
             )

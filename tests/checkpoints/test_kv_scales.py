@@ -1,0 +1,68 @@
+"""The scales of an FP8 KV cache: where checkpoints put them, and what they may not be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dflash_trt.checkpoints.kv_scales import read_kv_scales
+from dflash_trt.checkpoints.target import TargetSpec, read_target
+from dflash_trt.errors import DflashError
+from tests.reference.checkpoints import write_target
+
+ATTENTION = "model.layers.1.self_attn."
+
+
+def read(folder: Path, scales: dict[str, Any]) -> TargetSpec:
+    write_target(folder, num_layers=2)
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | scales, path, metadata={"format": "pt"})
+    config = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(config))
+    return read_target(folder)
+
+
+def of_layers(spec: TargetSpec) -> list[tuple[float, float]]:
+    return [read_kv_scales(spec.checkpoint.tensors, spec.weights, layer) for layer in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("scales", "expected"),
+    [
+        ({}, (1.0, 1.0)),
+        (
+            {"k_proj.k_scale": torch.tensor(0.5), "v_proj.v_scale": torch.tensor([0.25])},
+            (0.5, 0.25),
+        ),
+        ({"k_scale": torch.tensor(2.0), "v_scale": torch.tensor(4.0)}, (2.0, 4.0)),
+        ({"v_proj.v_scale": torch.tensor(0.125)}, (1.0, 0.125)),
+    ],
+)
+def test_what_a_checkpoint_states(
+    tmp_path: Path, scales: dict[str, Any], expected: tuple[float, float]
+) -> None:
+    named = {f"{ATTENTION}{name}": value for name, value in scales.items()}
+    assert of_layers(read(tmp_path / "target", named)) == [(1.0, 1.0), expected]
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (torch.tensor([0.5, 0.5]), "F32 [2], not an F32 scalar"),
+        (torch.tensor(1), "I64 [], not an F32 scalar"),
+        (torch.tensor(0.0), "its value is 0"),
+        (torch.tensor(-1.0), "its value is -1"),
+        (torch.tensor(float("nan")), "its value is nan"),
+    ],
+)
+def test_what_no_scale_is(tmp_path: Path, value: torch.Tensor, what: str) -> None:
+    spec = read(tmp_path / "target", {f"{ATTENTION}k_proj.k_scale": value})
+    with pytest.raises(DflashError) as caught:
+        of_layers(spec)
+    assert what in caught.value.message and "k_proj.k_scale" in caught.value.message
+    assert "--kv-dtype" in str(caught.value)

@@ -1,0 +1,134 @@
+"""FP8 KV caches on the CPU: every promise of bits holds over what E4M3 makes of K and V."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_trt.executors import open_executor
+from dflash_trt.executors.base import Executor
+from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
+from tests.lossless.test_lossless import OUTPUT, assert_same, make_requests, run, run_baseline
+from tests.pairs import PairFactory, TinyPair
+from tests.reference.compare import assert_bitwise_equal
+
+PAGING = {"page_size": 8, "pages": 61}
+WINDOW = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
+PAIRS: dict[str, dict[str, Any]] = {
+    # Scales of 0.01 in the target's checkpoint, which clip its largest keys; the draft's are 1.
+    "qwen3_scaled": {
+        "family": "qwen3",
+        "target": {"vocab": 64, "num_layers": 4},
+        "draft": {**WINDOW, "target_layer_ids": [0, 1, 3]},
+        "fit_steps": 150,
+        "quantize": {"target": {"algorithm": "FP8", "kv_cache": True}},
+    },
+    "gpt_oss": {
+        "family": "gpt_oss",
+        "target": {"vocab": 64, "num_layers": 4, "experts": 4, "chosen": 2, "rope": "yarn"},
+        "draft": {"target_layer_ids": [0, 3]},
+        "fit_steps": 150,
+    },
+}
+LIMITS = {"max_seq_len": 192, "max_batch": 8}
+
+
+class Case:
+    """A pair by what its caches are, its requests, and what target_only makes of each alone."""
+
+    def __init__(self, make_pair: PairFactory, name: str) -> None:
+        def make(**caches: Any) -> TinyPair:
+            return make_pair(**PAIRS[name], **LIMITS, **caches)
+
+        self.plain = make()
+        self.bundles = {
+            "linear": make(kv_dtype="fp8"),
+            "paged": make(kv_dtype="fp8", paging=PAGING),
+        }
+        self.requests = make_requests(64, 8)
+        self.expected = run_baseline(self.bundles["linear"].open(), self.requests)
+
+
+@pytest.fixture(scope="module", params=list(PAIRS))
+def case(request: pytest.FixtureRequest, make_pair: PairFactory) -> Case:
+    return Case(make_pair, request.param)
+
+
+@pytest.fixture(params=["linear", "paged"])
+def executor(request: pytest.FixtureRequest, case: Case) -> Executor:
+    return open_executor(case.bundles[request.param].bundle, threads=1)
+
+
+@pytest.mark.parametrize(("block", "chunk"), [(2, 17), (8, 5)])
+@pytest.mark.parametrize("batch", [1, 8])
+def test_speculation_keeps_every_bit(
+    case: Case, executor: Executor, batch: int, block: int, chunk: int
+) -> None:
+    for first in range(0, len(case.requests), batch):
+        group = case.requests[first : first + batch]
+        results = run(executor, group, block_size=block, prefill_chunk=chunk)
+        for want, got in zip(case.expected[first : first + batch], results, strict=True):
+            assert_same(want, got, f"batch {batch}, block {block}, chunk {chunk}")
+
+
+def test_sampled_tokens_do_not_depend_on_speculation(case: Case, executor: Executor) -> None:
+    sampling = SamplingParams(temperature=0.8, top_k=20, seed=5)
+    requests = make_requests(64, 4, sampling)
+    for want, got in zip(
+        run_baseline(executor, requests), run(executor, requests, block_size=5), strict=True
+    ):
+        assert_same(want, got, "sampled")
+
+
+def test_traffic_that_comes_and_goes_keeps_every_bit(case: Case, executor: Executor) -> None:
+    """With pages, too few of them for all: the youngest are preempted and computed anew."""
+    rng = random.Random(2)
+    engine = Engine(executor, options=EngineOptions(record_logits=True, prefill_chunk=17))
+    waiting = list(range(len(case.requests))) * 2
+    rng.shuffle(waiting)
+    live: dict[int, int] = {}
+    results: list[tuple[int, RequestResult]] = []
+    while waiting or engine.has_work:
+        while waiting and rng.random() < 0.4:
+            index = waiting.pop()
+            live[engine.submit(case.requests[index])] = index
+        if live and rng.random() < 0.02:
+            engine.cancel(rng.choice(list(live)))
+        for event in engine.step():
+            if event.result is not None:
+                results.append((live.pop(event.request_id), event.result))
+    compared = 0
+    for index, got in results:
+        want, length = case.expected[index], len(got.token_ids)
+        assert got.token_ids == want.token_ids[:length]
+        if length:
+            assert got.logits is not None and want.logits is not None
+            assert_bitwise_equal(got.logits, want.logits[:length], f"request {index}")
+        compared += length
+    assert compared > 5 * OUTPUT
+
+
+def test_rounding_is_there(case: Case) -> None:
+    """The promises above could hold of a build that did nothing."""
+    prompt = Request(prompt_ids=case.requests[2].prompt_ids, max_tokens=1, ignore_eos=True)
+    (plain,) = run(case.plain.open(), [prompt])
+    (rounded,) = run(case.bundles["linear"].open(), [prompt])
+    assert plain.logits is not None and rounded.logits is not None
+    change = np.abs(rounded.logits - plain.logits).max() / np.abs(plain.logits).max()
+    assert 1e-4 < change < 0.5
+
+
+def test_caches_hold_what_codes_stand_for(case: Case) -> None:
+    """float32 numbers on the grid of E4M3 times the scale, K, V and the draft's context alike."""
+    opened = case.bundles["linear"].open()
+    run(opened, case.requests[:2])
+    target = case.plain.pair.target
+    scaled = target.quantization is not None
+    for name, cache in opened._caches._arrays.items():  # type: ignore[union-attr]
+        scale = np.float32(0.01 if scaled and name.startswith("target") else 1)
+        codes = (cache / scale).astype("float8_e4m3fn").astype(np.float32)
+        assert np.abs(codes).max() <= 448
+        np.testing.assert_array_equal(cache, codes * scale, name)
