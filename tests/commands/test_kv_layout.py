@@ -110,7 +110,7 @@ def test_verify_against_a_twin_reads_through_pages(run: Run, paged: Path, bundle
             for executor, pieces in (
                 (
                     "tensorrt-rtx",
-                    ["TensorRT-RTX has linear caches", "--executor tensorrt --plugins"],
+                    ["TensorRT-RTX has linear", "--executor tensorrt --plugins"],
                 ),
                 ("tensorrt", ["with this project's plugins alone", "add --plugins"]),
                 ("trtllm", ["TensorRT-LLM's caches are its own", "kv_cache_config"]),
