@@ -125,11 +125,12 @@ def hand_over_attention(
         nodes += [node] if call is None else _as_operations(node, call, block_size, capacity)
     del handed.graph.node[:]
     handed.graph.node.extend(nodes)
-    called = {(node.domain, node.op_type, node.overload) for node in nodes}
+    native = {(node.op_type, node.overload) for node in nodes if node.domain == TRT_DOMAIN}
     kept = [
         one
         for one in handed.functions
-        if not _is_attention(one) or (one.domain, one.name, one.overload) in called
+        if not _is_attention(one)
+        and (one.domain != TRT_DOMAIN or (one.name, one.overload) in native)
     ]
     del handed.functions[:]
     handed.functions.extend(kept)
@@ -147,7 +148,7 @@ def _attention_call(
     handed: onnx.ModelProto, node: onnx.NodeProto, *, keep_native: bool
 ) -> _AttentionCall | None:
     """What a plugin is told of an attention; None where `node` is none that one stands for."""
-    if node.domain == DFLASH_DOMAIN and node.op_type.startswith(BLOCK_ATTENTION):
+    if _is_attention(node):
         (function,) = (one for one in handed.functions if one.name == node.op_type)
         values = dict(zip(function.input, node.input, strict=True))
         attributes = {one.name: int(helper.get_attribute_value(one)) for one in node.attribute}
@@ -188,9 +189,10 @@ def _as_operations(
         yield _as_plugin(plugin)
 
 
-def _is_attention(function: onnx.FunctionProto) -> bool:
-    is_ours = function.domain == DFLASH_DOMAIN and function.name.startswith(BLOCK_ATTENTION)
-    return is_ours or function.domain == TRT_DOMAIN
+def _is_attention(call: onnx.NodeProto | onnx.FunctionProto) -> bool:
+    """Whether it is this project's attention, or its definition."""
+    name = call.op_type if isinstance(call, onnx.NodeProto) else call.name
+    return call.domain == DFLASH_DOMAIN and name.startswith(BLOCK_ATTENTION)
 
 
 def _no_sinks(handed: onnx.ModelProto, heads: int) -> str:
