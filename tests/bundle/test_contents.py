@@ -100,6 +100,7 @@ def test_manifest(pair: Path, tmp_path: Path) -> None:
         "limits": {"max_batch": 3, "max_seq_len": 100, "block_size": 8, "prefill_chunk": 100},
         "weights": "linked",
         "page_pool": None,
+        "kv_dtype": "auto",
         "tokenizer": False,
         "libraries": {name: version(name) for name in libraries},
         "engines": None,

@@ -41,6 +41,7 @@ FROZEN = {
         "--max-seq-len",
         "--block-size",
         "--kv-layout",
+        "--kv-dtype",
         "--page-size",
         "--kv-pages",
         "--copy-weights",

@@ -83,6 +83,32 @@ def test_verify_against_a_twin_reads_through_pages(run: Run, paged: Path, bundle
         assert outcome.code == 0, outcome.err
 
 
+@pytest.fixture(scope="module", params=["linear", "paged"])
+def fp8(
+    request: pytest.FixtureRequest, bigram_config: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("fp8") / "bundle"
+    layout = OPTIONS if request.param == "paged" else ()
+    options = ["--kv-dtype", "fp8", *layout, "-o", str(folder)]
+    assert main(["build", "--target", str(bigram_config), *options]) == 0
+    return folder
+
+
+def test_fp8_caches_are_told_run_and_verified(run: Run, fp8: Path, bundle: Path) -> None:
+    answer, plain = (run("inspect", one, "--json").json for one in (fp8, bundle))
+    assert (answer["kv_dtype"], plain["kv_dtype"]) == ("fp8", "auto")
+    kept = answer["cache_bytes_per_token"]
+    assert kept == plain["cache_bytes_per_token"]
+    of_engines = f"{kept['target'] // 4:,} + {kept['draft'] // 4:,} bytes per token, scales of 1"
+    text = run("inspect", fp8).out
+    assert "FP8 (E4M3) values kept as float32: TensorRT engines would take " + of_engines in text
+    assert "FP8" not in run("inspect", bundle).out
+    verified = run(
+        "verify", fp8, "--prompt", "a b c d e f g h", "--max-tokens", 30, "--repeats", 1, "--json"
+    ).json
+    assert verified["lossless"] and all(mode["identical"] for mode in verified["modes"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "pieces"),
     [
@@ -137,6 +163,7 @@ def test_what_does_not_fit_is_refused(
         ({"page_pool": {"page_size": 8, "pages": 7}}, ["does not hold one sequence"]),
         ({"page_pool": {"page_size": 8, "pages": 12, "extra": 1}}, ["page_pool.extra"]),
         ({"page_pool": [8, 12]}, ["page_pool"]),
+        ({"kv_dtype": "int4"}, ["kv_dtype"]),
     ],
 )
 def test_a_manifest_that_was_tampered_with(
