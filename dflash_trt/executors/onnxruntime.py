@@ -26,7 +26,8 @@ from dflash_trt.executors.base import (
     TargetOutput,
 )
 from dflash_trt.executors.caches import CacheLayout, LinearCaches
-from dflash_trt.executors.paged import Int32Array, PagedCaches
+from dflash_trt.executors.page_bindings import Int32Array
+from dflash_trt.executors.paged import PagedCaches
 from dflash_trt.executors.session import bind_array, check_session, open_session
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from dflash_trt.executors.base import KvPages
 from dflash_trt.executors.caches import CacheShape, allocate_zeros, round_length
-
-Int32Array = npt.NDArray[np.int32]
+from dflash_trt.executors.page_bindings import Int32Array, PageBindings
 
 
 class PagedCaches:
@@ -24,14 +20,13 @@ class PagedCaches:
     generation = 0  # pools never move
 
     def __init__(self, shapes: Mapping[str, CacheShape], slots: int, pages: KvPages) -> None:
-        self._size = pages.size
-        self._nothing = pages.count
+        self._pages = pages
         self._shapes = {
             name: (pages.count + 1, pages.size, fixed.kv_heads, fixed.head_dim)
             for name, fixed in shapes.items()
         }
         self._pools = allocate_zeros(self._shapes)
-        self._bound: list[Int32Array] = [np.empty(0, np.int32)] * slots
+        self._bindings = PageBindings(slots, pages)
         self._reached = [0] * slots  # where rows have been written up to, of what is bound
 
     def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
@@ -40,14 +35,8 @@ class PagedCaches:
         Raises:
             ValueError: a page that the pool does not have.
         """
-        if not all(0 <= page < self._nothing for page in page_ids):
-            raise ValueError(f"pages {list(page_ids)} are not within {self._nothing}")
-        before, after = self._bound[slot], np.array(page_ids, np.int32)
-        common = min(len(before), len(after))
-        changed = np.flatnonzero(before[:common] != after[:common])
-        kept = int(changed[0]) if len(changed) else common
-        self._bound[slot] = after
-        self._reached[slot] = min(self._reached[slot], kept * self._size)
+        kept = self._bindings.bind(slot, page_ids)
+        self._reached[slot] = min(self._reached[slot], kept * self._pages.size)
 
     def enter(self, ends: Mapping[int, int], rows: int) -> int:
         """Gets ready for `rows` rows that end at `ends`, by slot; returns the table's columns.
@@ -59,25 +48,23 @@ class PagedCaches:
         Raises:
             ValueError: a slot's pages end before its rows do; nothing has been touched.
         """
+        self._bindings.check(ends)
+        size = self._pages.size
         for slot, end in ends.items():
-            held = len(self._bound[slot]) * self._size
-            if end > held:
-                raise ValueError(f"slot {slot} has pages for {held} positions, not {end}")
-        for slot, end in ends.items():
-            column, used = divmod(end, self._size)
-            if used and column * self._size >= max(end - rows, self._reached[slot]):
-                page = self._bound[slot][column]
+            column, used = divmod(end, size)
+            if used and column * size >= max(end - rows, self._reached[slot]):
+                page = self._bindings.page(slot, column)
                 for pool in self._pools.values():
                     pool[page, used:] = 0
             self._reached[slot] = max(self._reached[slot], end)
-        return self._columns(round_length(max(ends.values())))
+        return self._pages.cover(round_length(max(ends.values())))
 
     def fill(self, table: Int32Array, ends: Sequence[int], first_slot: int) -> None:
-        """Writes a call's page table [B,C]; columns past what a sequence holds name nobody's."""
-        table.fill(self._nothing)
-        for row, end in enumerate(ends):
-            used = self._columns(end)
-            table[row, :used] = self._bound[first_slot + row][:used]
+        """Writes a call's page table [B,C]; columns past what a sequence holds name nobody's.
+
+        Those that it has pages for, but no rows yet, as well: an earlier owner's may be NaN.
+        """
+        self._bindings.fill(table, first_slot, [self._pages.cover(end) for end in ends])
 
     def address(self, name: str, first_slot: int) -> int:
         """Address of the named pool: the same for every slot."""
@@ -89,13 +76,10 @@ class PagedCaches:
 
     def move(self, source: int, destination: int, length: int) -> None:
         """Gives `destination` the pages of `source`; no row is copied."""
-        self._bound[destination] = self._bound[source]
+        self._bindings.move(source, destination)
         self._reached[destination] = self._reached[source]
 
     def clear(self, slot: int) -> None:
         """Forgets the pages of a slot; their rows stay, for whoever shares them."""
-        self._bound[slot] = np.empty(0, np.int32)
+        self._bindings.clear(slot)
         self._reached[slot] = 0
-
-    def _columns(self, positions: int) -> int:
-        return -(-positions // self._size)
