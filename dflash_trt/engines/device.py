@@ -17,6 +17,7 @@ from dflash_trt.errors import DflashError, one_line
 
 MODULE = "cuda.bindings.runtime"
 INSTALL = "pip install 'cuda-python>=13.4'"
+SMALLER = "build with a smaller --max-batch or --max-seq-len"
 # What TensorRT wants tensors aligned to; cudaMalloc gives at least as much.
 ALIGNMENT = 256
 
@@ -91,17 +92,17 @@ class Device:
         free, _ = self._call("cudaMemGetInfo")
         return int(free)
 
-    def allocate(self, size: int, purpose: str) -> int:
+    def allocate(self, size: int, purpose: str, *, fix: str = SMALLER) -> int:
         """Address of `size` bytes of device memory.
 
         Raises:
-            DflashError: they do not fit; names `purpose` and the sizes.
+            DflashError: they do not fit; names `purpose` and the sizes, and says `fix`.
         """
         free = self.free_bytes()
         if size > free:
             raise DflashError(
                 f"{purpose} of {size:,} bytes do not fit {self.name}: {free:,} are free",
-                fix="build with a smaller --max-batch or --max-seq-len",
+                fix=fix,
             )
         (address,) = self._call("cudaMalloc", max(size, 1))
         self._memory.add(int(address))

@@ -9,6 +9,7 @@ import numpy as np
 from dflash_trt.executors.base import Scores, TargetGraph
 from dflash_trt.executors.buckets import Bucket, Field, Layout, Pass
 from dflash_trt.executors.device_caches import DeviceCaches
+from dflash_trt.executors.device_pages import DevicePages
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,
     CACHE_START,
@@ -18,6 +19,7 @@ from dflash_trt.graph.bindings import (
     DRAFT_TOKEN_IDS,
     LOGIT_ROWS,
     LOGITS,
+    PAGE_TABLE,
     TOKEN_IDS,
     GraphName,
 )
@@ -26,16 +28,20 @@ Shapes = dict[str, tuple[int, ...]]
 Addresses = dict[str, int]
 
 
-def lay_out(ids: str, batch: int, rows: int, picked: int, kept: int) -> tuple[Layout, Layout]:
+def lay_out(
+    ids: str, batch: int, rows: int, picked: int, kept: int, columns: int
+) -> tuple[Layout, Layout]:
     """Inputs and outputs of a call whose ids are called `ids`, with `kept` candidates a row.
 
-    What every call copies back comes first.
+    Paged caches have a table of `columns`, 0 is none. What every call copies back comes first.
     """
+    table = [Field(PAGE_TABLE, (batch, columns), np.int32)] if columns else []
     inputs = Layout(
         [
             Field(ids, (batch, rows), np.int64),
             Field(CACHE_START, (batch,), np.int64),
             Field(LOGIT_ROWS, (batch, picked), np.int64),
+            *table,
         ]
     )
     outputs = Layout(
@@ -61,7 +67,7 @@ class Binder:
 
     def __init__(
         self,
-        caches: DeviceCaches,
+        caches: DeviceCaches | DevicePages,
         graph_caches: dict[GraphName, list[tuple[str, str]]],
         *,
         inputs: int,
@@ -86,20 +92,23 @@ class Binder:
         scores: Scores,
     ) -> Bucket:
         """A target graph alone, on token ids that the host sends."""
-        inputs, outputs = lay_out(TOKEN_IDS, batch, rows, picked, self._kept)
+        inputs, outputs = self._lay_out(TOKEN_IDS, batch, rows, picked)
         sent = self._inputs + inputs.offset(TOKEN_IDS)
         target = self._bind_target(graph, first_slot, sent, rows, inputs, outputs)
         return Bucket((target,), inputs, outputs, _copied(outputs, scores))
 
     def bind_step(self, first_slot: int, batch: int, rows: int, scores: Scores) -> Bucket:
         """A draft pass, and a verify pass that reads the draft's output where it lies."""
-        inputs, outputs = lay_out(BLOCK_IDS, batch, rows, rows, self._kept)
+        inputs, outputs = self._lay_out(BLOCK_IDS, batch, rows, rows)
         drafted = self._outputs + outputs.offset(DRAFT_TOKEN_IDS)
         shapes, addresses = self._bind("draft", first_slot, inputs, (BLOCK_IDS, CACHE_START))
         addresses[DRAFT_TOKEN_IDS] = drafted
         draft = Pass("draft", {"B": batch, "S": rows}, shapes, addresses)
         verify = self._bind_target("target", first_slot, drafted, rows, inputs, outputs)
         return Bucket((draft, verify), inputs, outputs, _copied(outputs, scores))
+
+    def _lay_out(self, ids: str, batch: int, rows: int, picked: int) -> tuple[Layout, Layout]:
+        return lay_out(ids, batch, rows, picked, self._kept, self._caches.columns)
 
     def _bind_target(
         self,
@@ -124,6 +133,7 @@ class Binder:
     ) -> tuple[Shapes, Addresses]:
         """The caches of a slot range, and the inputs called `names`."""
         (batch,) = inputs.shape(CACHE_START)
+        names = (*names, PAGE_TABLE) if PAGE_TABLE in inputs else names
         shapes: Shapes = {name: inputs.shape(name) for name in names}
         addresses: Addresses = {name: self._inputs + inputs.offset(name) for name in names}
         for name, updated in self._graph_caches[graph]:

@@ -1,4 +1,4 @@
-"""Linear KV caches on a device: [slots, kv heads, M, D] in the compute type, allocated whole."""
+"""Linear KV caches on a device: [slots, kv heads, M, D], allocated whole."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from dflash_trt.executors.caches import CacheShape
 class DeviceCaches:
     """The caches of a target and its draft, by graph input name.
 
-    One allocation that never moves, so that addresses can be bound once and captured.
+    One allocation that never moves, so that addresses can be bound once and captured. Zero bytes
+    are zeros of every type, FP8 codes included.
 
     Raises:
         DflashError: the device has no room, or M is one that leaves slots misaligned.
     """
+
+    columns = 0  # no page table
 
     def __init__(
         self,
@@ -53,6 +56,10 @@ class DeviceCaches:
         """Shape [batch, kv heads, M, D] of a range of `batch` slots."""
         fixed = self._shapes[name]
         return batch, fixed.kv_heads, self._length, fixed.head_dim
+
+    def bound_slot(self, first_slot: int) -> int:
+        """The first slot of what a call binds."""
+        return first_slot
 
     def move(self, source: int, destination: int, length: int) -> None:
         """Copies the first `length` positions of one slot to another, in every cache."""

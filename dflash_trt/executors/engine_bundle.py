@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.engines.device import Device
 from dflash_trt.engines.profiles import EngineLimits, profiles
 from dflash_trt.errors import DflashError
 from dflash_trt.executors.base import ExecutorLimits
-from dflash_trt.executors.caches import CacheLayout
+from dflash_trt.executors.caches import CacheLayout, CacheShape
+from dflash_trt.executors.device_caches import DeviceCaches
+from dflash_trt.executors.device_pages import DevicePages
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,
     CACHE_START,
@@ -21,12 +24,14 @@ from dflash_trt.graph.bindings import (
     DRAFT_TOKEN_IDS,
     LOGIT_ROWS,
     LOGITS,
+    PAGE_TABLE,
     TOKEN_IDS,
     GraphName,
 )
-from dflash_trt.graph.form import Precision
+from dflash_trt.graph.form import CacheDtype, Precision
 
 DTYPES = {Precision.FLOAT32: "FLOAT", Precision.FLOAT16: "HALF", Precision.BFLOAT16: "BF16"}
+FP8_DTYPE = "FP8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +46,45 @@ class EngineBundle:
     layout: CacheLayout
     shapes: EngineLimits
     precision: Precision
+    cache_dtype: CacheDtype = CacheDtype.COMPUTE
+
+    @property
+    def columns(self) -> int:
+        """Columns of a page table, for the longest sequence; 0 where caches are linear."""
+        pages = self.limits.kv_pages
+        return 0 if pages is None else pages.cover(self.shapes.cache_length)
+
+    def allocate_caches(self, device: Device) -> DeviceCaches | DevicePages:
+        """The caches of target and draft on `device`.
+
+        Raises:
+            DflashError: it has no room.
+        """
+        shapes, slots = self.layout.shapes(), self.limits.max_batch
+        item_bytes = self.cache_dtype.item_bytes(self.precision)
+        pages = self.limits.kv_pages
+        if pages is None:
+            return DeviceCaches(device, shapes, slots, self.shapes.cache_length, item_bytes)
+        return DevicePages(
+            device, shapes, slots, pages, columns=self.columns, item_bytes=item_bytes
+        )
+
+    def cache_shape(self, cache: CacheShape) -> list[int]:
+        """A layer's K or V cache as a tensor of an engine: a range of slots, or a whole pool."""
+        pages = self.limits.kv_pages
+        if pages is None:
+            return [-1, cache.kv_heads, self.shapes.cache_length, cache.head_dim]
+        return [pages.count + 1, pages.size, cache.kv_heads, cache.head_dim]
 
     @property
     def candidates(self) -> int:
         """How many candidates a row has."""
         return min(CANDIDATES, self.limits.vocab_size)
+
+    @property
+    def cache_type(self) -> str:
+        """The library's name for the type of the caches' elements."""
+        return FP8_DTYPE if self.cache_dtype is CacheDtype.FP8 else DTYPES[self.precision]
 
     def tensors(self, graph: GraphName) -> dict[str, list[int]]:
         """Every input and output of a graph's engine, dynamic axes as -1."""
@@ -58,11 +97,11 @@ class EngineBundle:
             tensors |= {
                 name: [-1, -1, self.candidates] for name in (CANDIDATE_IDS, CANDIDATE_LOGITS)
             }
+        if self.columns:
+            tensors[PAGE_TABLE] = [-1, self.columns]
         caches = self.layout.shapes()
         for name, updated in self.layout.graph_caches()[graph]:
-            fixed = caches[name]
-            shape = [-1, fixed.kv_heads, self.shapes.cache_length, fixed.head_dim]
-            tensors[name] = tensors[updated] = shape
+            tensors[name] = tensors[updated] = self.cache_shape(caches[name])
         return tensors
 
     def check(self, graph: GraphName, native: Any) -> None:
@@ -83,7 +122,7 @@ class EngineBundle:
             if shape != wanted:
                 raise _unlike(graph, f"{name} has shape {shape}, the manifest says {wanted}")
         for name, updated in self.layout.graph_caches()[graph]:
-            found, wanted_type = native.get_tensor_dtype(name).name, DTYPES[self.precision]
+            found, wanted_type = native.get_tensor_dtype(name).name, self.cache_type
             if found != wanted_type:
                 raise _unlike(graph, f"{name} is {found}, the manifest says {wanted_type}")
             if native.get_aliased_input_tensor(updated) != name:

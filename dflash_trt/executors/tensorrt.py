@@ -12,7 +12,7 @@ stand-ins that compute; none of it has run on a GPU. `doctor --gpu-check` runs i
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from dflash_trt.executors.base import (
 )
 from dflash_trt.executors.binder import Binder, lay_out
 from dflash_trt.executors.buckets import Bucket, Staging
-from dflash_trt.executors.device_caches import DeviceCaches
+from dflash_trt.executors.device_pages import DevicePages
 from dflash_trt.executors.engine_bundle import EngineBundle
 from dflash_trt.executors.loaded_engine import LoadedEngine
 from dflash_trt.executors.loader import Loader
@@ -45,6 +45,7 @@ from dflash_trt.graph.bindings import (
     CHOICE_IDS,
     DRAFT_TOKEN_IDS,
     LOGIT_ROWS,
+    PAGE_TABLE,
     TOKEN_IDS,
     GraphName,
 )
@@ -84,16 +85,10 @@ class TensorRtExecutor:
         self.capture_error: str | None = None
         limits, shapes = bundle.limits, bundle.shapes
         kept = bundle.candidates
-        self._caches = DeviceCaches(
-            device,
-            bundle.layout.shapes(),
-            limits.max_batch,
-            shapes.cache_length,
-            bundle.precision.item_bytes,
-        )
+        self._caches = bundle.allocate_caches(device)
         block, chunk = limits.block_size, shapes.prefill_chunk
         sizes = [(limits.max_batch, block, block), (1, chunk, min(block, chunk))]
-        most = [lay_out(TOKEN_IDS, *size, kept) for size in sizes]
+        most = [lay_out(TOKEN_IDS, *size, kept, bundle.columns) for size in sizes]
         self._inputs = Staging(device, max(one.size for one, _ in most), "input buffers")
         self._outputs = Staging(device, max(one.size for _, one in most), "output buffers")
         rows = max(batch * picked for batch, _, picked in sizes)
@@ -142,13 +137,14 @@ class TensorRtExecutor:
         picked = logit_rows.shape[1]
         self.limits.check_logit_rows(logit_rows, rows)
         self._hold(first_slot, starts, rows)
-        key = (graph, first_slot, batch, rows, picked, scores is Scores.CANDIDATES)
+        bound = self._caches.bound_slot(first_slot)
+        key = (graph, bound, batch, rows, picked, scores is Scores.CANDIDATES)
         bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._binder.bind_call(graph, first_slot, batch, rows, picked, scores)
+            bucket = self._binder.bind_call(graph, bound, batch, rows, picked, scores)
         self._remember(key, bucket)
         self._write(bucket, TOKEN_IDS, token_ids)
-        self._write(bucket, CACHE_START, starts)
+        self._write_places(bucket, first_slot, starts)
         self._write(bucket, LOGIT_ROWS, logit_rows)
         logits, candidates = self._run(bucket, scores)
         return TargetOutput(self._read(bucket, CHOICE_IDS), logits, candidates)
@@ -164,20 +160,26 @@ class TensorRtExecutor:
         batch = len(anchors)
         self.limits.check_block_size(block_size)
         self._hold(first_slot, starts, block_size)
-        key = ("speculate", first_slot, batch, block_size, scores is Scores.CANDIDATES)
+        bound = self._caches.bound_slot(first_slot)
+        key = ("speculate", bound, batch, block_size, scores is Scores.CANDIDATES)
         bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._binder.bind_step(first_slot, batch, block_size, scores)
+            bucket = self._binder.bind_step(bound, batch, block_size, scores)
         self._remember(key, bucket)
         blocks = np.full((batch, block_size), self.limits.mask_token_id, np.int64)
         blocks[:, 0] = anchors
         self._write(bucket, BLOCK_IDS, blocks)
-        self._write(bucket, CACHE_START, starts)
+        self._write_places(bucket, first_slot, starts)
         self._write(bucket, LOGIT_ROWS, np.arange(block_size))
         logits, candidates = self._run(bucket, scores)
         return SpeculationOutput(
             self._read(bucket, DRAFT_TOKEN_IDS), self._read(bucket, CHOICE_IDS), logits, candidates
         )
+
+    def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
+        if not isinstance(self._caches, DevicePages):
+            raise ValueError("linear caches have no pages")
+        self._caches.bind_pages(slot, page_ids)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         self._caches.clear(destination, self._held[destination])
@@ -185,7 +187,7 @@ class TensorRtExecutor:
         self._held[destination] = length
 
     def release_slots(self, first_free: int) -> None:
-        """Zeroes what the slots held; the caches' memory stays as it is."""
+        """Clears what the slots held; the caches' memory stays as it is."""
         for slot in range(first_free, len(self._held)):
             if self._held[slot]:
                 self._caches.clear(slot, self._held[slot])
@@ -282,6 +284,13 @@ class TensorRtExecutor:
     def _write(self, bucket: Bucket, name: str, values: npt.NDArray[np.int64]) -> None:
         bucket.inputs.view(self._inputs.host, name)[...] = values
 
+    def _write_places(self, bucket: Bucket, first_slot: int, starts: Int64Array) -> None:
+        """Where the rows go: starts, and in paged caches the pages of every sequence."""
+        self._write(bucket, CACHE_START, starts)
+        if isinstance(self._caches, DevicePages):
+            table = bucket.inputs.view(self._inputs.host, PAGE_TABLE)
+            self._caches.fill(table, first_slot)
+
     def _read(self, bucket: Bucket, name: str) -> npt.NDArray[Any]:
         return bucket.outputs.view(self._outputs.host, name)
 
@@ -289,12 +298,15 @@ class TensorRtExecutor:
         """Notes what this call writes.
 
         Raises:
-            ValueError: slots or positions outside the limits, before anything is enqueued:
-                TensorRT does not define a write past a cache's end.
+            ValueError: slots or positions outside the limits or a slot's pages, before anything
+                is enqueued: TensorRT does not define a write past a cache's end.
         """
         if self._closed:
             raise ValueError("the executor is closed")
-        for slot, end in self.limits.slot_ends(first_slot, starts, rows).items():
+        ends = self.limits.slot_ends(first_slot, starts, rows)
+        if isinstance(self._caches, DevicePages):
+            self._caches.check(ends)
+        for slot, end in ends.items():
             self._held[slot] = max(self._held[slot], end)
 
     def _remember(self, key: tuple[object, ...], bucket: Bucket) -> None:

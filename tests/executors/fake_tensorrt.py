@@ -19,8 +19,15 @@ import numpy as np
 import tensorrt_rtx as real
 
 from dflash_trt.engines.profiles import Profile
+from dflash_trt.executors.base import KvPages
 from dflash_trt.executors.session import open_session
-from dflash_trt.graph.bindings import CANDIDATE_IDS, CANDIDATE_LOGITS, CANDIDATES, LOGITS
+from dflash_trt.graph.bindings import (
+    CANDIDATE_IDS,
+    CANDIDATE_LOGITS,
+    CANDIDATES,
+    LOGITS,
+    PAGE_TABLE,
+)
 from tests.executors.fake_cuda import FakeCuda
 from tests.runtime.test_candidates import pick_candidates
 
@@ -29,17 +36,26 @@ TYPES = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
     "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
 }
-NATIVE = {np.float32: "FLOAT", np.float16: "HALF", np.int64: "INT64"}
+NATIVE = {np.float32: "FLOAT", np.float16: "HALF", np.int64: "INT64", np.int32: "INT32"}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What stands for an engine file: a graph, its profiles, and M."""
+    """What stands for an engine file: a graph, its profiles, M, and the pages of its pools."""
 
     graph: Path
     profiles: Sequence[Profile]
     cache_length: int
+    pages: KvPages | None = None
+
+    def axis(self, size: int | str) -> int:
+        """An axis of a tensor: dynamic ones as -1, what an engine fixes of the caches' as it is."""
+        fixed = {"M": self.cache_length}
+        if self.pages is not None:
+            fixed |= {"pages": self.pages.count + 1, "C": self.pages.cover(self.cache_length)}
+        return size if isinstance(size, int) else fixed.get(size, -1)
 
 
 class FakeTensorRt:
@@ -93,7 +109,7 @@ class FakeEngine:
         self._session = open_session(plan.graph, 1)
         tensors = [*self._session.get_inputs(), *self._session.get_outputs()]
         self._types = {tensor.name: TYPES[tensor.type] for tensor in tensors}
-        self._shapes = {tensor.name: self._fix(tensor.shape) for tensor in tensors}
+        self._shapes = {tensor.name: [*map(plan.axis, tensor.shape)] for tensor in tensors}
         if LOGITS in self._shapes and CANDIDATE_IDS not in self._shapes:
             kept = min(CANDIDATES, self._shapes[LOGITS][2])
             for name, kind in ((CANDIDATE_IDS, np.int64), (CANDIDATE_LOGITS, np.float32)):
@@ -126,13 +142,6 @@ class FakeEngine:
         strategy = getattr(options, "_strategy", options)
         assert strategy == real.ExecutionContextAllocationStrategy.USER_MANAGED
         return None if "context" in self._module.fail else FakeContext(self)
-
-    def _fix(self, shape: Sequence[int | str]) -> list[int]:
-        """Dynamic axes as -1; the caches' length is fixed, as in an engine."""
-        return [
-            axis if isinstance(axis, int) else self._plan.cache_length if axis == "M" else -1
-            for axis in shape
-        ]
 
 
 class FakeRuntimeConfig:
@@ -239,7 +248,8 @@ class FakeContext:
         assert self._profile is not None
         for axis, span in self._profile.axes.items():
             assert span.low <= axes[axis] <= span.high, (self._profile.name, axes)
-        assert {shape[0] for shape in sizes.values()} == {axes["B"]}
+        fixed = {name for name, shape in self._engine._shapes.items() if shape[0] != -1}
+        assert {sizes[name][0] for name in sizes.keys() - fixed} == {axes["B"]}
         assert sizes.keys() == set(self._engine._inputs)
 
     def _say(self, message: str) -> None:
@@ -259,6 +269,9 @@ def execute(
     starts = feeds["cache_start"]
     rows = next(feeds[name] for name in ("token_ids", "block_ids") if name in feeds).shape[1]
     assert (starts >= 0).all() and (starts + rows <= engine._plan.cache_length).all()
+    pages = HeldPages(engine, feeds[PAGE_TABLE], starts, rows) if PAGE_TABLE in feeds else None
+    if pages is not None:
+        feeds = {name: pages.mask(name, value) for name, value in feeds.items()}
     names = [output.name for output in session.get_outputs()]
     results = dict(zip(names, session.run(None, feeds), strict=True))
     if LOGITS in results and CANDIDATE_IDS not in results:
@@ -269,7 +282,45 @@ def execute(
     for name, result in results.items():
         source = engine.get_aliased_input_tensor(name)
         assert source is None or addresses[source] == addresses[name], f"{name} is not in place"
-        cuda.array(addresses[name], result.shape, result.dtype)[...] = result
+        memory = cuda.array(addresses[name], result.shape, result.dtype)
+        if pages is not None and source is not None:
+            pages.write(memory, result)
+        else:
+            memory[...] = result
+
+
+class HeldPages:
+    """What the kernels read and write of pools, which the graph's bodies gather whole.
+
+    block_attention reads no row that its sequence does not hold, and kv_cache_update writes a
+    call's rows alone. Rows that are not held are zeros for the body: it multiplies them by zero.
+    """
+
+    def __init__(
+        self, engine: FakeEngine, table: np.ndarray, starts: np.ndarray, rows: int
+    ) -> None:
+        assert engine._plan.pages is not None
+        self._engine, size = engine, engine._plan.pages.size
+        assert table.min() >= 0 and table.max() <= engine._plan.pages.count
+        self._held, self._written = [], []
+        for pages, start in zip(table, starts.tolist(), strict=True):
+            positions = np.arange(start + rows)
+            places = np.stack([pages[positions // size], positions % size])
+            assert places[0].max() < engine._plan.pages.count, "a row on the page that is nobody's"
+            self._held.append(places[:, :start])
+            self._written.append(places[:, start:])
+
+    def mask(self, name: str, pool: np.ndarray) -> np.ndarray:
+        if self._engine._shapes[name][0] == -1:  # no pool
+            return pool
+        seen = np.zeros_like(pool)
+        for page, place in self._held:
+            seen[page, place] = pool[page, place]
+        return seen
+
+    def write(self, memory: np.ndarray, pool: np.ndarray) -> None:
+        for page, place in self._written:
+            memory[page, place] = pool[page, place]
 
 
 FAKES: dict[type, Any] = {

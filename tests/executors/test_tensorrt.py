@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,18 +61,29 @@ def built(make_pair: PairFactory) -> TinyPair:
 
 
 @pytest.fixture(params=["tensorrt-rtx", "tensorrt"])
-def machine(request: pytest.FixtureRequest, built: TinyPair, tmp_path: Path) -> Iterator[Machine]:
+def machine(request: pytest.FixtureRequest, built: TinyPair, tmp_path: Path) -> Machine:
+    return stand_in(built, request.param, tmp_path)
+
+
+def stand_in(built: TinyPair, library: str, folder: Path) -> Machine:
+    """A machine whose engines are the float32 graphs of a pair's CPU bundle."""
     manifest = built.bundle.manifest
     cuda = FakeCuda()
     trt = FakeTensorRt(cuda)
+    cpu = built.open()
+    cpu_limits = replace(cpu.limits, prefill_chunk=16)
+    cpu.close()
     limits = manifest.limits.model_copy(update={"prefill_chunk": 16})
     shapes = engine_limits(limits, manifest.target, manifest.graph_form)
     paths = {}
     for graph in GRAPH_NAMES:
-        paths[graph] = tmp_path / f"{graph}.engine"
+        paths[graph] = folder / f"{graph}.engine"
         paths[graph].write_text(f"engine of {graph}")
         plan = Plan(
-            built.bundle.folder / f"{graph}.onnx", profiles(graph, shapes), shapes.cache_length
+            built.bundle.folder / f"{graph}.onnx",
+            profiles(graph, shapes),
+            shapes.cache_length,
+            cpu_limits.kv_pages,
         )
         trt.add(paths[graph], plan)
     target, draft = manifest.target, manifest.draft
@@ -82,12 +93,8 @@ def machine(request: pytest.FixtureRequest, built: TinyPair, tmp_path: Path) -> 
         draft.layers,
         CacheShape(draft.kv_heads, draft.head_dim),
     )
-    cpu = built.open()
-    bundle = EngineBundle(
-        paths, replace(cpu.limits, prefill_chunk=16), layout, shapes, Precision.FLOAT32
-    )
-    cpu.close()
-    yield Machine(cuda, trt, bundle, request.param, tmp_path)
+    bundle = EngineBundle(paths, cpu_limits, layout, shapes, Precision.FLOAT32)
+    return Machine(cuda, trt, bundle, library, folder)
 
 
 REQUESTS = [
