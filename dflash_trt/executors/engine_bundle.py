@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onnx import TensorProto
+
 from dflash_trt.engines.device import Device
 from dflash_trt.engines.profiles import EngineLimits, profiles
 from dflash_trt.errors import DflashError
@@ -28,25 +30,29 @@ from dflash_trt.graph.bindings import (
     TOKEN_IDS,
     GraphName,
 )
-from dflash_trt.graph.form import CacheDtype, Precision
+from dflash_trt.graph.form import GraphForm
 
-DTYPES = {Precision.FLOAT32: "FLOAT", Precision.FLOAT16: "HALF", Precision.BFLOAT16: "BF16"}
-FP8_DTYPE = "FP8"
+DTYPES: dict[int, str] = {
+    TensorProto.FLOAT: "FLOAT",
+    TensorProto.FLOAT16: "HALF",
+    TensorProto.BFLOAT16: "BF16",
+    TensorProto.FLOAT8E4M3FN: "FP8",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineBundle:
     """Engine files by graph, and what they were built for.
 
-    `limits` are the runtime's, `shapes` the engines' profiles, `layout` the caches of both.
+    `limits` are the runtime's, `shapes` the engines' profiles, `layout` the caches of both, `form`
+    that of the graphs that they were built from.
     """
 
     paths: Mapping[GraphName, Path]
     limits: ExecutorLimits
     layout: CacheLayout
     shapes: EngineLimits
-    precision: Precision
-    cache_dtype: CacheDtype = CacheDtype.COMPUTE
+    form: GraphForm
 
     @property
     def columns(self) -> int:
@@ -61,8 +67,7 @@ class EngineBundle:
             DflashError: it has no room.
         """
         shapes, slots = self.layout.shapes(), self.limits.max_batch
-        item_bytes = self.cache_dtype.item_bytes(self.precision)
-        pages = self.limits.kv_pages
+        item_bytes, pages = self.form.cache_item_bytes, self.limits.kv_pages
         if pages is None:
             return DeviceCaches(device, shapes, slots, self.shapes.cache_length, item_bytes)
         return DevicePages(
@@ -80,11 +85,6 @@ class EngineBundle:
     def candidates(self) -> int:
         """How many candidates a row has."""
         return min(CANDIDATES, self.limits.vocab_size)
-
-    @property
-    def cache_type(self) -> str:
-        """The library's name for the type of the caches' elements."""
-        return FP8_DTYPE if self.cache_dtype is CacheDtype.FP8 else DTYPES[self.precision]
 
     def tensors(self, graph: GraphName) -> dict[str, list[int]]:
         """Every input and output of a graph's engine, dynamic axes as -1."""
@@ -122,7 +122,7 @@ class EngineBundle:
             if shape != wanted:
                 raise _unlike(graph, f"{name} has shape {shape}, the manifest says {wanted}")
         for name, updated in self.layout.graph_caches()[graph]:
-            found, wanted_type = native.get_tensor_dtype(name).name, self.cache_type
+            found, wanted_type = native.get_tensor_dtype(name).name, DTYPES[self.form.cache_type]
             if found != wanted_type:
                 raise _unlike(graph, f"{name} is {found}, the manifest says {wanted_type}")
             if native.get_aliased_input_tensor(updated) != name:

@@ -18,7 +18,6 @@ from dflash_trt.executors.engine_bundle import EngineBundle
 from dflash_trt.executors.loader import Loader
 from dflash_trt.executors.tensorrt import TensorRtExecutor
 from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
-from dflash_trt.graph.form import Precision
 
 
 def open_device(bundle: Bundle) -> Device:
@@ -73,7 +72,7 @@ def open_engines(
                 limits,
                 layout,
                 engine_limits(manifest.limits, manifest.target, manifest.graph_form),
-                Precision(manifest.compute_dtype),
+                manifest.graph_form,
             ),
             device,
             Loader(library, load_library(library), kernel_cache if library.is_rtx else None),

@@ -20,7 +20,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.executors.base import Scores
 from dflash_trt.executors.caches import CacheLayout, CacheShape
 from dflash_trt.graph.bindings import GRAPH_NAMES
-from dflash_trt.graph.form import Precision
+from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.runtime import Engine, EngineOptions, Request, SamplingParams
 from tests.executors.steps import begin, decode_plainly, forward_rows, random_ids, speculate_until
 from tests.pairs import PairFactory, TinyPair
@@ -93,7 +93,7 @@ def stand_in(built: TinyPair, library: str, folder: Path) -> Machine:
         draft.layers,
         CacheShape(draft.kv_heads, draft.head_dim),
     )
-    bundle = EngineBundle(paths, cpu_limits, layout, shapes, Precision.FLOAT32)
+    bundle = EngineBundle(paths, cpu_limits, layout, shapes, GraphForm())
     return Machine(cuda, trt, bundle, library, folder)
 
 
@@ -306,7 +306,11 @@ def test_failures_are_one_line(
     [
         ({"limits": {"vocab_size": 300}}, r"logits has shape \[-1, -1, 256\], .* 300"),
         ({"shapes": {"cache_length": 256}}, "has shape .* 512, .* 256"),
-        ({"precision": Precision.FLOAT16}, "is FLOAT, the manifest says HALF"),
+        ({"form": {"precision": Precision.FLOAT16}}, "is FLOAT, the manifest says HALF"),
+        (
+            {"form": {"precision": Precision.FLOAT16, "cache_dtype": CacheDtype.FP8}},
+            "is FLOAT, the manifest says FP8",
+        ),
     ],
 )
 def test_an_engine_unlike_its_manifest_is_refused(
