@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from dflash_trt.bundle.engine_memory import split_scratch
 from dflash_trt.bundle.manifest import (
     EngineFile,
     EngineSet,
@@ -73,29 +74,34 @@ def check_engines(
     if options.plugins:
         check_settled_rows(limits.block_size)
     item = options.precision.item_bytes
-    models = (target_dims(pair), draft_dims(pair))
+    target, draft = target_dims(pair), draft_dims(pair)
     stored = {} if plan is None else plan.stored_bytes
     weights = _engine_bytes(pair.target.weights, item, stored.get("target", {}))
     weights += _engine_bytes(pair.draft.weights, item, stored.get("draft", {}))
-    positions, held = limits.max_batch * limits.max_seq_len, "linear caches"
-    shown = f"{limits.max_batch} × {limits.max_seq_len}"
+    capacity = engine_limits(limits, target, form).cache_length
+    positions, held = limits.max_batch * capacity, "linear caches"
+    shown = f"{limits.max_batch} × {capacity}"
     if pool is not None:
         positions, held = (pool.pages + 1) * pool.page_size, "paged caches"
         shown = f"{pool.pages} × {pool.page_size}"
-    caches = positions * sum(cache_bytes_per_token(dims, form) for dims in models)
+    caches = positions * sum(cache_bytes_per_token(dims, form) for dims in (target, draft))
     rows = max(limits.prefill_chunk, limits.max_batch * limits.block_size)
     gathered = rows * gathered_bytes(pair.target, item)
+    shares = 0
+    if options.plugins:
+        shares = split_scratch(target, draft, limits, form, capacity)
     largest = options.arch.largest_bytes
-    if weights + caches + gathered > largest:
+    if weights + caches + gathered + shares > largest:
         fix = f"lower --max-batch{', prefill_chunk' if gathered else ''} or --max-seq-len"
         if pool is not None:
             fix = f"lower --kv-pages{' or prefill_chunk' if gathered else ''}"
         if weights > largest:
             fix = "choose a smaller pair, or several GPUs with --executor trtllm"
         experts = f" and {gathered:,} of experts gathered for {rows} rows" if gathered else ""
+        split = f" and {shares:,} of attention's shares" if shares else ""
         raise DflashError(
-            f"{weights:,} bytes of weights and {caches:,} of {held} ({shown} positions){experts} "
-            f"exceed the largest {options.arch.name} device, {largest:,} bytes",
+            f"{weights:,} bytes of weights and {caches:,} of {held} ({shown} positions){experts}"
+            f"{split} exceed the largest {options.arch.name} device, {largest:,} bytes",
             fix=fix,
             usage=True,
         )

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from dflash_trt.bundle.build import BuildOptions, build_bundle
-from dflash_trt.bundle.manifest import Manifest
+from dflash_trt.bundle.engine_memory import bundle_scratch
+from dflash_trt.bundle.manifest import EngineSet, Manifest
 from dflash_trt.bundle.staging import check_destination
 from dflash_trt.bundle.summary import (
     cache_bytes,
@@ -256,7 +257,7 @@ def _show(output: Path, manifest: Manifest) -> None:
         click.echo(
             f"engines for {manifest.engines.arch} in {manifest.compute_dtype}: "
             + ", ".join(f"{graph} {format_size(size)}" for graph, size in sizes.items())
-            + f"; {_allocated(manifest)}"
+            + f"; {_allocated(manifest, manifest.engines)}"
         )
     if not manifest.tokenizer:
         click.echo(
@@ -264,17 +265,16 @@ def _show(output: Path, manifest: Manifest) -> None:
         )
 
 
-def _allocated(manifest: Manifest) -> str:
-    """What an engine bundle's caches take of the device, from the start."""
-    limits, pool = manifest.limits, manifest.page_pool
-    if pool is None:
-        count, shape = limits.max_batch * limits.max_seq_len, (limits.max_batch, limits.max_seq_len)
-    else:
-        count, shape = (pool.pages + 1) * pool.page_size, (pool.pages + 1, pool.page_size)
-    layout = "linear" if pool is None else "paged"
+def _allocated(manifest: Manifest, engines: EngineSet) -> str:
+    """What an engine bundle takes of the device beside its weights, from the start."""
+    layout, shape = "linear", (manifest.limits.max_batch, engines.cache_length)
+    if manifest.page_pool is not None:
+        layout, shape = "paged", (manifest.page_pool.pages + 1, manifest.page_pool.page_size)
+    size = sum(cache_bytes(manifest)) * shape[0] * shape[1]
+    shares = bundle_scratch(manifest)
     return (
-        f"{layout} caches {format_size(sum(cache_bytes(manifest)) * count)} ({shape[0]} × "
-        f"{shape[1]} positions, allocated whole)"
+        f"{layout} caches {format_size(size)} ({shape[0]} × {shape[1]} positions, allocated whole)"
+        + (f", shares of split attention {format_size(shares)}" if shares else "")
     )
 
 

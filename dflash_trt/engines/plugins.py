@@ -22,6 +22,7 @@ from dflash_trt.graph.functions import DFLASH_DOMAIN, TRT_DOMAIN, read_attention
 
 VERSION = "1"
 BLOCK_ATTENTION = "block_attention"
+SPLIT_ATTENTION = f"{BLOCK_ATTENTION}_split"
 INSTALL = "pip install 'dflash-trt[plugins]'"
 
 
@@ -86,6 +87,39 @@ def attention_head_dims() -> tuple[int, ...]:
     """The head sizes that there are attention kernels for."""
     known: tuple[int, ...] = _load("block_attention.launch").HEAD_DIMS
     return known
+
+
+def attention_scratch(
+    *,
+    capacity: int,
+    block_size: int,
+    window: int,
+    query_heads: int,
+    head_dim: int,
+    batch: int,
+    rows: int,
+) -> int:
+    """Bytes that one layer's attention leaves for its merge, in calls of up to `rows` rows.
+
+    The most of all calls: how many shares there are falls as rows grow. 0 where one launch is
+    enough, or no kernel has the head size.
+    """
+    launch = _load("block_attention.launch")
+    if head_dim not in launch.HEAD_DIMS:
+        return 0
+    sizes = (
+        launch.scratch_bytes(
+            capacity=capacity,
+            block_size=block_size,
+            window=window,
+            query_heads=query_heads,
+            head_dim=head_dim,
+            batch=batch,
+            rows=count,
+        )
+        for count in range(1, rows + 1)
+    )
+    return max(map(int, sizes))
 
 
 def hand_over(model: onnx.ModelProto, plugins: Collection[str]) -> onnx.ModelProto:
