@@ -15,6 +15,7 @@ from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.bundle.engines import engine_limits
 from dflash_trt.cli import main
 from dflash_trt.engines.profiles import profiles
+from dflash_trt.executors.base import KvPages
 from tests.commands.conftest import Run
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
@@ -46,9 +47,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, cuda: FakeCuda) -> F
     shapes = engine_limits(
         bundle.manifest.limits, bundle.manifest.target, bundle.manifest.graph_form
     )
+    pool = bundle.manifest.page_pool
+    pages = None if pool is None else KvPages(pool.pages, pool.page_size)
     for engine in bundle.manifest.engines.files:
         graph = folder / f"{engine.graph}.onnx"
-        plan = Plan(graph, profiles(engine.graph, shapes), shapes.cache_length)
+        plan = Plan(graph, profiles(engine.graph, shapes), shapes.cache_length, pages)
         trt.add(folder / engine.path, plan)
     monkeypatch.setattr("dflash_trt.engines.device.load_cuda", lambda: cuda)
     monkeypatch.setattr("dflash_trt.executors.open_engines.load_library", lambda library: trt)
