@@ -92,9 +92,14 @@ def check_engines(
         shares = split_scratch(target, draft, limits, form, capacity)
     largest = options.arch.largest_bytes
     if weights + caches + gathered + shares > largest:
-        fix = f"lower --max-batch{', prefill_chunk' if gathered else ''} or --max-seq-len"
-        if pool is not None:
-            fix = f"lower --kv-pages{' or prefill_chunk' if gathered else ''}"
+        levers = {
+            "--kv-pages": pool is not None,
+            "--max-batch": pool is None or shares > 0,
+            "prefill_chunk": gathered > 0,
+            "--max-seq-len": pool is None,
+        }
+        *others, last = [name for name, helps in levers.items() if helps]
+        fix = f"lower {', '.join(others)} or {last}" if others else f"lower {last}"
         if weights > largest:
             fix = "choose a smaller pair, or several GPUs with --executor trtllm"
         experts = f" and {gathered:,} of experts gathered for {rows} rows" if gathered else ""
