@@ -21,11 +21,12 @@ import click
 from dflash_plugins.compile import ARCHES
 from dflash_plugins.operation import FOLDERS
 from dflash_plugins.testing.gpu import GpuRunner, KernelLauncher, TorchRunner, load_driver
-from dflash_trt.engines.device import Device
+from dflash_trt.engines.device import Device, load_cuda
 from dflash_trt.engines.user_cache import user_cache_file
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.gpu_check import describe_machine
 
+COMPILE = "python -m dflash_plugins.compile"
 RECORDED = ("numpy", "cuda-python", "triton", "torch")
 
 
@@ -81,6 +82,21 @@ def _measure(folder: str, torch: Any, runner: TorchRunner) -> list[dict[str, Any
     return rows
 
 
+def open_device() -> Device:
+    """The GPU that is here.
+
+    Raises:
+        DflashError: there is none, or cuda-python is not installed.
+    """
+    load_cuda()
+    try:
+        return Device()
+    except DflashError as error:
+        raise DflashError(
+            error.what, fix=f"kernels are checked on an NVIDIA GPU; {COMPILE} needs none"
+        ) from error
+
+
 def describe(record: dict[str, Any]) -> list[str]:
     """The record as lines for a terminal."""
     gpu = record["machine"]["gpu"]
@@ -100,6 +116,8 @@ def describe(record: dict[str, Any]) -> list[str]:
             f", {rival} {seconds * 1e6:,.1f}" for rival, seconds in row["rival_seconds"].items()
         )
         share = f", {row['of_copy']:.0%} of copy" if "of_copy" in row else ""
+        if "flops_per_second" in row:
+            share = f", {row['flops_per_second'] / 1e12:,.0f} TFLOP/s"
         lines.append(f"{name}: {row['seconds'] * 1e6:,.1f} µs{share}{rivals}")
     return lines
 
@@ -123,7 +141,7 @@ def main(folders: tuple[str, ...], no_speed: bool, output: Path | None) -> None:
     if output is not None and not output.parent.is_dir():  # said before minutes of measuring
         raise click.ClickException(f"{output.parent}: no such folder")
     try:
-        device = Device()
+        device = open_device()
         torch = None if no_speed else importlib.import_module("torch")
         record = check(device, load_driver(), folders or FOLDERS, torch)
         device.close()

@@ -73,9 +73,7 @@ def compile_kernel(spec: KernelSpec, arch: str, folder: Path) -> CompiledKernel:
         DflashError: Triton language is not installed, the architecture is not one of ARCHES, or
             the kernel does not compile.
     """
-    if arch not in ARCHES:
-        known = ", ".join(ARCHES)
-        raise DflashError(f"{arch!r} is none of {known}", where="--arch", usage=True)
+    check_arch(arch)
     check_compiler()
     function = load_kernel(spec.kernel)
     stem = _stem(spec, function, arch)
@@ -105,6 +103,13 @@ def compile_kernel(spec: KernelSpec, arch: str, folder: Path) -> CompiledKernel:
 def is_kept(spec: KernelSpec, arch: str, folder: Path) -> bool:
     """Whether `folder` has the kernel of `spec` for `arch`, whole."""
     return _read(folder, _stem(spec, load_kernel(spec.kernel), arch), arch) is not None
+
+
+def check_arch(arch: str) -> None:
+    """Raises DflashError, which names ARCHES, for any other architecture."""
+    if arch not in ARCHES:
+        known = ", ".join(ARCHES)
+        raise DflashError(f"{arch!r} is none of {known}", where="--arch", usage=True)
 
 
 def check_compiler() -> None:
@@ -249,12 +254,15 @@ def resource_table(
 def main(arch: str, output: Path, as_json: bool) -> None:
     arches, cases = [name.strip() for name in arch.split(",")], main_cases()
     try:
+        for name in arches:  # before minutes of compiling for others
+            check_arch(name)
         output.mkdir(parents=True, exist_ok=True)
         rows = resource_table(cases, arches, output)
     except OSError as error:
         raise click.ClickException(f"{output}: {error.strerror}") from error
     except DflashError as error:
-        raise click.ClickException(error.message) from error
+        click.echo(f"Error: {error.message}", err=True)
+        raise click.exceptions.Exit(error.exit_code) from error
     specs = [case.kernel_spec(tactic) for case in cases for tactic in range(case.operation.tactics)]
     if not all(is_kept(spec, name, output) for spec in specs for name in arches):
         raise click.ClickException(f"{output}: the disk refuses what was compiled")

@@ -14,8 +14,14 @@ import pytest
 from dflash_plugins.block_attention.accuracy import accuracy_cases, check_bits, check_case
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
 from dflash_plugins.block_attention.inputs import Inputs, attend, expect, make_inputs, visible
-from dflash_plugins.block_attention.launch import RUN, needs_split, tile_positions
-from dflash_plugins.operation import Attributes, DType, next_power_of_two
+from dflash_plugins.block_attention.launch import (
+    MAX_SPLITS,
+    RUN,
+    attention_operations,
+    needs_split,
+    tile_positions,
+)
+from dflash_plugins.operation import Attributes, DType
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits, epsilon
 
@@ -173,14 +179,8 @@ def test_a_share_without_positions_is_not_written(interpreter: Interpreter) -> N
         split.attributes,
     )
     written = np.isfinite(outputs["shares"]).all(axis=(1, 3, 4))
-    assert written.tolist() == [[True, False, False, False], [False, True, True, False]]
+    assert written.tolist() == [[True, False, False], [False, True, True]]
     assert_same_bits(np.isnan(outputs["log_sums"]).all(axis=(1, 3)), ~written)
-
-
-@pytest.mark.parametrize("length", [96, 2 * RUN])
-def test_more_rows_than_a_program_has(interpreter: Interpreter, length: int) -> None:
-    shape = replace(shaped(2, 1, length=length), is_causal=True)
-    check(interpreter, shape, make_inputs(shape, [90], rows=70))
 
 
 @pytest.mark.parametrize("page_size", [None, 16])
@@ -231,8 +231,21 @@ def test_short_windows_and_caches_take_one_launch() -> None:
     assert needs_split(131072, 16, window=4096)
     for length in (RUN + 1, 8192, 131072):
         split = make_cases("", shaped(length=length), batch=1)[0]
-        splits = split.launch().constants["SPLITS"]
-        assert splits == min(32, next_power_of_two(-(-length // RUN)))
+        splits = split.launch().extras[2]
+        assert splits == min(MAX_SPLITS, -(-length // RUN))
+    merge = make_cases("", shaped(length=RUN + 1), batch=1)[1]
+    assert merge.launch().extras[1] == 2
+
+
+@pytest.mark.parametrize("is_quantized", [False, True])
+@pytest.mark.parametrize("is_paged", [False, True])
+def test_operations_are_found_by_layout_and_type(is_paged: bool, is_quantized: bool) -> None:
+    forms = {"is_paged": is_paged, "is_quantized": is_quantized}
+    suffix = f"{'_paged' * is_paged}{'_fp8' * is_quantized}"
+    (only,) = attention_operations(131072, 16, 128, **forms)
+    assert only.name == f"block_attention{suffix}"
+    split, merge = attention_operations(131072, 16, 0, **forms)
+    assert (split.name, merge.name) == (f"block_attention_split{suffix}", "block_attention_merge")
 
 
 @pytest.mark.parametrize(

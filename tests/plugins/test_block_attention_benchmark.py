@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from dflash_plugins.block_attention.benchmark import (
     PAIRS,
+    TARGETS,
     Point,
     Tensors,
     make_tensors,
@@ -26,10 +27,10 @@ class InterpretingRunner:
 
     def __init__(self, interpreter: Interpreter) -> None:
         self.interpreter = interpreter
-        self.names: list[str] = []
+        self.names: list[tuple[str, int]] = []
 
-    def prepare(self, case: Case, tensors: Tensors) -> tuple[Work, Tensors]:
-        self.names.append(case.operation.name)
+    def prepare(self, case: Case, tensors: Tensors, tactic: int = 0) -> tuple[Work, Tensors]:
+        self.names.append((case.operation.name, tactic))
         specs = case.operation.output_specs(case.inputs)
         outputs = {name: torch.empty(spec.shape) for name, spec in specs.items()}
 
@@ -39,7 +40,7 @@ class InterpretingRunner:
                 tensor = tensors[name]
                 bits = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
                 arrays[name] = bits.numpy().view(case.inputs[name].dtype.numpy)
-            results = self.interpreter.run(case.operation.name, arrays, case.attributes)
+            results = self.interpreter.run(case.operation.name, arrays, case.attributes, tactic)
             for name, result in results.items():
                 outputs[name].copy_(torch.from_numpy(result))
 
@@ -55,19 +56,44 @@ class InterpretingRunner:
 def test_rivals_compute_the_same(interpreter: Interpreter, cache: DType) -> None:
     shape = AttentionShape(2, 1, 64, 576, block_size=4, compute=DType.FLOAT32, cache=cache)
     runner = InterpretingRunner(interpreter)
-    row = measure(torch, Point("small", shape, 2, 570), runner, "cpu")
+    row = measure(torch, Point("small", shape, 2, 570, 4), runner, "cpu")
     assert row["error"] < 1e-5
     assert set(row["rival_seconds"]) == {"sdpa", "flex_attention", "concatenate"}
-    assert len(runner.names) == row["launches"] == 2
+    names = ["block_attention_split" + "_fp8" * (cache is DType.FLOAT8), "block_attention_merge"]
+    assert runner.names == [(names[0], 0), (names[1], 0), (names[0], 1), (names[1], 0)]
+    assert (row["launches"], row["tactic_seconds"]) == (2, [1.0, 1.0])
     kv, rows = 2 * 574 * 64 * cache.numpy.itemsize, 2 * 4 * 2 * 64 * 4
     assert row["bytes_per_second"] == row["required_bytes"] == 2 * (kv + rows)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("window", [0, 20])
+def test_a_chunks_rivals_compute_the_same(interpreter: Interpreter, window: int) -> None:
+    shape = AttentionShape(
+        2,
+        1,
+        64,
+        128,
+        block_size=4,
+        is_causal=True,
+        window=window,
+        compute=DType.FLOAT32,
+        cache=DType.FLOAT32,
+    )
+    point = Point("small", shape, 1, 70, 40)
+    row = measure(torch, point, InterpretingRunner(interpreter), "cpu")
+    assert (row["failed_rivals"], set(row["rival_seconds"])) == ({}, {"sdpa", "flex_attention"})
+    assert row["error"] < 1e-5
+    keys = 40 * window if window else sum(range(71, 111))
+    assert row["flops_per_second"] == row["required_flops"] == 4 * 2 * 64 * keys
+    assert "bytes_per_second" not in row
 
 
 def test_paged_points_have_no_rivals_and_scattered_pages(interpreter: Interpreter) -> None:
     shape = AttentionShape(
         2, 1, 64, 96, block_size=4, page_size=32, compute=DType.FLOAT32, cache=DType.FLOAT32
     )
-    point = Point("small", shape, 2, 80)
+    point = Point("small", shape, 2, 80, 4)
     row = measure(torch, point, InterpretingRunner(interpreter), "cpu")
     assert (row["error"], row["rival_seconds"], row["launches"]) == (None, {}, 1)
     assert row["failed_rivals"] == {}
@@ -77,7 +103,10 @@ def test_paged_points_have_no_rivals_and_scattered_pages(interpreter: Interprete
 
 def test_every_pair_cache_layout_context_and_batch_is_measured() -> None:
     found = points()
-    assert len({point.name for point in found}) == len(found) == len(PAIRS) * 2 * 2 * 4 * 3
+    assert len({point.name for point in found}) == len(found)
+    chunks = [point for point in found if point.is_chunk]
+    assert len(chunks) == len(TARGETS) * 2 * 2 * 3
+    assert len(found) - len(chunks) == len(PAIRS) * 2 * 2 * 4 * 3
     largest = max(found, key=lambda point: point.allocated_bytes)
     assert (largest.batch, largest.context) == (64, 131_072)
     assert 30e9 < largest.required_bytes < largest.allocated_bytes < 40e9

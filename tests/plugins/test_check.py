@@ -101,7 +101,12 @@ def test_a_gpu_without_kernels_and_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
         "Error: there are no kernels for sm_89, Stand-in GPU\n",
     )
     monkeypatch.setattr(checking, "Device", lambda: Device(FakeCuda(count=0)))
-    assert "no CUDA device" in run().output
+    outcome = run()
+    assert (outcome.exit_code, outcome.output) == (
+        1,
+        "Error: no CUDA device: none is visible to this process; kernels are checked on an NVIDIA"
+        " GPU; python -m dflash_plugins.compile needs none\n",
+    )
 
 
 def test_a_record_that_could_not_be_kept_is_refused_first(tmp_path: Path) -> None:

@@ -129,9 +129,19 @@ def test_the_command_prints_a_row_for_each_kernel(
     assert sorted(path.suffix for path in tmp_path.iterdir()) == sorted(
         [".cubin", ".json", ".ptx"] * 2
     )
-    refused = CliRunner().invoke(main, ["--arch", "sm_80", "-o", str(tmp_path)])
-    assert refused.exit_code == 1
-    assert "'sm_80' is none of sm_90a" in refused.output
+
+
+def test_an_unknown_architecture_is_wrong_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said before anything is compiled for those that are known."""
+    monkeypatch.setattr(compilation, "_compile", lambda *arguments: pytest.fail("compiled"))
+    refused = CliRunner().invoke(main, ["--arch", "sm_90a,sm_80", "-o", str(tmp_path / "out")])
+    assert (refused.exit_code, refused.output) == (
+        2,
+        "Error: --arch: 'sm_80' is none of sm_90a, sm_100a, sm_103a, sm_120a\n",
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_takes_nothing_is_no_success(

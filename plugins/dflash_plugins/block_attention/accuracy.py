@@ -5,7 +5,9 @@ The interpreter cannot prove those; whoever launches kernels on a GPU passes its
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -14,7 +16,10 @@ from dflash_plugins.block_attention.inputs import attend, expect, make_inputs
 from dflash_plugins.block_attention.launch import RUN
 from dflash_plugins.operation import DType
 from dflash_plugins.testing.guarded import Run
-from dflash_plugins.testing.numeric import Accuracy, epsilon, judge
+from dflash_plugins.testing.numeric import Accuracy, Array, epsilon, judge
+
+TacticRun = Callable[..., Mapping[str, Array]]
+"""A Run that a tactic may be named to."""
 
 ROUNDINGS = 4
 """Of the compute type, that a result may be off: of q k^T's scaling, the weights, and itself."""
@@ -22,13 +27,17 @@ ROUNDINGS = 4
 
 @dataclass(frozen=True, slots=True)
 class AccuracyCase:
-    """An attention over sequences of `lengths` positions, with `rows` (block_size) rows each."""
+    """An attention over sequences of `lengths` positions, with `rows` (block_size) rows each.
+
+    `tactic` is that of its launch.
+    """
 
     name: str
     shape: AttentionShape
     lengths: tuple[int, ...]
     rows: int | None = None
     has_sinks: bool = False
+    tactic: int = 0
 
 
 def accuracy_cases() -> list[AccuracyCase]:
@@ -56,22 +65,47 @@ def accuracy_cases() -> list[AccuracyCase]:
                     title = f"{name}, {form}, {compute.kernel_name}, {cache.kernel_name} cache"
                     has_sinks = form in ("verify", "window")
                     found.append(AccuracyCase(title, typed, lengths, has_sinks=has_sinks))
-    prefill = replace(heads["heads of 128"], is_causal=True)
-    found.append(AccuracyCase("more rows than a program has", prefill, (600, 200), 200))
-    one_row = replace(prefill, block_size=8)
+    verify = replace(heads["heads of 128"], is_causal=True)
+    one_row = replace(verify, block_size=8)
     found.append(AccuracyCase("one row", one_row, (1, 64, 1500), 1))
-    far = replace(prefill, length=33 * RUN)
+    far = replace(verify, length=33 * RUN)
     found.append(AccuracyCase("positions past the runs", far, (33 * RUN, 33 * RUN - 100)))
-    return found
+    return found + chunk_cases()
 
 
-def check_accuracy(run: Run) -> list[Accuracy]:
+def chunk_cases() -> list[AccuracyCase]:
+    """Prompts' chunks as targets have them, by every tactic: with shares, one share, and none."""
+    targets = {
+        "heads of 64": AttentionShape(16, 2, 64, 4 * RUN, is_causal=True, page_size=32),
+        "heads of 128": AttentionShape(
+            8, 2, 128, 4 * RUN, block_size=16, is_causal=True, page_size=32
+        ),
+        "window": AttentionShape(16, 2, 64, 4 * RUN, is_causal=True, window=128, page_size=32),
+    }
+    return [
+        AccuracyCase(
+            f"{name}, {cache.kernel_name} cache, chunk of {rows}, tactic {tactic}",
+            replace(shape, cache=cache),
+            (rows, rows + 700),
+            rows,
+            has_sinks=True,
+            tactic=tactic,
+        )
+        for name, shape in targets.items()
+        for cache in (DType.BFLOAT16, DType.FLOAT8)
+        for rows in (17, 100, 512)
+        for tactic in (0, 1)
+    ]
+
+
+def check_accuracy(run: TacticRun) -> list[Accuracy]:
     """Every case against float64, and what no row's bits may depend on."""
     return [*(check_case(run, case) for case in accuracy_cases()), check_bits(run)]
 
 
-def check_case(run: Run, case: AccuracyCase) -> Accuracy:
+def check_case(run: TacticRun, case: AccuracyCase) -> Accuracy:
     """One case against float64; what a kernel must not read is NaN."""
+    run = partial(run, tactic=case.tactic) if case.tactic else run
     inputs = make_inputs(case.shape, case.lengths, case.rows, has_sinks=case.has_sinks)
     actual, expected = attend(run, case.shape, inputs), expect(case.shape, inputs)
     bound = ROUNDINGS * epsilon(case.shape.compute.numpy)

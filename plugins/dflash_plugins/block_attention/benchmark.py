@@ -1,7 +1,7 @@
 """`block_attention` on a GPU: what is measured, the bytes that it must move, and its rivals.
 
-The draft's attention (no mask) of public pairs, over contexts and batches of one length each.
-PyTorch gives the memory and the rivals.
+The draft's attention (no mask) of public pairs, over contexts and batches of one length each, and
+the target's (causal) over chunks of a prompt. PyTorch gives the memory and the rivals.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
-from dflash_plugins.operation import DType
+from dflash_plugins.operation import Case, DType
 from dflash_plugins.testing.gpu import TorchRunner, Work, torch_type
 from dflash_trt.errors import one_line
 
@@ -26,34 +26,60 @@ PAIRS = {
     "qwen3-8b": AttentionShape(32, 8, 128, 0, block_size=16),
     "gpt-oss": AttentionShape(64, 8, 64, 0, block_size=8),
 }
+TARGETS = {
+    "qwen3-8b": replace(PAIRS["qwen3-8b"], is_causal=True),
+    "gpt-oss": replace(PAIRS["gpt-oss"], is_causal=True),
+    "gpt-oss window": replace(PAIRS["gpt-oss"], is_causal=True, window=128),
+}
+CHUNK_ROWS, CHUNK_CONTEXTS = 512, (0, 8192, 130_560)
 KV_SCALES = (0.5, 0.25)
-CHUNK = 1 << 22
+RANDOM_ELEMENTS = 1 << 22
 """Random elements that fill a cache over and over: more than any processor keeps beside it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measurement: `batch` sequences that hold `context` positions before their block."""
+    """One measurement: `batch` sequences that hold `context` positions before `rows` of theirs."""
 
     name: str
     shape: AttentionShape
     batch: int
     context: int
+    rows: int
+
+    @property
+    def cases(self) -> list[Case]:
+        return make_cases(self.name, self.shape, batch=self.batch, rows=self.rows)
+
+    @property
+    def is_chunk(self) -> bool:
+        """Whether products take the time, not the cache's bytes."""
+        return self.rows > self.shape.block_size
 
     @property
     def required_bytes(self) -> int:
-        """K and V of the positions held, read once; q, read once; attended, written once."""
-        shape, held = self.shape, self.context + self.shape.block_size
-        kv = 2 * held * shape.kv_heads * shape.cache.numpy.itemsize
-        rows = 2 * shape.block_size * shape.query_heads * shape.compute.numpy.itemsize
+        """K and V of the positions seen, read once; q, read once; attended, written once."""
+        shape, held = self.shape, self.context + self.rows
+        seen = min(held, shape.window + self.rows - 1) if shape.window else held
+        kv = 2 * seen * shape.kv_heads * shape.cache.numpy.itemsize
+        rows = 2 * self.rows * shape.query_heads * shape.compute.numpy.itemsize
         return self.batch * (kv + rows) * shape.head_dim
+
+    @property
+    def required_flops(self) -> int:
+        """Of both products, a multiply and an add each, over the keys that each row sees."""
+        shape = self.shape
+        seen = [self.context + self.rows] * self.rows
+        if shape.is_causal:
+            seen = [self.context + row + 1 for row in range(self.rows)]
+        keys = sum(min(one, shape.window) if shape.window else one for one in seen)
+        return 4 * self.batch * shape.query_heads * shape.head_dim * keys
 
     @property
     def allocated_bytes(self) -> int:
         """All inputs and outputs, what the split leaves for its merge included."""
-        cases = make_cases(self.name, self.shape, batch=self.batch)
-        specs = dict(cases[0].inputs)
-        for case in cases:
+        specs = dict(self.cases[0].inputs)
+        for case in self.cases:
             specs |= case.operation.output_specs(case.inputs)
         return sum(math.prod(one.shape) * one.dtype.numpy.itemsize for one in specs.values())
 
@@ -61,30 +87,88 @@ class Point:
 def points() -> list[Point]:
     """Every pair, type of cache, layout, context and batch; caches as long as they must be."""
     found = []
-    for pair, shape in PAIRS.items():
-        for cache in (DType.BFLOAT16, DType.FLOAT8):
-            for page_size in (None, PAGE_SIZE):
+    for cache in (DType.BFLOAT16, DType.FLOAT8):
+        for page_size in (None, PAGE_SIZE):
+            kind = f"{cache.kernel_name}{' paged' if page_size else ''}"
+            form: dict[str, Any] = {"cache": cache, "page_size": page_size}
+            for pair, shape in PAIRS.items():
                 for context in CONTEXTS:
-                    length = -(-(context + shape.block_size) // PAGE_SIZE) * PAGE_SIZE
-                    sized = replace(shape, cache=cache, page_size=page_size, length=length)
-                    kind = f"{pair} {cache.kernel_name}{' paged' if page_size else ''}"
+                    sized = _sized(replace(shape, **form), context + shape.block_size)
                     found += [
-                        Point(f"{kind}, {batch} × {context} positions", sized, batch, context)
+                        Point(
+                            f"{pair} {kind}, {batch} × {context} positions",
+                            sized,
+                            batch,
+                            context,
+                            shape.block_size,
+                        )
                         for batch in BATCHES
                     ]
+            for target, shape in TARGETS.items():
+                for context in CHUNK_CONTEXTS:
+                    sized = _sized(replace(shape, **form), context + CHUNK_ROWS)
+                    name = f"{target} target {kind}, chunk of {CHUNK_ROWS} at {context}"
+                    found.append(Point(name, sized, 1, context, CHUNK_ROWS))
     return found
 
 
-def measure(torch: Any, point: Point, runner: TorchRunner, device: str = "cuda") -> dict[str, Any]:
-    """The kernels' time at `point` and their rivals', which compute the same.
+def _sized(shape: AttentionShape, held: int) -> AttentionShape:
+    return replace(shape, length=-(-held // PAGE_SIZE) * PAGE_SIZE)
 
-    `error` is the largest difference from a rival, relative to the largest value.
+
+def measure(torch: Any, point: Point, runner: TorchRunner, device: str = "cuda") -> dict[str, Any]:
+    """The kernels' time at `point` by their fastest tactic, and that of rivals, which compute the
+    same.
+
+    `error` is the largest difference of any tactic from a rival, relative to the largest value.
     """
     tensors = make_tensors(torch, point, device)
+    runs = [
+        _prepare(point, runner, tensors, tactic)
+        for tactic in range(point.cases[0].operation.tactics)
+    ]
+    tactic_seconds = [runner.seconds(attend) for attend, _ in runs]
+    seconds = min(tactic_seconds)
+    error = None
+    rival_seconds: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    for name, rival in alternatives(torch, point, tensors).items():
+        try:
+            expected = rival().float()
+            for _, attended in runs:
+                difference = (attended.float() - expected).abs().max()
+                error = max(error or 0.0, float(difference / expected.abs().max()))
+            rival_seconds[name] = runner.seconds(rival)
+        except RuntimeError as reason:  # a rival out of memory, or that does not compile
+            failed[name] = one_line(reason)
+    if point.is_chunk:
+        flops = point.required_flops
+        work = {"required_flops": flops, "flops_per_second": flops / seconds}
+    else:
+        size = point.required_bytes
+        work = {"required_bytes": size, "bytes_per_second": size / seconds}
+    return {
+        "operation": "block_attention",
+        "case": point.name,
+        "batch": point.batch,
+        "context": point.context,
+        "rows": point.rows,
+        "launches": len(point.cases),
+        "seconds": seconds,
+        "tactic_seconds": tactic_seconds,
+        **work,
+        "error": error,
+        "rival_seconds": rival_seconds,
+        "failed_rivals": failed,
+    }
+
+
+def _prepare(point: Point, runner: TorchRunner, tensors: Tensors, tactic: int) -> tuple[Work, Any]:
+    """What attends by `tactic`, and where its result will be."""
     steps: list[Work] = []
     known = dict(tensors)
-    for case in make_cases(point.name, point.shape, batch=point.batch):
-        work, outputs = runner.prepare(case, known)
+    for case in point.cases:
+        work, outputs = runner.prepare(case, known, min(tactic, case.operation.tactics - 1))
         steps.append(work)
         known |= outputs
 
@@ -92,49 +176,25 @@ def measure(torch: Any, point: Point, runner: TorchRunner, device: str = "cuda")
         for step in steps:
             step()
 
-    seconds = runner.seconds(attend)
-    error = None
-    rival_seconds: dict[str, float] = {}
-    failed: dict[str, str] = {}
-    for name, rival in alternatives(torch, point, tensors).items():
-        try:
-            expected = rival().float()
-            difference = (known["attended"].float() - expected).abs().max()
-            error = max(error or 0.0, float(difference / expected.abs().max()))
-            rival_seconds[name] = runner.seconds(rival)
-        except RuntimeError as reason:  # a rival out of memory, or that does not compile
-            failed[name] = one_line(reason)
-    return {
-        "operation": "block_attention",
-        "case": point.name,
-        "batch": point.batch,
-        "context": point.context,
-        "launches": len(steps),
-        "seconds": seconds,
-        "required_bytes": point.required_bytes,
-        "bytes_per_second": point.required_bytes / seconds,
-        "error": error,
-        "rival_seconds": rival_seconds,
-        "failed_rivals": failed,
-    }
+    return attend, known["attended"]
 
 
 def make_tensors(torch: Any, point: Point, device: str) -> Tensors:
     """Random inputs of `point`, every page somewhere else."""
-    (first, *_) = make_cases(point.name, point.shape, batch=point.batch)
+    first = point.cases[0]
     shape, generator = point.shape, torch.Generator(device=device).manual_seed(0)
-    chunk = torch.randn(CHUNK, generator=generator, device=device)
+    chunk = torch.randn(RANDOM_ELEMENTS, generator=generator, device=device)
     tensors: Tensors = {}
     for name in ("q", "k_cache", "v_cache"):
         spec = first.inputs[name]
         tensors[name] = torch.empty(spec.shape, dtype=torch_type(torch, spec), device=device)
         flat, scale = tensors[name].view(-1), shape.head_dim**-0.5 if name == "q" else 1.0
         values = (chunk * scale).to(flat.dtype)
-        for begin in range(0, flat.numel(), CHUNK):
-            part = flat[begin : begin + CHUNK]
+        for begin in range(0, flat.numel(), RANDOM_ELEMENTS):
+            part = flat[begin : begin + RANDOM_ELEMENTS]
             part.copy_(values[: part.numel()])
         chunk = chunk.roll(1)
-    held = point.context + shape.block_size
+    held = point.context + point.rows
     tensors["key_value_lengths"] = torch.full(
         (point.batch,), held, dtype=torch.int32, device=device
     )
@@ -158,9 +218,10 @@ def alternatives(torch: Any, point: Point, tensors: Mapping[str, Any]) -> dict[s
         return {}
     from torch.nn.attention.flex_attention import flex_attention
 
-    q, held = tensors["q"], point.context + point.shape.block_size
+    q, held = tensors["q"], point.context + point.rows
     scaled_dot_product = torch.nn.functional.scaled_dot_product_attention
     flex = torch.compile(flex_attention, dynamic=False) if q.is_cuda else flex_attention
+    mask, block_mask = _masks(torch, point, q.device) if point.shape.is_causal else (None, None)
 
     def cache(name: str, scale: float) -> Any:
         rows = tensors[name][:, :, :held]
@@ -175,8 +236,27 @@ def alternatives(torch: Any, point: Point, tensors: Mapping[str, Any]) -> dict[s
         )
         return scaled_dot_product(q, *both, scale=1.0, enable_gqa=True)
 
-    return {
-        "sdpa": lambda: scaled_dot_product(q, *kv(), scale=1.0, enable_gqa=True),
-        "flex_attention": lambda: flex(q, *kv(), scale=1.0, enable_gqa=True),
-        "concatenate": concatenate,
+    found = {
+        "sdpa": lambda: scaled_dot_product(q, *kv(), attn_mask=mask, scale=1.0, enable_gqa=True),
+        "flex_attention": lambda: flex(q, *kv(), block_mask=block_mask, scale=1.0, enable_gqa=True),
     }
+    return found if point.is_chunk else found | {"concatenate": concatenate}
+
+
+def _masks(torch: Any, point: Point, device: Any) -> tuple[Any, Any]:
+    """The causal mask, in a window where there is one, as each rival takes it."""
+    from torch.nn.attention.bias import causal_lower_right
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    rows, held, window = point.rows, point.context + point.rows, point.shape.window
+
+    def is_seen(batch: Any, head: Any, row: Any, key: Any) -> Any:
+        position = row + point.context
+        seen = key <= position
+        return seen & (key > position - window) if window else seen
+
+    block_mask = create_block_mask(is_seen, None, None, rows, held, device=device)
+    if not window:
+        return causal_lower_right(rows, held), block_mask
+    row, key = (torch.arange(count, device=device) for count in (rows, held))
+    return is_seen(None, None, row[:, None], key[None, :]), block_mask

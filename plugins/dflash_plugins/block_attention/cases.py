@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dflash_plugins.block_attention.launch import MERGE, OPERATIONS, needs_split
 from dflash_plugins.operation import Case, DType, TensorSpec
@@ -51,7 +52,8 @@ def make_cases(
     if not shape.is_split:
         return [first]
     merged = {"q": q, **operation.output_specs(inputs), **lengths, **sinks}
-    return [first, Case(name, MERGE, merged, {"window": shape.window})]
+    seen = {name: attributes[name] for name in MERGE.attributes}
+    return [first, Case(name, MERGE, merged, seen)]
 
 
 def _cache_specs(shape: AttentionShape, batch: int) -> dict[str, TensorSpec]:
@@ -68,22 +70,32 @@ def _cache_specs(shape: AttentionShape, batch: int) -> dict[str, TensorSpec]:
 
 
 def main_cases() -> list[Case]:
-    """Each operation as public pairs have it: Qwen3-8B, gpt-oss, and heads of 256."""
-    qwen = AttentionShape(32, 8, 128, 131072, block_size=16)
-    verify = replace(qwen, is_causal=True, page_size=32)
-    gpt_oss = AttentionShape(64, 8, 64, 131072, is_causal=True)
-    window = replace(gpt_oss, window=128)
-    wide = AttentionShape(16, 4, 256, 131072, block_size=16)
-    float8 = DType.FLOAT8
+    """Each operation as public pairs have it, and heads of 256.
+
+    A target's are of causal rows, for its verify steps and its prompts alike. Llama-3.1-8B's heads
+    are those of Qwen3-8B.
+    """
+    draft = AttentionShape(32, 8, 128, 131072, block_size=16)
+    paged: dict[str, Any] = {"page_size": 32}
+    float8: dict[str, Any] = {"cache": DType.FLOAT8}
+    targets = {
+        "qwen3-8b target": replace(draft, is_causal=True),
+        "gpt-oss target": AttentionShape(64, 8, 64, 131072, is_causal=True),
+        "gpt-oss target window": AttentionShape(64, 8, 64, 131072, is_causal=True, window=128),
+    }
+    forms = {"paged": paged, "fp8": float8, "paged fp8": paged | float8}
     shapes = {
-        "gpt-oss window": window,
-        "gpt-oss window paged fp8": replace(window, cache=float8, page_size=32),
-        "gpt-oss verify fp8": replace(gpt_oss, cache=float8),
+        f"{name} {form}": replace(shape, **changes)
+        for name, shape in targets.items()
+        for form, changes in forms.items()
+    }
+    wide = AttentionShape(16, 4, 256, 131072, block_size=16)
+    shapes |= {
+        "qwen3-8b draft paged fp8": replace(draft, **forms["paged fp8"]),
+        "gpt-oss draft window": AttentionShape(64, 8, 64, 131072, window=128),
         "heads of 256": wide,
-        "heads of 256 window paged": replace(wide, window=128, page_size=32),
-        "gpt-oss window fp8": replace(window, cache=float8),
-        "qwen3-8b verify paged": verify,
-        "qwen3-8b verify paged fp8": replace(verify, cache=float8),
+        "heads of 256 window paged": replace(wide, window=128, **paged),
     }
     firsts = [make_cases(name, shape, batch=8)[0] for name, shape in shapes.items()]
-    return [*firsts, *make_cases("qwen3-8b draft", qwen, batch=8)]
+    merge = make_cases("gpt-oss target", targets["gpt-oss target"], batch=8)[1]
+    return [*firsts, merge, *make_cases("qwen3-8b draft", draft, batch=8)]

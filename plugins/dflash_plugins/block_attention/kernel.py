@@ -2,26 +2,32 @@
 
 An ahead-of-time plugin is exactly one launch without a workspace. Where few positions can be seen
 one program per KV head is enough, and `block_attention` writes the result. Else
-`block_attention_split` gives each KV head SPLITS programs, which write the attention over their
+`block_attention_split` gives each KV head several programs, which write the attention over their
 shares of the cache to outputs that `block_attention_merge` joins: two plugins, one launch each.
 A single launch in which the last program reduces would need counters that are zero beforehand,
 and a plugin's outputs are not; atomic sums would make results depend on timing.
 
-Shares. Cache positions below SPLITS·RUN go to programs in runs of RUN, those above in tiles of
-TILE, in turn. So a share depends on positions alone, never on lengths, the batch or the
-neighbours: a causal row has the same operations in the same order whatever S, the sequence's
-length or its slot; and short contexts are not cut into shares so small that writing them costs
-more than reading the cache. Tiles outside of [first visible, length) are not read, and programs
-without a position return at once: work follows the positions held, but for B·H_kv·SPLITS launches.
+Shares. Cache positions below splits·RUN go to programs in runs of RUN, those above in tiles of
+TILE, in turn. So a share depends on positions and on `splits` alone, never on lengths, the batch
+or the neighbours; and short contexts are not cut into shares so small that writing them costs more
+than reading the cache. Tiles that no row of a program sees are not read, and programs without a
+position return at once: work follows the positions held, but for B·H_kv·splits launches.
+
+A call's rows decide on `splits` (launch.py): a block has the most, so a causal row of it has the
+same operations in the same order whatever S, the sequence's length or its slot. A prompt's chunk
+has fewer the more rows it has, down to one: its rows are programs enough, and shares of them all
+would be hundreds of megabytes that are written and read again.
 
 Cost of splitting: each share that has positions is written and read once more as float32, which
 against its part of the cache is 2·4·group·S / (RUN·2·bytes of a cache element): an eighth for
-group 4, S 8, RUN 512 and bfloat16, less above SPLITS·RUN positions. The outputs are allocated for
-SPLITS shares: B·H_q·SPLITS·S·(D + 1) floats.
+group 4, S 8, RUN 512 and bfloat16, less above splits·RUN positions. The outputs are allocated
+whether written or not: B·H_q·splits·S·(D + 1) floats.
 
 Rows. All group·S rows of a KV head are one tile, so the cache is read once however many query
 heads share it. Row m of a KV head is query head m // S of its group and row m % S of the block,
-which is how q [B,H_q,S,D] lies in memory. More than BLOCK_M rows take several programs.
+which is how q [B,H_q,S,D] lies in memory. More than BLOCK_M rows take several programs; those of a
+chunk each see fewer positions than the chunk: their own rows' windows, and none past them where
+causal.
 
 Products run in q's type with float32 sums; a narrower cache (bfloat16, FP8) is widened to it first.
 q is pre-scaled by 1/sqrt(D), as for `trt::TRT_Attention`.
@@ -36,33 +42,38 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def tile_range(split, first, end, SPLITS: tl.constexpr, RUN: tl.constexpr, TILE: tl.constexpr):
+def tile_range(split, first, end, splits, RUN: tl.constexpr, TILE: tl.constexpr):
     """The half-open range of `split`'s own tile indices that touch positions [first, end)."""
     run_tiles: tl.constexpr = RUN // TILE
     run_start = split * RUN
     run_begin = tl.minimum(tl.maximum(first - run_start, 0) // TILE, run_tiles)
     run_end = tl.minimum(tl.cdiv(tl.maximum(end - run_start, 0), TILE), run_tiles)
-    dealt_first = tl.maximum(first - SPLITS * RUN, 0) // TILE
-    dealt_end = tl.cdiv(tl.maximum(end - SPLITS * RUN, 0), TILE)
-    dealt_begin = (dealt_first + SPLITS - 1 - split) // SPLITS
+    dealt_first = tl.maximum(first - splits * RUN, 0) // TILE
+    dealt_end = tl.cdiv(tl.maximum(end - splits * RUN, 0), TILE)
+    dealt_begin = (dealt_first + splits - 1 - split) // splits
     begin = tl.where(run_begin < run_tiles, run_begin, run_tiles + dealt_begin)
-    return begin, run_end + (dealt_end + SPLITS - 1 - split) // SPLITS
+    return begin, run_end + (dealt_end + splits - 1 - split) // splits
 
 
 @triton.jit
-def tile_position(split, index, SPLITS: tl.constexpr, RUN: tl.constexpr, TILE: tl.constexpr):
+def tile_position(split, index, splits, RUN: tl.constexpr, TILE: tl.constexpr):
     """The first cache position of tile `index` of `split`."""
     run_tiles: tl.constexpr = RUN // TILE
-    dealt = SPLITS * RUN + ((index - run_tiles) * SPLITS + split) * TILE
+    dealt = splits * RUN + ((index - run_tiles) * splits + split) * TILE
     return tl.where(index < run_tiles, split * RUN + index * TILE, dealt)
 
 
 @triton.jit
-def first_visible(start, WINDOW: tl.constexpr):
-    """The first position that any row of a block at `start` sees; WINDOW 0 is no window."""
+def visible_range(nearest, furthest, length, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """The half-open range that rows at positions `nearest` to `furthest` see; WINDOW 0 is none."""
+    first = nearest * 0
     if WINDOW > 0:
-        return tl.maximum(start - WINDOW + 1, 0)
-    return start * 0
+        first = tl.maximum(nearest - WINDOW + 1, 0)
+    if CAUSAL:
+        return first, tl.minimum(length, furthest + 1)
+    if WINDOW > 0:
+        return first, tl.minimum(length, furthest + WINDOW)
+    return first, length
 
 
 @triton.jit
@@ -73,15 +84,15 @@ def block_attention(
     key_value_lengths,  # int32 [B], the block's own S rows included, which are the last
     page_table,  # int32 [B,max_pages], or None; capacity is max_pages · page_size
     kv_scales,  # float32 [2] of K and V, or None
-    sinks,  # float32 [H_q], logits of a key without a value; None where SPLITS > 1
+    sinks,  # float32 [H_q], logits of a key without a value; None where there are shares
     rows,  # S
     capacity,
-    attended,  # [B,H_q,S,D] where SPLITS = 1, else None, and the shares instead:
-    shares,  # float32 [B,H_q,SPLITS,S,D], each the attention over its own keys
-    log_sums,  # float32 [B,H_q,SPLITS,S], log2 of its sum of exponentials
+    splits,  # 1 where there are no shares
+    attended,  # [B,H_q,S,D], or None, and the shares instead:
+    shares,  # float32 [B,H_q,splits,S,D], each the attention over its own keys
+    log_sums,  # float32 [B,H_q,splits,S], log2 of its sum of exponentials
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
     RUN: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -89,25 +100,28 @@ def block_attention(
     WINDOW: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
 ):
-    """One share of one sequence's KV head; grid (SPLITS · row blocks, H_kv, B).
+    """One share of some rows of one sequence's KV head; grid (splits · row blocks, H_kv, B).
 
-    A share that holds no position stays unwritten.
+    A share that holds no position that these rows see stays unwritten.
     """
-    split = tl.program_id(0) % SPLITS
-    row_block = tl.program_id(0) // SPLITS
+    split = tl.program_id(0) % splits
+    first_m = tl.program_id(0) // splits * BLOCK_M
     kv_head = tl.program_id(1)
     sequence = tl.program_id(2)
     kv_heads = tl.num_programs(1)
 
     length = tl.load(key_value_lengths + sequence)
     start = length - rows
-    end = tl.minimum(length, capacity)
-    first = first_visible(start, WINDOW)
-    begin, stop = tile_range(split, first, end, SPLITS, RUN, TILE)
-    if (SPLITS > 1) and (begin >= stop):
+    last_m = tl.minimum(first_m + BLOCK_M, GROUP * rows) - 1
+    is_one_head = first_m // rows == last_m // rows
+    nearest = start + tl.where(is_one_head, first_m % rows, 0)
+    furthest = start + tl.where(is_one_head, last_m % rows, rows - 1)
+    first, end = visible_range(nearest, furthest, tl.minimum(length, capacity), CAUSAL, WINDOW)
+    begin, stop = tile_range(split, first, end, splits, RUN, TILE)
+    if (shares is not None) and (begin >= stop):
         return
 
-    m = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = first_m + tl.arange(0, BLOCK_M)
     is_row = m < GROUP * rows
     position = (start + m % rows)[:, None]
     d = tl.arange(0, HEAD_DIM)
@@ -122,7 +136,7 @@ def block_attention(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
     for index in tl.range(begin, stop):
-        keys = tile_position(split, index, SPLITS, RUN, TILE) + tl.arange(0, TILE)
+        keys = tile_position(split, index, splits, RUN, TILE) + tl.arange(0, TILE)
         # What lies outside was never written, or its page was given back: NaN times 0 is NaN.
         is_held = (keys >= first) & (keys < end)
         if PAGE_SIZE > 0:
@@ -155,7 +169,7 @@ def block_attention(
 
     if kv_scales is not None:
         acc = acc * tl.load(kv_scales + 1)
-    if SPLITS == 1:
+    if shares is None:
         q_head = kv_head * GROUP + m // rows
         sink = tl.load(sinks + q_head, mask=is_row, other=0.0) * LOG2_E
         new_peak = tl.maximum(peak, sink)
@@ -168,7 +182,7 @@ def block_attention(
     else:
         has_keys = total > 0.0
         divisor = tl.where(has_keys, total, 1.0)
-        share_row = ((head * GROUP + m // rows) * SPLITS + split) * rows + m % rows
+        share_row = ((head * GROUP + m // rows) * splits + split) * rows + m % rows
         log_sum = tl.where(has_keys, peak + tl.log2(divisor), float("-inf"))
         tl.store(log_sums + share_row, log_sum, mask=is_row)
         share_offsets = share_row[:, None] * HEAD_DIM + d[None, :]
@@ -183,24 +197,27 @@ def block_attention_merge(
     key_value_lengths,
     sinks,
     rows,  # S
+    splits,
     attended,  # [B,H_q,S,D]
     HEAD_DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
     RUN: tl.constexpr,
     TILE: tl.constexpr,
+    CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Joins one row's shares, not reading those without positions; grid (S, H_q, B)."""
+    """Joins one row's shares, not reading those of which it sees nothing; grid (S, H_q, B)."""
     row = tl.program_id(0)
     q_head = tl.program_id(1)
     head = (tl.program_id(2) * tl.num_programs(1) + q_head).to(tl.int64)
     length = tl.load(key_value_lengths + tl.program_id(2))
-    split = tl.arange(0, SPLITS)
-    first = first_visible(length - rows, WINDOW)
-    begin, stop = tile_range(split, first, length, SPLITS, RUN, TILE)
-    is_active = begin < stop
+    split = tl.arange(0, MOST_SPLITS)
+    position = length - rows + row
+    first, end = visible_range(position, position, length, CAUSAL, WINDOW)
+    begin, stop = tile_range(split, first, end, splits, RUN, TILE)
+    is_active = (begin < stop) & (split < splits)
 
-    share_row = (head * SPLITS + split) * rows + row
+    share_row = (head * splits + split) * rows + row
     log_sum = tl.load(log_sums + share_row, mask=is_active, other=float("-inf"))
     sink = tl.load(sinks + q_head) * LOG2_E
     peak = tl.maximum(tl.max(log_sum, 0), sink)

@@ -5,8 +5,9 @@ Operations: `block_attention` in one launch, for caches and windows of few posit
 `_paged` (pool and page table) and `_fp8` (a cache of E4M3 codes, with the scales of K and V as one
 float32 [2]). Sinks, float32 [H_q], are inputs of the first and the last; -inf is none.
 
-Attributes: block_size, the largest S that a step has (a larger one takes more programs);
-is_causal, 1 for the lower-right mask; window, 0 for none.
+Attributes: block_size, the largest S that a step has (a prompt's chunk has more); is_causal, 1 for
+the lower-right mask; window, 0 for none. Tactics: programs of as many rows as a block needs, and of
+as many as registers hold, which read the cache less often for a chunk.
 """
 
 from __future__ import annotations
@@ -36,17 +37,24 @@ RUN = 512
 MAX_SPLITS = 32
 """Programs per sequence and KV head: with 8 KV heads 256 at batch 1, more than processors."""
 
+BLOCK_ROWS = 16
+"""Rows that take every split: what DFlash drafts are trained for at most."""
+
 MAX_ROWS, MAX_ROW_ELEMENTS = 128, 64 * 256
 """Query rows of a program, and their elements: the float32 sums stay in registers."""
 
 KERNELS = "dflash_plugins.block_attention.kernel"
 
 
-def split_count(capacity: Extent) -> int:
-    """Shares of a cache of `capacity` positions: a power of two, the most where that varies."""
-    if not isinstance(capacity, int):
-        return MAX_SPLITS
-    return min(MAX_SPLITS, next_power_of_two(-(-capacity // RUN)))
+def split_count(capacity: Extent, rows: Extent) -> Extent:
+    """Shares of a cache of `capacity` positions in a call of `rows` rows per sequence.
+
+    A block has the most, a chunk that many divided by its blocks: shares times rows stay below
+    the most times BLOCK_ROWS, plus `rows`.
+    """
+    most = min(MAX_SPLITS, -(-capacity // RUN)) if isinstance(capacity, int) else MAX_SPLITS
+    blocks = (rows + (BLOCK_ROWS - 1)) // BLOCK_ROWS
+    return (blocks + (most - 1)) // blocks
 
 
 def needs_split(capacity: int, block_size: int, window: int = 0) -> bool:
@@ -57,6 +65,12 @@ def needs_split(capacity: int, block_size: int, window: int = 0) -> bool:
 def tile_positions(head_dim: int) -> int:
     """Cache positions per step of the loop: at most 16 KiB of K in 16 bits."""
     return 64 if head_dim <= 128 else 32
+
+
+def _warps(program_rows: int, head_dim: int, is_paged: bool) -> int:
+    """As many as keep a program's sums and addresses in registers."""
+    is_large = program_rows >= 128 or program_rows * head_dim >= (64 if is_paged else 128) * 128
+    return 8 if is_large else 4
 
 
 def _stages(head_dim: int, cache: DType, is_paged: bool) -> int:
@@ -78,9 +92,14 @@ def _capacity(specs: Specs) -> Extent:
     return specs["k_cache"].shape[2]
 
 
-def _tiling(head_dim: int, splits: int) -> dict[str, Constant]:
-    """Who has which positions: what a split and its merge must agree on."""
-    return {"SPLITS": splits, "RUN": RUN, "TILE": tile_positions(head_dim)}
+def _visibility(head_dim: int, attributes: Attributes) -> dict[str, Constant]:
+    """Who has which positions, and sees which: what a split and its merge must agree on."""
+    return {
+        "RUN": RUN,
+        "TILE": tile_positions(head_dim),
+        "CAUSAL": bool(attributes["is_causal"]),
+        "WINDOW": attributes["window"],
+    }
 
 
 def _head_dim(specs: Specs) -> int:
@@ -113,42 +132,44 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
     is_paged, head_dim, capacity = "page_table" in specs, _head_dim(specs), _capacity(specs)
     kv_heads = fixed(specs["k_cache"].shape[2 if is_paged else 1], "the number of KV heads")
     group = _group(specs, kv_heads)
-    splits = split_count(capacity) if is_split else 1
-    most_rows = min(MAX_ROWS, MAX_ROW_ELEMENTS // head_dim)
-    program_rows = min(max(16, next_power_of_two(group * attributes["block_size"])), most_rows)
+    splits = split_count(capacity, rows) if is_split else 1
+    program_rows = min(MAX_ROWS, MAX_ROW_ELEMENTS // head_dim)
+    if tactic == 0:
+        program_rows = min(
+            max(16, next_power_of_two(group * attributes["block_size"])), program_rows
+        )
     row_blocks = (rows * group + (program_rows - 1)) // program_rows
     absent = [name for name in ("page_table", "kv_scales") if name not in specs]
     absent += ["sinks", "attended"] if is_split else ["shares", "log_sums"]
     return Launch(
         grid=(row_blocks * splits, kv_heads, batch),
-        extras=(rows, capacity),
+        extras=(rows, capacity, splits) if is_split else (rows, capacity),
         constants={
             **dict.fromkeys(absent),
+            **({} if is_split else {"splits": 1}),
             "GROUP": group,
             "HEAD_DIM": head_dim,
-            **_tiling(head_dim, splits),
+            **_visibility(head_dim, attributes),
             "BLOCK_M": program_rows,
-            "CAUSAL": bool(attributes["is_causal"]),
-            "WINDOW": attributes["window"],
             "PAGE_SIZE": fixed(specs["k_cache"].shape[1], "the page size") if is_paged else 0,
         },
-        warps=8 if program_rows * head_dim >= (64 if is_paged else 128) * 128 else 4,
+        warps=_warps(program_rows, head_dim, is_paged),
         stages=_stages(head_dim, specs["k_cache"].dtype, is_paged),
     )
 
 
 def _launch_merge(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
     batch, query_heads, rows, _ = specs["q"].shape
-    head_dim, splits = _head_dim(specs), fixed(specs["shares"].shape[2], "the number of shares")
+    head_dim = _head_dim(specs)
     return Launch(
         grid=(rows, query_heads, batch),
-        extras=(rows,),
+        extras=(rows, specs["shares"].shape[2]),
         constants={
             "HEAD_DIM": head_dim,
-            **_tiling(head_dim, splits),
-            "WINDOW": attributes["window"],
+            "MOST_SPLITS": MAX_SPLITS,
+            **_visibility(head_dim, attributes),
         },
-        warps=max(1, min(4, splits * head_dim // 1024)),
+        warps=min(4, MAX_SPLITS * head_dim // 1024),
         stages=1,
     )
 
@@ -159,7 +180,7 @@ def _describe_attended(specs: Specs) -> dict[str, TensorSpec]:
 
 def _describe_shares(specs: Specs) -> dict[str, TensorSpec]:
     batch, query_heads, rows, head_dim = specs["q"].shape
-    shape = (batch, query_heads, split_count(_capacity(specs)), rows)
+    shape = (batch, query_heads, split_count(_capacity(specs), rows), rows)
     return {
         "shares": TensorSpec(DType.FLOAT32, (*shape, head_dim)),
         "log_sums": TensorSpec(DType.FLOAT32, shape),
@@ -174,11 +195,12 @@ def _operation(*, is_split: bool, is_paged: bool, is_quantized: bool) -> Operati
         name=f"block_attention{suffix}",
         kernel=f"{KERNELS}:block_attention",
         inputs=tuple(inputs),
-        extras=("rows", "capacity"),
+        extras=("rows", "capacity", *["splits"] * is_split),
         outputs=("shares", "log_sums") if is_split else ("attended",),
         attributes={"block_size": int, "is_causal": int, "window": int},
         describe=_describe_shares if is_split else _describe_attended,
         launch=partial(_launch, is_split),
+        tactics=2,
     )
 
 
@@ -186,9 +208,9 @@ MERGE = Operation(
     name="block_attention_merge",
     kernel=f"{KERNELS}:block_attention_merge",
     inputs=("q", "shares", "log_sums", "key_value_lengths", "sinks"),
-    extras=("rows",),
+    extras=("rows", "splits"),
     outputs=("attended",),
-    attributes={"window": int},
+    attributes={"is_causal": int, "window": int},
     describe=_describe_attended,
     launch=_launch_merge,
 )
@@ -212,6 +234,26 @@ def attention_operations(
     first = f"block_attention{'_split' * is_split}{'_paged' * is_paged}{'_fp8' * is_quantized}"
     by_name = {operation.name: operation for operation in OPERATIONS}
     return [by_name[first], *[MERGE] * is_split]
+
+
+def scratch_bytes(
+    *,
+    capacity: int,
+    block_size: int,
+    window: int,
+    query_heads: int,
+    head_dim: int,
+    batch: int,
+    rows: int,
+) -> int:
+    """Bytes that one attention's split leaves for its merge in a call of [batch, rows] rows.
+
+    0 where one launch is enough. Layers run one after another, so an engine needs the most of any.
+    """
+    if not needs_split(capacity, block_size, window):
+        return 0
+    shares = batch * query_heads * int(split_count(capacity, rows)) * rows
+    return shares * (head_dim + 1) * DType.FLOAT32.numpy.itemsize
 
 
 def main_cases() -> list[Case]:

@@ -68,7 +68,7 @@ def _judge(name: str, actual: Array, expected: Array) -> Accuracy:
     mismatch = None
     try:
         assert_same_bits(actual, expected)
-    except AssertionError as error:
-        mismatch = str(error)
+    except AssertionError as difference:
+        mismatch = str(difference)
     error = float(np.max(relative_error(actual, expected), initial=0.0))
     return Accuracy(name, error, 0.0, mismatch)

@@ -1,0 +1,99 @@
+"""The attention kernels over a prompt's chunks, interpreted: more rows than a block has.
+
+Chunks take fewer shares than blocks, and a program's rows see less than the whole chunk does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from dflash_plugins.block_attention.cases import AttentionShape, make_cases
+from dflash_plugins.block_attention.inputs import attend, expect, make_inputs
+from dflash_plugins.block_attention.launch import MAX_SPLITS, RUN, scratch_bytes
+from dflash_plugins.operation import DType
+from dflash_plugins.testing.interpreter import Interpreter
+from dflash_plugins.testing.numeric import assert_close, assert_same_bits, epsilon
+
+FLOAT32 = 128 * epsilon(np.float32)
+"""Of sums over up to 1,536 keys."""
+SHAPE = AttentionShape(
+    3, 1, 64, 3 * RUN, block_size=16, is_causal=True, compute=DType.FLOAT32, cache=DType.FLOAT32
+)
+
+
+@pytest.mark.parametrize(
+    ("length", "rows", "lengths", "shares", "page_size"),
+    [
+        (96, 70, [70, 96], None, 24),
+        (2 * RUN, 17, [17, 600], 1, None),
+        (2 * RUN, 17, [900], 1, 16),
+        (3 * RUN, 32, [RUN + 1, 3 * RUN], 2, 24),
+    ],
+)
+def test_chunks_of_every_number_of_shares(
+    interpreter: Interpreter,
+    length: int,
+    rows: int,
+    lengths: list[int],
+    shares: int | None,
+    page_size: int | None,
+) -> None:
+    """Programs whose rows are one head's, and others that hold one head's end and the next."""
+    shape = replace(SHAPE, length=length, page_size=page_size)
+    first = make_cases("", shape, batch=1, rows=rows)[0].launch()
+    assert first.extras[2:] == (() if shares is None else (shares,))
+    inputs = make_inputs(shape, lengths, rows, has_sinks=True)
+    assert_close(attend(interpreter.run, shape, inputs), expect(shape, inputs), FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("window", "is_causal"), [(0, False), (1, True), (40, True), (40, False), (600, True)]
+)
+def test_windows_of_a_chunks_rows(interpreter: Interpreter, window: int, is_causal: bool) -> None:
+    """What the first row's window leaves behind is NaN."""
+    shape = replace(SHAPE, window=window, is_causal=is_causal)
+    inputs = make_inputs(shape, [20, 700], 20, has_sinks=True)
+    assert_close(attend(interpreter.run, shape, inputs), expect(shape, inputs), FLOAT32)
+
+
+def test_a_row_reads_nothing_of_what_follows_it(interpreter: Interpreter) -> None:
+    """Programs of 16 rows of one head: their own reach bounds what they read."""
+    shape = replace(SHAPE, query_heads=1, length=RUN, window=30)
+    inputs = make_inputs(shape, [256], 256)
+    attended = attend(interpreter.run, shape, inputs)
+    for name in ("k_cache", "v_cache"):
+        inputs[name][:, :, 128:] = np.nan
+    poisoned = attend(interpreter.run, shape, inputs)
+    assert make_cases("", shape, batch=1)[0].launch().constants["BLOCK_M"] == 16
+    assert_same_bits(poisoned[:, :, :128], attended[:, :, :128])
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_program_of_more_rows_computes_the_same(interpreter: Interpreter, window: int) -> None:
+    shape = replace(SHAPE, query_heads=2, length=2 * RUN, block_size=2, window=window)
+    inputs = make_inputs(shape, [600], rows=70)
+    run = partial(interpreter.run, tactic=1)
+    assert_close(attend(run, shape, inputs), expect(shape, inputs), FLOAT32)
+    launches = [make_cases("", shape, batch=2)[0].launch(tactic) for tactic in (0, 1)]
+    assert [launch.constants["BLOCK_M"] for launch in launches] == [16, 128]
+
+
+def test_a_chunks_scratch_is_that_of_blocks() -> None:
+    """gpt-oss-120b's 64 heads over 131,072 positions: what splits leave for their merge."""
+    long = AttentionShape(64, 8, 64, 131072, is_causal=True)
+    scratch = partial(
+        scratch_bytes, capacity=131072, block_size=8, query_heads=64, head_dim=64, batch=1
+    )
+    block = scratch(window=0, rows=16)
+    assert block == 64 * MAX_SPLITS * 16 * 65 * 4
+    for rows in (1, 17, 100, 512, 2048):
+        chunk = scratch(window=0, rows=rows)
+        assert chunk < block + 64 * (rows + 16) * 65 * 4
+        first = make_cases("", long, batch=1, rows=rows)[0]
+        outputs = first.operation.output_specs(first.inputs).values()
+        assert chunk == sum(4 * math.prod(one.shape) for one in outputs)
+    assert scratch(window=128, rows=512) == 0
