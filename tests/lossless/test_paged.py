@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,7 @@ def test_memory_follows_the_tokens_held(make_pair: PairFactory) -> None:
         max_batch=64,
         paging={},
     )
+    gc.collect()  # what other tests have left behind must not go meanwhile
     before = touched_bytes()
     executor = built.open()
     pools = executor._caches._pools.values()  # type: ignore[union-attr]

@@ -3,7 +3,8 @@
 
 FAKE_TRITONSERVER says how: "well" (exit code 0 after SIGTERM), "stubborn" (SIGTERM does
 nothing but "heard" in its log), "dies" (exit code 3 a moment after its metrics were read),
-"unloadable" (a model does not load), "slow" (it never gets ready, and says "asked" when asked).
+"unloadable" (a model does not load), "slow" (it never gets ready, and says "asked" when asked),
+"closed" (it says "asked" and that it is ready, but never opens its metrics' port).
 As the real one, it opens the metrics' port after it has said that it is ready.
 """
 
@@ -26,7 +27,7 @@ class Health(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(503 if MODE == "slow" else 200)
         self.end_headers()
-        if MODE == "slow":
+        if MODE in ("slow", "closed"):
             print("asked", flush=True)
         elif METRICS.ident is None:
             METRICS.start()

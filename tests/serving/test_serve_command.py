@@ -170,6 +170,37 @@ def test_a_signal_before_there_is_a_server(
     asyncio.run(run_at_once())
 
 
+def test_ports_are_held_until_the_server_has_them(
+    fake_server: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{fake_server}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_TRITONSERVER", "closed")
+    options = ServerOptions(repository=repository, http_port=0, grpc_port=0, metrics_port=0)
+    with TritonServer(options) as server:
+        host, _, port = server.addresses.metrics.rpartition(":")
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind((host, int(port)))
+    with socket.socket() as other:
+        other.bind((host, int(port)))
+
+
+def test_a_server_is_not_ready_before_its_metrics(
+    fake_server: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{fake_server}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_TRITONSERVER", "closed")
+    options = ServerOptions(repository=repository, http_port=0, grpc_port=0, metrics_port=0)
+    with TritonServer(options) as server:
+
+        def says_so() -> bool:
+            assert not server.is_ready()
+            return "asked" in server.log_file.read_text()
+
+        wait_until(says_so)
+        with pytest.raises(DflashError, match=r"was not ready within 0\.2 s"):
+            server.wait_ready(0.2)
+
+
 def test_the_servers_exit_code_is_its_own(start: Serve, repository: Path) -> None:
     process = start("dies", repository, *FREE)
     out, err = process.communicate(timeout=PATIENCE_S)

@@ -164,7 +164,7 @@ def test_every_request_ends_once_and_right(
     server: TritonServer, addresses: ServerAddresses, pool_of_cases: list[Case]
 ) -> None:
     randoms = random.Random(3)
-    _run(addresses.grpc, iter(randoms.choices(pool_of_cases, k=WARM_UP)))
+    warmed = _run(addresses.grpc, iter(randoms.choices(pool_of_cases, k=WARM_UP)))
     before = wait_idle(addresses)
     memory = _memory(server)
     cases = randoms.choices(pool_of_cases, k=REQUESTS)
@@ -172,9 +172,10 @@ def test_every_request_ends_once_and_right(
     wrong = [outcome for outcome in outcomes if ":" in outcome]
     assert not wrong, wrong[:3]
     assert sum(outcomes.values()) == REQUESTS
-    # A client that leaves at once may be gone before the server has read its request.
+    # A client that leaves at once may be gone before the server has read its request, or before
+    # the server has told anybody of it.
     after = wait_idle(addresses, count_ended(before) + REQUESTS - outcomes["left"])
-    assert count_ended(after) - count_ended(before) <= REQUESTS
+    assert count_ended(after) - count_ended(before) <= REQUESTS + warmed["left"]
     for outcome in ("failed", "overflow", "timed_out"):
         name = f'dflash_requests{{outcome="{outcome}"}}'
         assert after[name] == before[name], name
