@@ -11,10 +11,12 @@ from functools import partial
 
 import numpy as np
 import pytest
+from dflash_plugins.block_attention.accuracy import check_case, chunk_cases
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
 from dflash_plugins.block_attention.inputs import attend, expect, make_inputs
 from dflash_plugins.block_attention.launch import MAX_SPLITS, RUN, scratch_bytes
-from dflash_plugins.operation import DType
+from dflash_plugins.operation import Attributes, DType
+from dflash_plugins.testing.guarded import Arrays
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import assert_close, assert_same_bits, epsilon
 
@@ -80,6 +82,22 @@ def test_a_program_of_more_rows_computes_the_same(interpreter: Interpreter, wind
     assert_close(attend(run, shape, inputs), expect(shape, inputs), FLOAT32)
     launches = [make_cases("", shape, batch=2)[0].launch(tactic) for tactic in (0, 1)]
     assert [launch.constants["BLOCK_M"] for launch in launches] == [16, 128]
+
+
+def test_the_check_on_a_gpu_asks_for_chunks(interpreter: Interpreter) -> None:
+    """With products of float16, by the second tactic; and it sees a kernel that is wrong."""
+    cases = {case.name: case for case in chunk_cases()}
+    assert len(cases) == len(chunk_cases())
+    chosen = cases["window, bf16 cache, chunk of 17, tactic 1"]
+    shape = replace(chosen.shape, compute=DType.FLOAT16, cache=DType.FLOAT16, query_heads=4)
+    chosen = replace(chosen, shape=shape)
+    assert check_case(interpreter.run, chosen).mismatch is None
+
+    def wrong(name: str, inputs: Arrays, attributes: Attributes, tactic: int) -> Arrays:
+        attributes = {**attributes, "window": 100} if tactic == 1 else attributes
+        return interpreter.run(name, inputs, attributes, tactic)
+
+    assert check_case(wrong, chosen).mismatch is not None
 
 
 def test_a_chunks_scratch_is_that_of_blocks() -> None:
