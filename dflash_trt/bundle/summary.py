@@ -71,7 +71,7 @@ def cache_line(manifest: Manifest) -> str:
         narrow = replace(manifest.graph_form, precision=Precision.BFLOAT16)
         of_engines = (cache_bytes_per_token(d, narrow) for d in (manifest.target, manifest.draft))
         held = (
-            "values kept as float32: TensorRT engines would take "
+            "values kept as float32; engines' codes take "
             + " + ".join(f"{size:,}" for size in of_engines)
             + " bytes per token"
         )

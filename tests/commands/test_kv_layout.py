@@ -101,7 +101,7 @@ def test_fp8_caches_are_told_run_and_verified(run: Run, fp8: Path, bundle: Path)
     assert kept == plain["cache_bytes_per_token"]
     of_engines = f"{kept['target'] // 4:,} + {kept['draft'] // 4:,} bytes per token, scales of 1"
     text = run("inspect", fp8).out
-    assert "FP8 (E4M3) values kept as float32: TensorRT engines would take " + of_engines in text
+    assert "FP8 (E4M3) values kept as float32; engines' codes take " + of_engines in text
     assert "FP8" not in run("inspect", bundle).out
     verified = run(
         "verify", fp8, "--prompt", "a b c d e f g h", "--max-tokens", 30, "--repeats", 1, "--json"
