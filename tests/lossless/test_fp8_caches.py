@@ -62,8 +62,7 @@ def executor(request: pytest.FixtureRequest, case: Case) -> Executor:
     return open_executor(case.bundles[request.param].bundle, threads=1)
 
 
-@pytest.mark.parametrize(("block", "chunk"), [(2, 17), (8, 5)])
-@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize(("batch", "block", "chunk"), [(1, 3, 17), (8, 8, 5)])
 def test_speculation_keeps_every_bit(
     case: Case, executor: Executor, batch: int, block: int, chunk: int
 ) -> None:
