@@ -54,7 +54,8 @@ class ExecutorLimits:
     `max_seq_len` counts cache positions per sequence; `block_size` is the drafter's
     trained block (anchor included), the largest S of a speculative step; `prefill_chunk` is
     the largest S of a call with one sequence, None where any is taken; `kv_pages` is the pool
-    of a PagedExecutor, None where caches are linear.
+    of a PagedExecutor, None where caches are linear; `draws` says that choices are drawn with
+    each sequence's own sampling, and that calls are given it.
     """
 
     max_batch: int
@@ -64,6 +65,7 @@ class ExecutorLimits:
     mask_token_id: int
     prefill_chunk: int | None = None
     kv_pages: KvPages | None = None
+    draws: bool = False
 
     def check_logit_rows(self, logit_rows: Int64Array, rows: int) -> None:
         """Raises ValueError when a row that is asked for is not among the `rows` of a call."""
@@ -74,6 +76,13 @@ class ExecutorLimits:
         """Raises ValueError when the drafter has no such block."""
         if not 2 <= block_size <= self.block_size:
             raise ValueError(f"block size {block_size} is not 2 … {self.block_size}")
+
+    def check_sampling(self, sampling: Int64Array | None, batch: int) -> None:
+        """Raises ValueError unless `batch` sequences have a sampling each, or none is taken."""
+        given = None if sampling is None else sampling.shape
+        wanted = (batch, 4) if self.draws else None
+        if given != wanted:
+            raise ValueError(f"sampling has shape {given}, not {wanted}")
 
     def slot_ends(self, first_slot: int, starts: Int64Array, rows: int) -> dict[int, int]:
         """Where `rows` rows from `starts` end, by slot.
@@ -107,7 +116,9 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class TargetOutput:
-    """`choice_ids` [B,R] is the argmax per logit row.
+    """`choice_ids` [B,R] is the argmax per logit row, or what was drawn from it (limits.draws).
+
+    A choice of -1 is that of a row whose logits are not finite, from executors that draw.
 
     `logits` [B,R,V] or `candidates` are there when asked for (see Scores). Arrays are valid
     until the executor's next call; copy what must live longer.
@@ -123,8 +134,8 @@ class SpeculationOutput:
     """One draft pass and one verify pass.
 
     `token_ids` [B,S]: column 0 the anchor, then the drafts. `choice_ids` [B,S]: the
-    target's argmax after each of them. `logits` [B,S,V] or `candidates` are there when asked
-    for (see Scores). Arrays are valid until the executor's next call.
+    target's choice after each of them, as in TargetOutput. `logits` [B,S,V] or `candidates` are
+    there when asked for (see Scores). Arrays are valid until the executor's next call.
     """
 
     token_ids: Int64Array
@@ -152,12 +163,15 @@ class Executor(Protocol):
         starts: Int64Array,
         logit_rows: Int64Array,
         scores: Scores,
+        sampling: Int64Array | None = None,
     ) -> TargetOutput:
         """Runs `token_ids` [B,S] through the target in slots first_slot … first_slot+B-1.
 
         `starts` [B] are the cache positions of row 0, `logit_rows` [B,R] the rows (0 … S-1)
         whose choice is wanted. "target" also injects the rows into the draft's cache;
         "target_only" is the autoregressive baseline and leaves the draft's cache alone.
+        `sampling` [B,4] (see pack_sampling in runtime/sampling.py) is there if and only if
+        `limits.draws`.
         Every `starts[b] + S` must be at most `limits.max_seq_len`.
         Rows may be run again: what a slot holds behind them stays, until it is released.
         """
@@ -170,11 +184,17 @@ class Executor(Protocol):
         starts: Int64Array,
         block_size: int,
         scores: Scores,
+        sampling: Int64Array | None = None,
+        ahead: bool = False,
     ) -> SpeculationOutput:
         """Drafts a block from `anchors` [B] and verifies it, in the slots from first_slot on.
 
         `block_size` is 2 … limits.block_size; `starts` [B] are the cache positions of the
-        anchors, which are not yet cached.
+        anchors, which are not yet cached. `sampling` is as in `forward`.
+
+        `ahead` says that the caller expects to go on with the same slots, block size and sampling
+        from the tokens that this step settles. The executor may begin to; results never depend
+        on it.
         """
         ...
 

@@ -134,8 +134,10 @@ class OnnxRuntimeExecutor:
         starts: Int64Array,
         logit_rows: Int64Array,
         scores: Scores,
+        sampling: Int64Array | None = None,
     ) -> TargetOutput:
         batch, rows = token_ids.shape
+        self._limits.check_sampling(sampling, batch)
         self._limits.check_logit_rows(logit_rows, rows)
         columns = self._hold(first_slot, starts, rows)
         want_logits = scores is not Scores.NONE  # whole rows serve as candidates too
@@ -162,8 +164,11 @@ class OnnxRuntimeExecutor:
         starts: Int64Array,
         block_size: int,
         scores: Scores,
+        sampling: Int64Array | None = None,
+        ahead: bool = False,
     ) -> SpeculationOutput:
         batch = len(anchors)
+        self._limits.check_sampling(sampling, batch)
         self._limits.check_block_size(block_size)
         columns = self._hold(first_slot, starts, block_size)
         want_logits = scores is not Scores.NONE

@@ -24,7 +24,12 @@ from dflash_trt.executors.base import Executor, FloatArray, Int64Array, Scores, 
 from dflash_trt.runtime.engine import Engine
 from dflash_trt.runtime.options import EngineOptions
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.sampling import Float64Array, find_highest
+from dflash_trt.runtime.sampling import (
+    Float64Array,
+    SamplingParams,
+    find_highest,
+    sampling_input,
+)
 from dflash_trt.runtime.statistics import TotalStatistics, total
 
 # Logits of a large vocabulary are megabytes a row, in float64 and several times over.
@@ -165,7 +170,13 @@ def _read(executor: Executor, ids: Int64Array, start: int) -> FloatArray:
     """Logits [R,V] after each of `ids` [R], which stand at `start` … in slot 0."""
     rows = np.arange(len(ids))
     output = executor.forward(
-        "target_only", 0, ids[None], np.array([start]), rows[None], Scores.LOGITS
+        "target_only",
+        0,
+        ids[None],
+        np.array([start]),
+        rows[None],
+        Scores.LOGITS,
+        sampling_input(executor.limits, [SamplingParams()]),
     )
     assert output.logits is not None
     logits: FloatArray = output.logits[0]

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from dflash_trt.errors import DflashError
 from dflash_trt.executors.base import (
     Executor,
+    Int64Array,
     Scores,
     SpeculationOutput,
     TargetGraph,
@@ -25,6 +26,7 @@ from dflash_trt.runtime.options import EngineOptions
 from dflash_trt.runtime.pacing import Pacer
 from dflash_trt.runtime.paging import open_paging
 from dflash_trt.runtime.request import Request, RequestResult, RequestState
+from dflash_trt.runtime.sampling import sampling_input
 from dflash_trt.runtime.scheduler import DecodeBatch, PrefillChunk, Scheduler
 from dflash_trt.runtime.scores import RowScores, rows_by_sequence
 from dflash_trt.runtime.statistics import StatisticsRecorder
@@ -87,6 +89,7 @@ class Engine:
             self._chunk,
             self._executor.move_slot,
             self._paging,
+            looks_ahead=self._limits.draws,
         )
         self._live: dict[int, RequestState] = {}
         self._next_id = 0
@@ -176,7 +179,8 @@ class Engine:
 
         Raises:
             RequestFailedError: a request's logits were not finite (a greedy request's are looked
-                at for its first token, a sampled or recorded one's for all).
+                at for its first token, a sampled or recorded one's for all; where the executor
+                draws, everyone's for all).
             DflashError: the executor failed.
         """
         started = self._clock()
@@ -184,8 +188,9 @@ class Engine:
         if self._pacer is not None and self._scheduler.decoding:
             most_rows = self._pacer.begin_step(self._scheduler.decoding)
         try:
-            for batch in self._scheduler.plan_decode(most_rows):
-                self._decode(batch)
+            batches = self._scheduler.plan_decode(most_rows)
+            for batch in batches:
+                self._decode(batch, goes_on=len(batches) == 1 and not self._scheduler.will_prefill)
         finally:
             # Slots move only after the last pass: the planned batches name them.
             for state in self._scheduler.decoding:
@@ -233,15 +238,19 @@ class Engine:
             self._events.clear()
         return [results[request_id] for request_id in index_of]
 
-    def _decode(self, batch: DecodeBatch) -> None:
-        """One pass over `batch`."""
+    def _decode(self, batch: DecodeBatch, *, goes_on: bool) -> None:
+        """One pass over `batch`; it `goes_on` if the next step is one of the same requests."""
         states, rows = batch.states, batch.rows
         anchors = np.array([state.token_ids[-1] for state in states], dtype=np.int64)
         starts = np.array([state.cached_length for state in states], dtype=np.int64)
         scores = max(map(self._needed_scores, states))
+        sampling = self._pack_sampling(states)
         output: SpeculationOutput | TargetOutput
         if rows > 1:
-            output = self._executor.speculate(batch.first_slot, anchors, starts, rows, scores)
+            ahead = goes_on and not any(state.ends_next for state in states)
+            output = self._executor.speculate(
+                batch.first_slot, anchors, starts, rows, scores, sampling, ahead
+            )
             drafts = output.token_ids[:, 1:].tolist()
         else:
             graph = self._graph if self._pacer is None else self._pacer.fallback
@@ -252,12 +261,13 @@ class Engine:
                 starts,
                 np.zeros((len(states), 1), dtype=np.int64),
                 scores,
+                sampling,
             )
             drafts = [[] for _ in states]
             if graph != self._graph:
                 for state in states:
                     state.skip_injection()
-        for state, draft, known in zip(states, drafts, rows_by_sequence(output), strict=True):
+        for state, draft, known in zip(states, drafts, self._rows(output), strict=True):
             with _blaming(state):
                 tokens = accept_block(draft, _make_chooser(state, known))
                 emitted = self._take(state, tokens, known)
@@ -273,6 +283,7 @@ class Engine:
         """
         state, length = chunk.state, len(chunk.token_ids)
         chooses = chunk.is_last and not state.token_ids
+        reads_logits = self._options.record_logits or not self._limits.draws
         if state.recorder.started_at is None:
             state.recorder.started_at = self._clock()
         graph = self._graph
@@ -284,8 +295,10 @@ class Engine:
             np.array([chunk.token_ids], dtype=np.int64),
             np.array([state.prefilled], dtype=np.int64),
             np.array([[length - 1]], dtype=np.int64),
-            # Of a greedy request too: one row shows whether the target's numbers are numbers.
-            Scores.LOGITS if chooses else Scores.NONE,
+            # Of a greedy request too: one row shows whether the target's numbers are numbers, which
+            # an executor that draws says itself.
+            Scores.LOGITS if chooses and reads_logits else Scores.NONE,
+            self._pack_sampling([state]),
         )
         if graph != self._graph:
             state.skip_injection()
@@ -294,7 +307,7 @@ class Engine:
             if chunk.is_last:
                 self._start_decoding()
             return
-        (known,) = rows_by_sequence(output)
+        (known,) = self._rows(output)
         with _blaming(state):
             token = _make_chooser(state, known)(0)
             self._take(state, [token], known)
@@ -327,8 +340,16 @@ class Engine:
         self._executor.release_slots(self._scheduler.used_slots)
         del self._live[state.request_id]
 
+    def _rows(self, output: SpeculationOutput | TargetOutput) -> list[RowScores]:
+        return rows_by_sequence(output, is_drawn=self._limits.draws)
+
+    def _pack_sampling(self, states: Sequence[RequestState]) -> Int64Array | None:
+        return sampling_input(self._limits, [state.request.sampling for state in states])
+
     def _needed_scores(self, state: RequestState) -> Scores:
-        return Scores.LOGITS if self._options.record_logits else state.request.sampling.scores
+        if self._options.record_logits:
+            return Scores.LOGITS
+        return Scores.NONE if self._limits.draws else state.request.sampling.scores
 
     def _clip_max_tokens(self, request: Request) -> int:
         room = self._limits.max_seq_len - len(request.prompt_ids)

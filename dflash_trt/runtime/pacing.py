@@ -28,6 +28,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.executors.base import Executor, ExecutorLimits, Scores, TargetGraph
 from dflash_trt.runtime.prediction import StepPrediction
 from dflash_trt.runtime.request import RequestState
+from dflash_trt.runtime.sampling import sampling_input
 from dflash_trt.runtime.schedule import NO_SPECULATION, BlockSchedule
 
 WINDOW_STEPS = 16
@@ -125,6 +126,7 @@ class Pacer:
             np.array([start], dtype=np.int64),
             np.zeros((1, 1), dtype=np.int64),
             Scores.NONE,
+            sampling_input(executor.limits, [state.request.sampling]),
         )
         state.injected_until = None if end == state.cached_length else end
 

@@ -136,6 +136,11 @@ class RequestState:
         """Absolute position of the next output token."""
         return self.prompt_length + len(self.token_ids)
 
+    @property
+    def ends_next(self) -> bool:
+        """Whether its output reaches its limit with the next token, whatever that is."""
+        return len(self.token_ids) + 1 >= self.max_tokens
+
     def ids(self, start: int, end: int) -> list[int]:
         """Token ids at the positions start … end - 1 of prompt and output."""
         prompt, known = self.request.prompt_ids, self.prompt_length

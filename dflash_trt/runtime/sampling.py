@@ -10,6 +10,7 @@ draft by comparing it with this choice is lossless.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.errors import DflashError
-from dflash_trt.executors.base import FloatArray, Int64Array, Scores
+from dflash_trt.executors.base import ExecutorLimits, FloatArray, Int64Array, Scores
 from dflash_trt.runtime.noise import LARGEST_NOISE, SMALLEST_NOISE, draw_gumbel
 
 Float64Array = npt.NDArray[np.float64]
@@ -26,6 +27,7 @@ Float64Array = npt.NDArray[np.float64]
 # that the k-th logit seldom equals the last candidate's (see `choose_candidate`).
 MAX_CANDIDATE_TOP_K = 64
 
+_PACKED = struct.Struct("=QdQd")
 _NOISE_SPAN = LARGEST_NOISE - SMALLEST_NOISE + 1e-6
 
 
@@ -80,12 +82,16 @@ def pack_sampling(params: Sequence[SamplingParams]) -> Int64Array:
     Bits, not values: TensorRT has no float64 and no unsigned 64-bit integers. A top_k past int64
     keeps all, as any does that no vocabulary reaches.
     """
-    packed = np.zeros((len(params), 4), np.uint64)
-    for row, one in zip(packed, params, strict=True):
-        floats = np.array([one.temperature, one.top_p], np.float64).view(np.uint64)
+    rows = []
+    for one in params:
         top_k = 0 if one.top_k is None or one.top_k >= 2**63 else one.top_k
-        row[:] = [one.seed, floats[0], top_k, floats[1]]
-    return packed.view(np.int64)
+        rows.append(_PACKED.pack(one.seed, one.temperature, top_k, one.top_p))
+    return np.frombuffer(b"".join(rows), np.int64).reshape(-1, 4)
+
+
+def sampling_input(limits: ExecutorLimits, params: Sequence[SamplingParams]) -> Int64Array | None:
+    """What an executor is given of how tokens are chosen: nothing unless it draws them itself."""
+    return pack_sampling(params) if limits.draws else None
 
 
 def choose_tokens(logits: FloatArray, positions: Int64Array, params: SamplingParams) -> Int64Array:
@@ -137,12 +143,16 @@ def find_highest(logits: FloatArray, positions: Int64Array) -> FloatArray:
     highest: FloatArray = logits.max(axis=1)
     finite = np.isfinite(highest)
     if not finite.all():
-        position = int(positions[int(np.flatnonzero(~finite)[0])])
-        raise DflashError(
-            f"the target's logits for position {position} are not finite",
-            fix="the checkpoint's weights are damaged, or overflow float32",
-        )
+        raise not_finite(int(positions[int(np.flatnonzero(~finite)[0])]))
     return highest
+
+
+def not_finite(position: int) -> DflashError:
+    """The error of a row from which no token can be chosen for `position`."""
+    return DflashError(
+        f"the target's logits for position {position} are not finite",
+        fix="the checkpoint's weights are damaged, or overflow float32",
+    )
 
 
 def _draw_token(

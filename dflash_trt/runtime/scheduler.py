@@ -31,7 +31,10 @@ class PrefillChunk:
 
 
 class Scheduler:
-    """Holds every live request: waiting, prefilling or decoding."""
+    """Holds every live request: waiting, prefilling or decoding.
+
+    With pages, an executor that `looks_ahead` gets those of two blocks while there are enough.
+    """
 
     def __init__(
         self,
@@ -40,12 +43,15 @@ class Scheduler:
         prefill_chunk: int,
         move_slot: MoveSlot,
         paging: Paging | None = None,
+        *,
+        looks_ahead: bool = False,
     ) -> None:
         self._max_seq_len = max_seq_len
         self._prefill_chunk = prefill_chunk
         self._waiting: deque[RequestState] = deque()
         self._slots = SlotTable(slots, move_slot)
         self._paging = paging
+        self._looks_ahead = looks_ahead
 
     @property
     def decoding(self) -> tuple[RequestState, ...]:
@@ -62,6 +68,12 @@ class Scheduler:
     def upcoming(self) -> int:
         """Sequences that will decode together once the prompts known of are prefilled."""
         return min(len(self.running) + len(self._waiting), self._slots.capacity)
+
+    @property
+    def will_prefill(self) -> bool:
+        """Whether a prompt is being prefilled, or waits for no slot."""
+        is_placed = self._slots.prefilling is not None
+        return is_placed or (bool(self._waiting) and self._slots.can_place())
 
     @property
     def used_slots(self) -> int:
@@ -138,6 +150,10 @@ class Scheduler:
             while slot is not None and not paging.reserve(state, slot, end):
                 self._preempt(max(self.running, key=_age), paging)
                 slot = self._slots.find(state)
+        if self._looks_ahead:  # the block behind it as well, where that takes nothing from anyone
+            for slot, state in enumerate(self._slots.decoding):
+                end = min(state.cached_length + 2 * state.rows, self._max_seq_len)
+                paging.reserve(state, slot, end)
 
     def _preempt(self, state: RequestState, paging: Paging) -> None:
         """Sends a running request back to the head of the queue, without its pages."""

@@ -18,6 +18,7 @@ from dflash_trt.runtime.sampling import (
     choose_candidate,
     choose_tokens,
     find_highest,
+    not_finite,
 )
 
 
@@ -25,26 +26,32 @@ from dflash_trt.runtime.sampling import (
 class RowScores:
     """The rows of sequence `index` of a call: `logits` [R,V], or candidates, or neither.
 
-    Valid until the executor's next call.
+    Where the executor draws, `is_drawn`, its choices are the tokens. Valid until its next call.
     """
 
     index: int
     choice_ids: list[int]
     logits: FloatArray | None
     candidates: Candidates | None
+    is_drawn: bool
 
     def choose(self, row: int, position: int, sampling: SamplingParams) -> int:
         """The target's token at `row`, which will stand at absolute `position`."""
-        if sampling.greedy:
-            return self.choice_ids[row]
+        if self.is_drawn or sampling.greedy:
+            token = self.choice_ids[row]
+            if token < 0:
+                raise not_finite(position)
+            return token
         if self.logits is not None:
             return _choose(self.logits[row], position, sampling)
         if self.candidates is None:
             raise ValueError("a sampled request needs the executor's logits")
         ids, values = self.candidates.token_ids, self.candidates.logits
-        token = choose_candidate(ids[self.index, row], values[self.index, row], position, sampling)
-        if token is not None:
-            return token
+        candidate = choose_candidate(
+            ids[self.index, row], values[self.index, row], position, sampling
+        )
+        if candidate is not None:
+            return candidate
         return _choose(self.candidates.read_row(self.index, row), position, sampling)
 
     def check(self, rows: int, first_position: int) -> None:
@@ -57,7 +64,9 @@ class RowScores:
             find_highest(known[:rows], positions)
 
 
-def rows_by_sequence(output: SpeculationOutput | TargetOutput) -> list[RowScores]:
+def rows_by_sequence(
+    output: SpeculationOutput | TargetOutput, *, is_drawn: bool
+) -> list[RowScores]:
     """An executor's answer, a RowScores per sequence."""
     return [
         RowScores(
@@ -65,6 +74,7 @@ def rows_by_sequence(output: SpeculationOutput | TargetOutput) -> list[RowScores
             choices,
             None if output.logits is None else output.logits[index],
             output.candidates,
+            is_drawn,
         )
         for index, choices in enumerate(output.choice_ids.tolist())
     ]

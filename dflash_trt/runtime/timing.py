@@ -40,9 +40,12 @@ class TimedExecutor:
         starts: Int64Array,
         logit_rows: Int64Array,
         scores: Scores,
+        sampling: Int64Array | None = None,
     ) -> TargetOutput:
         with self._measure():
-            return self._executor.forward(graph, first_slot, token_ids, starts, logit_rows, scores)
+            return self._executor.forward(
+                graph, first_slot, token_ids, starts, logit_rows, scores, sampling
+            )
 
     def speculate(
         self,
@@ -51,9 +54,13 @@ class TimedExecutor:
         starts: Int64Array,
         block_size: int,
         scores: Scores,
+        sampling: Int64Array | None = None,
+        ahead: bool = False,
     ) -> SpeculationOutput:
         with self._measure():
-            return self._executor.speculate(first_slot, anchors, starts, block_size, scores)
+            return self._executor.speculate(
+                first_slot, anchors, starts, block_size, scores, sampling, ahead
+            )
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         with self._measure():

@@ -31,6 +31,7 @@ from dflash_trt.runtime.engine import Engine
 from dflash_trt.runtime.options import EngineOptions
 from dflash_trt.runtime.prediction import StepPrediction
 from dflash_trt.runtime.request import Request, RequestResult
+from dflash_trt.runtime.sampling import SamplingParams, sampling_input
 from dflash_trt.runtime.schedule import (
     NO_SPECULATION,
     BlockSchedule,
@@ -106,7 +107,7 @@ def measure(
         (*request.prompt_ids, *result.token_ids[: len(result.token_ids) // 2])
         for request, result in zip(requests, results, strict=True)
     ]
-    bench = _Bench(executor, requests[0].sampling.scores, texts, options)
+    bench = _Bench(executor, requests[0].sampling, texts, options)
     prefill = bench.fill("target_only"), bench.fill("target")
     progress.stage("step times", options.rounds * len(options.batches), "steps")
     steps = bench.time_steps(progress.advance)
@@ -185,7 +186,7 @@ class _Bench:
     def __init__(
         self,
         executor: Executor,
-        scores: Scores,
+        sampling: SamplingParams,
         texts: Sequence[Sequence[int]],
         options: TuningOptions,
     ) -> None:
@@ -193,7 +194,8 @@ class _Bench:
         slots = max(options.batches)
         self._texts = [list(text[:longest]) for text in islice(cycle(texts), slots)]
         self._executor = executor
-        self._scores = scores
+        self._scores = Scores.NONE if executor.limits.draws else sampling.scores
+        self._packed = sampling_input(executor.limits, [sampling] * slots)
         self._options = options
         limit = executor.limits.prefill_chunk or options.prefill_chunk
         self._chunk = min(options.prefill_chunk, limit)
@@ -211,7 +213,9 @@ class _Bench:
         for slot, text in enumerate(self._texts):
             for start in range(0, len(text), self._chunk):
                 ids = np.array([text[start : start + self._chunk]], dtype=np.int64)
-                self._executor.forward(graph, slot, ids, np.array([start]), row, Scores.NONE)
+                self._executor.forward(
+                    graph, slot, ids, np.array([start]), row, Scores.NONE, self._sampling(1)
+                )
         return (time.perf_counter() - started) / sum(map(len, self._texts))
 
     def _bind_pages(self, positions: int) -> None:
@@ -250,14 +254,27 @@ class _Bench:
             partial(self._plain, "target_only", anchors, starts),
             partial(self._plain, "target", anchors, starts),
             *(
-                partial(self._executor.speculate, 0, anchors, starts, block, self._scores)
+                partial(
+                    self._executor.speculate,
+                    0,
+                    anchors,
+                    starts,
+                    block,
+                    self._scores,
+                    self._sampling(batch),
+                )
                 for block in self._options.block_sizes
             ),
         ]
 
     def _plain(self, graph: TargetGraph, anchors: Int64Array, starts: Int64Array) -> None:
         row = np.zeros((len(anchors), 1), dtype=np.int64)
-        self._executor.forward(graph, 0, anchors[:, None], starts, row, self._scores)
+        self._executor.forward(
+            graph, 0, anchors[:, None], starts, row, self._scores, self._sampling(len(anchors))
+        )
+
+    def _sampling(self, batch: int) -> Int64Array | None:
+        return None if self._packed is None else self._packed[:batch]
 
 
 def _time(step: Callable[[], object]) -> float:

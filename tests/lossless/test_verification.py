@@ -37,6 +37,8 @@ class Doctored(FakeExecutor):
         starts: Int64Array,
         block_size: int,
         scores: Scores,
+        sampling: Int64Array | None = None,
+        ahead: bool = False,
     ) -> SpeculationOutput:
         output = super().speculate(first_slot, anchors, starts, block_size, scores)
         assert output.logits is not None
@@ -146,6 +148,8 @@ def test_a_batch_is_full_even_with_fewer_prompts() -> None:
             starts: Int64Array,
             block_size: int,
             scores: Scores,
+            sampling: Int64Array | None = None,
+            ahead: bool = False,
         ) -> SpeculationOutput:
             batches.append(len(anchors))
             return super().speculate(first_slot, anchors, starts, block_size, scores)

@@ -7,6 +7,7 @@ end of the cache; no use of an output after the next call (old arrays are overwr
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,6 +23,7 @@ from dflash_trt.executors.base import (
     TargetGraph,
     TargetOutput,
 )
+from dflash_trt.runtime.sampling import SamplingParams, choose_tokens
 
 NEVER_WRITTEN = -7777
 
@@ -40,6 +42,17 @@ def score_next(history: tuple[int, ...], vocab_size: int) -> FloatArray:
 def draw_luck(history: tuple[int, ...]) -> float:
     """In [0, 1): whether a draft after `history` is a good one."""
     return np.random.Generator(np.random.SFC64(hash((17, history)) % 2**64)).random()
+
+
+def draw(logits: FloatArray, positions: Int64Array, packed: Int64Array) -> list[int]:
+    """What an executor that draws makes of rows [R,V] of one sequence; -1 where it cannot."""
+    seed, temperature, top_k, top_p = struct.unpack("=QdQd", packed.tobytes())
+    params = SamplingParams(temperature, top_k or None, top_p, seed)
+    finite = np.isfinite(logits).any(axis=1) & (logits < np.inf).all(axis=1)
+    return [
+        int(choose_tokens(row[None], position[None], params)[0]) if is_finite else -1
+        for row, position, is_finite in zip(logits, positions, finite, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +76,10 @@ class FakeExecutor:
         block_size: int = 8,
         vocab_size: int = 16,
         draft_skill: float = 0.8,
+        draws: bool = False,
     ) -> None:
         self._limits = ExecutorLimits(
-            max_batch, max_seq_len, block_size, vocab_size, vocab_size - 1
+            max_batch, max_seq_len, block_size, vocab_size, vocab_size - 1, draws=draws
         )
         self._draft_skill = draft_skill
         shape = (max_batch, max_seq_len)
@@ -90,12 +104,15 @@ class FakeExecutor:
         starts: Int64Array,
         logit_rows: Int64Array,
         scores: Scores,
+        sampling: Int64Array | None = None,
     ) -> TargetOutput:
+        self._limits.check_sampling(sampling, len(token_ids))
         self._begin(graph, first_slot, *token_ids.shape)
         assert logit_rows.shape[0] == token_ids.shape[0]
         logits = self._run(first_slot, token_ids, starts, graph == "target")
         logits = np.take_along_axis(logits, logit_rows[:, :, None], axis=1)
-        return TargetOutput(*self._hand_out(logits, scores))
+        positions = starts[:, None] + logit_rows + 1
+        return TargetOutput(*self._hand_out(logits, scores, sampling, positions))
 
     def speculate(
         self,
@@ -104,7 +121,10 @@ class FakeExecutor:
         starts: Int64Array,
         block_size: int,
         scores: Scores,
+        sampling: Int64Array | None = None,
+        ahead: bool = False,
     ) -> SpeculationOutput:
+        self._limits.check_sampling(sampling, len(anchors))
         self._begin("speculate", first_slot, len(anchors), block_size)
         assert 2 <= block_size <= self._limits.block_size
         token_ids = np.array(
@@ -116,7 +136,8 @@ class FakeExecutor:
         )
         logits = self._run(first_slot, token_ids, starts, injects=True)
         self._last_output.append(token_ids)
-        return SpeculationOutput(token_ids, *self._hand_out(logits, scores))
+        positions = starts[:, None] + np.arange(1, block_size + 1)
+        return SpeculationOutput(token_ids, *self._hand_out(logits, scores, sampling, positions))
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         self._begin("move", destination, 1, length)
@@ -187,8 +208,19 @@ class FakeExecutor:
         assert NEVER_WRITTEN not in history, f"slot {slot}: a row was read before it was written"
         return history
 
-    def _hand_out(self, logits: FloatArray, scores: Scores) -> tuple[Int64Array, FloatArray | None]:
-        choice_ids = logits.argmax(axis=-1)
+    def _hand_out(
+        self,
+        logits: FloatArray,
+        scores: Scores,
+        sampling: Int64Array | None,
+        positions: Int64Array,
+    ) -> tuple[Int64Array, FloatArray | None]:
+        if sampling is None:
+            choice_ids = logits.argmax(axis=-1)
+        else:
+            choice_ids = np.array(
+                [draw(*rows) for rows in zip(logits, positions, sampling, strict=True)]
+            )
         self._last_output += [choice_ids, logits]
         return choice_ids, logits if scores else None
 

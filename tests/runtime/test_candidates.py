@@ -49,6 +49,7 @@ class CandidateExecutor(FakeExecutor):
         starts: Int64Array,
         logit_rows: Int64Array,
         scores: Scores,
+        sampling: Int64Array | None = None,
     ) -> TargetOutput:
         output = super().forward(graph, first_slot, token_ids, starts, logit_rows, Scores.LOGITS)
         return TargetOutput(*self._answer(output, scores))
@@ -60,6 +61,8 @@ class CandidateExecutor(FakeExecutor):
         starts: Int64Array,
         block_size: int,
         scores: Scores,
+        sampling: Int64Array | None = None,
+        ahead: bool = False,
     ) -> SpeculationOutput:
         output = super().speculate(first_slot, anchors, starts, block_size, Scores.LOGITS)
         return SpeculationOutput(output.token_ids, *self._answer(output, scores))

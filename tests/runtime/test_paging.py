@@ -151,6 +151,29 @@ def test_every_output_is_the_plain_one(
     assert paging_of(engine).held == 0 and not paging_of(engine)._sequences
 
 
+@pytest.mark.parametrize("draws", [False, True])
+def test_who_looks_ahead_has_the_pages_of_two_blocks(draws: bool) -> None:
+    covered: list[bool] = []
+
+    class Watched(PagedFakeExecutor):
+        def speculate(self, first_slot: int, anchors: Any, starts: Any, *rest: Any) -> Any:
+            rows = rest[0]
+            for slot, start in enumerate(starts.tolist(), start=first_slot):
+                ahead = min(start + 2 * rows, self.limits.max_seq_len)
+                covered.append(len(self._bound[slot]) * self._size >= ahead)
+            return super().speculate(first_slot, anchors, starts, *rest)
+
+    executor = Watched(KvPages(40, 4), draws=draws)
+    engine = Engine(executor)
+    requests = [ask(first, max_tokens=30) for first in range(3)]
+    for request in requests:
+        engine.submit(request)
+    results = run(engine, executor)
+    assert all(covered) == draws
+    for index, request in enumerate(requests):
+        assert_plain(results[index], request, executor)
+
+
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED])
 def test_the_youngest_waits_again_when_pages_run_out(sampling: SamplingParams) -> None:
     """Ten pages for three requests of up to ten each: the oldest never loses its own."""

@@ -1,0 +1,194 @@
+"""The engine over an executor that draws: its choices are final, and it is told what comes next."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dflash_trt.executors.base import Int64Array, Scores, SpeculationOutput, TargetOutput
+from dflash_trt.runtime import Engine, EngineOptions, Request, RequestFailedError, SamplingParams
+from dflash_trt.runtime.schedule import BlockSchedule, merge_ranges
+from tests.runtime.fake import FakeExecutor
+from tests.runtime.reference import decode_plainly
+from tests.runtime.schedules import invent_measurements
+
+SAMPLINGS = (
+    SamplingParams(),
+    SamplingParams(temperature=1.0, seed=2**64 - 1),
+    SamplingParams(temperature=0.7, top_k=4, top_p=0.9, seed=3),
+    SamplingParams(temperature=1.3, top_p=0.5, seed=4),
+)
+
+
+class DrawingExecutor(FakeExecutor):
+    """Remembers the scores it is asked for, and whether it may go on after a step, and how."""
+
+    def __init__(self, **options: int) -> None:
+        super().__init__(draws=True, **options)  # type: ignore[arg-type]
+        self.scores: set[Scores] = set()
+        self.hints: list[bool] = []
+        self.kept: list[bool] = []
+        self._expected: tuple[int, list[int], list[int], int] | None = None
+
+    def forward(self, *arguments: object) -> TargetOutput:  # type: ignore[override]
+        self.scores.add(arguments[5])  # type: ignore[arg-type]
+        self._settle(None)
+        return super().forward(*arguments)  # type: ignore[arg-type]
+
+    def speculate(
+        self,
+        first_slot: int,
+        anchors: Int64Array,
+        starts: Int64Array,
+        block_size: int,
+        scores: Scores,
+        sampling: Int64Array | None = None,
+        ahead: bool = False,
+    ) -> SpeculationOutput:
+        self.scores.add(scores)
+        self.hints.append(ahead)
+        self._settle((first_slot, anchors.tolist(), starts.tolist(), block_size))
+        output = super().speculate(first_slot, anchors, starts, block_size, scores, sampling)
+        if ahead:
+            accepted = [
+                next((i for i, token in enumerate(ids[1:]) if token != own[i]), block_size - 1)
+                for ids, own in zip(output.token_ids, output.choice_ids, strict=True)
+            ]
+            anchors = np.take_along_axis(output.choice_ids, np.array(accepted)[:, None], axis=1)
+            starts = starts + np.array(accepted) + 1
+            self._expected = first_slot, anchors[:, 0].tolist(), starts.tolist(), block_size
+        return output
+
+    def _settle(self, call: tuple[int, list[int], list[int], int] | None) -> None:
+        if self._expected is not None:
+            self.kept.append(call == self._expected)
+        self._expected = None
+
+
+@pytest.mark.parametrize("record_logits", [False, True])
+def test_what_is_drawn_is_the_output(record_logits: bool) -> None:
+    executor = DrawingExecutor()
+    requests = [
+        Request(
+            prompt_ids=(3, 1, 4, index),
+            max_tokens=30,
+            sampling=replace(sampling, seed=index),
+            speculate=index % 5 != 0,
+            block_size=(None, 3)[index % 2],
+        )
+        for index, sampling in enumerate(SAMPLINGS * 3)
+    ]
+    engine = Engine(executor, options=EngineOptions(record_logits=record_logits, prefill_chunk=3))
+    for request, result in zip(requests, engine.generate(requests), strict=True):
+        tokens, reason, logits = decode_plainly(request, FakeExecutor())
+        assert (result.token_ids, result.finish_reason) == (tokens, reason)
+        if record_logits:
+            np.testing.assert_array_equal(result.logits, logits)
+    # Sampled requests need no logits on the host, and neither does anyone's first token.
+    assert executor.scores == ({Scores.NONE, Scores.LOGITS} if record_logits else {Scores.NONE})
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2])
+def test_rows_that_are_not_finite_fail_their_request_alone(sampling: SamplingParams) -> None:
+    class Broken(DrawingExecutor):
+        def _run(self, *args: object, **kwargs: object) -> np.ndarray:
+            logits = super()._run(*args, **kwargs)  # type: ignore[arg-type]
+            positions = args[2][:, None] + np.arange(logits.shape[1])  # type: ignore[index]
+            sick = self._cached[: len(logits), :1] == 7
+            logits[(positions >= 12) & sick] = np.nan
+            return logits
+
+    executor = Broken()
+    engine = Engine(executor)
+    well, sick = (
+        engine.submit(Request(prompt_ids=(first, 2), max_tokens=30, sampling=sampling))
+        for first in (5, 7)
+    )
+    for _ in range(100):
+        try:
+            engine.step()
+        except RequestFailedError as error:
+            failure = error
+            break
+    assert failure.request_id == sick
+    assert failure.what == "the target's logits for position 13 are not finite"
+    engine.cancel(sick)
+    results = {}
+    while engine.has_work:
+        results |= {event.request_id: event.result for event in engine.step() if event.result}
+    request = Request(prompt_ids=(5, 2), max_tokens=30, sampling=sampling)
+    assert results[well].token_ids == decode_plainly(request, FakeExecutor())[0]
+
+
+def test_a_first_token_that_is_not_finite() -> None:
+    class Broken(DrawingExecutor):
+        def _run(self, *args: object, **kwargs: object) -> np.ndarray:
+            return np.full_like(super()._run(*args, **kwargs), np.nan)  # type: ignore[arg-type]
+
+    with pytest.raises(RequestFailedError, match="position 1 are not finite"):
+        Engine(Broken()).generate([Request(prompt_ids=(1,))])
+
+
+def test_a_step_goes_on_until_a_request_ends_or_comes() -> None:
+    """Four slots: as long as nothing else is known, the next step is the one announced."""
+    executor = DrawingExecutor(max_seq_len=256)
+    engine = Engine(executor)
+    engine.submit(Request(prompt_ids=(1, 2), max_tokens=60))
+    engine.step()
+    for _ in range(3):
+        engine.step()
+    assert executor.hints == [True] * 3 and executor.kept == [True] * 2
+    engine.submit(Request(prompt_ids=(3,), max_tokens=60))  # prefills after the next step
+    engine.step()
+    assert executor.hints[3:] == [False] and executor.kept == [True] * 3
+    for _ in range(2):
+        engine.step()
+    assert executor.hints[4:] == [True] * 2
+    # A block of its own: two passes a step, and none knows of the other.
+    engine.submit(Request(prompt_ids=(4,), max_tokens=60, block_size=3))
+    engine.step()
+    before = len(executor.hints)
+    engine.step()
+    assert executor.hints[before:] == [False, False]
+
+
+def test_who_waits_for_a_slot_does_not_keep_steps_apart() -> None:
+    executor = DrawingExecutor(max_batch=2, max_seq_len=256)
+    engine = Engine(executor)
+    for first in range(3):
+        engine.submit(Request(prompt_ids=(first, 2), max_tokens=60))
+    for _ in range(2):
+        engine.step()
+    engine.step()
+    assert engine.used_slots == 2 and executor.hints[-1]
+
+
+def test_an_output_that_ends_for_sure_is_not_gone_on_with() -> None:
+    executor = DrawingExecutor(draft_skill=0.0)
+    Engine(executor).generate([Request(prompt_ids=(1,), max_tokens=5, ignore_eos=True)])
+    assert executor.hints[-1] is False and all(executor.hints[:-1]) and len(executor.hints) > 1
+
+
+def test_block_schedules_and_gaps() -> None:
+    """One block at batch 1, another at 2, none at 3 and more: outputs are as ever."""
+    executor = DrawingExecutor(max_seq_len=128)
+    measured = invent_measurements([4, 8])
+    schedule = BlockSchedule(
+        blocks=merge_ranges([8, 4, 1, 1]), executor="cpu", fallback="target_only", measured=measured
+    )
+    engine = Engine(executor, options=EngineOptions(schedule=schedule))
+    rng = random.Random(5)
+    requests = [
+        Request(
+            prompt_ids=tuple(rng.choices(range(14), k=6)),
+            max_tokens=rng.randint(4, 60),
+            sampling=replace(rng.choice(SAMPLINGS), seed=index),
+        )
+        for index in range(8)
+    ]
+    for request, result in zip(requests, engine.generate(requests), strict=True):
+        assert result.token_ids == decode_plainly(request, FakeExecutor(max_seq_len=128))[0]
+    assert executor.kept.count(True) > 3
