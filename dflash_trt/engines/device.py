@@ -58,6 +58,7 @@ class Device:
         self._memory: set[int] = set()
         self._host: dict[int, HostBytes] = {}
         self._graphs: dict[int, Any] = {}
+        self._events: dict[int, Any] = {}
         self._stream: Any = None
         try:
             (count,) = self._call("cudaGetDeviceCount")
@@ -136,6 +137,10 @@ class Device:
         size = destination.nbytes
         self._copy(int(destination.ctypes.data), address, size, "cudaMemcpyDeviceToHost")
 
+    def copy(self, destination: int, source: int, size: int) -> None:
+        """Copies device memory to device memory, in stream order; the two do not overlap."""
+        self._copy(destination, source, size, "cudaMemcpyDeviceToDevice")
+
     def copy_rows(
         self, destination: int, source: int, *, pitch: int, width: int, rows: int
     ) -> None:
@@ -168,6 +173,25 @@ class Device:
             DflashError: something in it failed, a kernel that TensorRT launched included.
         """
         self._call("cudaStreamSynchronize", self._stream)
+
+    def make_event(self) -> int:
+        """A handle for `record` and `wait`; `close` destroys it."""
+        (event,) = self._call("cudaEventCreateWithFlags", int(self._cuda.cudaEventDisableTiming))
+        handle = int(event)
+        self._events[handle] = event
+        return handle
+
+    def record(self, event: int) -> None:
+        """Puts `event` behind everything that is in the stream now, wherever it was before."""
+        self._call("cudaEventRecord", self._events[event], self._stream)
+
+    def wait(self, event: int) -> None:
+        """Waits for everything before the place where `event` was recorded last, and no more.
+
+        Raises:
+            DflashError: something in the stream failed.
+        """
+        self._call("cudaEventSynchronize", self._events[event])
 
     def begin_capture(self) -> None:
         """From here on the stream records instead of running."""
@@ -212,12 +236,15 @@ class Device:
             cuda, stream, self._stream = self._cuda, self._stream, None
             for executable in self._graphs.values():
                 cuda.cudaGraphExecDestroy(executable)
+            for event in self._events.values():
+                cuda.cudaEventDestroy(event)
             for address in self._memory:
                 cuda.cudaFree(address)
             for address in self._host:
                 cuda.cudaFreeHost(address)
             cuda.cudaStreamDestroy(stream)
             self._graphs.clear()
+            self._events.clear()
             self._memory.clear()
             self._host.clear()
 

@@ -40,6 +40,7 @@ def open_executor(
         mask_token_id=draft.mask_token_id,
         prefill_chunk=None if manifest.engines is None else manifest.limits.prefill_chunk,
         kv_pages=None if pool is None else KvPages(pool.pages, pool.page_size),
+        draws=manifest.engines is not None and manifest.engines.draws,
     )
     form = manifest.graph_form
     layout = CacheLayout(

@@ -11,6 +11,7 @@ from dflash_trt.executors.buckets import Bucket, Field, Layout, Pass
 from dflash_trt.executors.device_caches import DeviceCaches
 from dflash_trt.executors.device_pages import DevicePages
 from dflash_trt.graph.bindings import (
+    ACCEPTED,
     BLOCK_IDS,
     CACHE_START,
     CANDIDATE_IDS,
@@ -19,7 +20,11 @@ from dflash_trt.graph.bindings import (
     DRAFT_TOKEN_IDS,
     LOGIT_ROWS,
     LOGITS,
+    NEW_START,
+    NEW_TOKENS,
+    NEXT_BLOCK_IDS,
     PAGE_TABLE,
+    SAMPLING,
     TOKEN_IDS,
     GraphName,
 )
@@ -29,30 +34,40 @@ Addresses = dict[str, int]
 
 
 def lay_out(
-    ids: str, batch: int, rows: int, picked: int, kept: int, columns: int
+    ids: str, batch: int, rows: int, picked: int, *, kept: int, columns: int, draws: bool
 ) -> tuple[Layout, Layout]:
     """Inputs and outputs of a call whose ids are called `ids`, with `kept` candidates a row.
 
     Paged caches have a table of `columns`, 0 is none. What every call copies back comes first.
+    Where the engine `draws` there are no candidates, and the next step's ids and starts lie beside
+    each other as they do among the inputs of a step.
     """
-    table = [Field(PAGE_TABLE, (batch, columns), np.int32)] if columns else []
-    inputs = Layout(
-        [
-            Field(ids, (batch, rows), np.int64),
-            Field(CACHE_START, (batch,), np.int64),
-            Field(LOGIT_ROWS, (batch, picked), np.int64),
-            *table,
+    starts = (batch,)
+    inputs = [
+        Field(ids, (batch, rows), np.int64),
+        Field(CACHE_START, starts, np.int64),
+        Field(LOGIT_ROWS, (batch, picked), np.int64),
+    ]
+    outputs = [
+        Field(DRAFT_TOKEN_IDS, (batch, rows), np.int64),
+        Field(CHOICE_IDS, (batch, picked), np.int64),
+    ]
+    if columns:
+        inputs.append(Field(PAGE_TABLE, (batch, columns), np.int32))
+    if draws:
+        inputs.append(Field(SAMPLING, (batch, 4), np.int64))
+        outputs += [
+            Field(NEXT_BLOCK_IDS, (batch, picked), np.int64),
+            Field(NEW_START, starts, np.int64),
+            Field(NEW_TOKENS, (batch, picked), np.int64),
+            Field(ACCEPTED, starts, np.int32),
         ]
-    )
-    outputs = Layout(
-        [
-            Field(DRAFT_TOKEN_IDS, (batch, rows), np.int64),
-            Field(CHOICE_IDS, (batch, picked), np.int64),
+    else:
+        outputs += [
             Field(CANDIDATE_IDS, (batch, picked, kept), np.int64),
             Field(CANDIDATE_LOGITS, (batch, picked, kept), np.float32),
         ]
-    )
-    return inputs, outputs
+    return Layout(inputs), Layout(outputs)
 
 
 class Binder:
@@ -63,6 +78,7 @@ class Binder:
         graph_caches: (input, output) names of each graph's caches.
         inputs, outputs, logits: device addresses of the buffers.
         kept: candidates a row.
+        draws: whether the engines draw tokens themselves.
     """
 
     def __init__(
@@ -74,6 +90,7 @@ class Binder:
         outputs: int,
         logits: int,
         kept: int,
+        draws: bool,
     ) -> None:
         self._caches = caches
         self._graph_caches = graph_caches
@@ -81,6 +98,7 @@ class Binder:
         self._outputs = outputs
         self._logits = logits
         self._kept = kept
+        self._draws = draws
 
     def bind_call(
         self,
@@ -95,7 +113,7 @@ class Binder:
         inputs, outputs = self._lay_out(TOKEN_IDS, batch, rows, picked)
         sent = self._inputs + inputs.offset(TOKEN_IDS)
         target = self._bind_target(graph, first_slot, sent, rows, inputs, outputs)
-        return Bucket((target,), inputs, outputs, _copied(outputs, scores))
+        return Bucket((target,), inputs, outputs, self._copied(outputs, scores))
 
     def bind_step(self, first_slot: int, batch: int, rows: int, scores: Scores) -> Bucket:
         """A draft pass, and a verify pass that reads the draft's output where it lies."""
@@ -105,10 +123,17 @@ class Binder:
         addresses[DRAFT_TOKEN_IDS] = drafted
         draft = Pass("draft", {"B": batch, "S": rows}, shapes, addresses)
         verify = self._bind_target("target", first_slot, drafted, rows, inputs, outputs)
-        return Bucket((draft, verify), inputs, outputs, _copied(outputs, scores))
+        return Bucket((draft, verify), inputs, outputs, self._copied(outputs, scores))
 
     def _lay_out(self, ids: str, batch: int, rows: int, picked: int) -> tuple[Layout, Layout]:
-        return lay_out(ids, batch, rows, picked, self._kept, self._caches.columns)
+        columns, draws = self._caches.columns, self._draws
+        return lay_out(ids, batch, rows, picked, kept=self._kept, columns=columns, draws=draws)
+
+    def _copied(self, outputs: Layout, scores: Scores) -> int:
+        """Bytes of the outputs that a call brings to the host."""
+        if scores is Scores.CANDIDATES:
+            return outputs.size
+        return outputs.offset(NEW_TOKENS if self._draws else CANDIDATE_IDS)
 
     def _bind_target(
         self,
@@ -121,9 +146,17 @@ class Binder:
     ) -> Pass:
         """A target pass over the token ids at device address `token_ids`."""
         batch, picked = inputs.shape(LOGIT_ROWS)
-        shapes, addresses = self._bind(graph, first_slot, inputs, (CACHE_START, LOGIT_ROWS))
+        names = [CACHE_START, LOGIT_ROWS]
+        told = [CHOICE_IDS]
+        if self._draws:
+            names.append(SAMPLING)
+            if graph == "target":
+                told += [NEXT_BLOCK_IDS, NEW_START, NEW_TOKENS, ACCEPTED]
+        else:
+            told += [CANDIDATE_IDS, CANDIDATE_LOGITS]
+        shapes, addresses = self._bind(graph, first_slot, inputs, names)
         shapes[TOKEN_IDS], addresses[TOKEN_IDS] = (batch, rows), token_ids
-        for name in (CHOICE_IDS, CANDIDATE_IDS, CANDIDATE_LOGITS):
+        for name in told:
             addresses[name] = self._outputs + outputs.offset(name)
         addresses[LOGITS] = self._logits
         return Pass(graph, {"B": batch, "S": rows, "R": picked}, shapes, addresses)
@@ -140,8 +173,3 @@ class Binder:
             shapes[name] = self._caches.shape(name, batch)
             addresses[name] = addresses[updated] = self._caches.address(name, first_slot)
         return shapes, addresses
-
-
-def _copied(outputs: Layout, scores: Scores) -> int:
-    """Bytes of the outputs that a call brings to the host."""
-    return outputs.size if scores is Scores.CANDIDATES else outputs.offset(CANDIDATE_IDS)

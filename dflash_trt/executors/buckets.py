@@ -2,7 +2,7 @@
 
 A bucket is every call of one kind, slot range and shape. Its small inputs lie beside each other, so
 that one copy brings them to the device, and so do its small outputs. All buckets share the same
-two buffers: one call runs at a time.
+two buffers: calls run one after another.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ class Layout:
     def offset(self, name: str) -> int:
         return self._offsets[name]
 
+    def end(self, name: str) -> int:
+        """Where the field's last byte is followed by the next."""
+        return self._offsets[name] + self._fields[name].nbytes
+
     def view(self, memory: HostBytes, name: str) -> npt.NDArray[Any]:
         """The field as an array over `memory`, which holds the layout from its first byte."""
         one, start = self._fields[name], self._offsets[name]
@@ -57,7 +61,7 @@ class Layout:
 
 
 class Staging:
-    """A device buffer and its pinned twin on the host."""
+    """A device buffer for inputs and its pinned twin on the host."""
 
     def __init__(self, device: Device, size: int, purpose: str) -> None:
         self._device = device
@@ -67,8 +71,37 @@ class Staging:
     def upload(self, size: int) -> None:
         self._device.upload(self.address, self.host[:size])
 
-    def download(self, size: int) -> None:
-        self._device.download(self.host[:size], self.address)
+
+class Results:
+    """A device buffer for outputs and two pinned twins on the host, which calls take in turn.
+
+    So one call's results can be read while the next one's are on their way.
+    """
+
+    def __init__(self, device: Device, size: int, purpose: str) -> None:
+        self._device = device
+        self.address = device.allocate(size, purpose)
+        self._sides = [(device.allocate_host(size), device.make_event()) for _ in range(2)]
+
+    @property
+    def host(self) -> HostBytes:
+        """The current call's results, once they have been waited for."""
+        return self._sides[0][0]
+
+    def turn(self) -> None:
+        """Begins the next call: its results are the current ones from here on."""
+        self._sides.reverse()
+
+    def download(self, size: int, *, ahead: bool = False) -> None:
+        """Enqueues the way to the host of the current call's results, or of those `ahead`."""
+        host, event = self._sides[ahead]
+        self._device.download(host[:size], self.address)
+        self._device.record(event)
+
+    def wait(self) -> None:
+        """Waits for the current call, and not for what has been enqueued behind it."""
+        _, event = self._sides[0]
+        self._device.wait(event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +124,9 @@ class PassContext(Protocol):
 class Bucket:
     """A call bound once: its passes in order, and where its arguments and results lie.
 
-    `copied` bytes of the outputs come back to the host. `runs` counts calls that were enqueued
-    one by one; `graph` replays them once it has been captured, with `contexts` of its own, one
-    per pass.
+    `copied` bytes of the outputs come back to the host. `runs` counts calls whose passes were
+    enqueued one by one; `graph` replays the passes once they have been captured, with `contexts` of
+    its own, one per pass.
     """
 
     passes: tuple[Pass, ...]

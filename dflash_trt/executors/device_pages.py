@@ -22,6 +22,8 @@ class DevicePages:
         columns: of a page table: the pages of the longest sequence.
         item_bytes: of an element.
 
+    `is_filled` says that the table written last still has every page.
+
     One allocation that never moves. No call zeroes a page, or what an earlier owner left behind
     a sequence's rows: the kernels that read pools take positions from [first visible, length)
     alone and put zeros in place of others before they multiply (block_attention masks its loads),
@@ -42,6 +44,7 @@ class DevicePages:
         item_bytes: int,
     ) -> None:
         self.columns = columns
+        self.is_filled = False
         self._bindings = PageBindings(slots, pages)
         self._shapes = {
             name: (pages.count + 1, pages.size, fixed.kv_heads, fixed.head_dim)
@@ -75,15 +78,18 @@ class DevicePages:
         """The first slot of what a call binds: one binding of whole pools serves every range."""
         return 0
 
-    def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
-        """Says which pages hold the positions of `slot`, in order.
+    def bind_pages(self, slot: int, page_ids: Sequence[int]) -> bool:
+        """Says which pages hold the positions of `slot`, in order; whether those before stay.
 
         Calls that are enqueued have their own table: what they write stays where it was bound.
 
         Raises:
             ValueError: a page that the pool does not have.
         """
-        self._bindings.bind(slot, page_ids)
+        before = self._bindings.count(slot)
+        kept = self._bindings.bind(slot, page_ids)
+        self.is_filled &= kept == before == len(page_ids)
+        return kept == before
 
     def check(self, ends: Mapping[int, int]) -> None:
         """Raises ValueError when a slot's pages end before a call's rows do, at `ends` by slot."""
@@ -92,11 +98,14 @@ class DevicePages:
     def fill(self, table: Int32Array, first_slot: int) -> None:
         """Writes a call's page table [B,C]: all pages of its slots, so that the next step's fit."""
         self._bindings.fill(table, first_slot, [self.columns] * len(table))
+        self.is_filled = True
 
     def move(self, source: int, destination: int, length: int) -> None:
         """Gives `destination` the pages of `source`; no row is copied."""
         self._bindings.move(source, destination)
+        self.is_filled = False
 
     def clear(self, slot: int, length: int) -> None:
         """Forgets the pages of a slot; their rows stay, for whoever shares them."""
         self._bindings.clear(slot)
+        self.is_filled = False

@@ -17,6 +17,7 @@ from dflash_trt.executors.caches import CacheLayout, CacheShape
 from dflash_trt.executors.device_caches import DeviceCaches
 from dflash_trt.executors.device_pages import DevicePages
 from dflash_trt.graph.bindings import (
+    ACCEPTED,
     BLOCK_IDS,
     CACHE_START,
     CANDIDATE_IDS,
@@ -26,7 +27,11 @@ from dflash_trt.graph.bindings import (
     DRAFT_TOKEN_IDS,
     LOGIT_ROWS,
     LOGITS,
+    NEW_START,
+    NEW_TOKENS,
+    NEXT_BLOCK_IDS,
     PAGE_TABLE,
+    SAMPLING,
     TOKEN_IDS,
     GraphName,
 )
@@ -94,9 +99,14 @@ class EngineBundle:
         else:
             tensors |= {name: [-1, -1] for name in (TOKEN_IDS, LOGIT_ROWS, CHOICE_IDS)}
             tensors[LOGITS] = [-1, -1, self.limits.vocab_size]
-            tensors |= {
-                name: [-1, -1, self.candidates] for name in (CANDIDATE_IDS, CANDIDATE_LOGITS)
-            }
+            if self.limits.draws:
+                tensors[SAMPLING] = [-1, 4]
+            else:
+                kept = [-1, -1, self.candidates]
+                tensors |= {CANDIDATE_IDS: kept, CANDIDATE_LOGITS: kept}
+        if graph == "target" and self.limits.draws:
+            tensors |= {name: [-1] for name in (ACCEPTED, NEW_START)}
+            tensors |= {name: [-1, -1] for name in (NEW_TOKENS, NEXT_BLOCK_IDS)}
         if self.columns:
             tensors[PAGE_TABLE] = [-1, self.columns]
         caches = self.layout.shapes()

@@ -3,7 +3,8 @@
 A step is two engine runs between two small copies: anchors, starts and mask ids go over, token and
 choice ids come back, and the host waits once. The draft's output lies where the target's input is
 bound, and caches are bound as input and output of the same memory. Each shape is bound once (a
-Bucket); from its third call on it replays a CUDA graph of the whole step.
+Bucket); from its third call on it replays a CUDA graph of the step's passes. Where engines draw
+tokens themselves, the next step may be under way while the host looks at this one (lookahead.py).
 
 Rung 3: the engines are built and everything up to the library's own calls is tested against
 stand-ins that compute; none of it has run on a GPU. `doctor --gpu-check` runs it on one.
@@ -11,16 +12,14 @@ stand-ins that compute; none of it has run on a GPU. `doctor --gpu-check` runs i
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.engines.device import Device, HostBytes
-from dflash_trt.engines.profiles import profiles
-from dflash_trt.errors import DflashError
 from dflash_trt.executors.base import (
     Candidates,
     ExecutorLimits,
@@ -32,11 +31,12 @@ from dflash_trt.executors.base import (
     TargetOutput,
 )
 from dflash_trt.executors.binder import Binder, lay_out
-from dflash_trt.executors.buckets import Bucket, Staging
+from dflash_trt.executors.buckets import Bucket, Results, Staging
 from dflash_trt.executors.device_pages import DevicePages
 from dflash_trt.executors.engine_bundle import EngineBundle
-from dflash_trt.executors.loaded_engine import LoadedEngine
 from dflash_trt.executors.loader import Loader
+from dflash_trt.executors.lookahead import Lookahead, Step
+from dflash_trt.executors.pass_runner import PassRunner
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,
     CACHE_START,
@@ -46,14 +46,10 @@ from dflash_trt.graph.bindings import (
     DRAFT_TOKEN_IDS,
     LOGIT_ROWS,
     PAGE_TABLE,
+    SAMPLING,
     TOKEN_IDS,
     GraphName,
 )
-
-MAX_BUCKETS = 64
-# The second call of a shape shows that it comes again. It runs in contexts of its own, since
-# TensorRT settles in a context's first run what a shape needs, and is captured right after.
-RUNS_BEFORE_CAPTURE = 1
 
 
 class TensorRtExecutor:
@@ -65,7 +61,8 @@ class TensorRtExecutor:
         loader: opens engine files with the library that built them.
 
     `captured` counts the CUDA graphs that replay steps now; `capture_error` says why steps are
-    enqueued one by one instead, when capturing failed.
+    enqueued one by one instead, when capturing failed. `ahead_steps` counts steps begun before they
+    were asked for, `dropped_steps` those of them that nobody asked for.
 
     Raises:
         DflashError: the device has no room for caches and buffers.
@@ -75,31 +72,33 @@ class TensorRtExecutor:
         self._bundle = bundle
         self._device = device
         self._loader = loader
-        self._engines: dict[GraphName, LoadedEngine] = {}
-        self._buckets: OrderedDict[tuple[object, ...], Bucket] = OrderedDict()
+        self._runner = PassRunner(bundle, device, loader)
         self._held = [0] * bundle.limits.max_batch
         self._graph_caches = bundle.layout.graph_caches()
-        self._scratch, self._scratch_bytes = 0, 0
         self._whole_rows: HostBytes | None = None
         self._closed = False
-        self.capture_error: str | None = None
         limits, shapes = bundle.limits, bundle.shapes
         kept = bundle.candidates
         self._caches = bundle.allocate_caches(device)
         block, chunk = limits.block_size, shapes.prefill_chunk
         sizes = [(limits.max_batch, block, block), (1, chunk, min(block, chunk))]
-        most = [lay_out(TOKEN_IDS, *size, kept, bundle.columns) for size in sizes]
+        columns, draws = bundle.columns, limits.draws
+        most = [
+            lay_out(TOKEN_IDS, *size, kept=kept, columns=columns, draws=draws) for size in sizes
+        ]
         self._inputs = Staging(device, max(one.size for one, _ in most), "input buffers")
-        self._outputs = Staging(device, max(one.size for _, one in most), "output buffers")
+        self._results = Results(device, max(one.size for _, one in most), "output buffers")
+        self._lookahead = Lookahead(device, self._inputs, self._results)
         rows = max(batch * picked for batch, _, picked in sizes)
         self._logits = device.allocate(rows * limits.vocab_size * 4, "logits")
         self._binder = Binder(
             self._caches,
             self._graph_caches,
             inputs=self._inputs.address,
-            outputs=self._outputs.address,
+            outputs=self._results.address,
             logits=self._logits,
             kept=kept,
+            draws=limits.draws,
         )
 
     @property
@@ -117,12 +116,24 @@ class TensorRtExecutor:
 
     @property
     def captured(self) -> int:
-        return sum(bucket.graph is not None for bucket in self._buckets.values())
+        return self._runner.captured
+
+    @property
+    def capture_error(self) -> str | None:
+        return self._runner.capture_error
+
+    @property
+    def ahead_steps(self) -> int:
+        return self._lookahead.started
+
+    @property
+    def dropped_steps(self) -> int:
+        return self._lookahead.dropped
 
     def preload(self, graphs: Iterable[GraphName]) -> None:
         """Loads engines ahead of the first request, whose time they would count towards."""
         for graph in graphs:
-            self._engine(graph)
+            self._runner.engine(graph)
 
     def forward(
         self,
@@ -132,22 +143,22 @@ class TensorRtExecutor:
         starts: Int64Array,
         logit_rows: Int64Array,
         scores: Scores,
+        sampling: Int64Array | None = None,
     ) -> TargetOutput:
         batch, rows = token_ids.shape
         picked = logit_rows.shape[1]
         self.limits.check_logit_rows(logit_rows, rows)
+        self.limits.check_sampling(sampling, batch)
         self._hold(first_slot, starts, rows)
+        scores = self._known(scores)
         bound = self._caches.bound_slot(first_slot)
         key = (graph, bound, batch, rows, picked, scores is Scores.CANDIDATES)
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._binder.bind_call(graph, bound, batch, rows, picked, scores)
-        self._remember(key, bucket)
-        self._write(bucket, TOKEN_IDS, token_ids)
-        self._write_places(bucket, first_slot, starts)
-        self._write(bucket, LOGIT_ROWS, logit_rows)
-        logits, candidates = self._run(bucket, scores)
-        return TargetOutput(self._read(bucket, CHOICE_IDS), logits, candidates)
+        bind = partial(self._binder.bind_call, graph, bound, batch, rows, picked, scores)
+        bucket = self._runner.recall(key, bind)
+        self._lookahead.drop()
+        arguments = {TOKEN_IDS: token_ids, CACHE_START: starts, LOGIT_ROWS: logit_rows}
+        logits = self._begin(bucket, first_slot, arguments, sampling, scores)
+        return TargetOutput(self._finish(bucket), logits, self._candidates(bucket, scores))
 
     def speculate(
         self,
@@ -156,38 +167,47 @@ class TensorRtExecutor:
         starts: Int64Array,
         block_size: int,
         scores: Scores,
+        sampling: Int64Array | None = None,
+        ahead: bool = False,
     ) -> SpeculationOutput:
         batch = len(anchors)
         self.limits.check_block_size(block_size)
+        self.limits.check_sampling(sampling, batch)
         self._hold(first_slot, starts, block_size)
+        scores = self._known(scores)
         bound = self._caches.bound_slot(first_slot)
         key = ("speculate", bound, batch, block_size, scores is Scores.CANDIDATES)
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._binder.bind_step(bound, batch, block_size, scores)
-        self._remember(key, bucket)
-        blocks = np.full((batch, block_size), self.limits.mask_token_id, np.int64)
-        blocks[:, 0] = anchors
-        self._write(bucket, BLOCK_IDS, blocks)
-        self._write_places(bucket, first_slot, starts)
-        self._write(bucket, LOGIT_ROWS, np.arange(block_size))
-        logits, candidates = self._run(bucket, scores)
-        return SpeculationOutput(
-            self._read(bucket, DRAFT_TOKEN_IDS), self._read(bucket, CHOICE_IDS), logits, candidates
-        )
+        bind = partial(self._binder.bind_step, bound, batch, block_size, scores)
+        bucket = self._runner.recall(key, bind)
+        step = None if sampling is None else Step(bucket, first_slot, anchors, starts, sampling)
+        logits = None
+        if step is None or not self._lookahead.take(step, scores):
+            blocks = np.full((batch, block_size), self.limits.mask_token_id, np.int64)
+            blocks[:, 0] = anchors
+            rows = np.arange(block_size)
+            arguments = {BLOCK_IDS: blocks, CACHE_START: starts, LOGIT_ROWS: rows}
+            logits = self._begin(bucket, first_slot, arguments, sampling, scores)
+        if ahead and step is not None and scores is Scores.NONE:
+            self._go_on(step, block_size)
+        choices = self._finish(bucket)
+        drafted = self._read(bucket, DRAFT_TOKEN_IDS)
+        return SpeculationOutput(drafted, choices, logits, self._candidates(bucket, scores))
 
     def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
         if not isinstance(self._caches, DevicePages):
             raise ValueError("linear caches have no pages")
-        self._caches.bind_pages(slot, page_ids)
+        if not self._caches.bind_pages(slot, page_ids):
+            self._lookahead.drop()  # of what it may have written there, nothing is left
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
+        self._lookahead.drop()
         self._caches.clear(destination, self._held[destination])
         self._caches.move(source, destination, length)
         self._held[destination] = length
 
     def release_slots(self, first_free: int) -> None:
         """Clears what the slots held; the caches' memory stays as it is."""
+        self._lookahead.drop()
         for slot in range(first_free, len(self._held)):
             if self._held[slot]:
                 self._caches.clear(slot, self._held[slot])
@@ -197,77 +217,84 @@ class TensorRtExecutor:
         if self._closed:
             return
         self._closed = True
+        self._lookahead.drop()
         try:
             self._loader.save_kernels()
         finally:
-            # Contexts before the memory that they compute in.
-            self._buckets.clear()
-            self._engines.clear()
-            self._device.close()
+            try:
+                self._device.synchronize()  # a dropped step's contexts may be at work
+            finally:
+                # Contexts before the memory that they compute in.
+                self._runner.close()
+                self._device.close()
 
-    def _run(self, bucket: Bucket, scores: Scores) -> tuple[FloatArray | None, Candidates | None]:
-        """One call, waited for; whole rows or candidates as `scores` asks."""
-        will_capture = bucket.runs == RUNS_BEFORE_CAPTURE and self._is_capturable(bucket)
-        if bucket.graph is not None:
-            self._device.launch(bucket.graph)
-        else:
-            if will_capture:
-                self._dedicate(bucket)
-            self._enqueue(bucket)
-            bucket.runs += 1
-        shape = (*bucket.outputs.shape(CHOICE_IDS), self.limits.vocab_size)
+    def _begin(
+        self,
+        bucket: Bucket,
+        first_slot: int,
+        arguments: Mapping[str, npt.NDArray[np.int64]],
+        sampling: Int64Array | None,
+        scores: Scores,
+    ) -> FloatArray | None:
+        """Enqueues a call; the whole rows, to be waited for, if `scores` asks for them."""
+        for name, values in arguments.items():
+            bucket.inputs.view(self._inputs.host, name)[...] = values
+        if isinstance(self._caches, DevicePages):
+            table = bucket.inputs.view(self._inputs.host, PAGE_TABLE)
+            self._caches.fill(table, first_slot)
+        if sampling is not None:
+            bucket.inputs.view(self._inputs.host, SAMPLING)[...] = sampling
+        self._results.turn()
+        self._inputs.upload(bucket.inputs.size)
+        self._runner.run(bucket)
         logits = None
         if scores is Scores.LOGITS:
             # Not part of what is captured: the memory that rows go to may grow.
+            shape = (*bucket.outputs.shape(CHOICE_IDS), self.limits.vocab_size)
             logits = self._download_rows(0, shape)
-        self._device.synchronize()
-        if will_capture:
-            self._capture(bucket)
+        self._results.download(bucket.copied)
+        return logits
+
+    def _go_on(self, step: Step, block_size: int) -> None:
+        """Enqueues the step behind `step` as well, where its rows fit in any case.
+
+        Only steps that replay a graph: their contexts are their own, and nothing is captured while
+        one is under way.
+        """
+        if step.bucket.graph is None:
+            return
+        if isinstance(self._caches, DevicePages) and not self._caches.is_filled:
+            return  # pages bound since are not in the table that it would read
+        try:
+            self._hold(step.first_slot, step.starts + block_size, block_size)
+        except ValueError:
+            return
+        self._lookahead.start(step)
+
+    def _finish(self, bucket: Bucket) -> Int64Array:
+        """Waits for the call; its choices."""
+        self._results.wait()
+        self._runner.capture(bucket)
+        choices: Int64Array = self._read(bucket, CHOICE_IDS)
+        return choices
+
+    def _candidates(self, bucket: Bucket, scores: Scores) -> Candidates | None:
+        """The candidates of a call that has been waited for, if `scores` asks for them."""
         if scores is not Scores.CANDIDATES:
-            return logits, None
+            return None
+        rows, vocabulary = bucket.outputs.shape(CHOICE_IDS)[1], self.limits.vocab_size
 
         def read_row(sequence: int, row: int) -> FloatArray:
-            whole = self._download_rows(sequence * shape[1] + row, shape[2:])
+            whole = self._download_rows(sequence * rows + row, (vocabulary,))
             self._device.synchronize()
             return whole.copy()
 
         values: FloatArray = self._read(bucket, CANDIDATE_LOGITS)
-        return None, Candidates(self._read(bucket, CANDIDATE_IDS), values, read_row)
+        return Candidates(self._read(bucket, CANDIDATE_IDS), values, read_row)
 
-    def _enqueue(self, bucket: Bucket) -> None:
-        self._inputs.upload(bucket.inputs.size)
-        for index, call in enumerate(bucket.passes):
-            if bucket.contexts:
-                bucket.contexts[index].enqueue(call)
-            else:
-                self._engine(call.graph).shared_context(call).enqueue(call)
-        self._outputs.download(bucket.copied)
-
-    def _is_capturable(self, bucket: Bucket) -> bool:
-        """Chunks of prompts come in too many sizes to keep a graph of each."""
-        is_decode = all(call.axes["S"] <= self.limits.block_size for call in bucket.passes)
-        return is_decode and self.capture_error is None
-
-    def _dedicate(self, bucket: Bucket) -> None:
-        """Gives a bucket contexts of its own: a graph is good as long as its context's state."""
-        bucket.contexts = [
-            self._engine(call.graph).make_context(call, self._scratch, self._scratch_bytes)
-            for call in bucket.passes
-        ]
-
-    def _capture(self, bucket: Bucket) -> None:
-        """Records the call that has just run; nothing runs meanwhile."""
-        self._device.begin_capture()
-        try:
-            self._enqueue(bucket)
-        except DflashError as error:
-            self._device.abandon_capture()
-            self.capture_error = error.message
-            return
-        try:
-            bucket.graph = self._device.end_capture()
-        except DflashError as error:
-            self.capture_error = error.message
+    def _known(self, scores: Scores) -> Scores:
+        """What serves `scores`: engines that draw have no candidates, but whole rows."""
+        return Scores.LOGITS if scores and self.limits.draws else scores
 
     def _download_rows(self, first_row: int, shape: tuple[int, ...]) -> FloatArray:
         """Logits of `shape` [..., V] from row `first_row` on, to be waited for."""
@@ -281,18 +308,8 @@ class TensorRtExecutor:
         self._device.download(memory, self._logits + first_row * self.limits.vocab_size * 4)
         return memory.view(np.float32).reshape(shape)
 
-    def _write(self, bucket: Bucket, name: str, values: npt.NDArray[np.int64]) -> None:
-        bucket.inputs.view(self._inputs.host, name)[...] = values
-
-    def _write_places(self, bucket: Bucket, first_slot: int, starts: Int64Array) -> None:
-        """Where the rows go: starts, and in paged caches the pages of every sequence."""
-        self._write(bucket, CACHE_START, starts)
-        if isinstance(self._caches, DevicePages):
-            table = bucket.inputs.view(self._inputs.host, PAGE_TABLE)
-            self._caches.fill(table, first_slot)
-
     def _read(self, bucket: Bucket, name: str) -> npt.NDArray[Any]:
-        return bucket.outputs.view(self._outputs.host, name)
+        return bucket.outputs.view(self._results.host, name)
 
     def _hold(self, first_slot: int, starts: Int64Array, rows: int) -> None:
         """Notes what this call writes.
@@ -308,40 +325,3 @@ class TensorRtExecutor:
             self._caches.check(ends)
         for slot, end in ends.items():
             self._held[slot] = max(self._held[slot], end)
-
-    def _remember(self, key: tuple[object, ...], bucket: Bucket) -> None:
-        self._buckets[key] = bucket
-        self._buckets.move_to_end(key)
-        if len(self._buckets) > MAX_BUCKETS:
-            _, oldest = self._buckets.popitem(last=False)
-            self._forget_graph(oldest)
-
-    def _forget_graph(self, bucket: Bucket) -> None:
-        if bucket.graph is not None:
-            self._device.destroy_graph(bucket.graph)
-        bucket.graph, bucket.contexts, bucket.runs = None, (), 0
-
-    def _engine(self, graph: GraphName) -> LoadedEngine:
-        """Loads an engine at its first use: plain generation never loads the draft."""
-        if graph not in self._engines:
-            built = profiles(graph, self._bundle.shapes)
-            native = self._loader.load(self._bundle.paths[graph])
-            self._bundle.check(graph, native)
-            engine = LoadedEngine(graph, native, built, self._loader, self._device.stream)
-            self._share_scratch(engine)
-            self._engines[graph] = engine
-        return self._engines[graph]
-
-    def _share_scratch(self, engine: LoadedEngine) -> None:
-        """One memory for all engines, as large as the largest wants: they run in turn."""
-        if engine.scratch_bytes > self._scratch_bytes:
-            self._device.synchronize()
-            for bucket in self._buckets.values():  # captured with the memory that goes
-                self._forget_graph(bucket)
-            if self._scratch:
-                self._device.free(self._scratch)
-            self._scratch = self._device.allocate(engine.scratch_bytes, "activations")
-            self._scratch_bytes = engine.scratch_bytes
-            for other in self._engines.values():
-                other.use_scratch(self._scratch, self._scratch_bytes)
-        engine.use_scratch(self._scratch, self._scratch_bytes)

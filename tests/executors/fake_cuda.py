@@ -1,8 +1,9 @@
 """A CUDA device made of host memory, behind cuda-python's own signatures.
 
-Work is queued and runs when the stream is waited for, so that whoever reads too early reads
-garbage. Every address is checked against what is allocated, every call against the real function's
-signature; names that the bindings do not have do not exist here either.
+Work is queued and runs when it is waited for, up to the event that is waited for, so that whoever
+reads too early reads garbage: that is what a download's destination holds until then. Every address
+is checked against what is allocated, every call against the real function's signature; names that
+the bindings do not have do not exist here either.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class FakeCuda:
         self.graphs: dict[int, list[Operation]] = {}
         self.executables: dict[int, list[Operation]] = {}
         self.streams: set[int] = set()
+        self.events: dict[int, Operation | None] = {}
         self.launches = self.copies = 0
         self._next = 100
 
@@ -64,7 +66,8 @@ class FakeCuda:
     @property
     def is_clean(self) -> bool:
         """Nothing is left of it all."""
-        return not (self.memory or self.host or self.executables or self.graphs or self.streams)
+        left = (self.memory, self.host, self.executables, self.graphs, self.streams, self.events)
+        return not any(left)
 
     def handle(self) -> int:
         self._next += 1
@@ -73,10 +76,13 @@ class FakeCuda:
     def submit(self, operation: Operation) -> None:
         (self.queue if self.recording is None else self.recording).append(operation)
 
-    def run(self) -> None:
-        queue, self.queue = self.queue, []
-        for operation in queue:
+    def run(self, last: Operation | None = None) -> None:
+        """Runs what is queued, up to `last`."""
+        while self.queue:
+            operation = self.queue.pop(0)
             operation()
+            if operation is last:
+                break
 
     def owns(self, address: int, size: int, *, host: bool = False) -> bool:
         arrays = self.host if host else self.memory
@@ -142,6 +148,33 @@ class Functions:
         self.run()
         return (OK,)
 
+    def cudaEventCreateWithFlags(self: FakeCuda, flags: int) -> Any:  # noqa: N802
+        assert flags == real.cudaEventDisableTiming
+        event = self.handle()
+        self.events[event] = None
+        return OK, real.cudaEvent_t(event)
+
+    def cudaEventDestroy(self: FakeCuda, event: Any) -> Any:  # noqa: N802
+        del self.events[int(event)]
+        return (OK,)
+
+    def cudaEventRecord(self: FakeCuda, event: Any, stream: Any) -> Any:  # noqa: N802
+        assert int(stream) in self.streams and self.recording is None
+
+        def reached() -> None:
+            pass
+
+        self.events[int(event)] = reached
+        self.submit(reached)
+        return (OK,)
+
+    def cudaEventSynchronize(self: FakeCuda, event: Any) -> Any:  # noqa: N802
+        reached = self.events[int(event)]
+        assert reached is not None, "an event that was never recorded"
+        if reached in self.queue:
+            self.run(reached)
+        return (OK,)
+
     def cudaMalloc(self: FakeCuda, size: int) -> Any:  # noqa: N802
         assert self.recording is None, "allocation while capturing"
         return OK, self.allocate(self.memory, size)
@@ -162,12 +195,17 @@ class Functions:
     def cudaMemcpyAsync(  # noqa: N802
         self: FakeCuda, destination: int, source: int, size: int, kind: Any, stream: Any
     ) -> Any:
-        to_device = kind == real.cudaMemcpyKind.cudaMemcpyHostToDevice
-        assert to_device or kind == real.cudaMemcpyKind.cudaMemcpyDeviceToHost
-        if not self.owns(destination, size, host=not to_device):
+        kinds = real.cudaMemcpyKind
+        to_host, from_host = (
+            kind == one for one in (kinds.cudaMemcpyDeviceToHost, kinds.cudaMemcpyHostToDevice)
+        )
+        assert to_host or from_host or kind == kinds.cudaMemcpyDeviceToDevice
+        if not self.owns(destination, size, host=to_host):
             return (INVALID,)
-        if not self.owns(source, size, host=to_device):
+        if not self.owns(source, size, host=from_host):
             return (INVALID,)
+        if to_host and self.recording is None:
+            ctypes.memset(destination, GARBAGE, size)
 
         def copy() -> None:
             self.copies += 1

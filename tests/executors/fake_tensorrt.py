@@ -29,6 +29,7 @@ from dflash_trt.graph.bindings import (
     CANDIDATES,
     LOGITS,
     PAGE_TABLE,
+    SAMPLING,
 )
 from tests.executors.fake_cuda import FakeCuda
 from tests.runtime.test_candidates import pick_candidates
@@ -39,8 +40,8 @@ TYPES = {
     "tensor(float8e4m3fn)": FLOAT8,
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
-    "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
+    "tensor(int64)": np.int64,
 }
 NATIVE = {
     np.float32: "FLOAT",
@@ -120,7 +121,11 @@ class FakeEngine:
         tensors = [*self._session.get_inputs(), *self._session.get_outputs()]
         self._types = {tensor.name: TYPES[tensor.type] for tensor in tensors}
         self._shapes = {tensor.name: [*map(plan.axis, tensor.shape)] for tensor in tensors}
-        if LOGITS in self._shapes and CANDIDATE_IDS not in self._shapes:
+        # A CPU's graph stands for an engine's, whose logits come with candidates unless it draws.
+        self._adds_candidates = LOGITS in self._shapes and not (
+            {CANDIDATE_IDS, SAMPLING} & self._shapes.keys()
+        )
+        if self._adds_candidates:
             kept = min(CANDIDATES, self._shapes[LOGITS][2])
             for name, kind in ((CANDIDATE_IDS, np.int64), (CANDIDATE_LOGITS, np.float32)):
                 self._types[name], self._shapes[name] = kind, [-1, -1, kept]
@@ -283,7 +288,7 @@ def execute(
     if pages is not None:
         feeds = {name: pages.mask(name, value) for name, value in feeds.items()}
     results = compute(session, feeds)
-    if LOGITS in results and CANDIDATE_IDS not in results:
+    if engine._adds_candidates:
         count = engine._shapes[CANDIDATE_IDS][2]
         ids = pick_candidates(results[LOGITS], count, engine._module.executions)
         results[CANDIDATE_IDS] = ids

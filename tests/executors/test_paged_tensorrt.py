@@ -25,7 +25,7 @@ pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not 
 
 from dflash_trt.executors.tensorrt import TensorRtExecutor
 from tests.executors.fake_cuda import FakeCuda
-from tests.executors.test_tensorrt import Machine, stand_in
+from tests.executors.test_tensorrt import Machine, make_machine
 
 LENGTH, SIZE, SLOTS, VOCAB = 128, 8, 4, 64
 WHOLE = LENGTH // SIZE
@@ -49,7 +49,7 @@ def linear(make_pair: PairFactory) -> TinyPair:
 def machine(make_pair: PairFactory, tmp_path: Path) -> Machine:
     """A pool that holds one sequence and a half of the four that may run."""
     built = make_pair(**PAIR, paging={"page_size": SIZE, "pages": WHOLE * 3 // 2})
-    return stand_in(built, "tensorrt", tmp_path)
+    return make_machine(built, tmp_path, "tensorrt", built.bundle.folder)
 
 
 def pools(machine: Machine, executor: TensorRtExecutor) -> dict[str, np.ndarray]:
@@ -230,9 +230,11 @@ def test_what_no_pool_allows(machine: Machine, linear: TinyPair, tmp_path: Path)
     executor.bind_pages(0, [0])
     with pytest.raises(ValueError, match="has pages for 8 positions, not 9"):
         forward_rows(executor, [[1] * 9], [0])
-    (tmp_path / "linear").mkdir()
+    folder = tmp_path / "linear"
+    folder.mkdir()
+    other = make_machine(linear, folder, "tensorrt", linear.bundle.folder)
     with pytest.raises(ValueError, match="linear caches have no pages"):
-        stand_in(linear, "tensorrt", tmp_path / "linear").open().bind_pages(0, [0])
+        other.open().bind_pages(0, [0])
 
 
 def test_memory_is_that_of_the_pages(machine: Machine) -> None:

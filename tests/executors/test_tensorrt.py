@@ -62,16 +62,18 @@ def built(make_pair: PairFactory) -> TinyPair:
 
 @pytest.fixture(params=["tensorrt-rtx", "tensorrt"])
 def machine(request: pytest.FixtureRequest, built: TinyPair, tmp_path: Path) -> Machine:
-    return stand_in(built, request.param, tmp_path)
+    return make_machine(built, tmp_path, request.param, built.bundle.folder)
 
 
-def stand_in(built: TinyPair, library: str, folder: Path) -> Machine:
-    """A machine whose engines are the float32 graphs of a pair's CPU bundle."""
+def make_machine(
+    built: TinyPair, folder: Path, library: str, graphs: Path, *, draws: bool = False
+) -> Machine:
+    """A stand-in whose engines, in `folder`, run the graphs in the folder `graphs`."""
     manifest = built.bundle.manifest
     cuda = FakeCuda()
     trt = FakeTensorRt(cuda)
     cpu = built.open()
-    cpu_limits = replace(cpu.limits, prefill_chunk=16)
+    cpu_limits = replace(cpu.limits, prefill_chunk=16, draws=draws)
     cpu.close()
     limits = manifest.limits.model_copy(update={"prefill_chunk": 16})
     shapes = engine_limits(limits, manifest.target, manifest.graph_form)
@@ -80,7 +82,7 @@ def stand_in(built: TinyPair, library: str, folder: Path) -> Machine:
         paths[graph] = folder / f"{graph}.engine"
         paths[graph].write_text(f"engine of {graph}")
         plan = Plan(
-            built.bundle.folder / f"{graph}.onnx",
+            graphs / f"{graph}.onnx",
             profiles(graph, shapes),
             shapes.cache_length,
             cpu_limits.kv_pages,
@@ -93,7 +95,7 @@ def stand_in(built: TinyPair, library: str, folder: Path) -> Machine:
         draft.layers,
         CacheShape(draft.kv_heads, draft.head_dim),
     )
-    bundle = EngineBundle(paths, cpu_limits, layout, shapes, GraphForm())
+    bundle = EngineBundle(paths, cpu_limits, layout, shapes, GraphForm(draws=draws))
     return Machine(cuda, trt, bundle, library, folder)
 
 
@@ -221,7 +223,7 @@ def test_graphs_do_not_outlive_their_memory(machine: Machine) -> None:
 
 
 def test_old_buckets_are_dropped(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dflash_trt.executors.tensorrt.MAX_BUCKETS", 2)
+    monkeypatch.setattr("dflash_trt.executors.pass_runner.MAX_BUCKETS", 2)
     executor = machine.open()
     for rows in (2, 3, 4, 2):
         for _ in range(3):
@@ -279,9 +281,9 @@ def test_calls_outside_the_limits(
         (lambda m: m.trt.plans.clear(), r"cannot load it: the engine is not mine; build"),
         (
             lambda m: m.cuda.fail.update(
-                cudaStreamSynchronize=real_cuda.cudaError_t.cudaErrorIllegalAddress
+                cudaEventSynchronize=real_cuda.cudaError_t.cudaErrorIllegalAddress
             ),
-            "cudaStreamSynchronize: an illegal memory access",
+            "cudaEventSynchronize: an illegal memory access",
         ),
         (
             lambda m: m.cuda.fail.update(

@@ -1,0 +1,112 @@
+"""Looking ahead: a decode step that is under way before anyone asks for it.
+
+Where tokens are drawn and accepted in the engine, a verify step leaves on the device what the next
+draft pass takes: the bonus tokens with mask ids behind them, and the new lengths. So the next step
+can be enqueued at once: one copy of those onto the inputs, the step's graph, and a download into
+the other of two host buffers. The device works on while the host looks at the tokens before.
+
+It is a bet on what the caller asks for next, and losing it is harmless. A call that differs in
+anything from what the device went on with drops the result. Everything is in one stream, so all
+that the host enqueues from then on finds the dropped step's writes done: rows written behind them,
+slots moved and cleared, inputs uploaded. Those writes lie at and behind the accepted lengths of its
+slots, where no call reads before it writes, and the executor counts them among the rows that a
+released slot is cleared of. Which pages they go to is fixed when the step before is enqueued, whose
+table is uploaded with it; a page's next owner writes its own rows, later in the stream. Rows that
+sequences share lie before all accepted lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash_trt.engines.device import Device
+from dflash_trt.executors.base import Int64Array, Scores
+from dflash_trt.executors.buckets import Bucket, Results, Staging
+from dflash_trt.graph.bindings import BLOCK_IDS, NEW_START, NEXT_BLOCK_IDS
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a speculative step is asked for: `anchors` and `starts` [B], `sampling` [B,4].
+
+    Its `bucket` stands for batch and block size.
+    """
+
+    bucket: Bucket
+    first_slot: int
+    anchors: Int64Array
+    starts: Int64Array
+    sampling: Int64Array
+
+    def equals(self, other: Step) -> bool:
+        """Whether the two are one step; of both, the arguments have to be known by now."""
+        return (
+            self.bucket is other.bucket
+            and self.first_slot == other.first_slot
+            and np.array_equal(self.anchors, other.anchors)
+            and np.array_equal(self.starts, other.starts)
+            and np.array_equal(self.sampling, other.sampling)
+        )
+
+
+class Lookahead:
+    """At most one step ahead of the caller.
+
+    Args:
+        device: whose stream steps are enqueued in.
+        inputs, results: what all calls read and write.
+
+    `started` counts the steps enqueued ahead of a call, `dropped` those that no call asked for.
+    """
+
+    def __init__(self, device: Device, inputs: Staging, results: Results) -> None:
+        self._device = device
+        self._inputs = inputs
+        self._results = results
+        self._step: Step | None = None
+        self.started = self.dropped = 0
+
+    def start(self, step: Step) -> None:
+        """Enqueues the step behind `step`, which has been enqueued or taken just now.
+
+        It replays the bucket's graph, whose contexts nothing else binds.
+        """
+        bucket, host = step.bucket, self._results.host
+        inputs, outputs = bucket.inputs, bucket.outputs
+        assert bucket.graph is not None
+        self._device.copy(
+            self._inputs.address + inputs.offset(BLOCK_IDS),
+            self._results.address + outputs.offset(NEXT_BLOCK_IDS),
+            outputs.end(NEW_START) - outputs.offset(NEXT_BLOCK_IDS),
+        )
+        self._device.launch(bucket.graph)
+        self._results.download(bucket.copied, ahead=True)
+        self.started += 1
+        # Views: what the device goes on with is known once `step` has been waited for.
+        anchors = outputs.view(host, NEXT_BLOCK_IDS)[:, 0]
+        starts = outputs.view(host, NEW_START)
+        self._step = Step(bucket, step.first_slot, anchors, starts, step.sampling.copy())
+
+    def take(self, step: Step, scores: Scores) -> bool:
+        """Whether `step` is the one under way, whose results are then the current ones.
+
+        If it is not, or more of it is wanted than a step ahead brings to the host, then the one
+        under way is dropped.
+        """
+        expected = self._step
+        if expected is None:
+            return False
+        if scores is not Scores.NONE or not expected.equals(step):
+            self.drop()
+            return False
+        self._step = None
+        self._results.turn()
+        return True
+
+    def drop(self) -> None:
+        """Forgets the step under way, if any; it still runs to its end."""
+        if self._step is not None:
+            self._step = None
+            self.dropped += 1
