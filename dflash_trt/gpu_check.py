@@ -27,6 +27,7 @@ from dflash_trt.engines.arch import Arch
 from dflash_trt.engines.builder import EngineOptions
 from dflash_trt.engines.device import Device
 from dflash_trt.engines.library import LIBRARIES, Library, load_library
+from dflash_trt.engines.plugins import plugin_arch
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.executors import open_executor
 from dflash_trt.executors.tensorrt import TensorRtExecutor
@@ -55,7 +56,11 @@ def check_gpu(progress: Progress) -> dict[str, Any]:
     machine = describe_machine(device, RECORDED)
     device.close()
     arch = Arch(device.arch, "CURRENT", device.name, max(1, device.total_bytes // 10**9))
-    runs = [_check_library(one, arch, progress) for one in _installed()]
+    runs = [
+        _check_library(library, arch, progress, plugins=plugins)
+        for library in _installed()
+        for plugins in ((False, True) if _takes_plugins(library, arch) else (False,))
+    ]
     return {
         "name": "gpu-check",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -93,7 +98,8 @@ def describe(record: dict[str, Any]) -> list[str]:
     lines = [f"{gpu['name']} ({gpu['arch']}), {gpu['memory_gb']} GB, CUDA {gpu['driver_cuda']}"]
     marks = {True: "yes", False: "no ", None: "   "}
     for run in record["runs"]:
-        lines.append(f"{run['library']} {run['version']}, {record['precision']}")
+        plugins = ", plugins" if run["plugins"] else ""
+        lines.append(f"{run['library']} {run['version']}, {record['precision']}{plugins}")
         if run["error"] is not None:
             lines.append(f"  no   {run['error']}")
         for probe in run["probes"]:
@@ -115,13 +121,26 @@ def _installed() -> list[Library]:
     return found
 
 
-def _check_library(library: Library, arch: Arch, progress: Progress) -> dict[str, Any]:
+def _takes_plugins(library: Library, arch: Arch) -> bool:
+    """Whether this project's kernels can be compiled here for `arch`, and `library` takes them."""
+    if library.is_rtx:
+        return False
+    try:
+        plugin_arch(arch.name)
+    except DflashError:
+        return False
+    return True
+
+
+def _check_library(
+    library: Library, arch: Arch, progress: Progress, *, plugins: bool
+) -> dict[str, Any]:
     """One library's probes; an error ends them and is part of the record."""
     probes: list[Probe] = []
     error = None
     with tempfile.TemporaryDirectory(prefix="dflash-trt-") as folder:
         try:
-            engines = EngineOptions(arch, PRECISION, library)
+            engines = EngineOptions(arch, PRECISION, library, plugins=plugins)
             cpu_bundle = _build(Path(folder) / "cpu", None, progress)
             gpu_bundle = _build(Path(folder) / "gpu", engines, progress)
             progress.stage(f"probes of {library.name}", None)
@@ -134,6 +153,7 @@ def _check_library(library: Library, arch: Arch, progress: Progress) -> dict[str
     return {
         "library": library.name,
         "version": str(load_library(library).__version__),
+        "plugins": plugins,
         "error": error,
         "probes": [
             {

@@ -18,6 +18,8 @@ import numpy as np
 from dflash_trt.executors.base import Executor, FloatArray, Int64Array, Scores, TargetGraph
 from dflash_trt.executors.tensorrt import TensorRtExecutor
 from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
+from dflash_trt.runtime.acceptance import accept_block
+from dflash_trt.runtime.sampling import sampling_input
 from dflash_trt.runtime.verification import Comparison, Mode, measure_speed
 
 # Two orders of one sum may each be off by the noise.
@@ -47,7 +49,7 @@ def run_probes(
     yield _probe_lengths(gpu, cpu, prompt)
     yield _probe_graphs(gpu)
     yield _probe_move(gpu, prompt)
-    yield _probe_candidates(gpu, requests)
+    yield _probe_ahead(gpu, prompt) if limits.draws else _probe_candidates(gpu, requests)
     yield from _probe_speed(gpu, requests)
 
 
@@ -124,7 +126,9 @@ def _probe_graphs(gpu: TensorRtExecutor) -> Probe:
     """A step is captured at its second call, and replays what it did before."""
     anchors, starts = np.array([1]), np.array([0])
     answers = [
-        gpu.speculate(0, anchors, starts, gpu.limits.block_size, Scores.NONE).choice_ids.tolist()
+        gpu.speculate(
+            0, anchors, starts, gpu.limits.block_size, Scores.NONE, _greedy(gpu, 1)
+        ).choice_ids.tolist()
         for _ in range(5)
     ]
     changed = sum(answer != answers[0] for answer in answers)
@@ -172,6 +176,53 @@ def _probe_candidates(gpu: Executor, requests: Sequence[Request]) -> Probe:
     )
 
 
+def _probe_ahead(gpu: TensorRtExecutor, prompt: Int64Array) -> Probe:
+    """Steps begun before they are asked for settle the same tokens; steps a second of both."""
+    batch = gpu.limits.max_batch
+    for slot in range(batch):
+        _forward(gpu, prompt, [0], slot)
+    expected, waiting, _ = _decode(gpu, prompt, ahead=False)
+    tokens, ahead, begun = _decode(gpu, prompt, ahead=True)
+    same = tokens == expected
+    figures = {"waiting_steps_per_second": waiting, "ahead_steps_per_second": ahead}
+    return Probe(
+        name="looking ahead changes no token",
+        passed=same and begun > 0,
+        detail=f"batch {batch}: {ahead:,.0f} steps/s with {begun} of {TIMED_STEPS} steps begun "
+        f"ahead, {waiting:,.0f} without; tokens are {'the same' if same else 'others'}",
+        figures={**figures, "batch": batch, "steps": TIMED_STEPS, "begun": begun},
+    )
+
+
+def _decode(
+    gpu: TensorRtExecutor, prompt: Int64Array, *, ahead: bool
+) -> tuple[list[list[int]], float, int]:
+    """Tokens of TIMED_STEPS steps behind `prompt` in all slots, steps a second, and begun ahead.
+
+    Where the context ends the sequences begin anew.
+    """
+    batch, block = gpu.limits.max_batch, gpu.limits.block_size
+    sampling, length = _greedy(gpu, batch), prompt.shape[1] - 1
+    anchors, starts = np.repeat(prompt[0, -1:], batch), np.full(batch, length)
+    tokens: list[list[int]] = []
+    started, before = 0.0, 0
+    for number in range(TIMED_STEPS + 3):
+        if number == 3:  # its graph has been captured
+            started, before = time.perf_counter(), gpu.ahead_steps
+        output = gpu.speculate(0, anchors, starts, block, Scores.NONE, sampling, ahead)
+        settled = [
+            accept_block(ids[1:].tolist(), own.tolist().__getitem__)
+            for ids, own in zip(output.token_ids, output.choice_ids, strict=True)
+        ]
+        tokens += settled
+        anchors = np.array([one[-1] for one in settled])
+        starts = starts + np.array([len(one) for one in settled])
+        if starts.max() + block > gpu.limits.max_seq_len:
+            anchors, starts = np.repeat(prompt[0, -1:], batch), np.full(batch, length)
+    seconds = time.perf_counter() - started
+    return tokens, TIMED_STEPS / seconds, gpu.ahead_steps - before
+
+
 def _probe_speed(gpu: TensorRtExecutor, requests: Sequence[Request]) -> list[Probe]:
     """Medians of a step's time, and tokens per second against target_only."""
     limits = gpu.limits
@@ -179,11 +230,22 @@ def _probe_speed(gpu: TensorRtExecutor, requests: Sequence[Request]) -> list[Pro
     for batch in sorted({1, limits.max_batch}):
         zeros = np.zeros(batch, np.int64)
         figures[f"dflash_step_ms_batch_{batch}"] = _time(
-            partial(gpu.speculate, 0, zeros, zeros, limits.block_size, Scores.NONE)
+            partial(
+                gpu.speculate, 0, zeros, zeros, limits.block_size, Scores.NONE, _greedy(gpu, batch)
+            )
         )
         column = zeros[:, None]
         figures[f"target_only_step_ms_batch_{batch}"] = _time(
-            partial(gpu.forward, "target_only", 0, column, zeros, column, Scores.NONE)
+            partial(
+                gpu.forward,
+                "target_only",
+                0,
+                column,
+                zeros,
+                column,
+                Scores.NONE,
+                _greedy(gpu, batch),
+            )
         )
     speed = measure_speed(gpu, requests, block_size=limits.block_size, repeats=3)
     probes = [
@@ -222,9 +284,16 @@ def _forward(
 ) -> FloatArray:
     """Logits [B,rows,V] of the last `rows` rows."""
     picked = np.tile(np.arange(ids.shape[1] - rows, ids.shape[1]), (len(ids), 1))
-    output = executor.forward(graph, slot, ids, np.array(starts), picked, Scores.LOGITS)
+    output = executor.forward(
+        graph, slot, ids, np.array(starts), picked, Scores.LOGITS, _greedy(executor, len(ids))
+    )
     assert output.logits is not None
     return output.logits.copy()
+
+
+def _greedy(executor: Executor, batch: int) -> Int64Array | None:
+    """The sampling of `batch` greedy sequences."""
+    return sampling_input(executor.limits, [SamplingParams()] * batch)
 
 
 def _time(call: Callable[[], object]) -> float:

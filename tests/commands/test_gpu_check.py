@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,22 @@ import pytest
 import dflash_trt.gpu_check as gpu_check
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.bundle.engines import engine_limits
+from dflash_trt.engines.library import TENSORRT
 from dflash_trt.engines.profiles import profiles
 from dflash_trt.errors import DflashError
 from dflash_trt.executors import open_executor
 from dflash_trt.executors.tensorrt import TensorRtExecutor
 from dflash_trt.graph.form import Precision
 from tests.commands.conftest import Run
+from tests.commands.test_build_plugins import AOT_FLAG, PluginBuilder, PluginTensorRt
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 
 from tests.executors.fake_cuda import FakeCuda
 from tests.executors.fake_tensorrt import FakeTensorRt, Plan
-from tests.executors.stub_builder import StubBuilder
+from tests.executors.stub_builder import FullBuilder, StubBuilder
+from tests.plugins.fake_plugin import FakePlugin
 
 
 @pytest.fixture
@@ -70,6 +74,41 @@ def test_a_record_of_everything(run: Run, stand_in: FakeTensorRt, tmp_path: Path
     assert (
         "yes  CUDA graphs replay the step: 3 captured" in outcome.out or "captured" in outcome.out
     )
+    assert stand_in.cuda.is_clean
+
+
+class EitherBuilder(PluginBuilder):
+    """Builds networks with plugins, and such without."""
+
+    def create_network(self, flags: int) -> Any:
+        return super().create_network(flags | 1 << AOT_FLAG)
+
+    def build_serialized_network_to_stream(self, network: Any, config: Any, writer: Any) -> bool:
+        return FullBuilder.build_serialized_network_to_stream(self, network, config, writer)
+
+
+def test_tensorrt_is_checked_with_plugins_too(
+    run: Run, stand_in: FakeTensorRt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
+    plugin = FakePlugin()
+    trt = PluginTensorRt(plugin)
+    trt.Builder = EitherBuilder
+    monkeypatch.setitem(sys.modules, "tensorrt", trt)
+    monkeypatch.setitem(sys.modules, "tensorrt.plugin", plugin)
+    monkeypatch.setattr(gpu_check, "_installed", lambda: [TENSORRT])
+    monkeypatch.setattr("dflash_trt.gpu_probes.TIMED_STEPS", 8)
+    stand_in.version = "11.4.0"
+    file = tmp_path / "record.json"
+    outcome = run("doctor", "--gpu-check", "-o", file)
+    assert outcome.code == 0, outcome.out
+    plain, plugins = json.loads(file.read_text())["runs"]
+    assert not plain["plugins"] and plugins["plugins"]
+    assert "TensorRT 11.4.0, float16, plugins" in outcome.out
+    found = {probe["name"]: probe for probe in plugins["probes"]}
+    ahead = found["looking ahead changes no token"]
+    assert ahead["passed"] and ahead["figures"]["begun"] > 4
+    assert "looking ahead changes no token" not in {probe["name"] for probe in plain["probes"]}
     assert stand_in.cuda.is_clean
 
 
