@@ -37,14 +37,14 @@ class PageBindings:
         """The page that holds positions from column · page size of `slot` on."""
         return int(self._bound[slot][column])
 
-    def positions(self, slot: int) -> int:
-        """How many positions the pages of `slot` hold."""
-        return len(self._bound[slot]) * self._pages.size
+    def count(self, slot: int) -> int:
+        """How many pages `slot` has."""
+        return len(self._bound[slot])
 
     def check(self, ends: Mapping[int, int]) -> None:
         """Raises ValueError when a slot's pages end before its rows do, at `ends` by slot."""
         for slot, end in ends.items():
-            held = self.positions(slot)
+            held = self.count(slot) * self._pages.size
             if end > held:
                 raise ValueError(f"slot {slot} has pages for {held} positions, not {end}")
 
