@@ -145,7 +145,7 @@ def check_operands(
     fixed = {one.name: one for one in model.graph.initializer}
     for node in calls:
         operation = operations().get(node.op_type)
-        if operation is None or node.op_type.endswith("merge"):
+        if operation is None or node.op_type in {*ELSEWHERE, "block_attention_merge"}:
             continue
         given = dict(zip(operation.inputs, node.input, strict=True))
         for kv in ("k_cache", "v_cache"):

@@ -28,9 +28,8 @@ PAIRS: dict[str, dict[str, Any]] = {
     },
     "gpt_oss": {
         "family": "gpt_oss",
-        "target": {"vocab": 64, "num_layers": 4, "experts": 4, "chosen": 2, "rope": "yarn"},
-        "draft": {"target_layer_ids": [0, 3]},
-        "fit_steps": 150,
+        "target": {"vocab": 64, "num_layers": 2, "experts": 4, "chosen": 2, "rope": "yarn"},
+        "draft": {"target_layer_ids": [0, 1]},
     },
 }
 LIMITS = {"max_seq_len": 192, "max_batch": 8}
