@@ -222,6 +222,7 @@ class Manifest(_Strict):
             page_size=None if pool is None else pool.page_size,
             pages=None if pool is None or engines is None else pool.pages,
             cache_dtype=CacheDtype(self.kv_dtype),
+            draws=engines is not None and engines.draws,
         )
 
     @model_validator(mode="after")

@@ -181,7 +181,11 @@ def test_what_cannot_fit_is_refused_before_anything_is_written(
         (lambda m: m["page_pool"].update(pages=1 << 40), ["pages"]),
         (lambda m: m["page_pool"].update(pages=7), ["page_pool does not hold one sequence"]),
         (lambda m: m.update(kv_dtype="fp4"), ["kv_dtype"]),
-        (lambda m: m.update(executor="tensorrt-rtx"), ["paged or FP8 caches do not go with"]),
+        (lambda m: m.update(executor="tensorrt-rtx"), ["engines that draw do not go with"]),
+        (
+            lambda m: (m.update(executor="tensorrt-rtx"), m["engines"].update(draws=False)),
+            ["paged or FP8 caches do not go with"],
+        ),
         (
             lambda m: m["page_pool"].update(pages=MAX_COUNT),
             ["paged caches", "pages of 16 positions", "do not fit Stand-in GPU", "--kv-pages"],
