@@ -101,25 +101,21 @@ def attention_scratch(
 ) -> int:
     """Bytes that one layer's attention leaves for its merge, in calls of up to `rows` rows.
 
-    The most of all calls: how many shares there are falls as rows grow. 0 where one launch is
-    enough, or no kernel has the head size.
+    0 where one launch is enough, or no kernel has the head size.
     """
     launch = _load("block_attention.launch")
     if head_dim not in launch.HEAD_DIMS:
         return 0
-    sizes = (
-        launch.scratch_bytes(
-            capacity=capacity,
-            block_size=block_size,
-            window=window,
-            query_heads=query_heads,
-            head_dim=head_dim,
-            batch=batch,
-            rows=count,
-        )
-        for count in range(1, rows + 1)
+    size: int = launch.scratch_bytes(
+        capacity=capacity,
+        block_size=block_size,
+        window=window,
+        query_heads=query_heads,
+        head_dim=head_dim,
+        batch=batch,
+        rows=rows,
     )
-    return max(map(int, sizes))
+    return size
 
 
 def hand_over(model: onnx.ModelProto, plugins: Collection[str]) -> onnx.ModelProto:
@@ -202,8 +198,10 @@ def _as_operations(
     """The plugins that compute an attention: one, or its shares and their merge."""
     values = call.values | {"attended": node.output[0]}
     values |= {name: f"{node.name}/{name}" for name in ("shares", "log_sums")}
+    launch = _load("block_attention.launch")
     attributes = call.attributes | {"block_size": block_size}
-    operations = _load("block_attention.launch").attention_operations(
+    attributes["most_splits"] = launch.most_splits(capacity)
+    operations = launch.attention_operations(
         capacity,
         block_size,
         attributes["window"],

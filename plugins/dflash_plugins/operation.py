@@ -81,7 +81,8 @@ class Operation:
         extras: names of the int32 arguments.
         aliases: output → the input whose memory it is.
         attributes: name → type (int or float), baked in.
-        describe: types and shapes of the outputs that are no alias.
+        describe: types and shapes of the outputs that are no alias, from inputs and attributes.
+            TensorRT asks before it knows any extent, so that none may be asked for with `fixed`.
         launch: the launch for inputs, attributes and a tactic.
         tactics: how many ways to launch there are, for TensorRT to time; all compute the same.
     """
@@ -94,7 +95,7 @@ class Operation:
     extras: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     attributes: Mapping[str, type] = field(default_factory=dict)
-    describe: Callable[[Specs], Mapping[str, TensorSpec]] = lambda specs: {}
+    describe: Callable[[Specs, Attributes], Mapping[str, TensorSpec]] = lambda specs, attributes: {}
     tactics: int = 1
 
     @property
@@ -102,9 +103,9 @@ class Operation:
         """The name that TensorRT knows it by."""
         return f"{DOMAIN}::{self.name}"
 
-    def output_specs(self, inputs: Specs) -> dict[str, TensorSpec]:
+    def output_specs(self, inputs: Specs, attributes: Attributes) -> dict[str, TensorSpec]:
         """Type and shape of every output, in order."""
-        own = self.describe(inputs)
+        own = self.describe(inputs, attributes)
         return {
             name: inputs[self.aliases[name]] if name in self.aliases else own[name]
             for name in self.outputs
@@ -138,23 +139,29 @@ class Case:
         return self.operation.launch(self.inputs, self.attributes, tactic)
 
     def kernel_spec(self, tactic: int = 0) -> KernelSpec:
-        return kernel_spec(self.operation, self.inputs, self.launch(tactic))
+        return kernel_spec(self.operation, {**self.inputs, **self.outputs}, self.launch(tactic))
+
+    @property
+    def outputs(self) -> dict[str, TensorSpec]:
+        """Type and shape of every output, in order."""
+        return self.operation.output_specs(self.inputs, self.attributes)
 
 
-def kernel_spec(operation: Operation, inputs: Specs, launch: Launch) -> KernelSpec:
-    """The kernel that `launch` starts; parameters are inputs, extras, outputs, as TensorRT passes.
+def kernel_spec(operation: Operation, tensors: Specs, launch: Launch) -> KernelSpec:
+    """The kernel that `launch` starts over `tensors`, which are all inputs and outputs.
+
+    Its parameters are inputs, extras, outputs, as TensorRT passes.
 
     Raises:
-        DflashError: an input has a type that no kernel reads, or is missing.
+        DflashError: a tensor is missing.
     """
-    missing = [name for name in operation.inputs if name not in inputs]
+    missing = [name for name in (*operation.inputs, *operation.outputs) if name not in tensors]
     if missing:
         raise DflashError(f"no {', '.join(missing)} given", where=operation.plugin_id)
-    outputs = operation.output_specs(inputs)
-    tensors = [(name, inputs[name]) for name in operation.inputs]
-    parameters = [(name, f"*{spec.dtype.kernel_name}") for name, spec in tensors]
+    pointers = {name: f"*{spec.dtype.kernel_name}" for name, spec in tensors.items()}
+    parameters = [(name, pointers[name]) for name in operation.inputs]
     parameters += [(name, "i32") for name in operation.extras]
-    parameters += [(name, f"*{spec.dtype.kernel_name}") for name, spec in outputs.items()]
+    parameters += [(name, pointers[name]) for name in operation.outputs]
     return KernelSpec(
         operation.kernel,
         tuple(parameters),

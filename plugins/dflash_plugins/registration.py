@@ -71,7 +71,8 @@ class PluginRegistration:
 
         def describe(*tensors: Any, **attributes: Any) -> Any:
             inputs = dict(zip(operation.inputs, tensors, strict=True))
-            own = operation.describe({name: self._spec(one) for name, one in inputs.items()})
+            specs = {name: self._spec(one) for name, one in inputs.items()}
+            own = operation.describe(specs, attributes)
             return tuple(
                 inputs[operation.aliases[name]].aliased()
                 if name in operation.aliases
@@ -112,12 +113,13 @@ class PluginRegistration:
         return self._signed(implement, operation, extra, result)
 
     def _implement(
-        self, operation: Operation, tensors: Sequence[Any], attributes: Attributes, tactic: int
+        self, operation: Operation, arguments: Sequence[Any], attributes: Attributes, tactic: int
     ) -> tuple[str, str, Any, Any]:
-        specs = [self._spec(tensor) for tensor in tensors]
+        specs = [self._spec(tensor) for tensor in arguments]
         inputs = dict(zip(operation.inputs, specs, strict=True))
         launch = operation.launch(inputs, attributes, tactic)
-        kernel = self._compile(kernel_spec(operation, inputs, launch), self._arch, self._folder)
+        tensors = {**inputs, **operation.output_specs(inputs, attributes)}
+        kernel = self._compile(kernel_spec(operation, tensors, launch), self._arch, self._folder)
         params = self._plugin.KernelLaunchParams()
         params.grid_x, params.grid_y, params.grid_z = launch.grid
         params.block_x = kernel.threads

@@ -1,7 +1,9 @@
 """What `tensorrt.plugin` documents of registration (11.4), without TensorRT.
 
 Symbolic extents are functions of the call's shapes; as in the real module they compute with the
-expression on the left only, and refuse to be integers.
+expression on the left only, and refuse to be integers. A plugin is asked for its outputs twice
+before it is told a shape: for their types, of extents that mean nothing, and for their shapes, of
+extents that are all expressions, those that the network fixes as well.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ class DataType(Enum):
 class SymIntExpr:
     def __init__(self, value: Any) -> None:
         if isinstance(value, SymIntExpr):
-            self.read = value.read
+            self.read: Callable[[Any], int] = lambda shapes: value.read(shapes)
         else:
             assert type(value) is int, f"{value!r} is no extent"
             self.read = lambda shapes: value
@@ -31,8 +33,7 @@ class SymIntExpr:
     def _with(self, other: Any, compute: Callable[[int, int], int]) -> Any:
         right = SymIntExpr(other)
         result = type(self)(0)
-        left = self.read
-        result.read = lambda shapes: compute(left(shapes), right.read(shapes))
+        result.read = lambda shapes: compute(self.read(shapes), right.read(shapes))
         return result
 
     def __add__(self, other: Any) -> Any:
@@ -83,19 +84,36 @@ class KernelLaunchParams:
 class TensorDesc:
     """`shape` has -1 where an extent changes; `index` tells where the expressions read from."""
 
-    def __init__(self, dtype: DataType, shape: tuple[int, ...], index: int) -> None:
-        self.dtype, self.shape, self.index = dtype, shape, index
-        self.has_shape = True
+    def __init__(
+        self, dtype: DataType, shape: tuple[int, ...], index: int, *, has_shape: bool = True
+    ) -> None:
+        self.dtype, self.index, self.has_shape = dtype, index, has_shape
+        self._shape = shape
         self.alias: TensorDesc | None = None
         self.shape_expr = tuple(self._extent(axis) for axis in range(len(shape)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        assert self.has_shape, "no shape is known yet"
+        return self._shape
 
     def _extent(self, axis: int) -> ShapeExpr:
         expression = ShapeExpr(0)
         expression.read = lambda shapes: shapes[self.index][axis]
         return expression
 
+    def when_types_are_asked(self) -> TensorDesc:
+        fake = self.when_shapes_are_asked()
+        fake.shape_expr = tuple(ShapeExpr(0) for _ in self._shape)
+        for expression in fake.shape_expr:
+            del expression.read
+        return fake
+
+    def when_shapes_are_asked(self) -> TensorDesc:
+        return TensorDesc(self.dtype, self._shape, self.index, has_shape=False)
+
     def aliased(self) -> TensorDesc:
-        copy = TensorDesc(self.dtype, self.shape, self.index)
+        copy = TensorDesc(self.dtype, self._shape, self.index, has_shape=self.has_shape)
         copy.alias = self
         return copy
 

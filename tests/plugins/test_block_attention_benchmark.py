@@ -31,7 +31,7 @@ class InterpretingRunner:
 
     def prepare(self, case: Case, tensors: Tensors, tactic: int = 0) -> tuple[Work, Tensors]:
         self.names.append((case.operation.name, tactic))
-        specs = case.operation.output_specs(case.inputs)
+        specs = case.outputs
         outputs = {name: torch.empty(spec.shape) for name, spec in specs.items()}
 
         def work() -> None:

@@ -14,7 +14,15 @@ import pytest
 from dflash_plugins.block_attention.accuracy import check_case, chunk_cases
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
 from dflash_plugins.block_attention.inputs import attend, expect, make_inputs
-from dflash_plugins.block_attention.launch import MAX_SPLITS, RUN, scratch_bytes
+from dflash_plugins.block_attention.launch import (
+    BLOCK_ROWS,
+    MAX_SPLITS,
+    RUN,
+    most_splits,
+    scratch_bytes,
+    share_rows,
+    split_count,
+)
 from dflash_plugins.operation import Attributes, DType
 from dflash_plugins.testing.guarded import Arrays
 from dflash_plugins.testing.interpreter import Interpreter
@@ -47,7 +55,7 @@ def test_chunks_of_every_number_of_shares(
     """Programs whose rows are one head's, and others that hold one head's end and the next."""
     shape = replace(SHAPE, length=length, page_size=page_size)
     first = make_cases("", shape, batch=1, rows=rows)[0].launch()
-    assert first.extras[2:] == (() if shares is None else (shares,))
+    assert first.extras[2:3] == (() if shares is None else (shares,))
     inputs = make_inputs(shape, lengths, rows, has_sinks=True)
     assert_close(attend(interpreter.run, shape, inputs), expect(shape, inputs), FLOAT32)
 
@@ -106,12 +114,43 @@ def test_a_chunks_scratch_is_that_of_blocks() -> None:
     scratch = partial(
         scratch_bytes, capacity=131072, block_size=8, query_heads=64, head_dim=64, batch=1
     )
-    block = scratch(window=0, rows=16)
-    assert block == 64 * MAX_SPLITS * 16 * 65 * 4
-    for rows in (1, 17, 100, 512, 2048):
+    block = scratch(window=0, rows=8)
+    assert block == 64 * MAX_SPLITS * 8 * 65 * 4
+    for rows in (1, 8, 17, 100, 512, 2048):
         chunk = scratch(window=0, rows=rows)
-        assert chunk < block + 64 * (rows + 16) * 65 * 4
+        assert chunk - block == 64 * (rows - 8) * 65 * 4
         first = make_cases("", long, batch=1, rows=rows)[0]
-        outputs = first.operation.output_specs(first.inputs).values()
+        outputs = first.outputs.values()
         assert chunk == sum(4 * math.prod(one.shape) for one in outputs)
     assert scratch(window=128, rows=512) == 0
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 8, 16, 24])
+@pytest.mark.parametrize("capacity", [RUN + 1, 4 * RUN, 131072])
+def test_shares_fit_what_grows_with_rows(capacity: int, block_size: int) -> None:
+    """TensorRT allocates for a profile's largest rows, which have the fewest shares."""
+    most = most_splits(capacity)
+    allocated = [share_rows(most, block_size, rows) for rows in range(1, 4097)]
+    splits = [split_count(most, block_size, rows) for rows in range(1, 4097)]
+    assert allocated == sorted(allocated)
+    needed = [count * rows for count, rows in zip(splits, range(1, 4097), strict=True)]
+    assert all(held >= need for held, need in zip(allocated, needed, strict=True))
+    block = min(block_size, BLOCK_ROWS)
+    assert allocated[block - 1] == needed[block - 1] == most * block
+    assert set(splits[:block]) == {most}
+    assert splits[-1] == 1
+
+
+@pytest.mark.parametrize("rows", [15, 16, 17, 32, 33])
+def test_shares_of_a_chunk_stay_inside(interpreter: Interpreter, rows: int) -> None:
+    """Their guards are whole, and what the last share does not fill stays as it was."""
+    shape = replace(SHAPE, length=3 * RUN)
+    inputs = make_inputs(shape, [3 * RUN], rows)
+    split = make_cases("", shape, batch=1, rows=rows)[0]
+    own = {name: inputs[name] for name in split.operation.inputs}
+    outputs = interpreter.run(split.operation.name, own, split.attributes)
+    splits = split.launch().extras[2]
+    assert outputs["log_sums"].shape == (1, 3, rows + 2 * 16)
+    for values in (outputs["log_sums"], outputs["shares"][..., 0]):
+        assert np.isfinite(values[:, :, : splits * rows]).all()
+        assert np.isnan(values[:, :, splits * rows :]).all()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dflash_plugins.block_attention.cases import AttentionShape, make_cases
 from dflash_plugins.operation import Case, DType, TensorSpec, main_cases, operations
 from dflash_plugins.ptx import entry_parameters
 from dflash_plugins.registration import PluginRegistration
@@ -33,8 +35,8 @@ DYNAMIC = {
     "k_cache": (0,),
     "v_cache": (0,),
     "key_value_lengths": (0,),
-    "shares": (0, 2, 3),
-    "log_sums": (0, 2, 3),
+    "shares": (0, 2),
+    "log_sums": (0, 2),
 }
 DYNAMIC_IN = {("kv_cache_update", "k"): (0, 2), ("kv_cache_update", "v"): (0, 2)}
 """Where an operation has its rows elsewhere: by the first part of its kernel's path."""
@@ -72,14 +74,30 @@ def one_case_of_each() -> list[Case]:
     return list(cases.values())
 
 
-@pytest.mark.parametrize("case", one_case_of_each(), ids=lambda case: case.operation.name)
+def short_splits() -> list[Case]:
+    """Caches of so few positions that they have less than the most shares."""
+    shape = AttentionShape(64, 8, 64, 2048, is_causal=True)
+    split, merge = make_cases("2,048 positions", shape, batch=8)
+    paged, _ = make_cases("2,048 positions", replace(shape, page_size=32), batch=8)
+    return [split, paged, merge]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*one_case_of_each(), *short_splits()],
+    ids=lambda case: f"{case.operation.name}, {case.name}",
+)
 def test_tensorrt_is_told_shapes_types_aliases_and_launch(plugin: FakePlugin, case: Case) -> None:
     operation = case.operation
     registered = plugin.plugins[operation.plugin_id]
     assert registered.tensors == list(operation.inputs)
     assert registered.attributes == dict(operation.attributes)
     tensors, shapes = describe(case)
-    outputs = registered.describe(*tensors, **case.attributes)
+    untold = [tensor.when_types_are_asked() for tensor in tensors]
+    types = [output.dtype for output in registered.describe(*untold, **case.attributes)]
+    unshaped = [tensor.when_shapes_are_asked() for tensor in tensors]
+    outputs = registered.describe(*unshaped, **case.attributes)
+    assert types == [output.dtype for output in outputs]
     assert len(outputs) == registered.outputs == len(operation.outputs)
     aliased = [
         None if one.alias is None else registered.tensors[one.alias.index] for one in outputs
@@ -90,7 +108,9 @@ def test_tensorrt_is_told_shapes_types_aliases_and_launch(plugin: FakePlugin, ca
         key: TensorSpec(case.inputs[key].dtype, shapes[index])
         for index, key in enumerate(operation.inputs)
     }
-    for output, spec in zip(outputs, operation.output_specs(specs).values(), strict=True):
+    for output, spec in zip(
+        outputs, operation.output_specs(specs, case.attributes).values(), strict=True
+    ):
         if output.alias is None:
             assert tuple(extent.read(shapes) for extent in output.shape_expr) == spec.shape
 

@@ -10,7 +10,7 @@ from dflash_plugins.operation import Attributes, Case, DType, Launch, Operation,
 MAX_ROWS = 32
 
 
-def _describe(specs: Specs) -> Mapping[str, TensorSpec]:
+def _describe(specs: Specs, attributes: Attributes) -> Mapping[str, TensorSpec]:
     batch, rows = specs["token_ids"].shape
     return {
         "accepted": TensorSpec(DType.INT32, (batch,)),

@@ -80,7 +80,7 @@ class Point:
         """All inputs and outputs, what the split leaves for its merge included."""
         specs = dict(self.cases[0].inputs)
         for case in self.cases:
-            specs |= case.operation.output_specs(case.inputs)
+            specs |= case.outputs
         return sum(math.prod(one.shape) * one.dtype.numpy.itemsize for one in specs.values())
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dflash_plugins.block_attention.launch import MERGE, OPERATIONS, needs_split
+from dflash_plugins.block_attention.launch import (
+    MERGE,
+    OPERATIONS,
+    most_splits,
+    needs_split,
+)
 from dflash_plugins.operation import Case, DType, TensorSpec
 
 
@@ -46,14 +51,14 @@ def make_cases(
         "block_size": shape.block_size,
         "is_causal": int(shape.is_causal),
         "window": shape.window,
+        "most_splits": most_splits(shape.length),
     }
     operation = next(one for one in OPERATIONS if set(one.inputs) == set(inputs))
-    first = Case(name, operation, inputs, attributes)
+    own = {name: attributes[name] for name in operation.attributes}
+    first = Case(name, operation, inputs, own)
     if not shape.is_split:
         return [first]
-    merged = {"q": q, **operation.output_specs(inputs), **lengths, **sinks}
-    seen = {name: attributes[name] for name in MERGE.attributes}
-    return [first, Case(name, MERGE, merged, seen)]
+    return [first, Case(name, MERGE, {"q": q, **first.outputs, **lengths, **sinks}, attributes)]
 
 
 def _cache_specs(shape: AttentionShape, batch: int) -> dict[str, TensorSpec]:

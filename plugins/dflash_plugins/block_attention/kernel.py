@@ -21,7 +21,8 @@ would be hundreds of megabytes that are written and read again.
 Cost of splitting: each share that has positions is written and read once more as float32, which
 against its part of the cache is 2·4·group·S / (RUN·2·bytes of a cache element): an eighth for
 group 4, S 8, RUN 512 and bfloat16, less above splits·RUN positions. The outputs are allocated
-whether written or not: B·H_q·splits·S·(D + 1) floats.
+whether written or not, for a number of rows that grows with S (launch.py, share_rows): for a block
+B·H_q·splits·S·(D + 1) floats.
 
 Rows. All group·S rows of a KV head are one tile, so the cache is read once however many query
 heads share it. Row m of a KV head is query head m // S of its group and row m % S of the block,
@@ -88,9 +89,10 @@ def block_attention(
     rows,  # S
     capacity,
     splits,  # 1 where there are no shares
+    share_rows,  # R, at least splits · S
     attended,  # [B,H_q,S,D], or None, and the shares instead:
-    shares,  # float32 [B,H_q,splits,S,D], each the attention over its own keys
-    log_sums,  # float32 [B,H_q,splits,S], log2 of its sum of exponentials
+    shares,  # float32 [B,H_q,R,D], row split · S + s: the attention over the split's own keys
+    log_sums,  # float32 [B,H_q,R], log2 of its sum of exponentials
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     RUN: tl.constexpr,
@@ -182,7 +184,7 @@ def block_attention(
     else:
         has_keys = total > 0.0
         divisor = tl.where(has_keys, total, 1.0)
-        share_row = ((head * GROUP + m // rows) * splits + split) * rows + m % rows
+        share_row = (head * GROUP + m // rows) * share_rows + split * rows + m % rows
         log_sum = tl.where(has_keys, peak + tl.log2(divisor), float("-inf"))
         tl.store(log_sums + share_row, log_sum, mask=is_row)
         share_offsets = share_row[:, None] * HEAD_DIM + d[None, :]
@@ -198,6 +200,7 @@ def block_attention_merge(
     sinks,
     rows,  # S
     splits,
+    share_rows,  # R
     attended,  # [B,H_q,S,D]
     HEAD_DIM: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
@@ -217,7 +220,7 @@ def block_attention_merge(
     begin, stop = tile_range(split, first, end, splits, RUN, TILE)
     is_active = (begin < stop) & (split < splits)
 
-    share_row = (head * splits + split) * rows + row
+    share_row = head * share_rows + split * rows + row
     log_sum = tl.load(log_sums + share_row, mask=is_active, other=float("-inf"))
     sink = tl.load(sinks + q_head) * LOG2_E
     peak = tl.maximum(tl.max(log_sum, 0), sink)

@@ -6,8 +6,9 @@ Operations: `block_attention` in one launch, for caches and windows of few posit
 float32 [2]). Sinks, float32 [H_q], are inputs of the first and the last; -inf is none.
 
 Attributes: block_size, the largest S that a step has (a prompt's chunk has more); is_causal, 1 for
-the lower-right mask; window, 0 for none. Tactics: programs of as many rows as a block needs, and of
-as many as registers hold, which read the cache less often for a chunk.
+the lower-right mask; window, 0 for none; most_splits, where there are shares, the most that a row
+has. Tactics: programs of as many rows as a block needs, and of as many as registers hold, which
+read the cache less often for a chunk.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MAX_SPLITS = 32
 """Programs per sequence and KV head: with 8 KV heads 256 at batch 1, more than processors."""
 
 BLOCK_ROWS = 16
-"""Rows that take every split: what DFlash drafts are trained for at most."""
+"""Rows that take every split, at most: what DFlash drafts are trained for."""
 
 MAX_ROWS, MAX_ROW_ELEMENTS = 128, 64 * 256
 """Query rows of a program, and their elements: the float32 sums stay in registers."""
@@ -46,15 +47,28 @@ MAX_ROWS, MAX_ROW_ELEMENTS = 128, 64 * 256
 KERNELS = "dflash_plugins.block_attention.kernel"
 
 
-def split_count(capacity: Extent, rows: Extent) -> Extent:
-    """Shares of a cache of `capacity` positions in a call of `rows` rows per sequence.
+def most_splits(capacity: int) -> int:
+    """The most shares of a cache of `capacity` positions: what a block of rows has."""
+    return min(MAX_SPLITS, -(-capacity // RUN))
 
-    A block has the most, a chunk that many divided by its blocks: shares times rows stay below
-    the most times BLOCK_ROWS, plus `rows`.
+
+def split_count(most: int, block_size: int, rows: Extent) -> Extent:
+    """Shares in a call of `rows` rows per sequence: of a block `most`, of more that many divided
+    by their blocks, rounded up.
     """
-    most = min(MAX_SPLITS, -(-capacity // RUN)) if isinstance(capacity, int) else MAX_SPLITS
-    blocks = (rows + (BLOCK_ROWS - 1)) // BLOCK_ROWS
+    block = min(BLOCK_ROWS, block_size)
+    blocks = (rows + (block - 1)) // block
     return (blocks + (most - 1)) // blocks
+
+
+def share_rows(most: int, block_size: int, rows: Extent) -> Extent:
+    """Rows of all shares that are allocated: at least split_count · `rows`, as many for a block.
+
+    TensorRT plans memory for the largest `rows` of a profile, which have the fewest shares; so
+    this grows with `rows` where that product does not. (S rows in n blocks, S <= n·block, have at
+    most (most - 1) / n + 1 shares.)
+    """
+    return rows + (most - 1) * min(BLOCK_ROWS, block_size)
 
 
 def needs_split(capacity: int, block_size: int, window: int = 0) -> bool:
@@ -132,7 +146,12 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
     is_paged, head_dim, capacity = "page_table" in specs, _head_dim(specs), _capacity(specs)
     kv_heads = fixed(specs["k_cache"].shape[2 if is_paged else 1], "the number of KV heads")
     group = _group(specs, kv_heads)
-    splits = split_count(capacity, rows) if is_split else 1
+    splits: Extent = 1
+    extras: tuple[Extent, ...] = (rows, capacity)
+    if is_split:
+        most, block_size = attributes["most_splits"], attributes["block_size"]
+        splits = split_count(most, block_size, rows)
+        extras = (rows, capacity, splits, share_rows(most, block_size, rows))
     program_rows = min(MAX_ROWS, MAX_ROW_ELEMENTS // head_dim)
     if tactic == 0:
         program_rows = min(
@@ -143,10 +162,10 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
     absent += ["sinks", "attended"] if is_split else ["shares", "log_sums"]
     return Launch(
         grid=(row_blocks * splits, kv_heads, batch),
-        extras=(rows, capacity, splits) if is_split else (rows, capacity),
+        extras=extras,
         constants={
             **dict.fromkeys(absent),
-            **({} if is_split else {"splits": 1}),
+            **({} if is_split else {"splits": 1, "share_rows": 0}),
             "GROUP": group,
             "HEAD_DIM": head_dim,
             **_visibility(head_dim, attributes),
@@ -161,9 +180,10 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
 def _launch_merge(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
     batch, query_heads, rows, _ = specs["q"].shape
     head_dim = _head_dim(specs)
+    splits = split_count(attributes["most_splits"], attributes["block_size"], rows)
     return Launch(
         grid=(rows, query_heads, batch),
-        extras=(rows, specs["shares"].shape[2]),
+        extras=(rows, splits, specs["shares"].shape[2]),
         constants={
             "HEAD_DIM": head_dim,
             "MOST_SPLITS": MAX_SPLITS,
@@ -174,13 +194,14 @@ def _launch_merge(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
     )
 
 
-def _describe_attended(specs: Specs) -> dict[str, TensorSpec]:
+def _describe_attended(specs: Specs, attributes: Attributes) -> dict[str, TensorSpec]:
     return {"attended": specs["q"]}
 
 
-def _describe_shares(specs: Specs) -> dict[str, TensorSpec]:
+def _describe_shares(specs: Specs, attributes: Attributes) -> dict[str, TensorSpec]:
     batch, query_heads, rows, head_dim = specs["q"].shape
-    shape = (batch, query_heads, split_count(_capacity(specs), rows), rows)
+    held = share_rows(attributes["most_splits"], attributes["block_size"], rows)
+    shape = (batch, query_heads, held)
     return {
         "shares": TensorSpec(DType.FLOAT32, (*shape, head_dim)),
         "log_sums": TensorSpec(DType.FLOAT32, shape),
@@ -191,13 +212,14 @@ def _operation(*, is_split: bool, is_paged: bool, is_quantized: bool) -> Operati
     inputs = ["q", "k_cache", "v_cache", "key_value_lengths"]
     inputs += ["page_table"] * is_paged + ["kv_scales"] * is_quantized + ["sinks"] * (not is_split)
     suffix = f"{'_split' * is_split}{'_paged' * is_paged}{'_fp8' * is_quantized}"
+    attributes = ["block_size", "is_causal", "window", *["most_splits"] * is_split]
     return Operation(
         name=f"block_attention{suffix}",
         kernel=f"{KERNELS}:block_attention",
         inputs=tuple(inputs),
-        extras=("rows", "capacity", *["splits"] * is_split),
+        extras=("rows", "capacity", *["splits", "share_rows"] * is_split),
         outputs=("shares", "log_sums") if is_split else ("attended",),
-        attributes={"block_size": int, "is_causal": int, "window": int},
+        attributes=dict.fromkeys(attributes, int),
         describe=_describe_shares if is_split else _describe_attended,
         launch=partial(_launch, is_split),
         tactics=2,
@@ -208,9 +230,9 @@ MERGE = Operation(
     name="block_attention_merge",
     kernel=f"{KERNELS}:block_attention_merge",
     inputs=("q", "shares", "log_sums", "key_value_lengths", "sinks"),
-    extras=("rows", "splits"),
+    extras=("rows", "splits", "share_rows"),
     outputs=("attended",),
-    attributes={"is_causal": int, "window": int},
+    attributes=dict.fromkeys(("block_size", "is_causal", "window", "most_splits"), int),
     describe=_describe_attended,
     launch=_launch_merge,
 )
@@ -248,12 +270,13 @@ def scratch_bytes(
 ) -> int:
     """Bytes that one attention's split leaves for its merge in a call of [batch, rows] rows.
 
-    0 where one launch is enough. Layers run one after another, so an engine needs the most of any.
+    More rows never take less. 0 where one launch is enough. Layers run one after another, so an
+    engine needs the most of any.
     """
     if not needs_split(capacity, block_size, window):
         return 0
-    shares = batch * query_heads * int(split_count(capacity, rows)) * rows
-    return shares * (head_dim + 1) * DType.FLOAT32.numpy.itemsize
+    held: int = share_rows(most_splits(capacity), block_size, rows)
+    return batch * query_heads * held * (head_dim + 1) * DType.FLOAT32.numpy.itemsize
 
 
 def main_cases() -> list[Case]:

@@ -24,7 +24,7 @@ TILE = 4096
 _KEY_BITS = {DType.FLOAT32: 32, DType.FLOAT16: 19, DType.BFLOAT16: 16}
 
 
-def _describe(specs: Specs) -> Mapping[str, TensorSpec]:
+def _describe(specs: Specs, attributes: Attributes) -> Mapping[str, TensorSpec]:
     return {"token_ids": TensorSpec(DType.INT64, specs["positions"].shape)}
 
 

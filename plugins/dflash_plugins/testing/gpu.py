@@ -137,9 +137,8 @@ class GpuRunner:
                 copies[key][...] = buffer.memory
                 self._device.upload(addresses[key], copies[key])
             first = {name: addresses[id(held[name])] + held[name].offset for name in held}
-            inputs = {name: specs[name] for name in operation.inputs}
             self._launcher.launch(
-                kernel_spec(operation, inputs, launch),
+                kernel_spec(operation, specs, launch),
                 launch,
                 [first[name] for name in (*operation.inputs, *operation.outputs)],
                 self._device.stream,
@@ -174,7 +173,7 @@ class TorchRunner:
             name: tensors[operation.aliases[name]]
             if name in operation.aliases
             else self._torch.empty(spec.shape, dtype=torch_type(self._torch, spec), device="cuda")
-            for name, spec in operation.output_specs(case.inputs).items()
+            for name, spec in case.outputs.items()
         }
         known = {**tensors, **outputs}
         spec = case.kernel_spec(tactic)

@@ -36,7 +36,7 @@ def run_guarded(
     operation = operations()[name]
     types = {dtype.numpy: dtype for dtype in DType}
     specs = {key: TensorSpec(types[inputs[key].dtype], inputs[key].shape) for key in inputs}
-    outputs = operation.output_specs(specs)
+    outputs = operation.output_specs(specs, attributes)
     launch = operation.launch(specs, attributes, tactic)
     buffers = {
         key: GuardedBuffer(inputs[key].nbytes, inputs[key].tobytes()) for key in operation.inputs
