@@ -76,6 +76,7 @@ class TensorRtExecutor:
         self._held = [0] * bundle.limits.max_batch
         self._graph_caches = bundle.layout.graph_caches()
         self._whole_rows: HostBytes | None = None
+        self._is_waited_for = True
         self._closed = False
         limits, shapes = bundle.limits, bundle.shapes
         kept = bundle.candidates
@@ -155,7 +156,9 @@ class TensorRtExecutor:
         key = (graph, bound, batch, rows, picked, scores is Scores.CANDIDATES)
         bind = partial(self._binder.bind_call, graph, bound, batch, rows, picked, scores)
         bucket = self._runner.recall(key, bind)
+        self._end_broken_call()
         self._lookahead.drop()
+        self._is_waited_for = False
         arguments = {TOKEN_IDS: token_ids, CACHE_START: starts, LOGIT_ROWS: logit_rows}
         logits = self._begin(bucket, first_slot, arguments, sampling, scores)
         return TargetOutput(self._finish(bucket), logits, self._candidates(bucket, scores))
@@ -181,6 +184,8 @@ class TensorRtExecutor:
         bucket = self._runner.recall(key, bind)
         step = None if sampling is None else Step(bucket, first_slot, anchors, starts, sampling)
         logits = None
+        self._end_broken_call()
+        self._is_waited_for = False
         if step is None or not self._lookahead.take(step, scores):
             blocks = np.full((batch, block_size), self.limits.mask_token_id, np.int64)
             blocks[:, 0] = anchors
@@ -228,6 +233,17 @@ class TensorRtExecutor:
                 self._runner.close()
                 self._device.close()
 
+    def _end_broken_call(self) -> None:
+        """Waits for a call that an error broke off before it was waited for.
+
+        Its arguments may not have left the host's memory, where the next call's go, and its results
+        are nobody's.
+        """
+        if not self._is_waited_for:
+            self._lookahead.drop()
+            self._device.synchronize()
+            self._is_waited_for = True
+
     def _begin(
         self,
         bucket: Bucket,
@@ -274,6 +290,7 @@ class TensorRtExecutor:
     def _finish(self, bucket: Bucket) -> Int64Array:
         """Waits for the call; its choices."""
         self._results.wait()
+        self._is_waited_for = True
         self._runner.capture(bucket)
         choices: Int64Array = self._read(bucket, CHOICE_IDS)
         return choices
