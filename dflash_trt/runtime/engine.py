@@ -82,6 +82,9 @@ class Engine:
         self._pacer = None if schedule is None else Pacer(schedule, self._limits)
         self._graph: TargetGraph = "target" if self._options.speculation else "target_only"
         self._chunk = min(self._options.prefill_chunk, self._limits.prefill_chunk or sys.maxsize)
+        # A step whose logits are wanted brings them to the host before the next one begins.
+        may_draft = self._options.speculation and not self._options.record_logits
+        self._looks_ahead = self._limits.draws and may_draft
         self._paging = open_paging(executor)
         self._scheduler = Scheduler(
             self._limits.max_batch,
@@ -89,7 +92,7 @@ class Engine:
             self._chunk,
             self._executor.move_slot,
             self._paging,
-            looks_ahead=self._limits.draws,
+            looks_ahead=self._looks_ahead,
         )
         self._live: dict[int, RequestState] = {}
         self._next_id = 0
@@ -247,7 +250,7 @@ class Engine:
         sampling = self._pack_sampling(states)
         output: SpeculationOutput | TargetOutput
         if rows > 1:
-            ahead = goes_on and not any(state.ends_next for state in states)
+            ahead = self._looks_ahead and goes_on and not any(one.ends_next for one in states)
             output = self._executor.speculate(
                 batch.first_slot, anchors, starts, rows, scores, sampling, ahead
             )

@@ -94,6 +94,19 @@ class Paging:
             self._bind_pages(slot, sequence.page_ids)
         return True
 
+    def trim(self, state: RequestState, slot: int, end: int) -> bool:
+        """Takes a running request's pages behind `end`, where it holds no row; whether it had any.
+
+        `end` is at least the end of what it has cached.
+        """
+        sequence, kept = self._sequences[state.request_id], self._pages.cover(end)
+        surplus = sequence.page_ids[kept:]
+        if surplus:
+            self._let_go(surplus)
+            del sequence.page_ids[kept:]
+            self._bind_pages(slot, sequence.page_ids)
+        return bool(surplus)
+
     def publish(self, state: RequestState) -> None:
         """Lets others share the pages that `state` has filled with accepted tokens."""
         sequence = self._sequences[state.request_id]

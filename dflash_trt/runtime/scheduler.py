@@ -33,7 +33,8 @@ class PrefillChunk:
 class Scheduler:
     """Holds every live request: waiting, prefilling or decoding.
 
-    With pages, an executor that `looks_ahead` gets those of two blocks while there are enough.
+    With pages, an executor that `looks_ahead` gets those of two blocks while there are enough. It
+    gives the second block's back before anyone is preempted or kept waiting for lack of pages.
     """
 
     def __init__(
@@ -138,22 +139,34 @@ class Scheduler:
         if self._paging is None:
             return True
         end = min(state.prefill_length + state.rows, self._max_seq_len)
-        return self._paging.admit(state, len(self._slots.decoding), end)
+        slot = len(self._slots.decoding)
+        while not self._paging.admit(state, slot, end):
+            if not self._trim(self._paging):
+                return False
+        return True
 
     def _make_room(self, paging: Paging) -> None:
         """Pages for the next block of every decoding request, the oldest first."""
         for state in self.running:
             paging.publish(state)
         for state in sorted(self._slots.decoding, key=_age):
-            end = min(state.cached_length + state.rows, self._max_seq_len)
-            slot = self._slots.find(state)
+            end, slot = self._block_end(state), self._slots.find(state)
             while slot is not None and not paging.reserve(state, slot, end):
-                self._preempt(max(self.running, key=_age), paging)
+                if not self._trim(paging):
+                    self._preempt(max(self.running, key=_age), paging)
                 slot = self._slots.find(state)
-        if self._looks_ahead:  # the block behind it as well, where that takes nothing from anyone
+        if self._looks_ahead and not self.will_prefill:  # the block behind it as well
             for slot, state in enumerate(self._slots.decoding):
-                end = min(state.cached_length + 2 * state.rows, self._max_seq_len)
-                paging.reserve(state, slot, end)
+                paging.reserve(state, slot, self._block_end(state, blocks=2))
+
+    def _trim(self, paging: Paging) -> bool:
+        """Takes back pages behind the next blocks; whether there were any."""
+        decoding = enumerate(self._slots.decoding)
+        freed = [paging.trim(state, slot, self._block_end(state)) for slot, state in decoding]
+        return any(freed)
+
+    def _block_end(self, state: RequestState, blocks: int = 1) -> int:
+        return min(state.cached_length + blocks * state.rows, self._max_seq_len)
 
     def _preempt(self, state: RequestState, paging: Paging) -> None:
         """Sends a running request back to the head of the queue, without its pages."""

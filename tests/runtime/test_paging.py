@@ -27,7 +27,9 @@ SIZE = 4
 SAMPLED = SamplingParams(temperature=0.8, seed=5)
 
 
-def make_executor(pages: int, *, max_batch: int = 4, skill: float = 0.8) -> PagedFakeExecutor:
+def make_executor(
+    pages: int, *, max_batch: int = 4, skill: float = 0.8, draws: bool = False
+) -> PagedFakeExecutor:
     return PagedFakeExecutor(
         KvPages(pages, SIZE),
         max_batch=max_batch,
@@ -35,6 +37,7 @@ def make_executor(pages: int, *, max_batch: int = 4, skill: float = 0.8) -> Page
         block_size=TRAINED_BLOCK,
         vocab_size=VOCAB_SIZE,
         draft_skill=skill,
+        draws=draws,
     )
 
 
@@ -109,6 +112,7 @@ actions = st.lists(
     pages=st.integers(MAX_SEQ_LEN // SIZE, 24),
     max_batch=st.integers(1, 5),
     skill=st.sampled_from([0.0, 0.7, 1.0]),
+    draws=st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
 def test_every_output_is_the_plain_one(
@@ -117,9 +121,10 @@ def test_every_output_is_the_plain_one(
     pages: int,
     max_batch: int,
     skill: float,
+    draws: bool,
 ) -> None:
     """Submissions, steps and cancellations in any order, over pools that hold one to five."""
-    executor = make_executor(pages, max_batch=max_batch, skill=skill)
+    executor = make_executor(pages, max_batch=max_batch, skill=skill, draws=draws)
     engine = Engine(executor, eos_token_ids=[EOS], options=options)
     submitted: dict[int, Request] = {}
     early: dict[int, RequestResult] = {}
@@ -157,8 +162,8 @@ def test_who_looks_ahead_has_the_pages_of_two_blocks(draws: bool) -> None:
 
     class Watched(PagedFakeExecutor):
         def speculate(self, first_slot: int, anchors: Any, starts: Any, *rest: Any) -> Any:
-            rows = rest[0]
-            for slot, start in enumerate(starts.tolist(), start=first_slot):
+            rows, is_ahead = rest[0], rest[-1]
+            for slot, start in enumerate(starts.tolist() if is_ahead else (), start=first_slot):
                 ahead = min(start + 2 * rows, self.limits.max_seq_len)
                 covered.append(len(self._bound[slot]) * self._size >= ahead)
             return super().speculate(first_slot, anchors, starts, *rest)
@@ -169,9 +174,34 @@ def test_who_looks_ahead_has_the_pages_of_two_blocks(draws: bool) -> None:
     for request in requests:
         engine.submit(request)
     results = run(engine, executor)
-    assert all(covered) == draws
+    assert all(covered) and bool(covered) == draws
     for index, request in enumerate(requests):
         assert_plain(results[index], request, executor)
+
+
+def run_counting(pages: int, requests: list[Request], *, draws: bool) -> list[tuple[int, int]]:
+    """Each request's preemptions, and the step of its first token."""
+    executor = make_executor(pages, draws=draws)
+    engine = Engine(executor)
+    ids = [engine.submit(request) for request in requests]
+    first: dict[int, int] = {}
+    lost: dict[int, int | None] = {}
+    steps = 0
+    while engine.has_work:
+        steps += 1
+        for event in engine.step():
+            first.setdefault(event.request_id, steps)
+            if event.result is not None:
+                lost[event.request_id] = event.result.statistics.preemptions
+    return [(lost[one] or 0, first[one]) for one in ids]
+
+
+@pytest.mark.parametrize("pages", range(10, 24, 3))
+def test_looking_ahead_takes_no_page_that_somebody_needs(pages: int) -> None:
+    """Nobody is preempted, or admitted later, because of blocks that may come after the next."""
+    requests = [ask(*range(first, first + 5), max_tokens=25) for first in (0, 4, 9, 2, 7)]
+    outcomes = [run_counting(pages, requests, draws=draws) for draws in (False, True)]
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED])
