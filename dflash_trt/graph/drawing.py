@@ -50,8 +50,8 @@ def settle_step(b: GraphBuilder, ids: str, start: str, logit_rows: str, mask_tok
     """What the choices settle of the tokens ids [B,S] at logit_rows [B,R], from start [B] on.
 
     Where these are all rows of a step, next_block_ids and new_start are the block_ids and
-    cache_start of the next. The token may be -1, which an embedding's lookup takes: a pass that
-    was begun with it ends, and its results are dropped.
+    cache_start of the next. Where there is no bonus token, that block begins with token 0: an
+    embedding is looked up with it before the host has seen the -1, and drops what comes of it.
     """
     with b.scope("settle"):
         zero, one = b.integers(0, scalar=True), b.integers(1, scalar=True)
@@ -69,7 +69,8 @@ def settle_step(b: GraphBuilder, ids: str, start: str, logit_rows: str, mask_tok
         count = b.node("Squeeze", [count], "row_count_scalar")
         row = b.node("Range", [zero, count, one], "row")
         is_anchor = b.node("Equal", [row, zero], "is_anchor")
-        anchor, mask = _column(b, bonus, "anchor"), b.integers(mask_token_id, scalar=True)
+        known = b.node("Max", [bonus, zero], "known_bonus")
+        anchor, mask = _column(b, known, "anchor"), b.integers(mask_token_id, scalar=True)
         b.node("Where", [is_anchor, anchor, mask], "next_block", output=NEXT_BLOCK_IDS)
 
 

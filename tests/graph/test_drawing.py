@@ -209,5 +209,6 @@ def test_a_row_that_is_not_finite_ends_the_accepted_prefix(built: TinyPair) -> N
     assert damaged[CHOICE_IDS][1].tolist() == [-1] * 4
     assert damaged[NEW_TOKENS][1].tolist() == [-1] * 4
     assert damaged[ACCEPTED][1] == 0
+    assert damaged[NEXT_BLOCK_IDS][1, 0] == 0, "a token that an embedding has"
     for name in (CHOICE_IDS, *SETTLED):
         assert np.array_equal(damaged[name][0], sound[name][0]), name
