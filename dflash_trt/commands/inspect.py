@@ -116,7 +116,7 @@ def _describe(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
 def _describe_fit(fit: BundleFit, *, is_cpu: bool) -> str:
     """Of a bundle without engines the bytes are the CPU's: an engine's weights are others."""
     users = ", ".join(f"{count:,} of {length:,}" for length, count in fit.users.items())
-    note = " (as the CPU holds them, no engine's; see `plan`)" if is_cpu else ""
+    note = " (they and caches as the CPU holds them, no engine's; see `plan`)" if is_cpu else ""
     return (
         f"fit     projected: {fit.gpu}, {format_size(fit.gpu_memory)}: weights "
         f"{format_size(fit.weights)}{note}, workspace {format_size(fit.workspace)}, then "

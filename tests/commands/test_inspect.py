@@ -81,7 +81,7 @@ def test_users_that_fit_on_a_gpu(run: Run, bundle: Path) -> None:
     assert run("inspect", bundle, "--json").json["fit"] is None
     shown = run("inspect", bundle, "--gpu", "rtx-5090").out
     assert "fit     projected: GeForce RTX 5090, 29.8 GiB: weights" in shown and " of 64" in shown
-    assert " (as the CPU holds them, no engine's; see `plan`), workspace" in shown
+    assert " (they and caches as the CPU holds them, no engine's; see `plan`), workspace" in shown
     run("inspect", bundle, "--gpu", "rtx-509").fails(2, "nearest: 'rtx-5090'")
 
 
