@@ -33,6 +33,7 @@ from dflash_trt.bundle.quantize import (
 from dflash_trt.bundle.staging import staged_folder
 from dflash_trt.bundle.tokenizer import BundleTokenizer
 from dflash_trt.bundle.weights import describe_weights
+from dflash_trt.checkpoints.kv_scales import read_kv_scales
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.config import BuildConfig
@@ -93,6 +94,8 @@ def build_bundle(
     """
     limits = _limits(pair, config)
     _check_tokenizer(pair)
+    if options.cache_dtype is CacheDtype.FP8:
+        _check_kv_scales(pair)
     plan: QuantizationPlan | None = None
     if options.quantization is not None:
         plan = plan_quantization(pair, options.quantization)
@@ -234,6 +237,13 @@ def _check_tokenizer(pair: Pair) -> None:
             where=folder / TOKENIZER_FILES[0],
             fix="it belongs to another model",
         )
+
+
+def _check_kv_scales(pair: Pair) -> None:
+    """Reads the scales that the graphs will hold: later would be after a pair is quantised."""
+    for spec in (pair.target, pair.draft):
+        for layer in range(spec.num_layers):
+            read_kv_scales(spec.checkpoint.tensors, spec.weights, spec.quantization, layer)
 
 
 def _copy_tokenizer(pair: Pair, folder: Path) -> bool:

@@ -45,7 +45,7 @@ class QuantizationSummary(_Strict):
     """How a checkpoint is quantised: linears by algorithm, and the patterns that it excludes.
 
     `kv_cache` is the algorithm that it states for the KV cache, and `kv_scales` the number of
-    its scales; both count under `kv_dtype` "fp8" alone.
+    its scales, which FP8 caches (`kv_dtype`) have where they are FP8's.
     """
 
     linears: dict[Algorithm, Positive]

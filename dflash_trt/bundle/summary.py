@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dflash_trt.bundle.manifest import ExpertDims, Manifest, ModelDims, TargetDims
+from dflash_trt.checkpoints.kv_scales import are_fp8
 from dflash_trt.checkpoints.moe import EXPERT_STORAGE
 from dflash_trt.graph.form import GraphForm, Precision
 
@@ -60,16 +61,20 @@ def cache_line(manifest: Manifest) -> str:
     layout = page_pool_line(manifest) or "linear"
     if manifest.kv_dtype == "auto":
         return layout
+    models = (manifest.target, manifest.draft)
     scales = sum(
         dims.quantization.kv_scales
-        for dims in (manifest.target, manifest.draft)
-        if dims.quantization is not None
+        for dims in models
+        if dims.quantization is not None and are_fp8(dims.quantization.kv_cache)
     )
-    stated = f"{scales} scales from the checkpoints, else 1" if scales else "scales of 1"
+    wanted = sum(2 * dims.layers for dims in models)
+    stated = (
+        f"{scales} of {wanted} scales from the checkpoints, else 1" if scales else "scales of 1"
+    )
     held = "codes"
     if manifest.engines is None:
         narrow = replace(manifest.graph_form, precision=Precision.BFLOAT16)
-        of_engines = (cache_bytes_per_token(d, narrow) for d in (manifest.target, manifest.draft))
+        of_engines = (cache_bytes_per_token(d, narrow) for d in models)
         held = (
             "values kept as float32; engines' codes take "
             + " + ".join(f"{size:,}" for size in of_engines)
@@ -131,7 +136,7 @@ def _packed_experts(dims: ModelDims) -> ExpertDims | None:
 def quantization_line(dims: ModelDims, kv_dtype: str) -> str | None:
     """How a model is quantised, and what its checkpoint states that is not used.
 
-    `kv_dtype` is the manifest's: with "fp8" the scales of a KV cache are used.
+    `kv_dtype` is the manifest's: with "fp8" the scales of an FP8 KV cache are used.
     """
     quantization = dims.quantization
     if quantization is None:
@@ -145,7 +150,8 @@ def quantization_line(dims: ModelDims, kv_dtype: str) -> str | None:
         shown = ", ".join(quantization.excluded[:PATTERNS_SHOWN])
         more = len(quantization.excluded) - PATTERNS_SHOWN
         parts.append(f"excluded {shown}{f' and {more} more' if more > 0 else ''}")
-    if kv_dtype == "auto" and (quantization.kv_cache is not None or quantization.kv_scales):
+    is_used = kv_dtype == "fp8" and are_fp8(quantization.kv_cache)
+    if not is_used and (quantization.kv_cache is not None or quantization.kv_scales):
         stated = quantization.kv_cache or "quantised"
         parts.append(f"{stated} KV cache not used ({quantization.kv_scales} scales)")
     return "; ".join(parts)

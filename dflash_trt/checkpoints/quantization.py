@@ -40,9 +40,9 @@ class Quantization:
     """What the config says of the weights.
 
     `algorithm` is None where only the KV cache is quantised. `excluded` are the patterns of
-    modules that stay in floating point; `kv_cache_algorithm` is accepted and not used: caches
-    have the compute type. `group_size` is 16 for NVFP4, else None. "MXFP4" and
-    "W4A16_NVFP4" are the experts' of a mixture alone (moe.py).
+    modules that stay in floating point; `kv_cache_algorithm` says what the scales of a
+    KV cache are for (kv_scales.py), not what caches hold. `group_size` is 16 for NVFP4, else
+    None. "MXFP4" and "W4A16_NVFP4" are the experts' of a mixture alone (moe.py).
     """
 
     algorithm: StatedAlgorithm | None
@@ -148,7 +148,10 @@ def _kv_cache_algorithm(fields: ConfigFields) -> str | None:
     if fields.has("kv_cache_quant_algo"):
         return fields.text("kv_cache_quant_algo")
     if fields.has("kv_cache_scheme"):
-        bits = fields.child("kv_cache_scheme").integer("num_bits", high=16)
+        scheme = fields.child("kv_cache_scheme")
+        bits = scheme.integer("num_bits", high=16)
+        if scheme.has("type") and scheme.text("type") != "float":
+            return f"{bits}-bit {scheme.text('type')}"
         return {4: "NVFP4", 8: "FP8"}.get(bits, f"{bits}-bit")
     return None
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from dflash_trt.checkpoints.folder import Checkpoint
+from dflash_trt.checkpoints.quantization import Quantization
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 
 
@@ -26,5 +27,7 @@ class Decoder(Protocol):
     def rms_norm_eps(self) -> float: ...
     @property
     def weights(self) -> Mapping[str, TensorEntry]: ...
+    @property
+    def quantization(self) -> Quantization | None: ...
     @property
     def checkpoint(self) -> Checkpoint: ...

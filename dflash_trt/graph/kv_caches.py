@@ -60,7 +60,7 @@ def cache_values(
 
 def kv_scales(b: GraphBuilder, owner: Owner, spec: Decoder, layer: int) -> str:
     """float32 [2]: the scales of one layer's K and V."""
-    scales = read_kv_scales(spec.checkpoint.tensors, spec.weights, layer)
+    scales = read_kv_scales(spec.checkpoint.tensors, spec.weights, spec.quantization, layer)
     return b.constant(f"{owner}_kv_scales_{layer}", [2], scales, Precision.FLOAT32)
 
 

@@ -16,7 +16,6 @@ from dflash_trt.quantization.layout import hf_quant_config, quantization_config
 from dflash_trt.quantization.linears import (
     Algorithm,
     QuantizeOptions,
-    Selection,
     select_linears,
 )
 from dflash_trt.quantization.partial import PartialCheckpoint, TensorReport
@@ -56,13 +55,23 @@ class _LinearRewriting:
     """Linears in floating point become FP8 or NVFP4."""
 
     def __init__(
-        self, selection: Selection, algorithm: Algorithm, activations: Activations | None = None
+        self,
+        spec: TargetSpec | DraftSpec,
+        options: QuantizeOptions,
+        activations: Activations | None = None,
     ) -> None:
-        self._selection = selection
-        self._algorithm = algorithm
+        self._selection = select_linears(spec, options)
+        self._algorithm = options.algorithm
+        stated = spec.quantization
+        self._kv_cache = None if stated is None else stated.kv_cache_algorithm
         self._activations = activations
-        self._linears = {linear.weight.name: linear for linear in selection.linears}
+        self._linears = {linear.weight.name: linear for linear in self._selection.linears}
         self._scales: dict[str, Scales] = {}
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Modules that stay as they are."""
+        return self._selection.kept
 
     @property
     def stage(self) -> str:
@@ -106,8 +115,10 @@ class _LinearRewriting:
         return linear.module, TensorReport(error=error)
 
     def describe(self) -> Description:
-        algorithm, kept = self._algorithm.value, self._selection.kept
-        return Description(quantization_config(algorithm, kept), hf_quant_config(algorithm, kept))
+        algorithm, kept = self._algorithm.value, self.kept
+        return Description(
+            quantization_config(algorithm, kept), hf_quant_config(algorithm, kept, self._kv_cache)
+        )
 
 
 def quantize_checkpoint(
@@ -127,8 +138,7 @@ def quantize_checkpoint(
         DflashError: see `select_linears`, `compute_scales` and `rewrite_checkpoint`; weights
             that are not finite.
     """
-    selection = select_linears(spec, options)
-    rewriting = _LinearRewriting(selection, options.algorithm, activations)
+    rewriting = _LinearRewriting(spec, options, activations)
     written = rewrite_checkpoint(
         spec.checkpoint, rewriting, destination, progress, overwrite=options.overwrite
     )
@@ -138,7 +148,7 @@ def quantize_checkpoint(
         source_bytes=written.source_bytes,
         bytes=written.bytes,
         errors={module: report.error for module, report in written.reports.items()},
-        kept=selection.kept,
+        kept=rewriting.kept,
         shards=written.shards,
         resumed_shards=written.resumed_shards,
     )
@@ -150,5 +160,5 @@ def planned_bytes(spec: TargetSpec | DraftSpec, options: QuantizeOptions) -> int
     Raises:
         DflashError: see `select_linears`.
     """
-    rewriting = _LinearRewriting(select_linears(spec, options), options.algorithm)
+    rewriting = _LinearRewriting(spec, options)
     return rewritten_bytes(spec.checkpoint, rewriting)

@@ -37,9 +37,14 @@ def quantization_config(algorithm: str, kept: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def hf_quant_config(algorithm: str, kept: Sequence[str]) -> dict[str, Any]:
-    """hf_quant_config.json: the same in the form of older loaders."""
-    quantization: dict[str, Any] = {"quant_algo": algorithm, "kv_cache_quant_algo": None}
+def hf_quant_config(
+    algorithm: str, kept: Sequence[str], kv_cache: str | None = None
+) -> dict[str, Any]:
+    """hf_quant_config.json: the same in the form of older loaders.
+
+    `kv_cache` is what the source states of its KV cache, whose scales are copied.
+    """
+    quantization: dict[str, Any] = {"quant_algo": algorithm, "kv_cache_quant_algo": kv_cache}
     if algorithm != Algorithm.FP8:
         quantization["group_size"] = BLOCK
     quantization["exclude_modules"] = list(kept)

@@ -18,17 +18,18 @@ from tests.reference.checkpoints import write_target
 ATTENTION = "model.layers.1.self_attn."
 
 
-def read(folder: Path, scales: dict[str, Any]) -> TargetSpec:
+def read(folder: Path, scales: dict[str, Any], cache: dict[str, Any] | None = None) -> TargetSpec:
     write_target(folder, num_layers=2)
     path = folder / "model.safetensors"
     save_file(load_file(path) | scales, path, metadata={"format": "pt"})
-    config = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    config = {"quantization": {"quant_algo": None, **(cache or {"kv_cache_quant_algo": "FP8"})}}
     (folder / "hf_quant_config.json").write_text(json.dumps(config))
     return read_target(folder)
 
 
 def of_layers(spec: TargetSpec) -> list[tuple[float, float]]:
-    return [read_kv_scales(spec.checkpoint.tensors, spec.weights, layer) for layer in range(2)]
+    tensors, weights, stated = spec.checkpoint.tensors, spec.weights, spec.quantization
+    return [read_kv_scales(tensors, weights, stated, layer) for layer in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,9 @@ def test_what_a_checkpoint_states(
         (torch.tensor(0.0), "its value is 0"),
         (torch.tensor(-1.0), "its value is -1"),
         (torch.tensor(float("nan")), "its value is nan"),
+        (torch.tensor(float("inf")), "its value is inf"),
+        (torch.zeros(0), "F32 [0], not an F32 scalar"),
+        (torch.tensor(0.5, dtype=torch.bfloat16), "BF16 [], not an F32 scalar"),
     ],
 )
 def test_what_no_scale_is(tmp_path: Path, value: torch.Tensor, what: str) -> None:
@@ -66,3 +70,23 @@ def test_what_no_scale_is(tmp_path: Path, value: torch.Tensor, what: str) -> Non
         of_layers(spec)
     assert what in caught.value.message and "k_proj.k_scale" in caught.value.message
     assert "--kv-dtype" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cache", "algorithm", "k"),
+    [
+        ({"kv_cache_quant_algo": "FP8"}, "FP8", 0.5),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "FP8", 0.5),
+        ({"kv_cache_quant_algo": "NVFP4"}, "NVFP4", 1.0),
+        ({"kv_cache_quant_algo": "INT8"}, "INT8", 1.0),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "int"}}, "8-bit int", 1.0),
+    ],
+)
+def test_scales_of_another_cache_are_not_its(
+    tmp_path: Path, cache: dict[str, Any], algorithm: str, k: float
+) -> None:
+    scales = {f"{ATTENTION}k_proj.k_scale": torch.tensor(0.5)}
+    spec = read(tmp_path / "target", scales, cache)
+    assert spec.quantization is not None
+    assert spec.quantization.kv_cache_algorithm == algorithm
+    assert of_layers(spec) == [(1.0, 1.0), (k, 1.0)]

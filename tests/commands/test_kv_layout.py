@@ -7,7 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from dflash_trt.cli import main
 from tests.commands.conftest import Run
@@ -107,6 +110,73 @@ def test_fp8_caches_are_told_run_and_verified(run: Run, fp8: Path, bundle: Path)
         "verify", fp8, "--prompt", "a b c d e f g h", "--max-tokens", 30, "--repeats", 1, "--json"
     ).json
     assert verified["lossless"] and all(mode["identical"] for mode in verified["modes"])
+
+
+def add_scales(folder: Path, algorithm: str | None, **scales: float) -> None:
+    """Scales of a KV cache for the first layer of the target in `folder`, and what they are of."""
+    path = folder / "model.safetensors"
+    attention = "model.layers.0.self_attn."
+    added = {f"{attention}{kind}_proj.{kind}_scale": scales[kind] for kind in scales}
+    values = {name: np.array(value, np.float32) for name, value in added.items()}
+    save_file(load_file(path) | values, path)
+    stated = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": algorithm}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(stated))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "cache", "target"),
+    [
+        ("FP8", "2 of 16 scales from the checkpoints, else 1", "no linear quantised"),
+        ("NVFP4", "scales of 1", "no linear quantised; NVFP4 KV cache not used (2 scales)"),
+    ],
+)
+def test_whose_scales_are_used_is_told(
+    run: Run, own_pair: Path, tmp_path: Path, algorithm: str, cache: str, target: str
+) -> None:
+    add_scales(own_pair.parent / "target", algorithm, k=0.5, v=0.25)
+    built = run("build", "--target", own_pair, "--kv-dtype", "fp8", "-o", tmp_path / "b")
+    assert built.code == 0, built.err
+    *_, about_target, caches = built.out.splitlines()
+    assert about_target == f"quantised target: {target}"
+    assert caches.startswith("KV caches: linear; FP8") and caches.endswith(f", {cache}")
+    shown = run("inspect", tmp_path / "b").out
+    assert cache in shown and target in shown
+    model = onnx.load(tmp_path / "b" / "target.onnx", load_external_data=False)
+    fixed = {
+        one.name: onnx.numpy_helper.to_array(one).tolist()
+        for one in model.graph.initializer
+        if "kv_scales" in one.name
+    }
+    assert fixed["target_kv_scales_0"] == ([0.5, 0.25] if algorithm == "FP8" else [1, 1])
+    assert fixed["target_kv_scales_1"] == [1, 1]
+
+
+def test_quantising_keeps_the_scales_and_what_they_are_of(
+    run: Run, own_pair: Path, tmp_path: Path
+) -> None:
+    """The scales of an NVFP4 cache stay those of one in the checkpoint that is written."""
+    add_scales(own_pair.parent / "target", "NVFP4", k=0.5, v=0.25)
+    options = ["--precision", "fp8", "--kv-dtype", "fp8", "-o", tmp_path / "b"]
+    built = run("build", "--target", own_pair, *options)
+    assert built.code == 0, built.err
+    assert "NVFP4 KV cache not used (2 scales)" in built.out
+    assert built.out.splitlines()[-1].endswith(", scales of 1")
+    written = tmp_path / "b" / "weights" / "target"
+    stated = json.loads((written / "hf_quant_config.json").read_text())["quantization"]
+    assert (stated["quant_algo"], stated["kv_cache_quant_algo"]) == ("FP8", "NVFP4")
+
+
+def test_a_scale_that_is_none_is_told_before_anything_is_written(
+    run: Run, own_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_scales(own_pair.parent / "target", "FP8", k=0.5, v=float("inf"))
+    monkeypatch.setattr("dflash_trt.bundle.build.quantize_pair", pytest.fail)
+    for options in ([], ["--precision", "fp8"], ["--kv-layout", "paged"]):
+        output = ["--kv-dtype", "fp8", "-o", tmp_path / "b"]
+        outcome = run("build", "--target", own_pair, *options, *output)
+        outcome.fails(1, 'v_proj.v_scale": its value is inf', "leave out --kv-dtype fp8")
+        assert f"{own_pair.parent / 'target' / 'model.safetensors'}: " in outcome.err
+    assert not (tmp_path / "b").exists()
 
 
 @pytest.mark.parametrize(
