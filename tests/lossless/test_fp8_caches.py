@@ -109,6 +109,25 @@ def test_traffic_that_comes_and_goes_keeps_every_bit(case: Case, executor: Execu
     assert compared > 5 * OUTPUT
 
 
+def test_a_shared_prefix_changes_neither_bits_nor_acceptance(case: Case) -> None:
+    """Codes of a prefix are the same whoever computed them, the drafter's context included."""
+    rng = random.Random(4)
+    system = tuple(rng.randrange(2, 62) for _ in range(80))
+    requests = [
+        Request(prompt_ids=(*system, *tail), max_tokens=OUTPUT, ignore_eos=True)
+        for tail in ((), (7,), (9, 4, 5))
+    ]
+    expected = run(case.bundles["linear"].open(), requests)
+    engine = Engine(case.bundles["paged"].open(), options=EngineOptions(record_logits=True))
+    cached = []
+    for request, want in zip(requests, expected, strict=True):
+        (got,) = engine.generate([request])
+        assert_same(want, got, f"{len(request.prompt_ids)} tokens")
+        assert got.statistics.acceptance_histogram == want.statistics.acceptance_histogram
+        cached.append(got.statistics.cached_prompt_tokens)
+    assert cached == [0, 80, 80]
+
+
 def test_rounding_is_there(case: Case) -> None:
     """The promises above could hold of a build that did nothing."""
     prompt = Request(prompt_ids=case.requests[2].prompt_ids, max_tokens=1, ignore_eos=True)

@@ -167,7 +167,8 @@ def test_any_traffic_keeps_every_bit(linear: TinyPair, paged: Executor, seed: in
     assert engine.cache_usage == 0
 
 
-def test_memory_follows_the_tokens_held(make_pair: PairFactory) -> None:
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+def test_memory_follows_the_tokens_held(make_pair: PairFactory, kv_dtype: str) -> None:
     """64 sequences that could be 32k long, and are not."""
     built = make_pair(
         target={"vocab": 64, "num_layers": 2, "kv_heads": 1, "max_positions": 1 << 15},
@@ -175,6 +176,7 @@ def test_memory_follows_the_tokens_held(make_pair: PairFactory) -> None:
         max_seq_len=1 << 15,
         max_batch=64,
         paging={},
+        kv_dtype=kv_dtype,
     )
     gc.collect()  # what other tests have left behind must not go meanwhile
     before = touched_bytes()
