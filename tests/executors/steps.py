@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from dflash_trt.executors.base import FloatArray, Int64Array, Scores, TargetGraph
 from dflash_trt.executors.onnxruntime import OnnxRuntimeExecutor
+from dflash_trt.runtime import SamplingParams
+from dflash_trt.runtime.sampling import pack_sampling
 
 
 def arrays(executor: OnnxRuntimeExecutor) -> dict[str, FloatArray]:
@@ -30,11 +32,12 @@ def forward_rows(
     graph: TargetGraph = "target",
     first_slot: int = 0,
 ) -> FloatArray:
-    """Logits [B,S,V] of ids [B,S]; checks the choices against them."""
+    """Logits [B,S,V] of ids [B,S]; checks the choices, drawn greedily or not, against them."""
     token_ids = np.asarray(ids, np.int64)
     rows = np.broadcast_to(np.arange(token_ids.shape[1]), token_ids.shape)
+    greedy = pack_sampling([SamplingParams()] * len(token_ids)) if executor.limits.draws else None
     output = executor.forward(
-        graph, first_slot, token_ids, np.asarray(starts, np.int64), rows, Scores.LOGITS
+        graph, first_slot, token_ids, np.asarray(starts, np.int64), rows, Scores.LOGITS, greedy
     )
     assert output.logits is not None
     np.testing.assert_array_equal(output.choice_ids, output.logits.argmax(-1))
