@@ -19,6 +19,7 @@ from types import TracebackType
 
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.tritonserver import (
+    TritonServerBinary,
     find_tritonserver,
     prepare_backends,
     server_environment,
@@ -70,29 +71,20 @@ class TritonServer:
         binary = find_tritonserver()
         if not options.repository.is_dir():
             raise DflashError("is not a model repository", where=options.repository, usage=True)
-        self._held_ports = _hold_ports(options)
-        ports = {protocol: held.getsockname()[1] for protocol, held in self._held_ports.items()}
         self.origin = binary.path
-        self.addresses = _addresses(options.host, ports)
         self._exit_timeout_s = options.exit_timeout_s
+        self._held_ports: dict[str, socket.socket] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="dflash-trt-server-"))
-        # Names of shared memory are the machine's; the folder's is nobody else's.
-        self._shared_memory = self._folder.name
-        self.log_file = (options.log_file or self._folder / "server.log").absolute()
+        # Nobody else's: the server goes by it, and so does its shared memory, whose names are the
+        # machine's.
+        self._name = self._folder.name
         try:
-            command = [
-                str(binary.path),
-                f"--model-repository={self._spaceless(options.repository.resolve())}",
-                *prepare_backends(binary, self._folder),
-                f"--backend-config=python,shm-region-prefix-name={self._shared_memory}",
-                "--disable-auto-complete-config",
-                f"--exit-timeout-secs={options.exit_timeout_s}",
-            ]
-            for protocol, port in ports.items():
-                command += [f"--{protocol}-address={options.host}", f"--{protocol}-port={port}"]
+            self.log_file = (options.log_file or self._folder / "server.log").absolute()
+            self._held_ports = _hold_ports(options)
+            self.addresses = _addresses(options.host, self._held_ports)
             with self.log_file.open("wb") as log:
                 self._process = subprocess.Popen(
-                    command,
+                    self._command(binary, options),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -106,6 +98,22 @@ class TritonServer:
             self._release_ports()
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
+
+    def _command(self, binary: TritonServerBinary, options: ServerOptions) -> list[str]:
+        command = [
+            str(binary.path),
+            f"--id={self._name}",
+            f"--model-repository={self._spaceless(options.repository.resolve())}",
+            *prepare_backends(binary, self._folder),
+            f"--backend-config=python,shm-region-prefix-name={self._name}",
+            "--disable-auto-complete-config",
+            f"--exit-timeout-secs={options.exit_timeout_s}",
+        ]
+        for protocol, held in self._held_ports.items():
+            host, port = held.getsockname()[:2]
+            address = _numeric_address(protocol, host)
+            command += [f"--{protocol}-address={address}", f"--{protocol}-port={port}"]
+        return command
 
     def __enter__(self) -> TritonServer:
         return self
@@ -142,10 +150,13 @@ class TritonServer:
     def is_ready(self) -> bool:
         """Whether the server and all its models take requests, and its metrics can be read.
 
-        Triton server opens the metrics' port after it has said that it is ready.
+        Triton server opens the metrics' port after it has said that it is ready. What answers
+        may be another server: one that was started on these ports meanwhile, and was faster.
         """
-        return _answers(self.addresses.http, "/v2/health/ready") and _answers(
-            self.addresses.metrics, "/metrics"
+        return (
+            _get(self.addresses.http, "/v2/health/ready") is not None
+            and self._name.encode() in (_get(self.addresses.http, "/v2") or b"")
+            and _get(self.addresses.metrics, "/metrics") is not None
         )
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
@@ -198,7 +209,7 @@ class TritonServer:
         code = self.stop()
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # models outlive a server that was killed
-        for region in _SHARED_MEMORY.glob(f"{self._shared_memory}*"):
+        for region in _SHARED_MEMORY.glob(f"{self._name}*"):
             region.unlink(missing_ok=True)
         self._release_ports()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -227,14 +238,15 @@ def _reason(line: str) -> str:
     return one_line(text.partition(r"\n\nAt:")[0])
 
 
-def _answers(address: str, path: str) -> bool:
-    """Whether a GET is answered with 200."""
+def _get(address: str, path: str) -> bytes | None:
+    """What a GET is answered with, if with 200."""
     connection = http.client.HTTPConnection(address, timeout=_ANSWER_S)
     try:
         connection.request("GET", path)
-        return connection.getresponse().status == http.HTTPStatus.OK
+        response = connection.getresponse()
+        return response.read() if response.status == http.HTTPStatus.OK else None
     except (OSError, http.client.HTTPException):
-        return False
+        return None
     finally:
         connection.close()
 
@@ -290,6 +302,16 @@ def bind_port(host: str, port: int, option: str) -> socket.socket:
     return bound
 
 
+def _numeric_address(protocol: str, host: str) -> str:
+    """An address of `--host`'s as Triton server takes it; names it would not look up.
+
+    (Given one, its HTTP ports open on 255.255.255.255.)
+    """
+    if ":" not in host:
+        return host
+    return f"[{host}]" if protocol == "grpc" else f"ipv6:{host}"
+
+
 def client_address(host: str, port: int) -> str:
     """`host:port` as a client on this machine writes it."""
     # What listens everywhere is reached here by the loopback address.
@@ -297,7 +319,6 @@ def client_address(host: str, port: int) -> str:
     return f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
 
 
-def _addresses(host: str, ports: dict[str, int]) -> ServerAddresses:
-    return ServerAddresses(
-        *(client_address(host, ports[name]) for name in ("http", "grpc", "metrics"))
-    )
+def _addresses(host: str, held: dict[str, socket.socket]) -> ServerAddresses:
+    ports = (held[protocol].getsockname()[1] for protocol in ("http", "grpc", "metrics"))
+    return ServerAddresses(*(client_address(host, port) for port in ports))

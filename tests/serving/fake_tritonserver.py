@@ -4,12 +4,14 @@
 FAKE_TRITONSERVER says how: "well" (exit code 0 after SIGTERM), "stubborn" (SIGTERM does
 nothing but "heard" in its log), "dies" (exit code 3 a moment after its metrics were read),
 "unloadable" (a model does not load), "slow" (it never gets ready, and says "asked" when asked),
-"closed" (it says "asked" and that it is ready, but never opens its metrics' port).
+"closed" (it says "asked" and that it is ready, but never opens its metrics' port), "other" (it
+says "asked", and goes by a name that it was not given).
 As the real one, it opens the metrics' port after it has said that it is ready.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -27,9 +29,14 @@ class Health(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(503 if MODE == "slow" else 200)
         self.end_headers()
-        if MODE in ("slow", "closed"):
+        if self.path == "/v2":
+            name = "triton" if MODE == "other" else OPTIONS["--id"]
+            self.wfile.write(json.dumps({"name": name}).encode())
+        if MODE in ("slow", "closed", "other"):
             print("asked", flush=True)
-        elif METRICS.ident is None:
+        if MODE in ("slow", "closed"):
+            return
+        if METRICS.ident is None:
             METRICS.start()
 
 

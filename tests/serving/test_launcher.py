@@ -189,5 +189,44 @@ def test_the_servers_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     ],
 )
 def test_addresses_are_what_a_client_writes(host: str, reached: str) -> None:
-    ports = {"http": 8000, "grpc": 8001, "metrics": 8002}
-    assert launcher._addresses(host, ports).http == reached
+    assert launcher.client_address(host, 8000) == reached
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ["localhost", "::1"])
+def test_names_and_ipv6_serve(tritonserver: TritonServerBinary, tmp_path: Path, host: str) -> None:
+    """Triton server looks up no names, and writes IPv6 in one way for gRPC, in another for HTTP."""
+    if host == "::1":
+        _need_ipv6()
+    repository = _write_repository(tmp_path / "repository")
+    with TritonServer(_options(repository, host=host)) as server:
+        server.wait_ready(PATIENCE_S)
+        for address in (server.addresses.http, server.addresses.grpc, server.addresses.metrics):
+            _, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=PATIENCE_S).close()
+
+
+def _need_ipv6() -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+
+
+@pytest.mark.slow
+def test_of_two_servers_on_the_same_ports_one_is_ready(
+    tritonserver: TritonServerBinary, tmp_path: Path
+) -> None:
+    """Both are started before either listens; the slower one does not take the other for itself."""
+    gate = tmp_path / "gate"
+    late = f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.05)"
+    with TritonServer(_options(_write_repository(tmp_path / "late", late))) as slower:
+        ports = {f"{name}_port": held.getsockname()[1] for name, held in slower._held_ports.items()}
+        with TritonServer(_options(_write_repository(tmp_path / "soon"), **ports)) as faster:
+            faster.wait_ready(PATIENCE_S)
+            assert not slower.is_ready()
+            gate.touch()
+            with pytest.raises(DflashError, match=r"ended with exit code 1 .*in use"):
+                slower.wait_ready(PATIENCE_S)
+            assert faster.is_ready()

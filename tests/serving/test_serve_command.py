@@ -184,11 +184,12 @@ def test_ports_are_held_until_the_server_has_them(
         other.bind((host, int(port)))
 
 
-def test_a_server_is_not_ready_before_its_metrics(
-    fake_server: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mode", ["closed", "other"])
+def test_a_server_is_not_ready_before_its_metrics_nor_under_another_name(
+    fake_server: Path, repository: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setenv("PATH", f"{fake_server}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("FAKE_TRITONSERVER", "closed")
+    monkeypatch.setenv("FAKE_TRITONSERVER", mode)
     options = ServerOptions(repository=repository, http_port=0, grpc_port=0, metrics_port=0)
     with TritonServer(options) as server:
 
