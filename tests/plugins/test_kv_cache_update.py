@@ -11,8 +11,9 @@ from dflash_plugins.compile import compile_kernel
 from dflash_plugins.kv_cache_update.accuracy import accuracy_cases, check_accuracy, check_case
 from dflash_plugins.kv_cache_update.benchmark import LAYOUTS, update_by_operation
 from dflash_plugins.kv_cache_update.launch import OPERATIONS, make_case
-from dflash_plugins.kv_cache_update.reference import make_inputs, update
+from dflash_plugins.kv_cache_update.reference import update
 from dflash_plugins.operation import Attributes, Case, DType, main_cases
+from dflash_plugins.testing.cache_writes import make_inputs
 from dflash_plugins.testing.gpu import to_torch
 from dflash_plugins.testing.guarded import Arrays
 from dflash_plugins.testing.interpreter import Interpreter

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from dflash_plugins.kv_feature_injection.launch import OPERATIONS, make_case
-from dflash_plugins.kv_feature_injection.reference import inject, make_inputs
+from dflash_plugins.kv_feature_injection.reference import inject
 from dflash_plugins.operation import Case, DType
+from dflash_plugins.testing.cache_writes import make_inputs
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits, epsilon
 

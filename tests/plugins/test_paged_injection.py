@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from dflash_plugins.kv_feature_injection.launch import make_case
-from dflash_plugins.kv_feature_injection.reference import make_inputs
 from dflash_plugins.operation import DType
+from dflash_plugins.testing.cache_writes import make_inputs
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import assert_close, assert_same_bits, epsilon
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from dflash_plugins.kv_cache_update.launch import make_case
-from dflash_plugins.kv_cache_update.reference import make_inputs, update
+from dflash_plugins.kv_cache_update.reference import update
 from dflash_plugins.operation import Case, DType
+from dflash_plugins.testing.cache_writes import make_inputs
 from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.numeric import Accuracy, Array, assert_same_bits, relative_error
 

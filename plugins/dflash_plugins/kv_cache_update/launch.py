@@ -6,15 +6,13 @@ V as one float32 [2]) and both. Linear caches of the compute type have TensorRT'
 
 from __future__ import annotations
 
-from functools import partial
-
+from dflash_plugins.cache_writes import cache_constants, cache_specs, write_operation
 from dflash_plugins.operation import (
     Attributes,
     Case,
     Constant,
     DType,
     Launch,
-    Operation,
     Specs,
     TensorSpec,
     fixed,
@@ -38,12 +36,8 @@ def _launch(
         "HEAD_DIM": size,
         "HEADS": per_program,
         "D_BLOCK": block,
-        "PAGE_SIZE": int(attributes["page_size"]) if is_paged else 0,
     }
-    if not is_paged:
-        constants["page_table"] = None
-    if not is_quantized:
-        constants["kv_scales"] = None
+    constants |= cache_constants(attributes, is_paged=is_paged, is_quantized=is_quantized)
     return Launch(
         grid=(batch * rows, -(-heads // per_program), 1),
         extras=(rows, limit),
@@ -53,25 +47,16 @@ def _launch(
     )
 
 
-def _operation(*, is_paged: bool, is_quantized: bool) -> Operation:
-    inputs = ["k", "v", "positions"]
-    inputs += [*["page_table"] * is_paged, "k_cache", "v_cache", *["kv_scales"] * is_quantized]
-    return Operation(
-        name=f"kv_cache_update{'_paged' * is_paged}{'_fp8' * is_quantized}",
-        kernel="dflash_plugins.kv_cache_update.kernel:kv_cache_update",
-        inputs=tuple(inputs),
-        extras=("rows", "limit"),
-        outputs=("k_cache_out", "v_cache_out"),
-        aliases={"k_cache_out": "k_cache", "v_cache_out": "v_cache"},
-        attributes={"page_size": int} if is_paged else {},
-        launch=partial(_launch, is_paged, is_quantized),
+OPERATIONS = tuple(
+    write_operation(
+        "kv_cache_update",
+        ("k", "v", "positions"),
+        {},
+        _launch,
+        is_paged=is_paged,
+        is_quantized=is_quantized,
     )
-
-
-OPERATIONS = (
-    _operation(is_paged=True, is_quantized=False),
-    _operation(is_paged=False, is_quantized=True),
-    _operation(is_paged=True, is_quantized=True),
+    for is_paged, is_quantized in ((True, False), (False, True), (True, True))
 )
 
 
@@ -89,21 +74,21 @@ def make_case(
     pages: int | None = None,
 ) -> Case:
     """A case over caches of `length` positions; `page_size` makes them paged, of `pages` pages."""
-    cache = cache or compute
     activations = TensorSpec(compute, (batch, kv_heads, rows, head_dim))
     specs = {
         "k": activations,
         "v": activations,
         "positions": TensorSpec(DType.INT64, (batch, rows)),
     }
-    shape = (batch, kv_heads, length, head_dim)
-    if page_size is not None:
-        per_sequence = -(-length // page_size)
-        shape = (pages or batch * per_sequence, page_size, kv_heads, head_dim)
-        specs["page_table"] = TensorSpec(DType.INT32, (batch, per_sequence))
-    specs["k_cache"] = specs["v_cache"] = TensorSpec(cache, shape)
-    if cache is DType.FLOAT8:
-        specs["kv_scales"] = TensorSpec(DType.FLOAT32, (2,))
+    specs |= cache_specs(
+        cache or compute,
+        batch=batch,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        length=length,
+        page_size=page_size,
+        pages=pages,
+    )
     operation = next(one for one in OPERATIONS if set(one.inputs) == set(specs))
     return Case(name, operation, specs, {} if page_size is None else {"page_size": page_size})
 

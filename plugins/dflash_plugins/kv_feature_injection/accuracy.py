@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from dflash_plugins.kv_feature_injection.launch import make_case
-from dflash_plugins.kv_feature_injection.reference import inject, make_inputs
+from dflash_plugins.kv_feature_injection.reference import inject
 from dflash_plugins.operation import DType
+from dflash_plugins.testing.cache_writes import make_inputs
 from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.numeric import Accuracy, epsilon, judge
 

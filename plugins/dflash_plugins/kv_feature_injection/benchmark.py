@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from dflash_plugins.kv_feature_injection.launch import make_case
-from dflash_plugins.kv_feature_injection.reference import make_inputs
 from dflash_plugins.operation import Case, DType
+from dflash_plugins.testing.cache_writes import make_inputs
 from dflash_plugins.testing.gpu import TorchRunner, to_torch
 
 HEAD_DIMS = {"qwen3-8b": 128, "gpt-oss": 64}

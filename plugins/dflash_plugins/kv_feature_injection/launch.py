@@ -6,15 +6,13 @@ of K and V as one float32 [2]) and both.
 
 from __future__ import annotations
 
-from functools import partial
-
+from dflash_plugins.cache_writes import cache_constants, cache_specs, write_operation
 from dflash_plugins.operation import (
     Attributes,
     Case,
     Constant,
     DType,
     Launch,
-    Operation,
     Specs,
     TensorSpec,
     fixed,
@@ -32,7 +30,6 @@ def _launch(
     heads, size = fixed(kv_heads, "the number of KV heads"), fixed(head_dim, "the head size")
     half = next_power_of_two(size // 2)
     per_program = min(next_power_of_two(heads), max(1, TILE // (2 * half)))
-    page_size = int(attributes["page_size"]) if is_paged else 0
     limit = specs["page_table"].shape[1] if is_paged else specs["k_cache"].shape[2]
     constants: dict[str, Constant] = {
         "EPSILON": float(attributes["epsilon"]),
@@ -40,12 +37,8 @@ def _launch(
         "HEAD_DIM": size,
         "HEADS": per_program,
         "HALF_BLOCK": half,
-        "PAGE_SIZE": page_size,
     }
-    if not is_paged:
-        constants["page_table"] = None
-    if not is_quantized:
-        constants["kv_scales"] = None
+    constants |= cache_constants(attributes, is_paged=is_paged, is_quantized=is_quantized)
     return Launch(
         grid=(batch * rows, -(-heads // per_program), 1),
         extras=(rows, limit),
@@ -55,24 +48,15 @@ def _launch(
     )
 
 
-def _operation(*, is_paged: bool, is_quantized: bool) -> Operation:
-    name = f"kv_feature_injection{'_paged' * is_paged}{'_fp8' * is_quantized}"
-    inputs = ["k", "v", "k_norm", "cos", "sin", "positions"]
-    inputs += [*["page_table"] * is_paged, "k_cache", "v_cache", *["kv_scales"] * is_quantized]
-    return Operation(
-        name=name,
-        kernel="dflash_plugins.kv_feature_injection.kernel:kv_feature_injection",
-        inputs=tuple(inputs),
-        extras=("rows", "limit"),
-        outputs=("k_cache_out", "v_cache_out"),
-        aliases={"k_cache_out": "k_cache", "v_cache_out": "v_cache"},
-        attributes={"epsilon": float, "page_size": int} if is_paged else {"epsilon": float},
-        launch=partial(_launch, is_paged, is_quantized),
-    )
-
-
 OPERATIONS = tuple(
-    _operation(is_paged=is_paged, is_quantized=is_quantized)
+    write_operation(
+        "kv_feature_injection",
+        ("k", "v", "k_norm", "cos", "sin", "positions"),
+        {"epsilon": float},
+        _launch,
+        is_paged=is_paged,
+        is_quantized=is_quantized,
+    )
     for is_quantized in (False, True)
     for is_paged in (False, True)
 )
@@ -93,7 +77,6 @@ def make_case(
     epsilon: float = 1e-6,
 ) -> Case:
     """A case over caches of `length` positions; `page_size` makes them paged, of `pages` pages."""
-    cache = cache or compute
     half = TensorSpec(compute, (length, head_dim // 2))
     activations = TensorSpec(compute, (batch, rows, kv_heads, head_dim))
     specs = {
@@ -104,15 +87,15 @@ def make_case(
         "sin": half,
         "positions": TensorSpec(DType.INT64, (batch, rows)),
     }
-    shape = (batch, kv_heads, length, head_dim)
-    if page_size is not None:
-        per_sequence = -(-length // page_size)
-        shape = (pages or batch * per_sequence, page_size, kv_heads, head_dim)
-    specs["k_cache"] = specs["v_cache"] = TensorSpec(cache, shape)
-    if page_size is not None:
-        specs["page_table"] = TensorSpec(DType.INT32, (batch, per_sequence))
-    if cache is DType.FLOAT8:
-        specs["kv_scales"] = TensorSpec(DType.FLOAT32, (2,))
+    specs |= cache_specs(
+        cache or compute,
+        batch=batch,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        length=length,
+        page_size=page_size,
+        pages=pages,
+    )
     by_inputs = {frozenset(operation.inputs): operation for operation in OPERATIONS}
     attributes = {"epsilon": epsilon} | ({} if page_size is None else {"page_size": page_size})
     return Case(name, by_inputs[frozenset(specs)], specs, attributes)

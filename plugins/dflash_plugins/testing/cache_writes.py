@@ -1,0 +1,45 @@
+"""Inputs of operations that write K and V rows into caches, and where the rows belong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dflash_plugins.operation import Case
+from dflash_plugins.testing.numeric import Array
+
+KV_SCALES = np.array([0.03, 0.007], np.float32)
+
+
+def make_inputs(case: Case, starts: Sequence[int], seed: int = 0) -> dict[str, Array]:
+    """Random tensors for `case`: sequence b's rows begin at position starts[b]."""
+    generator = np.random.default_rng(seed)
+    inputs: dict[str, Array] = {}
+    for name in case.operation.inputs:
+        spec = case.inputs[name]
+        inputs[name] = generator.standard_normal(spec.shape).astype(spec.dtype.numpy)
+    rows = inputs["positions"].shape[1]
+    inputs["positions"] = np.array(starts, np.int64)[:, None] + np.arange(rows)
+    if "page_table" in inputs:
+        shape = case.inputs["page_table"].shape
+        pages = generator.permutation(case.inputs["k_cache"].shape[0])
+        inputs["page_table"] = pages[: shape[0] * shape[1]].reshape(shape).astype(np.int32)
+    if "kv_scales" in inputs:
+        inputs["kv_scales"] = KV_SCALES
+    return inputs
+
+
+def write_rows(inputs: dict[str, Array], cache: Array, rows: Array) -> Array:
+    """`cache` with rows [B,S,H_kv,D] at the positions of `inputs`, those that there are."""
+    cache = cache.copy()
+    for b, s in np.ndindex(rows.shape[:2]):
+        position = int(inputs["positions"][b, s])
+        if "page_table" not in inputs:
+            if 0 <= position < cache.shape[2]:
+                cache[b, :, position] = rows[b, s]
+            continue
+        size, table = cache.shape[1], inputs["page_table"][b]
+        if 0 <= position < size * len(table) and table[position // size] >= 0:
+            cache[table[position // size], position % size] = rows[b, s]
+    return cache
