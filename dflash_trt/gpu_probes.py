@@ -19,7 +19,7 @@ from dflash_trt.executors.base import Executor, FloatArray, Int64Array, Scores, 
 from dflash_trt.executors.tensorrt import TensorRtExecutor
 from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
 from dflash_trt.runtime.acceptance import accept_block
-from dflash_trt.runtime.sampling import sampling_input
+from dflash_trt.runtime.sampling import choose_tokens, sampling_input
 from dflash_trt.runtime.verification import Comparison, Mode, measure_speed
 
 # Two orders of one sum may each be off by the noise.
@@ -49,7 +49,11 @@ def run_probes(
     yield _probe_lengths(gpu, cpu, prompt)
     yield _probe_graphs(gpu)
     yield _probe_move(gpu, prompt)
-    yield _probe_ahead(gpu, prompt) if limits.draws else _probe_candidates(gpu, requests)
+    if limits.draws:
+        yield _probe_drawing(gpu, prompt)
+        yield _probe_ahead(gpu, prompt)
+    else:
+        yield _probe_candidates(gpu, requests)
     yield from _probe_speed(gpu, requests)
 
 
@@ -176,40 +180,70 @@ def _probe_candidates(gpu: Executor, requests: Sequence[Request]) -> Probe:
     )
 
 
+def _probe_drawing(gpu: Executor, prompt: Int64Array) -> Probe:
+    """Engines draw what the runtime would from the very logits that they drew from."""
+    rows, start = min(gpu.limits.block_size, prompt.shape[1]), np.array([0])
+    picked = np.arange(rows)[None]
+    same = drawn = 0
+    for seed, (temperature, top_k, top_p) in enumerate(
+        [(0.0, None, 1.0), (0.8, None, 1.0), (0.7, 20, 1.0), (1.0, None, 0.9), (1.3, 50, 0.8)] * 4
+    ):
+        # Seeds of all 64 bits.
+        sampling = SamplingParams(temperature, top_k, top_p, (seed * 0x9E3779B97F4A7C15) % 2**64)
+        packed = sampling_input(gpu.limits, [sampling])
+        output = gpu.forward("target", 0, prompt[:, :rows], start, picked, Scores.LOGITS, packed)
+        assert output.logits is not None
+        expected = choose_tokens(output.logits[0], picked[0] + 1, sampling)
+        same += int((output.choice_ids[0] == expected).sum())
+        drawn += rows
+    return Probe(
+        name="engines draw what the runtime would",
+        passed=same == drawn,
+        detail=f"{same} of {drawn} tokens are the same",
+        figures={"same": same, "tokens": drawn},
+    )
+
+
 def _probe_ahead(gpu: TensorRtExecutor, prompt: Int64Array) -> Probe:
-    """Steps begun before they are asked for settle the same tokens; steps a second of both."""
+    """Steps begun before they are asked for settle the same tokens; steps a second of both.
+
+    They are asked for, too, but where the sequences begin anew: the device accepts as the host.
+    """
     batch = gpu.limits.max_batch
     for slot in range(batch):
         _forward(gpu, prompt, [0], slot)
-    expected, waiting, _ = _decode(gpu, prompt, ahead=False)
-    tokens, ahead, begun = _decode(gpu, prompt, ahead=True)
+    expected, waiting, _, _ = _decode(gpu, prompt, ahead=False)
+    tokens, ahead, begun, lost = _decode(gpu, prompt, ahead=True)
     same = tokens == expected
     figures = {"waiting_steps_per_second": waiting, "ahead_steps_per_second": ahead}
     return Probe(
         name="looking ahead changes no token",
-        passed=same and begun > 0,
+        passed=same and begun > 0 and not lost,
         detail=f"batch {batch}: {ahead:,.0f} steps/s with {begun} of {TIMED_STEPS} steps begun "
-        f"ahead, {waiting:,.0f} without; tokens are {'the same' if same else 'others'}",
-        figures={**figures, "batch": batch, "steps": TIMED_STEPS, "begun": begun},
+        f"ahead, {lost} of them in vain, {waiting:,.0f} without; tokens are "
+        f"{'the same' if same else 'others'}",
+        figures={**figures, "batch": batch, "steps": TIMED_STEPS, "begun": begun, "lost": lost},
     )
 
 
 def _decode(
     gpu: TensorRtExecutor, prompt: Int64Array, *, ahead: bool
-) -> tuple[list[list[int]], float, int]:
-    """Tokens of TIMED_STEPS steps behind `prompt` in all slots, steps a second, and begun ahead.
+) -> tuple[list[list[int]], float, int, int]:
+    """Tokens of TIMED_STEPS steps behind `prompt` in all slots, and steps a second.
 
-    Where the context ends the sequences begin anew.
+    Then the steps that were begun ahead, and those of all that should have been asked for and were
+    not. Where the context ends the sequences begin anew, without looking ahead over it.
     """
     batch, block = gpu.limits.max_batch, gpu.limits.block_size
     sampling, length = _greedy(gpu, batch), prompt.shape[1] - 1
     anchors, starts = np.repeat(prompt[0, -1:], batch), np.full(batch, length)
     tokens: list[list[int]] = []
-    started, before = 0.0, 0
+    started, before, dropped = 0.0, 0, gpu.dropped_steps
     for number in range(TIMED_STEPS + 3):
         if number == 3:  # its graph has been captured
             started, before = time.perf_counter(), gpu.ahead_steps
-        output = gpu.speculate(0, anchors, starts, block, Scores.NONE, sampling, ahead)
+        goes_on = starts.max() + 2 * block <= gpu.limits.max_seq_len
+        output = gpu.speculate(0, anchors, starts, block, Scores.NONE, sampling, ahead and goes_on)
         settled = [
             accept_block(ids[1:].tolist(), own.tolist().__getitem__)
             for ids, own in zip(output.token_ids, output.choice_ids, strict=True)
@@ -220,7 +254,8 @@ def _decode(
         if starts.max() + block > gpu.limits.max_seq_len:
             anchors, starts = np.repeat(prompt[0, -1:], batch), np.full(batch, length)
     seconds = time.perf_counter() - started
-    return tokens, TIMED_STEPS / seconds, gpu.ahead_steps - before
+    begun, lost = gpu.ahead_steps - before, gpu.dropped_steps - dropped
+    return tokens, TIMED_STEPS / seconds, begun, lost
 
 
 def _probe_speed(gpu: TensorRtExecutor, requests: Sequence[Request]) -> list[Probe]:

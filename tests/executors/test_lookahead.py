@@ -30,7 +30,9 @@ from tests.pairs import PairFactory, TinyPair
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 
+from dflash_trt.executors.lookahead import Step
 from dflash_trt.executors.tensorrt import TensorRtExecutor
+from dflash_trt.gpu_probes import _probe_ahead, _probe_drawing
 from tests.executors.drawing import GREEDY, PROMPTS, ROWS, SAMPLED, Decoding, Patient
 from tests.executors.test_tensorrt import REQUESTS, SLIDING, Machine, make_machine
 
@@ -342,3 +344,22 @@ def test_sampling_that_is_not_taken(built: TinyPair, tmp_path: Path) -> None:
                 0, np.array([1]), np.array([0]), 4, Scores.NONE, pack_sampling([GREEDY])
             )
     cpu.close()
+
+
+def test_the_gpu_checks_probes_see_what_is_wrong(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps begun in vain cost time and no token; tokens that are drawn otherwise are others."""
+    monkeypatch.setattr("dflash_trt.gpu_probes.TIMED_STEPS", 6)
+    executor, prompt = machine.open(), np.array([PROMPTS[0]])
+    assert _probe_ahead(executor, prompt).passed and _probe_drawing(executor, prompt).passed
+    monkeypatch.setattr(Step, "equals", lambda self, other: False)
+    vain = _probe_ahead(executor, prompt)
+    assert not vain.passed and "tokens are the same" in vain.detail
+    monkeypatch.setattr(
+        "dflash_trt.gpu_probes.sampling_input",
+        lambda limits, params: pack_sampling(
+            [replace(one, seed=one.seed % 2**63) for one in params]
+        ),
+    )
+    assert not _probe_drawing(executor, prompt).passed
