@@ -26,7 +26,7 @@ from dflash_trt.runtime.options import EngineOptions
 from dflash_trt.runtime.pacing import Pacer
 from dflash_trt.runtime.paging import open_paging
 from dflash_trt.runtime.request import Request, RequestResult, RequestState
-from dflash_trt.runtime.sampling import sampling_input
+from dflash_trt.runtime.sampling import pack_sampling
 from dflash_trt.runtime.scheduler import DecodeBatch, PrefillChunk, Scheduler
 from dflash_trt.runtime.scores import RowScores, rows_by_sequence
 from dflash_trt.runtime.statistics import StatisticsRecorder
@@ -193,7 +193,8 @@ class Engine:
         try:
             batches = self._scheduler.plan_decode(most_rows)
             for batch in batches:
-                self._decode(batch, goes_on=len(batches) == 1 and not self._scheduler.will_prefill)
+                alone = self._looks_ahead and len(batches) == 1
+                self._decode(batch, goes_on=alone and not self._scheduler.will_prefill)
         finally:
             # Slots move only after the last pass: the planned batches name them.
             for state in self._scheduler.decoding:
@@ -242,7 +243,10 @@ class Engine:
         return [results[request_id] for request_id in index_of]
 
     def _decode(self, batch: DecodeBatch, *, goes_on: bool) -> None:
-        """One pass over `batch`; it `goes_on` if the next step is one of the same requests."""
+        """One pass over `batch`.
+
+        It `goes_on` where the executor may begin the next step: one of the same requests.
+        """
         states, rows = batch.states, batch.rows
         anchors = np.array([state.token_ids[-1] for state in states], dtype=np.int64)
         starts = np.array([state.cached_length for state in states], dtype=np.int64)
@@ -250,7 +254,7 @@ class Engine:
         sampling = self._pack_sampling(states)
         output: SpeculationOutput | TargetOutput
         if rows > 1:
-            ahead = self._looks_ahead and goes_on and not any(one.ends_next for one in states)
+            ahead = goes_on and not any(state.ends_next for state in states)
             output = self._executor.speculate(
                 batch.first_slot, anchors, starts, rows, scores, sampling, ahead
             )
@@ -347,7 +351,9 @@ class Engine:
         return rows_by_sequence(output, is_drawn=self._limits.draws)
 
     def _pack_sampling(self, states: Sequence[RequestState]) -> Int64Array | None:
-        return sampling_input(self._limits, [state.request.sampling for state in states])
+        if not self._limits.draws:
+            return None
+        return pack_sampling([state.request.sampling for state in states])
 
     def _needed_scores(self, state: RequestState) -> Scores:
         if self._options.record_logits:
