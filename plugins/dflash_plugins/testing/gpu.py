@@ -143,6 +143,7 @@ class GpuRunner:
                 [first[name] for name in (*operation.inputs, *operation.outputs)],
                 self._device.stream,
             )
+            self._device.synchronize()  # until then the uploads may still read the copies
             for key in buffers:
                 self._device.download(copies[key], addresses[key])
             self._device.synchronize()
