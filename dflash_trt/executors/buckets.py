@@ -73,9 +73,9 @@ class Staging:
 
 
 class Results:
-    """A device buffer for outputs and two pinned twins on the host, which calls take in turn.
+    """A device buffer for outputs and two pinned twins on the host.
 
-    So one call's results can be read while the next one's are on their way.
+    So one call's results can be read while those of a step ahead are on their way.
     """
 
     def __init__(self, device: Device, size: int, purpose: str) -> None:
@@ -89,7 +89,7 @@ class Results:
         return self._sides[0][0]
 
     def turn(self) -> None:
-        """Begins the next call: its results are the current ones from here on."""
+        """Makes the results ahead the current ones."""
         self._sides.reverse()
 
     def download(self, size: int, *, ahead: bool = False) -> None:

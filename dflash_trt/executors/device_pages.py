@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from dflash_trt.engines.device import Device, align
 from dflash_trt.executors.base import KvPages
 from dflash_trt.executors.caches import CacheShape
@@ -22,7 +24,7 @@ class DevicePages:
         columns: of a page table: the pages of the longest sequence.
         item_bytes: of an element.
 
-    `is_filled` says that the table written last still has every page.
+    `table_bytes` are those of the largest call's page table.
 
     One allocation that never moves. No call zeroes a page, or what an earlier owner left behind
     a sequence's rows: the kernels that read pools take positions from [first visible, length)
@@ -44,7 +46,7 @@ class DevicePages:
         item_bytes: int,
     ) -> None:
         self.columns = columns
-        self.is_filled = False
+        self.table_bytes = slots * columns * np.dtype(np.int32).itemsize
         self._bindings = PageBindings(slots, pages)
         self._shapes = {
             name: (pages.count + 1, pages.size, fixed.kv_heads, fixed.head_dim)
@@ -87,9 +89,7 @@ class DevicePages:
             ValueError: a page that the pool does not have.
         """
         before = self._bindings.count(slot)
-        kept = self._bindings.bind(slot, page_ids)
-        self.is_filled &= kept == before == len(page_ids)
-        return kept == before
+        return self._bindings.bind(slot, page_ids) == before
 
     def check(self, ends: Mapping[int, int]) -> None:
         """Raises ValueError when a slot's pages end before a call's rows do, at `ends` by slot."""
@@ -98,14 +98,11 @@ class DevicePages:
     def fill(self, table: Int32Array, first_slot: int) -> None:
         """Writes a call's page table [B,C]: all pages of its slots, so that the next step's fit."""
         self._bindings.fill(table, first_slot, [self.columns] * len(table))
-        self.is_filled = True
 
     def move(self, source: int, destination: int, length: int) -> None:
         """Gives `destination` the pages of `source`; no row is copied."""
         self._bindings.move(source, destination)
-        self.is_filled = False
 
     def clear(self, slot: int, length: int) -> None:
         """Forgets the pages of a slot; their rows stay, for whoever shares them."""
         self._bindings.clear(slot)
-        self.is_filled = False

@@ -3,16 +3,22 @@
 Where tokens are drawn and accepted in the engine, a verify step leaves on the device what the next
 draft pass takes: the bonus tokens with mask ids behind them, and the new lengths. So the next step
 can be enqueued at once: one copy of those onto the inputs, the step's graph, and a download into
-the other of two host buffers. The device works on while the host looks at the tokens before.
+the other of two host buffers. The device works on while the host looks at the tokens before. Where
+caches are paged, the step's page table goes over first: sequences got pages since the last one.
 
 It is a bet on what the caller asks for next, and losing it is harmless. A call that differs in
 anything from what the device went on with drops the result. Everything is in one stream, so all
 that the host enqueues from then on finds the dropped step's writes done: rows written behind them,
 slots moved and cleared, inputs uploaded. Those writes lie at and behind the accepted lengths of its
 slots, where no call reads before it writes, and the executor counts them among the rows that a
-released slot is cleared of. Which pages they go to is fixed when the step before is enqueued, whose
-table is uploaded with it; a page's next owner writes its own rows, later in the stream. Rows that
-sequences share lie before all accepted lengths.
+released slot is cleared of.
+
+Pages: which of them a step's rows go to is fixed when it is enqueued, by the table that is uploaded
+between it and the step before. Pages that a slot gets afterwards lie behind all that the step
+reads or writes, so that it stays good; a slot that is bound to others has none of its rows, and the
+step is dropped. A page that changes hands, as its sequence ended or was preempted, is written by
+its next owner later in the stream than by a dropped step, and read only then. Pages that sequences
+share are full of accepted tokens' rows: no step under way writes there.
 """
 
 from __future__ import annotations
@@ -23,8 +29,9 @@ import numpy as np
 
 from dflash_trt.engines.device import Device
 from dflash_trt.executors.base import Int64Array, Scores
-from dflash_trt.executors.buckets import Bucket, Results, Staging
-from dflash_trt.graph.bindings import BLOCK_IDS, NEW_START, NEXT_BLOCK_IDS
+from dflash_trt.executors.buckets import Bucket, Layout, Results, Staging
+from dflash_trt.executors.device_pages import DevicePages
+from dflash_trt.graph.bindings import BLOCK_IDS, NEW_START, NEXT_BLOCK_IDS, PAGE_TABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +64,22 @@ class Lookahead:
     Args:
         device: whose stream steps are enqueued in.
         inputs, results: what all calls read and write.
+        pages: the paged caches; None where they are linear.
 
     `started` counts the steps enqueued ahead of a call, `dropped` those that no call asked for.
     """
 
-    def __init__(self, device: Device, inputs: Staging, results: Results) -> None:
+    def __init__(
+        self, device: Device, inputs: Staging, results: Results, pages: DevicePages | None
+    ) -> None:
         self._device = device
         self._inputs = inputs
         self._results = results
+        self._pages = pages
+        # In turn: one may still be on its way to the device while the next is written.
+        self._tables = (
+            [] if pages is None else [device.allocate_host(pages.table_bytes) for _ in range(2)]
+        )
         self._step: Step | None = None
         self.started = self.dropped = 0
 
@@ -76,6 +91,8 @@ class Lookahead:
         bucket, host = step.bucket, self._results.host
         inputs, outputs = bucket.inputs, bucket.outputs
         assert bucket.graph is not None
+        if self._pages is not None:
+            self._upload_table(self._pages, inputs, step.first_slot)
         self._device.copy(
             self._inputs.address + inputs.offset(BLOCK_IDS),
             self._results.address + outputs.offset(NEXT_BLOCK_IDS),
@@ -104,6 +121,18 @@ class Lookahead:
         self._step = None
         self._results.turn()
         return True
+
+    def _upload_table(self, pages: DevicePages, inputs: Layout, first_slot: int) -> None:
+        """Enqueues the way of the pages that are bound now to the device.
+
+        The buffer was last read two starts ago. Of those steps only the one begun last can be
+        under way: the call before waited for its own results, which lie behind the other's.
+        """
+        self._tables.reverse()
+        offset, end = inputs.offset(PAGE_TABLE), inputs.end(PAGE_TABLE)
+        memory = self._tables[0][: end - offset]
+        pages.fill(memory.view(np.int32).reshape(inputs.shape(PAGE_TABLE)), first_slot)
+        self._device.upload(self._inputs.address + offset, memory)
 
     def drop(self) -> None:
         """Forgets the step under way, if any; it still runs to its end."""

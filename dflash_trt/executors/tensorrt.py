@@ -89,7 +89,8 @@ class TensorRtExecutor:
         ]
         self._inputs = Staging(device, max(one.size for one, _ in most), "input buffers")
         self._results = Results(device, max(one.size for _, one in most), "output buffers")
-        self._lookahead = Lookahead(device, self._inputs, self._results)
+        self._pages = self._caches if isinstance(self._caches, DevicePages) else None
+        self._lookahead = Lookahead(device, self._inputs, self._results, self._pages)
         rows = max(batch * picked for batch, _, picked in sizes)
         self._logits = device.allocate(rows * limits.vocab_size * 4, "logits")
         self._binder = Binder(
@@ -199,9 +200,9 @@ class TensorRtExecutor:
         return SpeculationOutput(drafted, choices, logits, self._candidates(bucket, scores))
 
     def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
-        if not isinstance(self._caches, DevicePages):
+        if self._pages is None:
             raise ValueError("linear caches have no pages")
-        if not self._caches.bind_pages(slot, page_ids):
+        if not self._pages.bind_pages(slot, page_ids):
             self._lookahead.drop()  # of what it may have written there, nothing is left
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
@@ -255,12 +256,10 @@ class TensorRtExecutor:
         """Enqueues a call; the whole rows, to be waited for, if `scores` asks for them."""
         for name, values in arguments.items():
             bucket.inputs.view(self._inputs.host, name)[...] = values
-        if isinstance(self._caches, DevicePages):
-            table = bucket.inputs.view(self._inputs.host, PAGE_TABLE)
-            self._caches.fill(table, first_slot)
+        if self._pages is not None:
+            self._pages.fill(bucket.inputs.view(self._inputs.host, PAGE_TABLE), first_slot)
         if sampling is not None:
             bucket.inputs.view(self._inputs.host, SAMPLING)[...] = sampling
-        self._results.turn()
         self._inputs.upload(bucket.inputs.size)
         self._runner.run(bucket)
         logits = None
@@ -279,8 +278,6 @@ class TensorRtExecutor:
         """
         if step.bucket.graph is None:
             return
-        if isinstance(self._caches, DevicePages) and not self._caches.is_filled:
-            return  # pages bound since are not in the table that it would read
         try:
             self._hold(step.first_slot, step.starts + block_size, block_size)
         except ValueError:
@@ -338,7 +335,7 @@ class TensorRtExecutor:
         if self._closed:
             raise ValueError("the executor is closed")
         ends = self.limits.slot_ends(first_slot, starts, rows)
-        if isinstance(self._caches, DevicePages):
-            self._caches.check(ends)
+        if self._pages is not None:
+            self._pages.check(ends)
         for slot, end in ends.items():
             self._held[slot] = max(self._held[slot], end)

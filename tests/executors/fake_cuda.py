@@ -1,9 +1,10 @@
 """A CUDA device made of host memory, behind cuda-python's own signatures.
 
 Work is queued and runs when it is waited for, up to the event that is waited for, so that whoever
-reads too early reads garbage: that is what a download's destination holds until then. Every address
-is checked against what is allocated, every call against the real function's signature; names that
-the bindings do not have do not exist here either.
+reads too early reads garbage: that is what a download's destination holds until then. What is
+uploaded must stay as it is until it has been. Every address is checked against what is allocated,
+every call against the real function's signature; names that the bindings do not have do not exist
+here either.
 """
 
 from __future__ import annotations
@@ -206,8 +207,10 @@ class Functions:
             return (INVALID,)
         if to_host and self.recording is None:
             ctypes.memset(destination, GARBAGE, size)
+        sent = ctypes.string_at(source, size) if from_host else None
 
         def copy() -> None:
+            assert sent in (None, ctypes.string_at(source, size)), "overwritten on its way"
             self.copies += 1
             ctypes.memmove(destination, source, size)
 
