@@ -217,8 +217,7 @@ def test_the_youngest_waits_again_when_pages_run_out(sampling: SamplingParams) -
     results = run(engine, executor)
     lost = [results[index].statistics.preemptions for index in range(3)]
     assert lost[0] == 0 and sum(lost) > 0
-    ends = [results[index].statistics.end_to_end_s or 0.0 for index in range(3)]
-    assert ends[0] < ends[1] < ends[2]
+    assert list(results) == [0, 1, 2], "in the order in which they end"
     for index, request in enumerate(wanted):
         assert_plain(results[index], request, executor)
         # Nothing is drafted or emitted twice: the counts are those of an undisturbed run.
