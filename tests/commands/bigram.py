@@ -61,10 +61,12 @@ BIGRAM_DRAFT: dict[str, Any] = merged(
 )
 
 
-def write_bigram_pair(folder: Path, *, template: str | None = None, head_dim: int = 8) -> Path:
+def write_bigram_pair(
+    folder: Path, *, template: str | None = None, head_dim: int = 8, layers: int = 6
+) -> Path:
     """Writes target/, draft/, prompts.jsonl and pair.yaml; returns the YAML's path."""
-    target_config = merged(BIGRAM_TARGET, {"head_dim": head_dim})
-    draft_config = merged(BIGRAM_DRAFT, {"head_dim": head_dim})
+    target_config = merged(BIGRAM_TARGET, {"head_dim": head_dim, "num_hidden_layers": layers})
+    draft_config = merged(BIGRAM_DRAFT, {"head_dim": head_dim, "num_target_layers": layers})
     target = _random_arrays(target_shapes(target_config))
     embedding = target["model.embed_tokens.weight"]
     embedding /= np.linalg.norm(embedding, axis=1, keepdims=True)

@@ -38,7 +38,7 @@ SHARES_RUN = 64
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bigram pair of a head size that has kernels."""
-    return write_bigram_pair(tmp_path_factory.mktemp("bigram"), head_dim=64)
+    return write_bigram_pair(tmp_path_factory.mktemp("bigram"), head_dim=64, layers=4)
 
 
 @pytest.fixture(scope="module")
@@ -77,17 +77,20 @@ def test_generate_verify_and_tune(
 ) -> None:
     trt = run_on(monkeypatch, fp8)
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": "cab" * 9 + c}) + "\n" for c in "abcabc"))
-    common = ["--prompt-file", prompts, "--max-tokens", 60]
-    generated = run("generate", fp8, *common, "--json")
+    prompts.write_text("".join(json.dumps({"prompt": "cab" * 9 + c}) + "\n" for c in "abcb"))
+    generated = run("generate", fp8, "--prompt-file", prompts, "--max-tokens", 60, "--json")
     assert generated.code == 0, generated.err
-    assert "ababababab" in generated.out
-    verified = run("verify", fp8, *common, "--repeats", 1, "--batch", "1,4")
+    texts = [one["text"] for one in generated.json["requests"]]
+    assert texts == ["ba" * 30, "ab" * 30, "c" * 60, "ab" * 30]
+    assert generated.json["total"]["cached_prompt_tokens"] == 3 * 16, "pages are shared"
+    common = ["--prompt-file", prompts, "--max-tokens", 12]
+    verified = run("verify", fp8, *common, "--repeats", 1, "--batch", "4")
     assert verified.code == 0, (verified.out, verified.err)
     monkeypatch.setattr("dflash_trt.runtime.tuning.STEPS_SECONDS", 0.0)
+    monkeypatch.setattr("dflash_trt.runtime.tuning.LEAST_STEPS", 8)
     copy = shutil.copytree(fp8, tmp_path / "bundle")
     run_on(monkeypatch, copy)
-    quick = ["--block-size", "2,4", "--batch", "1,4", "--rounds", "1"]
+    quick = ["--block-size", "4", "--batch", "1,4", "--rounds", "1"]
     tuned = run("tune", copy, *common, *quick)
     assert tuned.code == 0, tuned.err
     assert trt.cuda.is_clean
