@@ -87,8 +87,11 @@ def test_recorded_logits_are_the_cpus(machine: Machine, built: TinyPair) -> None
     for want, got in zip(*outputs, strict=True):
         assert want.token_ids == got.token_ids
         np.testing.assert_array_equal(want.logits, got.logits)
+    decoding = Decoding.begin(executor, SAMPLED)
+    for _ in range(4):
+        decoding.call(ahead=True, scores=Scores.LOGITS)
     assert executor.ahead_steps == 0
-    some = Decoding.begin(executor, SAMPLED).call(scores=Scores.CANDIDATES)
+    some = decoding.call(scores=Scores.CANDIDATES)
     assert some.candidates is None and some.logits is not None, "rows serve as candidates too"
 
 
@@ -240,6 +243,16 @@ def test_slots_that_a_step_writes_behind_the_hosts_back_are_cleared(machine: Mac
         shape = executor._caches.shape(name, executor.limits.max_batch)
         held = machine.cuda.array(executor._caches.address(name, 0), shape, np.float32)
         assert not held.any(), name
+
+
+@pytest.mark.parametrize("change", ["moved", "released"])
+def test_a_step_is_dropped_whose_slots_hold_something_else(machine: Machine, change: str) -> None:
+    executor, decoding = begin_ahead(machine)
+    if change == "moved":
+        executor.move_slot(0, 1, int(decoding.starts[0]))
+    else:
+        executor.release_slots(1)
+    assert executor.dropped_steps == 1
 
 
 def test_closing_waits_for_what_is_under_way(machine: Machine) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.executors.base import ExecutorLimits
+from dflash_trt.executors.base import ExecutorLimits, Scores
 from dflash_trt.graph.form import CacheDtype, GraphForm
 from dflash_trt.runtime import Engine, Request
 from tests.pairs import PairFactory, TinyPair
@@ -23,7 +23,16 @@ pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not 
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 
 from dflash_trt.executors.tensorrt import TensorRtExecutor
-from tests.executors.drawing import ENDS, GREEDY, SAMPLED, Decoding, Patient, play, write_graphs
+from tests.executors.drawing import (
+    ENDS,
+    GREEDY,
+    PROMPTS,
+    SAMPLED,
+    Decoding,
+    Patient,
+    play,
+    write_graphs,
+)
 from tests.executors.test_tensorrt import Machine, make_machine
 
 LENGTH, SIZE, BLOCK, SLOTS, VOCAB = 112, 16, 8, 4, 64
@@ -173,3 +182,26 @@ def test_a_step_is_dropped_whose_rows_are_on_other_pages(machine: Machine, chang
     for pages in rebind([PAGES - 1, PAGES - 3, PAGES - 5]):
         executor.bind_pages(0, pages)
     assert executor.dropped_steps == dropped
+
+
+def test_a_step_of_other_slots_is_dropped(machine: Machine) -> None:
+    """One binding serves all slots, and these two hold the same: only the slot tells them apart."""
+    executor = machine.open()
+    give_pages(executor, 0, [4 * SIZE] * 2)
+    pair = Decoding.begin(executor, GREEDY, GREEDY, prompts=PROMPTS[:1] * 2)
+    one = Decoding(executor, pair.sampling[:1], pair.anchors[:1], pair.starts[:1])
+    for _ in range(2):
+        one.call()
+    one.call(ahead=True)
+    assert executor.ahead_steps == 1
+    following = replace(one)
+    following.step(ahead=False)
+    assert executor.dropped_steps == 1, "the same call again is not the step begun"
+    one.call(ahead=True)
+    executor.speculate(
+        1, following.anchors, following.starts, BLOCK, Scores.NONE, following.sampling
+    )
+    assert executor.dropped_steps == 2
+    one.call(ahead=True)
+    following.call()
+    assert executor.dropped_steps == 2, "and this is it"
