@@ -15,7 +15,7 @@ from dflash_trt.serving.tritonserver import TritonServerBinary
 from tests.serving.client import CLASSIC, LLM, StreamClient, ask_grpc
 from tests.serving.conftest import Generate, start_server
 from tests.serving.test_cancellation import ENDLESS, long_fields
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +56,10 @@ def test_after_a_killed_model_a_restart_serves(
         fields = long_fields(model, prompts[1])
         for _ in range(2):
             answer = ask_grpc(server.addresses.grpc, model, fields)
-            assert "not healthy" in answer.failure or "has died" in answer.failure
+            if "not healthy" not in answer.failure and "has died" not in answer.failure:
+                # Now and then the whole server crashes with its model: an error for all, at once.
+                wait_until(lambda: server.exit_code is not None)
+                break
         server.stop()
         if model == LLM:
             _expect_errors(clients)
