@@ -157,9 +157,8 @@ class TensorRtExecutor:
         key = (graph, bound, batch, rows, picked, scores is Scores.CANDIDATES)
         bind = partial(self._binder.bind_call, graph, bound, batch, rows, picked, scores)
         bucket = self._runner.recall(key, bind)
-        self._end_broken_call()
+        self._enter_call()
         self._lookahead.drop()
-        self._is_waited_for = False
         arguments = {TOKEN_IDS: token_ids, CACHE_START: starts, LOGIT_ROWS: logit_rows}
         logits = self._begin(bucket, first_slot, arguments, sampling, scores)
         return TargetOutput(self._finish(bucket), logits, self._candidates(bucket, scores))
@@ -185,8 +184,7 @@ class TensorRtExecutor:
         bucket = self._runner.recall(key, bind)
         step = None if sampling is None else Step(bucket, first_slot, anchors, starts, sampling)
         logits = None
-        self._end_broken_call()
-        self._is_waited_for = False
+        self._enter_call()
         if step is None or not self._lookahead.take(step, scores):
             blocks = np.full((batch, block_size), self.limits.mask_token_id, np.int64)
             blocks[:, 0] = anchors
@@ -234,8 +232,8 @@ class TensorRtExecutor:
                 self._runner.close()
                 self._device.close()
 
-    def _end_broken_call(self) -> None:
-        """Waits for a call that an error broke off before it was waited for.
+    def _enter_call(self) -> None:
+        """Begins a call, after waiting for one that an error broke off before it was waited for.
 
         Its arguments may not have left the host's memory, where the next call's go, and its results
         are nobody's.
@@ -243,7 +241,7 @@ class TensorRtExecutor:
         if not self._is_waited_for:
             self._lookahead.drop()
             self._device.synchronize()
-            self._is_waited_for = True
+        self._is_waited_for = False
 
     def _begin(
         self,
