@@ -7,11 +7,12 @@ They have a form for each cache layout and type of element: plain (linear, of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from dflash_plugins.operation import (
     Attributes,
+    Case,
     Constant,
     DType,
     Launch,
@@ -19,6 +20,11 @@ from dflash_plugins.operation import (
     Specs,
     TensorSpec,
 )
+
+PUBLIC_HEAD_DIMS = {"qwen3-8b": 128, "gpt-oss": 64}
+"""Head sizes of public pairs, target and draft alike; all have 8 KV heads."""
+
+PAGE_SIZE = 32
 
 WriteLaunch = Callable[[bool, bool, Specs, Attributes, int], Launch]
 """A launch computation, of (is_paged, is_quantized) and what every operation's takes."""
@@ -80,3 +86,39 @@ def cache_specs(
     if dtype is DType.FLOAT8:
         specs["kv_scales"] = TensorSpec(DType.FLOAT32, (2,))
     return specs
+
+
+def public_cases(
+    make_case: Callable[..., Case],
+    layouts: Iterable[tuple[DType, int | None]],
+    sizes: Sequence[tuple[int, int]],
+    *,
+    length: int,
+    label: str,
+) -> list[Case]:
+    """Cases of public pairs: their heads, over every layout (type, page size), at every size.
+
+    `sizes` are sequences and rows of each; `label` names a case by pair, cache, pages and size.
+    """
+    return [
+        make_case(
+            label.format(
+                pair=pair,
+                cache=cache.kernel_name,
+                paged=" paged" if page_size else "",
+                batch=batch,
+                rows=rows,
+            ),
+            compute=DType.BFLOAT16,
+            cache=cache,
+            batch=batch,
+            rows=rows,
+            kv_heads=8,
+            head_dim=head_dim,
+            length=length,
+            page_size=page_size,
+        )
+        for pair, head_dim in PUBLIC_HEAD_DIMS.items()
+        for cache, page_size in layouts
+        for batch, rows in sizes
+    ]

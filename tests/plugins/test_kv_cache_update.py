@@ -11,8 +11,8 @@ from dflash_plugins.compile import compile_kernel
 from dflash_plugins.kv_cache_update import accuracy
 from dflash_plugins.kv_cache_update.accuracy import LAYOUTS as CHECKED
 from dflash_plugins.kv_cache_update.accuracy import accuracy_cases, check_case
-from dflash_plugins.kv_cache_update.benchmark import LAYOUTS, update_by_operation
-from dflash_plugins.kv_cache_update.launch import OPERATIONS, make_case
+from dflash_plugins.kv_cache_update.benchmark import update_by_operation
+from dflash_plugins.kv_cache_update.launch import LAYOUTS, OPERATIONS, make_case
 from dflash_plugins.kv_cache_update.reference import update
 from dflash_plugins.operation import Attributes, Case, DType, main_cases
 from dflash_plugins.testing.cache_writes import make_inputs

@@ -5,36 +5,21 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dflash_plugins.kv_cache_update.launch import make_case
-from dflash_plugins.operation import Case, DType
+from dflash_plugins.cache_writes import public_cases
+from dflash_plugins.kv_cache_update.launch import LAYOUTS, make_case
+from dflash_plugins.operation import Case
 from dflash_plugins.testing.cache_writes import make_inputs
 from dflash_plugins.testing.gpu import TorchRunner, to_torch
 
-HEAD_DIMS = {"qwen3-8b": 128, "gpt-oss": 64}
-KV_HEADS, LENGTH, PAGE_SIZE = 8, 4096, 32
-LAYOUTS = ((DType.BFLOAT16, PAGE_SIZE), (DType.FLOAT8, None), (DType.FLOAT8, PAGE_SIZE))
+LENGTH = 4096
 ROWS = ((1, 16), (8, 16), (64, 16), (1, 512), (1, 2048))
 """Sequences and rows of each: three verify steps, and two chunks of a prompt."""
 
 
 def points() -> list[Case]:
     """Every pair's heads, types of cache and layouts."""
-    return [
-        make_case(
-            f"{pair} {cache.kernel_name}{' paged' if page_size else ''}, {batch} × {rows} rows",
-            compute=DType.BFLOAT16,
-            cache=cache,
-            batch=batch,
-            rows=rows,
-            kv_heads=KV_HEADS,
-            head_dim=head_dim,
-            length=LENGTH,
-            page_size=page_size,
-        )
-        for pair, head_dim in HEAD_DIMS.items()
-        for cache, page_size in LAYOUTS
-        for batch, rows in ROWS
-    ]
+    label = "{pair} {cache}{paged}, {batch} × {rows} rows"
+    return public_cases(make_case, LAYOUTS, ROWS, length=LENGTH, label=label)
 
 
 def required_bytes(case: Case) -> int:

@@ -6,7 +6,13 @@ V as one float32 [2]) and both. Linear caches of the compute type have TensorRT'
 
 from __future__ import annotations
 
-from dflash_plugins.cache_writes import cache_constants, cache_specs, write_operation
+from dflash_plugins.cache_writes import (
+    PAGE_SIZE,
+    cache_constants,
+    cache_specs,
+    public_cases,
+    write_operation,
+)
 from dflash_plugins.operation import (
     Attributes,
     Case,
@@ -21,6 +27,9 @@ from dflash_plugins.operation import (
 
 # Elements of K, and of V, that one program writes: 16 bytes of each for every thread.
 TILE = 1024
+
+LAYOUTS = ((DType.BFLOAT16, PAGE_SIZE), (DType.FLOAT8, None), (DType.FLOAT8, PAGE_SIZE))
+"""Type and page size of every cache that the operation has a form for."""
 
 
 def _launch(
@@ -95,19 +104,5 @@ def make_case(
 
 def main_cases() -> list[Case]:
     """The KV heads of Qwen3-8B and Llama-3.1-8B (8 of 128) and of gpt-oss (8 of 64)."""
-    layouts = ((DType.BFLOAT16, 32), (DType.FLOAT8, None), (DType.FLOAT8, 32))
-    return [
-        make_case(
-            f"{pair} {cache.kernel_name} cache{' paged' if page_size else ''}",
-            compute=DType.BFLOAT16,
-            cache=cache,
-            batch=8,
-            rows=16,
-            kv_heads=8,
-            head_dim=head_dim,
-            length=8192,
-            page_size=page_size,
-        )
-        for pair, head_dim in (("qwen3-8b", 128), ("gpt-oss", 64))
-        for cache, page_size in layouts
-    ]
+    label = "{pair} {cache} cache{paged}"
+    return public_cases(make_case, LAYOUTS, [(8, 16)], length=8192, label=label)

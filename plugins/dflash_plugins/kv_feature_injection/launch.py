@@ -6,7 +6,15 @@ of K and V as one float32 [2]) and both.
 
 from __future__ import annotations
 
-from dflash_plugins.cache_writes import cache_constants, cache_specs, write_operation
+from itertools import product
+
+from dflash_plugins.cache_writes import (
+    PAGE_SIZE,
+    cache_constants,
+    cache_specs,
+    public_cases,
+    write_operation,
+)
 from dflash_plugins.operation import (
     Attributes,
     Case,
@@ -21,6 +29,9 @@ from dflash_plugins.operation import (
 
 # Elements that one program normalises: enough bytes in flight, no more registers than needed.
 TILE = 1024
+
+LAYOUTS = tuple(product((DType.BFLOAT16, DType.FLOAT8), (None, PAGE_SIZE)))
+"""Type and page size of every cache that the operation has a form for."""
 
 
 def _launch(
@@ -103,19 +114,5 @@ def make_case(
 
 def main_cases() -> list[Case]:
     """The drafts of Qwen3-8B (8 KV heads of 128) and gpt-oss (8 of 64)."""
-    return [
-        make_case(
-            f"{pair} {cache.kernel_name} cache{' paged' if page_size else ''}",
-            compute=DType.BFLOAT16,
-            cache=cache,
-            batch=8,
-            rows=8,
-            kv_heads=8,
-            head_dim=head_dim,
-            length=8192,
-            page_size=page_size,
-        )
-        for pair, head_dim in (("qwen3-8b", 128), ("gpt-oss", 64))
-        for cache in (DType.BFLOAT16, DType.FLOAT8)
-        for page_size in (None, 32)
-    ]
+    label = "{pair} {cache} cache{paged}"
+    return public_cases(make_case, LAYOUTS, [(8, 8)], length=8192, label=label)
