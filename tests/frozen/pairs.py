@@ -1,0 +1,78 @@
+"""The checkpoints whose graphs are frozen: tiny, random, of every family and storage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.frozen import adapter
+from tests.frozen.command_line import run_well
+
+_TARGET = {"hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 64, "vocab": 97, "num_layers": 2}
+_MIXTURE = {**_TARGET, "experts": 4, "chosen": 2}
+_DRAFT = {
+    "num_layers": 2,
+    "target_layer_ids": [1, 0],
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 20,
+}
+_YARN = {"rope": "yarn", "dtype": "bfloat16"}
+_SEVERAL_SHARDS = {"shards": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenPair:
+    """Keywords of the writers of tests/reference, and what becomes of the checkpoints then.
+
+    `quantize` are keywords of `quantize_folder` by model; `experts` is the precision that the
+    command line converts a target's experts to.
+    """
+
+    family: Any = "qwen3"
+    target: Mapping[str, Any] = field(default_factory=dict)
+    draft: Mapping[str, Any] = field(default_factory=dict)
+    quantize: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    experts: str | None = None
+
+
+PAIRS = {
+    "qwen3": FrozenPair(),
+    "llama": FrozenPair(
+        "llama",
+        {"dtype": "bfloat16", "tie": True, "attention_bias": True, "rope": "llama3"}
+        | _SEVERAL_SHARDS,
+        {"dtype": "float16", "layer_types": None, "sliding_window": None, "rope_theta": 5e3},
+    ),
+    "qwen3_fp8": FrozenPair(
+        quantize={
+            "target": {"algorithm": "FP8", "kv_cache": True},
+            "draft": {"algorithm": "FP8", "form": "nested"},
+        }
+    ),
+    "qwen3_nvfp4": FrozenPair(
+        quantize={"target": {"algorithm": "NVFP4", "exclude": ()}, "draft": {"algorithm": "FP8"}}
+    ),
+    "gpt_oss": FrozenPair("gpt_oss", _YARN),
+    "gpt_oss_mxfp4": FrozenPair("gpt_oss", {**_YARN, "mxfp4": True}),
+    "gpt_oss_nvfp4": FrozenPair("gpt_oss", {**_YARN, "mxfp4": True}, experts="nvfp4"),
+    "gpt_oss_bf16": FrozenPair("gpt_oss", {**_YARN, "mxfp4": True}, experts="bf16"),
+    "qwen3_moe": FrozenPair("qwen3_moe", {"dtype": "float16", **_SEVERAL_SHARDS}),
+}
+
+
+def write_pair(name: str, folder: Path) -> adapter.Pair:
+    """The pair PAIRS[name], written below `folder` and read again."""
+    pair = PAIRS[name]
+    is_mixture = pair.family in ("gpt_oss", "qwen3_moe")
+    base = _MIXTURE if is_mixture else _TARGET
+    target = adapter.write_target(folder / "target", pair.family, **{**base, **pair.target})
+    draft = adapter.write_draft(folder / "draft", target, **{**_DRAFT, **pair.draft})
+    for owner, options in pair.quantize.items():
+        adapter.quantize_folder(folder / owner, **options)
+    if pair.experts is not None:
+        target, source = folder / "converted", target
+        words = ["quantize", "--checkpoint", source, "--precision", pair.experts, "-o", target]
+        run_well(*words)
+    return adapter.read_pair(target, draft)
