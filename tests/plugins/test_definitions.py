@@ -12,13 +12,14 @@ import numpy as np
 import onnx
 import pytest
 from dflash_plugins.block_attention.cases import AttentionShape
-from dflash_plugins.block_attention.inputs import attend
+from dflash_plugins.block_attention.error_bound import BODY, error_bound
+from dflash_plugins.block_attention.inputs import attend, expect
 from dflash_plugins.block_attention.inputs import make_inputs as attention_inputs
 from dflash_plugins.kv_cache_update.launch import make_case
 from dflash_plugins.operation import DType, operations
 from dflash_plugins.testing.cache_writes import make_inputs as update_inputs
 from dflash_plugins.testing.interpreter import Interpreter
-from dflash_plugins.testing.numeric import assert_close, assert_same_bits, epsilon
+from dflash_plugins.testing.numeric import assert_close, assert_same_bits
 
 from dflash_trt.engines.plugins import plugin_name
 from dflash_trt.graph.block_attention import block_attention_function
@@ -93,11 +94,14 @@ def test_attention_is_its_functions_body(
         window=window,
     )
     inputs = attention_inputs(shape, [4, 61, 96], has_sinks=True)
-    kernel = attend(interpreter.run, shape, inputs)
+    expected = expect(shape, inputs)
+    assert_close(
+        attend(interpreter.run, shape, inputs), expected, error_bound(shape, inputs, expected)
+    )
     function = block_attention_function(form)
     for name in ("k_cache", "v_cache"):  # a body reads what only a window has left behind
         cache = inputs[name].astype(np.float32)
         inputs[name] = np.nan_to_num(cache).astype(inputs[name].dtype)
     ordered = {name: inputs[name] for name in function.input}
     (body,) = run_function(function, ordered, is_causal=int(is_causal), window=window)
-    assert_close(kernel, body.astype(np.float64), 64 * epsilon(np.float32))
+    assert_close(body, expected, error_bound(shape, inputs, expected, BODY))

@@ -11,6 +11,7 @@ from dflash_plugins.testing.numeric import (
     epsilon,
     find_mismatch,
     relative_error,
+    sum_error,
 )
 
 
@@ -63,6 +64,21 @@ def test_shapes_must_agree() -> None:
 
 def test_one_rounding_is_half_a_unit_of_the_last_place() -> None:
     assert epsilon(np.float16) == 2.0**-11
+
+
+@pytest.mark.parametrize("length", [3, 64, 1000])
+def test_a_sum_in_any_order_keeps_its_bound(length: int) -> None:
+    """One by one, in lanes, and from the other end; a sum in a narrower type does not."""
+    products = np.random.default_rng(length).standard_normal((2000, length)).astype(np.float32)
+    lanes = np.pad(products, ((0, 0), (0, -length % 8))).reshape(2000, 8, -1)
+    wide = products.astype(np.float64)
+    bound = sum_error(length, (wide**2).sum(1), epsilon(np.float32))
+    for order in (products, products[:, ::-1], lanes.cumsum(2)[:, :, -1]):
+        error = np.abs(order.cumsum(1)[:, -1] - wide.sum(1))
+        assert (error <= bound).all()
+        assert error.max() > bound.mean() / 30
+    narrow = products.astype(np.float16).cumsum(1, dtype=np.float32)[:, -1]
+    assert (np.abs(narrow - wide.sum(1)) > bound).mean() > 0.9
 
 
 @pytest.mark.parametrize(("offset", "where"), [(-1, "-1"), (0, None), (7, None), (8, "8")])

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from dflash_plugins.block_attention.accuracy import check_case, chunk_cases
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
-from dflash_plugins.block_attention.inputs import attend, expect, make_inputs
+from dflash_plugins.block_attention.error_bound import error_bound
+from dflash_plugins.block_attention.inputs import Inputs, attend, expect, make_inputs
 from dflash_plugins.block_attention.launch import (
     BLOCK_ROWS,
     MAX_SPLITS,
@@ -24,15 +25,19 @@ from dflash_plugins.block_attention.launch import (
     split_count,
 )
 from dflash_plugins.operation import Attributes, DType
-from dflash_plugins.testing.guarded import Arrays
+from dflash_plugins.testing.guarded import Arrays, Run
 from dflash_plugins.testing.interpreter import Interpreter
-from dflash_plugins.testing.numeric import assert_close, assert_same_bits, epsilon
+from dflash_plugins.testing.numeric import assert_close, assert_same_bits
 
-FLOAT32 = 128 * epsilon(np.float32)
-"""Of sums over up to 1,536 keys."""
 SHAPE = AttentionShape(
     3, 1, 64, 3 * RUN, block_size=16, is_causal=True, compute=DType.FLOAT32, cache=DType.FLOAT32
 )
+
+
+def check(run: Run, shape: AttentionShape, inputs: Inputs) -> None:
+    expected = expect(shape, inputs)
+    bound = error_bound(shape, inputs, expected)
+    assert_close(attend(run, shape, inputs), expected, bound)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +62,7 @@ def test_chunks_of_every_number_of_shares(
     first = make_cases("", shape, batch=1, rows=rows)[0].launch()
     assert first.extras[2:3] == (() if shares is None else (shares,))
     inputs = make_inputs(shape, lengths, rows, has_sinks=True)
-    assert_close(attend(interpreter.run, shape, inputs), expect(shape, inputs), FLOAT32)
+    check(interpreter.run, shape, inputs)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +72,7 @@ def test_windows_of_a_chunks_rows(interpreter: Interpreter, window: int, is_caus
     """What the first row's window leaves behind is NaN."""
     shape = replace(SHAPE, window=window, is_causal=is_causal)
     inputs = make_inputs(shape, [20, 700], 20, has_sinks=True)
-    assert_close(attend(interpreter.run, shape, inputs), expect(shape, inputs), FLOAT32)
+    check(interpreter.run, shape, inputs)
 
 
 def test_a_row_reads_nothing_of_what_follows_it(interpreter: Interpreter) -> None:
@@ -87,7 +92,7 @@ def test_a_program_of_more_rows_computes_the_same(interpreter: Interpreter, wind
     shape = replace(SHAPE, query_heads=2, length=2 * RUN, block_size=2, window=window)
     inputs = make_inputs(shape, [600], rows=70)
     run = partial(interpreter.run, tactic=1)
-    assert_close(attend(run, shape, inputs), expect(shape, inputs), FLOAT32)
+    check(run, shape, inputs)
     launches = [make_cases("", shape, batch=2)[0].launch(tactic) for tactic in (0, 1)]
     assert [launch.constants["BLOCK_M"] for launch in launches] == [16, 128]
 

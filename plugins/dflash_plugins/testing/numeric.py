@@ -11,6 +11,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+SURE = 6
+"""Errors that add up at random are this many times their root mean square at most."""
+
 GUARD_BYTES = 4096
 GUARD = 0xA5
 POISON = 0xFF
@@ -58,11 +61,18 @@ def relative_error(actual: Array, expected: Array) -> npt.NDArray[np.float64]:
     and not in the other is an infinite error, as is a finite value against an infinite one.
     """
     wide, truth = actual.astype(np.float64), expected.astype(np.float64)
-    size = np.abs(truth) + np.sqrt(np.mean(truth**2, axis=-1, keepdims=True))
     with np.errstate(invalid="ignore", divide="ignore"):
-        error = np.abs(wide - truth) / np.where(size == 0, 1.0, size)
+        error = relative(np.abs(wide - truth), truth)
     same = (wide == truth) | (np.isnan(wide) & np.isnan(truth))
     return np.where(same, 0.0, np.where(np.isnan(error), np.inf, error))
+
+
+def relative(absolute: Array, expected: Array) -> npt.NDArray[np.float64]:
+    """An absolute error, or a bound on one, in the units of `relative_error`."""
+    truth = expected.astype(np.float64)
+    size = np.abs(truth) + np.sqrt(np.mean(truth**2, axis=-1, keepdims=True))
+    scaled: npt.NDArray[np.float64] = absolute / np.where(size == 0, 1.0, size)
+    return scaled
 
 
 def epsilon(dtype: Any) -> float:
@@ -70,8 +80,30 @@ def epsilon(dtype: Any) -> float:
     return float(ml_dtypes.finfo(dtype).eps) / 2  # type: ignore[no-untyped-call]
 
 
-def find_mismatch(actual: Array, expected: Array, bound: float) -> Mismatch | None:
+def sum_error(length: int, squares: Array | float, unit: float) -> Array:
+    """How far off a sum of `length` terms of either sign may be, by its roundings alone.
+
+    Args:
+        length: how many terms are added, one after another at worst.
+        squares: the sum of the terms' squares. Terms of either sign cancel, so sums of some of
+            them are about as large as its root, in whatever order they are added.
+        unit: `epsilon` of the type that holds the sum; each addition errs by it at most.
+
+    Each of `length` roundings errs by unit * sqrt(squares), one way or the other; together by
+    sqrt(length) times that, and by `SURE` times more almost never: with independent roundings of
+    mean zero, in fewer than 2 exp(-SURE² / 2) of all cases, even if each were the largest that
+    there is (Hoeffding's inequality). Vectors and fused multiply-add round less often or smaller
+    sums, so the bound is no machine's own. Errors from several causes add up in squares.
+    """
+    bound: Array = SURE * unit * np.sqrt(length * np.asarray(squares, np.float64))
+    return bound
+
+
+def find_mismatch(actual: Array, expected: Array, bound: float | Array) -> Mismatch | None:
     """Where `actual` first differs from `expected` by more than `bound`; None when nowhere.
+
+    Args:
+        bound: on `relative_error`; one number, or one for each element.
 
     Raises:
         ValueError: their shapes differ.
@@ -84,10 +116,10 @@ def find_mismatch(actual: Array, expected: Array, bound: float) -> Mismatch | No
         return None
     coordinate = tuple(int(i) for i in np.unravel_index(wrong[0], actual.shape))
     values = actual[coordinate], expected[coordinate], float(error[coordinate])
-    return Mismatch(coordinate, *values, bound)
+    return Mismatch(coordinate, *values, float(np.broadcast_to(bound, error.shape)[coordinate]))
 
 
-def assert_close(actual: Array, expected: Array, bound: float) -> None:
+def assert_close(actual: Array, expected: Array, bound: float | Array) -> None:
     """Raises AssertionError that names the first coordinate beyond `bound`."""
     mismatch = find_mismatch(actual, expected, bound)
     assert mismatch is None, str(mismatch)
