@@ -1,0 +1,227 @@
+"""Applies the mutants one by one and runs the tests: `python -m tests.mutation.run --help`.
+
+Each mutant is written into a scratch copy of the tree, with a virtual environment of its own, so
+that subprocesses of tests run the mutated code too. A test that fails is then run without the
+mutant: one that fails there as well kills nothing and is left out from then on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from tests.mutation.mutants import Mutant, Place, apply, find, load_kept, write_source
+from tests.mutation.scratch import Outcome, Scratch
+from tests.mutation.table import to_markdown
+
+# The other folders of tests in rising cost; those that are not listed come behind these.
+BY_COST = [
+    "lossless",
+    "bundle",
+    "checkpoints",
+    "planning",
+    "quantization",
+    "calibration",
+    "runtime",
+]
+BY_COST += ["trtllm", "reference", "training", "perf", "graph", "engines", "commands", "cli"]
+BY_COST += ["executors", "backends", "serving", "plugins"]
+# What an area's mutants are tried on besides the folder of their own package.
+RELATED = {"executors": ["executors", "engines", "backends"], "quantization": ["checkpoints"]}
+
+
+@dataclass(slots=True)
+class Campaign:
+    """What one run of the mutants was asked for, and the tests found red without any of them."""
+
+    suites: list[str]
+    pytest_args: list[str]
+    stall_s: float
+    red: set[str] = field(default_factory=set)
+    green: set[str] = field(default_factory=set)
+
+
+def related_folders(mutant: Mutant, place: Place, root: Path) -> list[str]:
+    """Folders of tests/ that mirror where the mutant stands, or stood when it was drawn."""
+    wanted = [Path(file).parts[1] for file in (place.file, mutant.file) if "/" in file]
+    wanted += [Path(place.file).parts[1:-1][-1], mutant.area, *RELATED.get(mutant.area, [])]
+    return [name for name in dict.fromkeys(wanted) if (root / "tests" / name).is_dir()]
+
+
+def ordered_files(folder: Path, mutant: Mutant, place: Place) -> list[str]:
+    """The test files of a folder: those that speak of the mutated function or module first."""
+    words = [Path(place.file).stem, *place.name.split(".")]
+    patterns = [re.compile(rf"\b{re.escape(word.strip('_'))}\b") for word in words]
+
+    def rank(path: Path) -> tuple[int, int]:
+        text = path.read_text()
+        spoken = sum(pattern.search(text) is not None for pattern in patterns)
+        named = Path(place.file).stem in path.stem
+        return -spoken - 2 * named, len(text)
+
+    return [str(path) for path in sorted(folder.rglob("test_*.py"), key=rank)]
+
+
+def stages(mutant: Mutant, place: Place, root: Path, suites: list[str]) -> list[list[str]]:
+    """Test files in the order in which they are tried; a stage is one pytest process."""
+    tests = root / "tests"
+    first = related_folders(mutant, place, root)
+    known = [path.name for path in sorted(tests.iterdir()) if path.is_dir()]
+    others = sorted(set(known) - set(first), key=lambda n: (n not in BY_COST, _cost(n), n))
+    wanted = [name for name in others if not suites or name in suites]
+    if suites and "related" not in suites:
+        first = []
+    groups = [[file for name in first for file in ordered_files(tests / name, mutant, place)]]
+    groups += [ordered_files(tests / name, mutant, place) for name in wanted]
+    return [[str(Path(file).relative_to(root)) for file in group] for group in groups if group]
+
+
+def _cost(name: str) -> int:
+    return BY_COST.index(name) if name in BY_COST else 0
+
+
+def try_mutant(mutant: Mutant, scratch: Scratch, campaign: Campaign) -> dict[str, Any]:
+    """What became of one mutant."""
+    place, how = find(mutant, scratch.root)
+    result: dict[str, Any] = {
+        "number": mutant.number,
+        "kind": mutant.kind,
+        "file": mutant.file if place is None else place.file,
+        "name": mutant.name if place is None else place.name,
+        "found": how,
+    }
+    if place is None:
+        return result | {"result": "does not apply"}
+    started = time.monotonic()
+    suites: list[str] = []
+    for files in stages(mutant, place, scratch.root, campaign.suites):
+        suites += list(dict.fromkeys(Path(file).parts[1] for file in files))
+        killer = _run_stage(mutant, place, files, scratch, campaign)
+        if killer is not None:
+            seconds = round(time.monotonic() - started, 1)
+            return result | {
+                "result": "killed",
+                "by": killer.test,
+                "how": killer.how,
+                "seconds": seconds,
+            }
+    seconds = round(time.monotonic() - started, 1)
+    return result | {"result": "survived", "suites": suites, "seconds": seconds}
+
+
+def _run_stage(
+    mutant: Mutant, place: Place, files: list[str], scratch: Scratch, campaign: Campaign
+) -> Outcome | None:
+    """The test that killed the mutant, if one of the files did."""
+    while True:
+        original = (scratch.root / place.file).read_bytes()
+        apply(mutant, place, scratch.root)
+        try:
+            arguments = [*files, *campaign.pytest_args]
+            outcome = scratch.pytest(arguments, campaign.stall_s, without=sorted(campaign.red))
+        finally:
+            write_source(scratch.root / place.file, original)
+        if outcome.test is None:
+            return None
+        if outcome.test in campaign.green:
+            return outcome
+        # What has no test's name is a file, or all of them, that cannot even be collected.
+        is_test = "::" in outcome.test
+        alone_arguments = [outcome.test] if is_test else [*files, "--collect-only"]
+        alone = scratch.pytest([*alone_arguments, *campaign.pytest_args], campaign.stall_s)
+        if alone.test is None:
+            campaign.green.add(outcome.test)
+            return outcome
+        if not is_test:
+            raise RuntimeError(f"the tests cannot be collected without a mutant: {alone.how}")
+        campaign.red.add(outcome.test)
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copies what git tracks or would track."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=source,
+        capture_output=True,
+        check=True,
+    ).stdout
+    for name in filter(None, listed.decode().split("\0")):
+        path = target / name
+        if (source / name).is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source / name, path)
+
+
+def write(path: Path, results: dict[str, dict[str, Any]], campaign: Campaign) -> None:
+    """The table as JSON, and as Markdown beside it."""
+    ordered = [results[mutant.number] for mutant in load_kept() if mutant.number in results]
+    record = {"red_without_mutants": sorted(campaign.red), "mutants": ordered}
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    path.with_suffix(".md").write_text(to_markdown(record))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation.run", description=__doc__)
+    parser.add_argument("--tree", type=Path, default=Path.cwd(), help="the tree to try them on")
+    parser.add_argument("--only", default="", help="numbers of mutants or areas, with commas")
+    parser.add_argument("--suites", default="related,lossless,commands,cli", help="folders of "
+                        "tests/ to try, `related` for those of the mutant's package")  # fmt: skip
+    parser.add_argument("--full", action="store_true", help="every folder of tests/")
+    parser.add_argument("--workers", type=int, default=1, help="mutants at a time")
+    parser.add_argument("--stall", type=float, default=300, help="seconds until a test hangs")
+    parser.add_argument("--check", action="store_true", help="only find them; run no test")
+    parser.add_argument("--output", type=Path, default=Path("build/mutants.json"))
+    parser.add_argument("--again", action="store_true", help="those too that --output has already")
+    parser.add_argument("pytest_args", nargs="*", help="further arguments of pytest, behind --")
+    options = parser.parse_args()
+    wanted = set(filter(None, options.only.split(",")))
+    mutants = [m for m in load_kept() if not wanted or {m.number, m.area} & wanted]
+    if options.check:
+        for mutant in mutants:
+            place, how = find(mutant, options.tree)
+            print(mutant.number, how, "" if place is None else f"{place.file} {place.name}")
+        sys.exit(0)
+    suites = [] if options.full else options.suites.split(",")
+    campaign = Campaign(suites, options.pytest_args, options.stall)
+    results: dict[str, dict[str, Any]] = {}
+    if options.output.exists() and not options.again:
+        stored = json.loads(options.output.read_text())
+        results = {record["number"]: record for record in stored["mutants"]}
+        campaign.red |= set(stored["red_without_mutants"])
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        idle: SimpleQueue[Scratch] = SimpleQueue()
+        for index in range(options.workers):
+            root = Path(folder) / str(index)
+            copy_tree(options.tree.resolve(), root)
+            idle.put(Scratch.create(root))
+
+        def run(mutant: Mutant) -> dict[str, Any]:
+            scratch = idle.get()
+            try:
+                return try_mutant(mutant, scratch, campaign)
+            finally:
+                idle.put(scratch)
+
+        left = [mutant for mutant in mutants if mutant.number not in results]
+        with ThreadPoolExecutor(options.workers) as pool:
+            for result in pool.map(run, left):
+                results[result["number"]] = result
+                what = result.get("by") or ", ".join(result.get("suites", [])) or result["found"]
+                print(result["number"], result["result"], what, result.get("seconds"), flush=True)
+                write(options.output, results, campaign)
+
+
+if __name__ == "__main__":
+    main()
