@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BUNDLE := build/demo-bundle
 SERVED := build/served-bundle
+BENCH := $(BIN)/python -m dflash_perf bench
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test lint format benchmark clean
@@ -23,7 +24,7 @@ demo: $(VENV)/.installed
 	$(BIN)/dflash-trt verify build/demo-gpt-oss-bundle --max-tokens 64
 	$(BIN)/dflash-trt build --target demo --max-batch 16 --overwrite -o $(SERVED)
 	$(BIN)/dflash-trt tune $(SERVED)
-	$(BIN)/python -m dflash_perf.served_demo $(SERVED) --output-dir build/served --repeats 2
+	$(BENCH) served-demo $(SERVED) --output-dir build/served --runs 2
 	$(BIN)/dflash-trt plan --target gpt-oss-120b --gpu b300 --gpus 8 --interactivity 500
 	$(BIN)/dflash-trt build --target gpt-oss-120b --executor trtllm --profile b300x8 --overwrite -o build/gpt-oss-120b-b300x8
 	@echo 'open build/served/report.html'
@@ -42,19 +43,19 @@ format: $(VENV)/.installed-test
 
 benchmark: $(VENV)/.installed-test
 	$(BIN)/dflash-trt build --target demo --overwrite -o $(BUNDLE)
-	$(BIN)/python -m dflash_perf.demo_speed $(BUNDLE) --output perf/results
-	$(BIN)/python -m dflash_perf.step_cost --output perf/results
-	$(BIN)/python -m dflash_perf.build_cost --output perf/results
-	$(BIN)/python -m dflash_perf.build_cost --executor tensorrt-rtx --runs 1 --output perf/results
-	$(BIN)/python -m dflash_perf.quantize_cost --output perf/results
-	$(BIN)/python -m dflash_perf.quantization_quality --output perf/results
-	$(BIN)/python -m dflash_perf.paged_cost --output perf/results
-	$(BIN)/python -m dflash_perf.expert_cost --output perf/results
+	$(BENCH) demo-speed $(BUNDLE) --output perf/results
+	$(BENCH) step-cost --output perf/results
+	$(BENCH) build-cost --output perf/results
+	$(BENCH) build-cost --executor tensorrt-rtx --runs 1 --output perf/results
+	$(BENCH) quantize-cost --output perf/results
+	$(BENCH) quantization-quality --output perf/results
+	$(BENCH) paged-cost --output perf/results
+	$(BENCH) expert-cost --output perf/results
 	$(BIN)/dflash-trt build --target demo --max-batch 32 --overwrite -o build/tuned-bundle
 	$(BIN)/dflash-trt tune build/tuned-bundle
-	$(BIN)/python -m dflash_perf.tuned_speed build/tuned-bundle --clock cpu --runs 3 --output perf/results
-	$(BIN)/python -m tests.perf.timing --output perf/results
-	$(BIN)/python -m dflash_perf.kernel_resources --output perf/results
+	$(BENCH) tuned-speed build/tuned-bundle --clock cpu --runs 3 --output perf/results
+	$(BENCH) harness-timing --output perf/results
+	$(BENCH) kernel-resources --output perf/results
 
 clean:
 	rm -rf build dist $(VENV)

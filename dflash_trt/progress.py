@@ -15,3 +15,13 @@ class Progress(Protocol):
 
     def advance(self, count: int) -> None:
         """`count` more units of the current stage are done."""
+
+
+class SilentProgress:
+    """Progress that nobody watches."""
+
+    def stage(self, name: str, total: int | None, unit: Unit = "bytes") -> None:
+        pass
+
+    def advance(self, count: int) -> None:
+        pass

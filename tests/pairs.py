@@ -21,7 +21,7 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.executors import open_executor
 from dflash_trt.executors.onnxruntime import OnnxRuntimeExecutor
 from dflash_trt.graph.form import CacheDtype
-from dflash_trt.progress import Unit
+from dflash_trt.progress import SilentProgress
 from tests.reference.checkpoints import Family, write_draft, write_target
 from tests.reference.draft import ReferenceDraft
 from tests.reference.fit import fit_draft
@@ -29,16 +29,6 @@ from tests.reference.generate import load_target
 from tests.reference.quantized import quantize_folder
 
 FIT_PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8])
-
-
-class SilentProgress:
-    """A build's progress that nobody watches."""
-
-    def stage(self, name: str, total: int | None, unit: Unit = "bytes") -> None:
-        pass
-
-    def advance(self, count: int) -> None:
-        pass
 
 
 @dataclass(frozen=True)

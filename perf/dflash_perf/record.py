@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 LIBRARIES = (
@@ -37,18 +36,18 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def spread(values: list[float]) -> dict[str, float | int]:
-    """Median and range of repeated measurements."""
-    return {"median": median(values), "min": min(values), "max": max(values), "runs": len(values)}
+def write_record(
+    folder: Path, name: str, arguments: Sequence[str], figures: dict[str, Any]
+) -> Path:
+    """Writes `figures` to `folder`/DATE-NAME.json with everything needed to read them.
 
-
-def write_record(folder: Path, name: str, module: str, figures: dict[str, Any]) -> Path:
-    """Writes `figures` to `folder`/DATE-NAME.json with everything needed to read them."""
+    `arguments` are those that `python -m dflash_perf` was called with.
+    """
     now = datetime.now(UTC)
     record = {
         "name": name,
         "date": now.isoformat(timespec="seconds"),
-        "command": " ".join(["python", "-m", module, *map(_plain, sys.argv[1:])]),
+        "command": " ".join(["python", "-m", "dflash_perf", *map(_plain, arguments)]),
         "machine": describe_machine(),
         "load_average_at_end": os.getloadavg()[0],
         **figures,

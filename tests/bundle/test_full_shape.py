@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import onnx
 import pytest
-from dflash_perf.full_shape import EOS_TOKEN_IDS, write_gpt_oss_120b
+from dflash_perf.bench.process import BuildCost, build_synthetic
+from dflash_perf.synthetic.gpt_oss import EOS_TOKEN_IDS, write_gpt_oss_120b
 
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
 from dflash_trt.cli import main
 
-CONFIG = """\
-description: gpt-oss-120b in holes
-target: {checkpoint: target}
-draft: {checkpoint: draft}
-max_seq_len: 131072
-"""
+LENGTH = ("--max-seq-len", "131072")
 MAX_SECONDS, MAX_BYTES, MAX_OWN_BYTES = 60, 2 << 30, 100e6
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float, int]:
-    """The bundle, processor seconds, and peak memory in bytes."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BuildCost]:
+    """The bundle, and what it took."""
     folder = tmp_path_factory.mktemp("full")
     assert write_gpt_oss_120b(folder) > 65e9
-    (folder / "pair.yaml").write_text(CONFIG)
-    command = [sys.executable, "-m", "dflash_trt", "build", "--target", str(folder / "pair.yaml")]
-    process = subprocess.Popen([*command, "-o", str(folder / "bundle")])
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return folder / "bundle", usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10
+    bundle = folder / "bundle"
+    return bundle, build_synthetic(folder, bundle, *LENGTH)
 
 
-def test_a_build_reads_no_weights(built: tuple[Path, float, int]) -> None:
-    bundle, seconds, memory = built
-    assert seconds < MAX_SECONDS
-    assert memory < MAX_BYTES
+def test_a_build_reads_no_weights(built: tuple[Path, BuildCost]) -> None:
+    bundle, cost = built
+    assert cost.cpu_seconds < MAX_SECONDS
+    assert cost.peak_resident < MAX_BYTES
     own = [path.stat() for path in bundle.rglob("*") if path.is_file()]
     assert sum(one.st_size for one in own if one.st_nlink == 1) < MAX_OWN_BYTES
     assert sum(one.st_size for one in own) > 65e9
@@ -51,11 +39,11 @@ def test_a_build_reads_no_weights(built: tuple[Path, float, int]) -> None:
 
 
 def test_engines_of_it_are_for_several_gpus(
-    built: tuple[Path, float, int], capfd: pytest.CaptureFixture[str]
+    built: tuple[Path, BuildCost], capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
     bundle = built[0]
-    command = ["build", "--target", str(bundle.with_name("pair.yaml")), "--max-batch", "1"]
+    command = ["build", "--target", str(bundle.with_name("pair.yaml")), *LENGTH, "--max-batch", "1"]
     output = bundle.with_name("engines")
     assert main([*command, "--executor", "tensorrt-rtx", "-o", str(output)]) == 2
     assert "or several GPUs with --executor trtllm" in capfd.readouterr().err
@@ -63,7 +51,7 @@ def test_engines_of_it_are_for_several_gpus(
 
 
 def test_graphs_refer_to_every_tensor_where_its_header_says(
-    built: tuple[Path, float, int],
+    built: tuple[Path, BuildCost],
 ) -> None:
     bundle = built[0]
     headers: dict[str, list[TensorEntry]] = {}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from dflash_perf import extra
+from dflash_perf.bench.harness_timing import Stub, run_stub
 from dflash_perf.harness.config import Load
 from dflash_perf.harness.records import RequestRecord
 from dflash_perf.harness.refine import loads_between
@@ -22,9 +23,7 @@ from dflash_perf.harness.store import ResultStore
 
 from dflash_trt.config import data_folder
 from tests.commands.conftest import Outcome, Run, run
-from tests.perf.conftest import Stub, start_stub, stop_stub
 from tests.perf.invented import invented_config, write_invented
-from tests.waiting import PATIENCE_S
 
 __all__ = ["run"]
 OSL = 21
@@ -161,21 +160,19 @@ def test_a_request_may_take_too_long(sweep: Sweep) -> None:
 def test_an_interrupted_sweep_goes_on(
     sweep: Sweep, run: Run, prompts: Path, tmp_path: Path
 ) -> None:
-    process, dying = start_stub(tmp_path / "truth.jsonl")
     options = ["--concurrency", "1,2", "--warmup", "0"]
-    outcome = sweep(*options, "--request-count", "8", model="mortal", url=dying.grpc)
+    with run_stub(tmp_path / "truth.jsonl") as dying:
+        outcome = sweep(*options, "--request-count", "8", model="mortal", url=dying.grpc)
     outcome.fails(1, "the server stopped answering", "repeat the command to continue")
-    process.wait(PATIENCE_S)
     results = tmp_path / "results"
     before = {path: path.read_bytes() for path in results.glob("runs/*/*/*")}
     assert {path.parent.name for path in before} == {"c1-r0"}
     # The same server again: the port has changed, which for a moment is no other configuration.
-    process, again = start_stub(tmp_path / "truth.jsonl")
-    plan = json.loads((results / "sweep.json").read_text())
-    plan["config"]["configurations"][0]["url"] = again.grpc
-    (results / "sweep.json").write_text(json.dumps(plan))
-    outcome = sweep(*options, "--request-count", "8", model="mortal", url=again.grpc)
-    stop_stub(process)
+    with run_stub(tmp_path / "truth.jsonl") as again:
+        plan = json.loads((results / "sweep.json").read_text())
+        plan["config"]["configurations"][0]["url"] = again.grpc
+        (results / "sweep.json").write_text(json.dumps(plan))
+        outcome = sweep(*options, "--request-count", "8", model="mortal", url=again.grpc)
     assert outcome.code == 0, outcome.err
     assert "1 of 2 runs are there already" in outcome.err
     assert all(path.read_bytes() == content for path, content in before.items())

@@ -8,9 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from tests.perf.conftest import Stub
-from tests.perf.timing import Measured, measure
+from dflash_perf.bench.harness_timing import Stub, TimingErrors, measure_once
 
 BOUND = 0.3
 ATTEMPTS = 5
@@ -22,13 +20,13 @@ ROUNDED = 1e-4  # times on disk are whole microseconds
 def test_near_the_truth(stub: Stub, prompts: Path, tmp_path: Path, streams: int) -> None:
     """Several tokens a message; the truth is when the server took and sent each, by its own log.
 
-    Within 2 % on a quiet machine (`python -m tests.perf.timing`). What a busy machine adds is no
-    fault of the harness, so one of some attempts must be within a bound that a wrong definition
-    exceeds.
+    Within 2 % on a quiet machine (`python -m dflash_perf bench harness-timing`). What a busy
+    machine adds is no fault of the harness, so one of some attempts must be within a bound that a
+    wrong definition exceeds.
     """
     for attempt in range(ATTEMPTS):
         folder = tmp_path / str(attempt)
-        done = measure(stub, prompts, folder, "timed", streams, 2 * streams)
+        done = measure_once(stub, prompts, folder, "timed", streams, 2 * streams)
         _check_never_early(done)
         if all(abs(error) <= BOUND for error in done.errors.values()):
             return
@@ -38,10 +36,10 @@ def test_near_the_truth(stub: Stub, prompts: Path, tmp_path: Path, streams: int)
 @pytest.mark.slow
 def test_many_streams(stub: Stub, prompts: Path, tmp_path: Path) -> None:
     """All are answered and counted; how late a busy machine is with so many says nothing."""
-    _check_never_early(measure(stub, prompts, tmp_path / "many", "timed_many", 256, 512))
+    _check_never_early(measure_once(stub, prompts, tmp_path / "many", "timed_many", 256, 512))
 
 
-def _check_never_early(done: Measured) -> None:
+def _check_never_early(done: TimingErrors) -> None:
     """A client sends before the server takes, and hears after it has sent."""
     assert done.errors["TTFT"] >= -ROUNDED
     assert done.errors["throughput"] <= ROUNDED

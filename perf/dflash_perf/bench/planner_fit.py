@@ -1,22 +1,21 @@
 """Fits the planner's parameters to published tables, judges it on others, stores both.
 
-    python -m dflash_perf.planner_fit [--write]
-
-prints what it finds; with --write it replaces dflash_trt/planning/calibration.yaml.
+Prints what it finds; with --write it replaces dflash_trt/planning/calibration.yaml.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
+import click
 import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.extra import require
 from dflash_trt.config import read_yaml
 from dflash_trt.hardware.gpu import find_gpu
@@ -41,7 +40,8 @@ ASSUMED = {
     "link_fraction": (0.7, "assumed: what large collectives reach of NVLink"),
 }
 START = (0.6, 0.4, 25.0, 800.0)
-HEADER = "# Written by `python -m dflash_perf.planner_fit --write` from published.yaml beside it.\n"
+COMMAND = "python -m dflash_perf bench planner-fit"
+HEADER = f"# Written by `{COMMAND} --write` from published.yaml beside it.\n"
 
 
 def fit(tables: dict[str, Any]) -> tuple[Calibration, dict[str, float]]:
@@ -194,7 +194,7 @@ def to_yaml(parameters: Calibration, origin: dict[str, str], found: list[Accurac
     """The content of calibration.yaml."""
     return HEADER + yaml.safe_dump(
         {
-            "fitted_by": "python -m dflash_perf.planner_fit",
+            "fitted_by": COMMAND,
             "parameters": {
                 name: {"value": float(f"{value:.4g}"), "origin": origin[name]}
                 for name, value in asdict(parameters).items()
@@ -207,16 +207,13 @@ def to_yaml(parameters: Calibration, origin: dict[str, str], found: list[Accurac
     )
 
 
-def main(arguments: list[str]) -> None:
-    """Fits, prints, and writes where asked to."""
+@bench(is_recorded=False)
+def measure(work: Work, *, write: Annotated[bool, "Replace the planner's calibration."]) -> Figures:
     require("fitting the planner", "scipy")
     tables = read_yaml(TABLES)
     parameters, spread = fit(tables)
     text = to_yaml(parameters, origins(tables, spread), judge(tables, parameters))
-    print(text)
-    if arguments == ["--write"]:
+    click.echo(text)
+    if write:
         CALIBRATION_FILE.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    return {}

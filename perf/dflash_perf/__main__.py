@@ -1,0 +1,83 @@
+"""`python -m dflash_perf bench NAME`: runs a benchmark; `--list` says which there are."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from dflash_trt.config import nearest
+from dflash_trt.errors import EXIT_USAGE, DflashError, one_line
+
+if TYPE_CHECKING:
+    from dflash_perf.bench.base import Bench
+
+
+def _benches() -> dict[str, Bench]:
+    """All benchmarks; imported late, since processes that they start import this module too."""
+    from dflash_perf.bench.registry import BENCHES
+
+    return BENCHES
+
+
+class _Benches(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_benches())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        if cmd_name not in _benches():
+            hint = nearest(cmd_name, list(_benches()))
+            raise DflashError(
+                f"no benchmark is called {one_line(cmd_name, 60)!r}{hint}", usage=True
+            )
+        return _benches()[cmd_name].command()
+
+
+def _show_list(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    if asked:
+        width = max(map(len, _benches()))
+        for name, bench in _benches().items():
+            click.echo(f"{name:<{width}}  {bench.description}")
+        ctx.exit()
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """Benchmarks of this project."""
+
+
+@cli.group("bench", cls=_Benches)
+@click.option(
+    "--list",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_list,
+    help="Say which there are.",
+)
+def _bench() -> None:
+    """Runs a benchmark."""
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command line; 0 done, 1 a failure, 2 wrong usage, 130 interrupted."""
+    try:
+        cli.main(arguments, prog_name="python -m dflash_perf", standalone_mode=False, obj=arguments)
+    except DflashError as error:
+        click.echo(f"error: {error.message}", err=True)
+        return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
+        return EXIT_USAGE
+    except click.ClickException as error:
+        click.echo(f"error: {one_line(error.format_message())}", err=True)
+        return EXIT_USAGE
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

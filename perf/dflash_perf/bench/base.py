@@ -1,0 +1,150 @@
+"""What every benchmark shares: its declaration, its options, its folder and its record."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import click
+
+from dflash_perf.record import write_record
+
+Figures = dict[str, Any]
+"""What a benchmark found; values are JSON's."""
+
+_KINDS: dict[type, click.ParamType[Any]] = {
+    int: click.IntRange(1),
+    float: click.FloatRange(0),
+    bool: click.BOOL,
+    str: click.STRING,
+    Path: click.Path(path_type=Path),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A run of a benchmark: an empty `folder` of its own, and how often it measures."""
+
+    folder: Path
+    runs: int
+
+
+Measure = TypeVar("Measure", bound=Callable[..., Figures])
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A benchmark, called as its module is; the text at the top of the module is its help.
+
+    Args:
+        measure: takes a Work and its own options, prints what it finds and returns the figures.
+            Its signature declares the options: a positional parameter is an argument, and
+            Annotated adds a help text or a click type.
+        runs: how often it measures unless told otherwise.
+        variant: an option whose value, where it is not the default, is part of a record's name.
+        is_recorded: False for one that writes files of its own and returns nothing.
+    """
+
+    measure: Callable[..., Figures]
+    runs: int = 1
+    variant: str | None = None
+    is_recorded: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.measure.__module__.rpartition(".")[2].replace("_", "-")
+
+    @property
+    def text(self) -> str:
+        """What it measures and how; the first line is its description."""
+        return sys.modules[self.measure.__module__].__doc__ or ""
+
+    @property
+    def description(self) -> str:
+        return self.text.partition("\n")[0]
+
+    @property
+    def options(self) -> list[click.Parameter]:
+        """Its own arguments and options."""
+        hints = get_type_hints(self.measure, include_extras=True)
+        _, *found = inspect.signature(self.measure).parameters.values()
+        return [_to_click(one, hints[one.name]) for one in found]
+
+    def command(self) -> click.Command:
+        """The benchmark as a command."""
+        folder = click.Path(file_okay=False, path_type=Path)
+        shared = [
+            click.Option(
+                ["--runs"],
+                type=click.IntRange(1),
+                default=self.runs,
+                show_default=True,
+                help="How often to measure.",
+            ),
+            click.Option(["--scratch"], type=folder, help="Where to put its files."),
+        ]
+        if self.is_recorded:
+            shared.append(click.Option(["--output"], type=folder, help="Folder to record it in."))
+        parameters = [*self.options, *shared]
+        return click.Command(self.name, params=parameters, callback=self._run, help=self.text)
+
+    def record_name(self, options: dict[str, Any]) -> str:
+        """What a record of these options is called."""
+        for option in self.options:
+            if option.name == self.variant and options[self.variant] != option.default:
+                return f"{self.name}-{options[self.variant]}"
+        return self.name
+
+    def _run(
+        self, *, runs: int, scratch: Path | None, output: Path | None = None, **options: Any
+    ) -> None:
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            figures = self.measure(Work(Path(folder), runs), **options)
+        if output is not None:
+            context = click.get_current_context()
+            click.echo(write_record(output, self.record_name(options), context.obj, figures))
+
+
+DECLARED: dict[str, Bench] = {}
+"""By name, those whose modules are imported; `registry.py` has all."""
+
+
+def bench(**settings: Any) -> Callable[[Measure], Measure]:
+    """Declares a function as a benchmark; `settings` are fields of Bench."""
+
+    def declare(measure: Measure) -> Measure:
+        found = Bench(measure, **settings)
+        DECLARED[found.name] = found
+        return measure
+
+    return declare
+
+
+def _to_click(found: inspect.Parameter, kind: Any) -> click.Parameter:
+    """The argument or option that sets a parameter of type `kind`."""
+    text, stated = None, None
+    if get_origin(kind) is Annotated:
+        kind, *extras = get_args(kind)
+        text = next((extra for extra in extras if isinstance(extra, str)), None)
+        stated = next((extra for extra in extras if isinstance(extra, click.ParamType)), None)
+    if get_origin(kind) is UnionType:  # with None
+        kind = get_args(kind)[0]
+    is_many = get_origin(kind) is tuple
+    kind = get_args(kind)[0] if is_many else kind
+    is_choice = get_origin(kind) is Literal
+    shown = stated or (click.Choice(get_args(kind)) if is_choice else _KINDS[kind])
+    if found.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return click.Argument([found.name], type=shown)
+    option = partial(click.Option, [f"--{found.name.replace('_', '-')}"], help=text)
+    if kind is bool:
+        return option(is_flag=True)
+    if found.default is inspect.Parameter.empty:
+        return option(type=shown, required=True)
+    return option(type=shown, default=found.default, show_default=True, multiple=is_many)

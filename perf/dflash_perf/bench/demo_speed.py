@@ -1,0 +1,141 @@
+"""DFlash against target_only on a bundle, by batch: tokens/s, acceptance, host time.
+
+Every run decodes the bundle's prompts, as many at once as the batch says, for at least
+`--seconds`; runs of the two are interleaved and each ratio is between neighbours.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import click
+
+from dflash_perf.bench.base import Figures, Work, bench
+from dflash_perf.bench.bundles import requests_of
+from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
+from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.executors import open_executor
+from dflash_trt.executors.base import Executor
+from dflash_trt.graph.bindings import GRAPH_NAMES
+from dflash_trt.runtime import Engine, EngineOptions, Request, total
+from dflash_trt.runtime.statistics import RequestStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRun:
+    """One measured run.
+
+    `tokens_per_second` is all decode tokens over the time of the steps that made them:
+    tokens after each request's first / (wall time - prefill time) at batch 1, and output
+    tokens / wall time of the whole run above batch 1, where prefill and decode overlap.
+    """
+
+    tokens_per_second: float
+    acceptance_length: float | None
+    host_ms_per_step: float
+    executor_ms_per_step: float
+
+
+def decode(
+    executor: Executor,
+    requests: list[Request],
+    options: EngineOptions,
+    *,
+    eos: list[int],
+    batch: int,
+    seconds: float,
+) -> DecodeRun:
+    """Decodes `requests` in groups of `batch`, again and again until `seconds` have passed."""
+    engine = Engine(executor, eos_token_ids=eos, options=options)
+    statistics: list[RequestStatistics] = []
+    steps = 0
+    started = time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        for first in range(0, len(requests), batch):
+            results = engine.generate(requests[first : first + batch])
+            statistics += [result.statistics for result in results]
+            steps += max(result.statistics.steps for result in results)
+            if time.perf_counter() - started >= seconds:
+                break
+    wall = time.perf_counter() - started
+    summary = total(statistics, wall)
+    if batch == 1:
+        decoded = sum(one.output_tokens - 1 for one in statistics)
+        rate = decoded / sum(one.decode_s or 0.0 for one in statistics)
+    else:
+        rate = summary.output_tokens / wall
+    return DecodeRun(
+        tokens_per_second=rate,
+        acceptance_length=summary.acceptance_length,
+        host_ms_per_step=(engine.step_seconds - engine.executor_seconds) / steps * 1e3,
+        executor_ms_per_step=engine.executor_seconds / steps * 1e3,
+    )
+
+
+@bench(runs=7)
+def measure(
+    work: Work,
+    bundle: Path,
+    *,
+    batch: tuple[int, ...] = (1, 4, 8),
+    block_size: Annotated[int | None, "Default: the bundle's."] = None,
+    seconds: Annotated[float, "Least time of a run."] = 2.0,
+    max_tokens: int = 256,
+    temperature: float = 0.0,
+    threads: int = 1,
+) -> Figures:
+    opened = open_bundle(bundle)
+    manifest = opened.manifest
+    requests = requests_of(opened, max_tokens, temperature)
+    executor = open_executor(opened, threads=threads, graphs=GRAPH_NAMES)
+    options = {
+        "target_only": EngineOptions(speculation=False),
+        "dflash": EngineOptions(block_size=block_size),
+    }
+    by_batch: Figures = {}
+    for size in batch:
+        run = partial(decode, executor, requests, batch=size, seconds=seconds)
+        ways = {
+            name: partial(run, one, eos=manifest.target.eos_token_ids)
+            for name, one in options.items()
+        }
+        by_batch[str(size)] = _summarize(take_turns(ways, work.runs))
+        _show(size, by_batch[str(size)])
+    settings = {
+        "block_size": block_size or manifest.limits.block_size,
+        "prompts": len(requests),
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "threads": threads,
+        "seconds_per_run": seconds,
+    }
+    return {"pair": manifest.name, "settings": settings, "by_batch": by_batch}
+
+
+def _summarize(runs: dict[str, list[DecodeRun]]) -> Figures:
+    rates = {name: [run.tokens_per_second for run in each] for name, each in runs.items()}
+    figures: Figures = {"ratio": spread_of_ratios(rates["dflash"], rates["target_only"])}
+    figures |= {f"{name}_tokens_per_second": spread(each) for name, each in rates.items()}
+    figures["acceptance_length"] = runs["dflash"][-1].acceptance_length
+    for name, each in runs.items():
+        figures |= {
+            f"{name}_executor_ms_per_step": spread([run.executor_ms_per_step for run in each]),
+            f"{name}_host_ms_per_step": spread([run.host_ms_per_step for run in each]),
+        }
+    return figures
+
+
+def _show(batch: int, figures: Figures) -> None:
+    ratio = figures["ratio"]
+    click.echo(
+        f"batch {batch}: DFlash / target_only {show(ratio, '.2f')} in {ratio['runs']} interleaved "
+        f"runs, {figures['dflash_tokens_per_second']['median']:,.0f} and "
+        f"{figures['target_only_tokens_per_second']['median']:,.0f} tokens/s, "
+        f"acceptance length {figures['acceptance_length']:.2f}; host "
+        f"{figures['dflash_host_ms_per_step']['median']:.3f} of "
+        f"{figures['dflash_executor_ms_per_step']['median']:.2f} ms a step"
+    )

@@ -1,0 +1,21 @@
+"""What kernels take on each architecture: registers, shared memory, spills. Needs no GPU.
+
+The figures are the assembler's and depend on versions only: the same at every run.
+"""
+
+from __future__ import annotations
+
+import click
+from dflash_plugins.compile import ARCHES, resource_table
+from dflash_plugins.operation import main_cases
+
+from dflash_perf.bench.base import Figures, Work, bench
+
+
+@bench()
+def measure(work: Work) -> Figures:
+    rows = resource_table(main_cases(), list(ARCHES), work.folder)
+    spilled = sum(row["spill_store_bytes"] + row["spill_load_bytes"] for row in rows)
+    most = max(row["registers"] for row in rows)
+    click.echo(f"{len(rows)} kernels, at most {most} registers, {spilled} bytes spilled")
+    return {"kernels": rows}

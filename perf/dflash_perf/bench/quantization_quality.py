@@ -1,0 +1,132 @@
+"""What FP8 and NVFP4 cost the demo pair, in its text and its acceptance.
+
+Each recipe is built as `dflash-trt build --precision …` builds it, calibrated on the pair's own
+prompts, and compared with the pair as it ships: both read the prompts with what the pair as it
+ships makes of them, and every target decodes the prompts with every draft, greedily. The CPU
+executor rounds weights and inputs as FP8 and FP4 hardware does, so that this is what the formats
+cost; it says nothing about speed.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from dflash_perf.bench.base import Figures, Work, bench
+from dflash_perf.bench.bundles import requests_of
+from dflash_perf.bench.process import build
+from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.bundle.summary import precision_line
+from dflash_trt.bundle.twins import check_twins
+from dflash_trt.commands.against import Bounds, Comparison, compare
+from dflash_trt.executors import open_executor
+from dflash_trt.runtime import Engine, Request, SamplingParams
+from dflash_trt.runtime.comparison import AcceptanceFigures, find_loss
+
+# Attention's linears are a quarter of a layer's weights; ModelOpt's name is NVFP4_MLP_ONLY.
+_MLP = ("--exclude", "*.self_attn.*")
+RECIPES: dict[str, tuple[str, ...]] = {
+    "FP8": ("--precision", "fp8"),
+    "NVFP4, all linears": ("--precision", "nvfp4"),
+    "NVFP4, all linears; draft FP8": ("--precision", "nvfp4", "--draft-precision", "fp8"),
+    "NVFP4, MLPs": ("--precision", "nvfp4", *_MLP),
+    "NVFP4, MLPs; draft FP8, all linears": (
+        *("--precision", "nvfp4", "--draft-precision", "fp8"),
+        *("--exclude", "model.*.self_attn.*"),
+    ),
+}
+"""Options of `build` by the name of what they make."""
+
+
+def build_demo(folder: Path, *options: str) -> Bundle:
+    """A bundle of the demo pair in `folder`."""
+    build("demo", folder, *options)
+    return open_bundle(folder)
+
+
+def continue_prompts(bundle: Bundle, requests: list[Request], threads: int) -> list[list[int]]:
+    """Each prompt and what the bundle makes of it, greedily, as token ids."""
+    with closing(open_executor(bundle, threads=threads)) as executor:
+        engine = Engine(executor, eos_token_ids=bundle.manifest.target.eos_token_ids)
+        results = engine.generate(requests)
+    return [
+        [*request.prompt_ids, *result.token_ids]
+        for request, result in zip(requests, results, strict=True)
+    ]
+
+
+@bench()
+def measure(work: Work, *, max_tokens: int = 192, threads: int = 1) -> Figures:
+    twin = build_demo(work.folder / "twin")
+    requests = requests_of(twin, max_tokens)
+    prompts = [list(request.prompt_ids) for request in requests]
+    texts = continue_prompts(twin, requests, threads)
+    figures: list[Figures] = []
+    for number, (name, options) in enumerate(RECIPES.items()):
+        bundle = build_demo(work.folder / f"recipe-{number}", *options)
+        comparison = compare(
+            check_twins(bundle, twin),
+            prompts,
+            texts,
+            SamplingParams(),
+            max_tokens=max_tokens,
+            threads=threads,
+            bounds=Bounds(agreement=None, tau_loss=None),
+        )
+        figures.append(_figures(name, options, bundle, comparison))
+    for line in _table(figures):
+        click.echo(line)
+    return {"max_tokens": max_tokens, "temperature": 0.0, "recipes": figures}
+
+
+def _figures(
+    name: str, options: tuple[str, ...], bundle: Bundle, comparison: Comparison
+) -> Figures:
+    reference = comparison.acceptances[0]
+    models = (bundle.manifest.target, bundle.manifest.draft)
+    return {
+        "recipe": name,
+        "options": list(options),
+        "precision": precision_line(bundle.manifest).removesuffix(", "),
+        "weight_bytes": {"target": models[0].weight_bytes, "draft": models[1].weight_bytes},
+        "text": asdict(comparison.text),
+        "acceptance": [_acceptance(reference, one) for one in comparison.acceptances],
+    }
+
+
+def _acceptance(reference: AcceptanceFigures, figures: AcceptanceFigures) -> Figures:
+    return {
+        "target": "high precision" if figures.target == "twin" else "quantised",
+        "draft": "high precision" if figures.draft == "twin" else "quantised",
+        "acceptance_length": figures.statistics.acceptance_length,
+        "loss_percent": find_loss(reference, figures),
+        "steps": figures.statistics.steps,
+        "tokens": figures.tokens,
+    }
+
+
+def _table(figures: list[Figures]) -> list[str]:
+    """A Markdown table: a recipe a row."""
+    lines = [
+        "| recipe | target + draft, KiB | same likeliest token | KL, nats | perplexity | "
+        "acceptance length: neither quantised | draft quantised | target quantised | both | loss |",
+        "|" + "---|" * 10,
+    ]
+    for one in figures:
+        text, lengths = one["text"], [row["acceptance_length"] for row in one["acceptance"]]
+        change = text["perplexity"] / text["twin_perplexity"] - 1
+        size = " + ".join(f"{count / 1024:,.0f}" for count in one["weight_bytes"].values())
+        cells = [
+            one["recipe"],
+            size,
+            f"{text['agreement']:.2%}",
+            f"{text['mean_kl']:.4f}",
+            f"{change:+.2%}",
+            *(f"{length:.2f}" for length in lengths),
+            f"{one['acceptance'][-1]['loss_percent']:.1f} %",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines

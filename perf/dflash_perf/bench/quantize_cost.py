@@ -1,0 +1,83 @@
+"""What quantising costs: time, speed and peak memory for a checkpoint far larger than that memory.
+
+The weights are random; input magnitudes are given, so calibration is not part of it. Each run
+reads every linear twice (its range, then its codes), measures each one's error, writes the new
+checkpoint to the same disk and waits until it is there (fsync). CPU seconds are those of the
+process, start and imports included. `core_mb_per_s` is the arithmetic alone: MB of bf16 weights
+that turn into codes in a second of one core.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+
+from dflash_perf.bench.base import Figures, Work, bench
+from dflash_perf.bench.build_cost import TWO_GB
+from dflash_perf.bench.process import rewrite
+from dflash_perf.bench.repeat import show, spreads
+from dflash_perf.synthetic.qwen3 import resize, write_pair
+from dflash_trt.checkpoints.target import read_target
+from dflash_trt.progress import SilentProgress
+from dflash_trt.quantization.checkpoint import quantize_checkpoint
+from dflash_trt.quantization.formats import Float32
+from dflash_trt.quantization.fp8 import fp8_scale, quantize_fp8
+from dflash_trt.quantization.linears import Algorithm, QuantizeOptions
+from dflash_trt.quantization.nvfp4 import nvfp4_global_scale, quantize_nvfp4
+from dflash_trt.quantization.rows import CHUNK_ELEMENTS
+from dflash_trt.quantization.scales import Activations
+
+ONE_GB = resize(TWO_GB, layers=9, draft_layers=1)
+_BYTES = 2  # of a bf16 weight
+
+
+def quantize(source: Path, output: Path, algorithm: Algorithm) -> dict[str, float]:
+    """Quantises a checkpoint whose input magnitudes are given."""
+    spec = read_target(source)
+    known = Activations.known(dict.fromkeys(spec.weights, 8.0))
+    quantize_checkpoint(spec, QuantizeOptions(algorithm), known, output, SilentProgress())
+    return {"bytes": sum(path.stat().st_size for path in output.iterdir())}
+
+
+def core_speed(algorithm: Algorithm, seconds: float = 1.0) -> float:
+    """MB of bf16 weights that a second of one core turns into codes, chunk by chunk."""
+    rows: Float32 = np.random.default_rng(0).standard_normal((CHUNK_ELEMENTS // 2048, 2048), "f4")
+    amax = float(np.abs(rows).max())
+    chunks = 0
+    started = time.process_time()  # the numbers stay true on a busy machine
+    while (elapsed := time.process_time() - started) < seconds:
+        if algorithm is Algorithm.FP8:
+            quantize_fp8(rows, fp8_scale(amax))
+        else:
+            quantize_nvfp4(rows, nvfp4_global_scale(amax))
+        chunks += 1
+    return chunks * rows.size * _BYTES / elapsed / 1e6
+
+
+@bench(runs=3)
+def measure(work: Work) -> Figures:
+    write_pair(work.folder, ONE_GB, dtype="BF16", random=True)
+    source = work.folder / "target"
+    size = (source / "model.safetensors").stat().st_size
+    figures: Figures = {"weight_bytes": size}
+    for algorithm in Algorithm:
+        measured = rewrite(work, quantize, source, algorithm)
+        found = spreads(measured, "seconds", "cpu_seconds", "peak_memory_mib")
+        written, speed = measured[-1]["bytes"], core_speed(algorithm)
+        click.echo(
+            f"{algorithm}: {size / 1e9:.2f} GB to {written / 1e9:.2f} GB in "
+            f"{show(found['seconds'], '.2f')} s, "
+            f"{found['cpu_seconds']['median']:.2f} s of CPU; "
+            f"peak {found['peak_memory_mib']['max']:.0f} MiB; "
+            f"arithmetic {speed:,.0f} MB/s a core"
+        )
+        figures[algorithm.value] = {
+            "bytes": written,
+            **found,
+            "gb_per_s": size / 1e9 / found["seconds"]["median"],
+            "core_mb_per_s": speed,
+        }
+    return figures

@@ -1,0 +1,24 @@
+"""All benchmarks by name: a module that is imported here is one of them."""
+
+from __future__ import annotations
+
+from dflash_perf.bench import (  # noqa: F401
+    aiperf_check,
+    build_cost,
+    demo_speed,
+    expert_cost,
+    harness_timing,
+    kernel_resources,
+    nvfp4_build_cost,
+    paged_cost,
+    planner_fit,
+    quantization_quality,
+    quantize_cost,
+    served_demo,
+    serving_cost,
+    step_cost,
+    tuned_speed,
+)
+from dflash_perf.bench.base import DECLARED
+
+BENCHES = dict(sorted(DECLARED.items()))

@@ -1,0 +1,75 @@
+"""A bundle served in every way of decoding, measured under load, and drawn.
+
+Starts Triton servers on free ports: one with the bundle's target_only graph, one with DFlash at
+whatever block a request asks for, and one that follows the bundle's block schedule, where `tune`
+wrote one. Then runs `dflash-trt sweep` and `dflash-trt report` on them. Each server has one
+executor thread; only the one that is asked works.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+
+from dflash_perf.bench.base import Figures, Work, bench
+from dflash_perf.bench.bundles import prompt_file
+from dflash_perf.bench.served import serve
+from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime.bundle_schedule import AUTO, NONE, choose_schedule
+from dflash_trt.serving.repository import RepositoryOptions
+
+
+@bench(runs=3, is_recorded=False)
+def measure(
+    work: Work,
+    bundle: Path,
+    *,
+    output_dir: Annotated[Path, "Folder of results and report."],
+    concurrency: str = "1,2,4,8,16",
+    blocks: Annotated[str, "Fixed blocks to compare."] = "4,8",
+    osl: Annotated[int, "Most output tokens."] = 128,
+    interactivity: Annotated[str, "Tokens/s per user."] = "600",
+) -> Figures:
+    opened = open_bundle(bundle)
+    prompts = prompt_file(opened).resolve()
+    served = {
+        "target_only": RepositoryOptions(speculation=False),
+        "DFlash": RepositoryOptions(block_schedule=NONE),
+    }
+    if choose_schedule(opened, AUTO) is not None:
+        served["DFlash, tuned"] = RepositoryOptions()
+    output_dir.mkdir(parents=True, exist_ok=True)
+    results = output_dir / "sweep"
+    # Beside the results, so that weights are linked and not copied.
+    with tempfile.TemporaryDirectory(dir=output_dir) as scratch, ExitStack() as servers:
+        configurations: list[dict[str, object]] = []
+        for name, packaging in served.items():
+            address = {"url": servers.enter_context(serve(bundle, Path(scratch) / name, packaging))}
+            if name != "DFlash":
+                configurations.append({"name": name, **address})
+                continue
+            for block in map(int, blocks.split(",")):
+                asked = {"name": f"DFlash, block {block}", "parameters": {"block_size": block}}
+                configurations.append({**asked, **address})
+        config = work.folder / "sweep.yaml"
+        settings = {"input_file": str(prompts), "configurations": configurations}
+        config.write_text(yaml.safe_dump(settings), "utf-8")
+        options = ["--concurrency", concurrency, "--osl", str(osl), "--ignore-eos"]
+        options += ["--repeats", str(work.runs), "--interactivity", interactivity]
+        _run("sweep", "--config", str(config), *options, "-o", str(results))
+    report = str(output_dir / "report.html")
+    _run("report", str(results), "--interactivity", interactivity, "-o", report)
+    return {}
+
+
+def _run(*arguments: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "dflash_trt", *arguments], check=False)
+    if done.returncode:
+        raise DflashError(f"`dflash-trt {arguments[0]}` failed with exit code {done.returncode}")

@@ -1,0 +1,115 @@
+"""What serving costs: tokens/s through gRPC streaming against the same work in this process.
+
+Runs of the two are interleaved and each ratio is between neighbours. At N clients, N requests are
+in flight all the time: in-process the engine holds them, over gRPC each of N streams of the load
+generator sends one after another.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from itertools import count as numbers
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Annotated
+
+import click
+
+from dflash_perf.bench.base import Figures, Work, bench
+from dflash_perf.bench.bundles import prompt_file, requests_of
+from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
+from dflash_perf.bench.served import serve, sweep_once
+from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.bundle.tokenizer import load_tokenizer
+from dflash_trt.executors import open_executor
+from dflash_trt.runtime import Engine, EngineOptions, Request
+from dflash_trt.serving.repository import RepositoryOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Output tokens per second of one run; `host_us` is the engine's own time, per token."""
+
+    tokens_per_second: float
+    host_us: float = 0.0
+
+
+def open_engine(bundle: Bundle) -> Engine:
+    """The engine as a server runs it: texts of answers are made too."""
+    return Engine(
+        open_executor(bundle, threads=1, graphs=("target", "draft")),
+        tokenizer=load_tokenizer(bundle).core,
+        eos_token_ids=bundle.manifest.target.eos_token_ids,
+        options=EngineOptions(prefill_chunk=bundle.manifest.limits.prefill_chunk),
+    )
+
+
+def run_in_process(engine: Engine, requests: list[Request], clients: int) -> Rate:
+    """Feeds the engine so that `clients` requests are always in it."""
+    waiting = iter(requests)
+    host = engine.step_seconds - engine.executor_seconds
+    started, tokens = time.perf_counter(), 0
+    for request in islice(waiting, clients):
+        engine.submit(request)
+    while engine.has_work:
+        for event in engine.step():
+            tokens += len(event.token_ids)
+            if event.result is not None:
+                for following in islice(waiting, 1):
+                    engine.submit(following)
+    seconds = time.perf_counter() - started
+    host = engine.step_seconds - engine.executor_seconds - host
+    return Rate(tokens / seconds, host / tokens * 1e6)
+
+
+@bench(runs=5)
+def measure(
+    work: Work,
+    bundle: Path,
+    *,
+    clients: tuple[int, ...] = (1, 8, 32),
+    requests: Annotated[int, "Requests of a run."] = 64,
+    max_tokens: int = 128,
+) -> Figures:
+    opened = open_bundle(bundle)
+    prompts, engine, folders = prompt_file(opened), open_engine(opened), numbers()
+    queue = list(islice(cycle(requests_of(opened, max_tokens)), requests))
+
+    def run_served(address: str, streams: int) -> Rate:
+        results = work.folder / f"sweep-{next(folders)}"
+        served = {"name": "served", "url": address}
+        load = {"request_count": requests, "osl": max_tokens, "warmup": 0}
+        (run,) = sweep_once(results, served, prompts, streams, **load).runs()
+        return Rate(run.values["output_throughput"])
+
+    by_clients: Figures = {}
+    with serve(bundle, work.folder / "repository", RepositoryOptions()) as address:
+        for streams in clients:
+            ways = {
+                "alone": partial(run_in_process, engine, queue, streams),
+                "served": partial(run_served, address, streams),
+            }
+            take_turns(ways, 1)  # warms both up
+            rates = take_turns(ways, work.runs)
+            by_clients[str(streams)] = _summarize(streams, rates["alone"], rates["served"])
+    settings = {"requests": requests, "max_tokens": max_tokens, "threads": 1}
+    return {"pair": opened.manifest.name, "settings": settings, "by_clients": by_clients}
+
+
+def _summarize(clients: int, alone: list[Rate], served: list[Rate]) -> Figures:
+    inside, outside = ([run.tokens_per_second for run in runs] for runs in (alone, served))
+    ratio = spread_of_ratios(outside, inside)
+    added = spread([1e6 / out - 1e6 / own for own, out in zip(inside, outside, strict=True)])
+    click.echo(
+        f"{clients} clients: served / in-process {show(ratio, '.3f')}, "
+        f"{added['median']:.0f} µs a token added"
+    )
+    return {
+        "ratio": ratio,
+        "served_tokens_per_second": spread(outside),
+        "in_process_tokens_per_second": spread(inside),
+        "in_process_host_us_per_token": spread([run.host_us for run in alone]),
+        "added_us_per_token": added,
+    }

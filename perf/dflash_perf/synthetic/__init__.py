@@ -1,0 +1,1 @@
+"""Checkpoints of any shape without trained weights, for measuring cost alone."""

@@ -1,0 +1,131 @@
+"""gpt-oss-120b and its DFlash draft in their true shapes, as files that take no disk.
+
+Config, names, types and shapes are the published checkpoints'; the data are holes. Building a
+bundle reads none of it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dflash_perf.synthetic.qwen3 import (
+    attention_shapes,
+    config_sizes,
+    draft_config,
+    draft_shapes,
+)
+from dflash_perf.synthetic.tensors import Shapes, Tensors, write_checkpoint
+from dflash_trt.planning.known_pairs import PairShape, find_pair
+
+SHARD_BYTES = 4_600_000_000
+EOS_TOKEN_IDS = [200_002, 199_999, 200_012]
+_PAD, _MASK = 199_999, 200_000
+_ROPE_THETA = 150_000
+_QUANTIZATION = {
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+    "quant_method": "mxfp4",
+}
+
+
+def write_gpt_oss_120b(folder: Path) -> int:
+    """Writes `folder`/target (shards and their index) and `folder`/draft; the bytes of weights."""
+    pair = find_pair("gpt-oss-120b")
+    size = write_checkpoint(
+        folder / "target",
+        _target_config(pair),
+        _target_tensors(pair),
+        random=False,
+        shard_bytes=SHARD_BYTES,
+    )
+    generation = {"eos_token_id": EOS_TOKEN_IDS, "pad_token_id": _PAD, "do_sample": True}
+    (folder / "target" / "generation_config.json").write_text(json.dumps(generation))
+    config = draft_config(pair, _MASK) | {"rope_theta": _ROPE_THETA, "attention_bias": False}
+    tensors: Tensors = {name: ("BF16", shape) for name, shape in draft_shapes(pair.draft).items()}
+    return size + write_checkpoint(
+        folder / "draft", config, tensors, random=False, shard_bytes=SHARD_BYTES
+    )
+
+
+def write_expert_layer(folder: Path, experts: int) -> int:
+    """A checkpoint of random experts of one layer and nothing else; its bytes."""
+    tensors = _expert_tensors(find_pair("gpt-oss-120b"), experts, "model.layers.0.mlp.experts")
+    return write_checkpoint(folder, {"quantization_config": _QUANTIZATION}, tensors, random=True)
+
+
+def _target_config(pair: PairShape) -> dict[str, Any]:
+    model = pair.target
+    assert model.experts is not None
+    kinds = ["full_attention" if w is None else "sliding_attention" for w in model.layer_windows]
+    return config_sizes(model) | {
+        "architectures": ["GptOssForCausalLM"],
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "eos_token_id": EOS_TOKEN_IDS[0],
+        "experts_per_token": model.experts.per_token,
+        "initial_context_length": 4096,
+        "initializer_range": 0.02,
+        "layer_types": kinds,
+        "model_type": "gpt_oss",
+        "num_experts_per_tok": model.experts.per_token,
+        "num_local_experts": model.experts.count,
+        "output_router_logits": False,
+        "pad_token_id": _PAD,
+        "quantization_config": _QUANTIZATION,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
+        "rope_theta": _ROPE_THETA,
+        "router_aux_loss_coef": 0.9,
+        "sliding_window": next(window for window in model.layer_windows if window),
+        "swiglu_limit": 7.0,
+        "use_cache": True,
+    }
+
+
+def _target_tensors(pair: PairShape) -> Tensors:
+    model = pair.target
+    assert model.experts is not None
+    hidden, vocab, experts = model.hidden, (model.vocab, model.hidden), model.experts.count
+    layer: Shapes = {
+        "mlp.router.weight": (experts, hidden),
+        "mlp.router.bias": (experts,),
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.sinks": (model.heads,),
+    }
+    for name, shape in attention_shapes(model).items():
+        layer |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    tensors: Tensors = {"model.embed_tokens.weight": ("BF16", vocab)}
+    for number in range(model.layers):
+        prefix = f"model.layers.{number}"
+        tensors |= _expert_tensors(pair, experts, f"{prefix}.mlp.experts")
+        tensors |= {f"{prefix}.{name}": ("BF16", shape) for name, shape in layer.items()}
+    tensors["model.norm.weight"] = ("BF16", (hidden,))
+    tensors["lm_head.weight"] = ("BF16", vocab)
+    return tensors
+
+
+def _expert_tensors(pair: PairShape, experts: int, prefix: str) -> Tensors:
+    """The MXFP4 tensors of one layer's `experts`, whose names begin with `prefix`."""
+    hidden, ffn = pair.target.hidden, pair.target.intermediate
+    return {
+        f"{prefix}.gate_up_proj_blocks": ("U8", (experts, 2 * ffn, hidden // 32, 16)),
+        f"{prefix}.gate_up_proj_scales": ("U8", (experts, 2 * ffn, hidden // 32)),
+        f"{prefix}.gate_up_proj_bias": ("BF16", (experts, 2 * ffn)),
+        f"{prefix}.down_proj_blocks": ("U8", (experts, hidden, ffn // 32, 16)),
+        f"{prefix}.down_proj_scales": ("U8", (experts, hidden, ffn // 32)),
+        f"{prefix}.down_proj_bias": ("BF16", (experts, hidden)),
+    }

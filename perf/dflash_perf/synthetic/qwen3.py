@@ -1,0 +1,152 @@
+"""Qwen3 targets of any size with their DFlash drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dflash_perf.synthetic.tensors import Shapes, Tensors, write_checkpoint
+from dflash_trt.planning.known_pairs import PairShape
+from dflash_trt.planning.shape import DraftShape, ModelShape
+
+_EXCLUDED = ("lm_head", "model.embed_tokens", "fc")
+
+
+def resize(
+    pair: PairShape, *, layers: int, draft_layers: int, block_size: int | None = None, **sizes: Any
+) -> PairShape:
+    """A dense pair with other numbers of layers; `sizes` replaces fields of both ModelShapes."""
+
+    def change(model: ModelShape, layers: int) -> ModelShape:
+        return replace(model, layers=layers, layer_windows=(None,) * layers, **sizes)
+
+    target = change(pair.target, layers)
+    model = change(pair.draft.model, draft_layers)
+    draft = replace(
+        pair.draft,
+        model=model,
+        block_size=block_size or pair.draft.block_size,
+        target_hidden=target.hidden,
+    )
+    return replace(pair, target=target, draft=draft)
+
+
+def write_pair(
+    folder: Path, pair: PairShape, *, dtype: str, random: bool, is_nvfp4: bool = False
+) -> int:
+    """Writes `folder`/target and `folder`/draft; returns the bytes of weights.
+
+    Args:
+        dtype: safetensors code, "F32" or "BF16".
+        random: False leaves the weights as holes.
+        is_nvfp4: store the layers' linears as ModelOpt does in NVFP4, the rest in `dtype`.
+    """
+    target, draft = pair.target, pair.draft
+    shapes: Shapes = {
+        "model.embed_tokens.weight": (target.vocab, target.hidden),
+        "model.norm.weight": (target.hidden,),
+        "lm_head.weight": (target.vocab, target.hidden),
+    } | _layer_shapes("model.layers", target)
+    target_config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "rope_theta": 10_000.0,
+        "rms_norm_eps": 1e-6,
+    } | config_sizes(target)
+    size = 0
+    for name, model_shapes, config in (
+        ("target", shapes, target_config),
+        ("draft", draft_shapes(draft), draft_config(pair, target.vocab - 1)),
+    ):
+        tensors: Tensors = {key: (dtype, shape) for key, shape in model_shapes.items()}
+        if is_nvfp4:
+            tensors = _quantize(tensors)
+            stated = {"quant_algo": "NVFP4", "group_size": 16, "ignore": list(_EXCLUDED)}
+            config = config | {"quantization_config": {"quant_method": "modelopt", **stated}}
+        size += write_checkpoint(folder / name, config, tensors, random=random)
+    return size
+
+
+def config_sizes(model: ModelShape) -> dict[str, Any]:
+    """What the config.json of every family states of a model's sizes."""
+    return {
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "intermediate_size": model.intermediate,
+        "vocab_size": model.vocab,
+        "max_position_embeddings": model.max_context,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
+
+
+def draft_config(pair: PairShape, mask_token_id: int) -> dict[str, Any]:
+    """A draft's config.json; its taps are spread evenly over the target's layers."""
+    layers, taps = pair.target.layers, pair.draft.taps
+    ids = [1 + round(tap * (layers - 4) / (taps - 1)) for tap in range(taps)]
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "rope_theta": 10_000.0,
+        "rms_norm_eps": 1e-6,
+        "num_target_layers": layers,
+        "block_size": pair.draft.block_size,
+        "dflash_config": {"mask_token_id": mask_token_id, "target_layer_ids": ids},
+    } | config_sizes(pair.draft.model)
+
+
+def draft_shapes(draft: DraftShape) -> Shapes:
+    """The draft's tensors."""
+    hidden = draft.model.hidden
+    return {
+        "fc.weight": (hidden, draft.target_hidden * draft.taps),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    } | _layer_shapes("layers", draft.model)
+
+
+def attention_shapes(model: ModelShape) -> Shapes:
+    """The weights of one layer's attention, by name."""
+    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    return {
+        "self_attn.q_proj": (queries, model.hidden),
+        "self_attn.k_proj": (keys, model.hidden),
+        "self_attn.v_proj": (keys, model.hidden),
+        "self_attn.o_proj": (model.hidden, queries),
+    }
+
+
+def _layer_shapes(prefix: str, model: ModelShape) -> Shapes:
+    layer = attention_shapes(model) | {
+        "input_layernorm": (model.hidden,),
+        "post_attention_layernorm": (model.hidden,),
+        "self_attn.q_norm": (model.head_dim,),
+        "self_attn.k_norm": (model.head_dim,),
+        "mlp.gate_proj": (model.intermediate, model.hidden),
+        "mlp.up_proj": (model.intermediate, model.hidden),
+        "mlp.down_proj": (model.hidden, model.intermediate),
+    }
+    return {
+        f"{prefix}.{number}.{name}.weight": shape
+        for number in range(model.layers)
+        for name, shape in layer.items()
+    }
+
+
+def _quantize(tensors: Tensors) -> Tensors:
+    """ModelOpt's NVFP4 layout of the same weights."""
+    quantized: Tensors = {}
+    for name, (dtype, shape) in tensors.items():
+        module = name.removesuffix(".weight")
+        if len(shape) == 1 or module in _EXCLUDED:
+            quantized[name] = dtype, shape
+            continue
+        rows, columns = shape
+        quantized[name] = "U8", (rows, columns // 2)
+        quantized[f"{module}.weight_scale"] = "F8_E4M3", (rows, columns // 16)
+        quantized[f"{module}.weight_scale_2"] = quantized[f"{module}.input_scale"] = "F32", ()
+    return quantized
