@@ -6,14 +6,18 @@ plugins that stand for the attentions are interpreted over those inputs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from dflash_plugins.operation import operations
+from dflash_plugins.block_attention.cases import AttentionShape
+from dflash_plugins.block_attention.error_bound import BODY, error_bound
+from dflash_plugins.block_attention.inputs import expect
+from dflash_plugins.operation import DType, operations
 from dflash_plugins.testing.interpreter import Interpreter
-from dflash_plugins.testing.numeric import Array, assert_close, epsilon
+from dflash_plugins.testing.numeric import Array, assert_close
 from onnx import TensorProto, helper
 
 from dflash_trt.engines.plugins import hand_over, hand_over_attention
@@ -24,8 +28,6 @@ from tests.graph.test_form import build
 from tests.pairs import PairFactory, TinyPair
 
 BLOCK, BATCH = 8, 2
-FLOAT16 = 16 * epsilon(np.float16)
-"""The body sums in float16 itself."""
 LAYERS = ["full_attention", "sliding_attention", "full_attention"]
 
 
@@ -85,8 +87,10 @@ def test_plugins_compute_what_the_drafts_graph_says(
         if read_attention_facts(node)
     }
     (sinks,) = [one for one in handed.graph.initializer if one.name.startswith("no_sinks")]
+    assert len(want) == len(LAYERS)
     values = {name: values[name] for name in values if name not in want}
     values[sinks.name] = onnx.numpy_helper.to_array(sinks)
+    known: dict[str, Array] = {}
     for node in plugins(handed):
         operation = operations()[node.op_type]
         attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
@@ -94,9 +98,22 @@ def test_plugins_compute_what_the_drafts_graph_says(
         own = {name: attributes[name] for name in operation.attributes}
         outputs = interpreter.run(node.op_type, inputs, own)
         values |= dict(zip(node.output, outputs.values(), strict=True))
-    assert len(want) == len(LAYERS)
-    for name, expected in want.items():
-        assert_close(values[name], expected.astype(np.float64), FLOAT16)
+        known |= inputs
+        (name,) = node.output[:1]
+        if name in want:
+            shape = AttentionShape(4, 2, 64, capacity, compute=DType.FLOAT16)
+            masks = {"is_causal": bool(own["is_causal"]), "window": int(own["window"])}
+            check(replace(shape, **masks), known, values[name], want.pop(name))
+    assert not want
+
+
+def check(shape: AttentionShape, known: dict[str, Array], plugin: Array, graph: Array) -> None:
+    """Both results of one attention, of all that was `known` for it."""
+    names = ("q", "k_cache", "v_cache", "key_value_lengths", "sinks")
+    inputs = {name: known[name] for name in names}
+    expected = expect(shape, inputs)
+    assert_close(plugin, expected, error_bound(shape, inputs, expected))
+    assert_close(graph, expected, error_bound(shape, inputs, expected, BODY))
 
 
 def test_a_head_size_without_kernels_stays_native(make_pair: PairFactory) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from dflash_plugins.kv_feature_injection.launch import make_case
+from dflash_plugins.kv_feature_injection.reference import error_bound, inject
 from dflash_plugins.operation import DType
 from dflash_plugins.testing.cache_writes import make_inputs
 from dflash_plugins.testing.interpreter import Interpreter
-from dflash_plugins.testing.numeric import assert_close, assert_same_bits, epsilon
+from dflash_plugins.testing.numeric import assert_close, assert_same_bits
 
 from dflash_trt.engines.plugins import plugin_name
 from dflash_trt.graph.form import GraphForm, Precision
@@ -40,5 +40,7 @@ def test_kernel_equals_the_paged_functions_body(
     function = kv_feature_injection_function(GraphForm(precision, page_size=page_size))
     assert plugin_name(function) == case.operation.name
     bodies = run_body(function, inputs, case.attributes)
-    assert_close(outputs[0], bodies[0].astype(np.float64), 8 * epsilon(dtype.numpy))
+    expected, _ = inject(case, inputs)
+    assert_close(outputs[0], expected, error_bound(case, inputs, expected))
+    assert_close(bodies[0], expected, error_bound(case, inputs, expected, products=1))
     assert_same_bits(outputs[1], bodies[1])

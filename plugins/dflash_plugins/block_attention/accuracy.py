@@ -12,17 +12,15 @@ from functools import partial
 import numpy as np
 
 from dflash_plugins.block_attention.cases import AttentionShape
+from dflash_plugins.block_attention.error_bound import TENSOR_CORES, error_bound
 from dflash_plugins.block_attention.inputs import attend, expect, make_inputs
 from dflash_plugins.block_attention.launch import RUN
 from dflash_plugins.operation import DType
 from dflash_plugins.testing.guarded import Run
-from dflash_plugins.testing.numeric import Accuracy, Array, epsilon, judge
+from dflash_plugins.testing.numeric import Accuracy, Array, judge
 
 TacticRun = Callable[..., Mapping[str, Array]]
 """A Run that a tactic may be named to."""
-
-ROUNDINGS = 4
-"""Of the compute type, that a result may be off: of q k^T's scaling, the weights, and itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,7 @@ def check_case(run: TacticRun, case: AccuracyCase) -> Accuracy:
     run = partial(run, tactic=case.tactic) if case.tactic else run
     inputs = make_inputs(case.shape, case.lengths, case.rows, has_sinks=case.has_sinks)
     actual, expected = attend(run, case.shape, inputs), expect(case.shape, inputs)
-    bound = ROUNDINGS * epsilon(case.shape.compute.numpy)
+    bound = error_bound(case.shape, inputs, expected, TENSOR_CORES)
     return judge(f"block_attention, {case.name}", actual, expected, bound)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from dflash_plugins.block_attention.cases import AttentionShape
 from dflash_plugins.block_attention.reference import Row, seen_rows
-from dflash_plugins.testing.numeric import Array, epsilon, relative, sum_error
+from dflash_plugins.testing.numeric import Array, epsilon, relative, sum_error, tiny
 
 EXPONENT_ROUNDINGS = 10
 """Of a score between q k^T and its exponential: scale, base 2, distance to the peak, shares."""
@@ -33,6 +33,9 @@ class Roundings:
 
 KERNEL = Roundings()
 """Scores stay in float32; weights take q's type, in which they are multiplied by v."""
+
+TENSOR_CORES = Roundings(unit=2 * epsilon(np.float32))
+"""Kernels on a GPU, whose tensor cores may cut a sum off where others round it."""
 
 BODY = Roundings(scores=2, weights=2)
 """ONNX Runtime stores scores, masked scores and weights in q's type; its sums are float32."""
@@ -74,9 +77,8 @@ def _row_bound(row: Row, expected: Array, dtype: np.dtype[Any], how: Roundings) 
     squares, result = row.values**2, expected**2
     moved = (weights**2 * wrong) @ squares + (weights**2 @ wrong + sink**2 * exponent) * result
     added = sums * (weights**2 @ squares + result)
-    # A weight below the smallest normal number is rounded to a multiple of the smallest one.
-    tiny = float(np.nextafter(dtype.type(0), dtype.type(1))) / 2 / how.unit
-    stored = how.weights * ((narrow * weights) ** 2 + tiny**2) @ squares
+    least = tiny(dtype) / how.unit
+    stored = how.weights * ((narrow * weights) ** 2 + least**2) @ squares
     stray = sum_error(1, moved + added + stored, how.unit)
     bound: Array = stray + epsilon(dtype) * np.abs(expected)
     return bound

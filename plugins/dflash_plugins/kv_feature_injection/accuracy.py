@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from dflash_plugins.kv_feature_injection.launch import make_case
-from dflash_plugins.kv_feature_injection.reference import inject
+from dflash_plugins.kv_feature_injection.reference import error_bound, inject
 from dflash_plugins.operation import DType
 from dflash_plugins.testing.cache_writes import make_inputs
 from dflash_plugins.testing.guarded import Run
-from dflash_plugins.testing.numeric import Accuracy, epsilon, judge
+from dflash_plugins.testing.numeric import Accuracy, Array, epsilon, judge
 
-ROUNDINGS = 4
-"""Of the type written, that a value may be off: two of k, and one of each rotation's products."""
+CODE = 2 * epsilon(DType.FLOAT8.numpy)
+"""From an E4M3 code to its neighbour, which k may have where it was rounded before it."""
+
 CACHES = [
     (DType.FLOAT32, DType.FLOAT32),
     (DType.FLOAT16, DType.FLOAT16),
@@ -23,10 +24,7 @@ CACHES = [
 
 
 def check_accuracy(run: Run) -> list[Accuracy]:
-    """Every layout and type against float64, at cache and page borders.
-
-    An E4M3 code may be the neighbour where k's rounding to the input's type was.
-    """
+    """Every layout and type against float64, at cache and page borders; v's rows to the bit."""
     results = []
     for compute, cache in CACHES:
         for heads, size in ((8, 128), (8, 64), (2, 256), (3, 80)):
@@ -45,8 +43,11 @@ def check_accuracy(run: Run) -> list[Accuracy]:
                 )
                 inputs = make_inputs(case, [0, 24, 100, 240])
                 outputs = run(case.operation.name, inputs, case.attributes)
-                bound = ROUNDINGS * epsilon(cache.numpy)
-                for written, expected in zip(outputs, inject(case, inputs), strict=True):
+                both = inject(case, inputs)
+                is_coded = cache is DType.FLOAT8
+                rounded: float | Array = CODE if is_coded else error_bound(case, inputs, both[0])
+                bounds = (rounded, 0.0)
+                for written, expected, bound in zip(outputs, both, bounds, strict=True):
                     title = f"kv_feature_injection, {case.name}, {written}"
                     actual = outputs[written].astype(np.float64)
                     results.append(judge(title, actual, expected, bound))

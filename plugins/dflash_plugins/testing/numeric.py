@@ -39,7 +39,10 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How far off a case was; `mismatch` says where, and is None when it passed."""
+    """How far off a case was where it exceeds its bound most, or comes nearest to it.
+
+    `mismatch` says where it first exceeds it, and is None when the case passed.
+    """
 
     name: str
     error: float
@@ -47,11 +50,16 @@ class Accuracy:
     mismatch: str | None
 
 
-def judge(name: str, actual: Array, expected: Array, bound: float) -> Accuracy:
-    """The verdict on one case."""
+def judge(name: str, actual: Array, expected: Array, bound: float | Array) -> Accuracy:
+    """The verdict on one case; `bound` as for `find_mismatch`."""
     mismatch = find_mismatch(actual, expected, bound)
-    error = float(np.max(relative_error(actual, expected), initial=0.0))
-    return Accuracy(name, error, bound, None if mismatch is None else str(mismatch))
+    reason = None if mismatch is None else str(mismatch)
+    if not actual.size:
+        return Accuracy(name, 0.0, float(np.max(bound, initial=0.0)), reason)
+    error = relative_error(actual, expected)
+    limits = np.broadcast_to(bound, error.shape)
+    worst = np.unravel_index(np.argmax(error - limits), error.shape)
+    return Accuracy(name, float(error[worst]), float(limits[worst]), reason)
 
 
 def relative_error(actual: Array, expected: Array) -> npt.NDArray[np.float64]:
@@ -80,13 +88,19 @@ def epsilon(dtype: Any) -> float:
     return float(ml_dtypes.finfo(dtype).eps) / 2  # type: ignore[no-untyped-call]
 
 
+def tiny(dtype: Any) -> float:
+    """The error of one rounding among the smallest numbers of a float type."""
+    return float(ml_dtypes.finfo(dtype).smallest_subnormal) / 2  # type: ignore[no-untyped-call]
+
+
 def sum_error(length: int, squares: Array | float, unit: float) -> Array:
     """How far off a sum of `length` terms of either sign may be, by its roundings alone.
 
     Args:
         length: how many terms are added, one after another at worst.
         squares: the sum of the terms' squares. Terms of either sign cancel, so sums of some of
-            them are about as large as its root, in whatever order they are added.
+            them are about as large as its root, in whatever order they are added. For terms of
+            one sign, the square of their sum.
         unit: `epsilon` of the type that holds the sum; each addition errs by it at most.
 
     Each of `length` roundings errs by unit * sqrt(squares), one way or the other; together by
