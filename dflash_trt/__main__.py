@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from dflash_trt.cli import main
+from dflash_trt.cli.main import main
 
 sys.exit(main())

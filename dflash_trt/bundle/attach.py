@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.bundle.manifest import MANIFEST_NAME, BundleFile, Manifest
-from dflash_trt.publish import file_error
+from dflash_trt.core.publish import file_error
 
 
 def attach_file(bundle: Bundle, name: str, content: bytes) -> Bundle:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dflash_trt import __version__
+from dflash_trt.backends.tensorrt.build.builder import EngineOptions, library_version
 from dflash_trt.bundle.engines import build_engines, check_engines, engine_limits
 from dflash_trt.bundle.graph_folder import GraphFolder
-from dflash_trt.bundle.hashing import blob_sha256, file_sha256
 from dflash_trt.bundle.manifest import (
     MANIFEST_NAME,
     PROMPTS_NAME,
@@ -31,19 +31,19 @@ from dflash_trt.bundle.quantize import (
     quantize_pair,
 )
 from dflash_trt.bundle.staging import staged_folder
-from dflash_trt.bundle.tokenizer import BundleTokenizer
 from dflash_trt.bundle.weights import describe_weights
 from dflash_trt.checkpoints.kv_scales import read_kv_scales
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.config import BuildConfig
-from dflash_trt.engines.builder import EngineOptions, library_version
+from dflash_trt.core.hashing import blob_sha256, file_sha256
+from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import CacheDtype, GraphForm
 from dflash_trt.graph.tables import compute_tables
 from dflash_trt.graph.target import build_target, build_target_only
-from dflash_trt.progress import Progress
+from dflash_trt.text.tokenizer import BundleTokenizer
 
 MAX_TABLE_BYTES = 1 << 30
 TOKENIZER_FILES = (

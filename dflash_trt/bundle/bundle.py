@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_trt.bundle.hashing import file_sha256
 from dflash_trt.bundle.manifest import PROMPTS_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
 from dflash_trt.checkpoints.safetensors_header import header_sha256
+from dflash_trt.core.hashing import file_sha256
 from dflash_trt.errors import DflashError
 
 

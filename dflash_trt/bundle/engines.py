@@ -6,6 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from dflash_trt.backends.tensorrt.build.builder import (
+    EngineOptions,
+    build_engine,
+    check_buildable,
+    library_version,
+)
+from dflash_trt.backends.tensorrt.build.plugins import check_settled_rows
+from dflash_trt.backends.tensorrt.build.profiles import EngineLimits
 from dflash_trt.bundle.engine_memory import split_scratch
 from dflash_trt.bundle.manifest import (
     EngineFile,
@@ -22,14 +30,11 @@ from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantized_weights import FLOAT_DTYPES, is_packed_expert
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.target import TargetSpec
-from dflash_trt.engines.builder import EngineOptions, build_engine, check_buildable, library_version
-from dflash_trt.engines.plugins import check_settled_rows
-from dflash_trt.engines.profiles import EngineLimits
+from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.sinks import stores_sinks
-from dflash_trt.progress import Progress
 
 POSITION_STEP = 16
 

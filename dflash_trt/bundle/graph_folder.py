@@ -10,11 +10,11 @@ import numpy.typing as npt
 import onnx
 from safetensors.numpy import save
 
-from dflash_trt.bundle.links import check_space, clone_file, copy_file, link_file
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
+from dflash_trt.core.links import check_space, clone_file, copy_file, link_file
+from dflash_trt.core.progress import Progress
 from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.check import check_graph
-from dflash_trt.progress import Progress
 
 TABLES_LOCATION = "weights/tables.safetensors"
 

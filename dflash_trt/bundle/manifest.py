@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from dflash_trt.bundle.records import read_record
+from dflash_trt.backends.tensorrt.library import OperationForm
 from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantization import Algorithm
@@ -20,7 +20,7 @@ from dflash_trt.checkpoints.quantized_weights import (
 )
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.config import PAGE_SIZES, Count
-from dflash_trt.engines.library import OperationForm
+from dflash_trt.core.records import read_record
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision

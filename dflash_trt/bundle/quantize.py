@@ -11,9 +11,9 @@ from pathlib import Path
 from dflash_trt.checkpoints.draft import DraftSpec, read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.target import TargetSpec, read_target
+from dflash_trt.core.progress import Progress, Unit
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import Owner
-from dflash_trt.progress import Progress, Unit
 from dflash_trt.quantization.checkpoint import planned_bytes, quantize_checkpoint
 from dflash_trt.quantization.convert import linear_layout
 from dflash_trt.quantization.experts import has_mxfp4_experts

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_trt import publish
+from dflash_trt.core import publish
 
 # Inside the temporary folder, beside its lock: what is being built, and what that replaces.
 _NEW_NAME = "new"

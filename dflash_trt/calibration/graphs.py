@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
+from dflash_trt.backends.base import Int64Array
+from dflash_trt.backends.onnxruntime.caches import CacheShape, LinearCaches
+from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.executors.base import Int64Array
-from dflash_trt.executors.caches import CacheShape, LinearCaches
-from dflash_trt.executors.session import bind_array, check_session, open_session
 from dflash_trt.graph.bindings import OBSERVED_PREFIX, GraphName, Owner, cache_layers
 from dflash_trt.graph.decoder import Decoder
 

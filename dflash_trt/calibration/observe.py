@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from dflash_trt.backends.base import Int64Array
 from dflash_trt.bundle.graph_folder import GraphFolder
 from dflash_trt.calibration.graphs import ObservedGraphs
 from dflash_trt.calibration.memory import check_memory, estimate_memory
@@ -20,8 +21,8 @@ from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.config import PREFILL_CHUNK
+from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
-from dflash_trt.executors.base import Int64Array
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,
     CACHE_START,
@@ -33,7 +34,6 @@ from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.tables import compute_tables, compute_target_tables
 from dflash_trt.graph.target import build_target, build_target_only
-from dflash_trt.progress import Progress
 
 OBSERVED_FORM = GraphForm(observe=True)
 BLOCKS_PER_SEQUENCE = 16

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dflash_trt.backends.base import Int64Array
 from dflash_trt.errors import DflashError
-from dflash_trt.executors.base import Int64Array
 
 
 def check_sequences(

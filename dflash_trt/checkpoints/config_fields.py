@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.strict_json import quoted
+from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 
 MAX_SIZE = 2**31 - 1

@@ -24,7 +24,7 @@ from dflash_trt.checkpoints.relatives import (
 )
 from dflash_trt.checkpoints.rope import RopeSpec, read_rope
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.strict_json import quoted
+from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 
 MAX_BLOCK_SIZE = 4096

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
-from dflash_trt.checkpoints.strict_json import is_file, quoted, read_json, read_json_object
+from dflash_trt.core.strict_json import is_file, quoted, read_json, read_json_object
 from dflash_trt.errors import DflashError, one_line
 
 __all__ = ["Checkpoint", "open_checkpoint", "read_config", "read_json"]

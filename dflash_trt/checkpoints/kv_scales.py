@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dflash_trt.checkpoints.quantization import Quantization
 from dflash_trt.checkpoints.quantized_weights import KV_SCALE_SUFFIXES, read_scalar
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.strict_json import quoted
+from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 
 UNSTATED = 1.0

@@ -17,7 +17,7 @@ from dflash_trt.checkpoints.quantized_weights import (
     logical_shape,
 )
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.strict_json import quoted
+from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 
 NAMES_SHOWN = 4

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.strict_json import is_file, quoted, read_json_object
+from dflash_trt.core.strict_json import is_file, quoted, read_json_object
 from dflash_trt.errors import DflashError
 
 Algorithm = Literal["FP8", "NVFP4"]

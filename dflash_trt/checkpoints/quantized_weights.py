@@ -19,7 +19,7 @@ from dataclasses import replace
 from dflash_trt.checkpoints.families import LINEARS
 from dflash_trt.checkpoints.quantization import NVFP4_BLOCK, SUPPORTED, Algorithm, Quantization
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.strict_json import quoted
+from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError, one_line
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.strict_json import quoted
+from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.strict_json import is_file, parse_json, quoted
+from dflash_trt.core.strict_json import is_file, parse_json, quoted
 from dflash_trt.errors import DflashError, one_line
 
 MAX_HEADER_BYTES = 100_000_000

@@ -25,7 +25,7 @@ from dflash_trt.checkpoints.quantization import Quantization, read_quantization
 from dflash_trt.checkpoints.relatives import read_architecture
 from dflash_trt.checkpoints.rope import RopeSpec, read_rope
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.strict_json import is_file, quoted, read_json_object
+from dflash_trt.core.strict_json import is_file, quoted, read_json_object
 from dflash_trt.errors import DflashError
 
 GENERATION_CONFIG_NAME = "generation_config.json"

@@ -7,9 +7,10 @@ and all others 0. That is exact: s_h · 1 and 0 · x round nothing.
 
 On the CPU that key stands behind the cache, at a place that depends on the cache's length only;
 64 positions are added, because the order in which ONNX Runtime sums a row is the same for lengths
-that are multiples of 64 (executors/caches.py). For TensorRT, whose caches are updated in place and
-must not be copied, the sink is written with each call's rows, right behind them: the next call
-overwrites it. Its caches therefore have `SINK_DIMS` more dimensions and one more position.
+that are multiples of 64 (backends/onnxruntime/caches.py). For TensorRT, whose caches are updated
+in place and must not be copied, the sink is written with each call's rows, right behind them: the
+next call overwrites it. Its caches therefore have `SINK_DIMS` more dimensions and one more
+position.
 Kernels of this project take sinks as what they are, over caches of the model's own head size.
 """
 

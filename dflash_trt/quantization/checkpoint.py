@@ -10,7 +10,7 @@ from typing import Any
 from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.target import TargetSpec
-from dflash_trt.progress import Progress
+from dflash_trt.core.progress import Progress
 from dflash_trt.quantization.convert import linear_layout, write_linear
 from dflash_trt.quantization.layout import hf_quant_config, quantization_config
 from dflash_trt.quantization.linears import (

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dflash_trt.checkpoints.safetensors_header import ITEM_BYTES, TensorEntry
-from dflash_trt.checkpoints.strict_json import quoted
+from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.formats import Float32
 from dflash_trt.quantization.fp8 import dequantize_fp8, quantize_fp8

@@ -22,9 +22,9 @@ import numpy.typing as npt
 from dflash_trt.checkpoints.folder import Checkpoint
 from dflash_trt.checkpoints.quantization import CONFIG_KEY, WEIGHTS_ONLY
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.strict_json import quoted
+from dflash_trt.core.progress import Progress
+from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
-from dflash_trt.progress import Progress
 from dflash_trt.quantization.formats import E8M0_NAN, Codes
 from dflash_trt.quantization.layout import hf_quant_config, quantization_config
 from dflash_trt.quantization.mxfp4 import MX_BLOCK

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 
 from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.strict_json import quoted
 from dflash_trt.checkpoints.target import TargetSpec
+from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.nvfp4 import BLOCK
 from dflash_trt.quantization.rows import READABLE_DTYPES

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dflash_trt import publish
 from dflash_trt.checkpoints.safetensors_header import header_sha256
+from dflash_trt.core import publish
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.layout import QUANT_CONFIG_NAME
 

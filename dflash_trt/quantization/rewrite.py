@@ -14,8 +14,8 @@ from dflash_trt import __version__
 from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, Checkpoint
 from dflash_trt.checkpoints.quantization import CONFIG_KEY
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, header_sha256
+from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
-from dflash_trt.progress import Progress
 from dflash_trt.quantization.convert import copy_tensor
 from dflash_trt.quantization.layout import QUANT_CONFIG_NAME
 from dflash_trt.quantization.partial import (

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.checkpoints.safetensors_header import ITEM_BYTES, TensorEntry
-from dflash_trt.checkpoints.strict_json import quoted
+from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.formats import Float32
 

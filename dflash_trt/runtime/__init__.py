@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dflash_trt.runtime.engine import Engine, RequestFailedError
 from dflash_trt.runtime.events import TokenEvent
+from dflash_trt.runtime.generator import Engine, RequestFailedError
 from dflash_trt.runtime.options import EngineOptions
 from dflash_trt.runtime.request import FinishReason, Request, RequestResult
 from dflash_trt.runtime.sampling import SamplingParams, choose_tokens

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dflash_trt.backends.base import ExecutorLimits
 from dflash_trt.errors import DflashError
-from dflash_trt.executors.base import ExecutorLimits
 from dflash_trt.runtime.request import Request
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dflash_trt.config import PREFILL_CHUNK
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime.schedule import BlockSchedule
+from dflash_trt.speculation.schedule import BlockSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

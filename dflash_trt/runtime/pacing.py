@@ -24,12 +24,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dflash_trt.backends.base import Executor, ExecutorLimits, Scores, TargetGraph
 from dflash_trt.errors import DflashError
-from dflash_trt.executors.base import Executor, ExecutorLimits, Scores, TargetGraph
-from dflash_trt.runtime.prediction import StepPrediction
 from dflash_trt.runtime.request import RequestState
 from dflash_trt.runtime.sampling import sampling_input
-from dflash_trt.runtime.schedule import NO_SPECULATION, BlockSchedule
+from dflash_trt.speculation.prediction import StepPrediction
+from dflash_trt.speculation.schedule import NO_SPECULATION, BlockSchedule
 
 WINDOW_STEPS = 16
 FADING = 0.95

@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from dflash_trt.executors.base import Executor, KvPages, PagedExecutor
+from dflash_trt.backends.base import Executor, KvPages, PagedExecutor
 from dflash_trt.runtime.pages import PageAllocator
 from dflash_trt.runtime.request import RequestState
 

@@ -9,11 +9,11 @@ from typing import Literal
 
 import numpy as np
 
+from dflash_trt.backends.base import FloatArray
 from dflash_trt.errors import DflashError
-from dflash_trt.executors.base import FloatArray
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.statistics import RequestStatistics, StatisticsRecorder
-from dflash_trt.runtime.text import TextStream
+from dflash_trt.text.detokenise import TextStream
 
 FinishReason = Literal["stop", "length", "cancelled"]
 

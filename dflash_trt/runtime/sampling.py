@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dflash_trt.backends.base import ExecutorLimits, FloatArray, Int64Array, Scores
 from dflash_trt.errors import DflashError
-from dflash_trt.executors.base import ExecutorLimits, FloatArray, Int64Array, Scores
 from dflash_trt.runtime.noise import LARGEST_NOISE, SMALLEST_NOISE, draw_gumbel
 
 Float64Array = npt.NDArray[np.float64]

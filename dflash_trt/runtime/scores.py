@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflash_trt.executors.base import (
+from dflash_trt.backends.base import (
     Candidates,
     FloatArray,
     Int64Array,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dflash_trt.executors.base import (
+from dflash_trt.backends.base import (
     Executor,
     ExecutorLimits,
     Int64Array,

@@ -10,7 +10,7 @@ from dflash_trt.config import QUANTIZED, BuildConfig, HardwareProfile
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpu import Gpu, find_gpu
 from dflash_trt.planning.known_pairs import PairShape
-from dflash_trt.runtime.schedule import BlockSchedule
+from dflash_trt.speculation.schedule import BlockSchedule
 from dflash_trt.trtllm.memory import MemoryBudget, plan_memory
 from dflash_trt.trtllm.rules import (
     check_backend,

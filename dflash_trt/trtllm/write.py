@@ -12,10 +12,10 @@ import jinja2
 import yaml
 
 from dflash_trt import __version__
-from dflash_trt.bundle.links import check_space, copy_file, place_files
 from dflash_trt.bundle.staging import staged_folder
+from dflash_trt.core.links import check_space, copy_file, place_files
+from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
-from dflash_trt.progress import Progress
 from dflash_trt.trtllm.arguments import (
     TITLES,
     Models,

@@ -21,10 +21,10 @@ import click
 from dflash_plugins.compile import ARCHES
 from dflash_plugins.operation import FOLDERS
 from dflash_plugins.testing.gpu import GpuRunner, KernelLauncher, TorchRunner, load_driver
-from dflash_trt.engines.device import Device, load_cuda
-from dflash_trt.engines.user_cache import user_cache_file
+from dflash_trt.backends.tensorrt.device import Device, load_cuda
+from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.gpu_check import describe_machine
+from dflash_trt.proof.gpu_check import describe_machine
 
 COMPILE = "python -m dflash_plugins.compile"
 RECORDED = ("numpy", "cuda-python", "triton", "torch")

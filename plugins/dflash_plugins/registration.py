@@ -24,7 +24,7 @@ from dflash_plugins.operation import (
     kernel_spec,
     operations,
 )
-from dflash_trt.engines.user_cache import user_cache_file
+from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError
 
 # TensorRT's names for element types in its combinations; other names are those of its DataType.

@@ -21,10 +21,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from dflash_trt import __version__
+from dflash_trt.backends import open_executor
+from dflash_trt.backends.base import Scores
 from dflash_trt.bundle.bundle import open_bundle, verify_bundle
 from dflash_trt.errors import DflashError
-from dflash_trt.executors import open_executor
-from dflash_trt.executors.base import Scores
 from tests.bundle.conftest import Watcher, build_pair, read_manifest_json, write_pair
 
 TARGET_WEIGHTS = "weights/target/shard-00000.safetensors"

@@ -19,8 +19,8 @@ from dflash_trt.calibration.sequences import place_anchors
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
+from dflash_trt.core.progress import Unit
 from dflash_trt.errors import DflashError
-from dflash_trt.progress import Unit
 from tests.pairs import PairFactory, SilentProgress, TinyPair
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.draft import ReferenceDraft

@@ -207,7 +207,7 @@ def test_oversized_json(tmp_path: Path, refused: Refused, monkeypatch: pytest.Mo
     path.write_text("[1, NaN]")
     with refused("the top level is NaN"):
         read_json(path)
-    monkeypatch.setattr("dflash_trt.checkpoints.strict_json.MAX_JSON_BYTES", 4)
+    monkeypatch.setattr("dflash_trt.core.strict_json.MAX_JSON_BYTES", 4)
     with refused("larger than 4 bytes"):
         read_json(path)
 

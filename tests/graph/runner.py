@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from dflash_trt.executors.onnxruntime import open_session
+from dflash_trt.backends.onnxruntime.executor import open_session
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,
     CACHE_START,

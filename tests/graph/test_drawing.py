@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dflash_trt.executors.session import open_session
+from dflash_trt.backends.onnxruntime.session import open_session
 from dflash_trt.graph.bindings import (
     ACCEPTED,
     CANDIDATE_IDS,
@@ -27,8 +27,8 @@ from dflash_trt.graph.bindings import (
 from dflash_trt.graph.check import check_graph
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.functions import DFLASH_DOMAIN
-from dflash_trt.runtime.acceptance import accept_block
 from dflash_trt.runtime.sampling import SamplingParams, choose_tokens, pack_sampling
+from dflash_trt.speculation.acceptance import accept_block
 from tests.graph.test_form import build
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal

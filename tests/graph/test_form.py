@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+from dflash_trt.backends.onnxruntime.executor import open_session
 from dflash_trt.checkpoints.safetensors_header import read_header
-from dflash_trt.executors.onnxruntime import open_session
 from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
 from dflash_trt.graph.check import check_graph
 from dflash_trt.graph.draft import build_draft

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.executors.steps import begin, decode_plainly, speculate_until
+from tests.backends.steps import begin, decode_plainly, speculate_until
 from tests.pairs import PairFactory
 from tests.reference.compare import max_relative_error
 from tests.reference.generate import greedy

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 from onnx import TensorProto
 
-from dflash_trt.executors.session import open_session
+from dflash_trt.backends.onnxruntime.session import open_session
 from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
 from dflash_trt.graph.check import check_graph
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision

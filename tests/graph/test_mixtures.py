@@ -13,8 +13,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import load_file, save_file
 
+from dflash_trt.backends.onnxruntime.executor import open_session
 from dflash_trt.checkpoints.safetensors_header import read_header
-from dflash_trt.executors.onnxruntime import open_session
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.sinks import sink_attention_function
 from tests.graph.runner import GraphRunner

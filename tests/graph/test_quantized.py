@@ -15,7 +15,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from dflash_trt.executors.session import open_session
+from dflash_trt.backends.onnxruntime.session import open_session
 from dflash_trt.graph.bindings import LOGITS
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import IR_VERSION, OPSET

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dflash_trt.backends import open_executor
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.bundle.tokenizer import load_tokenizer
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import BuildConfig, load_config
-from dflash_trt.executors import open_executor
 from dflash_trt.quantization.experts import ExpertFormat, convert_experts
 from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult
+from dflash_trt.text.tokenizer import load_tokenizer
 from tests.pairs import SilentProgress
 
 PAIR = Path(__file__).parents[2] / "demo_pair" / "gpt_oss"

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.executors import open_executor
-from dflash_trt.executors.base import Executor
+from dflash_trt.backends import open_executor
+from dflash_trt.backends.base import Executor
 from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
 from tests.lossless.test_lossless import OUTPUT, assert_same, make_requests, run, run_baseline
 from tests.pairs import PairFactory, TinyPair

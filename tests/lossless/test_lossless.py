@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from dflash_trt.backends import open_executor
+from dflash_trt.backends.base import Executor
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.bundle.tokenizer import load_tokenizer
-from dflash_trt.cli import main
-from dflash_trt.executors import open_executor
-from dflash_trt.executors.base import Executor
+from dflash_trt.cli.main import main
 from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams, total
-from dflash_trt.runtime.prompts import read_prompts
+from dflash_trt.text.prompts import read_prompts
+from dflash_trt.text.tokenizer import load_tokenizer
 from tests.pairs import PairFactory
 from tests.reference.compare import assert_bitwise_equal
 

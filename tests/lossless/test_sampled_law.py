@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from dflash_trt.executors.onnxruntime import OnnxRuntimeExecutor
+from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.runtime import Engine, Request, SamplingParams
-from tests.executors.steps import forward_rows
+from tests.backends.steps import forward_rows
 from tests.pairs import PairFactory
 from tests.runtime.test_sampling import exact_law
 

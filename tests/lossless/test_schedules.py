@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from dflash_trt.executors.base import Scores
+from dflash_trt.backends.base import Scores
 from dflash_trt.runtime import Engine, EngineOptions, RequestResult, SamplingParams
-from dflash_trt.runtime.schedule import BlockSchedule, merge_ranges
+from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
 from tests.lossless.test_lossless import OUTPUT, make_requests, run_baseline
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dflash_trt.executors.base import FloatArray, Int64Array, Scores, SpeculationOutput
+from dflash_trt.backends.base import FloatArray, Int64Array, Scores, SpeculationOutput
+from dflash_trt.proof.verification import Comparison, Mode, ModeReport, verify
 from dflash_trt.runtime import Request, RequestResult, RequestStatistics
-from dflash_trt.runtime.verification import Comparison, Mode, ModeReport, verify
-from tests.runtime.fake import FakeExecutor
+from tests.standins.executor import FakeExecutor
 
 PROMPTS = ((1, 2, 3), (4, 5), (6, 7, 8, 9))
 MODES = (

@@ -18,8 +18,8 @@ from dflash_perf.harness.prompts import Workload
 from dflash_perf.harness.records import RunRecord
 from dflash_perf.harness.trace import ServerCounts, Trace
 
-from tests.perf.stub_server import MODELS, Answer
 from tests.perf.virtual_time import VirtualTime
+from tests.standins.served_model import MODELS, Answer
 
 OSL = 31
 TICK = 1e-9  # asyncio's clock is that coarse

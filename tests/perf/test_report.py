@@ -13,7 +13,7 @@ import pytest
 from dflash_perf.harness.records import Client, RequestRecord, RunRecord
 from dflash_perf.harness.store import ResultStore
 
-from tests.commands.conftest import Run, run
+from tests.cli.conftest import Run, run
 from tests.perf.invented import BLOCKS, invent_run, invented_config, summarize, write_invented
 from tests.waiting import PATIENCE_S
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_trt.engines.arch import ARCHES
 from dflash_trt.errors import DflashError
+from dflash_trt.hardware.arch import ARCHES
 from dflash_trt.hardware.gpu import find_gpu, gpu_names
 
 NAMES = "h100 h200 b200 b300 gb200 gb300 rtx-pro-6000 rtx-5090 l40s".split()

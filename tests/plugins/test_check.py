@@ -23,9 +23,9 @@ from dflash_plugins.operation import FOLDERS, DType
 from dflash_plugins.row_sample import benchmark as sampling
 from dflash_plugins.testing.gpu import KernelLauncher, TorchRunner, to_torch
 
-from dflash_trt.engines.device import Device
-from tests.executors.fake_cuda import FakeCuda
-from tests.plugins.fake_driver import FakeDriver
+from dflash_trt.backends.tensorrt.device import Device
+from tests.standins.cuda import FakeCuda
+from tests.standins.driver import FakeDriver
 
 HOPPER = (9, 0)
 

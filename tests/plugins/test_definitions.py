@@ -21,7 +21,7 @@ from dflash_plugins.testing.cache_writes import make_inputs as update_inputs
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import assert_close, assert_same_bits
 
-from dflash_trt.engines.plugins import plugin_name
+from dflash_trt.backends.tensorrt.build.plugins import plugin_name
 from dflash_trt.graph.block_attention import block_attention_function
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function

@@ -20,8 +20,8 @@ from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close
 from onnx import TensorProto, helper
 
-from dflash_trt.engines.plugins import hand_over, hand_over_attention
-from dflash_trt.executors.session import open_session
+from dflash_trt.backends.onnxruntime.session import open_session
+from dflash_trt.backends.tensorrt.build.plugins import hand_over, hand_over_attention
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.functions import read_attention_facts
 from tests.graph.test_form import build

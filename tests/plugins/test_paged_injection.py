@@ -10,7 +10,7 @@ from dflash_plugins.testing.cache_writes import make_inputs
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import assert_close, assert_same_bits
 
-from dflash_trt.engines.plugins import plugin_name
+from dflash_trt.backends.tensorrt.build.plugins import plugin_name
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
 from tests.plugins.bodies import run_body

@@ -14,7 +14,7 @@ from dflash_plugins.ptx import entry_parameters
 from dflash_plugins.registration import PluginRegistration
 
 from dflash_trt.errors import DflashError
-from tests.plugins.fake_plugin import DataType, FakePlugin, TensorDesc
+from tests.standins.plugin import DataType, FakePlugin, TensorDesc
 
 ARCH = "sm_90a"
 BIGGER = 3

@@ -8,7 +8,7 @@ from typing import Any
 
 from dflash_trt.checkpoints.draft import DraftSpec, read_draft
 from dflash_trt.checkpoints.target import TargetSpec, read_target
-from dflash_trt.progress import Unit
+from dflash_trt.core.progress import Unit
 from dflash_trt.quantization.checkpoint import QuantizedCheckpoint, quantize_checkpoint
 from dflash_trt.quantization.linears import LAYER_LINEARS, Algorithm, QuantizeOptions
 from dflash_trt.quantization.scales import Activations

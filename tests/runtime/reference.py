@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dflash_trt.executors.base import FloatArray
+from dflash_trt.backends.base import FloatArray
 from dflash_trt.runtime import FinishReason, Request, choose_tokens
-from tests.runtime.fake import FakeExecutor, score_next
+from tests.standins.executor import FakeExecutor, score_next
 
 
 def decode_plainly(

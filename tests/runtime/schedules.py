@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from dflash_trt.runtime.schedule import (
+from dflash_trt.speculation.schedule import (
     BlockSchedule,
     Measurements,
     StepSeconds,

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_trt.errors import DflashError
-from dflash_trt.executors.base import (
+from dflash_trt.backends.base import (
     Candidates,
     FloatArray,
     Int64Array,
@@ -17,9 +16,10 @@ from dflash_trt.executors.base import (
     TargetGraph,
     TargetOutput,
 )
+from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Engine, EngineOptions, Request, SamplingParams, choose_tokens
 from dflash_trt.runtime.sampling import MAX_CANDIDATE_TOP_K, choose_candidate
-from tests.runtime.fake import FakeExecutor
+from tests.standins.executor import FakeExecutor
 
 VOCAB = 40
 KEPT = 12

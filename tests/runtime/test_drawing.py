@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dflash_trt.executors.base import Int64Array, Scores, SpeculationOutput, TargetOutput
+from dflash_trt.backends.base import Int64Array, Scores, SpeculationOutput, TargetOutput
 from dflash_trt.runtime import Engine, EngineOptions, Request, RequestFailedError, SamplingParams
-from dflash_trt.runtime.schedule import BlockSchedule, merge_ranges
-from tests.runtime.fake import FakeExecutor
+from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
 from tests.runtime.reference import decode_plainly
 from tests.runtime.schedules import invent_measurements
+from tests.standins.executor import FakeExecutor
 
 SAMPLINGS = (
     SamplingParams(),

@@ -10,13 +10,13 @@ import pytest
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Engine, EngineOptions, Request, pacing
 from dflash_trt.runtime.pacing import WINDOW_STEPS, Pacer
-from dflash_trt.runtime.prediction import StepPrediction
 from dflash_trt.runtime.request import RequestState
-from dflash_trt.runtime.schedule import BlockSchedule, Measurements, merge_ranges
 from dflash_trt.runtime.statistics import StatisticsRecorder
-from tests.runtime.fake import FakeExecutor
+from dflash_trt.speculation.prediction import StepPrediction
+from dflash_trt.speculation.schedule import BlockSchedule, Measurements, merge_ranges
 from tests.runtime.reference import decode_plainly
 from tests.runtime.schedules import invent_measurements
+from tests.standins.executor import FakeExecutor
 
 BLOCKS = (2, 4, 8)
 

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_trt.executors.base import KvPages
+from dflash_trt.backends.base import KvPages
 from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
 from dflash_trt.runtime.paging import Paging
-from tests.runtime.fake import FakeExecutor, check_step_calls
-from tests.runtime.paged_fake import PagedFakeExecutor
 from tests.runtime.reference import decode_plainly
 from tests.runtime.test_scenarios import (
     EOS,
@@ -22,6 +20,8 @@ from tests.runtime.test_scenarios import (
     options,
     scheduled_options,
 )
+from tests.standins.executor import FakeExecutor, check_step_calls
+from tests.standins.paged_executor import PagedFakeExecutor
 
 SIZE = 4
 SAMPLED = SamplingParams(temperature=0.8, seed=5)

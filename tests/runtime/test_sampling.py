@@ -18,7 +18,7 @@ from dflash_trt.runtime.noise import (
     draw_gumbel,
     philox4x32,
 )
-from tests.runtime.fake import FakeExecutor, score_next
+from tests.standins.executor import FakeExecutor, score_next
 
 SEEDS = 20_000
 GOLDEN_NOISE = [0.4444581539167823, 1.0128139211196203, 2.334507480326408]

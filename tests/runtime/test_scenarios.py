@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
-from tests.runtime.fake import FakeExecutor, check_step_calls
 from tests.runtime.reference import decode_plainly
 from tests.runtime.schedules import schedules
+from tests.standins.executor import FakeExecutor, check_step_calls
 
 EOS = 14
 VOCAB_SIZE = 16

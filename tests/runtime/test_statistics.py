@@ -8,7 +8,7 @@ import pytest
 
 from dflash_trt.runtime import Engine, EngineOptions, Request, RequestStatistics, total
 from dflash_trt.runtime.statistics import StatisticsRecorder
-from tests.runtime.fake import FakeExecutor
+from tests.standins.executor import FakeExecutor
 
 
 def record_example() -> RequestStatistics:

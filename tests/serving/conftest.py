@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from dflash_trt.backends import open_executor
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.bundle.tokenizer import load_tokenizer
-from dflash_trt.cli import main
+from dflash_trt.cli.main import main
 from dflash_trt.errors import DflashError
-from dflash_trt.executors import open_executor
 from dflash_trt.runtime import Engine, Request, RequestResult
-from dflash_trt.runtime.prompts import read_prompts
-from dflash_trt.serving.launcher import ServerAddresses, ServerOptions, TritonServer
-from dflash_trt.serving.repository import RepositoryOptions, write_repository
-from dflash_trt.serving.tritonserver import TritonServerBinary, find_tritonserver
+from dflash_trt.serving.server.launcher import ServerAddresses, ServerOptions, TritonServer
+from dflash_trt.serving.server.repository import RepositoryOptions, write_repository
+from dflash_trt.serving.server.tritonserver import TritonServerBinary, find_tritonserver
+from dflash_trt.text.prompts import read_prompts
+from dflash_trt.text.tokenizer import load_tokenizer
 from tests.pairs import SilentProgress
 from tests.serving.client import read_metrics
 from tests.serving.served import (

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dflash_trt.bundle.tokenizer import BundleTokenizer
 from dflash_trt.runtime import FinishReason, RequestResult, RequestStatistics
-from dflash_trt.serving.client import GenerationRequest, TextDelta
-from dflash_trt.serving.openai import Upstream
-from dflash_trt.serving.openai_server import OpenAiServer
+from dflash_trt.serving.client.client import GenerationRequest, TextDelta
+from dflash_trt.serving.openai.app import Upstream
+from dflash_trt.serving.openai.server import OpenAiServer
+from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.waiting import PATIENCE_S, wait_until
 
 

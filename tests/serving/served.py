@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from dflash_trt.backends import open_executor
 from dflash_trt.bundle.bundle import open_bundle
-from dflash_trt.bundle.tokenizer import load_tokenizer
-from dflash_trt.cli import main
+from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
-from dflash_trt.executors import open_executor
 from dflash_trt.runtime import Engine, Request, RequestResult, SamplingParams
-from dflash_trt.runtime.prompts import read_prompts
+from dflash_trt.text.prompts import read_prompts
+from dflash_trt.text.tokenizer import load_tokenizer
 from tests.waiting import PATIENCE_S
 
 TEMPLATE = "{% for m in messages %}{{ eos_token }}{{ m.content }}{% endfor %}"

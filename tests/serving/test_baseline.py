@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dflash_trt.runtime import SamplingParams
-from dflash_trt.serving.launcher import ServerAddresses
-from dflash_trt.serving.tritonserver import TritonServerBinary
+from dflash_trt.serving.server.launcher import ServerAddresses
+from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.serving.client import CLASSIC, LLM, ask_grpc, read_metrics
 from tests.serving.conftest import Generate
 from tests.serving.served import PROMPTS, Local, Served, serving

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.serving.launcher import ServerAddresses
-from dflash_trt.serving.repository import RepositoryOptions, write_repository
-from dflash_trt.serving.tritonserver import TritonServerBinary
+from dflash_trt.serving.server.launcher import ServerAddresses
+from dflash_trt.serving.server.repository import RepositoryOptions, write_repository
+from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.pairs import SilentProgress
 from tests.serving.client import CLASSIC, LLM, Answer, StreamClient, ask_grpc, post, read_metrics
 from tests.serving.conftest import Generate, count_ended, start_server, wait_idle

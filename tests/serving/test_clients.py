@@ -14,7 +14,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from dflash_trt.runtime import SamplingParams
-from dflash_trt.serving.launcher import ServerAddresses
+from dflash_trt.serving.server.launcher import ServerAddresses
 from tests.serving.client import (
     CLASSIC,
     LLM,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from dflash_trt.serving.launcher import TritonServer
-from dflash_trt.serving.tritonserver import TritonServerBinary
+from dflash_trt.serving.server.launcher import TritonServer
+from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.serving.client import CLASSIC, LLM, StreamClient, ask_grpc
 from tests.serving.conftest import Generate, start_server
 from tests.serving.test_cancellation import ENDLESS, long_fields

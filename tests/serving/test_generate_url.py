@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.serving.text_assembly import TextAssembler
-from tests.commands.conftest import Run, run  # noqa: F401
+from dflash_trt.serving.server.text_assembly import TextAssembler
+from tests.cli.conftest import Run, run  # noqa: F401
 from tests.serving.served import PROMPTS, Served
 
 # Times differ, and the contract has no place for what was accepted where in a block.

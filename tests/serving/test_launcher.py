@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.errors import DflashError
-from dflash_trt.serving import launcher, tritonserver
-from dflash_trt.serving.launcher import ServerOptions, TritonServer
-from dflash_trt.serving.tritonserver import TritonServerBinary, find_tritonserver
+from dflash_trt.serving.server import launcher, tritonserver
+from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
+from dflash_trt.serving.server.tritonserver import TritonServerBinary, find_tritonserver
 from tests.waiting import PATIENCE_S, wait_until
 
 CONFIG = """

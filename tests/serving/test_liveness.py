@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.serving.liveness import LivenessWatch, is_model_running
+from dflash_trt.serving.server.liveness import LivenessWatch, is_model_running
 from tests.waiting import PATIENCE_S, wait_until
 
 PERIOD_S = 0.005

@@ -15,9 +15,9 @@ import pytest
 
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import SamplingParams
-from dflash_trt.serving.client import ServedModelError
-from dflash_trt.serving.openai import MAX_BODY_BYTES
-from tests.commands.bigram import write_tokenizer
+from dflash_trt.serving.client.client import ServedModelError
+from dflash_trt.serving.openai.app import MAX_BODY_BYTES
+from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import Front, ScriptedModel, Switch, running_front
 from tests.waiting import PATIENCE_S, wait_until
 

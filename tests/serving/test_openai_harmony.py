@@ -10,9 +10,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.runtime.harmony import encode, make_harmony
-from tests.runtime.test_harmony import ANALYSIS, CALL, FINAL
 from tests.serving.fronts import ScriptedModel, Switch, running_front
+from tests.text.harmony import encode, make_harmony
+from tests.text.test_harmony import ANALYSIS, CALL, FINAL
 from tests.waiting import PATIENCE_S
 
 # What gpt-oss's own template leans on: macros, namespaces, tests for what is not defined, dates,

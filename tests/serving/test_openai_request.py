@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dflash_trt.runtime import SamplingParams
-from dflash_trt.serving.openai_errors import ApiError
-from dflash_trt.serving.openai_request import read_chat, read_completion
+from dflash_trt.serving.openai.errors import ApiError
+from dflash_trt.serving.openai.request import read_chat, read_completion
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from dflash_trt.serving.launcher import ServerAddresses
+from dflash_trt.serving.server.launcher import ServerAddresses
 from tests.serving.client import CLASSIC, LLM, Answer, StreamClient, ask_grpc, post
 from tests.serving.conftest import Generate, count_ended, wait_idle
 from tests.waiting import PATIENCE_S

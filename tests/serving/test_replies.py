@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from dflash_trt.runtime import Engine, Request, TokenEvent
-from dflash_trt.serving.generation import Generation, StreamingText
-from dflash_trt.serving.jobs import Failure
-from dflash_trt.serving.replies import Channel, Outputs, Reply, ReplyPool
-from dflash_trt.serving.watch import CancellationWatch
-from tests.runtime.fake import FakeExecutor
+from dflash_trt.serving.server.generation import Generation, StreamingText
+from dflash_trt.serving.server.jobs import Failure
+from dflash_trt.serving.server.replies import Channel, Outputs, Reply, ReplyPool
+from dflash_trt.serving.server.watch import CancellationWatch
+from tests.standins.executor import FakeExecutor
 from tests.waiting import PATIENCE_S, wait_until
 
 FINAL = 1

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.bundle import links
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.cli import main
+from dflash_trt.cli.main import main
+from dflash_trt.core import links
 from dflash_trt.errors import DflashError
-from dflash_trt.serving import classic, generation, repository
-from dflash_trt.serving.repository import RepositoryOptions, is_repository, write_repository
-from dflash_trt.serving.settings import ModelSettings
+from dflash_trt.serving.server import classic, generation, repository
+from dflash_trt.serving.server.repository import RepositoryOptions, is_repository, write_repository
+from dflash_trt.serving.server.settings import ModelSettings
 from tests.pairs import SilentProgress
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -18,15 +18,15 @@ from typing import cast
 import pytest
 
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.launcher import ServerOptions, TritonServer
-from dflash_trt.serving.openai_server import OpenAiServer
-from dflash_trt.serving.service import Service
-from dflash_trt.serving.tritonserver import TritonServerBinary
-from tests.commands.conftest import Run, run  # noqa: F401
+from dflash_trt.serving.openai.server import OpenAiServer
+from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
+from dflash_trt.serving.server.service import Service
+from dflash_trt.serving.server.tritonserver import TritonServerBinary
+from tests.cli.conftest import Run, run  # noqa: F401
 from tests.serving.served import FREE_PORTS, LONG_CONTEXT
 from tests.waiting import PATIENCE_S, wait_until
 
-FAKE = Path(__file__).with_name("fake_tritonserver.py")
+FAKE = Path(__file__).parents[1] / "standins" / "tritonserver.py"
 FREE = ["--grpc-port", "0", "--http-port", "0", "--metrics-port", "0"]
 
 Serve = Callable[..., subprocess.Popen[str]]
@@ -258,8 +258,8 @@ def test_no_tritonserver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("dflash_trt.serving.tritonserver.NGC_BINARY", Path("/nowhere"))
-    monkeypatch.setattr("dflash_trt.serving.tritonserver._find_wheel", lambda: None)
+    monkeypatch.setattr("dflash_trt.serving.server.tritonserver.NGC_BINARY", Path("/nowhere"))
+    monkeypatch.setattr("dflash_trt.serving.server.tritonserver._find_wheel", lambda: None)
     run("serve", repository).fails(1, "there is no tritonserver", "dflash-trt[serve]")
 
 

@@ -19,7 +19,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from dflash_trt.runtime import SamplingParams
-from dflash_trt.serving.launcher import ServerAddresses, TritonServer
+from dflash_trt.serving.server.launcher import ServerAddresses, TritonServer
 from tests.serving.client import CLASSIC, LLM, StreamClient
 from tests.serving.conftest import Generate, count_ended, wait_idle
 

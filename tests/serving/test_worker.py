@@ -12,10 +12,10 @@ import pytest
 
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Engine, Request, TokenEvent
-from dflash_trt.serving.jobs import Failure, Job, Outcome
-from dflash_trt.serving.worker import EngineWorker, OpenEngine
-from tests.runtime.fake import FakeExecutor
+from dflash_trt.serving.server.jobs import Failure, Job, Outcome
+from dflash_trt.serving.server.worker import EngineWorker, OpenEngine
 from tests.runtime.reference import decode_plainly
+from tests.standins.executor import FakeExecutor
 from tests.waiting import PATIENCE_S, wait_until
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.bigram import write_bigram_pair
-from tests.commands.conftest import Run, run
+from tests.cli.bigram import write_bigram_pair
+from tests.cli.conftest import Run, run
 
 __all__ = ["Run", "run"]
 

@@ -14,10 +14,10 @@ import pytest
 import yaml
 from dflash_perf.harness.config import read_sweep_config
 
-from dflash_trt.bundle import links
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import load_config, target_names
+from dflash_trt.core import links
 from tests.trtllm.conftest import Run
 
 MOUNTED = "/deployment/weights"

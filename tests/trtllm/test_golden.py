@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt import __version__
-from dflash_trt.cli import main
+from dflash_trt.cli.main import main
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEDULE = {

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.launcher import bind_port
-from dflash_trt.serving.tritonserver import (
+from dflash_trt.serving.server.launcher import bind_port
+from dflash_trt.serving.server.tritonserver import (
     find_tritonserver,
     prepare_backends,
     server_environment,

@@ -11,7 +11,7 @@ from pathlib import Path
 from dflash_perf.harness.config import SweepConfig
 from dflash_perf.harness.speed_bench import read_speed_bench
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.runtime.prompts import read_prompts
+from dflash_trt.text.prompts import read_prompts
 
 _SEAM = "\n\n"
 _MARGIN = 8

@@ -23,7 +23,7 @@ from dflash_perf.harness.config import Load, SweepConfig, to_slug
 from dflash_perf.harness.points import Point, RunSummary, group
 from dflash_perf.harness.records import RequestRecord, RunRecord
 from dflash_perf.record import describe_machine
-from dflash_trt.checkpoints.strict_json import parse_json
+from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError
 
 FORMAT = "dflash-trt sweep 1"

@@ -28,7 +28,7 @@ from dflash_plugins.operation import (
 )
 from dflash_plugins.testing.guarded import Arrays, Buffers, run_guarded
 from dflash_plugins.testing.numeric import Array
-from dflash_trt.engines.device import Device
+from dflash_trt.backends.tensorrt.device import Device
 from dflash_trt.errors import DflashError, one_line
 
 # Above this a kernel has to ask for the shared memory that it is given at launch.

@@ -6,4 +6,4 @@ import sys
 # The Python backend runs its interpreter isolated, which then does not look at PYTHONPATH.
 sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
-from dflash_trt.serving.llm_model import TritonPythonModel  # noqa: E402, F401
+from dflash_trt.serving.server.llm_model import TritonPythonModel  # noqa: E402, F401

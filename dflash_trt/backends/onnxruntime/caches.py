@@ -1,0 +1,161 @@
+"""Linear KV caches on the host: [slots, kv heads, M, D] float32, M following the tokens held."""
+
+from __future__ import annotations
+
+import errno
+import math
+import mmap
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash_trt.backends.base import FloatArray
+from dflash_trt.graph.bindings import GraphName, cache_layers
+
+# Attention costs what M is, not what is held, so M starts small and doubles. It stays a multiple
+# of 64: vectorised sums then walk every row in the same lanes whatever M is, which is what makes
+# logits independent of it bit for bit. Below 128, matrix products with large heads take another
+# path and lose that.
+LENGTH_STEP = 64
+FIRST_LENGTH = 128
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The fixed dimensions of one layer's K or V cache."""
+
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """Layers and cache dimensions of the target and its draft."""
+
+    target_layers: int
+    target: CacheShape
+    draft_layers: int
+    draft: CacheShape
+
+    def graph_caches(self) -> dict[GraphName, list[tuple[str, str]]]:
+        """(input, output) names of the caches of each graph."""
+        target = cache_layers("target", self.target_layers)
+        draft = cache_layers("draft", self.draft_layers)
+        return {"target": target + draft, "draft": draft, "target_only": target}
+
+    def shapes(self) -> dict[str, CacheShape]:
+        """The shape of every cache, by its graph input name."""
+        caches = self.graph_caches()
+        shapes = {name: self.target for name, _ in caches["target_only"]}
+        return shapes | {name: self.draft for name, _ in caches["draft"]}
+
+
+class LinearCaches:
+    """The caches of every layer of a target and its draft, by graph input name.
+
+    All share one allocated length M, from FIRST_LENGTH to `max_seq_len` rounded up. Growing
+    or shrinking moves the arrays; `generation` counts the moves, so that whoever holds
+    addresses knows that they are stale.
+    """
+
+    def __init__(self, shapes: dict[str, CacheShape], slots: int, max_seq_len: int) -> None:
+        self._shapes = shapes
+        self._slots = slots
+        self._limit = round_length(max_seq_len)
+        self.length = FIRST_LENGTH
+        self.generation = 0
+        self._arrays = self._allocate()
+
+    def fit(self, held: Sequence[int]) -> None:
+        """Makes M fit the positions `held` per slot: doubles while too short, halves when idle.
+
+        Shrinking waits until a quarter would do, so that a length near a boundary does not
+        move the caches at every step.
+
+        Raises:
+            ValueError: a slot would hold more than max_seq_len allows.
+        """
+        longest, length = max(held), self.length
+        if longest > self._limit:
+            raise ValueError(f"{longest} positions do not fit caches of {self._limit}")
+        while length < longest:
+            length = min(length * 2, self._limit)
+        while length > FIRST_LENGTH and longest <= length // 4:
+            length = _round_up(length // 2)
+        if length == self.length:
+            return
+        kept = min(length, self.length)
+        self.length = length
+        self.generation += 1
+        occupied = [slot for slot, count in enumerate(held) if count]
+        new = self._allocate()
+        for name, old in self._arrays.items():
+            for slot in occupied:
+                new[name][slot, :, :kept] = old[slot, :, :kept]
+        self._arrays = new
+
+    def address(self, name: str, first_slot: int) -> int:
+        """Address of the first byte of `first_slot` in the named cache."""
+        array = self._arrays[name]
+        return int(array.ctypes.data) + first_slot * int(array.strides[0])
+
+    def shape(self, name: str, batch: int) -> list[int]:
+        """Shape [batch, kv heads, M, D] of a range of `batch` slots."""
+        fixed = self._shapes[name]
+        return [batch, fixed.kv_heads, self.length, fixed.head_dim]
+
+    def move(self, source: int, destination: int, length: int) -> None:
+        """Copies the first `length` positions of one slot to another, in every cache."""
+        for array in self._arrays.values():
+            array[destination, :, :length] = array[source, :, :length]
+
+    def clear(self, slot: int) -> None:
+        """Zeroes a slot: should a sequence have overflowed, its NaN must not reach the next."""
+        for array in self._arrays.values():
+            array[slot] = 0
+
+    def names(self) -> Iterable[str]:
+        return self._arrays.keys()
+
+    def _allocate(self) -> dict[str, FloatArray]:
+        """Zeroed arrays of the current length.
+
+        Zeros, not garbage: attention multiplies unused positions by a weight of exactly zero,
+        and zero times NaN would not be zero. Pages of an anonymous mapping are zero when they
+        are first touched, so slots that stay empty cost nothing.
+        """
+        return allocate_zeros(
+            {name: (self._slots, *self.shape(name, 1)[1:]) for name in self._shapes}
+        )
+
+
+def allocate_zeros(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, FloatArray]:
+    """Zeroed float32 arrays in one anonymous mapping: what is never touched costs nothing.
+
+    Raises:
+        OSError: ENOMEM, more than the system would ever give.
+    """
+    item = np.dtype(np.float32).itemsize
+    total = sum(math.prod(shape) for shape in shapes.values()) * item
+    if total > sys.maxsize:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    mapping = mmap.mmap(-1, max(1, total))
+    arrays: dict[str, FloatArray] = {}
+    offset = 0
+    for name, shape in shapes.items():
+        count = math.prod(shape)
+        arrays[name] = np.frombuffer(mapping, np.float32, count, offset).reshape(shape)
+        offset += count * item
+    return arrays
+
+
+def round_length(positions: int) -> int:
+    """The shortest length of a cache that holds `positions` and keeps the promise of bits."""
+    return max(FIRST_LENGTH, _round_up(positions))
+
+
+def _round_up(length: int) -> int:
+    return -(-length // LENGTH_STEP) * LENGTH_STEP

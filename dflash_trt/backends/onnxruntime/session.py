@@ -1,0 +1,93 @@
+"""ONNX Runtime sessions: opened with the settings that the promise of bits rests on, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import onnxruntime as ort
+
+from dflash_trt.backends.base import KvPages
+from dflash_trt.backends.onnxruntime.caches import CacheShape
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.graph.bindings import LOGITS, PAGE_TABLE
+
+# ONNX Runtime leaves a Cast in the graph when its folded output would exceed 1 GiB, as the
+# output head of most published targets does. It would then be cast at every step, and its
+# product, not prepacked, would give a row alone other bits than a row among others. 0: no limit.
+_FOLDING_LIMIT = "optimization.constant_folding_max_output_size_in_bytes"
+
+# ONNX Runtime's handling of Q/DQ keeps DequantizeLinear out of folding, in the hope of an
+# integer product: quantised weights would be decoded at every step.
+_NO_QDQ = "session.disable_quant_qdq"
+
+
+def open_session(path: Path, threads: int | None) -> ort.InferenceSession:
+    """A CPU session on the graph at `path`.
+
+    `threads` bounds the intra-op threads; None leaves the choice to ONNX Runtime.
+
+    Raises:
+        DflashError: it cannot be opened.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # errors arrive as exceptions; no second line beside them
+    options.add_session_config_entry(_FOLDING_LIMIT, "0")
+    options.add_session_config_entry(_NO_QDQ, "1")
+    # A plan of where intermediates lie, kept for every shape ever met: prompts of all lengths
+    # would let a server grow without end, and it saves no time here.
+    options.enable_mem_pattern = False
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise DflashError(
+            f"ONNX Runtime cannot open it: {one_line(error)}",
+            where=path,
+            fix="check the bundle with `dflash-trt inspect --verify`",
+        ) from error
+
+
+def check_session(
+    session: ort.InferenceSession,
+    path: Path,
+    caches: Mapping[str, CacheShape],
+    vocab_size: int,
+    kv_pages: KvPages | None = None,
+) -> None:
+    """Refuses a graph that is not what the manifest describes: binding would write past it.
+
+    Raises:
+        DflashError: other caches than `caches`, linear or in pages of another size than
+            `kv_pages` has, or logits that are not `vocab_size` wide.
+    """
+    shapes = {item.name: item.shape for item in session.get_inputs()}
+    heads = 1 if kv_pages is None else 2
+    found = {
+        name: CacheShape(shape[heads], shape[3])
+        for name, shape in shapes.items()
+        if name.startswith(("target_", "draft_")) and len(shape) == 4
+    }
+    sizes = {shapes[name][1] for name in found}
+    is_paged = kv_pages is not None and sizes == {kv_pages.size}
+    if found != dict(caches) or (PAGE_TABLE in shapes) != is_paged:
+        raise _unlike_manifest(path, "caches")
+    widths = {item.shape[-1] for item in session.get_outputs() if item.name == LOGITS}
+    if widths - {vocab_size}:
+        raise _unlike_manifest(path, "logits")
+
+
+def bind_array(bind: Any, name: str, array: npt.NDArray[Any]) -> None:
+    """Binds a host array, input or output, by its address."""
+    bind(name, "cpu", 0, array.dtype.type, list(array.shape), array.ctypes.data)
+
+
+def _unlike_manifest(path: Path, what: str) -> DflashError:
+    return DflashError(
+        f"its {what} are not the ones that the manifest describes",
+        where=path,
+        fix="build the bundle again",
+    )

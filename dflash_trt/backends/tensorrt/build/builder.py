@@ -1,0 +1,306 @@
+"""Builds a graph into an engine, straight into its file.
+
+TensorRT-RTX builds for GPUs that are not there. TensorRT builds for the one that is, which has
+never been done here: rung 3 is TensorRT-RTX's alone, and what is TensorRT's own below (no compute
+capability, a timing cache) has run against a stand-in only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from dflash_trt.checkpoints.draft import DraftSpec
+from dflash_trt.checkpoints.pair import Pair
+from dflash_trt.checkpoints.quantized_weights import quantized_linears
+from dflash_trt.checkpoints.target import TargetSpec
+from dflash_trt.hardware.arch import ARCHES, Arch, library_arches
+from dflash_trt.backends.tensorrt.device import Device
+from dflash_trt.backends.tensorrt.library import (
+    TENSORRT_RTX,
+    Library,
+    OperationForm,
+    load_library,
+    make_logger,
+    refused,
+)
+from dflash_trt.backends.tensorrt.build.monitor import TOTAL_STEPS, make_monitor, make_writer
+from dflash_trt.backends.tensorrt.build.network import NetworkSummary, check_network, summarize_network
+from dflash_trt.backends.tensorrt.build.plugins import (
+    attention_head_dims,
+    hand_over,
+    hand_over_attention,
+    operation_forms,
+    plugin_arch,
+    plugin_caches,
+    register_plugins,
+)
+from dflash_trt.backends.tensorrt.build.profiles import EngineLimits, Profile, add_profile, profiles
+from dflash_trt.backends.tensorrt.build.signals import held_signals
+from dflash_trt.core.user_cache import read_cache, user_cache_file, write_cache
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.bindings import GraphName, Owner
+from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
+from dflash_trt.graph.sinks import cache_head_dim
+from dflash_trt.core.progress import Progress
+
+# What TensorRT-RTX 1.7 has fused attention kernels for; the build itself has the last word, and
+# TensorRT's is not known.
+HEAD_DIMS = range(16, 257, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What engines to build, beyond the bundle's limits.
+
+    `timing_cache` is where TensorRT keeps what it measured; None is the user's cache folder.
+    With `plugins`, kernels of this project stand for the functions that they are written for, and
+    the target's engines draw tokens themselves.
+    """
+
+    arch: Arch
+    precision: Precision
+    library: Library = TENSORRT_RTX
+    timing_cache: Path | None = None
+    plugins: bool = False
+
+    @property
+    def folder(self) -> str:
+        """Where the engines lie in a bundle."""
+        return f"engines/{self.library.executor}-{self.arch.name}"
+
+    def form(self, caches: GraphForm = CPU_FORM) -> GraphForm:
+        """The graphs that TensorRT wants: strongly typed, with caches as `caches` has them."""
+        return replace(caches, precision=self.precision, draws=self.plugins)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """One engine: where it lies in the bundle, and what it was built from."""
+
+    graph: GraphName
+    path: str
+    summary_path: str
+    summary: NetworkSummary
+    operations: dict[str, OperationForm]
+
+
+def check_buildable(
+    pair: Pair,
+    options: EngineOptions,
+    form: GraphForm,
+    planned: Mapping[Owner, str] | None = None,
+) -> None:
+    """Refuses what cannot be built here.
+
+    `form` is that of the graphs; `planned` are algorithms that models are going to be quantised in
+    besides.
+
+    Raises:
+        DflashError: the library is missing or needs another GPU than the one here, or has no
+            attention kernel for a head size or no quantised product on the architecture; plugins
+            are asked for and cannot be compiled.
+    """
+    library, arch = options.library, options.arch
+    load_library(library)
+    if not library.is_rtx:
+        _check_local(library, arch)
+    if options.plugins:
+        plugin_arch(arch.name)
+    specs: tuple[tuple[Owner, TargetSpec | DraftSpec], ...]
+    specs = (("target", pair.target), ("draft", pair.draft))
+    for owner, spec in specs:
+        algorithms: set[str] = set(quantized_linears(spec.weights).values())
+        if planned is not None and owner in planned:
+            algorithms.add(planned[owner])
+        for algorithm in sorted(algorithms):
+            if algorithm not in arch.algorithms:
+                known = library_arches(library)
+                able = [name for name in known if algorithm in ARCHES[name].algorithms]
+                raise DflashError(
+                    f"the {owner} is quantised in {algorithm}, which {arch.name} cannot compute in",
+                    where="--arch",
+                    fix=f"{', '.join(able)} can; --executor cpu runs it anywhere",
+                    usage=True,
+                )
+        if form.has_kernel_caches:
+            _check_kernels(owner, spec.head_dim)
+            continue
+        has_sinks = owner == "target" and pair.target.has_sinks
+        size = cache_head_dim(spec.head_dim, has_sinks, form)
+        if size not in HEAD_DIMS:
+            raise DflashError(
+                f"the {owner}'s head size {size}{' with its sinks' * has_sinks} has no fused "
+                f"attention in {library.name}, which takes multiples of {HEAD_DIMS.step} from "
+                f"{HEAD_DIMS.start} to {HEAD_DIMS[-1]}",
+                fix="build with --executor cpu",
+            )
+
+
+def _check_kernels(owner: Owner, head_dim: int) -> None:
+    known = attention_head_dims()
+    if head_dim not in known:
+        raise DflashError(
+            f"the {owner}'s head size {head_dim} has no kernel over paged or FP8 caches; "
+            f"{', '.join(map(str, known))} have",
+            fix="leave out --kv-layout and --kv-dtype, or build with --executor cpu",
+            usage=True,
+        )
+
+
+def _check_local(library: Library, arch: Arch) -> None:
+    local = local_arch()
+    if local != arch.name:
+        raise DflashError(
+            f"{library.name} builds for the GPU that is here, {local}, not for {arch.name}",
+            where="--arch",
+            fix=f"build on a machine with one of {arch.devices}, or pass --arch {local}",
+            usage=True,
+        )
+
+
+def local_arch() -> str:
+    """The architecture of the GPU that is here.
+
+    Raises:
+        DflashError: there is none.
+    """
+    device = Device()
+    device.close()
+    return device.arch
+
+
+def library_version(library: Library) -> str:
+    """The library's version, which an engine is bound to."""
+    return str(load_library(library).__version__)
+
+
+def build_engine(
+    graph: GraphName,
+    folder: Path,
+    options: EngineOptions,
+    limits: EngineLimits,
+    progress: Progress,
+) -> BuiltEngine:
+    """Builds `folder`/GRAPH.onnx into an engine below `folder`, with a summary beside it.
+
+    Memory: about 1.6 times the weights, beside the weight files that it maps; the engine goes to
+    its file as it comes.
+
+    Raises:
+        DflashError: the parser or builder refuses, or attention or caches would not be native.
+        OSError: the file cannot be written.
+    """
+    progress.stage(f"{graph} engine for {options.arch.name}", TOTAL_STEPS, "steps")
+    library = options.library
+    trt = load_library(library)
+    logger = make_logger(trt)
+    builder = trt.Builder(logger)
+    flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    plugins: set[str] = set()
+    if options.plugins:
+        plugins = register_plugins(library, trt, options.arch.name)
+        flags |= 1 << int(trt.NetworkDefinitionCreationFlag.PREFER_AOT_PYTHON_PLUGINS)
+    network = builder.create_network(flags)
+    parser = trt.OnnxParser(network, logger)
+    model_path = folder / f"{graph}.onnx"
+    model = onnx.load(model_path, load_external_data=False)
+    handed = hand_over(model, plugins)
+    if plugins:
+        # A prompt's chunks run through the target's graphs, whose native attention stays.
+        is_native = graph != "draft"
+        hand_over_attention(handed, limits.block_size, limits.cache_length, keep_native=is_native)
+    # The path tells the parser where the weights are.
+    if not parser.parse(handed.SerializeToString(), str(model_path)):
+        messages = [parser.get_error(index).desc() for index in range(parser.num_errors)]
+        raise refused(library, "read it", f"{graph}.onnx", messages)
+    summary = summarize_network(network)
+    check_network(handed, summary, plugin_caches(handed, plugins))
+
+    path = folder / options.folder / f"{graph}.engine"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    built = profiles(graph, limits)
+    config = _configure(trt, builder, network, options, built)
+    timings = None if library.is_rtx else _TimingCache(trt, config, options)
+    with path.open("wb") as file:
+        writer = make_writer(trt, file)
+        with held_signals() as held:
+            config.progress_monitor = monitor = make_monitor(trt, progress.advance, held)
+            succeeded = builder.build_serialized_network_to_stream(network, config, writer)
+        monitor.check()
+        writer.check()
+    if not succeeded or path.stat().st_size == 0:
+        raise refused(library, "build it", f"{graph}.onnx", logger.errors)
+    if timings is not None:
+        timings.save()
+    summary_path = path.with_suffix(".json")
+    described = _describe(summary, built, options, str(trt.__version__))
+    summary_path.write_text(json.dumps(described, indent=2) + "\n", "utf-8")
+    return BuiltEngine(
+        graph,
+        path.relative_to(folder).as_posix(),
+        summary_path.relative_to(folder).as_posix(),
+        summary,
+        operation_forms(handed, plugins),
+    )
+
+
+class _TimingCache:
+    """What TensorRT measured of this GPU's tactics, kept between builds."""
+
+    def __init__(self, trt: Any, config: Any, options: EngineOptions) -> None:
+        name = f"timing-{trt.__version__}-{options.arch.name}.cache"
+        self._path = options.timing_cache or user_cache_file(name)
+        self._config = config
+        # A cache of another GPU or version is refused, and the build starts with an empty one.
+        for data in (read_cache(self._path), b""):
+            # TensorRT wants the cache to outlive the build.
+            self._cache = config.create_timing_cache(data)
+            if self._cache and config.set_timing_cache(self._cache, ignore_mismatch=False):
+                break
+
+    def save(self) -> None:
+        write_cache(self._path, bytes(self._config.get_timing_cache().serialize()))
+
+
+def _configure(
+    trt: Any, builder: Any, network: Any, options: EngineOptions, wanted: list[Profile]
+) -> Any:
+    config, arch = builder.create_builder_config(), options.arch
+    if options.library.is_rtx:
+        config.num_compute_capabilities = 1
+        capability = getattr(trt.ComputeCapability, arch.capability or "", None)
+        if capability is None:
+            raise DflashError(
+                f"TensorRT-RTX {trt.__version__} does not build for {arch.name}", where="--arch"
+            )
+        config.set_compute_capability(capability, 0)
+        # A step is captured into a CUDA graph, in which nothing may allocate.
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    if options.plugins:
+        config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+    for profile in wanted:
+        add_profile(builder, config, network, profile)
+    return config
+
+
+def _describe(
+    summary: NetworkSummary, built: list[Profile], options: EngineOptions, version: str
+) -> dict[str, Any]:
+    return {
+        "library": f"{options.library.module} {version}",
+        "arch": options.arch.name,
+        "precision": options.precision.value,
+        "profiles": {
+            profile.name: {
+                axis: [span.low, span.usual, span.high] for axis, span in profile.axes.items()
+            }
+            for profile in built
+        },
+        **summary.to_json(),
+    }

@@ -1,0 +1,293 @@
+"""Graphs handed over to TensorRT with this project's plugins in place of function bodies.
+
+A plugin is found by the node's name once the model carries no function of that name. Nothing here
+has run on a GPU: the hand-over and the registration are tested against stand-ins.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from dflash_trt.backends.tensorrt.library import Library, OperationForm
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.graph.functions import DFLASH_DOMAIN, TRT_DOMAIN, read_attention_facts
+
+VERSION = "1"
+BLOCK_ATTENTION = "block_attention"
+SPLIT_ATTENTION = f"{BLOCK_ATTENTION}_split"
+INSTALL = "pip install 'dflash-trt[plugins]'"
+
+
+def plugin_arch(arch: str) -> str:
+    """The architecture that kernels for `arch` ("sm_100") are compiled for ("sm_100a").
+
+    Raises:
+        DflashError: the plugins' compiler is not installed, or has no such architecture.
+    """
+    compiler = _load("compile")
+    compiler.check_compiler()
+    known: Collection[str] = compiler.ARCHES
+    specific = f"{arch}a"
+    if specific not in known:
+        able = ", ".join(name.removesuffix("a") for name in known)
+        raise DflashError(
+            f"there are no kernels for {arch}",
+            where="--plugins",
+            fix=f"they are for {able}; leave it out",
+            usage=True,
+        )
+    return specific
+
+
+def check_settled_rows(block_size: int) -> None:
+    """Refuses a block that is more than the kernel that settles a step has room for.
+
+    Raises:
+        DflashError: it is, or there are no plugins.
+    """
+    most: int = _load("accept.launch").MAX_ROWS
+    if block_size > most:
+        raise DflashError(
+            f"a step settles at most {most} rows, not a block of {block_size}",
+            where="--plugins",
+            fix=f"pass --block-size {most} or less, or leave it out",
+            usage=True,
+        )
+
+
+def register_plugins(library: Library, trt: Any, arch: str, folder: Path | None = None) -> set[str]:
+    """Registers every plugin with TensorRT; returns their names.
+
+    Compiled kernels are kept in `folder`, or in the user's cache folder.
+
+    Raises:
+        DflashError: this TensorRT has no plugins of its own kind, or Triton language is missing.
+    """
+    try:
+        plugin = importlib.import_module(f"{library.module}.plugin")
+    except ImportError as error:
+        raise DflashError(
+            f"{library.name} does not load its plugin module: {one_line(error)}",
+            where="--plugins",
+        ) from error
+    registration = _load("registration")
+    registration.PluginRegistration(trt, plugin, plugin_arch(arch), folder).register()
+    return set(_load("operation").operations())
+
+
+def attention_head_dims() -> tuple[int, ...]:
+    """The head sizes that there are attention kernels for."""
+    known: tuple[int, ...] = _load("block_attention.launch").HEAD_DIMS
+    return known
+
+
+def attention_scratch(
+    *,
+    capacity: int,
+    block_size: int,
+    window: int,
+    query_heads: int,
+    head_dim: int,
+    batch: int,
+    rows: int,
+) -> int:
+    """Bytes that one layer's attention leaves for its merge, in calls of up to `rows` rows.
+
+    0 where one launch is enough, or no kernel has the head size.
+    """
+    launch = _load("block_attention.launch")
+    if head_dim not in launch.HEAD_DIMS:
+        return 0
+    size: int = launch.scratch_bytes(
+        capacity=capacity,
+        block_size=block_size,
+        window=window,
+        query_heads=query_heads,
+        head_dim=head_dim,
+        batch=batch,
+        rows=rows,
+    )
+    return size
+
+
+def hand_over(model: onnx.ModelProto, plugins: Collection[str]) -> onnx.ModelProto:
+    """A copy of `model` in which calls of functions that `plugins` names are nodes of theirs.
+
+    A function's overload is part of a plugin's name; inputs that a call leaves out are no inputs
+    of the plugin. Attention is left to `hand_over_attention`.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    named = {name for name in plugins if not name.startswith(BLOCK_ATTENTION)}
+    kept = [one for one in model.functions if plugin_name(one) not in named]
+    del result.functions[:]
+    result.functions.extend(kept)
+    for node, name in _handed_over(result, named):
+        node.op_type = name
+        node.ClearField("overload")
+        node.input[:] = [name for name in node.input if name]
+        _as_plugin(node)
+    return result
+
+
+def hand_over_attention(
+    handed: onnx.ModelProto, block_size: int, capacity: int, *, keep_native: bool = False
+) -> None:
+    """Puts this project's attention in place of a model's that is handed over.
+
+    That is of every `block_attention`, whose caches nothing else reads; and, unless `keep_native`,
+    of native attentions: a graph whose every call is a block is faster so, the draft. Those with
+    sinks stay, and those of a head size that no kernel has.
+
+    Steps have up to `block_size` rows, caches `capacity` positions.
+    """
+    nodes: list[onnx.NodeProto] = []
+    for node in handed.graph.node:
+        call = _attention_call(handed, node, keep_native=keep_native)
+        nodes += [node] if call is None else _as_operations(node, call, block_size, capacity)
+    del handed.graph.node[:]
+    handed.graph.node.extend(nodes)
+    native = {(node.op_type, node.overload) for node in nodes if node.domain == TRT_DOMAIN}
+    kept = [
+        one
+        for one in handed.functions
+        if not _is_attention(one)
+        and (one.domain != TRT_DOMAIN or (one.name, one.overload) in native)
+    ]
+    del handed.functions[:]
+    handed.functions.extend(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _AttentionCall:
+    """A call of attention: its values by the names that plugins give them, its attributes."""
+
+    values: dict[str, str]
+    attributes: dict[str, int]
+
+
+def _attention_call(
+    handed: onnx.ModelProto, node: onnx.NodeProto, *, keep_native: bool
+) -> _AttentionCall | None:
+    """What a plugin is told of an attention; None where `node` is none that one stands for."""
+    if _is_attention(node):
+        (function,) = (one for one in handed.functions if one.name == node.op_type)
+        values = dict(zip(function.input, node.input, strict=True))
+        attributes = {one.name: int(helper.get_attribute_value(one)) for one in node.attribute}
+        return _AttentionCall(values, attributes)
+    facts = read_attention_facts(node)
+    if facts is None or keep_native or facts["head_dim"] not in attention_head_dims():
+        return None
+    q, k_cache, v_cache, *_, lengths = node.input
+    values = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "key_value_lengths": lengths}
+    values["sinks"] = _no_sinks(handed, facts["query_heads"])
+    return _AttentionCall(values, facts)
+
+
+def _as_operations(
+    node: onnx.NodeProto, call: _AttentionCall, block_size: int, capacity: int
+) -> Iterator[onnx.NodeProto]:
+    """The plugins that compute an attention: one, or its shares and their merge."""
+    values = call.values | {"attended": node.output[0]}
+    values |= {name: f"{node.name}/{name}" for name in ("shares", "log_sums")}
+    launch = _load("block_attention.launch")
+    attributes = call.attributes | {"block_size": block_size}
+    attributes["most_splits"] = launch.most_splits(capacity)
+    operations = launch.attention_operations(
+        capacity,
+        block_size,
+        attributes["window"],
+        is_paged="page_table" in values,
+        is_quantized="kv_scales" in values,
+    )
+    for operation in operations:
+        plugin = helper.make_node(
+            operation.name,
+            [values[name] for name in operation.inputs],
+            [values[name] for name in operation.outputs],
+            name=f"{node.name}/{operation.name}",
+            domain=DFLASH_DOMAIN,
+        )
+        for name in operation.attributes:
+            plugin.attribute.append(helper.make_attribute(name, attributes[name]))
+        yield _as_plugin(plugin)
+
+
+def _is_attention(call: onnx.NodeProto | onnx.FunctionProto) -> bool:
+    """Whether it is this project's attention, or its definition."""
+    name = call.op_type if isinstance(call, onnx.NodeProto) else call.name
+    return call.domain == DFLASH_DOMAIN and name.startswith(BLOCK_ATTENTION)
+
+
+def _no_sinks(handed: onnx.ModelProto, heads: int) -> str:
+    """The name of an initializer float32 [heads] of -inf, added where it is not there."""
+    name = f"no_sinks_{heads}"
+    if all(tensor.name != name for tensor in handed.graph.initializer):
+        values = [-math.inf] * heads
+        tensor = helper.make_tensor(name, onnx.TensorProto.FLOAT, [heads], values)
+        handed.graph.initializer.append(tensor)
+    return name
+
+
+def _as_plugin(node: onnx.NodeProto) -> onnx.NodeProto:
+    """`node`, told where the parser finds its plugin."""
+    node.attribute.append(helper.make_attribute("plugin_namespace", DFLASH_DOMAIN))
+    node.attribute.append(helper.make_attribute("plugin_version", VERSION))
+    return node
+
+
+def plugin_name(call: onnx.NodeProto | onnx.FunctionProto) -> str | None:
+    """Name of the plugin that may stand for a call or a function; None outside of our domain."""
+    if call.domain != DFLASH_DOMAIN:
+        return None
+    name = call.op_type if isinstance(call, onnx.NodeProto) else call.name
+    return f"{name}_{call.overload}" if call.overload else name
+
+
+def operation_forms(handed: onnx.ModelProto, plugins: Collection[str]) -> dict[str, OperationForm]:
+    """How TensorRT gets each operation of a model handed over, by name: overloads are told apart.
+
+    "native": the parser's own layer has that name. "plugin": a kernel of ours. "function": the
+    body, as any other nodes.
+    """
+    forms: dict[str, OperationForm] = {name: "plugin" for _, name in _handed_over(handed, plugins)}
+    for function in handed.functions:
+        name = f"{function.name}_{function.overload}" if function.overload else function.name
+        forms[name] = "native" if function.domain == TRT_DOMAIN else "function"
+    return dict(sorted(forms.items()))
+
+
+def plugin_caches(model: onnx.ModelProto, plugins: Collection[str]) -> list[str]:
+    """The caches of `model` that plugins update in place, by input name."""
+    caches = {f"{value.name}_out": value.name for value in model.graph.input}
+    return [
+        caches[output]
+        for node, _ in _handed_over(model, plugins)
+        for output in node.output
+        if output in caches
+    ]
+
+
+def _handed_over(
+    model: onnx.ModelProto, plugins: Collection[str]
+) -> Iterator[tuple[onnx.NodeProto, str]]:
+    """The calls that plugins stand for, each with its plugin's name."""
+    for node in model.graph.node:
+        name = plugin_name(node)
+        if name is not None and name in plugins:
+            yield node, name
+
+
+def _load(module: str) -> Any:
+    try:
+        return importlib.import_module(f"dflash_plugins.{module}")
+    except ImportError as error:
+        raise DflashError(f"no plugins: {one_line(error, 80)}", fix=INSTALL) from error

@@ -1,0 +1,1 @@
+"""Runs engines: contexts, bindings, CUDA graphs, device caches."""

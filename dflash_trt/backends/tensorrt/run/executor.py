@@ -1,0 +1,339 @@
+"""The bundle's engines on an NVIDIA GPU: one code for TensorRT-RTX and TensorRT.
+
+A step is two engine runs between two small copies: anchors, starts and mask ids go over, token and
+choice ids come back, and the host waits once. The draft's output lies where the target's input is
+bound, and caches are bound as input and output of the same memory. Each shape is bound once (a
+Bucket); from its third call on it replays a CUDA graph of the step's passes. Where engines draw
+tokens themselves, the next step may be under way while the host looks at this one (lookahead.py).
+
+Rung 3: the engines are built and everything up to the library's own calls is tested against
+stand-ins that compute; none of it has run on a GPU. `doctor --gpu-check` runs it on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash_trt.backends.base import (
+    Candidates,
+    ExecutorLimits,
+    FloatArray,
+    Int64Array,
+    Scores,
+    SpeculationOutput,
+    TargetGraph,
+    TargetOutput,
+)
+from dflash_trt.backends.tensorrt.device import Device, HostBytes
+from dflash_trt.backends.tensorrt.run.binder import Binder, lay_out
+from dflash_trt.backends.tensorrt.run.buckets import Bucket, Results, Staging
+from dflash_trt.backends.tensorrt.run.device_pages import DevicePages
+from dflash_trt.backends.tensorrt.run.engine_bundle import EngineBundle
+from dflash_trt.backends.tensorrt.run.loader import Loader
+from dflash_trt.backends.tensorrt.run.lookahead import Lookahead, Step
+from dflash_trt.backends.tensorrt.run.pass_runner import PassRunner
+from dflash_trt.graph.bindings import (
+    BLOCK_IDS,
+    CACHE_START,
+    CANDIDATE_IDS,
+    CANDIDATE_LOGITS,
+    CHOICE_IDS,
+    DRAFT_TOKEN_IDS,
+    LOGIT_ROWS,
+    PAGE_TABLE,
+    SAMPLING,
+    TOKEN_IDS,
+    GraphName,
+)
+
+
+class TensorRtExecutor:
+    """Executor over `{target,draft,target_only}.engine`.
+
+    Args:
+        bundle: the engines.
+        device: where they run; the executor closes it.
+        loader: opens engine files with the library that built them.
+
+    `captured` counts the CUDA graphs that replay steps now; `capture_error` says why steps are
+    enqueued one by one instead, when capturing failed. `ahead_steps` counts steps begun before they
+    were asked for, `dropped_steps` those of them that nobody asked for.
+
+    Raises:
+        DflashError: the device has no room for caches and buffers.
+    """
+
+    def __init__(self, bundle: EngineBundle, device: Device, loader: Loader) -> None:
+        self._bundle = bundle
+        self._device = device
+        self._loader = loader
+        self._runner = PassRunner(bundle, device, loader)
+        self._held = [0] * bundle.limits.max_batch
+        self._graph_caches = bundle.layout.graph_caches()
+        self._whole_rows: HostBytes | None = None
+        self._is_waited_for = True
+        self._closed = False
+        limits, shapes = bundle.limits, bundle.shapes
+        kept = bundle.candidates
+        self._caches = bundle.allocate_caches(device)
+        block, chunk = limits.block_size, shapes.prefill_chunk
+        sizes = [(limits.max_batch, block, block), (1, chunk, min(block, chunk))]
+        columns, draws = bundle.columns, limits.draws
+        most = [
+            lay_out(TOKEN_IDS, *size, kept=kept, columns=columns, draws=draws) for size in sizes
+        ]
+        self._inputs = Staging(device, max(one.size for one, _ in most), "input buffers")
+        self._results = Results(device, max(one.size for _, one in most), "output buffers")
+        self._pages = self._caches if isinstance(self._caches, DevicePages) else None
+        self._lookahead = Lookahead(device, self._inputs, self._results, self._pages)
+        rows = max(batch * picked for batch, _, picked in sizes)
+        self._logits = device.allocate(rows * limits.vocab_size * 4, "logits")
+        self._binder = Binder(
+            self._caches,
+            self._graph_caches,
+            inputs=self._inputs.address,
+            outputs=self._results.address,
+            logits=self._logits,
+            kept=kept,
+            draws=limits.draws,
+        )
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        return self._bundle.limits
+
+    @property
+    def is_bitwise(self) -> bool:
+        return False
+
+    @property
+    def cache_bytes(self) -> int:
+        """Device memory of the caches."""
+        return self._caches.nbytes
+
+    @property
+    def captured(self) -> int:
+        return self._runner.captured
+
+    @property
+    def capture_error(self) -> str | None:
+        return self._runner.capture_error
+
+    @property
+    def ahead_steps(self) -> int:
+        return self._lookahead.started
+
+    @property
+    def dropped_steps(self) -> int:
+        return self._lookahead.dropped
+
+    def preload(self, graphs: Iterable[GraphName]) -> None:
+        """Loads engines ahead of the first request, whose time they would count towards."""
+        for graph in graphs:
+            self._runner.engine(graph)
+
+    def forward(
+        self,
+        graph: TargetGraph,
+        first_slot: int,
+        token_ids: Int64Array,
+        starts: Int64Array,
+        logit_rows: Int64Array,
+        scores: Scores,
+        sampling: Int64Array | None = None,
+    ) -> TargetOutput:
+        batch, rows = token_ids.shape
+        picked = logit_rows.shape[1]
+        self.limits.check_logit_rows(logit_rows, rows)
+        self.limits.check_sampling(sampling, batch)
+        self._hold(first_slot, starts, rows)
+        scores = self._known(scores)
+        bound = self._caches.bound_slot(first_slot)
+        key = (graph, bound, batch, rows, picked, scores is Scores.CANDIDATES)
+        bind = partial(self._binder.bind_call, graph, bound, batch, rows, picked, scores)
+        bucket = self._runner.recall(key, bind)
+        self._enter_call()
+        self._lookahead.drop()
+        arguments = {TOKEN_IDS: token_ids, CACHE_START: starts, LOGIT_ROWS: logit_rows}
+        logits = self._begin(bucket, first_slot, arguments, sampling, scores)
+        return TargetOutput(self._finish(bucket), logits, self._candidates(bucket, scores))
+
+    def speculate(
+        self,
+        first_slot: int,
+        anchors: Int64Array,
+        starts: Int64Array,
+        block_size: int,
+        scores: Scores,
+        sampling: Int64Array | None = None,
+        ahead: bool = False,
+    ) -> SpeculationOutput:
+        batch = len(anchors)
+        self.limits.check_block_size(block_size)
+        self.limits.check_sampling(sampling, batch)
+        self._hold(first_slot, starts, block_size)
+        scores = self._known(scores)
+        bound = self._caches.bound_slot(first_slot)
+        key = ("speculate", bound, batch, block_size, scores is Scores.CANDIDATES)
+        bind = partial(self._binder.bind_step, bound, batch, block_size, scores)
+        bucket = self._runner.recall(key, bind)
+        step = None if sampling is None else Step(bucket, first_slot, anchors, starts, sampling)
+        logits = None
+        self._enter_call()
+        if step is None or not self._lookahead.take(step, scores):
+            blocks = np.full((batch, block_size), self.limits.mask_token_id, np.int64)
+            blocks[:, 0] = anchors
+            rows = np.arange(block_size)
+            arguments = {BLOCK_IDS: blocks, CACHE_START: starts, LOGIT_ROWS: rows}
+            logits = self._begin(bucket, first_slot, arguments, sampling, scores)
+        if ahead and step is not None and scores is Scores.NONE:
+            self._go_on(step, block_size)
+        choices = self._finish(bucket)
+        drafted = self._read(bucket, DRAFT_TOKEN_IDS)
+        return SpeculationOutput(drafted, choices, logits, self._candidates(bucket, scores))
+
+    def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
+        if self._pages is None:
+            raise ValueError("linear caches have no pages")
+        if not self._pages.bind_pages(slot, page_ids):
+            self._lookahead.drop()  # of what it may have written there, nothing is left
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        self._lookahead.drop()
+        self._caches.clear(destination, self._held[destination])
+        self._caches.move(source, destination, length)
+        self._held[destination] = length
+
+    def release_slots(self, first_free: int) -> None:
+        """Clears what the slots held; the caches' memory stays as it is."""
+        self._lookahead.drop()
+        for slot in range(first_free, len(self._held)):
+            if self._held[slot]:
+                self._caches.clear(slot, self._held[slot])
+                self._held[slot] = 0
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._lookahead.drop()
+        try:
+            self._loader.save_kernels()
+        finally:
+            try:
+                self._device.synchronize()  # a dropped step's contexts may be at work
+            finally:
+                # Contexts before the memory that they compute in.
+                self._runner.close()
+                self._device.close()
+
+    def _enter_call(self) -> None:
+        """Begins a call, after waiting for one that an error broke off before it was waited for.
+
+        Its arguments may not have left the host's memory, where the next call's go, and its results
+        are nobody's.
+        """
+        if not self._is_waited_for:
+            self._lookahead.drop()
+            self._device.synchronize()
+        self._is_waited_for = False
+
+    def _begin(
+        self,
+        bucket: Bucket,
+        first_slot: int,
+        arguments: Mapping[str, npt.NDArray[np.int64]],
+        sampling: Int64Array | None,
+        scores: Scores,
+    ) -> FloatArray | None:
+        """Enqueues a call; the whole rows, to be waited for, if `scores` asks for them."""
+        for name, values in arguments.items():
+            bucket.inputs.view(self._inputs.host, name)[...] = values
+        if self._pages is not None:
+            self._pages.fill(bucket.inputs.view(self._inputs.host, PAGE_TABLE), first_slot)
+        if sampling is not None:
+            bucket.inputs.view(self._inputs.host, SAMPLING)[...] = sampling
+        self._inputs.upload(bucket.inputs.size)
+        self._runner.run(bucket)
+        logits = None
+        if scores is Scores.LOGITS:
+            # Not part of what is captured: the memory that rows go to may grow.
+            shape = (*bucket.outputs.shape(CHOICE_IDS), self.limits.vocab_size)
+            logits = self._download_rows(0, shape)
+        self._results.download(bucket.copied)
+        return logits
+
+    def _go_on(self, step: Step, block_size: int) -> None:
+        """Enqueues the step behind `step` as well, where its rows fit in any case.
+
+        Only steps that replay a graph: their contexts are their own, and nothing is captured while
+        one is under way.
+        """
+        if step.bucket.graph is None:
+            return
+        try:
+            self._hold(step.first_slot, step.starts + block_size, block_size)
+        except ValueError:
+            return
+        self._lookahead.start(step)
+
+    def _finish(self, bucket: Bucket) -> Int64Array:
+        """Waits for the call; its choices."""
+        self._results.wait()
+        self._is_waited_for = True
+        self._runner.capture(bucket)
+        choices: Int64Array = self._read(bucket, CHOICE_IDS)
+        return choices
+
+    def _candidates(self, bucket: Bucket, scores: Scores) -> Candidates | None:
+        """The candidates of a call that has been waited for, if `scores` asks for them."""
+        if scores is not Scores.CANDIDATES:
+            return None
+        rows, vocabulary = bucket.outputs.shape(CHOICE_IDS)[1], self.limits.vocab_size
+
+        def read_row(sequence: int, row: int) -> FloatArray:
+            whole = self._download_rows(sequence * rows + row, (vocabulary,))
+            self._device.synchronize()
+            return whole.copy()
+
+        values: FloatArray = self._read(bucket, CANDIDATE_LOGITS)
+        return Candidates(self._read(bucket, CANDIDATE_IDS), values, read_row)
+
+    def _known(self, scores: Scores) -> Scores:
+        """What serves `scores`: engines that draw have no candidates, but whole rows."""
+        return Scores.LOGITS if scores and self.limits.draws else scores
+
+    def _download_rows(self, first_row: int, shape: tuple[int, ...]) -> FloatArray:
+        """Logits of `shape` [..., V] from row `first_row` on, to be waited for."""
+        size = int(np.prod(shape)) * 4
+        if self._whole_rows is None or self._whole_rows.nbytes < size:
+            if self._whole_rows is not None:
+                self._device.synchronize()
+                self._device.free_host(self._whole_rows)
+            self._whole_rows = self._device.allocate_host(size)
+        memory = self._whole_rows[:size]
+        self._device.download(memory, self._logits + first_row * self.limits.vocab_size * 4)
+        return memory.view(np.float32).reshape(shape)
+
+    def _read(self, bucket: Bucket, name: str) -> npt.NDArray[Any]:
+        return bucket.outputs.view(self._results.host, name)
+
+    def _hold(self, first_slot: int, starts: Int64Array, rows: int) -> None:
+        """Notes what this call writes.
+
+        Raises:
+            ValueError: slots or positions outside the limits or a slot's pages, before anything
+                is enqueued: TensorRT does not define a write past a cache's end.
+        """
+        if self._closed:
+            raise ValueError("the executor is closed")
+        ends = self.limits.slot_ends(first_slot, starts, rows)
+        if self._pages is not None:
+            self._pages.check(ends)
+        for slot, end in ends.items():
+            self._held[slot] = max(self._held[slot], end)

@@ -1,0 +1,141 @@
+"""Looking ahead: a decode step that is under way before anyone asks for it.
+
+Where tokens are drawn and accepted in the engine, a verify step leaves on the device what the next
+draft pass takes: the bonus tokens with mask ids behind them, and the new lengths. So the next step
+can be enqueued at once: one copy of those onto the inputs, the step's graph, and a download into
+the other of two host buffers. The device works on while the host looks at the tokens before. Where
+caches are paged, the step's page table goes over first: sequences got pages since the last one.
+
+It is a bet on what the caller asks for next, and losing it is harmless. A call that differs in
+anything from what the device went on with drops the result. Everything is in one stream, so all
+that the host enqueues from then on finds the dropped step's writes done: rows written behind them,
+slots moved and cleared, inputs uploaded. Those writes lie at and behind the accepted lengths of its
+slots, where no call reads before it writes, and the executor counts them among the rows that a
+released slot is cleared of.
+
+Pages: which of them a step's rows go to is fixed when it is enqueued, by the table that is uploaded
+between it and the step before. Pages that a slot gets afterwards lie behind all that the step
+reads or writes, so that it stays good; a slot that is bound to others has none of its rows, and the
+step is dropped. A page that changes hands, as its sequence ended or was preempted, is written by
+its next owner later in the stream than by a dropped step, and read only then. Pages that sequences
+share are full of accepted tokens' rows: no step under way writes there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash_trt.backends.base import Int64Array, Scores
+from dflash_trt.backends.tensorrt.device import Device
+from dflash_trt.backends.tensorrt.run.buckets import Bucket, Layout, Results, Staging
+from dflash_trt.backends.tensorrt.run.device_pages import DevicePages
+from dflash_trt.graph.bindings import BLOCK_IDS, NEW_START, NEXT_BLOCK_IDS, PAGE_TABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a speculative step is asked for: `anchors` and `starts` [B], `sampling` [B,4].
+
+    Its `bucket` stands for batch and block size.
+    """
+
+    bucket: Bucket
+    first_slot: int
+    anchors: Int64Array
+    starts: Int64Array
+    sampling: Int64Array
+
+    def equals(self, other: Step) -> bool:
+        """Whether the two are one step; of both, the arguments have to be known by now."""
+        return (
+            self.bucket is other.bucket
+            and self.first_slot == other.first_slot
+            and np.array_equal(self.anchors, other.anchors)
+            and np.array_equal(self.starts, other.starts)
+            and np.array_equal(self.sampling, other.sampling)
+        )
+
+
+class Lookahead:
+    """At most one step ahead of the caller.
+
+    Args:
+        device: whose stream steps are enqueued in.
+        inputs, results: what all calls read and write.
+        pages: the paged caches; None where they are linear.
+
+    `started` counts the steps enqueued ahead of a call, `dropped` those that no call asked for.
+    """
+
+    def __init__(
+        self, device: Device, inputs: Staging, results: Results, pages: DevicePages | None
+    ) -> None:
+        self._device = device
+        self._inputs = inputs
+        self._results = results
+        self._pages = pages
+        # In turn: one may still be on its way to the device while the next is written.
+        self._tables = (
+            [] if pages is None else [device.allocate_host(pages.table_bytes) for _ in range(2)]
+        )
+        self._step: Step | None = None
+        self.started = self.dropped = 0
+
+    def start(self, step: Step) -> None:
+        """Enqueues the step behind `step`, which has been enqueued or taken just now.
+
+        It replays the bucket's graph, whose contexts nothing else binds.
+        """
+        bucket, host = step.bucket, self._results.host
+        inputs, outputs = bucket.inputs, bucket.outputs
+        assert bucket.graph is not None
+        if self._pages is not None:
+            self._upload_table(self._pages, inputs, step.first_slot)
+        self._device.copy(
+            self._inputs.address + inputs.offset(BLOCK_IDS),
+            self._results.address + outputs.offset(NEXT_BLOCK_IDS),
+            outputs.end(NEW_START) - outputs.offset(NEXT_BLOCK_IDS),
+        )
+        self._device.launch(bucket.graph)
+        self._results.download(bucket.copied, ahead=True)
+        self.started += 1
+        # Views: what the device goes on with is known once `step` has been waited for.
+        anchors = outputs.view(host, NEXT_BLOCK_IDS)[:, 0]
+        starts = outputs.view(host, NEW_START)
+        self._step = Step(bucket, step.first_slot, anchors, starts, step.sampling.copy())
+
+    def take(self, step: Step, scores: Scores) -> bool:
+        """Whether `step` is the one under way, whose results are then the current ones.
+
+        If it is not, or more of it is wanted than a step ahead brings to the host, then the one
+        under way is dropped.
+        """
+        expected = self._step
+        if expected is None:
+            return False
+        if scores is not Scores.NONE or not expected.equals(step):
+            self.drop()
+            return False
+        self._step = None
+        self._results.turn()
+        return True
+
+    def _upload_table(self, pages: DevicePages, inputs: Layout, first_slot: int) -> None:
+        """Enqueues the way of the pages that are bound now to the device.
+
+        The buffer was last read two starts ago. Of those steps only the one begun last can be
+        under way: the call before waited for its own results, which lie behind the other's.
+        """
+        self._tables.reverse()
+        offset, end = inputs.offset(PAGE_TABLE), inputs.end(PAGE_TABLE)
+        memory = self._tables[0][: end - offset]
+        pages.fill(memory.view(np.int32).reshape(inputs.shape(PAGE_TABLE)), first_slot)
+        self._device.upload(self._inputs.address + offset, memory)
+
+    def drop(self) -> None:
+        """Forgets the step under way, if any; it still runs to its end."""
+        if self._step is not None:
+            self._step = None
+            self.dropped += 1

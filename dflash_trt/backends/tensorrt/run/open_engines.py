@@ -1,0 +1,97 @@
+"""Opens a bundle of engines, once it is clear that they are for this machine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from dflash_trt.backends.base import ExecutorLimits
+from dflash_trt.backends.onnxruntime.caches import CacheLayout
+from dflash_trt.backends.tensorrt.device import Device
+from dflash_trt.backends.tensorrt.library import LIBRARIES, load_library
+from dflash_trt.backends.tensorrt.run.engine_bundle import EngineBundle
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.backends.tensorrt.run.loader import Loader
+from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.bundle.engines import engine_limits
+from dflash_trt.bundle.manifest import EngineSet
+from dflash_trt.core.user_cache import user_cache_file
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
+
+
+def open_device(bundle: Bundle) -> Device:
+    """The GPU that `bundle` has engines for; nothing of the bundle is loaded.
+
+    Raises:
+        DflashError: the library is missing or another version than the engines were built with,
+            there is no GPU, or one of another architecture.
+    """
+    engines, library = _engines(bundle), LIBRARIES[bundle.manifest.executor]
+    installed = str(load_library(library).__version__)
+    if installed != engines.library_version:
+        raise DflashError(
+            f"built with {library.name} {engines.library_version}, installed is {installed}",
+            where=bundle.folder,
+            fix="engines run with the version that built them; install it, or build again",
+        )
+    device = Device()
+    if device.arch != engines.arch:
+        device.close()
+        raise DflashError(
+            f"built for {engines.arch}, this GPU is {device.arch} ({device.name})",
+            where=bundle.folder,
+            fix=f"build with --arch {device.arch}, or with --executor cpu",
+        )
+    return device
+
+
+def open_engines(
+    bundle: Bundle, limits: ExecutorLimits, layout: CacheLayout, graphs: Iterable[GraphName]
+) -> TensorRtExecutor:
+    """The executor of a bundle of engines, with those of `graphs` loaded.
+
+    Raises:
+        DflashError: see open_device; or an engine is missing, damaged or unlike its manifest, or
+            the device has no room.
+    """
+    engines, manifest = _engines(bundle), bundle.manifest
+    paths = {engine.graph: bundle.folder / engine.path for engine in engines.files}
+    missing = [graph for graph in GRAPH_NAMES if graph not in paths]
+    if missing:
+        raise DflashError(
+            f"holds no {missing[0]} engine", where=bundle.folder, fix="build the bundle again"
+        )
+    device = open_device(bundle)
+    try:
+        library = LIBRARIES[manifest.executor]
+        kernel_cache = user_cache_file(f"kernels-{_fingerprint(bundle, engines)}.cache")
+        executor = TensorRtExecutor(
+            EngineBundle(
+                paths,
+                limits,
+                layout,
+                engine_limits(manifest.limits, manifest.target, manifest.graph_form),
+                manifest.graph_form,
+            ),
+            device,
+            Loader(library, load_library(library), kernel_cache if library.is_rtx else None),
+        )
+        executor.preload(graphs)
+    except BaseException:
+        device.close()
+        raise
+    return executor
+
+
+def _engines(bundle: Bundle) -> EngineSet:
+    engines = bundle.manifest.engines
+    assert engines is not None
+    return engines
+
+
+def _fingerprint(bundle: Bundle, engines: EngineSet) -> str:
+    """A name for what these engines compile at run time: it follows their content."""
+    hashes = {file.path: file.sha256 for file in bundle.manifest.files}
+    content = " ".join(str(hashes[engine.path]) for engine in engines.files)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""What `build` writes: manifest, graphs, weights, engines, tokenizer."""

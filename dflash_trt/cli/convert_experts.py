@@ -1,0 +1,120 @@
+"""`dflash-trt quantize` of a checkpoint whose experts are MXFP4: their format changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash_trt.checkpoints.target import read_target
+from dflash_trt.cli.progress import StageBars, format_size
+from dflash_trt.errors import DflashError
+from dflash_trt.quantization.experts import ExpertFormat, convert_experts
+from dflash_trt.quantization.partial import partial_folder
+from dflash_trt.quantization.rewrite import Rewritten
+
+BF16 = "bf16"
+FORMATS = {"nvfp4": ExpertFormat.NVFP4, BF16: ExpertFormat.BF16}
+TENSORS_SHOWN = 8
+
+
+def convert(
+    checkpoint: Path,
+    precision: str,
+    given: Mapping[str, bool],
+    output: Path,
+    *,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Writes `checkpoint` with its experts in `precision`, and says what was kept exactly.
+
+    `given` are options that only a calibrated quantisation has, and whether they were passed.
+    """
+    if precision not in FORMATS:
+        raise DflashError(
+            f"{checkpoint} has MXFP4 experts, which become {' or '.join(FORMATS)}",
+            where="--precision",
+            fix="quantizing them again to fp8 takes more space and is no more exact",
+            usage=True,
+        )
+    for option in (option for option, was_given in given.items() if was_given):
+        raise DflashError(
+            "is not for a checkpoint whose experts are MXFP4: their format changes, and nothing "
+            "else is quantized",
+            where=option,
+            fix="leave it out",
+            usage=True,
+        )
+    with StageBars() as bars:
+        bars.stage("reading the checkpoint", None)
+        source = read_target(checkpoint).checkpoint
+        with interruption_note(output):
+            written = convert_experts(source, FORMATS[precision], output, bars, overwrite=overwrite)
+    click.echo(
+        json.dumps(_to_json(written, precision), indent=2)
+        if as_json
+        else _describe(written, precision)
+    )
+
+
+@contextmanager
+def interruption_note(output: Path) -> Iterator[None]:
+    """Says, when the user interrupts, where the work is that the same command continues."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if partial_folder(output.resolve()).is_dir():
+            click.echo(
+                f"note: what is finished stays in {partial_folder(output)}; the same command "
+                "continues from there",
+                err=True,
+            )
+        raise
+
+
+def _describe(written: Rewritten, precision: str) -> str:
+    reports = written.reports
+    exact = sum(report.exact for report in reports.values())
+    changed = {name: report for name, report in reports.items() if report.requantized}
+    requantized = sum(report.requantized for report in changed.values())
+    lines = [
+        f"{written.folder}: experts in {precision}, {format_size(written.source_bytes)} → "
+        f"{format_size(written.bytes)}; {len(reports)} tensors, {exact:,} blocks of 16 exact, "
+        f"{requantized:,} quantized again"
+    ]
+    for name, report in sorted(changed.items(), key=lambda one: -one[1].requantized):
+        lines.append(
+            f"  {name}: {report.requantized:,} of {report.exact + report.requantized:,} blocks "
+            f"quantized again (their relative error {report.error:.4f})"
+        )
+    hidden = len(lines) - 1 - TENSORS_SHOWN
+    if hidden > 0:
+        lines[TENSORS_SHOWN + 1 :] = [f"  and {hidden} more tensors; --json has them all"]
+    return "\n".join(lines)
+
+
+def _to_json(written: Rewritten, precision: str) -> dict[str, Any]:
+    reports = written.reports.values()
+    return {
+        "output": str(written.folder),
+        "precision": precision,
+        "source_bytes": written.source_bytes,
+        "bytes": written.bytes,
+        "shards": written.shards,
+        "resumed_shards": written.resumed_shards,
+        "exact_blocks": sum(report.exact for report in reports),
+        "requantized_blocks": sum(report.requantized for report in reports),
+        "tensors": {
+            name: {
+                "exact_blocks": report.exact,
+                "requantized_blocks": report.requantized,
+                "relative_error_of_requantized": report.error,
+            }
+            for name, report in sorted(written.reports.items())
+        },
+    }

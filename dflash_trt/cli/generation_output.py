@@ -1,0 +1,159 @@
+"""What `generate` shows: texts as they grow, statistics, JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from dflash_trt.runtime import RequestResult, TokenEvent, TotalStatistics
+from dflash_trt.text.harmony import HarmonyStream
+
+OpenChannels = Callable[[], HarmonyStream]
+
+
+class TextWriter:
+    """Prints texts in the prompts' order while they all grow at once.
+
+    `channels` opens what tells an answer from its reasoning, which then is dim and stands before.
+    """
+
+    def __init__(
+        self, *, view: bool, quiet: bool, count: int, channels: OpenChannels | None = None
+    ) -> None:
+        self._view = view
+        self._answers = [] if channels is None else [_Answer(channels()) for _ in range(count)]
+        self._quiet = quiet
+        self._count = count
+        self._waiting: dict[int, list[str]] = {}
+        self._finished: set[int] = set()
+        self._current = 0
+        self._began = False
+
+    def take(self, index: int, event: TokenEvent) -> None:
+        """Prints or keeps what an event of prompt `index` made visible."""
+        finished = event.finish_reason is not None
+        if self._answers and not self._view:
+            text = self._answers[index].take(event.token_ids, finished=finished)
+        else:
+            text = self._paint(event)
+        self.write(index, text, finished=finished)
+
+    def write(self, index: int, text: str, *, finished: bool) -> None:
+        """Prints or keeps the next piece of the text of prompt `index`."""
+        if self._quiet:
+            return
+        self._waiting.setdefault(index, []).append(text)
+        if finished:
+            self._finished.add(index)
+        while self._current < self._count:
+            self._begin()
+            shown = "".join(self._waiting.pop(self._current, []))
+            # With --view the colours must survive a pipe: they are what was asked for.
+            click.echo(shown, nl=False, color=True if self._view else None)
+            if self._current not in self._finished:
+                return
+            self._current += 1
+            self._began = False
+
+    def end(self) -> None:
+        """Ends the last line."""
+        click.echo()
+
+    def _begin(self) -> None:
+        if self._count > 1 and not self._began:
+            lead = "" if self._current == 0 else "\n"
+            click.secho(f"{lead}--- prompt {self._current + 1}", dim=True)
+        self._began = True
+
+    def _paint(self, event: TokenEvent) -> str:
+        if not self._view:
+            return event.text
+        if not event.pieces:
+            return event.text
+        return "".join(
+            click.style(piece, fg="green" if index < event.accepted_tokens else "yellow")
+            for index, piece in enumerate(event.pieces)
+        )
+
+
+class _Answer:
+    """An answer whose reasoning has come to an end or not."""
+
+    def __init__(self, stream: HarmonyStream) -> None:
+        self._stream = stream
+        self._reasons = False
+
+    def take(self, token_ids: Sequence[int], *, finished: bool) -> str:
+        piece = self._stream.push(token_ids)
+        if finished:
+            piece += self._stream.flush()
+        shown = click.style(piece.reasoning, dim=True) if piece.reasoning else ""
+        self._reasons |= bool(piece.reasoning)
+        if piece.content and self._reasons:
+            shown, self._reasons = f"{shown}\n\n", False
+        return shown + piece.content
+
+
+def print_json(
+    results: list[RequestResult], summary: TotalStatistics, channels: OpenChannels | None = None
+) -> None:
+    """One request's figures, or all requests' and their total."""
+    described: list[dict[str, Any]] = [
+        {
+            **_describe_text(result, channels),
+            "token_ids": list(result.token_ids),
+            **result.statistics.to_json(),
+            "finish_reason": result.finish_reason,
+        }
+        for result in results
+    ]
+    if len(described) == 1:
+        click.echo(json.dumps(described[0], indent=2))
+    else:
+        click.echo(json.dumps({"requests": described, "total": summary.to_json()}, indent=2))
+
+
+def _describe_text(result: RequestResult, channels: OpenChannels | None) -> dict[str, Any]:
+    if channels is None:
+        return {"text": result.text}
+    stream = channels()
+    piece = stream.push(result.token_ids) + stream.flush()
+    return {"text": piece.content, "reasoning": piece.reasoning}
+
+
+def print_statistics(results: list[RequestResult], summary: TotalStatistics) -> None:
+    """A few lines on stderr."""
+    reasons = {result.finish_reason for result in results}
+    lines = [
+        f"{summary.output_tokens} tokens from {summary.prompt_tokens} of prompt, "
+        f"{summary.steps} steps, ended by {' and '.join(sorted(reasons))}"
+    ]
+    if summary.cached_prompt_tokens or summary.preemptions:
+        lines.append(
+            f"{summary.cached_prompt_tokens} prompt tokens from shared pages, "
+            f"{summary.preemptions} preemptions"
+        )
+    if summary.acceptance_length is not None and summary.acceptance_rate is not None:
+        histogram = " ".join(
+            f"{emitted}:{count}"
+            for emitted, count in enumerate(summary.acceptance_histogram, start=1)
+        )
+        lines.append(
+            f"acceptance length {summary.acceptance_length:.2f} "
+            f"({summary.acceptance_rate:.0%} of {summary.drafted_tokens} drafts); "
+            f"tokens per step {histogram}"
+        )
+    if summary.interactivity is not None and summary.median_time_to_first_token_s is not None:
+        lines.append(
+            f"time to first token {summary.median_time_to_first_token_s * 1e3:.1f} ms, then "
+            f"{summary.interactivity:,.0f} tokens/s per request"
+        )
+    if summary.requests > 1 and summary.output_throughput is not None:
+        lines.append(
+            f"{summary.requests} requests, {summary.output_throughput:,.0f} tokens/s together"
+        )
+    for line in lines:
+        click.secho(line, err=True, dim=True)

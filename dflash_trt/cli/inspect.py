@@ -1,0 +1,161 @@
+"""`dflash-trt inspect`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash_trt.bundle.bundle import Bundle, open_bundle, verify_bundle
+from dflash_trt.bundle.manifest import Manifest, ModelDims
+from dflash_trt.bundle.summary import (
+    MemoryEstimate,
+    attention_line,
+    cache_bytes,
+    cache_line,
+    engine_bytes,
+    estimate_memory,
+    experts_line,
+    quantization_line,
+    storage_formats,
+    summarize,
+)
+from dflash_trt.cli.inspect_trtllm import inspect_deployment
+from dflash_trt.cli.options import bundle_argument, json_option
+from dflash_trt.cli.progress import StageBars, format_size
+from dflash_trt.hardware.gpu import find_gpu
+from dflash_trt.planning.bundle_fit import BundleFit, fit_bundle
+from dflash_trt.tuning.bundle_schedule import AUTO, choose_schedule
+
+
+@click.command("inspect", short_help="Show what a bundle holds and check its files.")
+@bundle_argument
+@click.option("--verify", is_flag=True, help="Check every recorded hash, not only sizes.")
+@click.option("--batch", type=click.IntRange(1), help="Sequences to estimate memory for.")
+@click.option("--context", type=click.IntRange(1), help="Tokens per sequence to estimate for.")
+@click.option("--gpu", help="Also say how many users fit on it, as b200.")
+@json_option
+def command(
+    bundle: Path,
+    verify: bool,
+    batch: int | None,
+    context: int | None,
+    gpu: str | None,
+    as_json: bool,
+) -> None:
+    """Show what BUNDLE holds, what it needs, and whether its files are whole.
+
+    BUNDLE may be a TensorRT-LLM deployment.
+    """
+    if inspect_deployment(bundle, as_json=as_json):
+        return
+    opened = open_bundle(bundle)
+    manifest = opened.manifest
+    schedule = choose_schedule(opened, AUTO)
+    batch = batch or manifest.limits.max_batch
+    context = context or manifest.limits.max_seq_len
+    fit = None if gpu is None else fit_bundle(manifest, find_gpu(gpu), context)
+    checks = _verify(opened) if verify else None
+    if as_json:
+        figures: dict[str, Any] = summarize(manifest, batch, context)
+        figures["fit"] = None if fit is None else fit.to_json()
+        figures["block_schedule"] = None if schedule is None else schedule.to_json()
+        click.echo(json.dumps({**figures, "verified": checks}, indent=2))
+        return
+    for line in _describe(manifest, estimate_memory(manifest, batch, context)):
+        click.echo(line)
+    if fit is not None:
+        click.echo(_describe_fit(fit, is_cpu=manifest.engines is None))
+    if schedule is not None:
+        click.echo(f"blocks  {schedule.describe()}")
+    for line in checks or [f"{len(manifest.files)} files present with their sizes"]:
+        click.echo(line)
+
+
+def _verify(bundle: Bundle) -> list[str]:
+    total = sum(file.bytes for file in bundle.manifest.files if file.sha256 is not None)
+    with StageBars() as bars:
+        bars.stage("checking hashes", total)
+        return verify_bundle(bundle, bars.advance)
+
+
+def _describe(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
+    target, draft, limits = manifest.target, manifest.draft, manifest.limits
+    taps = ", ".join(map(str, draft.target_layer_ids))
+    windows = sorted({window for window in draft.layer_windows if window is not None})
+    per_token = cache_bytes(manifest)
+    head = f" + {format_size(memory.draft_head)} (the output head, held by both sessions)"
+    return [
+        f"{manifest.name}: {target.family} target with a DFlash draft, for executor "
+        f"{manifest.executor} ({manifest.compute_dtype} compute), by {manifest.created_by}",
+        f"target  {_dims(target)}, vocabulary {target.vocab_size:,}",
+        *_indented(experts_line(manifest)),
+        *_indented(attention_line(target)),
+        *_indented(quantization_line(target, manifest.kv_dtype)),
+        f"draft   {_dims(draft)}, trained block {draft.trained_block_size}, mask token "
+        f"{draft.mask_token_id}",
+        *_indented(quantization_line(draft, manifest.kv_dtype)),
+        f"        taps layers {taps} of {target.layers}; sliding windows "
+        f"{', '.join(map(str, windows)) if windows else 'none'}",
+        f"limits  {limits.max_batch} sequences of {limits.max_seq_len} tokens, block "
+        f"{limits.block_size}, prefill chunk {limits.prefill_chunk}",
+        f"weights {manifest.weights}: target {format_size(target.weight_bytes)}, draft "
+        f"{format_size(draft.weight_bytes)} as stored",
+        f"cache   {per_token[0]:,} + {per_token[1]:,} bytes per token (target + draft), "
+        f"{cache_line(manifest)}",
+        f"memory  {format_size(memory.total)} for {memory.batch} × {memory.context} tokens: "
+        f"weights {format_size(memory.target_weights)} + {format_size(memory.draft_weights)}"
+        f"{head if memory.draft_head else ''}, caches "
+        f"{format_size(memory.target_cache)} + {format_size(memory.draft_cache)}",
+        *_describe_engines(manifest),
+    ]
+
+
+def _describe_fit(fit: BundleFit, *, is_cpu: bool) -> str:
+    """Of a bundle without engines the bytes are the CPU's: an engine's weights are others."""
+    users = ", ".join(f"{count:,} of {length:,}" for length, count in fit.users.items())
+    note = " (they and caches as the CPU holds them, no engine's; see `plan`)" if is_cpu else ""
+    return (
+        f"fit     projected: {fit.gpu}, {format_size(fit.gpu_memory)}: weights "
+        f"{format_size(fit.weights)}{note}, workspace {format_size(fit.workspace)}, then "
+        f"sequences of so many tokens: {users}"
+    )
+
+
+def _describe_engines(manifest: Manifest) -> list[str]:
+    if manifest.engines is None:
+        return []
+    engines, sizes = manifest.engines, engine_bytes(manifest)
+    lines = [
+        f"engines {manifest.executor} {engines.library_version} for {engines.arch}, caches of "
+        f"{engines.cache_length} positions (the draft's holds its own embedding and output head)",
+    ]
+    if engines.draws:
+        lines.append(
+            "        tokens are drawn and accepted in the target's engine, sampled ones too"
+        )
+    for engine in engines.files:
+        size = format_size(sizes[engine.graph])
+        lines.append(
+            f"        {engine.graph:<11} {size}: {engine.layers:,} layers, "
+            f"{engine.fused_attentions} fused attentions, {engine.cache_updates} cache updates"
+            + "".join(f", {n} {name} products" for name, n in engine.quantized_products.items())
+        )
+        if engine.operations:
+            forms = ", ".join(f"{name} {form}" for name, form in engine.operations.items())
+            lines.append(f"        {'':<11} operations: {forms}")
+    return lines
+
+
+def _indented(line: str | None) -> list[str]:
+    return [] if line is None else [f"        {line}"]
+
+
+def _dims(dims: ModelDims) -> str:
+    return (
+        f"{dims.checkpoint}: {dims.layers} layers × {dims.hidden_size}, heads {dims.heads}/"
+        f"{dims.kv_heads} × {dims.head_dim}, ffn {dims.intermediate_size}, "
+        f"{dims.parameters:,} parameters in {'/'.join(storage_formats(dims))}"
+    )

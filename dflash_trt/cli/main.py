@@ -1,0 +1,145 @@
+"""`dflash-trt`: a small command line over library functions, each command in commands/."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from dflash_trt import __version__
+from dflash_trt.errors import EXIT_FAILED, EXIT_USAGE, DflashError, one_line
+
+COMMANDS = {
+    "build": "Turn a target and a draft checkpoint into a bundle.",
+    "doctor": "Say what this machine can build and run.",
+    "generate": "Continue prompts, with or without speculation.",
+    "inspect": "Show what a bundle holds and check its files.",
+    "plan": "Project throughput and memory on GPUs one does not have.",
+    "package": "Turn a bundle into a Triton server model repository.",
+    "quantize": "Write a checkpoint in FP8 or NVFP4, calibrated on texts.",
+    "report": "Draw what a sweep measured.",
+    "serve": "Serve a bundle or a model repository.",
+    "sweep": "Measure served models under load.",
+    "targets": "List the configurations that `build --target` knows.",
+    "tune": "Measure which block is fastest at which batch.",
+    "verify": "Prove that speculation changes nothing, and say what it gains.",
+}
+
+
+class _ReaderGoneError(Exception):
+    """Whoever read our output has closed it (`| head`): not an error."""
+
+
+class _Commands(click.Group):
+    """Imports a command's module when it is called, so that `--help` stays quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"dflash_trt.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderGoneError from error  # before click makes it exit code 1
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dflash-trt")
+def cli() -> None:
+    """DFlash speculative decoding, from two checkpoints to lossless tokens."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit code.
+
+    0 done, 1 a failed check or a run-time failure, 2 wrong usage, 130 interrupted. Every error
+    is one line.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 is no reason to fail
+    try:
+        with _unwound_by_sigterm():
+            result: Any = cli.main(arguments, prog_name="dflash-trt", standalone_mode=False)
+        if sys.stdout is not None:  # None when it was closed before the start
+            sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except DflashError as error:
+        click.echo(f"error: {error.message}", err=True)
+        return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
+        return EXIT_USAGE
+    except click.ClickException as error:
+        click.echo(f"error: {one_line(error.format_message())}", err=True)
+        return EXIT_USAGE
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return 130
+    except (_ReaderGoneError, BrokenPipeError):
+        # What is still buffered goes nowhere; Python would complain at exit.
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            return _out_of_memory()
+        where = error.filename if error.filename is not None else "system"
+        click.echo(f"error: {where}: {error.strerror or error}", err=True)
+        return EXIT_FAILED
+    except MemoryError:
+        return _out_of_memory()
+
+
+@contextmanager
+def _unwound_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends a command as Ctrl-C does: what it has not finished is removed on the way out.
+
+    A second one kills.
+    """
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(number, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    try:
+        before = signal.signal(signal.SIGTERM, end)
+    except ValueError:  # not the main thread, which alone may ask for signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _out_of_memory() -> int:
+    click.echo(
+        "error: out of memory; build again with a lower --max-batch, --max-seq-len or --kv-pages",
+        err=True,
+    )
+    return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

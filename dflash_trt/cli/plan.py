@@ -1,0 +1,207 @@
+"""`dflash-trt plan`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from dflash_trt.cli.options import json_option, parse_numbers
+from dflash_trt.errors import DflashError
+from dflash_trt.hardware.gpu import Gpu, find_gpu, gpu_names
+from dflash_trt.planning.calibration import StoredCalibration, read_calibration
+from dflash_trt.planning.formats import FormatName
+from dflash_trt.planning.known_pairs import PairShape, find_pair
+from dflash_trt.planning.memory import Layout
+from dflash_trt.planning.projection import make_projection
+from dflash_trt.planning.published import published_decodings
+from dflash_trt.planning.read_shapes import read_pair_shape
+from dflash_trt.planning.search import Site, Workload, possible_layouts
+
+if TYPE_CHECKING:
+    from dflash_trt.planning.projection import Projection
+
+_COUNT = click.IntRange(1, 1 << 20)
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command("plan", short_help="Project throughput and memory on GPUs one does not have.")
+@click.option("--target", help="A public pair, as gpt-oss-120b.")
+@click.option("--target-checkpoint", type=_FOLDER, help="…or a folder with a config.json,")
+@click.option("--draft-checkpoint", type=_FOLDER, help="…and its DFlash draft's.")
+@click.option("--gpu", required=True, help=f"One of {', '.join(gpu_names())}.")
+@click.option("--gpus", type=click.IntRange(1, 72), default=1, show_default=True)
+@click.option("--interactivity", required=True, help="Tokens/s per user to answer at, as 500.")
+@click.option("--input-tokens", type=_COUNT, default=1024, show_default=True, help="A request's.")
+@click.option("--output-tokens", type=_COUNT, default=1024, show_default=True, help="A request's.")
+@click.option("--context", type=_COUNT, help="Tokens reserved per user.  [default: input + output]")
+@click.option(
+    "--precision",
+    type=click.Choice(get_args(FormatName)),
+    help="Of the target's linears.  [default: as published]",
+)
+@click.option(
+    "--acceptance",
+    help="τ at the trained block, or a JSON with `conditional`.  [default: published or assumed]",
+)
+@click.option("--eagle3-tau", type=float, help="τ of an EAGLE-3 draft.  [default: likewise]")
+@click.option("--tensor-parallel", type=_COUNT, help="Only replicas of so many GPUs.")
+@click.option("--expert-parallel", type=_COUNT, help="…with experts dealt out over so many GPUs.")
+@click.option(
+    "--parameter",
+    "overrides",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Replace a calibrated parameter, as layer_overhead_us=25; repeatable.",
+)
+@click.option(
+    "--measured",
+    type=_FOLDER,
+    help="RESULTS of a sweep on the same GPUs, drawn beside the projection.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the plan as a page (.html) or its fronts as a picture (.png).",
+)
+@json_option
+def command(
+    target: str | None,
+    target_checkpoint: Path | None,
+    draft_checkpoint: Path | None,
+    gpu: str,
+    gpus: int,
+    interactivity: str,
+    input_tokens: int,
+    output_tokens: int,
+    context: int | None,
+    precision: FormatName | None,
+    acceptance: str | None,
+    eagle3_tau: float | None,
+    tensor_parallel: int | None,
+    expert_parallel: int | None,
+    overrides: tuple[str, ...],
+    measured: Path | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Project a pair's throughput per GPU at a fixed interactivity, from first principles.
+
+    Autoregressive decoding, an EAGLE-3-like draft and DFlash, on every layout of the GPUs: bytes,
+    FLOPs and overheads, calibrated on published measurements. No figure of it is measured.
+    """
+    chosen = find_gpu(gpu)
+    pair = _find_pair(target, target_checkpoint, draft_checkpoint)
+    if precision is not None:
+        pair = replace(pair, target=pair.target.in_format(precision))
+    asked = parse_numbers(interactivity, "--interactivity")
+    if len(asked) > 1:
+        raise DflashError("takes one number", where="--interactivity", usage=True)
+    workload = _workload(pair, input_tokens, output_tokens, context)
+    stored = read_calibration()
+    calibration = stored.parameters
+    for item in overrides:
+        name, _, value = item.partition("=")
+        calibration = calibration.with_value(name.strip(), _number(value))
+    layouts = _layouts(chosen, gpus, pair, tensor_parallel, expert_parallel)
+    site = Site(chosen, gpus, layouts, calibration)
+    decodings = published_decodings(pair, acceptance, eagle3_tau)
+    _check_output(output)
+    plan = make_projection(pair, site, workload, asked[0], decodings)
+    if output is not None:
+        from dflash_perf.projection.write import write_plan
+
+        write_plan(plan, stored, output, measured)
+    elif measured is not None:
+        raise DflashError("is drawn, which needs -o", where="--measured", usage=True)
+    if as_json:
+        click.echo(json.dumps(_to_json(plan, stored), indent=2))
+    else:
+        _print(plan, stored)
+
+
+def _find_pair(target: str | None, target_folder: Path | None, draft: Path | None) -> PairShape:
+    if target is not None and target_folder is None and draft is None:
+        return find_pair(target)
+    if target is None and target_folder is not None and draft is not None:
+        return read_pair_shape(target_folder, draft)
+    raise DflashError(
+        "give --target, or both --target-checkpoint and --draft-checkpoint", usage=True
+    )
+
+
+def _workload(pair: PairShape, inputs: int, outputs: int, context: int | None) -> Workload:
+    reserved = inputs + outputs if context is None else context
+    if reserved < inputs + outputs:
+        raise DflashError(
+            f"{reserved:,} tokens do not hold {inputs:,} + {outputs:,}",
+            where="--context",
+            usage=True,
+        )
+    if reserved > pair.target.max_context:
+        raise DflashError(
+            f"{reserved:,} tokens are more than the {pair.target.max_context:,} of {pair.name}",
+            where="--context",
+            usage=True,
+        )
+    return Workload(inputs, outputs, reserved)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise DflashError(
+            f"{text[:40]!r} is not a number", where="--parameter NAME=VALUE", usage=True
+        ) from None
+
+
+def _layouts(
+    gpu: Gpu, gpus: int, pair: PairShape, tensor: int | None, expert: int | None
+) -> tuple[Layout, ...]:
+    """Those asked for; else all that the GPUs and the pair allow."""
+    models = [pair.target, pair.draft.model]
+    if tensor is not None and expert is not None:
+        raise DflashError("give --tensor-parallel or --expert-parallel, not both", usage=True)
+    size = tensor or expert
+    if size is None:
+        return possible_layouts(gpu, gpus, models)
+    where = "--tensor-parallel" if tensor else "--expert-parallel"
+    if gpus % size or size > gpu.link_gpus:
+        raise DflashError(
+            f"replicas of {size} do not fill {gpus} GPUs of which {gpu.link} joins {gpu.link_gpus}",
+            where=where,
+            usage=True,
+        )
+    layout = Layout(size) if tensor or size == 1 else Layout(size, "data")
+    layout.check(*models)
+    return (layout,)
+
+
+def _check_output(output: Path | None) -> None:
+    if output is not None and output.suffix not in (".html", ".png"):
+        raise DflashError("must end in .html or .png", where=output, usage=True)
+
+
+def _to_json(plan: Projection, stored: StoredCalibration) -> dict[str, Any]:
+    from dflash_perf.projection.tables import projected_front
+
+    fronts = {kind: [asdict(one) for one in projected_front(plan, kind)] for kind in plan.points}
+    accuracy = [asdict(one) for one in stored.accuracy]
+    return {**plan.to_json(), "fronts": fronts, "accuracy": accuracy}
+
+
+def _print(plan: Projection, stored: StoredCalibration) -> None:
+    from dflash_perf.projection.tables import describe, plan_title, sections, text_lines
+
+    click.echo(plan_title(plan))
+    for line in describe(plan):
+        click.echo(f"  {line}")
+    for heading, table in sections(plan, stored):
+        click.echo(f"\n{heading}")
+        for line in text_lines(table):
+            click.echo(f"  {line}")

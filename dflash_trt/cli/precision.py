@@ -1,0 +1,168 @@
+"""What `build --precision` and `--draft-precision` ask for, on each kind of executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_trt.bundle.quantize import PairAmax, PairQuantization
+from dflash_trt.calibration import observe_pair
+from dflash_trt.checkpoints.pair import Pair
+from dflash_trt.cli.options import read_calibration
+from dflash_trt.config import QUANTIZED, BuildConfig, PrecisionName, resolve_file
+from dflash_trt.core.progress import Progress
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.bindings import Owner
+from dflash_trt.graph.form import Precision
+from dflash_trt.quantization.linears import Algorithm
+from dflash_trt.text.prompts import read_prompts
+
+COMPUTE = {
+    "fp32": Precision.FLOAT32,
+    "bf16": Precision.BFLOAT16,
+    "fp16": Precision.FLOAT16,
+}
+ALGORITHMS = {"fp8": Algorithm.FP8, "nvfp4": Algorithm.NVFP4}
+PRECISIONS = (*COMPUTE, *ALGORITHMS)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What graphs compute in, and what is quantised.
+
+    `algorithms` has the models that the build quantises; the others stay as they are.
+    """
+
+    compute: Precision
+    algorithms: dict[Owner, Algorithm]
+    exclude: tuple[str, ...]
+
+
+def choose_recipe(
+    config: BuildConfig,
+    config_path: Path,
+    precision: PrecisionName | None,
+    draft_precision: PrecisionName | None,
+    exclude: tuple[str, ...],
+    *,
+    engines: bool,
+) -> Recipe:
+    """The command line's options, and the configuration's where they leave room for them.
+
+    A precision that is given replaces the configuration's recipe as a whole: its draft_precision
+    and patterns were chosen for its own.
+
+    Raises:
+        DflashError: what the executor does not compute in, or an option without an effect.
+    """
+    places: dict[Owner, str] = {"target": "--precision", "draft": "--draft-precision"}
+    if precision is None:
+        exclude = exclude or config.exclude
+        if config.precision is not None:
+            precision, places["target"] = config.precision, f"{config_path}, precision"
+        if draft_precision is None and config.draft_precision is not None:
+            draft_precision = config.draft_precision
+            places["draft"] = f"{config_path}, draft_precision"
+    names: dict[Owner, PrecisionName] = {}
+    names["target"] = precision or ("bf16" if engines else "fp32")
+    names["draft"] = draft_precision or names["target"]
+    _check_executor(names, places, engines=engines)
+    if draft_precision is not None and not set(names.values()) & set(QUANTIZED):
+        raise DflashError(
+            f"{draft_precision!r} does nothing: neither model is quantised",
+            where=places["draft"],
+            fix="leave it out; --precision says what engines compute in",
+            usage=True,
+        )
+    # What is not quantised has the one type that everything is computed in.
+    floats = [name for name in names.values() if name in COMPUTE] or ["bf16"]
+    return Recipe(
+        compute=COMPUTE[floats[0]] if engines else Precision.FLOAT32,
+        algorithms={owner: ALGORITHMS[name] for owner, name in names.items() if name in ALGORITHMS},
+        exclude=exclude,
+    )
+
+
+def _check_executor(
+    names: dict[Owner, PrecisionName], places: dict[Owner, str], *, engines: bool
+) -> None:
+    if engines:
+        for owner, name in names.items():
+            if name == "fp32":
+                raise DflashError(
+                    "engines compute in bf16 or fp16, not in fp32",
+                    where=places[owner],
+                    fix="choose one of bf16, fp16, fp8, nvfp4",
+                    usage=True,
+                )
+    # A draft in bf16 or fp16 beside a quantised target is one that stays as it is.
+    elif names["target"] in ("bf16", "fp16"):
+        raise DflashError(
+            f"{names['target']!r} is for engines; the CPU executor computes in float32",
+            where=places["target"],
+            fix="add --executor tensorrt-rtx, or choose fp32, fp8 or nvfp4",
+            usage=True,
+        )
+
+
+def check_idle_options(
+    recipe: Recipe, calibration: Path | None, exclude: tuple[str, ...], quantize_lm_head: bool
+) -> None:
+    """Refuses options about what is not going to happen."""
+    given = {"--calibration": calibration, "--exclude": exclude}
+    idle = [option for option, value in given.items() if value and not recipe.algorithms]
+    if quantize_lm_head and "target" not in recipe.algorithms:
+        idle.append("--quantize-lm-head")
+    if idle:
+        raise DflashError(
+            "does nothing without a precision to quantize to",
+            where=idle[0],
+            fix="add --precision fp8 or nvfp4, or leave it out",
+            usage=True,
+        )
+
+
+def find_texts(
+    recipe: Recipe, config: BuildConfig, config_path: Path, calibration: Path | None
+) -> Path | None:
+    """The file to calibrate with, once it has proved readable; None where nothing is quantised.
+
+    Raises:
+        DflashError: there is none, or it cannot be used.
+    """
+    if not recipe.algorithms:
+        return None
+    if calibration is None:
+        name = config.calibration or config.prompts
+        if name is None:
+            raise DflashError(
+                f"{config_path.name} has neither calibration texts nor prompts to quantize with",
+                where="--calibration",
+                fix='pass a .jsonl with a "prompt" each',
+                usage=True,
+            )
+        calibration = resolve_file(name, config_path)
+    read_prompts(calibration)
+    return calibration
+
+
+def pair_quantization(
+    recipe: Recipe, pair: Pair, texts: Path, *, quantize_lm_head: bool
+) -> PairQuantization:
+    """What the build quantises of `pair`, calibrated on `texts`.
+
+    Raises:
+        DflashError: the target has no tokenizer, or a text is empty.
+    """
+    sequences = read_calibration(pair.target, texts)
+
+    def observe(pair: Pair, workspace: Path, progress: Progress) -> PairAmax:
+        amax = observe_pair(pair, sequences, progress, workspace=workspace)
+        return {"target": amax.target, "draft": amax.draft}
+
+    return PairQuantization(
+        algorithms=recipe.algorithms,
+        observe=observe,
+        exclude=recipe.exclude,
+        quantize_lm_head=quantize_lm_head,
+    )

@@ -1,0 +1,93 @@
+"""Progress bars of long work, on stderr so that stdout stays clean."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
+
+from dflash_trt.core.progress import Unit
+
+
+class StageBars:
+    """One line per stage; bytes and speed, or a percentage, where a stage is measured."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        self._plain = Progress(
+            SpinnerColumn(finished_text="✓"),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._bytes = Progress(
+            SpinnerColumn(finished_text="✓"),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            console=console,
+        )
+        self._steps = Progress(
+            SpinnerColumn(finished_text="✓"),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._console = console
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> StageBars:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._finish(done=kind is None)
+
+    def stage(self, name: str, total: int | None, unit: Unit = "bytes") -> None:
+        """Closes the current line and opens the next; the size is on it before work starts."""
+        self._finish(done=True)
+        measured = self._bytes if unit == "bytes" else self._steps
+        self._bar = self._plain if total is None else measured
+        self._task = self._bar.add_task(name, total=total or 1)
+        self._bar.start()
+
+    def advance(self, count: int) -> None:
+        """`count` more units of a measured stage are done."""
+        if self._bar is not self._plain and self._bar is not None and self._task is not None:
+            self._bar.advance(self._task, count)
+
+    def _finish(self, *, done: bool) -> None:
+        if self._bar is None or self._task is None:
+            return
+        if done:
+            self._bar.update(self._task, completed=self._bar.tasks[-1].total)
+        self._bar.stop()
+        self._bar.remove_task(self._task)
+        self._bar = self._task = None
+
+
+def format_size(count: int) -> str:
+    """Bytes in the largest unit that keeps a digit before the point."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"

@@ -1,0 +1,181 @@
+"""`dflash-trt quantize`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from dflash_trt.calibration import observe_pair, observe_target
+from dflash_trt.checkpoints.draft import DraftSpec, read_draft
+from dflash_trt.checkpoints.folder import read_config
+from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.target import TargetSpec, read_target
+from dflash_trt.cli.convert_experts import BF16, convert, interruption_note
+from dflash_trt.cli.options import json_option, read_calibration
+from dflash_trt.cli.progress import StageBars, format_size
+from dflash_trt.errors import DflashError
+from dflash_trt.quantization.checkpoint import (
+    QuantizedCheckpoint,
+    checkpoint_key,
+    quantize_checkpoint,
+)
+from dflash_trt.quantization.experts import has_mxfp4_experts
+from dflash_trt.quantization.linears import Algorithm, QuantizeOptions, select_linears
+from dflash_trt.quantization.partial import check_destination
+from dflash_trt.quantization.scales import Activations
+
+PRECISIONS = {"fp8": Algorithm.FP8, "nvfp4": Algorithm.NVFP4}
+MODULES_SHOWN = 4
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command("quantize", short_help="Write a checkpoint in FP8 or NVFP4, calibrated on texts.")
+@click.option("--checkpoint", type=_FOLDER, required=True, help="Folder of the model to quantize.")
+@click.option(
+    "--precision",
+    type=click.Choice([*PRECISIONS, BF16]),
+    required=True,
+    help="What the linears' weights and inputs become; MXFP4 experts: nvfp4 or bf16.",
+)
+@click.option("--draft", "is_draft", is_flag=True, help="The checkpoint is a DFlash draft.")
+@click.option(
+    "--target-checkpoint", type=_FOLDER, help="Folder of a draft's target, which calibration runs."
+)
+@click.option(
+    "--calibration",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help='Texts to observe inputs on: .jsonl with a "prompt" each. Not for MXFP4 experts.',
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="PATTERN",
+    help="Leave these modules as they are, as in '*.down_proj'; repeatable.",
+)
+@click.option("--quantize-lm-head", is_flag=True, help="Quantize a target's lm_head too.")
+@click.option("--quantize-fc", is_flag=True, help="Quantize a draft's fc too.")
+@click.option("--overwrite", is_flag=True, help="Replace a quantized checkpoint that exists.")
+@json_option
+@click.option("-o", "--output", type=_FOLDER, required=True, help="The new checkpoint's folder.")
+def command(
+    checkpoint: Path,
+    precision: str,
+    is_draft: bool,
+    target_checkpoint: Path | None,
+    calibration: Path | None,
+    exclude: tuple[str, ...],
+    quantize_lm_head: bool,
+    quantize_fc: bool,
+    overwrite: bool,
+    as_json: bool,
+    output: Path,
+) -> None:
+    """Write a copy of a checkpoint whose linears are FP8 or NVFP4, in ModelOpt's layout.
+
+    Input scales come from running the model in float32 over the calibration texts, a user's
+    message each where the tokenizer has a chat template. An interrupted run is continued when
+    the same command is given again.
+
+    Of a checkpoint in MXFP4 (gpt-oss) only the experts' format changes, to NVFP4 weights or bf16:
+    every value is kept where the format can hold it, no texts are needed, and the blocks that had
+    to be quantized again are counted.
+    """
+    if is_draft != (target_checkpoint is not None):
+        raise DflashError(
+            "--draft and --target-checkpoint belong together",
+            fix="a draft is calibrated with its target; a target alone",
+            usage=True,
+        )
+    check_destination(output.resolve(), overwrite=overwrite)
+    if not is_draft and has_mxfp4_experts(read_config(checkpoint)):
+        given = {
+            "--calibration": calibration is not None,
+            "--exclude": bool(exclude),
+            "--quantize-lm-head": quantize_lm_head,
+            "--quantize-fc": quantize_fc,
+        }
+        convert(checkpoint, precision, given, output, overwrite=overwrite, as_json=as_json)
+        return
+    if precision == BF16:
+        raise DflashError(
+            "is in floating point, or in a format that is not decoded",
+            where=checkpoint,
+            fix="--precision bf16 is for checkpoints in MXFP4",
+            usage=True,
+        )
+    if calibration is None:
+        raise DflashError(
+            "input scales come from texts", where="--calibration", fix="pass a file", usage=True
+        )
+    options = QuantizeOptions(
+        PRECISIONS[precision], exclude, quantize_lm_head, quantize_fc, overwrite
+    )
+    with StageBars() as bars:
+        bars.stage("reading checkpoints", None)
+        spec: TargetSpec | DraftSpec
+        if target_checkpoint is None:
+            spec = target = read_target(checkpoint)
+        else:
+            spec, target = read_draft(checkpoint), read_target(target_checkpoint)
+        select_linears(spec, options)  # refusals come before texts are read
+        activations = _activations(spec, target, read_calibration(target, calibration), bars)
+        with interruption_note(output):
+            written = quantize_checkpoint(spec, options, activations, output, bars)
+    if as_json:
+        click.echo(json.dumps(_to_json(written), indent=2))
+    else:
+        click.echo(_describe(written))
+
+
+def _activations(
+    spec: TargetSpec | DraftSpec, target: TargetSpec, sequences: list[list[int]], bars: StageBars
+) -> Activations:
+    """What the texts drive through the linears of `spec`, observed when it is needed."""
+
+    def observe(workspace: Path) -> Mapping[str, float]:
+        if isinstance(spec, TargetSpec):
+            return observe_target(target, sequences, bars, workspace=workspace)
+        return observe_pair(check_pair(target, spec), sequences, bars, workspace=workspace).draft
+
+    if isinstance(spec, DraftSpec):
+        check_pair(target, spec)
+    parts = [checkpoint_key(target.checkpoint), sequences]
+    return Activations(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), observe)
+
+
+def _describe(written: QuantizedCheckpoint) -> str:
+    kept = ", ".join(written.kept[:MODULES_SHOWN])
+    more = len(written.kept) - MODULES_SHOWN
+    tail = f" and {more} more" if more > 0 else ""
+    errors = written.errors.values()
+    return (
+        f"{written.folder}: {written.algorithm}, {format_size(written.source_bytes)} → "
+        f"{format_size(written.bytes)}; {len(errors)} linears quantized (relative error median "
+        f"{median(errors):.4f}, largest {max(errors):.4f}); kept {kept or 'none'}{tail}"
+    )
+
+
+def _to_json(written: QuantizedCheckpoint) -> dict[str, Any]:
+    worst = max(written.errors, key=written.errors.__getitem__)
+    return {
+        "output": str(written.folder),
+        "algorithm": written.algorithm.value,
+        "source_bytes": written.source_bytes,
+        "bytes": written.bytes,
+        "shards": written.shards,
+        "resumed_shards": written.resumed_shards,
+        "linears": len(written.errors),
+        "kept": list(written.kept),
+        "relative_error": {
+            "median": median(written.errors.values()),
+            "max": written.errors[worst],
+            "max_module": worst,
+        },
+    }

@@ -1,0 +1,50 @@
+"""`dflash-trt report`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from dflash_trt.cli.options import json_option, parse_numbers
+from dflash_trt.errors import DflashError
+
+
+@click.command("report", short_help="Draw what a sweep measured.")
+@click.argument("results", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The page; Markdown and PNG lie beside it.  [default: RESULTS/report.html]",
+)
+@click.option(
+    "--interactivity",
+    help="Tokens/s per user to give the throughput at, as 100,500; the first is marked.",
+)
+@click.option("--baseline", help="The configuration others are compared with.")
+@json_option
+def command(
+    results: Path,
+    output: Path | None,
+    interactivity: str | None,
+    baseline: str | None,
+    as_json: bool,
+) -> None:
+    """Draw the fronts, speed-ups, acceptance and latencies of a sweep's RESULTS.
+
+    The page is one file that loads nothing: charts, tables and definitions are inside.
+    """
+    from dflash_perf.report.write import write_report
+
+    page = output or results / "report.html"
+    if page.suffix != ".html":
+        raise DflashError("must end in .html", where=page, usage=True)
+    targets = [] if interactivity is None else parse_numbers(interactivity, "--interactivity")
+    files = write_report(results, page, targets, baseline)
+    if as_json:
+        click.echo(json.dumps([str(file) for file in files], indent=2))
+    else:
+        for file in files:
+            click.echo(file)

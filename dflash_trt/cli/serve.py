@@ -1,0 +1,183 @@
+"""`dflash-trt serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.bundle.manifest import MANIFEST_NAME
+from dflash_trt.cli.options import block_schedule_option, show_thread_note
+from dflash_trt.cli.progress import StageBars
+from dflash_trt.errors import DflashError
+from dflash_trt.serving.client.client import ServedModel
+from dflash_trt.serving.openai.server import OpenAiServer
+from dflash_trt.serving.server.launcher import (
+    ServerOptions,
+    TritonServer,
+    bind_port,
+    client_address,
+)
+from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
+from dflash_trt.serving.server.service import Service
+from dflash_trt.text.tokenizer import BundleTokenizer, load_tokenizer
+from dflash_trt.tuning.bundle_schedule import AUTO
+
+PORT = click.IntRange(0, 65535)
+
+
+@click.command("serve", short_help="Serve a bundle or a model repository.")
+@click.argument("source", metavar="REPO|BUNDLE", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--grpc-port", type=PORT, default=8001, show_default=True, help="0: any free one.")
+@click.option("--http-port", type=PORT, default=8000, show_default=True)
+@click.option("--metrics-port", type=PORT, default=8002, show_default=True)
+@click.option("--openai-port", type=PORT, help="Speak OpenAI's HTTP API too, on this port.")
+@click.option("--no-speculation", is_flag=True, help="Serve a BUNDLE's autoregressive baseline.")
+@block_schedule_option
+@click.option(
+    "--log-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep what the server prints.",
+)
+def command(
+    source: Path,
+    host: str,
+    grpc_port: int,
+    http_port: int,
+    metrics_port: int,
+    openai_port: int | None,
+    no_speculation: bool,
+    block_schedule: str,
+    log_file: Path | None,
+) -> int:
+    """Serve a model repository, or a BUNDLE, which is packaged for the time being.
+
+    Runs until SIGINT, SIGTERM or SIGHUP, after which requests in flight may end (a second signal
+    cuts them off), and exits with the server's code.
+    """
+    ports = {
+        "--grpc-port": grpc_port,
+        "--http-port": http_port,
+        "--metrics-port": metrics_port,
+        "--openai-port": openai_port or 0,
+    }
+    _check_ports(host, ports)
+    packaging = RepositoryOptions(speculation=not no_speculation, block_schedule=block_schedule)
+    with _open_repository(source, packaging) as repository:
+        options = ServerOptions(
+            repository=repository,
+            host=host,
+            grpc_port=grpc_port,
+            http_port=http_port,
+            metrics_port=metrics_port,
+            log_file=log_file,
+        )
+        return asyncio.run(_serve(options, openai_port))
+
+
+async def _serve(options: ServerOptions, openai_port: int | None) -> int:
+    """Runs the server, and the front if there is one, to their end; returns the exit code."""
+    started = time.monotonic()
+    async with AsyncExitStack() as stack:
+        # What can be wrong with the front is said before a server starts.
+        plan = None if openai_port is None else _plan_front(options, openai_port)
+        if plan is not None:
+            stack.enter_context(plan.bound)
+        service = stack.enter_context(Service())
+        server = stack.enter_context(TritonServer(options))
+        click.secho(f"starting {server.origin}", err=True, dim=True)
+        lines = [
+            f"gRPC     grpc://{server.addresses.grpc}",
+            f"HTTP     http://{server.addresses.http}",
+            f"metrics  http://{server.addresses.metrics}/metrics",
+        ]
+        front = None
+        if plan is not None:
+            model = ServedModel(server.addresses.grpc)
+            stack.push_async_callback(model.close)
+            front = plan.open(model, options.exit_timeout_s)
+            address = client_address(options.host, plan.bound.getsockname()[1])
+            lines.append(f"OpenAI   http://{address}/v1 (model {plan.name})")
+
+        def show() -> None:
+            click.echo(f"ready after {time.monotonic() - started:.1f} s")
+            for line in lines:
+                click.echo(line)
+
+        return await service.run(server, front, show)
+
+
+@dataclass(frozen=True, slots=True)
+class _FrontPlan:
+    """An OpenAI front that only waits for its model server."""
+
+    name: str
+    tokenizer: BundleTokenizer
+    bound: socket.socket
+
+    def open(self, model: ServedModel, exit_timeout_s: int) -> OpenAiServer:
+        return OpenAiServer(self.name, model, self.tokenizer, self.bound, exit_timeout_s)
+
+
+def _plan_front(options: ServerOptions, port: int) -> _FrontPlan:
+    """Raises DflashError: no bundle in the repository, no tokenizer in it, or a taken port."""
+    bundle = open_bundle(options.repository / BUNDLE_FOLDER)
+    tokenizer = load_tokenizer(bundle)
+    return _FrontPlan(
+        bundle.manifest.name, tokenizer, bind_port(options.host, port, "--openai-port")
+    )
+
+
+@contextmanager
+def _open_repository(source: Path, packaging: RepositoryOptions) -> Generator[Path, None, None]:
+    """The repository to serve: `source` itself, or a bundle's, packaged until the end."""
+    if not (source / MANIFEST_NAME).is_file():
+        if not any(source.glob("*/config.pbtxt")):
+            raise DflashError(
+                "is neither a bundle nor a model repository",
+                where=source,
+                fix="`dflash-trt build` makes the one, `dflash-trt package` the other",
+                usage=True,
+            )
+        for option, given in (
+            ("--no-speculation", not packaging.speculation),
+            ("--block-schedule", packaging.block_schedule != AUTO),
+        ):
+            if given:
+                raise DflashError(
+                    "is a model repository, whose config.pbtxt says whether to speculate, and how",
+                    where=option,
+                    fix=f"pass a BUNDLE, or use `dflash-trt package {option}`",
+                    usage=True,
+                )
+        yield source
+        return
+    # Beside the bundle its files can be linked instead of copied.
+    beside = source.absolute().parent
+    place = beside if os.access(beside, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix=".dflash-trt-serve-", dir=place) as folder:
+        repository = Path(folder) / "repository"
+        with StageBars() as bars:
+            packaged = write_repository(source, repository, packaging, bars)
+        show_thread_note(packaged.schedule, packaging.threads)
+        yield repository
+
+
+def _check_ports(host: str, ports: dict[str, int]) -> None:
+    """Raises DflashError (usage) for a port that is given twice or taken: before other work."""
+    seen: dict[int, str] = {}
+    for option, port in ports.items():
+        if port and port in seen:
+            raise DflashError(f"{port} is {seen[port]} already", where=option, usage=True)
+        seen[port] = option
+        bind_port(host, port, option).close()

@@ -1,0 +1,215 @@
+"""`dflash-trt sweep`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dflash_trt.cli.options import json_option, parse_numbers
+from dflash_trt.errors import DflashError
+
+if TYPE_CHECKING:
+    from dflash_perf.harness.points import Point
+
+_COUNT = click.IntRange(1)
+
+
+@click.command("sweep", short_help="Measure served models under load.")
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="YAML with `configurations` and any option below; options win.",
+)
+@click.option("--name", help="One configuration without YAML: what to call it.  [default: model]")
+@click.option("--url", help="…where it is served: gRPC host:port, or an OpenAI endpoint's URL.")
+@click.option("--model", help="…its name there.  [default: tensorrt_llm]")
+@click.option(
+    "--kind",
+    type=click.Choice(["llm-api", "completions", "chat"]),
+    help="…the LLM-API contract of a Triton server, over gRPC, or OpenAI's.  [default: llm-api]",
+)
+@click.option("--gpus", type=_COUNT, help="…GPUs it runs on: throughput is per GPU.")
+@click.option("--baseline", help="The configuration others are compared with.  [default: first]")
+@click.option(
+    "--input-file",
+    type=click.Path(path_type=Path),
+    help='Prompts: .jsonl with a "prompt" each, or a local SPEED-Bench split.',
+)
+@click.option("--dataset", type=click.Choice(["prompts", "speed-bench"]), help="What that is.")
+@click.option("--category", "categories", multiple=True, help="SPEED-Bench category; repeatable.")
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="tokenizer.json, checkpoint or bundle; for --isl, and servers that tell no counts.",
+)
+@click.option("--isl", type=_COUNT, help="Input tokens of every prompt.  [default: its own]")
+@click.option("--osl", type=_COUNT, help="Most output tokens.  [default: 128]")
+@click.option("--ignore-eos", is_flag=True, default=None, help="Always --osl output tokens.")
+@click.option("--temperature", type=float, help="0 is greedy.  [default: 0]")
+@click.option("--top-p", type=float, help="Nucleus mass.  [default: 1]")
+@click.option("--top-k", type=_COUNT, help="Sample from the k likeliest tokens.")
+@click.option("--seed", type=int, help="Of sampling, prompt order and arrivals.  [default: 0]")
+@click.option("--concurrency", help="Closed loop: streams, as 1,2,4.  [default: 1,2,4,8,16]")
+@click.option("--request-rate", help="Open loop: requests/s at Poisson arrivals, as 0.5,2.")
+@click.option("--request-count", type=_COUNT, help="Per run.  [default: 10 × concurrency]")
+@click.option("--duration", type=float, help="Send for so many seconds instead.")
+@click.option("--warmup", type=click.IntRange(0), help="Requests before.  [default: concurrency]")
+@click.option("--repeats", type=_COUNT, help="Runs of every point.  [default: 3]")
+@click.option("--goodput", help="Limits of a good request in ms, as ttft:200,tpot:20,e2e:3000.")
+@click.option("--timeout", type=float, help="Seconds until a request has failed.  [default: 600]")
+@click.option(
+    "--interactivity", help="Also say the throughput at so many tokens/s per user, as 100,500."
+)
+@click.option("--refine", is_flag=True, help="…and measure more concurrencies around them.")
+@click.option(
+    "-o",
+    "--output-dir",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of results; a sweep that was interrupted there goes on.",
+)
+@json_option
+def command(
+    config: Path | None,
+    output_dir: Path,
+    interactivity: str | None,
+    refine: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Measure served models under rising load, and what speculation gains at each.
+
+    Each finished run is on disk before the next begins: the same command again continues.
+    Tokens are counted by token ids where the server has them, else by its counts, else with
+    the tokenizer, never by messages.
+    """
+    from dflash_perf.harness.answers import answer
+    from dflash_perf.harness.config import read_sweep_config
+    from dflash_perf.harness.sweep import run_sweep
+
+    targets = [] if interactivity is None else parse_numbers(interactivity, "--interactivity")
+    if refine and not targets:
+        raise DflashError("--refine needs an --interactivity to refine around", usage=True)
+    settings = read_sweep_config(config, _collect(given))
+    with _open_view() as view:
+        store = run_sweep(settings, output_dir, view, _command_line(), targets if refine else [])
+    points = store.points()
+    answers = [answer(points, target, settings.baseline_name) for target in targets]
+    if as_json:
+        shown = {
+            "points": [point.to_json() for point in points],
+            "answers": [one.to_json() for one in answers],
+        }
+        click.echo(json.dumps(shown, indent=2))
+    else:
+        _print_points(points)
+        _print_answers(points, answers)
+    for point in points:
+        for note in point.notes:
+            click.secho(f"{point.configuration}, {point.load.label}: {note}", err=True, fg="yellow")
+
+
+def _collect(given: dict[str, Any]) -> dict[str, Any]:
+    """The sweep's keys that the command line sets."""
+    flags = {key: value for key, value in given.items() if value not in (None, ())}
+    one = {key: flags.pop(key) for key in ("name", "url", "model", "kind", "gpus") if key in flags}
+    for key in ("input_file", "tokenizer"):
+        if key in flags:
+            flags[key] = str(flags[key])
+    if "concurrency" in flags:
+        flags["concurrency"] = [
+            _whole(number) for number in parse_numbers(flags["concurrency"], "--concurrency")
+        ]
+    if "request_rate" in flags:
+        flags["request_rate"] = parse_numbers(flags["request_rate"], "--request-rate")
+    if "goodput" in flags:
+        flags["goodput"] = _limits(flags["goodput"])
+    for flag, key in (("duration", "duration_s"), ("timeout", "timeout_s")):
+        if flag in flags:
+            flags[key] = flags.pop(flag)
+    if one:
+        if "url" not in one:
+            raise DflashError("a configuration needs its --url", usage=True)
+        name = one.get("name", one.get("model", "tensorrt_llm"))
+        flags["configurations"] = [{**one, "name": name}]
+    return flags
+
+
+def _whole(number: float) -> int:
+    if number != int(number):
+        raise DflashError(f"{number:g} is not a whole number", where="--concurrency", usage=True)
+    return int(number)
+
+
+def _limits(text: str) -> dict[str, float]:
+    limits: dict[str, float] = {}
+    for item in text.split(","):
+        name, _, value = item.partition(":")
+        if name.strip() not in ("ttft", "tpot", "e2e"):
+            raise DflashError(
+                f"{item.strip()!r} is not ttft:MS, tpot:MS or e2e:MS", where="--goodput", usage=True
+            )
+        limits[name.strip()] = parse_numbers(value, "--goodput")[0]
+    return limits
+
+
+def _command_line() -> str:
+    """As typed, without this machine's folders."""
+    plain = (Path(one).name if one.startswith("/") else one for one in sys.argv[1:])
+    return " ".join(["dflash-trt", *plain])
+
+
+def _open_view() -> Any:
+    from dflash_trt.cli.sweep_progress import SweepView
+
+    return SweepView()
+
+
+def _print_points(points: list[Point]) -> None:
+    from dflash_perf.harness.answers import throughput_unit
+
+    unit = throughput_unit(points)
+    click.echo(
+        f"interactivity = 1 / median TPOT in tokens/s per user; throughput = output {unit}, "
+        "± 95 % confidence of the mean"
+    )
+    rows = [_row(point) for point in points]
+    header = ("configuration", "load", "interactivity", "throughput", "TTFT p50/p99", "τ", "failed")
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, *rows):
+        cells = (
+            cell.ljust(width) if index < 2 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        click.echo("  ".join(cells).rstrip())
+
+
+def _row(point: Point) -> tuple[str, ...]:
+    throughput = point.throughput
+    median, tail = point.quantile("ttft", "p50"), point.quantile("ttft", "p99")
+    tau = point.value("acceptance_length")
+    rate = "–"
+    if throughput is not None:
+        half = throughput.half_width
+        rate = f"{throughput.mean:,.0f}" + ("" if half is None else f" ± {half:,.0f}")
+    return (
+        point.configuration,
+        point.load.label,
+        "–" if point.interactivity is None else f"{point.interactivity:,.1f}",
+        rate,
+        "–" if median is None or tail is None else f"{median * 1e3:,.1f}/{tail * 1e3:,.1f} ms",
+        "–" if tau is None else f"{tau.mean:.2f}",
+        str(point.failed),
+    )
+
+
+def _print_answers(points: list[Point], answers: list[Any]) -> None:
+    from dflash_perf.harness.answers import throughput_unit
+
+    for one in answers:
+        for line in one.lines(throughput_unit(points)):
+            click.echo(line)

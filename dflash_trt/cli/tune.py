@@ -1,0 +1,267 @@
+"""`dflash-trt tune`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from dflash_trt.backends import check_runnable, open_executor
+from dflash_trt.backends.base import TargetGraph
+from dflash_trt.bundle.attach import replace_file
+from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.cli.options import (
+    bundle_argument,
+    encode_prompts,
+    json_option,
+    parse_counts,
+    prompt_options,
+    sampling_options,
+    threads_option,
+)
+from dflash_trt.cli.progress import StageBars
+from dflash_trt.core.publish import file_error
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime import Engine, Request, SamplingParams
+from dflash_trt.speculation.prediction import StepPrediction
+from dflash_trt.speculation.schedule import NO_SPECULATION, SCHEDULE_NAME, BlockSchedule
+from dflash_trt.text.tokenizer import load_tokenizer
+from dflash_trt.tuning.blocks import (
+    TuningOptions,
+    candidate_batches,
+    candidate_blocks,
+    derive_schedule,
+    measure,
+)
+from dflash_trt.tuning.bundle_schedule import (
+    encode_schedule,
+    fingerprint,
+    remove_schedule,
+    write_schedule,
+)
+
+FALLBACKS: dict[str, TargetGraph | None] = {
+    "auto": None,
+    "target": "target",
+    "target_only": "target_only",
+}
+
+
+@click.command("tune", short_help="Measure which block is fastest at which batch.")
+@bundle_argument
+@prompt_options
+@click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True)
+@sampling_options
+@click.option(
+    "--block-size", "blocks", help="Blocks to try, as 2,4,8.  [default: all up to 8, then fewer]"
+)
+@click.option(
+    "--batch", "batches", help="Batches to time, as 1,4.  [default: powers of two to the limit]"
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="How often every kind of step is timed.",
+)
+@click.option(
+    "--fallback",
+    type=click.Choice(list(FALLBACKS)),
+    default="auto",
+    show_default=True,
+    help="How to decode without drafts: target keeps the drafter fed, target_only is faster but "
+    "holds the target once more.",
+)
+@click.option("--dry-run", is_flag=True, help="Measure and print, write nothing.")
+@click.option("--remove", is_flag=True, help="Take BUNDLE's schedule out of it; measures nothing.")
+@threads_option
+@json_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the schedule to this file, not into the bundle.",
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    bundle: Path,
+    prompt: str | None,
+    prompt_file: Path | None,
+    raw: bool,
+    max_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
+    seed: int,
+    blocks: str | None,
+    batches: str | None,
+    rounds: int,
+    fallback: str,
+    dry_run: bool,
+    remove: bool,
+    threads: int,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Measure BUNDLE here and write the block size by batch that is fastest into it.
+
+    Times steps of every batch and block, and of decoding without drafts; measures acceptance on
+    the prompts (by default those that came with the pair) at every block. `generate`, `serve` and
+    `package` follow the schedule from then on; `--block-schedule none` turns that off. No output
+    changes, only speed.
+    """
+    if dry_run and output is not None:
+        raise DflashError("writes nothing; drop it or -o", where="--dry-run", usage=True)
+    opened = open_bundle(bundle)
+    if remove:
+        _remove(opened, context)
+        return
+    check_runnable(opened)
+    manifest = opened.manifest
+    limits = manifest.limits
+    options = TuningOptions(
+        block_sizes=tuple(
+            parse_counts(
+                blocks, "--block-size", 2, limits.block_size, candidate_blocks(limits.block_size)
+            )
+        ),
+        batches=tuple(
+            parse_counts(
+                batches, "--batch", 1, limits.max_batch, candidate_batches(limits.max_batch)
+            )
+        ),
+        rounds=rounds,
+        threads=threads,
+        prefill_chunk=limits.prefill_chunk,
+        eos_token_ids=tuple(manifest.target.eos_token_ids),
+    )
+    tokenizer = load_tokenizer(opened)
+    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    requests = [
+        Request(prompt_ids=tuple(ids), max_tokens=max_tokens, sampling=sampling)
+        for ids in encode_prompts(tokenizer, prompt, prompt_file, opened.prompts, raw=raw)
+    ]
+    executor = open_executor(opened, threads=threads, graphs=("target", "draft", "target_only"))
+    try:
+        for request in requests:
+            Engine(executor).check(request)
+        with StageBars() as bars:
+            measured = measure(executor, requests, options, bars)
+    finally:
+        executor.close()
+    schedule = derive_schedule(
+        measured,
+        limits.max_batch,
+        executor=manifest.executor,
+        bundle=fingerprint(manifest),
+        fallback=FALLBACKS[fallback],
+    )
+    written = None if dry_run else output or bundle / SCHEDULE_NAME
+    if output is not None:
+        try:
+            replace_file(output, encode_schedule(schedule))
+        except OSError as error:
+            raise file_error(error, output) from error
+    elif written is not None:
+        write_schedule(opened, schedule)
+    if as_json:
+        click.echo(json.dumps(_to_json(schedule, written), indent=2))
+        return
+    for line in _describe(schedule):
+        click.echo(line)
+    click.echo("nothing written (--dry-run)" if written is None else f"written to {written}")
+
+
+def _remove(bundle: Bundle, context: click.Context) -> None:
+    """Raises DflashError: another option was given, or the bundle has no schedule (usage)."""
+    for parameter in context.command.params:
+        if (
+            parameter.name not in ("bundle", "remove")
+            and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        ):
+            raise DflashError(
+                "does not go with --remove, which measures nothing",
+                where=parameter.opts[0],
+                usage=True,
+            )
+    path = bundle.folder / SCHEDULE_NAME
+    named = any(file.path == SCHEDULE_NAME for file in bundle.manifest.files)
+    if not named and not path.exists():
+        raise DflashError("has no schedule to remove", where=bundle.folder, usage=True)
+    remove_schedule(bundle)
+    click.echo(f"removed {path}")
+
+
+def predict(schedule: BlockSchedule) -> list[dict[str, Any]]:
+    """Predicted tokens/s by measured batch: of each way of decoding, and which is chosen."""
+    measured = schedule.measured
+    assert measured is not None
+    longest = max(measured.block_sizes)
+    plain = StepPrediction(measured, "target_only", longest)
+    fed = StepPrediction(measured, "target", longest)
+    return [
+        {
+            "batch": batch,
+            "block_size": schedule.block_size(batch),
+            "target_only": plain.tokens_per_second(batch, NO_SPECULATION),
+            "target": fed.tokens_per_second(batch, NO_SPECULATION),
+            "blocks": {
+                str(block): plain.tokens_per_second(batch, block) for block in measured.block_sizes
+            },
+        }
+        for batch in (step.batch for step in measured.steps)
+    ]
+
+
+def _to_json(schedule: BlockSchedule, written: Path | None) -> dict[str, Any]:
+    return {
+        "schedule": schedule.to_json(),
+        "tokens_per_second": predict(schedule),
+        "draft_len_schedule": {str(k): v for k, v in schedule.draft_len_schedule().items()},
+        "written": None if written is None else str(written),
+    }
+
+
+def _describe(schedule: BlockSchedule) -> list[str]:
+    measured = schedule.measured
+    assert measured is not None
+    lengths = ", ".join(
+        f"{length:.2f} at {block}"
+        for block, length in zip(measured.block_sizes, measured.acceptance_lengths, strict=True)
+    )
+    lines = [
+        f"acceptance length by block ({measured.prompts} prompts): {lengths}",
+        f"predicted decode tokens/s with {measured.positions} positions held, * the choice; "
+        "fed: without drafts, but keeping the drafter's context",
+        "  batch  target_only      fed"
+        + "".join(f"{f'block {block}':>10}" for block in measured.block_sizes),
+    ]
+    for row in predict(schedule):
+        none = row["block_size"] == NO_SPECULATION
+        cells = [
+            _cell(row["target_only"], 13, chosen=none and schedule.fallback == "target_only"),
+            _cell(row["target"], 9, chosen=none and schedule.fallback == "target"),
+        ]
+        cells += [
+            _cell(rate, 10, chosen=block == str(row["block_size"]))
+            for block, rate in row["blocks"].items()
+        ]
+        lines.append(f"{row['batch']:>7}{''.join(cells)}")
+    lines.append(f"schedule: {schedule.describe()}")
+    drafts = schedule.draft_len_schedule()
+    lines.append(
+        f"TensorRT-LLM: draft_len_schedule: {{{', '.join(f'{k}: {v}' for k, v in drafts.items())}}}"
+        f", max_draft_len: {max(drafts.values())}"
+        if drafts
+        else "TensorRT-LLM: no speculation"
+    )
+    return lines
+
+
+def _cell(rate: float, width: int, *, chosen: bool) -> str:
+    return f"{rate:,.0f}{'*' if chosen else ' '}".rjust(width)

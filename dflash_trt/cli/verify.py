@@ -1,0 +1,268 @@
+"""`dflash-trt verify`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from statistics import median
+
+import click
+from click.core import ParameterSource
+from rich.console import Console
+from rich.progress import Progress
+
+from dflash_trt.backends import check_runnable, open_executor
+from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.cli.against import (
+    Bounds,
+    compare,
+    print_comparison,
+    print_comparison_json,
+)
+from dflash_trt.cli.options import (
+    bundle_argument,
+    encode_prompts,
+    json_option,
+    parse_counts,
+    prompt_options,
+    sampling_options,
+    threads_option,
+)
+from dflash_trt.errors import EXIT_FAILED, DflashError
+from dflash_trt.proof.twins import check_twins
+from dflash_trt.proof.verification import Mode, ModeReport, Speed, measure_speed, verify
+from dflash_trt.runtime import Request, SamplingParams
+from dflash_trt.text.prompts import read_prompts
+from dflash_trt.text.tokenizer import load_tokenizer
+
+PROOF_OPTIONS = {"blocks": "--block-size", "batches": "--batch", "repeats": "--repeats"}
+COMPARISON_OPTIONS = {
+    "text_file": "--text",
+    "fail_below_agreement": "--fail-below-agreement",
+    "max_tau_loss": "--max-tau-loss",
+}
+
+
+@click.command("verify", short_help="Prove that speculation changes nothing; say what it gains.")
+@bundle_argument
+@prompt_options
+@click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True)
+@sampling_options
+@click.option(
+    "--block-size", "blocks", help="Block sizes to try, as 2,4,8.  [default: the bundle's]"
+)
+@click.option(
+    "--batch", "batches", help="Batch sizes to try, as 1,4.  [default: 1 and the bundle's limit]"
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(0),
+    default=3,
+    show_default=True,
+    help="Timed runs of baseline and speculation at batch 1; 0 skips them.",
+)
+@click.option(
+    "--against",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Instead: compare with this bundle, the pair's high-precision twin.",
+)
+@click.option(
+    "--text",
+    "text_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Text that both read, for --against.  [default: the prompts]",
+)
+@click.option(
+    "--fail-below-agreement",
+    type=click.FloatRange(0, 1),
+    help="Exit code 1 when fewer likeliest tokens are the twin's (0 to 1).",
+)
+@click.option(
+    "--max-tau-loss",
+    type=click.FloatRange(0, 100),
+    help="Exit code 1 when the acceptance length is more per cent below the twin's.",
+)
+@threads_option
+@json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    bundle: Path,
+    prompt: str | None,
+    prompt_file: Path | None,
+    raw: bool,
+    max_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
+    seed: int,
+    blocks: str | None,
+    batches: str | None,
+    repeats: int,
+    against: Path | None,
+    text_file: Path | None,
+    fail_below_agreement: float | None,
+    max_tau_loss: float | None,
+    threads: int,
+    as_json: bool,
+) -> int:
+    """Run prompts with the baseline graph and with speculation, and compare every bit.
+
+    Each output token's logits must be the baseline's, alone and batched (on an executor that
+    does not promise bits: up to floating-point ties). Exit code 1 at any difference. Without
+    prompts, those that came with the pair are used.
+
+    With --against, say instead what lower precision costs: how often BUNDLE expects the same
+    token as its twin, how far their distributions are apart, and what drafts are worth to
+    each target with each draft. Nothing fails then but the bounds given.
+    """
+    _check_options(context, has_twin=against is not None)
+    for option, bound in (
+        ("--fail-below-agreement", fail_below_agreement),
+        ("--max-tau-loss", max_tau_loss),
+    ):
+        if bound is not None and math.isnan(bound):  # click's ranges let it pass
+            raise DflashError("nan is no bound", where=option, usage=True)
+    opened = open_bundle(bundle)
+    check_runnable(opened)
+    limits = opened.manifest.limits
+    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    tokenizer = load_tokenizer(opened)
+    prompts = encode_prompts(tokenizer, prompt, prompt_file, opened.prompts, raw=raw)
+    if against is not None:
+        twin = open_bundle(against)
+        check_runnable(twin)
+        texts = prompts if text_file is None else map(tokenizer.encode, read_prompts(text_file))
+        comparison = compare(
+            check_twins(opened, twin),
+            prompts,
+            list(texts),
+            sampling,
+            max_tokens=max_tokens,
+            threads=threads,
+            bounds=Bounds(agreement=fail_below_agreement, tau_loss=max_tau_loss),
+        )
+        (print_comparison_json if as_json else print_comparison)(comparison)
+        return EXIT_FAILED if comparison.failures else 0
+    block_sizes = parse_counts(blocks, "--block-size", 2, limits.block_size, [limits.block_size])
+    batch_sizes = parse_counts(
+        batches, "--batch", 1, limits.max_batch, sorted({1, limits.max_batch})
+    )
+    requests = [
+        Request(prompt_ids=tuple(ids), max_tokens=max_tokens, sampling=sampling) for ids in prompts
+    ]
+    modes = [
+        Mode(speculation=False, batch=batch, block_size=None) for batch in batch_sizes if batch > 1
+    ]
+    modes += [
+        Mode(speculation=True, batch=batch, block_size=block)
+        for block in block_sizes
+        for batch in batch_sizes
+    ]
+    executor = open_executor(opened, threads=threads)
+    eos = opened.manifest.target.eos_token_ids
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("comparing", total=len(requests) * (len(modes) + 1) * max_tokens)
+        reports = verify(
+            executor,
+            requests,
+            modes,
+            eos_token_ids=eos,
+            prefill_chunk=limits.prefill_chunk,
+            on_tokens=lambda count: progress.advance(task, count),
+        )
+        progress.remove_task(task)
+        task = progress.add_task("timing", total=2 * repeats)
+        speed = measure_speed(
+            executor,
+            requests,
+            block_size=block_sizes[-1],
+            repeats=repeats,
+            eos_token_ids=eos,
+            on_run=lambda: progress.advance(task),
+        )
+    executor.close()
+    failed = not all(report.is_lossless for report in reports)
+    if as_json:
+        _print_json(reports, speed, failed)
+    else:
+        _print_report(reports, speed, len(requests), block_sizes[-1])
+    return EXIT_FAILED if failed else 0
+
+
+def _check_options(context: click.Context, *, has_twin: bool) -> None:
+    """Refuses options that would do nothing: those of the other kind of verification."""
+    idle = PROOF_OPTIONS if has_twin else COMPARISON_OPTIONS
+    for name, option in idle.items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            what = "does not go with --against" if has_twin else "needs --against"
+            raise DflashError(what, where=option, usage=True)
+
+
+def _print_report(reports: list[ModeReport], speed: Speed, prompts: int, block: int) -> None:
+    click.echo(f"{prompts} prompts against target_only, batch 1:")
+    for report in reports:
+        line = f"  {report.mode:<28} {_outcome(report)}: {report.tokens:,} tokens, "
+        line += f"{report.logits:,} logits"
+        if report.statistics.acceptance_length is not None:
+            line += f"; acceptance length {report.statistics.acceptance_length:.2f}"
+        click.echo(line)
+    for report in reports:
+        for tie in [] if report.is_bitwise else report.ties:
+            click.echo(
+                f"{report.mode}: prompt {tie.prompt} parts at output token {tie.position}, "
+                f"logit gap {tie.gap:.3g}, measured noise {report.noise:.3g}"
+            )
+        if not report.is_lossless:
+            click.echo(f"first difference, {report.difference}")
+    if speed.ratios:
+        ratios = sorted(speed.ratios)
+        click.echo(
+            f"speed at batch 1, {len(ratios)} interleaved runs: target_only "
+            f"{median(speed.baseline):,.0f} tokens/s, DFlash block {block} "
+            f"{median(speed.speculative):,.0f}, ratio {speed.speedup:.2f} "
+            f"({ratios[0]:.2f} … {ratios[-1]:.2f})"
+        )
+
+
+def _outcome(report: ModeReport) -> str:
+    if report.difference is None:
+        return "identical"
+    if not report.is_lossless:
+        return "DIFFERENT"
+    return f"equal up to {len(report.ties)} floating-point ties"
+
+
+def _print_json(reports: list[ModeReport], speed: Speed, failed: bool) -> None:
+    modes = [
+        {
+            "mode": report.mode,
+            "identical": report.difference is None,
+            "lossless": report.is_lossless,
+            "ties": [dataclasses.asdict(tie) for tie in report.ties],
+            "noise": _finite(report.noise),
+            "tokens": report.tokens,
+            "logits": report.logits,
+            "difference": None
+            if report.difference is None
+            else {
+                key: _finite(value) for key, value in dataclasses.asdict(report.difference).items()
+            },
+            "statistics": report.statistics.to_json(),
+        }
+        for report in reports
+    ]
+    timing = {
+        "target_only_tokens_per_second": list(speed.baseline),
+        "dflash_tokens_per_second": list(speed.speculative),
+        "speedup": speed.speedup if speed.ratios else None,
+    }
+    click.echo(json.dumps({"lossless": not failed, "modes": modes, "speed": timing}, indent=2))
+
+
+def _finite(value: object) -> object:
+    """JSON has no NaN and no infinity: their names instead."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

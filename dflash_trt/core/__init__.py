@@ -1,0 +1,1 @@
+"""What every package stands on: records on disk, published folders, progress."""

@@ -1,0 +1,90 @@
+"""Puts large files into a bundle without copying them where the filesystem allows."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from dflash_trt.core.progress import Progress
+from dflash_trt.errors import DflashError
+
+# Linux's ioctl to share another file's extents (reflink), include/uapi/linux/fs.h.
+_FICLONE = 0x40049409
+_COPY_CHUNK = 16 << 20
+
+
+def link_file(source: Path, destination: Path) -> bool:
+    """Hard-links `source` (its resolved blob); False where that cannot be done.
+
+    Hard links come first because ONNX Runtime refuses symbolic links that leave the model's
+    folder. They fail across filesystems, and on files of other users (protected_hardlinks).
+    """
+    try:
+        os.link(source.resolve(), destination)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        return False
+    return True
+
+
+def clone_file(source: Path, destination: Path) -> bool:
+    """Makes a file of its own that shares `source`'s blocks; False where that cannot be done."""
+    try:
+        with source.open("rb") as reader, destination.open("wb") as writer:
+            fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        destination.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def copy_file(source: Path, destination: Path, on_bytes: Callable[[int], None]) -> None:
+    """Copies `source`; `on_bytes` hears of every chunk."""
+    with source.open("rb") as reader, destination.open("wb") as writer:
+        while chunk := reader.read(_COPY_CHUNK):
+            writer.write(chunk)
+            on_bytes(len(chunk))
+
+
+def place_files(
+    files: Mapping[Path, Path], destination: Path, what: str, progress: Progress
+) -> None:
+    """Brings files into a folder: hard-linked, else cloned, else copied.
+
+    `files` has their sources by where they go; `destination` is what an error about space names.
+    """
+    progress.stage(f"linking {what}", None)
+    rest: dict[Path, Path] = {}
+    for path, source in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not (link_file(source, path) or clone_file(source, path)):
+            rest[path] = source
+    if rest:
+        # The size is known, and known to fit, before the first byte.
+        progress.stage(f"copying {what}", check_space(rest.values(), destination))
+        for path, source in rest.items():
+            copy_file(source, path, progress.advance)
+
+
+def check_space(sources: Iterable[Path], destination: Path) -> int:
+    """The bytes that copies of all `sources` take.
+
+    Raises:
+        DflashError: the filesystem of `destination`'s parent has not as many.
+    """
+    size = sum(source.stat().st_size for source in sources)
+    free = shutil.disk_usage(destination.parent).free
+    if size > free:
+        raise DflashError(
+            f"copying the weights needs {size:,} bytes, {free:,} are free",
+            where=destination,
+            fix="free some space, or put the bundle on the checkpoint's filesystem",
+        )
+    return size

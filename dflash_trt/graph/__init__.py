@@ -1,0 +1,1 @@
+"""The ONNX graphs of a pair: target, draft and target_only."""

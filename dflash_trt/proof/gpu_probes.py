@@ -1,0 +1,342 @@
+"""What has to be true of engines on a GPU, each a probe of a running executor.
+
+The CPU executor's float32 logits are the reference. A narrow engine differs from them by rounding,
+so a probe measures that noise where nothing can be wrong, and holds what it asks about to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from dflash_trt.backends.base import Executor, FloatArray, Int64Array, Scores, TargetGraph
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.proof.verification import Comparison, Mode, measure_speed
+from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
+from dflash_trt.runtime.sampling import choose_tokens, sampling_input
+from dflash_trt.speculation.acceptance import accept_block
+
+# Two orders of one sum may each be off by the noise.
+NOISE_FACTOR = 2.0
+TIMED_STEPS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One finding; `passed` None where there is a figure and no verdict."""
+
+    name: str
+    passed: bool | None
+    detail: str
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+def run_probes(
+    gpu: TensorRtExecutor, cpu: Executor, requests: Sequence[Request], prefill_chunk: int
+) -> Iterator[Probe]:
+    """All probes, in the order in which one rests on another, each as it is done."""
+    prompt = np.array([requests[0].prompt_ids], dtype=np.int64)
+    limits = gpu.limits
+    length = min(prompt.shape[1], prefill_chunk, limits.max_seq_len - limits.block_size)
+    prompt = prompt[:, :length]
+    yield from _probe_tokens(gpu, cpu, requests)
+    yield _probe_lengths(gpu, cpu, prompt)
+    yield _probe_graphs(gpu)
+    yield _probe_move(gpu, prompt)
+    if limits.draws:
+        yield _probe_drawing(gpu, prompt)
+        yield _probe_ahead(gpu, prompt)
+    else:
+        yield _probe_candidates(gpu, requests)
+    yield from _probe_speed(gpu, requests)
+
+
+def _probe_tokens(gpu: Executor, cpu: Executor, requests: Sequence[Request]) -> list[Probe]:
+    """Tokens of every mode against the CPU's, up to ties."""
+
+    def generate(executor: Executor, mode: Mode) -> list[RequestResult]:
+        options = EngineOptions(
+            speculation=mode.speculation, block_size=mode.block_size, record_logits=True
+        )
+        engine = Engine(executor, options=options)
+        parts = [requests[at : at + mode.batch] for at in range(0, len(requests), mode.batch)]
+        return [result for part in parts for result in engine.generate(part)]
+
+    block, most = gpu.limits.block_size, min(gpu.limits.max_batch, len(requests))
+    plain = Mode(speculation=False, batch=1, block_size=None)
+    modes = [plain] + [
+        Mode(speculation=True, batch=batch, block_size=block) for batch in sorted({1, most})
+    ]
+    expected = generate(cpu, plain)
+    probes = []
+    for mode in modes:
+        comparison = Comparison(mode)
+        for index, (want, got) in enumerate(zip(expected, generate(gpu, mode), strict=True)):
+            comparison.add(index, want, got)
+        report = comparison.to_report(is_bitwise=False)
+        gaps = ", ".join(f"{tie.gap:.3g}" for tie in report.ties) or "none"
+        probes.append(
+            Probe(
+                name=f"tokens of {mode} are the CPU's",
+                passed=report.is_lossless,
+                detail=f"{report.tokens} tokens; gaps where they part: {gaps}; noise of a logit "
+                f"{report.noise:.3g}",
+                figures={
+                    "tokens": report.tokens,
+                    "noise": report.noise,
+                    "gaps": [tie.gap for tie in report.ties],
+                    "acceptance_length": report.statistics.acceptance_length,
+                },
+            )
+        )
+    return probes
+
+
+def _probe_lengths(gpu: Executor, cpu: Executor, prompt: Int64Array) -> Probe:
+    """Lower-right causality counts from each row's own length, alone and beside a longer one."""
+    rows, starts = gpu.limits.block_size, [prompt.shape[1], max(1, prompt.shape[1] // 2)]
+    block = prompt[:, :1].repeat(rows, axis=1) + np.arange(rows)
+    block %= gpu.limits.vocab_size
+
+    def run(executor: Executor, slots: Sequence[int]) -> FloatArray:
+        for slot in slots:
+            _forward(executor, prompt[:, : starts[slot]], [0], slot)
+        held = [starts[slot] for slot in slots]
+        return _forward(executor, block.repeat(len(slots), axis=0), held, slots[0], rows)
+
+    alone = np.concatenate([run(gpu, [0]), run(gpu, [1])])
+    exact = np.concatenate([run(cpu, [0]), run(cpu, [1])])
+    if gpu.limits.max_batch < 2:
+        return Probe(name="causality per row", passed=None, detail="the bundle has one slot")
+    noise = float(np.abs(alone - exact).max())
+    change = float(np.abs(run(gpu, [0, 1]) - alone).max())
+    spread = float(exact.std())
+    return Probe(
+        name="causality counts from each row's own length",
+        passed=change <= NOISE_FACTOR * noise and noise < spread,
+        detail=f"{starts[0]} and {starts[1]} positions together differ from each alone by "
+        f"{change:.3g}; alone from the CPU by {noise:.3g}; logits spread {spread:.3g}",
+        figures={"together": change, "alone": noise, "spread": spread, "lengths": starts},
+    )
+
+
+def _probe_graphs(gpu: TensorRtExecutor) -> Probe:
+    """A step is captured at its second call, and replays what it did before."""
+    anchors, starts = np.array([1]), np.array([0])
+    answers = [
+        gpu.speculate(
+            0, anchors, starts, gpu.limits.block_size, Scores.NONE, _greedy(gpu, 1)
+        ).choice_ids.tolist()
+        for _ in range(5)
+    ]
+    changed = sum(answer != answers[0] for answer in answers)
+    return Probe(
+        name="CUDA graphs replay the step",
+        passed=gpu.captured > 0 and gpu.capture_error is None and not changed,
+        detail=gpu.capture_error or f"{gpu.captured} captured; {changed} of 4 repeats differ",
+        figures={"captured": gpu.captured, "repeats_that_differ": changed},
+    )
+
+
+def _probe_move(gpu: Executor, prompt: Int64Array) -> Probe:
+    """A sequence goes on where its slot was moved to."""
+    if gpu.limits.max_batch < 2 or prompt.shape[1] < 2:
+        return Probe(name="slots move", passed=None, detail="the bundle has one slot")
+    head, tail = prompt[:, :-1], prompt[:, -1:]
+    _forward(gpu, head, [0], 1)
+    stayed = _forward(gpu, tail, [head.shape[1]], 1)
+    _forward(gpu, head, [0], 1)
+    gpu.move_slot(1, 0, head.shape[1])
+    moved = _forward(gpu, tail, [head.shape[1]], 0)
+    change = float(np.abs(moved - stayed).max())
+    return Probe(
+        name="slots move",
+        passed=change == 0,
+        detail=f"logits differ by {change:.3g} after the move",
+        figures={"change": change},
+    )
+
+
+def _probe_candidates(gpu: Executor, requests: Sequence[Request]) -> Probe:
+    """Drawing from candidates and from whole rows gives the same tokens."""
+    sampling = SamplingParams(temperature=0.8, top_k=20, top_p=0.95, seed=1)
+    sampled = [replace(request, sampling=sampling) for request in requests]
+    outputs = []
+    for record_logits in (False, True):
+        engine = Engine(gpu, options=EngineOptions(record_logits=record_logits))
+        outputs.append([engine.generate([one])[0].token_ids for one in sampled])
+    same = sum(some == whole for some, whole in zip(*outputs, strict=True))
+    return Probe(
+        name="candidates draw what whole rows draw",
+        passed=same == len(sampled),
+        detail=f"{same} of {len(sampled)} outputs are the same",
+        figures={"same": same, "outputs": len(sampled)},
+    )
+
+
+def _probe_drawing(gpu: Executor, prompt: Int64Array) -> Probe:
+    """Engines draw what the runtime would from the very logits that they drew from."""
+    rows, start = min(gpu.limits.block_size, prompt.shape[1]), np.array([0])
+    picked = np.arange(rows)[None]
+    same = drawn = 0
+    for seed, (temperature, top_k, top_p) in enumerate(
+        [(0.0, None, 1.0), (0.8, None, 1.0), (0.7, 20, 1.0), (1.0, None, 0.9), (1.3, 50, 0.8)] * 4
+    ):
+        # Seeds of all 64 bits.
+        sampling = SamplingParams(temperature, top_k, top_p, (seed * 0x9E3779B97F4A7C15) % 2**64)
+        packed = sampling_input(gpu.limits, [sampling])
+        output = gpu.forward("target", 0, prompt[:, :rows], start, picked, Scores.LOGITS, packed)
+        assert output.logits is not None
+        expected = choose_tokens(output.logits[0], picked[0] + 1, sampling)
+        same += int((output.choice_ids[0] == expected).sum())
+        drawn += rows
+    return Probe(
+        name="engines draw what the runtime would",
+        passed=same == drawn,
+        detail=f"{same} of {drawn} tokens are the same",
+        figures={"same": same, "tokens": drawn},
+    )
+
+
+def _probe_ahead(gpu: TensorRtExecutor, prompt: Int64Array) -> Probe:
+    """Steps begun before they are asked for settle the same tokens; steps a second of both.
+
+    They are asked for, too, but where the sequences begin anew: the device accepts as the host.
+    """
+    batch = gpu.limits.max_batch
+    for slot in range(batch):
+        _forward(gpu, prompt, [0], slot)
+    expected, waiting, _, _ = _decode(gpu, prompt, ahead=False)
+    tokens, ahead, begun, lost = _decode(gpu, prompt, ahead=True)
+    same = tokens == expected
+    figures = {"waiting_steps_per_second": waiting, "ahead_steps_per_second": ahead}
+    return Probe(
+        name="looking ahead changes no token",
+        passed=same and begun > 0 and not lost,
+        detail=f"batch {batch}: {ahead:,.0f} steps/s with {begun} of {TIMED_STEPS} steps begun "
+        f"ahead, {lost} of them in vain, {waiting:,.0f} without; tokens are "
+        f"{'the same' if same else 'others'}",
+        figures={**figures, "batch": batch, "steps": TIMED_STEPS, "begun": begun, "lost": lost},
+    )
+
+
+def _decode(
+    gpu: TensorRtExecutor, prompt: Int64Array, *, ahead: bool
+) -> tuple[list[list[int]], float, int, int]:
+    """Tokens of TIMED_STEPS steps behind `prompt` in all slots, and steps a second.
+
+    Then the steps that were begun ahead, and those of all that should have been asked for and were
+    not. Where the context ends the sequences begin anew, without looking ahead over it.
+    """
+    batch, block = gpu.limits.max_batch, gpu.limits.block_size
+    sampling, length = _greedy(gpu, batch), prompt.shape[1] - 1
+    anchors, starts = np.repeat(prompt[0, -1:], batch), np.full(batch, length)
+    tokens: list[list[int]] = []
+    started, before, dropped = 0.0, 0, gpu.dropped_steps
+    for number in range(TIMED_STEPS + 3):
+        if number == 3:  # its graph has been captured
+            started, before = time.perf_counter(), gpu.ahead_steps
+        goes_on = starts.max() + 2 * block <= gpu.limits.max_seq_len
+        output = gpu.speculate(0, anchors, starts, block, Scores.NONE, sampling, ahead and goes_on)
+        settled = [
+            accept_block(ids[1:].tolist(), own.tolist().__getitem__)
+            for ids, own in zip(output.token_ids, output.choice_ids, strict=True)
+        ]
+        tokens += settled
+        anchors = np.array([one[-1] for one in settled])
+        starts = starts + np.array([len(one) for one in settled])
+        if starts.max() + block > gpu.limits.max_seq_len:
+            anchors, starts = np.repeat(prompt[0, -1:], batch), np.full(batch, length)
+    seconds = time.perf_counter() - started
+    begun, lost = gpu.ahead_steps - before, gpu.dropped_steps - dropped
+    return tokens, TIMED_STEPS / seconds, begun, lost
+
+
+def _probe_speed(gpu: TensorRtExecutor, requests: Sequence[Request]) -> list[Probe]:
+    """Medians of a step's time, and tokens per second against target_only."""
+    limits = gpu.limits
+    figures: dict[str, Any] = {"cache_bytes": gpu.cache_bytes}
+    for batch in sorted({1, limits.max_batch}):
+        zeros = np.zeros(batch, np.int64)
+        figures[f"dflash_step_ms_batch_{batch}"] = _time(
+            partial(
+                gpu.speculate, 0, zeros, zeros, limits.block_size, Scores.NONE, _greedy(gpu, batch)
+            )
+        )
+        column = zeros[:, None]
+        figures[f"target_only_step_ms_batch_{batch}"] = _time(
+            partial(
+                gpu.forward,
+                "target_only",
+                0,
+                column,
+                zeros,
+                column,
+                Scores.NONE,
+                _greedy(gpu, batch),
+            )
+        )
+    speed = measure_speed(gpu, requests, block_size=limits.block_size, repeats=3)
+    probes = [
+        Probe(
+            name="time of a step",
+            passed=None,
+            detail=", ".join(
+                f"{name} {value:.3f}" for name, value in figures.items() if "_ms_" in name
+            ),
+            figures=figures,
+        )
+    ]
+    if speed.ratios:
+        probes.append(
+            Probe(
+                name="speed at batch 1",
+                passed=None,
+                detail=f"target_only {median(speed.baseline):,.0f} tokens/s, DFlash "
+                f"{median(speed.speculative):,.0f}, ratio {speed.speedup:.2f}",
+                figures={
+                    "target_only_tokens_per_second": list(speed.baseline),
+                    "dflash_tokens_per_second": list(speed.speculative),
+                },
+            )
+        )
+    return probes
+
+
+def _forward(
+    executor: Executor,
+    ids: Int64Array,
+    starts: Sequence[int],
+    slot: int,
+    rows: int = 1,
+    graph: TargetGraph = "target",
+) -> FloatArray:
+    """Logits [B,rows,V] of the last `rows` rows."""
+    picked = np.tile(np.arange(ids.shape[1] - rows, ids.shape[1]), (len(ids), 1))
+    output = executor.forward(
+        graph, slot, ids, np.array(starts), picked, Scores.LOGITS, _greedy(executor, len(ids))
+    )
+    assert output.logits is not None
+    return output.logits.copy()
+
+
+def _greedy(executor: Executor, batch: int) -> Int64Array | None:
+    """The sampling of `batch` greedy sequences."""
+    return sampling_input(executor.limits, [SamplingParams()] * batch)
+
+
+def _time(call: Callable[[], object]) -> float:
+    """Median milliseconds of a call, once its graph has been captured."""
+    times = []
+    for number in range(TIMED_STEPS + 3):
+        started = time.perf_counter()
+        call()
+        if number >= 3:
+            times.append((time.perf_counter() - started) * 1e3)
+    return median(times)

@@ -1,0 +1,139 @@
+"""Two bundles of one pair in different precision: are they, and what lies between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from os import W_OK, access
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from dflash_trt.bundle.build import BuildOptions, build_bundle
+from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.checkpoints.draft import DraftSpec, read_draft
+from dflash_trt.checkpoints.folder import CONFIG_NAME
+from dflash_trt.checkpoints.moe import MoeSpec
+from dflash_trt.checkpoints.pair import Pair, check_pair
+from dflash_trt.checkpoints.target import TargetSpec, read_target
+from dflash_trt.config import BuildConfig, CheckpointSource
+from dflash_trt.core.progress import Progress
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.graph.form import CacheDtype
+from dflash_trt.text.tokenizer import load_tokenizer
+
+# What precision changes; every other field of a spec says what the model computes.
+PRECISION_FIELDS = frozenset({"weights", "checkpoint", "quantization"})
+DIFFERENCES_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Twins:
+    """A bundle, its high-precision twin, and the pair that each was built from."""
+
+    bundle: Bundle
+    twin: Bundle
+    bundle_pair: Pair
+    twin_pair: Pair
+
+
+def check_twins(bundle: Bundle, twin: Bundle) -> Twins:
+    """The two as twins.
+
+    Raises:
+        DflashError: one was built without its checkpoints' configs, or what differs between
+            them besides precision.
+    """
+    twins = Twins(bundle, twin, read_pair(bundle), read_pair(twin))
+    differences = list(_differences(twins))
+    if differences:
+        shown = ", ".join(differences[:DIFFERENCES_SHOWN])
+        more = len(differences) - DIFFERENCES_SHOWN
+        raise DflashError(
+            f"is not a twin of {twin.folder}: {shown}" + (f" and {more} more" if more > 0 else ""),
+            where=bundle.folder,
+            fix="both must be built from one pair, with the same block size",
+            usage=True,
+        )
+    return twins
+
+
+def read_pair(bundle: Bundle) -> Pair:
+    """The pair that a bundle was built from, read back from its weights folders.
+
+    Raises:
+        DflashError: the bundle is of a version that did not keep the configs.
+    """
+    weights = bundle.folder / "weights"
+    for owner in ("target", "draft"):
+        if not (weights / owner / CONFIG_NAME).is_file():
+            raise DflashError(
+                f"has no weights/{owner}/{CONFIG_NAME}: an earlier version built it",
+                where=bundle.folder,
+                fix="build it again",
+            )
+    return check_pair(read_target(weights / "target"), read_draft(weights / "draft"))
+
+
+@contextmanager
+def crossed_bundles(twins: Twins, progress: Progress) -> Iterator[tuple[Bundle, Bundle]]:
+    """Temporary bundles: the twin's target with the bundle's draft, and the other way round.
+
+    A draft's projections are part of the target's graph, so that other pairs need other graphs;
+    KV caches hold what those of the target's own bundle hold.
+    They lie beside the bundle where that can be written, so that weights are linked.
+    """
+    parent = twins.bundle.folder.resolve().parent
+    beside = parent if access(parent, W_OK) else None
+    pairs = {
+        "twin-target": check_pair(twins.twin_pair.target, twins.bundle_pair.draft),
+        "twin-draft": check_pair(twins.bundle_pair.target, twins.twin_pair.draft),
+    }
+    owners = (twins.twin, twins.bundle)
+    cache_dtypes = (CacheDtype(owner.manifest.kv_dtype) for owner in owners)
+    limits = twins.bundle.manifest.limits
+    source = CheckpointSource(checkpoint=str(twins.bundle.folder))
+    config = BuildConfig(
+        description="a crossed pair",
+        target=source,
+        draft=source,
+        max_batch=limits.max_batch,
+        max_seq_len=min(limits.max_seq_len, twins.twin.manifest.limits.max_seq_len),
+        block_size=limits.block_size,
+        prefill_chunk=limits.prefill_chunk,
+    )
+    with TemporaryDirectory(prefix=".dflash-trt-", dir=beside) as temporary:
+        folders = [Path(temporary) / name for name in pairs]
+        for folder, pair, dtype in zip(folders, pairs.values(), cache_dtypes, strict=True):
+            options = BuildOptions(cache_dtype=dtype)
+            build_bundle(pair, config, folder.name, folder, options, progress)
+        yield open_bundle(folders[0]), open_bundle(folders[1])
+
+
+def _differences(twins: Twins) -> Iterator[str]:
+    pairs = twins.bundle_pair, twins.twin_pair
+    yield from _field_differences("target", pairs[0].target, pairs[1].target)
+    yield from _field_differences("draft", pairs[0].draft, pairs[1].draft)
+    sizes = [bundle.manifest.limits.block_size for bundle in (twins.bundle, twins.twin)]
+    if sizes[0] != sizes[1]:
+        yield f"block size limit {sizes[0]} versus {sizes[1]}"
+    texts = [load_tokenizer(bundle).core.to_str() for bundle in (twins.bundle, twins.twin)]
+    if texts[0] != texts[1]:
+        yield "the tokenizers differ"
+
+
+def _field_differences(
+    owner: str, spec: TargetSpec | DraftSpec, twin: TargetSpec | DraftSpec
+) -> Iterator[str]:
+    for name in (field.name for field in fields(spec)):
+        if name == "layer_windows" and spec.num_layers != twin.num_layers:
+            continue  # as many as layers, which are named already
+        values = _without_precision(getattr(spec, name)), _without_precision(getattr(twin, name))
+        if name not in PRECISION_FIELDS and values[0] != values[1]:
+            shown = " versus ".join(one_line(value, 80) for value in values)
+            yield f"{owner} {name} {shown}"
+
+
+def _without_precision(value: object) -> object:
+    """A field's value, of experts without the format that they are stored in."""
+    return replace(value, storage="float") if isinstance(value, MoeSpec) else value

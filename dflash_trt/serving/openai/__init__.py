@@ -1,0 +1,1 @@
+"""OpenAI's API before a Triton server."""

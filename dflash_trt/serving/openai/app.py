@@ -1,0 +1,263 @@
+"""OpenAI's completion API over HTTP, in front of a served model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from typing import Any, Protocol, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from dflash_trt.core.strict_json import parse_json
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime import RequestResult
+from dflash_trt.serving.client.client import GenerationRequest, TextDelta
+from dflash_trt.serving.openai.errors import ApiError, as_api_error
+from dflash_trt.serving.openai.reply import Kind, ReplyWriter, error_event
+from dflash_trt.serving.openai.request import CompletionRequest, read_chat, read_completion
+from dflash_trt.text.chat import ChatRenderer
+from dflash_trt.text.harmony import HarmonyFormat, HarmonyStream
+
+MAX_BODY_BYTES = 16 << 20
+EFFORT = "reasoning_effort"
+
+T = TypeVar("T")
+
+
+class Upstream(Protocol):
+    """What answers the requests: a `ServedModel`."""
+
+    def stream(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]: ...
+
+    async def is_ready(self) -> bool: ...
+
+
+def create_app(
+    model: str,
+    upstream: Upstream,
+    renderer: ChatRenderer | None,
+    harmony: HarmonyFormat | None = None,
+) -> Starlette:
+    """The application; `model` is the one name it answers to. Without a renderer, no chats.
+
+    `harmony` tells answers from reasoning in the chats of a model that has channels.
+    """
+    api = _Api(model, upstream, renderer, harmony)
+    return Starlette(
+        routes=[
+            Route("/health", api.health),
+            Route("/v1/models", api.list_models),
+            Route("/v1/models/{model:path}", api.show_model),
+            Route("/v1/completions", api.complete, methods=["POST"]),
+            Route("/v1/chat/completions", api.chat, methods=["POST"]),
+        ],
+        exception_handlers={
+            DflashError: _answer_error,
+            HTTPException: _answer_http_error,
+            ClientDisconnect: _answer_nobody,
+            Exception: _answer_surprise,
+        },
+    )
+
+
+class _Api:
+    def __init__(
+        self,
+        model: str,
+        upstream: Upstream,
+        renderer: ChatRenderer | None,
+        harmony: HarmonyFormat | None,
+    ) -> None:
+        self._harmony = harmony
+        self._model = model
+        self._upstream = upstream
+        self._renderer = renderer
+        self._render_thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
+        self._created = int(time.time())
+
+    async def health(self, request: Request) -> Response:
+        return Response(status_code=200 if await self._upstream.is_ready() else 503)
+
+    async def list_models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._describe_model()]})
+
+    async def show_model(self, request: Request) -> Response:
+        self._check_model(request.path_params["model"])
+        return JSONResponse(self._describe_model())
+
+    async def complete(self, request: Request) -> Response:
+        asked = read_completion(await _read_json(request))
+        self._check_model(asked.model)
+        return await self._answer(request, asked, "completion", asked.prompt or "")
+
+    async def chat(self, request: Request) -> Response:
+        asked = read_chat(await _read_json(request))
+        self._check_model(asked.model)
+        prompt = await _unless_gone(request, self._render(asked))
+        return await self._answer(request, asked, "chat", prompt)
+
+    async def _answer(
+        self, request: Request, asked: CompletionRequest, kind: Kind, prompt: str
+    ) -> Response:
+        channels: HarmonyStream | None = None
+        if kind == "chat" and self._harmony is not None:
+            channels = self._harmony.open(asked.stop_strings)
+        writer = ReplyWriter(
+            kind, self._model, include_usage=asked.include_usage, channels=channels
+        )
+        deltas = self._upstream.stream(
+            GenerationRequest(
+                prompt=prompt,
+                max_tokens=asked.max_tokens,
+                sampling=asked.sampling,
+                stop_strings=asked.stop_strings,
+                ignore_eos=asked.ignore_eos,
+                streaming=asked.stream,
+                add_special_tokens=kind == "completion",
+            )
+        )
+        if not asked.stream:
+            return JSONResponse(writer.whole(await _unless_gone(request, _finish(deltas))))
+        # Not before the first answer is it known which status the reply has.
+        first = await _unless_gone(request, anext(deltas))
+        return _EventStream(deltas, _events(first, deltas, writer))
+
+    async def _render(self, asked: CompletionRequest) -> str:
+        if self._renderer is None:
+            raise ApiError(
+                f"{self._model} has no chat template; use /v1/completions", param="messages"
+            )
+        variables: dict[str, str] = {}
+        if asked.reasoning_effort is not None:
+            if not self._renderer.knows(EFFORT):
+                raise ApiError(f"{self._model} reasons at no given effort", param=EFFORT)
+            variables[EFFORT] = asked.reasoning_effort
+        prompt = await asyncio.get_running_loop().run_in_executor(
+            self._render_thread, self._renderer.render, asked.messages or (), variables
+        )
+        if not prompt:
+            raise ApiError("the chat template makes no text of them", param="messages")
+        return prompt
+
+    def _check_model(self, name: str) -> None:
+        if name != self._model:
+            raise ApiError(
+                f"there is no such model here, only {self._model!r}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+    def _describe_model(self) -> dict[str, Any]:
+        return {
+            "id": self._model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "dflash-trt",
+        }
+
+
+class _EventStream(StreamingResponse):
+    """A stream of server-sent events; the request ends with it, however it ends."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, deltas: AsyncGenerator[TextDelta, None], events: AsyncGenerator[bytes, None]
+    ) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._deltas = deltas
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._deltas), aclosing(self._events):
+            await super().__call__(scope, receive, send)
+
+
+async def _events(
+    first: TextDelta, deltas: AsyncGenerator[TextDelta, None], writer: ReplyWriter
+) -> AsyncGenerator[bytes, None]:
+    """The reply's events; an error after the first of them is an event too."""
+    yield writer.opening() + _describe(first, writer)
+    try:
+        async for delta in deltas:
+            yield _describe(delta, writer)
+    except DflashError as error:
+        yield error_event(error)
+
+
+def _describe(delta: TextDelta, writer: ReplyWriter) -> bytes:
+    piece = writer.piece(delta)
+    return piece if delta.result is None else piece + writer.ending(delta.result)
+
+
+async def _finish(deltas: AsyncGenerator[TextDelta, None]) -> RequestResult:
+    result: RequestResult | None = None
+    async with aclosing(deltas):
+        async for delta in deltas:
+            result = delta.result
+    assert result is not None  # or the stream had raised
+    return result
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns; it is cancelled when the client hangs up.
+
+    Raises:
+        ClientDisconnect: it did.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_wait_gone(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+async def _wait_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _read_json(request: Request) -> Any:
+    """The body's value; refused before it is all in memory when it is too large."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise ApiError(f"the body is larger than {MAX_BODY_BYTES >> 20} MiB", status=413)
+    return parse_json(bytes(body), "body")
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, DflashError)
+    answer = as_api_error(error)
+    return JSONResponse(answer.to_json(), answer.status, headers=answer.headers)
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    answer = ApiError(f"{request.method} {request.url.path}: {error.detail}")
+    return JSONResponse(answer.to_json(), error.status_code, headers=error.headers)
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # as nginx logs it; the client has gone
+
+
+async def _answer_surprise(request: Request, error: Exception) -> Response:
+    return JSONResponse(ApiError("internal error", status=500).to_json(), 500)

@@ -1,0 +1,58 @@
+"""Errors in the form that OpenAI's clients expect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dflash_trt.errors import DflashError
+from dflash_trt.serving.client.client import Problem, ServedModelError
+
+_STATUS_OF: dict[Problem, int] = {
+    "refused": 400,
+    "unavailable": 503,
+    "cancelled": 500,
+    "failed": 500,
+}
+_CODE_OF = {503: "unavailable", 500: "failed"}
+RETRY_AFTER_S = 1
+
+
+class ApiError(DflashError):
+    """A request that gets an error for an answer.
+
+    Args:
+        what: the message.
+        status: HTTP status.
+        param: the request's field at fault.
+        code: OpenAI's short name of the error.
+    """
+
+    def __init__(
+        self, what: str, *, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(what, where=param)
+        self.status = status
+        self.param = param
+        self.code = code
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """When to come back, where coming back helps."""
+        return {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else {}
+
+    def to_json(self) -> dict[str, Any]:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {
+            "error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        }
+
+
+def as_api_error(error: DflashError) -> ApiError:
+    """Any of the project's errors as an answer; the server's address is nobody's business."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ServedModelError):
+        status = _STATUS_OF[error.problem]
+        return ApiError(error.what, status=status, code=_CODE_OF.get(status))
+    # Its `fix` speaks to who runs the server.
+    return ApiError(error.what if error.where is None else f"{error.where}: {error.what}")

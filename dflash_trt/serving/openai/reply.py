@@ -1,0 +1,143 @@
+"""Replies to OpenAI's completion requests: whole, or as the chunks of a stream."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime import RequestResult, RequestStatistics
+from dflash_trt.serving.client.client import TextDelta
+from dflash_trt.serving.openai.errors import as_api_error
+from dflash_trt.text.harmony import HarmonyPiece, HarmonyStream
+
+Kind = Literal["completion", "chat"]
+DONE = b"data: [DONE]\n\n"
+
+
+class ReplyWriter:
+    """One request's replies; all of them carry the same id.
+
+    Args:
+        kind: of the request.
+        model: the name to answer under.
+        include_usage: a stream's last chunk has the token counts, the others say null.
+        channels: tells a chat's answer from its reasoning, where the model has channels.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        model: str,
+        *,
+        include_usage: bool = False,
+        channels: HarmonyStream | None = None,
+    ) -> None:
+        self._chat = kind == "chat"
+        self._channels = channels
+        self._include_usage = include_usage
+        prefix, name = (
+            ("chatcmpl", "chat.completion") if self._chat else ("cmpl", "text_completion")
+        )
+        self._object = name
+        self._head: dict[str, Any] = {
+            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def whole(self, result: RequestResult) -> dict[str, Any]:
+        """The reply to a request that does not stream."""
+        shown: dict[str, Any] = (
+            {"message": {"role": "assistant", **self._message(result), "refusal": None}}
+            if self._chat
+            else {"text": result.text or ""}
+        )
+        choice = {"index": 0, **shown, "logprobs": None, "finish_reason": result.finish_reason}
+        return {
+            **self._head,
+            "object": self._object,
+            "choices": [choice],
+            "usage": describe_usage(result.statistics),
+        }
+
+    def opening(self) -> bytes:
+        """What a chat's stream begins with: who speaks. Nothing for a completion."""
+        return self._chunk({"role": "assistant", "content": ""}) if self._chat else b""
+
+    def piece(self, delta: TextDelta) -> bytes:
+        """The chunks with more text; none while there is nothing to show yet."""
+        if self._channels is not None and delta.token_ids:
+            return self._chunks(self._channels.push(delta.token_ids))
+        return self._chunks(HarmonyPiece(content=delta.text))
+
+    def ending(self, result: RequestResult) -> bytes:
+        """The last chunks of a stream."""
+        last = b"" if self._channels is None else self._chunks(self._channels.flush())
+        last += self._chunk({}, result.finish_reason)
+        if self._include_usage:
+            last += self._event([], describe_usage(result.statistics))
+        return last + DONE
+
+    def _message(self, result: RequestResult) -> dict[str, Any]:
+        if self._channels is None:
+            return {"content": result.text or ""}
+        if not result.token_ids:  # a server that sends none
+            return {"content": result.text or "", "reasoning_content": None}
+        whole = self._channels.push(result.token_ids) + self._channels.flush()
+        return {"content": whole.content, "reasoning_content": whole.reasoning or None}
+
+    def _chunks(self, piece: HarmonyPiece) -> bytes:
+        chunks = b""
+        if piece.reasoning:
+            chunks += self._chunk({"reasoning_content": piece.reasoning})
+        if piece.content:
+            chunks += self._chunk({"content": piece.content})
+        return chunks
+
+    def _chunk(self, delta: Mapping[str, str], reason: str | None = None) -> bytes:
+        shown = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
+        choice = {"index": 0, **shown, "logprobs": None, "finish_reason": reason}
+        return self._event([choice], None)
+
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
+        body: dict[str, Any] = {
+            **self._head,
+            "object": "chat.completion.chunk" if self._chat else self._object,
+            "choices": choices,
+        }
+        if self._include_usage:
+            body["usage"] = usage
+        return to_event(body)
+
+
+def describe_usage(statistics: RequestStatistics) -> dict[str, Any]:
+    """Token counts. Drafts go under the names that OpenAI has for predicted output.
+
+    What came of the prompt from a prefix cache is said where there is one.
+    """
+    cached = statistics.cached_prompt_tokens
+    return {
+        "prompt_tokens": statistics.prompt_tokens,
+        "completion_tokens": statistics.output_tokens,
+        "total_tokens": statistics.prompt_tokens + statistics.output_tokens,
+        **({} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}),
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": statistics.accepted_tokens,
+            "rejected_prediction_tokens": statistics.drafted_tokens - statistics.accepted_tokens,
+        },
+    }
+
+
+def to_event(body: Mapping[str, Any]) -> bytes:
+    """One server-sent event."""
+    # ASCII: some readers of event streams take U+2028 for the end of a line.
+    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+
+
+def error_event(error: DflashError) -> bytes:
+    """An error after the status line has gone: the stream ends with it, without [DONE]."""
+    return to_event(as_api_error(error).to_json())

@@ -1,0 +1,265 @@
+"""Bodies of OpenAI's completion requests: read strictly, refused by name where not supported."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_trt.core.strict_json import quoted
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime import SamplingParams
+from dflash_trt.serving.openai.errors import ApiError
+from dflash_trt.text.chat import Message
+
+MAX_STOPS = 4
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat's default is the end of the context
+ROLES = ("system", "developer", "user", "assistant")
+EFFORTS = ("low", "medium", "high")
+
+_UNDERSTOOD = (
+    "model stream stream_options max_tokens temperature top_p seed stop "
+    # vLLM's additions that benchmarks and users send.
+    "top_k ignore_eos "
+    # They change nothing about an answer.
+    "user metadata safety_identifier prompt_cache_key"
+).split()
+# Parameters without an implementation, and the values that ask for nothing (null always does).
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "service_tier": ("auto", "default"),
+}
+_NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {
+    **_NEUTRAL,
+    "best_of": (1,),
+    "echo": (False,),
+    "logprobs": (),
+    "suffix": ("",),
+}
+_NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
+    **_NEUTRAL,
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "store": (False,),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """What both kinds of request have in common, and the prompt of one of them.
+
+    Args:
+        prompt: of /v1/completions, else None.
+        messages: of /v1/chat/completions, else None.
+        reasoning_effort: of a chat whose template knows such a thing; None leaves it to that.
+        include_usage: a stream ends with the token counts.
+    """
+
+    model: str
+    prompt: str | None = None
+    messages: tuple[Message, ...] | None = None
+    reasoning_effort: str | None = None
+    max_tokens: int | None
+    sampling: SamplingParams
+    stop_strings: tuple[str, ...]
+    ignore_eos: bool
+    stream: bool
+    include_usage: bool
+
+
+def read_completion(body: Any) -> CompletionRequest:
+    """Reads the body of POST /v1/completions.
+
+    Raises:
+        ApiError: a parameter that is missing, wrong or not supported.
+    """
+    fields = _open(body, {*_UNDERSTOOD, "prompt"}, _NEUTRAL_COMPLETION)
+    prompt = fields.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    if isinstance(prompt, list):
+        raise ApiError("one text a request, no list of texts or token ids", param="prompt")
+    max_tokens = _read_count(fields, "max_tokens")
+    return CompletionRequest(
+        prompt=_check_text(prompt, "prompt"),
+        max_tokens=DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens,
+        **_read_common(fields),
+    )
+
+
+def read_chat(body: Any) -> CompletionRequest:
+    """Reads the body of POST /v1/chat/completions.
+
+    Raises:
+        ApiError: a parameter that is missing, wrong or not supported.
+    """
+    understood = {*_UNDERSTOOD, "messages", "max_completion_tokens", "reasoning_effort"}
+    fields = _open(body, understood, _NEUTRAL_CHAT)
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ApiError("must be a list of at least one message", param="messages")
+    max_tokens = _read_count(fields, "max_completion_tokens")
+    effort = fields.get("reasoning_effort")
+    if effort is not None and effort not in EFFORTS:
+        raise ApiError(f"must be one of {', '.join(EFFORTS)}", param="reasoning_effort")
+    older = _read_count(fields, "max_tokens")
+    if max_tokens is not None and older is not None and max_tokens != older:
+        raise ApiError("differs from max_completion_tokens", param="max_tokens")
+    return CompletionRequest(
+        messages=tuple(_read_message(item, f"messages[{i}]") for i, item in enumerate(messages)),
+        max_tokens=older if max_tokens is None else max_tokens,
+        reasoning_effort=effort,
+        **_read_common(fields),
+    )
+
+
+def _open(
+    body: Any, understood: set[str], neutral: Mapping[str, tuple[Any, ...]]
+) -> dict[str, Any]:
+    """The fields that say something; null is as good as absent."""
+    if not isinstance(body, dict):
+        raise ApiError("the body must be a JSON object")
+    fields = {name: value for name, value in body.items() if value is not None}
+    for name, value in fields.items():
+        if name in understood:
+            continue
+        if name not in neutral:
+            raise ApiError("this parameter is not supported", param=quoted(name).strip('"'))
+        if not any(_same(value, allowed) for allowed in neutral[name]):
+            raise ApiError(f"{quoted(value)} is not supported", param=name)
+    return fields
+
+
+def _read_common(fields: dict[str, Any]) -> dict[str, Any]:
+    """Keywords of CompletionRequest that both kinds of request fill alike."""
+    model = fields.get("model")
+    if not isinstance(model, str):
+        raise ApiError("must be the name of a model", param="model")
+    stream = _read_flag(fields, "stream")
+    return {
+        "model": model,
+        "sampling": _read_sampling(fields),
+        "stop_strings": _read_stops(fields.get("stop")),
+        "ignore_eos": _read_flag(fields, "ignore_eos"),
+        "stream": stream,
+        "include_usage": _read_stream_options(fields.get("stream_options"), stream),
+    }
+
+
+def _read_sampling(fields: dict[str, Any]) -> SamplingParams:
+    """OpenAI's defaults: temperature 1, and another seed for every request."""
+    top_k = fields.get("top_k")
+    if top_k is not None and type(top_k) is not int:
+        raise ApiError(f"must be an integer, not {quoted(top_k)}", param="top_k")
+    seed = fields.get("seed")
+    if seed is not None and type(seed) is not int:
+        raise ApiError(f"must be an integer, not {quoted(seed)}", param="seed")
+    try:
+        return SamplingParams(
+            temperature=_read_number(fields, "temperature", 1.0),
+            top_p=_read_number(fields, "top_p", 1.0),
+            top_k=top_k,
+            seed=secrets.randbits(63) if seed is None else seed,
+        )
+    except DflashError as error:
+        raise ApiError(error.what, param=error.where) from error
+
+
+def _read_stops(stop: Any) -> tuple[str, ...]:
+    stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
+        raise ApiError(f"must be a text or a list of at most {MAX_STOPS}", param="stop")
+    return tuple(_check_text(one, "stop") for one in stops)
+
+
+def _read_stream_options(options: Any, stream: bool) -> bool:
+    """Whether the stream's end has the usage."""
+    if options is None:
+        return False
+    if not stream:
+        raise ApiError("goes with stream: true only", param="stream_options")
+    if not isinstance(options, dict):
+        raise ApiError("must be an object", param="stream_options")
+    # Obfuscation hides lengths from who listens on the wire; it adds nothing that is shown.
+    unknown = options.keys() - {"include_usage", "include_obfuscation"}
+    if unknown:
+        name = quoted(min(unknown)).strip('"')
+        raise ApiError("this parameter is not supported", param=f"stream_options.{name}")
+    return _read_flag(options, "include_usage")
+
+
+def _read_message(message: Any, where: str) -> Message:
+    """One message: its role and its text; whatever else says something is refused."""
+    if not isinstance(message, dict):
+        raise ApiError("must be an object with role and content", param=where)
+    role = message.get("role")
+    if role not in ROLES:
+        raise ApiError(f"must be one of {', '.join(ROLES)}", param=f"{where}.role")
+    # Of an earlier answer; a conversation goes on from answers, not from what led to them.
+    dropped = {"reasoning_content"} if role == "assistant" else set()
+    for name in message.keys() - {"role", "content"} - dropped:
+        if message[name] not in (None, []):
+            raise ApiError("is not supported", param=f"{where}.{quoted(name).strip(chr(34))}")
+    return {"role": role, "content": _read_content(message.get("content"), f"{where}.content")}
+
+
+def _read_content(content: Any, where: str) -> str:
+    """A message's text: a string, or parts of type text."""
+    if isinstance(content, list):
+        parts: list[str] = []
+        for number, part in enumerate(content):
+            if not isinstance(part, dict) or part.get("type") != "text":
+                raise ApiError("only parts of type text are supported", param=f"{where}[{number}]")
+            parts.append(_check_text(part.get("text"), f"{where}[{number}].text", empty=True))
+        return "".join(parts)
+    return _check_text(content, where, empty=True)
+
+
+def _read_count(fields: dict[str, Any], name: str) -> int | None:
+    value = fields.get(name)
+    if value is not None and (type(value) is not int or value < 1):
+        raise ApiError(f"must be an integer of at least 1, not {quoted(value)}", param=name)
+    return value
+
+
+def _read_number(fields: dict[str, Any], name: str, default: float) -> float:
+    value = fields.get(name, default)
+    if type(value) not in (int, float):
+        raise ApiError(f"must be a number, not {quoted(value)}", param=name)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ApiError("is too large", param=name) from None
+
+
+def _read_flag(fields: dict[str, Any], name: str) -> bool:
+    value = fields.get(name)
+    if value is not None and type(value) is not bool:
+        raise ApiError(f"must be true or false, not {quoted(value)}", param=name)
+    return bool(value)
+
+
+def _check_text(value: Any, where: str, *, empty: bool = False) -> str:
+    if not isinstance(value, str) or not (value or empty):
+        raise ApiError("must be a text" if empty else "must be a text, not empty", param=where)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # JSON's \ud800
+        raise ApiError(f"is not Unicode text at character {error.start}", param=where) from None
+    return value
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Equal as JSON values: true is not 1, but 1.0 is."""
+    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)

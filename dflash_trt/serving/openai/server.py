@@ -1,0 +1,85 @@
+"""Runs the OpenAI front on a socket of its own, inside whatever event loop is running."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.text.harmony import HarmonyFormat
+from dflash_trt.text.tokenizer import BundleTokenizer
+
+if TYPE_CHECKING:
+    from dflash_trt.serving.openai.app import Upstream
+
+
+class OpenAiServer:
+    """The front, from `run` until `stop`.
+
+    Args:
+        name: what the model is called.
+        upstream: the served model.
+        tokenizer: its bundle's, for the chat template and the channels of answers.
+        bound: a bound TCP socket; this closes it.
+        exit_timeout_s: how long replies in flight may go on after `stop`.
+
+    Raises:
+        DflashError: starlette or uvicorn is not installed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        upstream: Upstream,
+        tokenizer: BundleTokenizer,
+        bound: socket.socket,
+        exit_timeout_s: int,
+    ) -> None:
+        try:
+            import uvicorn
+
+            from dflash_trt.serving.openai.app import create_app
+        except ImportError as error:
+            raise DflashError(
+                f"the OpenAI front needs starlette and uvicorn ({one_line(error)})",
+                fix="pip install 'dflash-trt[serve]'",
+            ) from error
+        self._socket = bound
+        self._renderer = tokenizer.open_renderer()
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                create_app(name, upstream, self._renderer, HarmonyFormat.find(tokenizer.core)),
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=exit_timeout_s,
+            )
+        )
+        # Signals are the business of who runs the front beside a model server.
+        self._server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
+
+    @property
+    def started(self) -> bool:
+        """Whether it takes connections, or has taken them."""
+        return self._server.started
+
+    async def run(self) -> None:
+        """Serves until stopped.
+
+        Raises:
+            DflashError: it ended by itself.
+        """
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            if self._renderer is not None:
+                self._renderer.close()
+        if not self._server.should_exit:
+            raise DflashError("the OpenAI front ended by itself")
+
+    def stop(self, *, force: bool = False) -> None:
+        """Takes no more requests and lets `run` return, at once with `force`."""
+        self._server.should_exit = True
+        self._server.force_exit = force

@@ -1,0 +1,1 @@
+"""The Triton server side: models, repository, launcher."""

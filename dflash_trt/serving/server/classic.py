@@ -1,0 +1,110 @@
+"""The classic contract in terms of the LLM-API contract: names, shapes, and what neither does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dflash_trt.serving.server.inputs import Tensors, check_unimplemented, read_scalar, refuse
+from dflash_trt.serving.server.replies import Outputs
+
+# Inputs of the same meaning and type: the name here, the name there.
+RENAMED = {
+    "text_input": "text_input",
+    "max_tokens": "sampling_param_max_tokens",
+    "stream": "streaming",
+    "temperature": "sampling_param_temperature",
+    "top_k": "sampling_param_top_k",
+    "top_p": "sampling_param_top_p",
+    "stop_words": "sampling_param_stop",
+    "exclude_input_in_output": "sampling_param_exclude_input_from_output",
+    "return_perf_metrics": "sampling_param_return_perf_metrics",
+}
+SEED_NAMES = ("seed", "random_seed")
+
+# Inputs that would change the output: the values that ask for nothing. A length penalty ranks
+# beams, of which there is one.
+UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
+    "beam_width": (1,),
+    "num_return_sequences": (1,),
+    "min_tokens": (0, 1),
+    "length_penalty": (0.0, 1.0),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "bad_words": ("",),
+    "embedding_bias_words": ("",),
+    "embedding_bias_weights": (0.0,),
+    "prompt_embedding_table": (),
+    "prompt_table_extra_id": (),
+    "prompt_vocab_size": (0,),
+    "lora_task_id": (),
+    "lora_weights": (),
+    "lora_config": (),
+    "guided_decoding_guide_type": ("",),
+    "guided_decoding_guide": ("",),
+    "return_log_probs": (False,),
+    "return_context_logits": (False,),
+    "return_generation_logits": (False,),
+}
+
+ALWAYS = (
+    "text_output",
+    "num_verify_steps",
+    "acceptance_rate",
+    "total_draft_tokens",
+    "total_accepted_draft_tokens",
+)
+TIMES = (
+    "arrival_time_ns",
+    "first_scheduled_time_ns",
+    "first_token_time_ns",
+    "last_token_time_ns",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A request as `tensorrt_llm` takes it; `output_names` are what its client wants of it."""
+
+    tensors: Tensors
+    parameters: Mapping[str, Any]
+    output_names: tuple[str, ...]
+    timeout_us: int
+
+
+def read_forward(tensors: Tensors, parameters: Mapping[str, Any], timeout_us: int) -> Forward:
+    """Raises DflashError (usage) naming the first input that cannot be forwarded."""
+    check_unimplemented(tensors, UNIMPLEMENTED)
+    forwarded = {
+        RENAMED[name]: tensor.reshape(-1) for name, tensor in tensors.items() if name in RENAMED
+    }
+    seeds = {name: read_scalar(tensors, name, int) for name in SEED_NAMES}
+    given = {seed for seed in seeds.values() if seed is not None}
+    if len(given) > 1:
+        raise refuse(" and ".join(SEED_NAMES), "differ; send one of them")
+    if given:
+        forwarded["sampling_param_seed"] = np.array(list(given), dtype=np.uint64)
+    end_id = read_scalar(tensors, "end_id", int)
+    if end_id is not None:
+        parameters = {**parameters, "end_id": end_id}
+    names: tuple[str, ...] = ALWAYS
+    for name in ("num_input_tokens", "num_output_tokens"):
+        if read_scalar(tensors, f"return_{name}", bool):
+            names += (name,)
+    if read_scalar(tensors, "return_perf_metrics", bool):
+        names += TIMES
+    return Forward(forwarded, parameters, names, timeout_us)
+
+
+def to_classic(outputs: Outputs, forward: Forward) -> Outputs:
+    """Outputs with the batch dimension that classic clients expect."""
+    classic = {
+        name: values.reshape(1, -1)
+        for name, values in outputs.items()
+        if name in forward.output_names
+    }
+    return classic | {"sequence_index": np.zeros((1, 1), dtype=np.int32)}

@@ -1,0 +1,249 @@
+"""The Triton server model `ensemble`: the classic contract, forwarded to `tensorrt_llm`."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.serving.server.classic import Forward, read_forward, to_classic
+from dflash_trt.serving.server.generation import check_streaming_text
+from dflash_trt.serving.server.inputs import (
+    Tensors,
+    as_strings,
+    read_parameters,
+    read_scalar,
+    read_texts,
+)
+from dflash_trt.serving.server.jobs import Failure, Outcome
+from dflash_trt.serving.server.liveness import LivenessWatch, is_model_running
+from dflash_trt.serving.server.replies import Channel, Outputs
+from dflash_trt.serving.server.settings import ModelSettings
+from dflash_trt.serving.server.watch import CancellationWatch
+
+_LLM_MODEL = "tensorrt_llm"
+_FINAL_MARK = "num_verify_steps"  # an output that only a last response has
+_STOP_AGAIN_S = 0.02
+_CLOSE_S = 5.0
+
+
+class _Forwarding:
+    """A request on its way through the other model, under an id of its own."""
+
+    def __init__(self, request_id: str, channel: Channel, forward: Forward) -> None:
+        self.request_id = request_id
+        self.channel = channel
+        self.forward = forward
+        self.inner_id = f"ensemble-{uuid.uuid4().hex}"
+        self.cancelled = threading.Event()
+        self.done = threading.Event()
+        self.threads: set[threading.Thread] = set()
+
+
+class TritonPythonModel:
+    """Triton server's interface: `initialize`, `execute` for each request, `finalize`.
+
+    Should the other model's process die, requests on their way through it end with an error
+    within seconds. The threads that wait in the server for its answers cannot be woken: they are
+    left behind, and end with this process.
+    """
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        import triton_python_backend_utils as utils
+
+        self._utils = utils
+        settings = ModelSettings(args)
+        self._streaming_text = check_streaming_text(settings.text("streaming_text"))
+        self._max_requests = settings.count("max_requests", 1)
+        self._lock = threading.Lock()
+        self._live: dict[str, list[_Forwarding]] = {}
+        self._count = 0
+        self._threads: set[threading.Thread] = set()
+        self._watch = CancellationWatch()
+        self._liveness = LivenessWatch(
+            lambda: is_model_running(os.getppid(), _LLM_MODEL),
+            lambda: self._count > 0,
+            self._give_up,
+        )
+
+    def execute(self, requests: list[Any]) -> None:
+        """Takes requests; their replies come from other threads."""
+        for request in requests:
+            channel = Channel(self._utils, request)
+            try:
+                self._take(request, channel)
+            except DflashError as error:
+                channel.fail(Failure(Outcome.REFUSED, error))
+            except Exception as error:
+                channel.fail(_failure(error))
+
+    def finalize(self) -> None:
+        """Cancels what is still forwarded, and waits for it."""
+        deadline = time.monotonic() + _CLOSE_S
+        for one in self._list_live():
+            self._cancel(one)
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._liveness.close()
+        self._watch.close()
+
+    def _take(self, request: Any, channel: Channel) -> None:
+        tensors: Tensors = {one.name(): one.as_numpy() for one in request.inputs()}
+        request_id = request.request_id()
+        if read_scalar(tensors, "stop", bool):
+            with self._lock:
+                named = list(self._live.get(request_id, [])) if request_id else []
+            for one in named:
+                self._cancel(one)
+            channel.finish()
+            return
+        parameters = {
+            "streaming_text": self._streaming_text,
+            **read_parameters(request.parameters()),
+        }
+        forward = read_forward(tensors, parameters, request.timeout())
+        forwarding = _Forwarding(request_id, channel, forward)
+        with self._lock:
+            if self._count < self._max_requests:
+                self._count += 1
+                self._live.setdefault(request_id, []).append(forwarding)
+            else:
+                forwarding.done.set()
+        if forwarding.done.is_set():
+            full = DflashError(f"the queue is full: {self._max_requests} requests are in flight")
+            channel.fail(Failure(Outcome.OVERFLOW, full))
+            return
+        self._watch.add(channel, lambda: self._cancel(forwarding))
+        self._liveness.look()
+        self._start(self._forward, forwarding)
+
+    def _start(self, work: Callable[[_Forwarding], None], forwarding: _Forwarding) -> None:
+        """Runs `work` on a thread that keeps no process from ending."""
+
+        def run() -> None:
+            try:
+                work(forwarding)
+            finally:
+                with self._lock:
+                    self._threads.discard(thread)
+
+        thread = threading.Thread(target=run, name=work.__name__, daemon=True)
+        forwarding.threads.add(thread)
+        with self._lock:
+            self._threads.add(thread)
+        thread.start()
+
+    def _forward(self, forwarding: _Forwarding) -> None:
+        """Passes responses on as they come, until the last.
+
+        The place is free before the client hears of the end, and may send its next request.
+        """
+        channel, ended = forwarding.channel, False
+        try:
+            for response in self._call(forwarding):
+                if forwarding.done.is_set():
+                    continue  # given up, and its client told so
+                if response.has_error():
+                    self._release(forwarding)
+                    channel.pass_on(response.error())
+                    ended = True
+                    continue
+                outputs = _read_outputs(response)
+                if "error" in outputs:
+                    self._release(forwarding)
+                    channel.fail_with(*read_texts(outputs, "error"))
+                    ended = True
+                elif outputs:
+                    last = _FINAL_MARK in outputs
+                    if last:
+                        self._release(forwarding)
+                    channel.send(to_classic(outputs, forwarding.forward), final=last)
+                    ended = last
+            if not ended:
+                channel.fail(_failure(RuntimeError(f"{_LLM_MODEL} sent no end")))
+        except Exception as error:
+            channel.fail(_failure(error))
+        finally:
+            self._release(forwarding)
+
+    def _release(self, forwarding: _Forwarding) -> None:
+        """Its place is free again; the second time nothing happens."""
+        self._watch.remove(forwarding.channel)
+        request_id = forwarding.request_id
+        with self._lock:
+            if forwarding.done.is_set():
+                return
+            forwarding.done.set()
+            self._count -= 1
+            self._live[request_id].remove(forwarding)
+            if not self._live[request_id]:
+                del self._live[request_id]
+
+    def _give_up(self) -> None:
+        """Ends everything in flight: the other model is gone."""
+        lost = DflashError(
+            f"the process of the model {_LLM_MODEL} has died",
+            fix="restart the server, or load it again",
+        )
+        for one in self._list_live():
+            self._release(one)
+            one.channel.fail(Failure(Outcome.FAILED, lost))
+            with self._lock:
+                self._threads -= one.threads
+
+    def _list_live(self) -> list[_Forwarding]:
+        with self._lock:
+            return [one for several in self._live.values() for one in several]
+
+    def _call(self, forwarding: _Forwarding) -> Any:
+        forward = forwarding.forward
+        return self._utils.InferenceRequest(
+            request_id=forwarding.inner_id,
+            model_name=_LLM_MODEL,
+            inputs=[self._utils.Tensor(name, one) for name, one in forward.tensors.items()],
+            requested_output_names=[*forward.output_names, "error"],
+            parameters={
+                **forward.parameters,
+                "timeout_us": forward.timeout_us,
+                "errors_as_output": True,
+                # A call without a response yet holds one of the Python backend's threads, of which
+                # there are 32: with none left, Triton server hands this model nothing, stops and
+                # requests to refuse included.
+                "acknowledge": True,
+            },
+        ).exec(decoupled=True)
+
+    def _cancel(self, forwarding: _Forwarding) -> None:
+        if not forwarding.cancelled.is_set():
+            forwarding.cancelled.set()
+            self._start(self._stop, forwarding)
+
+    def _stop(self, forwarding: _Forwarding) -> None:
+        """Tells the other model until it has heard: the request itself may arrive later."""
+        while not forwarding.done.is_set():
+            inputs = {"text_input": as_strings([""]), "stop": np.array([True])}
+            stop = self._utils.InferenceRequest(
+                request_id=forwarding.inner_id,
+                model_name=_LLM_MODEL,
+                inputs=[self._utils.Tensor(name, one) for name, one in inputs.items()],
+                requested_output_names=["text_output"],
+            )
+            for _ in stop.exec(decoupled=True):
+                pass
+            forwarding.done.wait(_STOP_AGAIN_S)
+
+
+def _read_outputs(response: Any) -> Outputs:
+    return {one.name(): one.as_numpy() for one in response.output_tensors()}
+
+
+def _failure(error: Exception) -> Failure:
+    return Failure(Outcome.FAILED, DflashError(one_line(error) or repr(error)))

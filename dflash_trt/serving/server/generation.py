@@ -1,0 +1,185 @@
+"""The LLM-API contract's inputs as a request of the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.runtime import Request, SamplingParams
+from dflash_trt.serving.server.inputs import (
+    Tensors,
+    check_unimplemented,
+    read_flag,
+    read_scalar,
+    read_texts,
+    refuse,
+)
+from dflash_trt.text.tokenizer import BundleTokenizer
+
+# What TensorRT-LLM's SamplingParams take when the client says nothing.
+DEFAULT_MAX_TOKENS = 32
+
+StreamingText = Literal["cumulative", "delta"]
+STREAMING_TEXTS: tuple[StreamingText, ...] = ("cumulative", "delta")
+
+# Inputs that would change the output: the values that ask for nothing.
+UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
+    "sampling_param_best_of": (1,),
+    "sampling_param_frequency_penalty": (0.0,),
+    "sampling_param_presence_penalty": (0.0,),
+    "return_cumulative_logprob": (False,),
+    "image_url": ("",),
+    "lora_id": (),
+    "lora_name": ("",),
+    "lora_path": ("",),
+    "lora_ckpt_source": ("",),
+}
+_SAMPLING = "sampling_param_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """A runtime request, and how its client wants to hear of it.
+
+    `lead` is the text to begin the output with: the prompt, if it is not to be excluded.
+    Two are for another model that forwards: `errors_as_output` gives it what ends a request early
+    as an output, `acknowledge` an empty message at once.
+    """
+
+    request: Request
+    streaming: bool
+    streaming_text: StreamingText
+    lead: str
+    return_finish_reason: bool
+    return_stop_reason: bool
+    return_perf_metrics: bool
+    errors_as_output: bool
+    acknowledge: bool
+
+
+class GenerationReader:
+    """Reads requests for one bundle.
+
+    Args:
+        tokenizer: the bundle's.
+        max_seq_len: positions of its caches.
+        streaming_text: what is streamed where the request does not say.
+        speculation: whether the engine drafts, so that there are blocks to choose a size of.
+    """
+
+    def __init__(
+        self,
+        tokenizer: BundleTokenizer,
+        max_seq_len: int,
+        streaming_text: StreamingText,
+        *,
+        speculation: bool = True,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._speculation = speculation
+        self._streaming_text = streaming_text
+        # A text longer than this cannot fit, and need not be tokenised to know it.
+        longest = max(map(len, tokenizer.core.get_vocab(with_added_tokens=True)))
+        self._max_characters = max_seq_len * longest
+
+    def read(self, tensors: Tensors, parameters: Mapping[str, Any]) -> Generation:
+        """Raises DflashError (usage) naming the first input that cannot be served."""
+        check_unimplemented(tensors, UNIMPLEMENTED)
+        text = self._read_text(tensors)
+        sampling = _read_sampling(tensors)
+        max_tokens = read_scalar(tensors, f"{_SAMPLING}max_tokens", int)
+        if max_tokens is not None and max_tokens < 1:
+            raise refuse(f"{_SAMPLING}max_tokens", f"{max_tokens} is not at least 1")
+        stop_strings = tuple(filter(None, read_texts(tensors, f"{_SAMPLING}stop")))
+        exclude = read_scalar(tensors, f"{_SAMPLING}exclude_input_from_output", bool)
+        return Generation(
+            request=Request(
+                prompt_ids=tuple(self._encode(text, parameters)),
+                max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
+                sampling=sampling,
+                stop_token_ids=_read_end_id(parameters),
+                stop_strings=stop_strings,
+                ignore_eos=read_flag(parameters, "ignore_eos", False),
+                block_size=self._read_block_size(parameters),
+            ),
+            streaming=bool(read_scalar(tensors, "streaming", bool)),
+            streaming_text=check_streaming_text(
+                parameters.get("streaming_text", self._streaming_text)
+            ),
+            lead=text if exclude is False else "",
+            return_finish_reason=bool(read_scalar(tensors, "return_finish_reason", bool)),
+            return_stop_reason=bool(read_scalar(tensors, "return_stop_reason", bool)),
+            return_perf_metrics=bool(read_scalar(tensors, f"{_SAMPLING}return_perf_metrics", bool)),
+            errors_as_output=read_flag(parameters, "errors_as_output", False),
+            acknowledge=read_flag(parameters, "acknowledge", False),
+        )
+
+    def _read_text(self, tensors: Tensors) -> str:
+        texts = read_texts(tensors, "text_input")
+        if len(texts) != 1:
+            raise refuse("text_input", f"holds {len(texts)} texts, one is wanted")
+        if not texts[0]:
+            raise refuse("text_input", "the prompt is empty")
+        if len(texts[0]) > self._max_characters:
+            raise refuse(
+                "text_input", f"{len(texts[0]):,} characters cannot fit the model's context"
+            )
+        return texts[0]
+
+    def _encode(self, text: str, parameters: Mapping[str, Any]) -> list[int]:
+        if read_flag(parameters, "add_special_tokens", True):
+            return self._tokenizer.encode(text)
+        return self._tokenizer.encode(text, special=False)
+
+    def _read_block_size(self, parameters: Mapping[str, Any]) -> int | None:
+        """Rows of this request's verify steps; None is the trained block."""
+        size = parameters.get("block_size")
+        if size is None:
+            return None
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise refuse("block_size", f"{one_line(repr(size), 40)} is not an integer")
+        if not self._speculation:
+            raise refuse("block_size", "it needs speculation, which is off here", "leave it out")
+        return size
+
+
+def check_streaming_text(value: object) -> StreamingText:
+    """Raises DflashError (usage) unless `value` is one of STREAMING_TEXTS."""
+    for known in STREAMING_TEXTS:
+        if value == known:
+            return known
+    known_values = " or ".join(STREAMING_TEXTS)
+    raise refuse("streaming_text", f"{one_line(repr(value), 40)} is not {known_values}")
+
+
+def _read_sampling(tensors: Tensors) -> SamplingParams:
+    """As TensorRT-LLM reads them: 0 is a top_k or top_p that was not set.
+
+    Without a temperature, a client that narrows the choice wants to sample at 1, and one that
+    does not wants the likeliest token; a top_k of 1 is greedy by its meaning.
+    """
+    top_k = read_scalar(tensors, f"{_SAMPLING}top_k", int) or None
+    top_p = read_scalar(tensors, f"{_SAMPLING}top_p", float) or 1.0
+    temperature = read_scalar(tensors, f"{_SAMPLING}temperature", float)
+    if temperature is None:
+        temperature = 1.0 if top_k is not None or top_p != 1.0 else 0.0
+    try:
+        params = SamplingParams(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=read_scalar(tensors, f"{_SAMPLING}seed", int) or 0,
+        )
+    except DflashError as error:
+        raise refuse(f"{_SAMPLING}{error.where}", error.what, error.fix) from error
+    return SamplingParams(seed=params.seed) if top_k == 1 else params
+
+
+def _read_end_id(parameters: Mapping[str, Any]) -> tuple[int, ...]:
+    """A further token that ends the output; a negative one is none."""
+    end_id = parameters.get("end_id", -1)
+    if isinstance(end_id, bool) or not isinstance(end_id, int):
+        raise refuse("end_id", f"{one_line(repr(end_id), 40)} is not a token id")
+    return (end_id,) if end_id >= 0 else ()

@@ -1,0 +1,324 @@
+"""Starts a Triton server as a child process, waits until it serves, and ends it."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.serving.server.tritonserver import (
+    TritonServerBinary,
+    find_tritonserver,
+    prepare_backends,
+    server_environment,
+)
+
+_POLL_S = 0.1
+_ANSWER_S = 30.0
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """How to start a server.
+
+    Args:
+        repository: the model repository, as `package` writes it.
+        host: the address that all three ports listen on.
+        http_port, grpc_port, metrics_port: 0 takes any free one.
+        log_file: where the server's output goes; None keeps it for error messages only.
+        exit_timeout_s: how long requests in flight may go on after SIGTERM.
+    """
+
+    repository: Path
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    log_file: Path | None = None
+    exit_timeout_s: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddresses:
+    """`host:port` of each protocol, as a client on this machine writes it."""
+
+    http: str
+    grpc: str
+    metrics: str
+
+
+class TritonServer:
+    """A running server, from construction on; use it as a context manager.
+
+    Raises:
+        DflashError: no tritonserver, no such repository, or a port that is taken.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        binary = find_tritonserver()
+        if not options.repository.is_dir():
+            raise DflashError("is not a model repository", where=options.repository, usage=True)
+        self.origin = binary.path
+        self._exit_timeout_s = options.exit_timeout_s
+        self._held_ports: dict[str, socket.socket] = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="dflash-trt-server-"))
+        # Nobody else's: the server goes by it, and so does its shared memory, whose names are the
+        # machine's.
+        self._name = self._folder.name
+        try:
+            self.log_file = (options.log_file or self._folder / "server.log").absolute()
+            self._held_ports = _hold_ports(options)
+            self.addresses = _addresses(options.host, self._held_ports)
+            with self.log_file.open("wb") as log:
+                self._process = subprocess.Popen(
+                    self._command(binary, options),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=server_environment(binary),
+                    # The stub looks for modules in its working folder first: an empty one.
+                    cwd=self._folder,
+                    # A terminal's Ctrl-C reaches the launcher alone, which decides what follows.
+                    process_group=0,
+                )
+        except BaseException:
+            self._release_ports()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def _command(self, binary: TritonServerBinary, options: ServerOptions) -> list[str]:
+        command = [
+            str(binary.path),
+            f"--id={self._name}",
+            f"--model-repository={self._spaceless(options.repository.resolve())}",
+            *prepare_backends(binary, self._folder),
+            f"--backend-config=python,shm-region-prefix-name={self._name}",
+            "--disable-auto-complete-config",
+            f"--exit-timeout-secs={options.exit_timeout_s}",
+        ]
+        for protocol, held in self._held_ports.items():
+            host, port = held.getsockname()[:2]
+            address = _numeric_address(protocol, host)
+            command += [f"--{protocol}-address={address}", f"--{protocol}-port={port}"]
+        return command
+
+    def __enter__(self) -> TritonServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _spaceless(self, repository: Path) -> Path:
+        """A path to the repository that Triton server 2.51 can start Python models from.
+
+        Their processes get their arguments split at spaces, end at once, and are waited for.
+        """
+        if not re.search(r"\s", str(repository)):
+            return repository
+        link = self._folder / "repository"
+        link.symlink_to(repository)
+        return link
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; as a shell gives it (128 + signal) when a signal ended it."""
+        code = self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def is_ready(self) -> bool:
+        """Whether the server and all its models take requests, and its metrics can be read.
+
+        Triton server opens the metrics' port after it has said that it is ready. What answers
+        may be another server: one that was started on these ports meanwhile, and was faster.
+        """
+        return (
+            _get(self.addresses.http, "/v2/health/ready") is not None
+            and self._name.encode() in (_get(self.addresses.http, "/v2") or b"")
+            and _get(self.addresses.metrics, "/metrics") is not None
+        )
+
+    def wait_ready(self, timeout_s: float | None = None) -> None:
+        """Returns once the server is ready, as `is_ready` has it.
+
+        Raises:
+            DflashError: it ended, or was not ready within `timeout_s`.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self.is_ready():
+            if self.exit_code is not None:
+                raise DflashError(
+                    f"ended with exit code {self.exit_code} before it was ready: "
+                    f"{self.last_error()}",
+                    where=self.origin,
+                )
+            if deadline is not None and time.monotonic() > deadline:
+                raise DflashError(
+                    f"was not ready within {timeout_s:g} s: {self.last_error()}",
+                    where=self.origin,
+                )
+            time.sleep(_POLL_S)
+        self._release_ports()
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Waits until the server has ended; its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it runs on.
+        """
+        self._process.wait(timeout_s)
+        assert self.exit_code is not None
+        return self.exit_code
+
+    def send_signal(self, number: int) -> None:
+        """Passes a signal on to the server; nothing when it has ended."""
+        self._process.send_signal(number)
+
+    def stop(self) -> int:
+        """Ends the server: SIGTERM, and SIGKILL once its time is over; its exit code."""
+        self.send_signal(signal.SIGTERM)
+        try:
+            return self.wait(self._exit_timeout_s + 5)
+        except subprocess.TimeoutExpired:
+            self.send_signal(signal.SIGKILL)
+            return self.wait()
+
+    def close(self) -> int:
+        """Ends the server and what it leaves behind; its exit code. May be called again."""
+        code = self.stop()
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # models outlive a server that was killed
+        for region in _SHARED_MEMORY.glob(f"{self._name}*"):
+            region.unlink(missing_ok=True)
+        self._release_ports()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return code
+
+    def _release_ports(self) -> None:
+        for held in self._held_ports.values():
+            held.close()
+
+    def last_error(self) -> str:
+        """What the log gives as the reason: of a model, else of the server, else its last line."""
+        try:
+            with self.log_file.open(encoding="utf-8", errors="replace") as log:
+                lines = deque((line for line in log if line.strip()), maxlen=200)
+        except OSError as error:
+            return f"its log cannot be read ({error.strerror})"
+        for mark in ("failed to load '", "error: "):
+            if found := [line for line in lines if mark in line and line[0] in "Ee"]:
+                return _reason(found[-1])
+        return _reason(lines[-1]) if lines else "it printed nothing"
+
+
+def _reason(line: str) -> str:
+    """A line of the log without its time stamp and the Python traceback at its end."""
+    text = re.sub(r"^[IWE]\d{4} [\d:.]+ \d+ [\w.]+:\d+\] ", "", line).strip().strip('"')
+    return one_line(text.partition(r"\n\nAt:")[0])
+
+
+def _get(address: str, path: str) -> bytes | None:
+    """What a GET is answered with, if with 200."""
+    connection = http.client.HTTPConnection(address, timeout=_ANSWER_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.read() if response.status == http.HTTPStatus.OK else None
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def _hold_ports(options: ServerOptions) -> dict[str, socket.socket]:
+    """Sockets bound to the three ports, by protocol.
+
+    A server that starts needs seconds to bind its own beside them, which it may since nobody
+    listens here; until then the system gives the ports to nobody who asks for any free one.
+
+    Raises:
+        DflashError: a port is taken, or the host is no address of this machine (usage).
+    """
+    wanted = {
+        "http": options.http_port,
+        "grpc": options.grpc_port,
+        "metrics": options.metrics_port,
+    }
+    held: dict[str, socket.socket] = {}
+    try:
+        for protocol, port in wanted.items():
+            held[protocol] = bind_port(options.host, port, f"--{protocol}-port")
+    except BaseException:
+        for one in held.values():
+            one.close()
+        raise
+    return held
+
+
+def bind_port(host: str, port: int, option: str) -> socket.socket:
+    """A TCP socket bound to the address.
+
+    Raises:
+        DflashError: `option` names a port that is taken, or the host is no address of this
+            machine (usage).
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise DflashError(f"{host!r}: {error.strerror}", where="--host", usage=True) from error
+    try:
+        # As servers do: connections that a former one has just closed do not hold the port.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise DflashError(
+            f"{host}:{port}: {error.strerror}", where=option, fix="choose another", usage=True
+        ) from error
+    return bound
+
+
+def _numeric_address(protocol: str, host: str) -> str:
+    """An address of `--host`'s as Triton server takes it; names it would not look up.
+
+    (Given one, its HTTP ports open on 255.255.255.255.)
+    """
+    if ":" not in host:
+        return host
+    return f"[{host}]" if protocol == "grpc" else f"ipv6:{host}"
+
+
+def client_address(host: str, port: int) -> str:
+    """`host:port` as a client on this machine writes it."""
+    # What listens everywhere is reached here by the loopback address.
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
+
+
+def _addresses(host: str, held: dict[str, socket.socket]) -> ServerAddresses:
+    ports = (held[protocol].getsockname()[1] for protocol in ("http", "grpc", "metrics"))
+    return ServerAddresses(*(client_address(host, port) for port in ports))

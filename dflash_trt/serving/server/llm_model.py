@@ -1,0 +1,159 @@
+"""The Triton server model `tensorrt_llm`: a bundle behind the LLM-API contract."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from dflash_trt.backends import open_executor
+from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.runtime import Engine, EngineOptions, RequestStatistics, TokenEvent
+from dflash_trt.serving.server.generation import GenerationReader, check_streaming_text
+from dflash_trt.serving.server.inputs import Tensors, read_count, read_parameters, read_scalar
+from dflash_trt.serving.server.jobs import Failure, Job, Outcome
+from dflash_trt.serving.server.metrics import Metrics
+from dflash_trt.serving.server.replies import Channel, Reply, ReplyPool
+from dflash_trt.serving.server.settings import ModelSettings
+from dflash_trt.serving.server.watch import CancellationWatch
+from dflash_trt.serving.server.worker import EngineWorker, OpenEngine
+from dflash_trt.text.tokenizer import load_tokenizer
+from dflash_trt.tuning.bundle_schedule import AUTO, NONE, choose_schedule, needed_graphs
+
+_REPLY_THREADS = 2
+_SWITCH_INTERVAL_S = 0.0002
+
+
+class TritonPythonModel:
+    """Triton server's interface: `initialize`, `execute` for each request, `finalize`.
+
+    When an executor has failed and none opens in its place, every request is refused at once with
+    advice to restart the server, but readiness stays true: a Python model cannot take it back,
+    and Triton server 2.51 calls even a model ready whose process has died. Health checks that
+    must notice should send a short request.
+    """
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Opens the bundle beside model.py and warms it up; the model is ready when it returns."""
+        import triton_python_backend_utils as utils
+
+        self._utils = utils
+        # By default the engine's thread may wait 5 ms, longer than a step, for one that replies.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        settings = ModelSettings(args)
+        self._bundle = open_bundle(settings.version_folder / "bundle")
+        self._threads = settings.count("threads", 1)
+        self._speculation = settings.switch("speculation")
+        follows = self._speculation and settings.switch("block_schedule")
+        self._schedule = choose_schedule(self._bundle, AUTO if follows else NONE)
+        limits = self._bundle.manifest.limits
+        self._tokenizer = load_tokenizer(self._bundle)
+        self._reader = GenerationReader(
+            self._tokenizer,
+            limits.max_seq_len,
+            check_streaming_text(settings.text("streaming_text")),
+            speculation=self._speculation,
+        )
+        self._worker = EngineWorker(
+            self._open_engine, limits.max_batch + settings.count("max_queue_size", 0)
+        )
+        self._worker.start()
+        self._metrics = Metrics(utils, lambda: self._worker.load)
+        self._replies = ReplyPool(_REPLY_THREADS)
+        self._watch = CancellationWatch()
+        self._lock = threading.Lock()
+        self._jobs: dict[str, list[Job]] = {}
+
+    def execute(self, requests: list[Any]) -> None:
+        """Takes requests; their replies come from other threads."""
+        for request in requests:
+            channel = Channel(self._utils, request)
+            try:
+                self._take(request, channel)
+            except DflashError as error:
+                self._metrics.record(Outcome.REFUSED)
+                channel.fail(Failure(Outcome.REFUSED, error))
+            except Exception as error:
+                self._metrics.record(Outcome.FAILED)
+                channel.fail(Failure(Outcome.FAILED, DflashError(one_line(repr(error)))))
+
+    def finalize(self) -> None:
+        """Ends what is still running."""
+        self._worker.close()
+        self._replies.close()
+        self._watch.close()
+        self._metrics.close()
+
+    def _open_engine(self) -> OpenEngine:
+        manifest = self._bundle.manifest
+        executor = open_executor(
+            self._bundle,
+            threads=self._threads,
+            graphs=needed_graphs(speculation=self._speculation, schedule=self._schedule),
+        )
+        engine = Engine(
+            executor,
+            tokenizer=self._tokenizer.core,
+            eos_token_ids=manifest.target.eos_token_ids,
+            options=EngineOptions(
+                speculation=self._speculation,
+                prefill_chunk=manifest.limits.prefill_chunk,
+                schedule=self._schedule,
+            ),
+        )
+        return OpenEngine(engine, executor)
+
+    def _take(self, request: Any, channel: Channel) -> None:
+        arrived_at, arrived_ns = time.perf_counter(), time.time_ns()
+        tensors: Tensors = {one.name(): one.as_numpy() for one in request.inputs()}
+        request_id = request.request_id()
+        if read_scalar(tensors, "stop", bool):
+            self._stop(request_id)
+            channel.finish()
+            return
+        parameters = read_parameters(request.parameters())
+        generation = self._reader.read(tensors, parameters)
+        self._worker.check(generation.request)
+        timeout_us = request.timeout() or read_count(parameters, "timeout_us")
+
+        def forget(last: TokenEvent | Failure) -> None:
+            self._forget(request_id, job, channel)
+            self._metrics.record(*_outcome(last))
+
+        reply = Reply(channel, generation, self._replies, arrived_ns, forget)
+        job = Job(
+            request=generation.request,
+            listener=reply.take,
+            deadline=arrived_at + timeout_us / 1e6 if timeout_us else None,
+            arrived_at=arrived_at,
+        )
+        with self._lock:
+            self._jobs.setdefault(request_id, []).append(job)
+        reply.begin()
+        self._watch.add(channel, lambda: setattr(job, "cancelled", True))
+        self._worker.submit(job)
+
+    def _stop(self, request_id: str) -> None:
+        """Cancels every request of that id; an empty one names none."""
+        with self._lock:
+            for job in self._jobs.get(request_id, []) if request_id else []:
+                job.cancelled = True
+
+    def _forget(self, request_id: str, job: Job, channel: Channel) -> None:
+        self._watch.remove(channel)
+        with self._lock:
+            self._jobs[request_id].remove(job)
+            if not self._jobs[request_id]:
+                del self._jobs[request_id]
+
+
+def _outcome(last: TokenEvent | Failure) -> tuple[Outcome, RequestStatistics | None]:
+    """What the metrics count a request as."""
+    if isinstance(last, Failure):
+        return last.outcome, None
+    assert last.result is not None
+    cancelled = last.result.finish_reason == "cancelled"
+    return Outcome.CANCELLED if cancelled else Outcome.COMPLETED, last.result.statistics

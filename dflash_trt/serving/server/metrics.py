@@ -1,0 +1,153 @@
+"""Figures for Prometheus, on the server's /metrics."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from dflash_trt.runtime import RequestStatistics
+from dflash_trt.serving.server.jobs import Outcome
+from dflash_trt.serving.server.worker import Load
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+TOKEN_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
+_GAUGE_PERIOD_S = 0.1
+
+COUNTERS = {
+    "dflash_input_tokens": "Prompt tokens of requests that ended with a result.",
+    "dflash_cached_prompt_tokens": "Prompt tokens that came from the prefix cache.",
+    "dflash_preemptions": "Times a request lost its pages and was computed again.",
+    "dflash_output_tokens": "Output tokens of requests that ended with a result.",
+    "dflash_verify_steps": "Verify steps of the target, counted per request.",
+    "dflash_step_tokens": "Tokens that verify steps emitted; divided by verify steps: tau.",
+    "dflash_draft_tokens": "Draft tokens verified.",
+    "dflash_accepted_draft_tokens": "Draft tokens accepted.",
+}
+HISTOGRAMS = {
+    "dflash_queue_seconds": ("From arrival to the first prefill pass.", SECONDS),
+    "dflash_time_to_first_token_seconds": ("From arrival to the first token.", SECONDS),
+    "dflash_time_per_output_token_seconds": (
+        "(end - first token) / (output tokens - 1), by request.",
+        TOKEN_SECONDS,
+    ),
+}
+GAUGES = {
+    "dflash_active_slots": "Slots that hold a request.",
+    "dflash_waiting_requests": "Requests that wait for a slot.",
+    "dflash_cached_tokens": "Positions of the KV caches that hold tokens.",
+    "dflash_cache_usage": "Share of the KV caches that requests hold: positions, or pages.",
+    "dflash_acceptance_length": "Tokens per verify step (tau) since the start.",
+}
+REQUESTS = "dflash_requests"
+
+
+class Metrics:
+    """Counts what ends, and shows the load ten times a second, from a thread of its own.
+
+    Every figure is a message to the server and takes it about 0.2 ms.
+
+    Args:
+        utils: the module `triton_python_backend_utils`.
+        load: what the engine holds now.
+    """
+
+    def __init__(self, utils: Any, load: Callable[[], Load]) -> None:
+        self._load = load
+        self._families: list[Any] = []  # a family must outlive its metrics
+        family = utils.MetricFamily
+        self._requests = self._family(utils, REQUESTS, "Requests by outcome.", family.COUNTER)
+        self._outcomes = {
+            outcome: self._requests.Metric(labels={"outcome": outcome.value}) for outcome in Outcome
+        }
+        self._counters = {
+            name: self._family(utils, name, text, family.COUNTER).Metric(labels={})
+            for name, text in COUNTERS.items()
+        }
+        self._gauges = {
+            name: self._family(utils, name, text, family.GAUGE).Metric(labels={})
+            for name, text in GAUGES.items()
+        }
+        self._histograms = {
+            name: self._family(utils, name, text, family.HISTOGRAM).Metric(
+                labels={}, buckets=list(buckets)
+            )
+            for name, (text, buckets) in HISTOGRAMS.items()
+        }
+        self._shown: dict[str, float] = {}
+        self._steps = self._step_tokens = 0
+        self._ended: queue.SimpleQueue[tuple[Outcome, RequestStatistics | None] | None]
+        self._ended = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def record(self, outcome: Outcome, statistics: RequestStatistics | None = None) -> None:
+        """Counts a request that ended; `statistics` where it got a result."""
+        self._ended.put((outcome, statistics))
+
+    def close(self) -> None:
+        self._ended.put(None)
+        self._thread.join()
+        # The server insists on this order.
+        for metrics in (self._outcomes, self._counters, self._gauges, self._histograms):
+            metrics.clear()
+        self._families.clear()
+
+    def _family(self, utils: Any, name: str, text: str, kind: Any) -> Any:
+        self._families.append(utils.MetricFamily(name=name, description=text, kind=kind))
+        return self._families[-1]
+
+    def _run(self) -> None:
+        while True:
+            try:
+                ended = self._ended.get(timeout=_GAUGE_PERIOD_S)
+            except queue.Empty:
+                self._show_load()
+                continue
+            if ended is None:
+                return
+            outcome, statistics = ended
+            if statistics is not None:
+                self._count(statistics)
+            # The outcome last: whoever sees it sees all figures of that request.
+            self._outcomes[outcome].increment(1)
+            self._show_load()
+
+    def _count(self, one: RequestStatistics) -> None:
+        step_tokens = sum(i * count for i, count in enumerate(one.acceptance_histogram, start=1))
+        self._steps += one.steps
+        self._step_tokens += step_tokens
+        for name, value in (
+            ("dflash_input_tokens", one.prompt_tokens),
+            ("dflash_cached_prompt_tokens", one.cached_prompt_tokens),
+            ("dflash_preemptions", one.preemptions),
+            ("dflash_output_tokens", one.output_tokens),
+            ("dflash_verify_steps", one.steps),
+            ("dflash_step_tokens", step_tokens),
+            ("dflash_draft_tokens", one.drafted_tokens),
+            ("dflash_accepted_draft_tokens", one.accepted_tokens),
+        ):
+            if value:
+                self._counters[name].increment(value)
+        for name, seconds in (
+            ("dflash_queue_seconds", one.queue_s),
+            ("dflash_time_to_first_token_seconds", one.time_to_first_token_s),
+            ("dflash_time_per_output_token_seconds", one.time_per_output_token_s),
+        ):
+            if seconds is not None:
+                self._histograms[name].observe(seconds)
+
+    def _show_load(self) -> None:
+        load = self._load()
+        self._show("dflash_active_slots", load.active)
+        self._show("dflash_waiting_requests", load.waiting)
+        self._show("dflash_cached_tokens", load.cached_tokens)
+        self._show("dflash_cache_usage", load.cache_usage)
+        if self._steps:
+            self._show("dflash_acceptance_length", self._step_tokens / self._steps)
+
+    def _show(self, name: str, value: float) -> None:
+        if self._shown.get(name) != value:
+            self._gauges[name].set(value)
+            self._shown[name] = value

@@ -1,0 +1,270 @@
+"""What a client gets: messages merged while one is under way, each sent by a thread of a pool."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime import RequestResult, TokenEvent
+from dflash_trt.serving.server.generation import Generation
+from dflash_trt.serving.server.inputs import as_strings
+from dflash_trt.serving.server.jobs import Failure, Outcome
+
+Outputs = dict[str, npt.NDArray[Any]]
+
+# Of TritonError; there is no code of its own for a deadline, Triton server itself uses this one.
+ERROR_CODES = {
+    Outcome.REFUSED: "INVALID_ARG",
+    Outcome.OVERFLOW: "UNAVAILABLE",
+    Outcome.TIMED_OUT: "UNAVAILABLE",
+    Outcome.CANCELLED: "CANCELLED",
+    Outcome.FAILED: "INTERNAL",
+}
+
+
+class Channel:
+    """One request's way back through Triton server; any thread may use it.
+
+    The server frees what `is_cancelled` reads when the last message is sent, and crashes when it
+    is asked later: the two exclude each other.
+
+    Args:
+        utils: the module `triton_python_backend_utils`, which only exists inside a server.
+        request: the InferenceRequest.
+    """
+
+    def __init__(self, utils: Any, request: Any) -> None:
+        self._utils = utils
+        self._sender = request.get_response_sender()
+        self._requested = frozenset(request.requested_output_names())
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has gone or closed its stream; asks the server, while it can."""
+        with self._lock:
+            return not self._ended and bool(self._sender.is_cancelled())
+
+    def send(self, outputs: Outputs, *, final: bool) -> None:
+        """Sends those of `outputs` that the client asked for."""
+        tensors = [
+            self._utils.Tensor(name, values)
+            for name, values in outputs.items()
+            if name in self._requested
+        ]
+        response = self._utils.InferenceResponse(tensors)
+        if final:
+            self._end(response)
+        else:
+            self._sender.send(response)
+
+    def fail(self, failure: Failure) -> None:
+        """Ends the request with an error."""
+        self.fail_with(ERROR_CODES[failure.outcome], failure.error.message)
+
+    def fail_with(self, code: str, message: str) -> None:
+        """Ends the request with an error of TritonError's `code`."""
+        self.pass_on(self._utils.TritonError(message, getattr(self._utils.TritonError, code)))
+
+    def pass_on(self, error: Any) -> None:
+        """Ends the request with a TritonError."""
+        self._end(self._utils.InferenceResponse(error=error))
+
+    def finish(self) -> None:
+        """Ends the request without a further message."""
+        self._end(None)
+
+    def _end(self, response: Any | None) -> None:
+        final = self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        with self._lock:
+            if not self._ended:
+                self._ended = True
+                if response is None:
+                    self._sender.send(flags=final)
+                else:
+                    self._sender.send(response, flags=final)
+
+
+class ReplyPool:
+    """Threads that send: a message takes about a millisecond, which is no time of the engine's."""
+
+    def __init__(self, threads: int) -> None:
+        self._waiting: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"reply-{index}", daemon=True)
+            for index in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def schedule(self, reply: Reply) -> None:
+        self._waiting.put(reply)
+
+    def close(self) -> None:
+        """Sends what is scheduled and ends the threads."""
+        for _ in self._threads:
+            self._waiting.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (reply := self._waiting.get()) is not None:
+            reply.send_pending()
+
+
+class Reply:
+    """One request's messages; `take` is its job's listener.
+
+    Only one thread sends for a request at a time. What the engine adds meanwhile goes out in one
+    message, so a server that is slow to take them delays nobody and is sent fewer.
+
+    Args:
+        arrived_ns: time of arrival, nanoseconds since the epoch.
+        on_sent: called once, after the last message, with what the job's listener heard last.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        generation: Generation,
+        pool: ReplyPool,
+        arrived_ns: int,
+        on_sent: Callable[[TokenEvent | Failure], None],
+    ) -> None:
+        self._channel = channel
+        self._generation = generation
+        self._pool = pool
+        self._arrived_ns = arrived_ns
+        self._on_sent = on_sent
+        self._lock = threading.Lock()
+        self._pending: list[TokenEvent | Failure] = []
+        self._scheduled = False
+        self._text = generation.lead
+        self._token_ids: list[int] = []
+
+    def begin(self) -> None:
+        """Lets the pool send an empty message, where one is wanted; before the first `take`."""
+        if self._generation.acknowledge:
+            self._scheduled = True
+            self._pool.schedule(self)
+
+    def take(self, event: TokenEvent | Failure) -> None:
+        """Keeps the event and lets the pool send, if there is something to send yet."""
+        with self._lock:
+            self._pending.append(event)
+            if self._scheduled or not self._is_due():
+                return
+            self._scheduled = True
+        self._pool.schedule(self)
+
+    def send_pending(self) -> None:
+        """Sends what has come so far as one message; on a thread of the pool."""
+        events: list[TokenEvent | Failure] = []
+        with self._lock:
+            if self._is_due():  # or this is the empty message of `begin`
+                events, self._pending = self._pending, events
+        last = events[-1] if events else None
+        try:
+            if last is None:
+                self._channel.send({}, final=False)
+            else:
+                self._send(events)
+        except Exception as error:  # a client that has gone is no reason to stop serving others
+            failure = Failure(Outcome.FAILED, DflashError(f"the reply failed: {error}"))
+            last = failure if isinstance(last, TokenEvent) and last.result is not None else last
+        if isinstance(last, Failure) or (last is not None and last.result is not None):
+            self._on_sent(last)
+            return
+        with self._lock:
+            self._scheduled = again = self._is_due()
+        if again:
+            self._pool.schedule(self)
+
+    def _is_due(self) -> bool:
+        """Whether what is pending can go out: a request that does not stream waits for its end."""
+        if not self._pending:
+            return False
+        last = self._pending[-1]
+        ended = isinstance(last, Failure) or last.result is not None
+        return ended or self._generation.streaming
+
+    def _send(self, events: list[TokenEvent | Failure]) -> None:
+        last = events[-1]
+        if isinstance(last, Failure):
+            self._fail(last)
+            return
+        for event in events:
+            if isinstance(event, TokenEvent):
+                self._text += event.text
+                self._token_ids += event.token_ids
+        if last.result is None and not self._text:
+            return  # half a character, or what may become a stop string
+        outputs: Outputs = {
+            "text_output": as_strings([self._text]),
+            "output_ids": np.array(self._token_ids, dtype=np.int32),
+        }
+        if self._generation.streaming_text == "delta":
+            self._text, self._token_ids = "", []
+        if last.result is not None:
+            outputs |= self._describe(last.result)
+        self._channel.send(outputs, final=last.result is not None)
+
+    def _fail(self, failure: Failure) -> None:
+        """Ends the request; of a forwarded one the error is an output.
+
+        Triton server 2.51 loses an error that follows another response on its way from one Python
+        model to another, and the other waits for ever.
+        """
+        if not self._generation.errors_as_output:
+            self._channel.fail(failure)
+            return
+        error = as_strings([ERROR_CODES[failure.outcome], failure.error.message])
+        self._channel.send({"text_output": as_strings([""]), "error": error}, final=True)
+
+    def _describe(self, result: RequestResult) -> Outputs:
+        """What only the last message has."""
+        statistics, wanted = result.statistics, self._generation
+        outputs: Outputs = {
+            "num_input_tokens": _int32(statistics.prompt_tokens),
+            "num_output_tokens": _int32(statistics.output_tokens),
+            "num_verify_steps": _int32(statistics.steps),
+            "acceptance_histogram": np.array(statistics.acceptance_histogram, dtype=np.int32),
+            "position_trials": np.array(statistics.position_trials, dtype=np.int32),
+            "position_accepts": np.array(statistics.position_accepts, dtype=np.int32),
+            "total_draft_tokens": _int32(statistics.drafted_tokens),
+            "total_accepted_draft_tokens": _int32(statistics.accepted_tokens),
+        }
+        for name, count in (
+            ("cached_prompt_tokens", statistics.cached_prompt_tokens),
+            ("preemptions", statistics.preemptions),
+        ):
+            if count is not None:
+                outputs[name] = _int32(count)
+        if statistics.acceptance_rate is not None:
+            outputs["acceptance_rate"] = np.array([statistics.acceptance_rate], dtype=np.float32)
+        if wanted.return_finish_reason:
+            outputs["finish_reason"] = as_strings([result.finish_reason])
+        if wanted.return_stop_reason:
+            reason = "" if result.stop_reason is None else str(result.stop_reason)
+            outputs["stop_reason"] = as_strings([reason])
+        if wanted.return_perf_metrics:
+            for name, seconds in (
+                ("arrival_time_ns", 0.0),
+                ("first_scheduled_time_ns", statistics.queue_s),
+                ("first_token_time_ns", statistics.time_to_first_token_s),
+                ("last_token_time_ns", statistics.end_to_end_s),
+            ):
+                if seconds is not None:
+                    moment = self._arrived_ns + round(seconds * 1e9)
+                    outputs[name] = np.array([moment], dtype=np.int64)
+        return outputs
+
+
+def _int32(value: int) -> npt.NDArray[np.int32]:
+    return np.array([value], dtype=np.int32)

@@ -1,0 +1,110 @@
+"""Writes a model repository that serves a bundle, complete in itself."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from dflash_trt.backends import check_runnable
+from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.bundle.manifest import MANIFEST_NAME
+from dflash_trt.bundle.staging import StagedKind, staged_folder
+from dflash_trt.config import data_folder
+from dflash_trt.core.links import place_files
+from dflash_trt.core.progress import Progress
+from dflash_trt.errors import DflashError
+from dflash_trt.speculation.schedule import BlockSchedule
+from dflash_trt.text.tokenizer import load_tokenizer
+from dflash_trt.tuning.bundle_schedule import AUTO, NONE, choose_schedule, write_schedule
+
+LLM_MODEL = "tensorrt_llm"
+ENSEMBLE_MODEL = "ensemble"
+BUNDLE_FOLDER = Path(LLM_MODEL, "1", "bundle")
+REPOSITORY = StagedKind("model repository", f"{LLM_MODEL}/config.pbtxt")
+
+MAX_QUEUE_SIZE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryOptions:
+    """What the models' `config.pbtxt` say, beyond what the bundle does.
+
+    Args:
+        speculation: False serves the autoregressive baseline, the target alone.
+        block_schedule: "auto" follows the bundle's own where it has one; "none"; or a file, which
+            becomes that of the bundle in the repository.
+        max_queue_size: requests that may wait for a slot.
+        threads: CPU threads of a step.
+        overwrite: whether to replace a repository that exists.
+    """
+
+    speculation: bool = True
+    block_schedule: str = AUTO
+    max_queue_size: int = MAX_QUEUE_SIZE
+    threads: int = 1
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Packaged:
+    """What a repository serves: a bundle, and the block schedule that it follows."""
+
+    bundle: Bundle
+    schedule: BlockSchedule | None
+
+
+def write_repository(
+    bundle: Path, destination: Path, options: RepositoryOptions, progress: Progress
+) -> Packaged:
+    """Writes a repository of `bundle` to `destination`, whole or not at all.
+
+    The bundle's files are hard-linked where the filesystem allows, else cloned, else copied.
+    Returns what is in it.
+
+    Raises:
+        DflashError: not a bundle that runs here, one without a tokenizer, a destination that may
+            not be written, or a disk that refuses.
+    """
+    opened = open_bundle(bundle)
+    check_runnable(opened)
+    tokenizer = load_tokenizer(opened)
+    if not options.speculation and options.block_schedule not in (AUTO, NONE):
+        raise DflashError("needs speculation", where="--block-schedule", usage=True)
+    schedule = choose_schedule(opened, options.block_schedule)
+    template = data_folder("triton_repo")
+    limits = opened.manifest.limits
+    values = {
+        "speculation": "on" if options.speculation else "off",
+        "block_schedule": "off" if options.block_schedule == NONE else "on",
+        "max_batch": limits.max_batch,
+        "max_queue_size": options.max_queue_size,
+        "max_requests": limits.max_batch + options.max_queue_size,
+        "chat_template": "false" if tokenizer.chat_template is None else "true",
+        "threads": options.threads,
+    }
+    with staged_folder(destination, overwrite=options.overwrite, kind=REPOSITORY) as folder:
+        shutil.copyfile(template / "Dockerfile", folder / "Dockerfile")
+        for model in (LLM_MODEL, ENSEMBLE_MODEL):
+            (folder / model / "1").mkdir(parents=True)
+            shutil.copyfile(template / model / "1" / "model.py", folder / model / "1" / "model.py")
+            config = Template((template / model / "config.pbtxt").read_text(encoding="utf-8"))
+            (folder / model / "config.pbtxt").write_text(config.substitute(values), "utf-8")
+        _place_bundle(opened, folder / BUNDLE_FOLDER, progress)
+        if schedule is not None and options.block_schedule != AUTO:
+            write_schedule(open_bundle(folder / BUNDLE_FOLDER), schedule)
+    return Packaged(opened, schedule if options.speculation else None)
+
+
+def is_repository(folder: Path) -> bool:
+    """Whether `folder` looks like what `write_repository` writes."""
+    return (folder / REPOSITORY.marker).is_file()
+
+
+def _place_bundle(bundle: Bundle, folder: Path, progress: Progress) -> None:
+    """Brings the files that the manifest names, and it, into `folder`."""
+    names = [*(file.path for file in bundle.manifest.files), MANIFEST_NAME]
+    place_files(
+        {folder / name: bundle.folder / name for name in names}, folder, "the bundle", progress
+    )

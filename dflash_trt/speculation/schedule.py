@@ -1,0 +1,217 @@
+"""The block schedule of a pair: how many rows a verify step has, by the sequences that decode.
+
+`block_schedule.json`, in a bundle (its manifest lists it) or on its own:
+
+    {"schema_version": 1,
+     "blocks": [{"max_batch": 4, "block_size": 8}, {"max_batch": 32, "block_size": 1}],
+     "executor": "cpu"}
+
+An entry holds up to `max_batch` sequences, the last one for all above it too; block 1 is no
+speculation. What `tune` measured comes along, in `measured`: the runtime needs it to follow live
+acceptance and to bring requests back from plain decoding. Without it a schedule is only obeyed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dflash_trt.backends.base import TargetGraph
+from dflash_trt.config import Count
+from dflash_trt.core.strict_json import read_json_object
+from dflash_trt.errors import DflashError, one_line
+
+SCHEDULE_NAME = "block_schedule.json"
+SCHEMA_VERSION: Literal[1] = 1
+NO_SPECULATION = 1
+MAX_BLOCK = 4096
+
+Seconds = Annotated[float, Field(gt=0, lt=1e6)]
+Rate = Annotated[float, Field(ge=0, le=1)]
+Block = Annotated[int, Field(ge=1, le=MAX_BLOCK)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class BlockRange(_Strict):
+    """The block of up to `max_batch` sequences."""
+
+    max_batch: Count
+    block_size: Block
+
+
+class StepSeconds(_Strict):
+    """Seconds of one decode step of `batch` sequences.
+
+    `target_only` is the autoregressive baseline, `target` the injecting target with one row, and
+    `blocks` a draft and a verify pass of each block size measured.
+    """
+
+    batch: Count
+    target_only: Seconds
+    target: Seconds
+    blocks: list[Seconds]
+
+
+class Measurements(_Strict):
+    """What a schedule was derived from.
+
+    Args:
+        prompts: how many were run for the acceptance, at most `max_tokens` output tokens each.
+        threads: CPU threads of a step.
+        positions: mean cache positions held when steps were timed.
+        block_sizes: the blocks measured, ascending.
+        steps: step times, by batch, ascending.
+        prefill_seconds: seconds per prompt token through the injecting target, one sequence.
+        prefill_only_seconds: the same through target_only.
+        acceptance: by block: P(draft j accepted | all before it accepted), j = 1 … block - 1.
+        acceptance_lengths: by block: tau, emitted tokens / steps.
+    """
+
+    prompts: Count
+    max_tokens: Count
+    threads: Count
+    positions: Count
+    block_sizes: Annotated[list[Annotated[int, Field(ge=2, le=MAX_BLOCK)]], Field(min_length=1)]
+    steps: Annotated[list[StepSeconds], Field(min_length=1)]
+    prefill_seconds: Seconds
+    prefill_only_seconds: Seconds
+    acceptance: list[list[Rate]]
+    acceptance_lengths: list[Annotated[float, Field(ge=1, le=MAX_BLOCK)]]
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Measurements:
+        sizes = self.block_sizes
+        if not _ascends(sizes) or not _ascends([step.batch for step in self.steps]):
+            raise ValueError("block_sizes and the batches of steps must ascend")
+        if any(len(step.blocks) != len(sizes) for step in self.steps):
+            raise ValueError("every step needs a time for each of block_sizes")
+        if [len(rates) + 1 for rates in self.acceptance] != sizes:
+            raise ValueError("acceptance needs block - 1 rates for each of block_sizes")
+        if len(self.acceptance_lengths) != len(sizes):
+            raise ValueError("acceptance_lengths needs one for each of block_sizes")
+        return self
+
+
+class BlockSchedule(_Strict):
+    """A schedule, and what it was derived from.
+
+    `fallback` is the graph that decodes where the block is 1: "target" keeps the drafter's context
+    complete, "target_only" is faster and leaves a gap that must be filled before drafting again.
+    `bundle` identifies the bundle it was measured on (see `bundle.schedule_file.fingerprint`).
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    blocks: Annotated[list[BlockRange], Field(min_length=1)]
+    executor: str
+    fallback: TargetGraph = "target"
+    bundle: str | None = None
+    measured: Measurements | None = None
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> BlockSchedule:
+        if not _ascends([entry.max_batch for entry in self.blocks]):
+            raise ValueError("blocks must be in ascending order of max_batch")
+        if self.fallback == "target_only" and self.measured is None:
+            raise ValueError(
+                "fallback target_only needs measured: filling gaps must be known to pay"
+            )
+        if self.measured is not None:
+            known = {NO_SPECULATION, *self.measured.block_sizes}
+            unknown = sorted({entry.block_size for entry in self.blocks} - known)
+            if unknown:
+                raise ValueError(f"block {unknown[0]} is not among those measured")
+        return self
+
+    @classmethod
+    def read(cls, path: Path) -> BlockSchedule:
+        """The schedule in the file `path`.
+
+        Raises:
+            DflashError: unreadable, another schema version, or fields that do not fit.
+        """
+        try:
+            raw = read_json_object(path)
+        except DflashError as error:  # its advice is about checkpoints
+            raise DflashError(error.what, where=path, usage=True) from error
+        version = raw.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise DflashError(
+                f"has schema version {one_line(version, 40)}, this version reads {SCHEMA_VERSION}",
+                where=path,
+                fix="run `dflash-trt tune` again",
+                usage=True,
+            )
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            what = first["msg"].removeprefix("Value error, ")
+            raise DflashError(
+                one_line(f"{key}: {what}" if key else what),
+                where=path,
+                fix="run `dflash-trt tune` again",
+                usage=True,
+            ) from error
+
+    @property
+    def max_batch(self) -> int:
+        """The largest batch it was made for."""
+        return self.blocks[-1].max_batch
+
+    @property
+    def largest_block(self) -> int:
+        return max(entry.block_size for entry in self.blocks)
+
+    def block_size(self, batch: int) -> int:
+        """Rows of a verify step while `batch` sequences decode; 1 is no speculation."""
+        for entry in self.blocks:
+            if batch <= entry.max_batch:
+                return entry.block_size
+        return self.blocks[-1].block_size
+
+    def draft_len_schedule(self) -> dict[int, int]:
+        """TensorRT-LLM's `draft_len_schedule`: {largest batch: drafts}, drafts = block - 1.
+
+        Above its last key it does not speculate, so a last range without drafts is left out; and
+        its smallest key must have the most drafts (`max_draft_len`), so larger ones are cut to
+        that. Empty when the smallest batches are best off without speculation.
+        """
+        most = self.blocks[0].block_size - 1
+        if most == 0:
+            return {}
+        drafts = {entry.max_batch: min(entry.block_size - 1, most) for entry in self.blocks}
+        while not drafts[max(drafts)]:
+            del drafts[max(drafts)]
+        return drafts
+
+    def describe(self) -> str:
+        """The schedule in words, and what decodes where there are no drafts."""
+        parts, first = [], 1
+        for entry in self.blocks:
+            block = entry.block_size
+            name = "no drafts" if block == NO_SPECULATION else f"block {block}"
+            last = entry.max_batch
+            parts.append(f"{name} for {first if first == last else f'{first} to {last}'}")
+            first = last + 1
+        return f"{', '.join(parts)} sequences; without drafts {self.fallback} decodes"
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+def merge_ranges(blocks: Sequence[int]) -> list[BlockRange]:
+    """Ranges of equal blocks, of `blocks[n - 1]` for n = 1, 2, … sequences."""
+    ends = [n for n, (one, following) in enumerate(pairwise(blocks), start=1) if one != following]
+    return [BlockRange(max_batch=end, block_size=blocks[end - 1]) for end in [*ends, len(blocks)]]
+
+
+def _ascends(values: Sequence[int]) -> bool:
+    return all(one < following for one, following in pairwise(values))

@@ -1,0 +1,179 @@
+"""gpt-oss's harmony output: messages on channels, told apart token by token.
+
+Format: https://github.com/openai/harmony, docs/format.md. A model answers with messages
+
+    <|start|>assistant<|channel|>analysis<|message|>...<|end|>
+    <|start|>assistant<|channel|>final<|message|>...<|return|>
+
+of which the first begins where the prompt ended, after the role. The final channel is the answer
+and the analysis channel the reasoning; commentary without a recipient is addressed to the user
+too. A message with a recipient (`to=functions.name`) calls a tool: it stays in the answer as the
+text it is, special tokens included, for whoever runs tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from tokenizers import Tokenizer
+
+from dflash_trt.text.detokenise import TextStream
+
+START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
+RETURN, CALL, CONSTRAIN = "<|return|>", "<|call|>", "<|constrain|>"
+_NEEDED = (START, END, MESSAGE, CHANNEL, RETURN)
+_ENDS = (END, RETURN, CALL)
+_REASONING_CHANNEL = "analysis"
+_ROLE, _RECIPIENT = "assistant", "to="
+_LONGEST_HEADER = 256
+"""Characters, beyond which what began as a header is text."""
+
+
+@dataclass(frozen=True, slots=True)
+class HarmonyPiece:
+    """What an answer grew by: the answer's own text, and the reasoning's."""
+
+    content: str = ""
+    reasoning: str = ""
+
+    def __add__(self, other: HarmonyPiece) -> HarmonyPiece:
+        return HarmonyPiece(self.content + other.content, self.reasoning + other.reasoning)
+
+
+class HarmonyFormat:
+    """A tokenizer whose special tokens are harmony's."""
+
+    def __init__(self, tokenizer: Tokenizer, special: dict[int, str]) -> None:
+        self.tokenizer = tokenizer
+        self.special = special
+
+    @staticmethod
+    def find(tokenizer: Tokenizer) -> HarmonyFormat | None:
+        """None for a tokenizer of another format."""
+        added = tokenizer.get_added_tokens_decoder()
+        special = {
+            token_id: token.content
+            for token_id, token in added.items()
+            if token.special and token.content in (*_NEEDED, CALL, CONSTRAIN)
+        }
+        if not set(_NEEDED) <= set(special.values()):
+            return None
+        return HarmonyFormat(tokenizer, special)
+
+    def open(self, stop_strings: Sequence[str] = ()) -> HarmonyStream:
+        """A stream for one answer; each message is cut before its first stop string."""
+        return HarmonyStream(self, stop_strings)
+
+
+class _Place(Enum):
+    HEADER = "header"
+    CONTENT = "content"
+    OUTSIDE = "outside"
+
+
+class HarmonyStream:
+    """One answer's tokens, as they come, to its content and its reasoning.
+
+    Text outside of any message, which a well-formed answer does not have, is content.
+    """
+
+    def __init__(self, form: HarmonyFormat, stop_strings: Sequence[str]) -> None:
+        self._form = form
+        self._stop_strings = tuple(stop_strings)
+        self._place = _Place.HEADER  # the prompt has begun it
+        self._header: list[int] = []
+        self._is_reasoning = False
+        self._is_call = False
+        self._text = self._open_text()
+
+    def push(self, token_ids: Sequence[int]) -> HarmonyPiece:
+        """What these tokens settle; may be empty."""
+        pieces = HarmonyPiece()
+        for token_id in token_ids:
+            special = self._form.special.get(token_id)
+            pieces += self._take(token_id) if special is None else self._turn(token_id, special)
+        return pieces
+
+    def flush(self) -> HarmonyPiece:
+        """The text still held back; call once, after the last token."""
+        return self._end_header() if self._place is _Place.HEADER else self._end_text()
+
+    def _take(self, token_id: int) -> HarmonyPiece:
+        """An ordinary token, or a special one of another format, which has no text."""
+        if self._place is not _Place.HEADER:
+            return self._say(self._text.push(token_id))
+        self._header.append(token_id)
+        return HarmonyPiece() if self._may_be_header() else self._leave_header()
+
+    def _turn(self, token_id: int, special: str) -> HarmonyPiece:
+        if special == START:
+            piece = self._end_text()
+            self._place, self._header = _Place.HEADER, []
+            return piece
+        if special in _ENDS:
+            piece = self._end_header() if self._place is _Place.HEADER else self._end_text()
+            if self._is_call:
+                piece += HarmonyPiece(content=special)
+            self._place, self._is_reasoning, self._is_call = _Place.OUTSIDE, False, False
+            self._header = []
+            return piece
+        if special == MESSAGE and self._place is _Place.HEADER:
+            return self._begin_message()
+        if special == CHANNEL and self._place is not _Place.HEADER:
+            # Without its <|start|>, which models leave out at times.
+            piece = self._end_text()
+            self._place, self._header = _Place.HEADER, [token_id]
+            return piece
+        if self._place is _Place.HEADER:
+            self._header.append(token_id)
+        return HarmonyPiece()
+
+    def _begin_message(self) -> HarmonyPiece:
+        header = self._decode_header()
+        channel = header.partition(CHANNEL)[2].split(maxsplit=1)
+        self._is_call = _RECIPIENT in header
+        self._is_reasoning = channel[:1] == [_REASONING_CHANNEL] and not self._is_call
+        self._place = _Place.CONTENT
+        self._text = self._open_text()
+        shown = header.removeprefix(_ROLE) + MESSAGE
+        return HarmonyPiece(content=shown if self._is_call else "")
+
+    def _leave_header(self) -> HarmonyPiece:
+        """The header was text all along."""
+        self._place, self._is_reasoning = _Place.OUTSIDE, False
+        held, self._header = self._header, []
+        return self._say("".join(map(self._text.push, held)))
+
+    def _end_header(self) -> HarmonyPiece:
+        """A message that ended here says nothing, unless it never was a header."""
+        if self._has_special() or self._decode_header().strip() == _ROLE:
+            return HarmonyPiece()
+        return self._leave_header() + self._end_text()
+
+    def _may_be_header(self) -> bool:
+        """Whether what stands before the message can be a role, a recipient or a channel."""
+        text = self._decode_header().lstrip()
+        if len(text) > _LONGEST_HEADER:
+            return False
+        known = (_RECIPIENT, f"{_ROLE} {_RECIPIENT}")
+        begins = any(one.startswith(text) or text.startswith(one) for one in known)
+        return begins or self._has_special()
+
+    def _has_special(self) -> bool:
+        return any(token_id in self._form.special for token_id in self._header)
+
+    def _decode_header(self) -> str:
+        return self._form.tokenizer.decode(self._header, skip_special_tokens=False)
+
+    def _say(self, text: str) -> HarmonyPiece:
+        return HarmonyPiece(reasoning=text) if self._is_reasoning else HarmonyPiece(content=text)
+
+    def _end_text(self) -> HarmonyPiece:
+        piece = self._say(self._text.flush())
+        self._text = self._open_text()
+        return piece
+
+    def _open_text(self) -> TextStream:
+        return TextStream(self._form.tokenizer, self._stop_strings)

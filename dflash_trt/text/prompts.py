@@ -1,0 +1,53 @@
+"""Prompts from a file: one whole text, or many as JSON lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dflash_trt.core.strict_json import parse_json
+from dflash_trt.errors import DflashError
+
+MAX_PROMPT_FILE_BYTES = 256 << 20
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The prompts in `path`: of a `.jsonl` each line's "prompt", else the file as one prompt.
+
+    A plain file loses one trailing newline, the one that editors add.
+
+    Raises:
+        DflashError: unreadable, not UTF-8, a line that is not an object with a "prompt" text,
+            or no prompt at all.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_PROMPT_FILE_BYTES:
+            raise DflashError(f"has {size:,} bytes, more than prompts can be", where=path)
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DflashError(f"cannot be read: {reason}", where=path, usage=True) from error
+    except UnicodeDecodeError as error:
+        raise DflashError(f"is not UTF-8 at byte {error.start}", where=path, usage=True) from error
+    if path.suffix == ".jsonl":
+        prompts = [
+            _read_line(line, f"{path}:{number}")
+            for number, line in enumerate(text.split("\n"), start=1)
+            if line.strip()
+        ]
+    else:
+        prompts = [text.removesuffix("\n")] if text else []
+    if not prompts:
+        raise DflashError("holds no prompt", where=path, usage=True)
+    return prompts
+
+
+def _read_line(line: str, where: str) -> str:
+    try:
+        record = parse_json(line.encode(), where)
+    except DflashError as error:
+        raise DflashError(error.what, where=where, usage=True) from error
+    prompt = record.get("prompt") if isinstance(record, dict) else None
+    if not isinstance(prompt, str):
+        raise DflashError('must be an object with a text "prompt"', where=where, usage=True)
+    return prompt

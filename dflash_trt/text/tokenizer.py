@@ -1,0 +1,120 @@
+"""The bundle's tokenizer: text to ids, and chat messages to text where it has a template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.core.strict_json import read_json_object
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.text.chat import ChatRenderer, render_chats
+
+MAX_TEMPLATE_CHARACTERS = 1 << 20
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class BundleTokenizer:
+    """A `tokenizers.Tokenizer` with what the checkpoint says about special tokens and chat.
+
+    Attributes:
+        core: the tokenizer itself, for the runtime's detokenisation.
+        chat_template: Jinja source, None for a base model.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        try:
+            self.core = Tokenizer.from_file(str(path))
+        except Exception as error:
+            raise DflashError(
+                f"is not a readable tokenizer: {one_line(error)}", where=path
+            ) from error
+        # Settings of its training that would cut or lengthen prompts.
+        self.core.no_truncation()
+        self.core.no_padding()
+        config_path = folder / "tokenizer_config.json"
+        self._config = read_json_object(config_path) if config_path.is_file() else {}
+        self.chat_template = _read_template(folder, self._config)
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of plain text, with the special tokens that the tokenizer adds by itself.
+
+        `special` False leaves those out: for text of a chat template, which writes its own.
+        """
+        return self._encode(text, special=special)
+
+    def encode_chats(self, messages: Sequence[str]) -> list[list[int]]:
+        """For each message, token ids of a conversation that begins with it, up to the answer.
+
+        Raises:
+            DflashError: there is no template, or it fails.
+        """
+        if self.chat_template is None:
+            raise DflashError("the tokenizer has no chat template", usage=True)
+        texts = render_chats(
+            self.chat_template,
+            [[{"role": "user", "content": message}] for message in messages],
+            self._special_tokens(),
+        )
+        # The template writes the special tokens itself.
+        return [self._encode(text, special=False) for text in texts]
+
+    def open_renderer(self) -> ChatRenderer | None:
+        """What renders conversations of any length up to the answer; None without a template."""
+        if self.chat_template is None:
+            return None
+        return ChatRenderer(self.chat_template, self._special_tokens())
+
+    def _special_tokens(self) -> dict[str, str]:
+        return {key: _token_text(self._config.get(key)) for key in SPECIAL_TOKENS}
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        try:
+            return list(self.core.encode(text, add_special_tokens=special).ids)
+        except Exception as error:
+            raise DflashError(
+                f"cannot encode {one_line(ascii(text), 40)}: {one_line(error)}", where="tokenizer"
+            ) from error
+
+
+def load_tokenizer(bundle: Bundle) -> BundleTokenizer:
+    """The bundle's tokenizer; DflashError when it was built without one."""
+    folder = bundle.tokenizer_folder
+    if folder is None:
+        raise DflashError(
+            "has no tokenizer: its target checkpoint has no tokenizer.json",
+            where=bundle.folder,
+            fix="add one to the checkpoint and build again",
+        )
+    return BundleTokenizer(folder)
+
+
+def _read_template(folder: Path, config: dict[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    template = config.get("chat_template")
+    if path.is_file():
+        try:
+            template = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise DflashError(f"is not UTF-8 at byte {error.start}", where=path) from error
+    if isinstance(template, list):  # several, by name
+        named = [item for item in template if isinstance(item, dict)]
+        template = next(
+            (one.get("template") for one in named if one.get("name") == "default"), None
+        )
+    if not isinstance(template, str):
+        return None
+    if len(template) > MAX_TEMPLATE_CHARACTERS:
+        raise DflashError("its chat template is longer than 1 MiB", where=folder)
+    return template
+
+
+def _token_text(token: Any) -> str:
+    """A special token as transformers writes it: a string, or an object with `content`."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""

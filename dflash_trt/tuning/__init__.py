@@ -1,0 +1,1 @@
+"""Measures which block is fastest here, and keeps the schedule in the bundle."""

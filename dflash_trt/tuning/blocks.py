@@ -1,0 +1,288 @@
+"""Measures a pair on the executor it will run on, and derives its block schedule.
+
+Two measurements, both of the real thing:
+
+- **Acceptance.** The prompts are decoded once with every block size: a block smaller than the
+  trained one is not its beginning, since its rows see each other.
+- **Step times.** For every batch, a step with each block, with target_only and with the injecting
+  target's one row, over the same caches, filled with those prompts and half of their outputs.
+  Each kind runs some steps in a row, as in use, round after round over all kinds and batches. What
+  else the machine does changes from round to round, so a kind's share of its round counts, the
+  median over rounds, at the fastest round's pace. The host's own time between steps is not in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle, islice
+from statistics import fmean, median
+from typing import cast
+
+import numpy as np
+
+from dflash_trt.backends.base import Executor, Int64Array, PagedExecutor, Scores, TargetGraph
+from dflash_trt.config import PREFILL_CHUNK
+from dflash_trt.core.progress import Progress
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime.generator import Engine
+from dflash_trt.runtime.options import EngineOptions
+from dflash_trt.runtime.request import Request, RequestResult
+from dflash_trt.runtime.sampling import SamplingParams, sampling_input
+from dflash_trt.runtime.statistics import total
+from dflash_trt.speculation.prediction import StepPrediction
+from dflash_trt.speculation.schedule import (
+    NO_SPECULATION,
+    BlockSchedule,
+    Measurements,
+    StepSeconds,
+    merge_ranges,
+)
+
+# Fewer verify steps than this say little about acceptance.
+LEAST_STEPS = 32
+# A step is timed from its fourth in a row on: shapes are bound at the first, engines capture a
+# graph at the third, and the processor's caches are then full of this step's weights.
+WARM_UP_CALLS = 3
+STEPS_SECONDS = 0.02
+# A neighbouring batch keeps the block unless another is predicted to be this much faster.
+MARGIN = 0.03
+# What a drafter that is always kept fed may cost where nothing is drafted (median by batch).
+FEEDING_LIMIT = 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningOptions:
+    """What to measure.
+
+    Args:
+        block_sizes: candidates, ascending, 2 … the trained block.
+        batches: numbers of sequences, ascending, up to the executor's slots.
+        rounds: how often every kind of step is timed.
+        threads: CPU threads that the executor was opened with, to be recorded.
+        prefill_chunk: most prompt tokens of one prefill pass.
+        eos_token_ids: what ends an output.
+    """
+
+    block_sizes: tuple[int, ...]
+    batches: tuple[int, ...]
+    rounds: int = 5
+    threads: int = 1
+    prefill_chunk: int = PREFILL_CHUNK
+    eos_token_ids: tuple[int, ...] = ()
+
+
+def measure(
+    executor: Executor, requests: Sequence[Request], options: TuningOptions, progress: Progress
+) -> Measurements:
+    """Runs `requests`, which all have `max_tokens`, and times steps.
+
+    Raises:
+        DflashError: no requests, outputs too short to say anything about acceptance (usage).
+    """
+    if not requests:
+        raise DflashError("no prompt to measure with", usage=True)
+    acceptance: list[list[float]] = []
+    lengths: list[float] = []
+    for block in options.block_sizes:
+        progress.stage(f"acceptance at block {block}", len(requests), "steps")
+        results = _decode(executor, requests, block, options, progress.advance)
+        summary = total(result.statistics for result in results)
+        if summary.steps < LEAST_STEPS or summary.acceptance_length is None:
+            raise DflashError(
+                f"{summary.steps} verify steps say too little about acceptance, {LEAST_STEPS} are "
+                "the least",
+                where="prompts",
+                fix="give more prompts, longer outputs (--max-tokens), or a prompt that is not "
+                "answered at once",
+                usage=True,
+            )
+        rates = [rate or 0.0 for rate in summary.conditional_acceptance]
+        acceptance.append(rates + [0.0] * (block - 1 - len(rates)))
+        lengths.append(summary.acceptance_length)
+    # The outputs are the same whatever the block: any run's do.
+    texts = [
+        (*request.prompt_ids, *result.token_ids[: len(result.token_ids) // 2])
+        for request, result in zip(requests, results, strict=True)
+    ]
+    bench = _Bench(executor, requests[0].sampling, texts, options)
+    prefill = bench.fill("target_only"), bench.fill("target")
+    progress.stage("step times", options.rounds * len(options.batches), "steps")
+    steps = bench.time_steps(progress.advance)
+    executor.release_slots(0)
+    return Measurements(
+        prompts=len(requests),
+        max_tokens=max(request.max_tokens or 1 for request in requests),
+        threads=options.threads,
+        positions=bench.positions,
+        block_sizes=list(options.block_sizes),
+        steps=steps,
+        prefill_seconds=prefill[1],
+        prefill_only_seconds=prefill[0],
+        acceptance=acceptance,
+        acceptance_lengths=lengths,
+    )
+
+
+def derive_schedule(
+    measured: Measurements,
+    max_batch: int,
+    *,
+    executor: str,
+    bundle: str | None = None,
+    fallback: TargetGraph | None = None,
+) -> BlockSchedule:
+    """The schedule with most predicted tokens/s for every batch from 1 to `max_batch`.
+
+    `fallback` None takes target_only, whose sessions or engines hold the target once more, unless
+    keeping the drafter fed costs at most FEEDING_LIMIT of a step.
+    """
+    if fallback is None:
+        cost = median(step.target / step.target_only for step in measured.steps)
+        fallback = "target_only" if cost > 1 + FEEDING_LIMIT else "target"
+    prediction = StepPrediction(measured, fallback, max(measured.block_sizes))
+    blocks: list[int] = []
+    for batch in range(1, max_batch + 1):
+        margin = MARGIN if blocks else 0.0
+        current = blocks[-1] if blocks else NO_SPECULATION
+        blocks.append(prediction.choose(batch, current, margin))
+    return BlockSchedule(
+        blocks=merge_ranges(blocks),
+        executor=executor,
+        fallback=fallback,
+        bundle=bundle,
+        measured=measured,
+    )
+
+
+def candidate_blocks(trained: int) -> list[int]:
+    """Blocks worth measuring: all up to 8, then every fourth, and the trained one."""
+    return sorted({*range(2, min(trained, 8) + 1), *range(12, trained, 4), trained})
+
+
+def candidate_batches(max_batch: int) -> list[int]:
+    """Powers of two up to `max_batch`, and it."""
+    return sorted({1 << bit for bit in range(max_batch.bit_length())} | {max_batch})
+
+
+def _decode(
+    executor: Executor,
+    requests: Sequence[Request],
+    block: int,
+    options: TuningOptions,
+    on_done: Callable[[int], None],
+) -> list[RequestResult]:
+    settings = EngineOptions(block_size=block, prefill_chunk=options.prefill_chunk)
+    engine = Engine(executor, eos_token_ids=options.eos_token_ids, options=settings)
+    fresh = [replace(request, block_size=None) for request in requests]
+    return engine.generate(fresh, lambda index, event: on_done(event.result is not None))
+
+
+class _Bench:
+    """Slots filled with text, and steps over them that change nothing but scratch rows."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        sampling: SamplingParams,
+        texts: Sequence[Sequence[int]],
+        options: TuningOptions,
+    ) -> None:
+        longest = executor.limits.max_seq_len - max(options.block_sizes)
+        slots = max(options.batches)
+        self._texts = [list(text[:longest]) for text in islice(cycle(texts), slots)]
+        self._executor = executor
+        self._scores = Scores.NONE if executor.limits.draws else sampling.scores
+        self._packed = sampling_input(executor.limits, [sampling] * slots)
+        self._options = options
+        limit = executor.limits.prefill_chunk or options.prefill_chunk
+        self._chunk = min(options.prefill_chunk, limit)
+        self._bind_pages(longest + max(options.block_sizes))
+
+    @property
+    def positions(self) -> int:
+        """Mean cache positions held."""
+        return max(1, round(fmean(map(len, self._texts))))
+
+    def fill(self, graph: TargetGraph) -> float:
+        """Prefills every slot, one by one; returns the seconds per token."""
+        row = np.zeros((1, 1), dtype=np.int64)
+        started = time.perf_counter()
+        for slot, text in enumerate(self._texts):
+            for start in range(0, len(text), self._chunk):
+                ids = np.array([text[start : start + self._chunk]], dtype=np.int64)
+                self._executor.forward(
+                    graph, slot, ids, np.array([start]), row, Scores.NONE, self._sampling(1)
+                )
+        return (time.perf_counter() - started) / sum(map(len, self._texts))
+
+    def _bind_pages(self, positions: int) -> None:
+        """Gives slots pages of their own; where the pool is too small, they share some.
+
+        What they read is then another's, which takes the same time.
+        """
+        pages = self._executor.limits.kv_pages
+        if pages is None:
+            return
+        paged, each = cast(PagedExecutor, self._executor), pages.cover(positions)
+        for slot in range(len(self._texts)):
+            ids = [(slot * each + index) % pages.count for index in range(each)]
+            paged.bind_pages(slot, ids)
+
+    def time_steps(self, on_batch: Callable[[int], None]) -> list[StepSeconds]:
+        """The time of every kind of step of every batch, in rounds over all of them."""
+        rounds: dict[int, list[list[float]]] = {batch: [] for batch in self._options.batches}
+        for _ in range(self._options.rounds):
+            for batch, taken in rounds.items():
+                taken.append([_time(kind) for kind in self._kinds(batch)])
+                on_batch(1)
+        steps: list[StepSeconds] = []
+        for batch, taken in rounds.items():
+            pace = min(map(sum, taken))
+            shares = zip(*([one / sum(times) for one in times] for times in taken), strict=True)
+            plain, feeding, *blocks = (pace * median(share) for share in shares)
+            steps.append(StepSeconds(batch=batch, target_only=plain, target=feeding, blocks=blocks))
+        return steps
+
+    def _kinds(self, batch: int) -> list[Callable[[], object]]:
+        """Steps of the first `batch` slots: without drafts in two ways, then with each block."""
+        anchors = np.array([text[-1] for text in self._texts[:batch]], dtype=np.int64)
+        starts = np.array([len(text) for text in self._texts[:batch]], dtype=np.int64)
+        return [
+            partial(self._plain, "target_only", anchors, starts),
+            partial(self._plain, "target", anchors, starts),
+            *(
+                partial(
+                    self._executor.speculate,
+                    0,
+                    anchors,
+                    starts,
+                    block,
+                    self._scores,
+                    self._sampling(batch),
+                )
+                for block in self._options.block_sizes
+            ),
+        ]
+
+    def _plain(self, graph: TargetGraph, anchors: Int64Array, starts: Int64Array) -> None:
+        row = np.zeros((len(anchors), 1), dtype=np.int64)
+        self._executor.forward(
+            graph, 0, anchors[:, None], starts, row, self._scores, self._sampling(len(anchors))
+        )
+
+    def _sampling(self, batch: int) -> Int64Array | None:
+        return None if self._packed is None else self._packed[:batch]
+
+
+def _time(step: Callable[[], object]) -> float:
+    """Seconds of one of several steps in a row."""
+    for _ in range(WARM_UP_CALLS):
+        step()
+    count, started = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - started) < STEPS_SECONDS or not count:
+        step()
+        count += 1
+    return elapsed / count

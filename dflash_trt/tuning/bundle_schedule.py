@@ -1,0 +1,99 @@
+"""The block schedule that goes with a bundle: found, checked against it, written into it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from dflash_trt.bundle.attach import attach_file, detach_file
+from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.bundle.manifest import Manifest
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.bindings import GraphName
+from dflash_trt.speculation.schedule import SCHEDULE_NAME, BlockSchedule
+
+AUTO, NONE = "auto", "none"
+
+
+def fingerprint(manifest: Manifest) -> str:
+    """Names what a schedule was measured on: the graphs, weights and engines, by their hashes.
+
+    Weights count by size and header, which every manifest has.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(manifest.files, key=lambda file: file.path):
+        if file.path.endswith((".onnx", ".safetensors", ".engine")):
+            digest.update(
+                f"{file.path} {file.bytes} {file.header_sha256 or file.sha256}\n".encode()
+            )
+    return digest.hexdigest()
+
+
+def choose_schedule(bundle: Bundle, choice: str) -> BlockSchedule | None:
+    """What `--block-schedule` asks for: "auto" the bundle's own if it has one, "none", or a file's.
+
+    Raises:
+        DflashError: a file that is no schedule, or one that does not fit the bundle.
+    """
+    if choice == NONE:
+        return None
+    if choice != AUTO:
+        path = Path(choice)
+    elif any(file.path == SCHEDULE_NAME for file in bundle.manifest.files):
+        path = bundle.folder / SCHEDULE_NAME
+    else:
+        return None
+    schedule = BlockSchedule.read(path)
+    _check_fit(schedule, bundle, path)
+    return schedule
+
+
+def write_schedule(bundle: Bundle, schedule: BlockSchedule) -> Bundle:
+    """Writes `schedule` into the bundle, in place of any other; see `attach_file`."""
+    return attach_file(bundle, SCHEDULE_NAME, encode_schedule(schedule))
+
+
+def remove_schedule(bundle: Bundle) -> Bundle:
+    """Takes the bundle's schedule out of it; see `detach_file`."""
+    return detach_file(bundle, SCHEDULE_NAME)
+
+
+def note_threads(schedule: BlockSchedule | None, threads: int) -> str | None:
+    """A line to show where a schedule was measured with another number of threads."""
+    if schedule is None or schedule.measured is None or schedule.measured.threads == threads:
+        return None
+    return (
+        f"the block schedule was measured with --threads {schedule.measured.threads}, not "
+        f"{threads}: `dflash-trt tune --threads {threads}` measures again"
+    )
+
+
+def encode_schedule(schedule: BlockSchedule) -> bytes:
+    """The content of a schedule's file."""
+    return (json.dumps(schedule.to_json(), indent=1) + "\n").encode()
+
+
+def needed_graphs(*, speculation: bool, schedule: BlockSchedule | None) -> tuple[GraphName, ...]:
+    """The graphs that an engine of these options runs."""
+    if not speculation:
+        return ("target_only",)
+    if schedule is not None and schedule.fallback == "target_only":
+        return ("target", "draft", "target_only")
+    return ("target", "draft")
+
+
+def _check_fit(schedule: BlockSchedule, bundle: Bundle, path: Path) -> None:
+    manifest = bundle.manifest
+    limits = manifest.limits
+    what = None
+    if schedule.executor != manifest.executor:
+        what = f"is for executor {schedule.executor}, the bundle for {manifest.executor}"
+    elif schedule.bundle is not None and schedule.bundle != fingerprint(manifest):
+        what = "was measured on another bundle"
+    elif schedule.max_batch < limits.max_batch:
+        what = f"ends at {schedule.max_batch} sequences, the bundle has {limits.max_batch}"
+    elif schedule.largest_block > limits.block_size:
+        what = f"has block {schedule.largest_block}, the bundle at most {limits.block_size}"
+    if what is not None:
+        raise DflashError(what, where=path, fix="run `dflash-trt tune` on this bundle", usage=True)

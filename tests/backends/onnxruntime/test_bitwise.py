@@ -1,0 +1,366 @@
+"""A row's logits depend on its tokens and position only, bit for bit.
+
+The baseline is always `target_only` fed one row at a time, in slot 0, of an executor of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_trt.backends.base import FloatArray, Int64Array, Scores, TargetGraph
+from dflash_trt.backends.onnxruntime import caches
+from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from tests.backends.steps import (
+    arrays,
+    begin,
+    cache_length,
+    decode_plainly,
+    forward_rows,
+    random_ids,
+    run_chunks,
+    speculate_until,
+)
+from tests.pairs import PairFactory, TinyPair
+from tests.reference.compare import assert_bitwise_equal
+
+SLOTS = 8
+PROMPT = 140  # past the first cache length of 128
+GRAPHS: tuple[TargetGraph, ...] = ("target", "target_only")
+SLIDING = {
+    "num_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window": 16,
+}
+PAIRS: dict[str, dict[str, Any]] = {
+    "qwen3": {
+        "target": {"vocab": 64, "num_layers": 4},
+        "draft": SLIDING,
+        "fit_steps": 120,
+    },
+    "llama_bf16": {
+        "family": "llama",
+        "target": {
+            "vocab": 97,
+            "num_layers": 4,
+            "hidden": 72,
+            "kv_heads": 1,
+            "head_dim": 40,
+            "intermediate": 100,
+            "dtype": "bfloat16",
+            "tie": True,
+            "attention_bias": True,
+            "rope": "llama3",
+        },
+        "draft": {"dtype": "bfloat16", "rope": "llama3", "block_size": 16},
+        "fit_steps": 60,
+    },
+    "qwen3_fp16_wide_heads": {
+        "target": {
+            "vocab": 300,
+            "num_layers": 4,
+            "hidden": 128,
+            "heads": 4,
+            "kv_heads": 4,
+            "head_dim": 128,
+            "intermediate": 257,
+            "dtype": "float16",
+        },
+        "draft": {"heads": 2, "kv_heads": 2, "head_dim": 64},
+    },
+    "qwen3_nvfp4": {
+        "target": {"vocab": 112, "num_layers": 2, "dtype": "bfloat16"},
+        "draft": {**SLIDING, "target_layer_ids": [0, 1, 1]},
+        "fit_steps": 60,
+        "quantize": {
+            "target": {"algorithm": "NVFP4", "exclude": ["model.embed_tokens"]},
+            "draft": {"algorithm": "NVFP4", "exclude": []},
+        },
+    },
+    "llama_fp8": {
+        "family": "llama",
+        "target": {"vocab": 97, "num_layers": 3, "kv_heads": 1, "attention_bias": True},
+        "draft": {"target_layer_ids": [0, 2]},
+        "quantize": {
+            "target": {"algorithm": "FP8"},
+            "draft": {"algorithm": "NVFP4", "exclude": ["fc", "layers.1.*"]},
+        },
+    },
+    "gpt_oss": {
+        "family": "gpt_oss",
+        "target": {
+            "vocab": 97,
+            "num_layers": 2,
+            "hidden": 96,
+            "head_dim": 40,
+            "intermediate": 352,
+            "rope": "yarn",
+            "mxfp4": True,
+        },
+        "draft": {"target_layer_ids": [0, 1]},
+    },
+    "qwen3_moe": {
+        "family": "qwen3_moe",
+        "target": {"vocab": 97, "num_layers": 2, "hidden": 168, "intermediate": 50, "experts": 5},
+        "draft": {"target_layer_ids": [0, 1]},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """ids [T] and their logits [T,V]."""
+
+    ids: Int64Array
+    logits: FloatArray
+
+
+SLOW_PAIRS = {"llama_fp8", "gpt_oss", "qwen3_moe"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_PAIRS)) for name in PAIRS],
+)
+def built(request: pytest.FixtureRequest, make_pair: PairFactory) -> TinyPair:
+    return make_pair(**PAIRS[request.param], max_batch=SLOTS, max_seq_len=1024)
+
+
+@pytest.fixture(scope="module")
+def baseline(built: TinyPair) -> Baseline:
+    ids = random_ids(built.pair.target.vocab_size, PROMPT)
+    logits = run_chunks(built.open(), ids.tolist(), (1,), graph="target_only")
+    return Baseline(ids, logits)
+
+
+@pytest.fixture
+def executor(built: TinyPair) -> Iterator[OnnxRuntimeExecutor]:
+    """One thread for one pair, two for the others; the baseline always has one."""
+    opened = built.open(1 if built.pair.target.vocab_size == 64 else 2)
+    yield opened
+    opened.close()
+
+
+def ids_like(baseline: Baseline, seed: int) -> Int64Array:
+    return np.random.default_rng(seed).integers(0, baseline.logits.shape[1], PROMPT)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize(
+    "sizes",
+    [(1,), (2,), (3,), (5,), (8,), (16,), (PROMPT,), (127,), (128,), (129,), (7, 1, 64, 2, 33, 1)],
+    ids=str,
+)
+def test_logits_do_not_depend_on_rows_per_call_or_chunking(
+    executor: OnnxRuntimeExecutor, baseline: Baseline, graph: TargetGraph, sizes: tuple[int, ...]
+) -> None:
+    logits = run_chunks(executor, baseline.ids.tolist(), sizes, graph=graph)
+    assert_bitwise_equal(logits, baseline.logits, f"{graph} in chunks {sizes}")
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("rows", [1, 4, 8])
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_logits_do_not_depend_on_batch_or_neighbours(
+    executor: OnnxRuntimeExecutor, baseline: Baseline, graph: TargetGraph, batch: int, rows: int
+) -> None:
+    """Neighbours hold other tokens, and stand at other positions."""
+    starts = [(13 * slot + 5) % 100 for slot in range(batch)]
+    sequences = [ids_like(baseline, 7 + slot) for slot in range(batch)]
+    mine = batch // 2
+    starts[mine], sequences[mine] = 96, baseline.ids
+    for slot in range(batch):
+        run_chunks(executor, sequences[slot][: starts[slot]].tolist(), (50,), slot=slot)
+    for offset in range(0, 40, rows):
+        positions = [start + offset for start in starts]
+        ids = [s[p : p + rows] for s, p in zip(sequences, positions, strict=True)]
+        logits = forward_rows(executor, np.stack(ids), positions, graph=graph)
+        begin_row = 96 + offset
+        expected = baseline.logits[begin_row : begin_row + rows]
+        assert_bitwise_equal(logits[mine], expected, f"batch {batch}, rows {rows}, {begin_row}")
+
+
+@pytest.mark.parametrize("slot", range(SLOTS))
+def test_logits_do_not_depend_on_the_slot(
+    executor: OnnxRuntimeExecutor, baseline: Baseline, slot: int
+) -> None:
+    logits = run_chunks(executor, baseline.ids.tolist(), (50, 1, 8), slot=slot)
+    assert_bitwise_equal(logits, baseline.logits, f"slot {slot}")
+
+
+@pytest.mark.parametrize("length", [192, 256, 320, 512, 1024])
+@pytest.mark.parametrize("sizes", [(1,), (8,), (100, 5)], ids=str)
+def test_logits_do_not_depend_on_the_allocated_cache_length(
+    monkeypatch: pytest.MonkeyPatch,
+    built: TinyPair,
+    baseline: Baseline,
+    length: int,
+    sizes: tuple[int, ...],
+) -> None:
+    monkeypatch.setattr(caches, "FIRST_LENGTH", length)
+    executor = built.open()
+    logits = run_chunks(executor, baseline.ids.tolist(), sizes)
+    assert cache_length(executor) == length
+    assert_bitwise_equal(logits, baseline.logits, f"M = {length}")
+
+
+def test_logits_do_not_depend_on_growth_and_shrinking(
+    executor: OnnxRuntimeExecutor, baseline: Baseline
+) -> None:
+    lengths = set()
+    parts = []
+    other = ids_like(baseline, 3).tolist()
+    for start in range(0, PROMPT, 10):
+        # A neighbour comes and goes, so that M moves under the sequence in slot 0.
+        held = (0, 130, 300, 600, 0, 0, 250)[start // 10 % 7]
+        if held:
+            run_chunks(executor, (other * 5)[:held], (64,), slot=1, graph="target_only")
+        else:
+            executor.release_slots(1)
+        chunk = baseline.ids[start : start + 10].tolist()
+        parts.append(run_chunks(executor, chunk, (10,), start=start))
+        lengths.add(cache_length(executor))
+    assert lengths == {128, 256, 512, 1024}
+    assert_bitwise_equal(np.concatenate(parts), baseline.logits, "while M moves")
+
+
+@pytest.mark.parametrize("magnitude", [1.0, 1e4])
+def test_logits_do_not_depend_on_what_an_earlier_sequence_left(
+    executor: OnnxRuntimeExecutor, baseline: Baseline, magnitude: float
+) -> None:
+    run_chunks(executor, ids_like(baseline, 9).tolist(), (64,), slot=2)
+    generator = np.random.default_rng(0)
+    for array in arrays(executor).values():
+        array[2] += generator.standard_normal(array[2].shape).astype(np.float32) * magnitude
+    logits = run_chunks(executor, baseline.ids.tolist(), (33, 1, 8), slot=2)
+    assert_bitwise_equal(logits, baseline.logits, "reused slot")
+
+
+def test_logits_do_not_depend_on_a_move_to_another_slot(
+    executor: OnnxRuntimeExecutor, baseline: Baseline
+) -> None:
+    ids = baseline.ids.tolist()
+    run_chunks(executor, ids_like(baseline, 4).tolist(), (64,), slot=1)
+    first = run_chunks(executor, ids[:90], (64,), slot=5)
+    executor.move_slot(5, 1, 90)
+    executor.release_slots(2)
+    run_chunks(executor, ids_like(baseline, 5).tolist(), (64,), slot=5)
+    rest = run_chunks(executor, ids[90:], (8,), slot=1, start=90)
+    assert_bitwise_equal(np.concatenate([first, rest]), baseline.logits, "moved")
+
+
+def test_a_rows_logits_do_not_depend_on_how_many_rows_are_picked(
+    executor: OnnxRuntimeExecutor, baseline: Baseline
+) -> None:
+    ids, starts = baseline.ids[None, :40], np.zeros(1, np.int64)
+    for rows in ([39], [0, 39], [5, 5, 5], list(range(0, 40, 3))):
+        picked = np.array([rows])
+        logits = executor.forward("target", 0, ids, starts, picked, Scores.LOGITS).logits
+        assert logits is not None
+        assert_bitwise_equal(logits[0], baseline.logits[rows], f"rows {rows}")
+
+
+def test_the_drafts_context_does_not_depend_on_chunking_batch_or_slot(
+    executor: OnnxRuntimeExecutor, built: TinyPair, baseline: Baseline
+) -> None:
+    """So the drafter proposes the same whatever the schedule was."""
+    ids = baseline.ids.tolist()
+    whole = built.open()
+    run_chunks(whole, ids, (PROMPT,))
+    run_chunks(executor, ids, (1, 7, 50, 1), slot=3)
+    for start in range(0, PROMPT, 20):
+        rows = np.stack([ids_like(baseline, 1), baseline.ids, ids_like(baseline, 2)])
+        forward_rows(executor, rows[:, start : start + 20], [start] * 3, first_slot=4)
+    for name, expected in arrays(whole).items():
+        for slot in (3, 5):
+            got = arrays(executor)[name][slot, :, :PROMPT]
+            assert_bitwise_equal(got, expected[0, :, :PROMPT], f"{name} of slot {slot}")
+
+
+def test_drafts_do_not_depend_on_batch_slot_or_cache_length(
+    monkeypatch: pytest.MonkeyPatch, built: TinyPair, baseline: Baseline
+) -> None:
+    ids = baseline.ids
+    anchors, starts = ids[[40]], np.array([40])
+    block = built.pair.draft.block_size
+    alone = built.open()
+    run_chunks(alone, ids[:40].tolist(), (40,))
+    expected = alone.speculate(0, anchors, starts, block, Scores.NONE).token_ids.copy()
+    monkeypatch.setattr(caches, "FIRST_LENGTH", 512)
+    crowd = built.open()
+    for slot in range(5):
+        prompt = ids if slot == 3 else ids_like(baseline, slot)
+        run_chunks(crowd, prompt[: 40 + 11 * (slot != 3) * slot].tolist(), (13,), slot=slot)
+    starts = np.array([40, 51, 62, 40, 84])
+    drafts = crowd.speculate(0, np.full(5, anchors[0]), starts, block, Scores.NONE).token_ids
+    np.testing.assert_array_equal(drafts[3], expected[0])
+
+
+@pytest.mark.parametrize("batch", [1, 4, 8])
+def test_speculative_logits_and_tokens_equal_the_baselines(
+    executor: OnnxRuntimeExecutor, built: TinyPair, batch: int
+) -> None:
+    """Ragged prompts, odd chunks, every block size in turn, some blocks accepted."""
+    vocab, tokens = built.pair.target.vocab_size, 40
+    prompts = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8]]
+    prompts += [random_ids(vocab, 5 + 17 * b, seed=b).tolist() for b in range(batch)]
+    sequences = [
+        begin(executor, prompts[b], b, ((3, 8, 1), (50,), (1,))[b % 3]) for b in range(batch)
+    ]
+    blocks = list(range(2, built.pair.draft.block_size + 1))
+    speculate_until(executor, sequences, tokens, blocks)
+    plain = built.open()
+    for b, sequence in enumerate(sequences):
+        output, logits = decode_plainly(plain, prompts[b], len(sequence.output))
+        assert sequence.output == output, f"sequence {b}"
+        assert_bitwise_equal(np.stack(sequence.logits), logits, f"sequence {b} of {batch}")
+
+
+def test_fitted_drafts_are_accepted_now_and_then(make_pair: PairFactory) -> None:
+    """Else the test above would never commit a draft."""
+    built = make_pair(**PAIRS["qwen3"], max_batch=SLOTS, max_seq_len=1024)
+    executor = built.open()
+    sequence = begin(executor, [3, 1, 4, 1, 5, 9, 2, 6], 0, (8,))
+    speculate_until(executor, [sequence], 80, [8])
+    assert len(set(sequence.accepted)) >= 3
+    assert max(sequence.accepted) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+def test_matrices_large_enough_to_be_split_over_threads_keep_the_bits(
+    make_pair: PairFactory, threads: int
+) -> None:
+    built = make_pair(
+        "qwen3",
+        {
+            "hidden": 768,
+            "intermediate": 2050,
+            "heads": 6,
+            "kv_heads": 2,
+            "head_dim": 128,
+            "num_layers": 4,
+            "vocab": 5003,
+            "dtype": "bfloat16",
+        },
+        {"dtype": "bfloat16", "block_size": 16},
+        max_batch=SLOTS,
+        max_seq_len=1024,
+    )
+    ids = random_ids(5003, 150)
+    expected = run_chunks(built.open(1), ids.tolist(), (1,), graph="target_only")
+    executor = built.open(threads)
+    for sizes in ((150,), (1,), (2,), (16, 100, 3), (64,)):
+        logits = run_chunks(executor, ids.tolist(), sizes, slot=1)
+        assert_bitwise_equal(logits, expected, f"{threads} threads, chunks {sizes}")
+    for batch, rows in ((8, 1), (8, 16), (3, 5)):
+        for start in range(0, 150 - rows, 40):
+            neighbours = random_ids(5003, batch, rows, seed=start)
+            neighbours[1] = ids[start : start + rows]
+            logits = forward_rows(executor, neighbours, [start] * batch)[1]
+            what = f"{threads} threads, batch {batch}, rows {rows}"
+            assert_bitwise_equal(logits, expected[start : start + rows], what)

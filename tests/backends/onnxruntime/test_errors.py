@@ -1,0 +1,163 @@
+"""Damaged bundles and bad calls end in one clear line."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dflash_trt.backends import open_executor
+from dflash_trt.backends.base import Executor, Scores
+from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.errors import DflashError
+from tests.backends.steps import random_ids
+from tests.pairs import PairFactory
+
+Damage = Callable[[Path], object]
+
+DAMAGES: dict[str, Damage] = {
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "noise": lambda path: path.write_bytes(b"\x93not a graph\xff\x00" * 99),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+}
+
+
+@pytest.fixture
+def bundle(make_pair: PairFactory, tmp_path: Path) -> Bundle:
+    """A bundle of its own, which a test may damage."""
+    built = make_pair()
+    folder = tmp_path / "bundle"
+    shutil.copytree(built.bundle.folder, folder)
+    return Bundle(folder, built.bundle.manifest)
+
+
+def decode(executor: Executor) -> None:
+    ids, row = np.array([[1, 2]]), np.array([[1]])
+    executor.forward("target_only", 0, ids, np.array([0]), row, Scores.NONE)
+
+
+def speculate(executor: Executor) -> None:
+    executor.speculate(0, np.array([1]), np.array([0]), 4, Scores.NONE)
+
+
+USES: dict[str, Callable[[Executor], None]] = {
+    "target_only": decode,
+    "target": speculate,
+    "draft": speculate,
+}
+
+
+def check_line(error: DflashError, *pieces: str) -> None:
+    message = str(error)
+    assert "\n" not in message
+    assert len(message) < 600
+    for piece in pieces:
+        assert piece in message
+
+
+@pytest.mark.parametrize("graph", USES)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_graph_is_named_in_one_line(bundle: Bundle, graph: str, damage: str) -> None:
+    DAMAGES[damage](bundle.folder / f"{graph}.onnx")
+    with pytest.raises(DflashError) as caught:
+        USES[graph](open_executor(bundle, threads=1))
+    check_line(caught.value, f"{graph}.onnx", "inspect --verify")
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated"])
+@pytest.mark.parametrize("owner", ["target", "draft"])
+def test_damaged_weights_are_one_line(bundle: Bundle, owner: str, damage: str) -> None:
+    DAMAGES[damage](bundle.folder / "weights" / owner / "shard-00000.safetensors")
+    with pytest.raises(DflashError) as caught:
+        speculate(open_executor(bundle, threads=1))
+    check_line(caught.value, ".onnx")
+
+
+@pytest.mark.parametrize("token", [256, 10**9])
+def test_a_token_outside_the_vocabulary_is_one_line_and_harms_nothing(
+    bundle: Bundle, token: int
+) -> None:
+    executor = open_executor(bundle, threads=1)
+    ids, starts, rows = random_ids(256, 1, 4), np.array([0]), np.array([[3]])
+    expected = executor.forward("target", 0, ids, starts, rows, Scores.NONE).choice_ids.copy()
+    with pytest.raises(DflashError) as caught:
+        executor.forward("target", 0, np.full((1, 4), token), starts, rows, Scores.NONE)
+    check_line(caught.value, "target.onnx")
+    again = executor.forward("target", 0, ids, starts, rows, Scores.NONE).choice_ids
+    np.testing.assert_array_equal(again, expected)
+
+
+LIMIT = 512
+
+
+@pytest.mark.parametrize(
+    ("first_slot", "start", "rows", "logit_row"),
+    [
+        (0, LIMIT - 2, 4, 3),  # past the context
+        (0, LIMIT, 1, 0),
+        (0, -1, 1, 0),
+        (-1, 0, 4, 3),
+        (4, 0, 4, 3),  # past the last slot
+        (0, 0, 4, 4),  # another sequence's row
+        (0, 0, 4, -1),
+    ],
+)
+def test_a_call_outside_the_limits_is_refused_before_anything_is_written(
+    bundle: Bundle, first_slot: int, start: int, rows: int, logit_row: int
+) -> None:
+    executor = open_executor(bundle, threads=1)
+    ids = random_ids(256, 1, rows)
+    held = list(executor._held)
+    with pytest.raises(ValueError, match=r"slots|rows"):
+        executor.forward(
+            "target", first_slot, ids, np.array([start]), np.array([[logit_row]]), Scores.NONE
+        )
+    assert executor._held == held
+
+
+@pytest.mark.parametrize("block_size", [1, 9])
+def test_a_block_that_the_draft_was_not_trained_for_is_refused(
+    bundle: Bundle, block_size: int
+) -> None:
+    executor = open_executor(bundle, threads=1)
+    with pytest.raises(ValueError, match="block size"):
+        executor.speculate(0, np.array([1]), np.array([0]), block_size, Scores.NONE)
+
+
+def test_a_closed_executor_refuses_to_work(bundle: Bundle) -> None:
+    executor = open_executor(bundle, threads=1)
+    executor.close()
+    with pytest.raises(ValueError, match="closed"):
+        executor.forward(
+            "target", 0, random_ids(256, 1, 4), np.array([0]), np.array([[3]]), Scores.NONE
+        )
+
+
+def test_a_sequence_that_overflowed_does_not_poison_the_next(bundle: Bundle) -> None:
+    executor = open_executor(bundle, threads=1)
+    ids, starts, rows = random_ids(256, 1, 4), np.array([0]), np.array([[3]])
+    expected = executor.forward("target", 0, ids, starts, rows, Scores.LOGITS).logits
+    assert expected is not None
+    expected = expected.copy()
+    for array in executor._caches._arrays.values():
+        array[0] = np.nan
+    executor.release_slots(0)
+    again = executor.forward("target", 0, ids, starts, rows, Scores.LOGITS).logits
+    np.testing.assert_array_equal(again, expected)
+
+
+@pytest.mark.parametrize(
+    ("owner", "key", "value"), [("target", "layers", 7), ("draft", "head_dim", 8)]
+)
+def test_a_manifest_that_lies_about_the_caches_is_refused_when_a_graph_is_opened(
+    bundle: Bundle, owner: str, key: str, value: int
+) -> None:
+    dims = getattr(bundle.manifest, owner).model_copy(update={key: value})
+    lying = Bundle(bundle.folder, bundle.manifest.model_copy(update={owner: dims}))
+    with pytest.raises(DflashError) as caught:
+        open_executor(lying, threads=1, graphs=("target",))
+    check_line(caught.value, "target.onnx", "caches", "build the bundle again")

@@ -1,0 +1,183 @@
+"""Plain loops over an executor: prefill, decode, speculate; every row's logits are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash_trt.backends.base import FloatArray, Int64Array, Scores, TargetGraph
+from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from dflash_trt.runtime import SamplingParams
+from dflash_trt.runtime.sampling import pack_sampling
+
+
+def arrays(executor: OnnxRuntimeExecutor) -> dict[str, FloatArray]:
+    """The executor's caches themselves, [slots, kv heads, M, D] by name."""
+    return executor._caches._arrays
+
+
+def cache_length(executor: OnnxRuntimeExecutor) -> int:
+    return executor._caches.length
+
+
+def forward_rows(
+    executor: OnnxRuntimeExecutor,
+    ids: Sequence[Sequence[int]] | Int64Array,
+    starts: Sequence[int],
+    *,
+    graph: TargetGraph = "target",
+    first_slot: int = 0,
+) -> FloatArray:
+    """Logits [B,S,V] of ids [B,S]; checks the choices, drawn greedily or not, against them."""
+    token_ids = np.asarray(ids, np.int64)
+    rows = np.broadcast_to(np.arange(token_ids.shape[1]), token_ids.shape)
+    greedy = pack_sampling([SamplingParams()] * len(token_ids)) if executor.limits.draws else None
+    output = executor.forward(
+        graph, first_slot, token_ids, np.asarray(starts, np.int64), rows, Scores.LOGITS, greedy
+    )
+    assert output.logits is not None
+    np.testing.assert_array_equal(output.choice_ids, output.logits.argmax(-1))
+    return output.logits.copy()
+
+
+def run_chunks(
+    executor: OnnxRuntimeExecutor,
+    ids: Sequence[int],
+    sizes: Iterable[int],
+    *,
+    graph: TargetGraph = "target",
+    slot: int = 0,
+    start: int = 0,
+) -> FloatArray:
+    """Logits [T,V] of ids [T] in one slot, in chunks of `sizes` (the last one repeats)."""
+    parts: list[FloatArray] = []
+    done, size, rest = 0, 1, iter(sizes)
+    while done < len(ids):
+        size = next(rest, size)
+        chunk = ids[done : done + size]
+        parts.append(
+            forward_rows(executor, [chunk], [start + done], graph=graph, first_slot=slot)[0]
+        )
+        done += len(chunk)
+    return np.concatenate(parts)
+
+
+@dataclass(slots=True)
+class Generated:
+    """One sequence being generated: `cached` positions, then the anchor not yet cached."""
+
+    tokens: list[int]
+    prompt: int
+    logits: list[FloatArray] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+    @property
+    def anchor(self) -> int:
+        return self.tokens[-1]
+
+    @property
+    def start(self) -> int:
+        return len(self.tokens) - 1
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt :]
+
+
+def begin(
+    executor: OnnxRuntimeExecutor,
+    prompt: Sequence[int],
+    slot: int,
+    sizes: Iterable[int],
+    graph: TargetGraph = "target",
+) -> Generated:
+    """Prefills `slot` and chooses the first token."""
+    row = run_chunks(executor, prompt, sizes, graph=graph, slot=slot)[-1]
+    return Generated([*prompt, int(row.argmax())], len(prompt), [row])
+
+
+def step(
+    executor: OnnxRuntimeExecutor, sequences: Sequence[Generated], block_size: int, first_slot: int
+) -> None:
+    """One speculative step of sequences that sit in the slots from `first_slot` on."""
+    out = executor.speculate(
+        first_slot,
+        np.array([s.anchor for s in sequences]),
+        np.array([s.start for s in sequences]),
+        block_size,
+        Scores.LOGITS,
+    )
+    assert out.logits is not None
+    np.testing.assert_array_equal(out.choice_ids, out.logits.argmax(-1))
+    assert out.token_ids.shape == out.choice_ids.shape == (len(sequences), block_size)
+    for b, sequence in enumerate(sequences):
+        assert out.token_ids[b, 0] == sequence.anchor
+        drafts, choices = out.token_ids[b, 1:].tolist(), out.choice_ids[b].tolist()
+        accepted = 0
+        while accepted < len(drafts) and drafts[accepted] == choices[accepted]:
+            accepted += 1
+        sequence.accepted.append(accepted)
+        sequence.tokens += choices[: accepted + 1]
+        sequence.logits += list(out.logits[b, : accepted + 1].copy())
+
+
+def speculate_until(
+    executor: OnnxRuntimeExecutor,
+    sequences: Sequence[Generated],
+    tokens: int,
+    block_sizes: Sequence[int],
+    first_slot: int = 0,
+) -> None:
+    """Steps all sequences together, block sizes in turn, until each has `tokens` more tokens."""
+    index = 0
+    while min(len(s.output) for s in sequences) < tokens:
+        step(executor, sequences, block_sizes[index % len(block_sizes)], first_slot)
+        index += 1
+
+
+def decode_plainly(
+    executor: OnnxRuntimeExecutor, prompt: Sequence[int], tokens: int
+) -> tuple[list[int], FloatArray]:
+    """The baseline: `target_only`, one row at a time, in slot 0; tokens and their logits."""
+    sequence = begin(executor, prompt, 0, (1,), "target_only")
+    while len(sequence.output) < tokens:
+        row = forward_rows(executor, [[sequence.anchor]], [sequence.start], graph="target_only")[
+            0, 0
+        ]
+        sequence.logits.append(row)
+        sequence.tokens.append(int(row.argmax()))
+    return sequence.output, np.stack(sequence.logits)
+
+
+class CountingSession:
+    """A session that counts the bindings made and the runs."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self.bindings = 0
+        self.runs = 0
+
+    def io_binding(self) -> Any:
+        self.bindings += 1
+        return self._session.io_binding()
+
+    def run_with_iobinding(self, io: Any) -> None:
+        self.runs += 1
+        self._session.run_with_iobinding(io)
+
+
+def count(executor: OnnxRuntimeExecutor) -> dict[str, CountingSession]:
+    """Replaces the executor's sessions by counting ones."""
+    counting = {}
+    for graph in ("target", "draft", "target_only"):
+        counting[graph] = CountingSession(executor._session(graph))
+        executor._sessions[graph] = counting[graph]
+    return counting
+
+
+def random_ids(vocab: int, *shape: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(0, vocab, shape)

@@ -1,0 +1,160 @@
+"""Real engines, built here for GPUs that are not: what is in them, and what they weigh."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dflash_trt.bundle.bundle import Bundle, verify_bundle
+from dflash_trt.bundle.summary import engine_bytes
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.pair import Pair, check_pair
+from dflash_trt.checkpoints.target import read_target
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.form import Precision
+from tests.backends.tensorrt.build.conftest import BuildEngines, RecordedProgress
+from tests.pairs import PairFactory
+from tests.reference.checkpoints import write_draft, write_target
+
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}
+TWO_TAPS = {"target_layer_ids": [0, 1]}
+# Head size, GQA, family, storage and compute type, sliding layers, architecture.
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Precision, str]] = {
+    "qwen3-64-fp16": (
+        "qwen3",
+        {"head_dim": 64, "heads": 4, "kv_heads": 1, "dtype": "bfloat16"},
+        {"dtype": "bfloat16", **SLIDING},
+        Precision.FLOAT16,
+        "sm_120",
+    ),
+    "llama-128-bf16": (
+        "llama",
+        {"head_dim": 128, "heads": 2, "kv_heads": 2, "dtype": "bfloat16", "attention_bias": True},
+        {"dtype": "bfloat16", "kv_heads": 1, "heads": 2, **SLIDING},
+        Precision.BFLOAT16,
+        "sm_120",
+    ),
+    "demo-like-32-bf16": (
+        "qwen3",
+        {"head_dim": 32, "heads": 2, "kv_heads": 1, "tie": True, "rope": "llama3"},
+        {"heads": 4, "kv_heads": 2},
+        Precision.BFLOAT16,
+        "sm_121",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def case(
+    request: pytest.FixtureRequest, make_pair: PairFactory, build_engines: BuildEngines
+) -> tuple[Pair, Bundle, RecordedProgress, Precision, str]:
+    family, target, draft, precision, arch = CASES[request.param]
+    built = make_pair(family, {"num_layers": 2, **target}, {**TWO_TAPS, **draft})
+    progress = RecordedProgress()
+    bundle = build_engines(built.pair, precision, arch, progress=progress)
+    return built.pair, bundle, progress, precision, arch
+
+
+def test_attention_and_caches_are_native(case: Any) -> None:
+    pair, bundle, _, precision, arch = case
+    draft = pair.draft.num_layers
+    expected = {
+        "target": (2, 2 * 2 + 2 * draft),
+        "draft": (draft, 2 * draft),
+        "target_only": (2, 4),
+    }
+    manifest = bundle.manifest
+    assert manifest.engines.arch == arch
+    assert manifest.compute_dtype == precision.value
+    for engine in manifest.engines.files:
+        assert (engine.fused_attentions, engine.cache_updates) == expected[engine.graph]
+        summary = json.loads((bundle.folder / engine.summary).read_text())
+        layers = summary["layers"]
+        assert layers["ATTENTION_INPUT"] == engine.fused_attentions
+        assert layers["KV_CACHE_UPDATE"] == engine.cache_updates
+        assert "SOFTMAX" not in layers and "RAGGED_SOFTMAX" not in layers
+        assert sum(layers.values()) == engine.layers
+        kind = {"float16": "HALF", "bfloat16": "BF16"}[precision.value]
+        caches = [t for t in summary["inputs"] if len(t["shape"]) == 4]
+        assert caches and all(t["dtype"] == kind and t["shape"][2] == 256 for t in caches)
+        assert all(t["shape"][0] == "B" for t in caches)
+        if engine.graph != "draft":
+            assert {t["name"]: t["dtype"] for t in summary["outputs"]}["logits"] == "FLOAT"
+            assert summary["profiles"]["prefill"] == {
+                "B": [1, 1, 1],
+                "S": [1, 64, 64],
+                "R": [1, 1, 8],
+            }
+            assert summary["profiles"]["decode"]["B"] == [1, 1, 2]
+        else:
+            assert summary["profiles"] == {"decode": {"B": [1, 1, 2], "S": [2, 8, 8]}}
+
+
+def test_a_bundle_of_engines_is_checked_like_any_other(case: Any) -> None:
+    _, bundle, _, _, arch = case
+    lines = verify_bundle(bundle, lambda _: None)
+    for graph in ("target", "draft", "target_only"):
+        assert f"engines/tensorrt-rtx-{arch}/{graph}.engine: sha256 matches" in lines
+    assert bundle.manifest.libraries["tensorrt_rtx"] == bundle.manifest.engines.library_version
+
+
+def test_progress_reaches_the_end(case: Any) -> None:
+    progress = case[2]
+    steps = [
+        (name, total, reached)
+        for (name, total, unit), reached in zip(progress.stages, progress.reached, strict=True)
+        if unit == "steps"
+    ]
+    assert [name.split()[0] for name, _, _ in steps] == ["target", "draft", "target_only"]
+    for _, total, reached in steps:
+        assert total // 2 < reached <= total
+
+
+def test_engines_weigh_what_their_weights_do(tmp_path: Any, build_engines: BuildEngines) -> None:
+    write_target(
+        tmp_path / "target",
+        dtype="bfloat16",
+        num_layers=2,
+        hidden=1024,
+        heads=8,
+        kv_heads=4,
+        head_dim=128,
+        intermediate=3072,
+        vocab=24_000,
+    )
+    write_draft(tmp_path / "draft", tmp_path / "target", dtype="bfloat16", num_layers=1, **TWO_TAPS)
+    pair = check_pair(read_target(tmp_path / "target"), read_draft(tmp_path / "draft"))
+    bundle = build_engines(pair, Precision.BFLOAT16)
+    own = {role: entry.length for role, entry in pair.target.weights.items()}
+    drafts = {role: entry.length for role, entry in pair.draft.weights.items()}
+    # fc is computed, and therefore held, in float32.
+    injected = 2 * drafts["fc"] + drafts["layers.0.k_proj"] + drafts["layers.0.v_proj"]
+    stored = {
+        "target": sum(own.values()) + injected,
+        "draft": sum(drafts.values()) - drafts["fc"] + own["embed_tokens"] + own["lm_head"],
+        "target_only": sum(own.values()),
+    }
+    for graph, size in engine_bytes(bundle.manifest).items():
+        graph_bytes = (bundle.folder / f"{graph}.onnx").stat().st_size
+        expected = stored[graph] + graph_bytes
+        assert abs(size - expected) <= 0.1 * expected, (graph, size, expected)
+
+
+def test_a_head_size_without_a_kernel_is_refused(
+    make_pair: PairFactory, build_engines: BuildEngines
+) -> None:
+    pair = make_pair("qwen3", {"head_dim": 36, "num_layers": 2}, {"head_dim": 64, **TWO_TAPS}).pair
+    with pytest.raises(
+        DflashError, match=r"target's head size 36 .* multiples of 8 from 16 to 256"
+    ):
+        build_engines(pair, Precision.BFLOAT16)
+
+
+def test_a_pair_that_no_device_holds_is_refused(
+    make_pair: PairFactory, build_engines: BuildEngines
+) -> None:
+    pair = make_pair("qwen3", {"head_dim": 64, "num_layers": 2}, TWO_TAPS).pair
+    with pytest.raises(DflashError, match="exceed the largest sm_120 device, 96,000,000,000 bytes"):
+        build_engines(pair, Precision.BFLOAT16, max_batch=1 << 20, max_seq_len=2048)

@@ -1,0 +1,196 @@
+"""Engines of quantised pairs: every quantised linear is an FP8 or FP4 product, and weighs so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import dflash_trt.backends.tensorrt.build.builder as builder
+from dflash_trt.bundle.summary import engine_bytes, estimate_memory
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.pair import Pair, check_pair
+from dflash_trt.checkpoints.quantized_weights import quantized_linears
+from dflash_trt.checkpoints.safetensors_header import read_header
+from dflash_trt.checkpoints.target import read_target
+from dflash_trt.cli.inspect import _describe
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.graph.target import build_target
+from tests.backends.tensorrt.build.conftest import BuildEngines
+from tests.pairs import PairFactory
+from tests.reference.checkpoints import write_draft, write_target
+from tests.reference.quantized import Algorithm, quantize_folder
+
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}
+TWO_TAPS = {"target_layer_ids": [0, 1]}
+EVERYTHING = {"exclude": ["model.embed_tokens"]}
+DRAFT = {"form": "nested", "exclude": ["lm_head", "model*"]}
+QWEN3_64: dict[str, Any] = {
+    "family": "qwen3",
+    "target": {"num_layers": 2, "head_dim": 64, "heads": 4, "kv_heads": 1, "dtype": "bfloat16"},
+    "draft": {"dtype": "bfloat16", **SLIDING, **TWO_TAPS},
+}
+LLAMA_128: dict[str, Any] = {
+    "family": "llama",
+    "target": {"num_layers": 2, "head_dim": 128, "heads": 2, "kv_heads": 2, "attention_bias": True},
+    "draft": {"heads": 2, "kv_heads": 1, **SLIDING, **TWO_TAPS},
+}
+Case = tuple[dict[str, Any], Algorithm, Precision, str]
+CASES: dict[str, Case] = {
+    "nvfp4-64-bf16": (QWEN3_64, "NVFP4", Precision.BFLOAT16, "sm_120"),
+    "fp8-128-fp16": (LLAMA_128, "FP8", Precision.FLOAT16, "sm_89"),
+}
+SLOW_CASES: dict[str, Case] = {
+    "nvfp4-128-fp16": (LLAMA_128, "NVFP4", Precision.FLOAT16, "sm_121"),
+    "fp8-64-bf16": (QWEN3_64, "FP8", Precision.BFLOAT16, "sm_120"),
+}
+
+
+def quantize(algorithm: Algorithm) -> dict[str, Any]:
+    return {
+        "target": {"algorithm": algorithm, "kv_cache": True, **EVERYTHING},
+        "draft": {"algorithm": algorithm, **DRAFT},
+    }
+
+
+def expected_products(pair: Pair) -> dict[str, int]:
+    """The linears that each graph computes: the target's inject, both read the output head."""
+    own, drafts = quantized_linears(pair.target.weights), quantized_linears(pair.draft.weights)
+    injected = [role for role in drafts if role.endswith(("fc", "k_proj", "v_proj"))]
+    return {
+        "target": len(own) + len(injected),
+        "draft": len(drafts) - ("fc" in drafts) + ("lm_head" in own),
+        "target_only": len(own),
+    }
+
+
+@pytest.mark.parametrize(
+    "name", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_CASES)]
+)
+def test_every_quantised_linear_becomes_a_quantised_product(
+    make_pair: PairFactory, build_engines: BuildEngines, name: str
+) -> None:
+    arguments, algorithm, precision, arch = (CASES | SLOW_CASES)[name]
+    pair = make_pair(**arguments, quantize=quantize(algorithm)).pair
+    bundle = build_engines(pair, precision, arch)
+    manifest = bundle.manifest
+    expected = expected_products(pair)
+    for engine in manifest.engines.files:
+        assert engine.quantized_products == {algorithm: expected[engine.graph]}
+        assert engine.fused_attentions == 2
+        summary = json.loads((bundle.folder / engine.summary).read_text())
+        assert set(summary["quantized_products"].values()) == {algorithm}
+        kind = "DYNAMIC_QUANTIZE" if algorithm == "NVFP4" else "QUANTIZE"
+        assert summary["layers"][kind] == expected[engine.graph]
+    quantization = manifest.target.quantization
+    assert quantization is not None
+    assert quantization.linears == {algorithm: 15}
+    assert (quantization.kv_cache, quantization.kv_scales) == ("FP8", 4)
+    assert {"NVFP4": "U8", "FP8": "F8_E4M3"}[algorithm] in manifest.target.storage_dtypes
+    plain = make_pair(**arguments).bundle.manifest
+    assert manifest.target.parameters == plain.target.parameters
+    assert manifest.draft.parameters == plain.draft.parameters
+    shown = "\n".join(_describe(manifest, estimate_memory(manifest, 1, 1)))
+    assert f"15 linears in {algorithm}; excluded model.embed_tokens; FP8 KV cache not" in shown
+    assert f"{expected['target']} {algorithm} products" in shown
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "arch", "able"),
+    [
+        ("FP8", "sm_86", "sm_120, sm_121, sm_89"),
+        ("NVFP4", "sm_86", "sm_120, sm_121"),
+        ("NVFP4", "sm_89", "sm_120, sm_121"),
+    ],
+)
+def test_an_architecture_without_the_type_is_refused(
+    make_pair: PairFactory, build_engines: BuildEngines, algorithm: Algorithm, arch: str, able: str
+) -> None:
+    pair = make_pair(**QWEN3_64, quantize=quantize(algorithm)).pair
+    with pytest.raises(DflashError, match=f"quantised in {algorithm}, which {arch} .*{able} can"):
+        build_engines(pair, Precision.BFLOAT16, arch)
+
+
+def test_a_product_that_is_not_quantised_is_refused(
+    make_pair: PairFactory, build_engines: BuildEngines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builder.summarize_network
+
+    def lossy(network: Any) -> Any:
+        summary = real(network)
+        summary.quantized_products["layers.1/mlp/down_proj"] = "FP8"
+        del summary.quantized_products["layers.0/attention/q_proj"]
+        return summary
+
+    monkeypatch.setattr(builder, "summarize_network", lossy)
+    pair = make_pair(**QWEN3_64, quantize=quantize("NVFP4")).pair
+    lost = "no quantised product for layers.0/attention/q_proj, layers.1/mlp/down_proj"
+    with pytest.raises(DflashError, match=lost):
+        build_engines(pair, Precision.BFLOAT16)
+
+
+@pytest.mark.parametrize("algorithm", [pytest.param("FP8", marks=pytest.mark.slow), "NVFP4"])
+def test_engines_weigh_what_their_stored_weights_do(
+    tmp_path: Path, build_engines: BuildEngines, algorithm: Algorithm
+) -> None:
+    """Plus code: what the same graphs weigh with next to no weights."""
+    sizes: dict[str, dict[str, int]] = {}
+    stored: dict[str, dict[str, int]] = {}
+    for name, hidden, vocab in (("small", 128, 64), ("large", 1024, 16_000)):
+        folder = tmp_path / name
+        write_target(
+            folder / "target",
+            dtype="bfloat16",
+            num_layers=2,
+            hidden=hidden,
+            heads=8,
+            kv_heads=4,
+            head_dim=128,
+            intermediate=4 * hidden,
+            vocab=vocab,
+        )
+        write_draft(folder / "draft", folder / "target", dtype="bfloat16", num_layers=1, **TWO_TAPS)
+        quantize_folder(folder / "target", algorithm)
+        quantize_folder(folder / "draft", algorithm, exclude=["model*"])
+        pair = check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
+        sizes[name] = engine_bytes(build_engines(pair, Precision.BFLOAT16).manifest)
+        stored[name] = stored_bytes(pair)
+    for graph, size in sizes["large"].items():
+        code = sizes["small"][graph] - stored["small"][graph]
+        expected = stored["large"][graph] + code
+        assert abs(size - expected) <= 0.1 * expected, (graph, size, expected)
+
+
+def stored_bytes(pair: Pair) -> dict[str, int]:
+    """What each graph's weights take in the checkpoints."""
+    own = {role: entry.length for role, entry in pair.target.weights.items()}
+    drafts = {role: entry.length for role, entry in pair.draft.weights.items()}
+    fc = sum(size for role, size in drafts.items() if role.startswith("fc"))
+    marks = ("k_proj", "v_proj")
+    kv = sum(size for role, size in drafts.items() if any(mark in role for mark in marks))
+    return {
+        "target": sum(own.values()) + fc + kv,
+        "draft": sum(drafts.values()) - fc + own["embed_tokens"] + own["lm_head"],
+        "target_only": sum(own.values()),
+    }
+
+
+def test_fp4_weights_are_the_stored_bytes(make_pair: PairFactory) -> None:
+    """The engine's graph points at the same bytes as the CPU's, as twice as many elements."""
+    built = make_pair(**QWEN3_64, quantize=quantize("NVFP4"))
+    tables = read_header(built.bundle.folder / "weights" / "tables.safetensors")
+    form = GraphForm(Precision.BFLOAT16, 256)
+    model = build_target(built.pair, tables, lambda e: e.file.name, form)
+    stored = onnx.load(built.bundle.folder / "target.onnx", load_external_data=False)
+    by_name = {tensor.name: tensor for tensor in stored.graph.initializer}
+    for tensor in model.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT4E2M1:
+            own = by_name[tensor.name]
+            assert own.data_type == onnx.TensorProto.UINT8
+            assert tensor.dims == [own.dims[0], 2 * own.dims[1]]
+            assert tensor.external_data[1] == own.external_data[1]
+            assert tensor.external_data[2] == own.external_data[2]

@@ -1,0 +1,168 @@
+"""Sequences that decode together, and random traffic, on an executor whose engines draw."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dflash_trt.backends.base import ExecutorLimits, Int64Array, Scores, SpeculationOutput
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.graph.bindings import GRAPH_NAMES
+from dflash_trt.graph.form import GraphForm
+from dflash_trt.runtime import Engine, Request, RequestResult, SamplingParams
+from dflash_trt.runtime.sampling import pack_sampling
+from dflash_trt.speculation.acceptance import accept_block
+from tests.graph.test_form import build
+from tests.pairs import TinyPair
+
+GREEDY = SamplingParams()
+SAMPLED = SamplingParams(temperature=0.8, top_k=30, seed=2**63 + 5)
+PROMPTS = ((3, 1, 4, 1, 5, 9, 2, 6), (2, 7, 1, 8, 2, 8))
+# Every seventh id ends an output: some do in the middle of a block.
+ENDS = range(0, 256, 7)
+
+
+def write_graphs(built: TinyPair, folder: Path, form: GraphForm) -> Path:
+    """A pair's graphs in another form, beside its weights, in `folder`."""
+    shutil.copytree(built.bundle.folder, folder, copy_function=os.link)
+    for name in GRAPH_NAMES:
+        path = folder / f"{name}.onnx"
+        path.unlink()
+        path.write_bytes(build(built, name, form).SerializeToString())
+    return folder
+
+
+class Patient:
+    """An executor whose callers never expect to go on."""
+
+    def __init__(self, executor: TensorRtExecutor) -> None:
+        self._executor = executor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def speculate(self, *arguments: Any) -> SpeculationOutput:
+        *same, ahead = arguments
+        assert isinstance(ahead, bool)
+        return self._executor.speculate(*same, False)
+
+
+@dataclass
+class Decoding:
+    """Sequences that decode together in the slots from `first_slot` on."""
+
+    executor: TensorRtExecutor
+    sampling: Int64Array
+    anchors: Int64Array
+    starts: Int64Array
+    first_slot: int = 0
+
+    @classmethod
+    def begin(
+        cls,
+        executor: TensorRtExecutor,
+        *params: SamplingParams,
+        prompts: Sequence[Sequence[int]] = PROMPTS,
+        first_slot: int = 0,
+    ) -> Decoding:
+        """Prefills a prompt for each of `params`, in the slots from `first_slot` on."""
+        sampling, anchors = pack_sampling(params), []
+        prompts = prompts[: len(params)]
+        for index, prompt in enumerate(prompts):
+            output = executor.forward(
+                "target",
+                first_slot + index,
+                np.array([prompt]),
+                np.array([0]),
+                np.array([[len(prompt) - 1]]),
+                Scores.NONE,
+                sampling[index : index + 1],
+            )
+            anchors.append(output.choice_ids[0, 0])
+        starts = np.array([*map(len, prompts)])
+        return cls(executor, sampling, np.array(anchors), starts, first_slot)
+
+    def call(self, *, ahead: bool = False, scores: Scores = Scores.NONE) -> SpeculationOutput:
+        rows = self.executor.limits.block_size
+        return self.executor.speculate(
+            self.first_slot, self.anchors, self.starts, rows, scores, self.sampling, ahead
+        )
+
+    def step(self, *, ahead: bool) -> list[list[int]]:
+        """One step; the tokens that it settled, by sequence."""
+        output = self.call(ahead=ahead)
+        settled = [
+            accept_block(ids[1:].tolist(), own.tolist().__getitem__)
+            for ids, own in zip(output.token_ids, output.choice_ids, strict=True)
+        ]
+        self.anchors = np.array([tokens[-1] for tokens in settled])
+        self.starts = self.starts + np.array([len(tokens) for tokens in settled])
+        return settled
+
+
+MakeRequest = Callable[[random.Random, ExecutorLimits], Request]
+
+
+@dataclass
+class Traffic:
+    """What was asked for, and what came of it: all events in order, and results by request."""
+
+    requests: dict[int, Request] = field(default_factory=dict)
+    events: list[tuple[int, tuple[int, ...], str | None]] = field(default_factory=list)
+    results: dict[int, RequestResult] = field(default_factory=dict)
+
+
+def random_request(rng: random.Random, limits: ExecutorLimits) -> Request:
+    length = rng.choice([1, 3, 9, 20, limits.max_seq_len - 30, limits.max_seq_len - 4])
+    sampling = SamplingParams(
+        temperature=rng.choice([0.0, 0.0, 0.4, 1.1]),
+        top_k=rng.choice([None, 4, 70]),
+        top_p=rng.choice([1.0, 0.9]),
+        seed=rng.randrange(2**64),
+    )
+    return Request(
+        prompt_ids=tuple(rng.choices(range(limits.vocab_size - 1), k=length)),
+        max_tokens=rng.choice([None, 1, 7, 40, 40]),
+        sampling=sampling,
+        ignore_eos=rng.random() < 0.3,
+        speculate=rng.random() < 0.95,
+        block_size=4 if rng.random() < 0.1 else None,
+    )
+
+
+def play(
+    executor: Any,
+    seed: int,
+    *,
+    turns: int = 120,
+    make: MakeRequest = random_request,
+) -> Traffic:
+    """Requests that come, end and are cancelled as `seed` has it, for `turns` steps."""
+    rng, limits = random.Random(seed), executor.limits
+    engine = Engine(executor, eos_token_ids=ENDS)
+    traffic, live = Traffic(), set()
+    rate = rng.choice([0.05, 0.5])
+    for turn in range(turns):
+        if turn < turns * 2 // 3 and (turn == 0 or rng.random() < rate):
+            request = make(rng, limits)
+            number = engine.submit(request)
+            live.add(number)
+            traffic.requests[number] = request
+        if live and rng.random() < 0.04:
+            engine.cancel(rng.choice(sorted(live)))
+        for event in engine.step():
+            reason = None if event.result is None else event.result.finish_reason
+            traffic.events.append((event.request_id, event.token_ids, reason))
+            if event.result is not None:
+                live.discard(event.request_id)
+                traffic.results[event.request_id] = event.result
+    for number in sorted(live):
+        engine.cancel(number)
+    return traffic

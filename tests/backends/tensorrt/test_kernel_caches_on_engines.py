@@ -1,0 +1,180 @@
+"""Engines whose caches only kernels read, on a stand-in: paged, FP8 and both.
+
+The stand-in runs the bundle's own graphs, whose bodies are the kernels' definition, over FP8 codes
+where caches hold them. float16, since ONNX Runtime has no bfloat16 on the CPU.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
+pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
+pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
+
+from dflash_trt.backends import open_executor
+from dflash_trt.backends.base import hold_positions
+from dflash_trt.backends.tensorrt.build.builder import EngineOptions as Engines
+from dflash_trt.backends.tensorrt.library import TENSORRT
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.bundle.build import BuildOptions, build_bundle
+from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.bundle.pages import Paging
+from dflash_trt.config import BuildConfig
+from dflash_trt.graph.form import CacheDtype, Precision
+from dflash_trt.hardware.arch import find_arch
+from dflash_trt.runtime import Engine, EngineOptions, Request
+from tests.backends.steps import random_ids, run_chunks
+from tests.cli.test_build_plugins import PluginTensorRt
+from tests.cli.test_run_engines import stand_in
+from tests.pairs import PairFactory, SilentProgress, TinyPair
+from tests.standins.cuda import FakeCuda
+from tests.standins.plugin import FakePlugin
+
+LENGTH, SIZE, SLOTS, VOCAB = 96, 8, 3, 64
+PAGES = LENGTH // SIZE + 3
+PAIRS: dict[str, dict[str, Any]] = {
+    "qwen3": {
+        "target": {"vocab": VOCAB, "num_layers": 3, "head_dim": 64},
+        "draft": {
+            "head_dim": 64,
+            "target_layer_ids": [0, 2],
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 24,
+        },
+    },
+    "gpt_oss": {
+        "family": "gpt_oss",
+        "target": {"vocab": VOCAB, "num_layers": 2, "head_dim": 64, "rope": "yarn"},
+        "draft": {"head_dim": 64, "num_layers": 1, "target_layer_ids": [0, 1]},
+    },
+}
+FORMS: dict[str, dict[str, Any]] = {
+    "paged": {"paging": Paging(SIZE, PAGES)},
+    "fp8": {"cache_dtype": CacheDtype.FP8},
+    "paged fp8": {"paging": Paging(SIZE, PAGES), "cache_dtype": CacheDtype.FP8},
+}
+
+
+@pytest.fixture(scope="module", params=list(PAIRS))
+def built(request: pytest.FixtureRequest, make_pair: PairFactory) -> TinyPair:
+    return make_pair(**PAIRS[request.param], fit_steps=150, max_seq_len=LENGTH, max_batch=SLOTS)
+
+
+def build(built: TinyPair, folder: Path, engines: Engines | None, form: dict[str, Any]) -> Bundle:
+    config = BuildConfig.model_validate(
+        {
+            "description": "a tiny random pair",
+            "target": {"checkpoint": "target"},
+            "draft": {"checkpoint": "draft"},
+            "max_seq_len": LENGTH,
+            "max_batch": SLOTS,
+            "prefill_chunk": 16,
+        }
+    )
+    options = BuildOptions(engines=engines, **form)
+    build_bundle(built.pair, config, "tiny", folder, options, SilentProgress())
+    return open_bundle(folder)
+
+
+def open_engines(
+    built: TinyPair, folder: Path, form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> tuple[TensorRtExecutor, FakeCuda]:
+    """An executor over engines with plugins, on a device of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    with monkeypatch.context() as patch:
+        trt = PluginTensorRt(FakePlugin())
+        patch.setitem(sys.modules, "tensorrt", trt)
+        patch.setitem(sys.modules, "tensorrt.plugin", trt.plugin)
+        patch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: FakeCuda())
+        options = Engines(find_arch("sm_120", TENSORRT), Precision.FLOAT16, TENSORRT, plugins=True)
+        bundle = build(built, folder / "bundle", options, form)
+    cuda = FakeCuda()
+    stand_in(monkeypatch, bundle.folder, cuda).version = trt.__version__
+    executor = open_executor(bundle)
+    assert isinstance(executor, TensorRtExecutor)
+    return executor, cuda
+
+
+def make_requests(seed: int) -> list[Request]:
+    rng = random.Random(seed)
+    shared = tuple(rng.randrange(2, 60) for _ in range(20))
+    return [
+        Request(
+            prompt_ids=(*shared[: rng.choice([0, 10, 20])], 3 + index, 5),
+            max_tokens=rng.choice([9, 50, 70]),
+            ignore_eos=True,
+        )
+        for index in range(7)
+    ]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_any_traffic_keeps_every_token(
+    built: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Preempted, shared, cancelled: what each request says alone, and nobody takes its pages.
+
+    Alone in an engine of the same type, linear where there is one: float16 parts from the CPU at
+    near ties, and at midpoints of FP8 codes; logits are held to the CPU's below.
+    """
+    form, rng = FORMS[name], random.Random(2)
+    requests = make_requests(5)
+    (tmp_path / "alone").mkdir()
+    plain = FORMS["fp8"] if "cache_dtype" in form else {"paging": Paging(page_size=32)}
+    other, _ = open_engines(built, tmp_path / "alone", plain, monkeypatch)
+    expected = [Engine(other).generate([request])[0] for request in requests]
+    other.close()
+    executor, cuda = open_engines(built, tmp_path, form, monkeypatch)
+    alone = [Engine(executor).generate([request])[0] for request in requests[:3]]
+    engine = Engine(executor, options=EngineOptions(prefill_chunk=13))
+    waiting = list(range(len(requests))) * 2
+    rng.shuffle(waiting)
+    live: dict[int, int] = {}
+    compared = preempted = hits = 0
+    while waiting or engine.has_work:
+        while waiting and rng.random() < 0.4:
+            index = waiting.pop()
+            live[engine.submit(requests[index])] = index
+        if live and rng.random() < 0.04:
+            engine.cancel(rng.choice(list(live)))
+        for event in engine.step():
+            if event.result is None:
+                continue
+            index, got = live.pop(event.request_id), event.result
+            assert got.token_ids == expected[index].token_ids[: len(got.token_ids)]
+            compared += len(got.token_ids)
+            preempted += got.statistics.preemptions or 0
+            hits += bool(got.statistics.cached_prompt_tokens)
+    assert compared > 150
+    if "paging" in form:
+        assert preempted and hits
+    for got, want in zip(alone, expected, strict=False):
+        assert got.token_ids == want.token_ids
+        assert got.statistics.acceptance_histogram == want.statistics.acceptance_histogram
+    assert executor.captured and executor.capture_error is None
+    executor.close()
+    assert cuda.is_clean
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_logits_are_near_the_cpus_and_memory_is_that_of_pages_and_codes(
+    built: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    form, ids = FORMS[name], random_ids(VOCAB, 40).tolist()
+    dtype = {key: value for key, value in form.items() if key == "cache_dtype"}
+    cpu = open_executor(build(built, tmp_path / "cpu", None, dtype), threads=1)
+    executor, _ = open_engines(built, tmp_path, form, monkeypatch)
+    hold_positions(executor, 1, LENGTH)
+    want, got = (run_chunks(one, ids, (8, 3), slot=1) for one in (cpu, executor))
+    assert np.abs(got - want).max() < (0.08 if dtype else 0.01) * np.abs(want).max()
+    positions = (PAGES + 1) * SIZE if "paging" in form else SLOTS * LENGTH
+    models = (built.pair.target, built.pair.draft)
+    elements = sum(2 * spec.num_layers * spec.num_kv_heads * 64 for spec in models)
+    assert executor.cache_bytes == positions * elements * (1 if dtype else 2)

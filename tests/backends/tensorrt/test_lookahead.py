@@ -1,0 +1,339 @@
+"""Engines that draw, and steps begun before they are asked for, over stand-ins that compute.
+
+The stand-in's work runs only up to what is waited for, and a download's destination holds garbage
+until then: a step that is read too early, or waited for too late, shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_trt.backends.base import Int64Array, Scores
+from dflash_trt.graph.form import GraphForm
+from dflash_trt.runtime import Engine, EngineOptions
+from dflash_trt.runtime.sampling import pack_sampling
+from dflash_trt.speculation.acceptance import accept_block
+from tests.backends.steps import random_ids
+from tests.pairs import PairFactory, TinyPair
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
+pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
+
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.backends.tensorrt.run.lookahead import Step
+from dflash_trt.proof.gpu_probes import _probe_ahead, _probe_drawing
+from tests.backends.tensorrt.drawing import (
+    GREEDY,
+    PROMPTS,
+    SAMPLED,
+    Decoding,
+    Patient,
+    play,
+    write_graphs,
+)
+from tests.backends.tensorrt.test_tensorrt import REQUESTS, SLIDING, Machine, make_machine
+
+ROWS, VOCAB, LENGTH = 6, 64, 96
+
+
+@pytest.fixture(scope="module")
+def built(make_pair: PairFactory) -> TinyPair:
+    target = {"vocab": VOCAB, "num_layers": 2}
+    draft = {"target_layer_ids": [0, 1], "block_size": ROWS, **SLIDING}
+    return make_pair("qwen3", target, draft, fit_steps=100, max_seq_len=LENGTH)
+
+
+@pytest.fixture(scope="module")
+def graphs(built: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pair's graphs in the form that draws, beside its weights."""
+    folder = tmp_path_factory.mktemp("drawing") / "bundle"
+    return write_graphs(built, folder, GraphForm(draws=True))
+
+
+@pytest.fixture
+def machine(built: TinyPair, graphs: Path, tmp_path: Path) -> Machine:
+    return make_machine(built, tmp_path, "tensorrt", graphs, draws=True)
+
+
+def test_whole_generations_are_the_cpus(machine: Machine, built: TinyPair) -> None:
+    """Greedy and sampled requests side by side, with and without looking ahead."""
+    cpu = built.open()
+    expected = [result.token_ids for result in Engine(cpu).generate(REQUESTS)]
+    cpu.close()
+    executor = machine.open()
+    for one in (Patient(executor), executor):
+        assert executor.ahead_steps == 0
+        results = Engine(one).generate(REQUESTS)  # type: ignore[arg-type]
+        assert [result.token_ids for result in results] == expected
+    assert executor.capture_error is None
+    assert executor.ahead_steps > 20
+    assert executor.dropped_steps < executor.ahead_steps / 3
+    assert executor._whole_rows is None, "nobody read logits"
+    executor.close()
+    assert machine.cuda.is_clean
+
+
+def test_recorded_logits_are_the_cpus(machine: Machine, built: TinyPair) -> None:
+    """Whole rows still come to the host for who asks; then nothing is begun ahead."""
+    options = EngineOptions(record_logits=True)
+    cpu, executor = built.open(), machine.open()
+    outputs = [Engine(one, options=options).generate(REQUESTS[:4]) for one in (cpu, executor)]
+    for want, got in zip(*outputs, strict=True):
+        assert want.token_ids == got.token_ids
+        np.testing.assert_array_equal(want.logits, got.logits)
+    decoding = Decoding.begin(executor, SAMPLED)
+    for _ in range(4):
+        decoding.call(ahead=True, scores=Scores.LOGITS)
+    assert executor.ahead_steps == 0
+    some = decoding.call(scores=Scores.CANDIDATES)
+    assert some.candidates is None and some.logits is not None, "rows serve as candidates too"
+
+
+@pytest.mark.slow
+def test_random_schedules_are_the_same_without_looking_ahead(machine: Machine) -> None:
+    """Admissions, cancellations, moved slots, ends in the middle of a block and of the context."""
+    patient, eager = machine.open(), machine.open()
+    reasons = set()
+    for seed in (1, 2, 5, 7):
+        expected, events = play(Patient(patient), seed).events, play(eager, seed).events
+        assert events == expected, f"seed {seed}"
+        reasons |= {reason for _, _, reason in events}
+    assert patient.ahead_steps == 0
+    assert reasons == {None, "stop", "length", "cancelled"}
+    assert eager.ahead_steps > 50 and eager.dropped_steps > 5
+
+
+def test_the_next_step_runs_while_the_host_looks_at_this_one(machine: Machine) -> None:
+    executor, cuda = machine.open(), machine.cuda
+    decoding = Decoding.begin(executor, GREEDY, SAMPLED)
+    for _ in range(2):
+        decoding.step(ahead=True)
+        assert executor.ahead_steps == 0, "the graph is captured first"
+    assert not cuda.queue
+    first = decoding.call(ahead=True)
+    assert executor.ahead_steps == 1 and cuda.queue, "the step begun is not waited for"
+    kept = [first.token_ids.copy(), first.choice_ids.copy()]
+    cuda.run()
+    for array, copy in zip((first.token_ids, first.choice_ids), kept, strict=True):
+        np.testing.assert_array_equal(array, copy)
+    outputs = []
+    for number in range(2, 8):
+        copies, launches, executions = cuda.copies, cuda.launches, machine.trt.executions
+        if number == 2:
+            decoding.step(ahead=True)  # the very call of before: not the one that was begun
+            assert (executor.ahead_steps, executor.dropped_steps) == (2, 1)
+            continue
+        outputs.append(decoding.call(ahead=True))
+        assert cuda.launches - launches == 1, "a replay, of the step after"
+        assert machine.trt.executions - executions == 2 and cuda.copies - copies == 2
+        own = outputs[-1].choice_ids
+        settled = [
+            accept_block(ids[1:].tolist(), row.tolist().__getitem__)
+            for ids, row in zip(outputs[-1].token_ids, own, strict=True)
+        ]
+        decoding.anchors = np.array([tokens[-1] for tokens in settled])
+        decoding.starts = decoding.starts + np.array([len(tokens) for tokens in settled])
+    places = {output.choice_ids.ctypes.data for output in outputs}
+    assert len(places) == 2, "host buffers take turns"
+    assert (executor.ahead_steps, executor.dropped_steps) == (7, 1)
+
+
+CHANGES: dict[str, Callable[[Decoding], Decoding]] = {
+    "anchors": lambda d: replace(d, anchors=(d.anchors + [0, 1]) % VOCAB),
+    "starts": lambda d: replace(d, starts=d.starts - [1, 0]),
+    "sampling": lambda d: replace(d, sampling=pack_sampling([SAMPLED, GREEDY])),
+    "first_slot": lambda d: replace(d, first_slot=1),
+    "batch": lambda d: replace(
+        d, anchors=d.anchors[:1], starts=d.starts[:1], sampling=d.sampling[:1]
+    ),
+}
+
+
+@pytest.mark.parametrize("change", [*CHANGES, "scores", "block_size", "forward", "nothing"])
+def test_only_the_step_that_was_begun_is_taken(machine: Machine, change: str) -> None:
+    executor, other = machine.open(), machine.open()
+    second, prompts = SAMPLED, PROMPTS
+    if change == "first_slot":  # two of a kind: what one slot holds, so does the next
+        second, prompts = GREEDY, PROMPTS[:1] * 2
+    decodings = [Decoding.begin(one, GREEDY, second, prompts=prompts) for one in (executor, other)]
+    for ahead, decoding in zip((True, False), decodings, strict=True):
+        one = decoding.executor
+        for start in (0, 16):  # so that slot 2 holds as much
+            one.forward(
+                "target",
+                2,
+                random_ids(VOCAB, 1, 16),
+                np.array([start]),
+                np.array([[0]]),
+                Scores.NONE,
+                decoding.sampling[:1],
+            )
+        for first_slot in (1, 0):  # both shapes have been captured
+            moved = replace(decoding, first_slot=first_slot)
+            for _ in range(3):
+                moved.call()
+        for _ in range(3):
+            decoding.step(ahead=ahead)
+    assert executor.ahead_steps > 0 == executor.dropped_steps
+    assert decodings[0].starts.tolist() == decodings[1].starts.tolist()
+    answers = []
+    for decoding in decodings:
+        one = decoding.executor
+        if change == "forward":
+            output: Any = one.forward(
+                "target",
+                0,
+                decoding.anchors[:, None],
+                decoding.starts,
+                np.zeros((2, 1), np.int64),
+                Scores.NONE,
+                decoding.sampling,
+            )
+            answers.append([output.choice_ids.copy()])
+            continue
+        if change == "block_size":
+            output = one.speculate(
+                0, decoding.anchors, decoding.starts, 4, Scores.NONE, decoding.sampling
+            )
+        else:
+            call = CHANGES.get(change, lambda same: same)(decoding)
+            output = call.call(scores=Scores.LOGITS if change == "scores" else Scores.NONE)
+        assert (output.logits is not None) == (change == "scores")
+        answers.append([output.token_ids.copy(), output.choice_ids.copy()])
+    for got, want in zip(*answers, strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert executor.dropped_steps == (change != "nothing")
+    # What comes behind is as if nothing had been begun.
+    for _ in range(3):
+        tokens = [decoding.step(ahead=True) for decoding in decodings]
+        assert tokens[0] == tokens[1]
+
+
+def begin_ahead(machine: Machine) -> tuple[TensorRtExecutor, Decoding]:
+    """An executor of which a step is under way that nobody has asked for yet."""
+    executor = machine.open()
+    decoding = Decoding.begin(executor, GREEDY, SAMPLED)
+    for _ in range(3):
+        decoding.step(ahead=True)
+    assert executor.ahead_steps == 1 and machine.cuda.queue
+    return executor, decoding
+
+
+def test_slots_that_a_step_writes_behind_the_hosts_back_are_cleared(machine: Machine) -> None:
+    executor, decoding = begin_ahead(machine)
+    length = int(decoding.starts[0])
+    executor.move_slot(0, 1, length)
+    executor.release_slots(2)
+    assert executor.dropped_steps == 1
+    machine.cuda.run()
+    for name in machine.bundle.layout.shapes():
+        shape = executor._caches.shape(name, 2)
+        both = machine.cuda.array(executor._caches.address(name, 0), shape, np.float32)
+        np.testing.assert_array_equal(both[1, :, :length], both[0, :, :length])
+        assert both[1, :, :length].any() and not both[1, :, length:].any(), name
+    executor.release_slots(0)
+    machine.cuda.run()
+    for name in machine.bundle.layout.shapes():
+        shape = executor._caches.shape(name, executor.limits.max_batch)
+        held = machine.cuda.array(executor._caches.address(name, 0), shape, np.float32)
+        assert not held.any(), name
+
+
+@pytest.mark.parametrize("change", ["moved", "released"])
+def test_a_step_is_dropped_whose_slots_hold_something_else(machine: Machine, change: str) -> None:
+    executor, decoding = begin_ahead(machine)
+    if change == "moved":
+        executor.move_slot(0, 1, int(decoding.starts[0]))
+    else:
+        executor.release_slots(1)
+    assert executor.dropped_steps == 1
+
+
+def test_closing_waits_for_what_is_under_way(machine: Machine) -> None:
+    executor, _ = begin_ahead(machine)
+    executor.close()
+    assert machine.cuda.is_clean and executor.dropped_steps == 1
+
+
+def test_an_engine_loaded_meanwhile_takes_nothing_away(machine: Machine) -> None:
+    """target_only wants more memory than there is: graphs are made anew, results are not lost."""
+    executor, decoding = begin_ahead(machine)
+    executor.preload(("target_only",))
+    other = Decoding.begin(machine.open(), GREEDY, SAMPLED)
+    tokens = [other.step(ahead=False) for _ in range(6)]
+    assert [decoding.step(ahead=True) for _ in range(3)] == tokens[3:]
+    assert executor.dropped_steps == 0
+
+
+def test_no_step_is_begun_that_may_not_fit(machine: Machine) -> None:
+    decoding = Decoding.begin(machine.open(), GREEDY, SAMPLED)
+    executor, most = decoding.executor, decoding.executor.limits.max_seq_len
+    for _ in range(2):
+        decoding.call()
+    for start, begun in ((most - 2 * ROWS + 1, 0), (most - 2 * ROWS, 1)):
+        decoding.starts[:] = [8, start]
+        decoding.call(ahead=True)
+        assert executor.ahead_steps == begun
+
+
+def test_steps_that_are_not_captured_are_not_begun(machine: Machine) -> None:
+    from tests.standins.cuda import real
+
+    machine.cuda.fail["cudaGraphInstantiate"] = real.cudaError_t.cudaErrorNotSupported
+    executor = machine.open()
+    decoding = Decoding.begin(executor, GREEDY, SAMPLED)
+    for _ in range(5):
+        decoding.step(ahead=True)
+    assert executor.capture_error is not None and executor.ahead_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [(None, r"shape None, not \(1, 4\)"), (pack_sampling([GREEDY] * 2), r"shape \(2, 4\), not")],
+)
+def test_calls_without_their_sampling(
+    machine: Machine, sampling: Int64Array | None, message: str
+) -> None:
+    executor = machine.open()
+    with pytest.raises(ValueError, match=message):
+        executor.speculate(0, np.array([1]), np.array([0]), 4, Scores.NONE, sampling)
+    with pytest.raises(ValueError, match=message):
+        executor.forward(
+            "target", 0, np.array([[1]]), np.array([0]), np.array([[0]]), Scores.NONE, sampling
+        )
+
+
+def test_sampling_that_is_not_taken(built: TinyPair, tmp_path: Path) -> None:
+    plain = make_machine(built, tmp_path, "tensorrt", built.bundle.folder)
+    cpu = built.open()
+    for executor in (plain.open(), cpu):
+        with pytest.raises(ValueError, match=r"shape \(1, 4\), not None"):
+            executor.speculate(
+                0, np.array([1]), np.array([0]), 4, Scores.NONE, pack_sampling([GREEDY])
+            )
+    cpu.close()
+
+
+def test_the_gpu_checks_probes_see_what_is_wrong(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps begun in vain cost time and no token; tokens that are drawn otherwise are others."""
+    monkeypatch.setattr("dflash_trt.proof.gpu_probes.TIMED_STEPS", 6)
+    executor, prompt = machine.open(), np.array([PROMPTS[0]])
+    assert _probe_ahead(executor, prompt).passed and _probe_drawing(executor, prompt).passed
+    monkeypatch.setattr(Step, "equals", lambda self, other: False)
+    vain = _probe_ahead(executor, prompt)
+    assert not vain.passed and "tokens are the same" in vain.detail
+    monkeypatch.setattr(
+        "dflash_trt.proof.gpu_probes.sampling_input",
+        lambda limits, params: pack_sampling(
+            [replace(one, seed=one.seed % 2**63) for one in params]
+        ),
+    )
+    assert not _probe_drawing(executor, prompt).passed

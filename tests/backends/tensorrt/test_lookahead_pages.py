@@ -1,0 +1,207 @@
+"""Looking ahead over paged FP8 caches: each step ahead brings its own page table.
+
+Blocks of eight over pages of sixteen: nearly every step of a few sequences is one for which some
+sequence got a page since the step before was enqueued.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_trt.backends.base import ExecutorLimits, Scores
+from dflash_trt.graph.form import CacheDtype, GraphForm
+from dflash_trt.runtime import Engine, Request
+from tests.pairs import PairFactory, TinyPair
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
+pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
+
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from tests.backends.tensorrt.drawing import (
+    ENDS,
+    GREEDY,
+    PROMPTS,
+    SAMPLED,
+    Decoding,
+    Patient,
+    play,
+    write_graphs,
+)
+from tests.backends.tensorrt.test_tensorrt import Machine, make_machine
+
+LENGTH, SIZE, BLOCK, SLOTS, VOCAB = 112, 16, 8, 4, 64
+PAGES = 8
+PAIR: dict[str, Any] = {
+    "target": {"vocab": VOCAB, "num_layers": 2},
+    "draft": {
+        "block_size": BLOCK,
+        "num_layers": 2,
+        "target_layer_ids": [0, 1],
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 24,
+    },
+    "fit_steps": 60,
+    "max_seq_len": LENGTH,
+    "max_batch": SLOTS,
+    "paging": {"page_size": SIZE, "pages": PAGES},
+    "kv_dtype": "fp8",
+}
+
+
+@pytest.fixture(scope="module")
+def built(make_pair: PairFactory) -> TinyPair:
+    return make_pair(**PAIR)
+
+
+@pytest.fixture(scope="module")
+def graphs(built: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pair's graphs in the form that draws, over the same pages and rounding."""
+    form = GraphForm(draws=True, page_size=SIZE, cache_dtype=CacheDtype.FP8)
+    return write_graphs(built, tmp_path_factory.mktemp("drawing") / "bundle", form)
+
+
+@pytest.fixture
+def machine(built: TinyPair, graphs: Path, tmp_path: Path) -> Machine:
+    """Pages for one and a half of the four sequences that may run."""
+    return make_machine(built, tmp_path, "tensorrt", graphs, draws=True)
+
+
+def speak_alone(built: TinyPair, requests: list[Request]) -> list[tuple[int, ...]]:
+    """Tokens of each request by itself on the CPU's executor."""
+    cpu = built.open()
+    engine = Engine(cpu, eos_token_ids=ENDS)
+    tokens = [engine.generate([request])[0].token_ids for request in requests]
+    cpu.close()
+    return tokens
+
+
+def make_request(rng: random.Random, limits: ExecutorLimits) -> Request:
+    """Of outputs that take a while; two of three begin alike, a page or two."""
+    head = range(2, 2 + rng.choice([0, SIZE, 2 * SIZE]))
+    return Request(
+        prompt_ids=(*head, *rng.choices(range(VOCAB - 1), k=rng.choice([1, 3, 9]))),
+        max_tokens=rng.choice([3, 40, None]),
+        sampling=rng.choice([GREEDY, GREEDY, replace(SAMPLED, seed=rng.randrange(2**64))]),
+        ignore_eos=rng.random() < 0.8,
+        speculate=rng.random() < 0.95,
+        block_size=4 if rng.random() < 0.1 else None,
+    )
+
+
+def test_random_traffic_is_the_cpus_and_that_without_looking_ahead(
+    machine: Machine, built: TinyPair
+) -> None:
+    """Preempted, shared, cancelled, moved; drawn and greedy."""
+    patient, eager = machine.open(), machine.open()
+    preempted = hits = cancelled = 0
+    for seed in (0, 1, 5):
+        expected, got = (
+            play(one, seed, turns=70, make=make_request) for one in (Patient(patient), eager)
+        )
+        assert got.events == expected.events, f"seed {seed}"
+        ended = sorted(got.results)
+        alone = speak_alone(built, [got.requests[number] for number in ended])
+        for number, want in zip(ended, alone, strict=True):
+            result = got.results[number]
+            assert result.token_ids == want[: len(result.token_ids)], f"seed {seed}: {number}"
+            if result.finish_reason != "cancelled":
+                assert len(result.token_ids) == len(want)
+            cancelled += result.finish_reason == "cancelled"
+            preempted += result.statistics.preemptions or 0
+            hits += bool(result.statistics.cached_prompt_tokens)
+    assert preempted and hits and cancelled
+    assert patient.ahead_steps == 0 < eager.dropped_steps < eager.ahead_steps
+    assert eager.capture_error is None
+    for one in (patient, eager):
+        one.close()
+    assert machine.cuda.is_clean
+
+
+def give_pages(executor: TensorRtExecutor, first_slot: int, ends: Sequence[int]) -> list[int]:
+    """Pages up to `ends`, by sequence; how many each has. No two in a row are neighbours."""
+    counts = [-(-end // SIZE) for end in ends]
+    for index, count in enumerate(counts):
+        pages = [PAGES - 1 - 2 * column - index for column in range(count)]
+        executor.bind_pages(first_slot + index, pages)
+    return counts
+
+
+def begin(executor: TensorRtExecutor, first_slot: int, *, pages: int) -> Decoding:
+    give_pages(executor, first_slot, [pages * SIZE] * 2)
+    return Decoding.begin(executor, GREEDY, SAMPLED, first_slot=first_slot)
+
+
+@pytest.mark.parametrize("first_slot", [0, 2])
+def test_a_chain_goes_on_across_pages(machine: Machine, first_slot: int) -> None:
+    """Pages come one by one, each while a step is under way that was begun without it."""
+    most = PAGES // 2
+    other = begin(machine.open(), first_slot, pages=most)
+    expected = []
+    while other.starts.max() + 2 * BLOCK <= most * SIZE:
+        expected.append(other.step(ahead=False))
+    executor, cuda = machine.open(), machine.cuda
+    chain = begin(executor, first_slot, pages=1)
+    counts, bound_meanwhile = [0, 0], 0
+    for number, tokens in enumerate(expected):
+        before, ends = counts, [start + 2 * BLOCK for start in chain.starts.tolist()]
+        counts = give_pages(executor, first_slot, ends)
+        bound_meanwhile += bool(cuda.queue) and counts != before
+        copies = cuda.copies
+        assert chain.step(ahead=True) == tokens
+        if number > 2:
+            assert cuda.copies - copies == 3, "ids and starts, the table, the results"
+        assert executor.ahead_steps == max(0, number - 1) and executor.dropped_steps == 0
+        assert bool(cuda.queue) == (number > 1), "the step begun is under way"
+    assert bound_meanwhile > 2
+
+
+REBOUND: dict[str, tuple[Callable[[list[int]], list[list[int]]], bool]] = {
+    "as it was": (lambda pages: [pages], False),
+    "one more": (lambda pages: [[*pages, 0]], False),
+    "one less": (lambda pages: [pages[:-1]], True),
+    "another": (lambda pages: [[0, *pages[1:]]], True),
+    "the last another": (lambda pages: [[*pages[:-1], 0]], True),
+    "taken and given back": (lambda pages: [[], pages], True),
+}
+
+
+@pytest.mark.parametrize("change", REBOUND)
+def test_a_step_is_dropped_whose_rows_are_on_other_pages(machine: Machine, change: str) -> None:
+    executor = machine.open()
+    decoding = begin(executor, 0, pages=3)
+    for _ in range(3):
+        decoding.step(ahead=True)
+    assert executor.ahead_steps == 1 and machine.cuda.queue
+    rebind, dropped = REBOUND[change]
+    for pages in rebind([PAGES - 1, PAGES - 3, PAGES - 5]):
+        executor.bind_pages(0, pages)
+    assert executor.dropped_steps == dropped
+
+
+def test_a_step_of_other_slots_is_dropped(machine: Machine) -> None:
+    """One binding serves all slots, and these two hold the same: only the slot tells them apart."""
+    executor = machine.open()
+    give_pages(executor, 0, [4 * SIZE] * 2)
+    pair = Decoding.begin(executor, GREEDY, GREEDY, prompts=PROMPTS[:1] * 2)
+    one = Decoding(executor, pair.sampling[:1], pair.anchors[:1], pair.starts[:1])
+    for _ in range(2):
+        one.call()
+    one.call(ahead=True)
+    assert executor.ahead_steps == 1
+    following = replace(one)
+    following.step(ahead=False)
+    assert executor.dropped_steps == 1, "the same call again is not the step begun"
+    one.call(ahead=True)
+    executor.speculate(
+        1, following.anchors, following.starts, BLOCK, Scores.NONE, following.sampling
+    )
+    assert executor.dropped_steps == 2
+    one.call(ahead=True)
+    following.call()
+    assert executor.dropped_steps == 2, "and this is it"

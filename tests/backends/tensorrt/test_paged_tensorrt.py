@@ -1,0 +1,279 @@
+"""Pools of pages on a device, over stand-ins that compute: the linear caches' tokens.
+
+The stand-in's engines are a CPU bundle's paged graphs. It reads and writes pools as the kernels
+do (see HeldPages): rows that a sequence does not hold may be NaN, as they are here.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_trt.backends.base import KvPages, Scores
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
+from tests.backends.steps import forward_rows, random_ids, run_chunks
+from tests.pairs import PairFactory, TinyPair
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
+pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
+
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from tests.backends.tensorrt.test_tensorrt import Machine, make_machine
+from tests.standins.cuda import FakeCuda
+
+LENGTH, SIZE, SLOTS, VOCAB = 128, 8, 4, 64
+WHOLE = LENGTH // SIZE
+WINDOW = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
+PAIR: dict[str, Any] = {
+    "target": {"vocab": VOCAB, "num_layers": 4},
+    "draft": {**WINDOW, "target_layer_ids": [0, 1, 3]},
+    "fit_steps": 150,
+    "max_seq_len": LENGTH,
+    "max_batch": SLOTS,
+}
+SAMPLED = SamplingParams(temperature=0.8, top_k=20, seed=3)
+
+
+@pytest.fixture(scope="module")
+def linear(make_pair: PairFactory) -> TinyPair:
+    return make_pair(**PAIR)
+
+
+@pytest.fixture
+def machine(make_pair: PairFactory, tmp_path: Path) -> Machine:
+    """A pool that holds one sequence and a half of the four that may run."""
+    built = make_pair(**PAIR, paging={"page_size": SIZE, "pages": WHOLE * 3 // 2})
+    return make_machine(built, tmp_path, "tensorrt", built.bundle.folder)
+
+
+def pools(machine: Machine, executor: TensorRtExecutor) -> dict[str, np.ndarray]:
+    """The pools themselves, once the device has done what it was told."""
+    machine.cuda.run()
+    caches = executor._caches
+    return {
+        name: machine.cuda.array(caches.address(name, 0), caches.shape(name, 1), np.float32)
+        for name in machine.bundle.layout.shapes()
+    }
+
+
+def poison_free_pages(machine: Machine, executor: TensorRtExecutor, engine: Engine) -> None:
+    """NaN in every row of every page that no request holds and no prefix keeps."""
+    assert engine._paging is not None
+    allocator = engine._paging._allocator
+    known = {*allocator._holders, *allocator._key_of}
+    free = [page for page in range(allocator._count) if page not in known]
+    for pool in pools(machine, executor).values():
+        pool[free] = np.nan
+
+
+def expect(linear: TinyPair, requests: list[Request]) -> list[RequestResult]:
+    executor = linear.open()
+    results = [Engine(executor).generate([request])[0] for request in requests]
+    executor.close()
+    return results
+
+
+def make_requests(count: int, seed: int) -> list[Request]:
+    rng = random.Random(seed)
+    return [
+        Request(
+            prompt_ids=tuple(rng.randrange(2, VOCAB) for _ in range(rng.choice([3, 20, 41]))),
+            max_tokens=rng.choice([20, 60, 75]),
+            ignore_eos=True,
+            block_size=rng.choice([None, 3]),
+            sampling=SAMPLED if index % 3 == 2 else SamplingParams(),
+        )
+        for index in range(count)
+    ]
+
+
+def test_preemption_changes_no_token(machine: Machine, linear: TinyPair) -> None:
+    """Batches that grow and shrink, over pages of NaN; steps are captured and replayed."""
+    requests = make_requests(8, 1)
+    expected = expect(linear, requests)
+    executor = machine.open()
+    engine = Engine(executor)
+    ids = [engine.submit(request) for request in requests]
+    results: dict[int, RequestResult] = {}
+    while engine.has_work:
+        poison_free_pages(machine, executor, engine)
+        results |= {e.request_id: e.result for e in engine.step() if e.result is not None}
+    for index, want in zip(ids, expected, strict=True):
+        assert results[index].token_ids == want.token_ids
+    assert sum(result.statistics.preemptions for result in results.values()) > 2
+    assert executor.capture_error is None and executor.captured > 0
+    assert "cudaMemcpy2DAsync" not in machine.cuda.used, "a slot that moves copies no row"
+    executor.close()
+    assert machine.cuda.is_clean
+
+
+def test_a_shared_prefix_changes_neither_tokens_nor_acceptance(
+    machine: Machine, linear: TinyPair
+) -> None:
+    """The same acceptance as without it: the drafter's context comes along."""
+    rng = random.Random(4)
+    system = [3, 1, 4, 1, 5, 9, 2, 6] * 5  # what the draft was fitted on
+    tails = [[rng.randrange(2, VOCAB) for _ in range(length)] for length in (1, 3, 9)]
+    requests = [
+        Request(prompt_ids=tuple(system + tail), max_tokens=30, ignore_eos=True)
+        for tail in ([], *tails)
+    ]
+    executor = machine.open()
+    engine = Engine(executor)
+    hits = []
+    for request, want in zip(requests, expect(linear, requests), strict=True):
+        (got,) = engine.generate([request])
+        assert got.token_ids == want.token_ids
+        hits.append(got.statistics.cached_prompt_tokens)
+        for name in ("acceptance_length", "acceptance_histogram", "conditional_acceptance"):
+            assert getattr(got.statistics, name) == getattr(want.statistics, name)
+    assert hits == [0, 40, 40, 40]
+    # And it would be noticed: without the drafter's rows fewer are accepted.
+    for name, pool in pools(machine, executor).items():
+        if name.startswith("draft_"):
+            pool[...] = 0
+    (starved,) = engine.generate(requests[:1])
+    assert starved.statistics.cached_prompt_tokens == 32
+    assert starved.token_ids == expect(linear, requests[:1])[0].token_ids
+    whole = expect(linear, requests[:1])[0].statistics.acceptance_histogram
+    assert starved.statistics.acceptance_histogram != whole
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_traffic_keeps_every_token(machine: Machine, linear: TinyPair, seed: int) -> None:
+    """Admissions, cancellations (in mid-prefill too), shared prefixes, over poisoned pages."""
+    rng = random.Random(seed)
+    requests = make_requests(5, 7 + seed)
+    requests += [
+        replace(requests[at], prompt_ids=(*requests[at].prompt_ids[:kept], 5, 6))
+        for at, kept in ((0, 16), (1, 8), (2, 33))
+    ]
+    expected = expect(linear, requests)
+    executor = machine.open()
+    engine = Engine(executor, options=EngineOptions(prefill_chunk=rng.choice([5, 16])))
+    waiting = list(range(len(requests))) * 2
+    rng.shuffle(waiting)
+    live: dict[int, int] = {}
+    compared = hits = 0
+    while waiting or engine.has_work:
+        while waiting and rng.random() < 0.4:
+            index = waiting.pop()
+            live[engine.submit(requests[index])] = index
+        if live and rng.random() < 0.05:
+            engine.cancel(rng.choice(list(live)))
+        poison_free_pages(machine, executor, engine)
+        for event in engine.step():
+            if event.result is None:
+                continue
+            want, got = expected[live.pop(event.request_id)], event.result
+            assert got.token_ids == want.token_ids[: len(got.token_ids)]
+            compared += len(got.token_ids)
+            hits += bool(got.statistics.cached_prompt_tokens)
+    assert compared > 200 and hits
+    assert engine.cache_usage == 0
+
+
+def test_one_binding_serves_every_slot(machine: Machine) -> None:
+    """Pools are bound whole: what was captured for one slot replays for another."""
+    executor = machine.open()
+    for slot in range(SLOTS):
+        executor.bind_pages(slot, [slot])
+    for slot in (0, 0, 2, 3):
+        executor.speculate(slot, np.array([3]), np.array([0]), 4, Scores.NONE)
+    assert executor.captured == 1 and machine.cuda.launches == 2
+
+
+def test_slots_are_moved_and_released(machine: Machine) -> None:
+    executor = machine.open()
+    ids = random_ids(VOCAB, 12).tolist()
+    executor.bind_pages(2, [5, 9])
+    run_chunks(executor, ids, (6,), slot=2)
+    rows = forward_rows(executor, [ids[-2:]], [10], first_slot=2)
+    before = {name: pool.copy() for name, pool in pools(machine, executor).items()}
+    executor.move_slot(2, 0, 10)
+    executor.release_slots(1)
+    for name, pool in pools(machine, executor).items():
+        np.testing.assert_array_equal(pool, before[name])
+    np.testing.assert_array_equal(forward_rows(executor, [ids[-2:]], [10]), rows)
+    with pytest.raises(ValueError, match="slot 2 has pages for 0 positions, not 1"):
+        forward_rows(executor, [[1]], [0], first_slot=2)
+
+
+def test_writes_stay_on_the_pages_of_their_rows(machine: Machine) -> None:
+    executor = machine.open()
+    for pool in pools(machine, executor).values():
+        assert not pool[-1].any(), "the page that is nobody's is zero"
+        pool[:-1] = np.nan
+    executor.bind_pages(3, [7, 2, 11])
+    run_chunks(executor, random_ids(VOCAB, 13).tolist(), (6,), slot=3)
+    executor.speculate(3, np.array([5]), np.array([13]), 4, Scores.NONE)
+    for name, pool in pools(machine, executor).items():
+        rest = np.delete(pool, [7, 2, 11, len(pool) - 1], axis=0)
+        assert np.isnan(rest).all() and not pool[-1].any(), name
+        rows = pool[[7, 2, 11]].reshape(-1, *pool.shape[2:])
+        assert np.isfinite(rows[:17]).all() and np.isnan(rows[17:]).all(), name
+
+
+def test_what_no_pool_allows(machine: Machine, linear: TinyPair, tmp_path: Path) -> None:
+    executor = machine.open()
+    pages = executor.limits.kv_pages
+    assert pages is not None
+    for page in (pages.count, -1):  # the first is nobody's
+        with pytest.raises(ValueError, match="are not within"):
+            executor.bind_pages(0, [page])
+    executor.bind_pages(0, [0])
+    with pytest.raises(ValueError, match="has pages for 8 positions, not 9"):
+        forward_rows(executor, [[1] * 9], [0])
+    folder = tmp_path / "linear"
+    folder.mkdir()
+    other = make_machine(linear, folder, "tensorrt", linear.bundle.folder)
+    with pytest.raises(ValueError, match="linear caches have no pages"):
+        other.open().bind_pages(0, [0])
+
+
+def test_memory_is_that_of_the_pages(machine: Machine) -> None:
+    """Not that of every slot at its longest."""
+    executor = machine.open()
+    pages = executor.limits.kv_pages
+    assert pages is not None
+    shapes = machine.bundle.layout.shapes().values()
+    assert len(shapes) == 2 * (4 + 2)
+    per_token = sum(shape.kv_heads * shape.head_dim * 4 for shape in shapes)
+    assert executor.cache_bytes == (pages.count + 1) * SIZE * per_token
+    assert executor.cache_bytes < SLOTS * LENGTH * per_token // 2
+
+
+@pytest.mark.parametrize("pages", [1 << 20, 1 << 40, 1 << 70])
+def test_pools_that_do_not_fit_are_refused(machine: Machine, pages: int) -> None:
+    """Before any of it is allocated."""
+    machine.cuda = machine.trt.cuda = FakeCuda()
+    limits = replace(machine.bundle.limits, kv_pages=KvPages(pages, SIZE))
+    machine.bundle = replace(machine.bundle, limits=limits)
+    with pytest.raises(
+        DflashError, match=rf"paged caches \({pages} pages of 8 .* do not fit .* fewer --kv-pages"
+    ) as caught:
+        machine.open()
+    assert "\n" not in caught.value.message and not machine.cuda.memory
+
+
+@pytest.mark.parametrize(
+    ("pages", "message"),
+    [
+        (KvPages(24, 16), r"page_table has shape \[-1, 16\], the manifest says \[-1, 8\]"),
+        (KvPages(25, 8), r"target_k_0 has shape \[25, 8, 2, 16\], the manifest says \[26, 8"),
+        (None, "its tensors differ in page_table"),
+    ],
+)
+def test_an_engine_of_other_pages_is_refused(
+    machine: Machine, pages: KvPages | None, message: str
+) -> None:
+    limits = replace(machine.bundle.limits, kv_pages=pages)
+    machine.bundle = replace(machine.bundle, limits=limits)
+    with pytest.raises(DflashError, match=message):
+        machine.open().preload(("target",))

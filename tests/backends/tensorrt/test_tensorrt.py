@@ -1,0 +1,391 @@
+"""The TensorRT executor over stand-ins that compute: the CPU executor's tokens, call for call."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_trt.backends.base import Scores
+from dflash_trt.backends.onnxruntime.caches import CacheLayout, CacheShape
+from dflash_trt.backends.tensorrt.build.profiles import choose_profile, profiles
+from dflash_trt.backends.tensorrt.device import Device
+from dflash_trt.backends.tensorrt.library import LIBRARIES
+from dflash_trt.bundle.engines import engine_limits
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.bindings import GRAPH_NAMES
+from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
+from dflash_trt.runtime import Engine, EngineOptions, Request, SamplingParams
+from tests.backends.steps import begin, decode_plainly, forward_rows, random_ids, speculate_until
+from tests.pairs import PairFactory, TinyPair
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
+pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
+
+from dflash_trt.backends.tensorrt.run.engine_bundle import EngineBundle
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.backends.tensorrt.run.loader import Loader
+from tests.standins.cuda import FakeCuda
+from tests.standins.cuda import real as real_cuda
+from tests.standins.tensorrt import FAKES, FakeTensorRt, Plan
+
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+
+
+@dataclass
+class Machine:
+    """A stand-in GPU with a pair's engines."""
+
+    cuda: FakeCuda
+    trt: FakeTensorRt
+    bundle: EngineBundle
+    library: str
+    folder: Path
+
+    def open(self) -> TensorRtExecutor:
+        library = LIBRARIES[self.library]
+        cache = self.folder / "kernels.cache" if library.is_rtx else None
+        return TensorRtExecutor(self.bundle, Device(self.cuda), Loader(library, self.trt, cache))
+
+
+@pytest.fixture(scope="module")
+def built(make_pair: PairFactory) -> TinyPair:
+    draft = {"num_layers": 2, "block_size": 6, **SLIDING}
+    return make_pair("qwen3", {"head_dim": 32, "kv_heads": 2}, draft, fit_steps=150)
+
+
+@pytest.fixture(params=["tensorrt-rtx", "tensorrt"])
+def machine(request: pytest.FixtureRequest, built: TinyPair, tmp_path: Path) -> Machine:
+    return make_machine(built, tmp_path, request.param, built.bundle.folder)
+
+
+def make_machine(
+    built: TinyPair, folder: Path, library: str, graphs: Path, *, draws: bool = False
+) -> Machine:
+    """A stand-in whose engines, in `folder`, run the graphs in the folder `graphs`."""
+    manifest = built.bundle.manifest
+    cuda = FakeCuda()
+    trt = FakeTensorRt(cuda)
+    cpu = built.open()
+    cpu_limits = replace(cpu.limits, prefill_chunk=16, draws=draws)
+    cpu.close()
+    limits = manifest.limits.model_copy(update={"prefill_chunk": 16})
+    shapes = engine_limits(limits, manifest.target, manifest.graph_form)
+    paths = {}
+    for graph in GRAPH_NAMES:
+        paths[graph] = folder / f"{graph}.engine"
+        paths[graph].write_text(f"engine of {graph}")
+        plan = Plan(
+            graphs / f"{graph}.onnx",
+            profiles(graph, shapes),
+            shapes.cache_length,
+            cpu_limits.kv_pages,
+        )
+        trt.add(paths[graph], plan)
+    target, draft = manifest.target, manifest.draft
+    layout = CacheLayout(
+        target.layers,
+        CacheShape(target.kv_heads, target.head_dim),
+        draft.layers,
+        CacheShape(draft.kv_heads, draft.head_dim),
+    )
+    bundle = EngineBundle(paths, cpu_limits, layout, shapes, GraphForm(draws=draws))
+    return Machine(cuda, trt, bundle, library, folder)
+
+
+REQUESTS = [
+    Request(prompt_ids=(3, 1, 4, 1, 5, 9, 2, 6), max_tokens=24),
+    Request(prompt_ids=tuple(range(2, 39)), max_tokens=9),
+    Request(
+        prompt_ids=(2, 7, 1, 8, 2, 8),
+        max_tokens=20,
+        sampling=SamplingParams(temperature=0.9, top_k=20, top_p=0.9, seed=5),
+    ),
+    Request(prompt_ids=(5, 5, 5), max_tokens=14, block_size=3),
+    Request(prompt_ids=(8, 2), max_tokens=30, speculate=False),
+    Request(prompt_ids=(1, 2, 3), max_tokens=17, sampling=SamplingParams(temperature=1.2, seed=8)),
+    Request(prompt_ids=tuple(range(20)), max_tokens=500),  # to the end of the context
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("speculation", [True, False])
+def test_whole_generations_are_the_cpus(
+    machine: Machine, built: TinyPair, speculation: bool
+) -> None:
+    """Batches that grow and shrink, moved slots, ragged blocks, chunks, sampling: the same."""
+    options = EngineOptions(speculation=speculation)
+    requests = REQUESTS if speculation else REQUESTS[:-1]
+    cpu = built.open()
+    expected = [result.token_ids for result in Engine(cpu, options=options).generate(requests)]
+    cpu.close()
+    executor = machine.open()
+    for _ in range(2):
+        results = Engine(executor, options=options).generate(requests)
+        assert [result.token_ids for result in results] == expected
+    assert executor.capture_error is None
+    assert executor.captured > 0 and machine.cuda.launches > machine.trt.executions // 8
+    executor.close()
+    assert machine.cuda.is_clean
+
+
+def test_logits_are_the_cpus_to_the_last_bit(machine: Machine, built: TinyPair) -> None:
+    prompt, executor, cpu = list(range(30, 45)), machine.open(), built.open()
+    outputs = []
+    for one in (executor, cpu):
+        sequences = [begin(one, prompt, 0, (6,)), begin(one, prompt[:5], 1, (5,))]
+        speculate_until(one, sequences, 20, (6, 4))
+        outputs.append([(s.tokens, np.stack(s.logits)) for s in sequences])
+    for (tokens, logits), (want, wanted) in zip(*outputs, strict=True):
+        assert tokens == want
+        np.testing.assert_array_equal(logits, wanted)
+    plain = decode_plainly(executor, prompt, 12)[0]
+    assert plain == decode_plainly(cpu, prompt, 12)[0] == outputs[0][0][0][15 : 15 + 12]
+
+
+def test_a_step_is_two_copies_and_one_replay(machine: Machine) -> None:
+    executor = machine.open()
+    anchors, starts = np.array([7, 8]), np.array([0, 3])
+    expected, counts = None, []
+    for _ in range(4):
+        copies, launches = machine.cuda.copies, machine.cuda.launches
+        step = executor.speculate(0, anchors, starts, 6, Scores.NONE)
+        assert step.logits is None and step.candidates is None
+        got = (step.token_ids.copy(), step.choice_ids.copy())
+        expected = expected or got
+        np.testing.assert_array_equal(got, expected)
+        counts.append((machine.cuda.copies - copies, machine.cuda.launches - launches))
+    assert counts == [(2, 0), (2, 0), (2, 1), (2, 1)]
+    # Other scores of a captured shape: rows are copied beside the graph, candidates are its own.
+    whole = executor.speculate(0, anchors, starts, 6, Scores.LOGITS)
+    assert machine.cuda.launches == 3 and whole.logits is not None
+    logits = whole.logits.copy()
+    for _ in range(3):
+        some = executor.speculate(0, anchors, starts, 6, Scores.CANDIDATES)
+        assert some.candidates is not None and some.logits is None
+        ids, values = some.candidates.token_ids, some.candidates.logits
+        assert ids.shape == values.shape == (2, 6, 128)
+        np.testing.assert_array_equal(np.take_along_axis(logits, ids, -1), values)
+        np.testing.assert_array_equal(values[..., 0], logits.max(-1))
+        for row in ((0, 0), (1, 5)):
+            np.testing.assert_array_equal(some.candidates.read_row(*row), logits[row])
+        first, last = some.candidates.read_row(0, 0), some.candidates.read_row(1, 5)
+        assert not np.array_equal(first, last), "a row read keeps its own memory"
+    assert executor.captured == 2
+
+
+def test_the_tightest_profile_takes_a_call(machine: Machine) -> None:
+    known = profiles("target", machine.bundle.shapes)
+    names = {
+        sizes: None if index is None else known[index].name
+        for sizes in ((1, 16, 1), (1, 6, 1), (4, 6, 6), (1, 17, 1), (2, 7, 1))
+        for index in (choose_profile(known, dict(zip("BSR", sizes, strict=True))),)
+    }
+    assert list(names.values()) == ["prefill", "decode", "decode", None, None]
+
+
+def test_slots_are_moved_and_released(machine: Machine) -> None:
+    executor = machine.open()
+    ids = random_ids(200, 1, 12)
+    for first in (0, 6):
+        forward_rows(executor, ids[:, first : first + 6], [first], first_slot=2)
+    rows = forward_rows(executor, ids[:, -2:], [10], first_slot=2)
+    executor.move_slot(2, 0, 10)
+    np.testing.assert_array_equal(forward_rows(executor, ids[:, -2:], [10], first_slot=0), rows)
+    executor.release_slots(0)
+    machine.cuda.run()
+    for name in machine.bundle.layout.shapes():
+        shape = executor._caches.shape(name, executor.limits.max_batch)
+        held = machine.cuda.array(executor._caches.address(name, 0), shape, np.float32)
+        assert not held.any(), name
+
+
+def test_graphs_do_not_outlive_their_memory(machine: Machine) -> None:
+    """target_only's own memory is larger than the draft's: what was captured before is redone."""
+    executor = machine.open()
+    token, start, row = np.array([[3]]), np.array([0]), np.array([[0]])
+    for _ in range(3):
+        first = executor.forward("target_only", 0, token, start, row, Scores.LOGITS)
+    assert executor.captured == 1 and first.logits is not None
+    expected = first.logits.copy()
+    executor.preload(("target",))
+    assert executor.captured == 0
+    for _ in range(3):
+        again = executor.forward("target_only", 0, token, start, row, Scores.LOGITS)
+        np.testing.assert_array_equal(again.logits, expected)
+    assert executor.captured == 1
+
+
+def test_old_buckets_are_dropped(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dflash_trt.backends.tensorrt.run.pass_runner.MAX_BUCKETS", 2)
+    executor = machine.open()
+    for rows in (2, 3, 4, 2):
+        for _ in range(3):
+            executor.speculate(0, np.array([1]), np.array([0]), rows, Scores.NONE)
+    assert executor.captured == 2 and len(machine.cuda.executables) == 2
+
+
+def test_a_step_that_cannot_be_captured_still_runs(machine: Machine) -> None:
+    executor = machine.open()
+    machine.cuda.fail["cudaGraphInstantiate"] = real_cuda.cudaError_t.cudaErrorNotSupported
+    for _ in range(4):
+        executor.speculate(0, np.array([1]), np.array([0]), 4, Scores.NONE)
+    assert executor.captured == 0
+    assert executor.capture_error == "cudaGraphInstantiate: operation not supported"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda e: e.speculate(0, np.array([1]), np.array([0]), 7, Scores.NONE), "block size 7"),
+        (lambda e: e.speculate(4, np.array([1]), np.array([0]), 4, Scores.NONE), "slots"),
+        (lambda e: e.speculate(0, np.array([1]), np.array([509]), 4, Scores.NONE), "rows end at"),
+        (
+            lambda e: e.forward(
+                "target", 0, random_ids(9, 1, 17), np.array([0]), np.array([[0]]), Scores.NONE
+            ),
+            "takes no call of",
+        ),
+        (
+            lambda e: e.forward(
+                "target", 0, random_ids(9, 1, 4), np.array([0]), np.array([[4]]), Scores.NONE
+            ),
+            "logit rows",
+        ),
+    ],
+)
+def test_calls_outside_the_limits(
+    machine: Machine, call: Callable[[TensorRtExecutor], Any], message: str
+) -> None:
+    executor = machine.open()
+    with pytest.raises(ValueError, match=message):
+        call(executor)
+    executor.close()
+    with pytest.raises(ValueError, match="closed"):
+        executor.speculate(0, np.array([1]), np.array([0]), 4, Scores.NONE)
+    executor.close()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda m: m.trt.fail.add("run"), r"draft\.engine: .* cannot run: broken"),
+        (lambda m: m.trt.fail.add("shape"), r"cannot take block_ids of shape \[1, 4\]: "),
+        (lambda m: m.trt.fail.add("context"), r"cannot make a context for decode: it gives"),
+        (lambda m: m.trt.plans.clear(), r"cannot load it: the engine is not mine; build"),
+        (
+            lambda m: m.cuda.fail.update(
+                cudaEventSynchronize=real_cuda.cudaError_t.cudaErrorIllegalAddress
+            ),
+            "cudaEventSynchronize: an illegal memory access",
+        ),
+        (
+            lambda m: m.cuda.fail.update(
+                cudaMalloc=real_cuda.cudaError_t.cudaErrorMemoryAllocation
+            ),
+            "cudaMalloc: out of memory",
+        ),
+    ],
+)
+def test_failures_are_one_line(
+    machine: Machine, damage: Callable[[Machine], Any], message: str
+) -> None:
+    executor = machine.open()
+    damage(machine)
+    with pytest.raises(DflashError, match=message) as caught:
+        executor.speculate(0, np.array([1]), np.array([0]), 4, Scores.NONE)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"limits": {"vocab_size": 300}}, r"logits has shape \[-1, -1, 256\], .* 300"),
+        ({"shapes": {"cache_length": 256}}, "has shape .* 512, .* 256"),
+        ({"form": {"precision": Precision.FLOAT16}}, "is FLOAT, the manifest says HALF"),
+        (
+            {"form": {"precision": Precision.FLOAT16, "cache_dtype": CacheDtype.FP8}},
+            "is FLOAT, the manifest says FP8",
+        ),
+    ],
+)
+def test_an_engine_unlike_its_manifest_is_refused(
+    machine: Machine, change: dict[str, Any], message: str
+) -> None:
+    fields = {
+        key: replace(getattr(machine.bundle, key), **value) if isinstance(value, dict) else value
+        for key, value in change.items()
+    }
+    machine.bundle = replace(machine.bundle, **fields)
+    with pytest.raises(DflashError, match=message):
+        machine.open().preload(("target",))
+
+
+def test_caches_that_do_not_fit_are_refused(machine: Machine) -> None:
+    machine.cuda.total = 1 << 20
+    with pytest.raises(DflashError, match=r"linear caches \(4 × 512 positions\) of .* do not fit"):
+        machine.open()
+
+
+def test_kernels_are_kept_between_processes(machine: Machine) -> None:
+    cache = machine.folder / "kernels.cache"
+    for found, compiled in (
+        (None, b"kernels 1"),
+        (b"kernels 1", b"kernels 2"),
+        (b"odd", b"kernels 3"),
+    ):
+        if found == b"odd":
+            cache.write_bytes(found)
+        machine.trt.kernels = b""
+        executor = machine.open()
+        executor.preload(("draft",))
+        if found == b"kernels 1" and machine.library == "tensorrt-rtx":
+            assert machine.trt.kernels == found
+        machine.trt.kernels = compiled
+        executor.close()
+        if machine.library == "tensorrt-rtx":
+            assert cache.read_bytes() == compiled
+        else:
+            assert found == b"odd" or not cache.exists()
+
+
+def test_a_device_without_anything_is_said_so() -> None:
+    with pytest.raises(DflashError, match="no CUDA device: none is visible"):
+        Device(FakeCuda(count=0))
+    cuda = FakeCuda()
+    cuda.fail["cudaGetDeviceCount"] = real_cuda.cudaError_t.cudaErrorInsufficientDriver
+    with pytest.raises(DflashError, match="no CUDA device: CUDA driver version is insufficient"):
+        Device(cuda)
+
+
+@pytest.mark.parametrize("fake", FAKES, ids=lambda fake: fake.__name__)
+def test_the_library_has_what_the_stand_in_has(fake: type) -> None:
+    """Names, and the parameters' names where the real docstring gives them."""
+    real = FAKES[fake]
+    source = inspect.getsource(fake)
+    public = {name for name in vars(fake) if not name.startswith("_")}
+    public |= set(re.findall(r"self\.([a-z]\w*)(?:: Any)? = ", source))
+    assert public
+    for name in public:
+        assert hasattr(real, name), f"{real.__name__}.{name}"
+        function = vars(fake).get(name)
+        if function is None:
+            continue
+        own = [one for one in inspect.signature(function).parameters if one != "self"]
+        documented = re.findall(
+            rf"{name}\(self: [^,)]+(?:, ([^)]*))?\)", getattr(real, name).__doc__
+        )
+        assert documented, name
+        counts = [len(re.findall(r"(?:^|, )\w+: ", text)) for text in documented]
+        assert len(own) in counts, (name, documented)
+
+
+def test_cudas_handles_are_integers() -> None:
+    for kind in (real_cuda.cudaStream_t, real_cuda.cudaGraph_t, real_cuda.cudaGraphExec_t):
+        assert int(kind(77)) == 77

@@ -1,0 +1,103 @@
+"""The command line in this process, and one bundle of bigrams for all that only read it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_trt.cli.main import main
+from tests.cli.bigram import write_bigram_pair
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did: its exit code and its two outputs."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """stdout as strict JSON: no NaN, no Infinity."""
+
+        def refuse(constant: str) -> None:
+            raise AssertionError(f"{constant} is not JSON")
+
+        return json.loads(self.out, parse_constant=refuse)
+
+    def fails(self, code: int, *pieces: str) -> str:
+        """Asserts a failure of one error line that contains every piece; returns the line."""
+        errors = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        assert self.code == code, (self.code, self.err)
+        assert len(errors) == 1, self.err
+        assert self.err.splitlines()[-1] == errors[0], self.err
+        assert "Traceback" not in self.err and len(errors[0]) < 600
+        for piece in pieces:
+            assert piece in errors[0], errors[0]
+        return errors[0]
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `dflash-trt ARGUMENTS`; an exception that escapes fails the test."""
+
+    def call(*arguments: object) -> Outcome:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def bigram_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The YAML of a bigram pair that no test changes."""
+    return write_bigram_pair(tmp_path_factory.mktemp("bigram"))
+
+
+@pytest.fixture(scope="session")
+def engine_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The YAML of a bigram pair whose head size engines have attention kernels for."""
+    return write_bigram_pair(tmp_path_factory.mktemp("bigram-engines"), head_dim=16)
+
+
+@pytest.fixture(scope="session")
+def bundle(bigram_config: Path) -> Path:
+    """A bundle of it that no test changes."""
+    folder = bigram_config.parent / "bundle"
+    assert main(["build", "--target", str(bigram_config), "-o", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def own_pair(bigram_config: Path, tmp_path: Path) -> Path:
+    """The YAML of a copy of the pair for this test to break."""
+    root = tmp_path / "pair"
+    shutil.copytree(bigram_config.parent, root, ignore=shutil.ignore_patterns("bundle"))
+    return root / "pair.yaml"
+
+
+@pytest.fixture
+def with_template(own_pair: Path, tmp_path: Path, run: Run) -> Callable[[str], Path]:
+    """Builds a bundle whose tokenizer has the chat template given."""
+
+    def build(template: str) -> Path:
+        config = own_pair.parent / "target" / "tokenizer_config.json"
+        fields = {"eos_token": "<end>", "chat_template": template}
+        config.write_text(json.dumps(fields), encoding="utf-8")
+        folder = tmp_path / "chat-bundle"
+        assert run("build", "--target", own_pair, "-o", folder, "--overwrite").code in (0,)
+        return folder
+
+    return build

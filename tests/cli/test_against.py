@@ -1,0 +1,290 @@
+"""`verify --against`: its figures against independent models, its bounds, its refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from torch.nn import functional
+
+from dflash_trt.cli.main import main
+from tests.cli.bigram import token, write_tokenizer
+from tests.cli.conftest import Run
+from tests.reference.checkpoints import write_draft, write_target
+from tests.reference.draft import ReferenceDraft
+from tests.reference.fit import fit_draft
+from tests.reference.generate import dflash_greedy, load_target
+
+PROMPTS = ("cab", "the 129 zebras", "~")
+TEXT = "a text that neither of the two has ever read, " * 4
+MAX_TOKENS = 40
+SIDES = [("twin", "twin"), ("twin", "bundle"), ("bundle", "twin"), ("bundle", "bundle")]
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Checkpoint folders by side, and a bundle of each."""
+
+    checkpoints: dict[str, Path]
+    bundle: Path
+    twin: Path
+    text: Path
+
+
+@pytest.fixture(scope="session")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Twins:
+    """A fitted pair, and the same with weights of four significant bits."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("twins")
+    twin, rounded = root / "twin", root / "rounded"
+    target = write_target(twin / "target", vocab=300, num_layers=5, max_positions=128)
+    draft = write_draft(twin / "draft", target)
+    write_tokenizer(target)
+    prompts = [token_ids(text) for text in PROMPTS]
+    fit_draft(draft, load_target(target), prompts, tokens=60, steps=60)
+    lines = [json.dumps({"prompt": text}) for text in PROMPTS]
+    (twin / "prompts.jsonl").write_text("\n".join(lines))
+    (twin / "pair.yaml").write_text(
+        "description: tiny\ntarget: {checkpoint: target}\ndraft: {checkpoint: draft}\n"
+        "max_batch: 2\nmax_seq_len: 96\nprompts: prompts.jsonl\n"
+    )
+    shutil.copytree(twin, rounded)
+    for part in ("target", "draft"):
+        round_weights(rounded / part / "model.safetensors")
+    (root / "text.txt").write_text(TEXT)
+    for folder in (twin, rounded):
+        output = str(folder / "bundle")
+        assert main(["build", "--target", str(folder / "pair.yaml"), "-o", output]) == 0
+    checkpoints = {"twin": twin, "bundle": rounded}
+    return Twins(checkpoints, rounded / "bundle", twin / "bundle", root / "text.txt")
+
+
+def round_weights(path: Path) -> None:
+    """Every matrix to four significant bits."""
+    tensors = {}
+    for name, tensor in load_file(path).items():
+        mantissa, exponent = np.frexp(tensor)
+        rounded = np.ldexp(np.round(mantissa * 16) / 16, exponent).astype(np.float32)
+        tensors[name] = rounded if tensor.ndim == 2 else tensor
+    save_file(tensors, path)
+
+
+def test_a_bundle_beside_itself(run: Run, twins: Twins, tmp_path: Path) -> None:
+    bounds = ["--fail-below-agreement", 1, "--max-tau-loss", 0]
+    common = ["--against", twins.twin, "--max-tokens", MAX_TOKENS, "--json", *bounds]
+    outcome = run("verify", twins.twin, *common, "--temperature", 0.8, "--seed", 5)
+    assert outcome.code == 0
+    answer = outcome.json
+    assert answer.keys() == {"text", "acceptance", "failures"}
+    text = answer["text"]
+    assert (text["agreement"], text["mean_kl"], text["max_kl"]) == (1.0, 0.0, 0.0)
+    assert text["perplexity"] == text["twin_perplexity"]
+    assert text["tokens"] == sum(len(prompt) - 1 for prompt in PROMPTS)
+    assert answer["failures"] == []
+    rows = answer["acceptance"]
+    assert [(row["target"], row["draft"]) for row in rows] == SIDES * 2
+    assert [row["temperature"] for row in rows] == [0.0] * 4 + [0.8] * 4
+    for row in rows:
+        first = rows[0] if row["temperature"] == 0 else rows[4]
+        assert (
+            row["statistics"]["acceptance_histogram"]
+            == (first["statistics"]["acceptance_histogram"])
+        )
+        assert row["loss_percent"] == 0.0
+    assert rows[0]["statistics"]["steps"] != rows[4]["statistics"]["steps"]
+
+
+def test_figures_equal_those_of_independent_models(run: Run, twins: Twins) -> None:
+    arguments = ["--against", twins.twin, "--text", twins.text, "--max-tokens", MAX_TOKENS]
+    outcome = run("verify", twins.bundle, *arguments, "--json")
+    assert outcome.code == 0
+    answer = outcome.json
+    targets = {side: load_target(folder / "target") for side, folder in twins.checkpoints.items()}
+    check_text(answer["text"], targets)
+    lengths = []
+    for row, (target, draft) in zip(answer["acceptance"], SIDES, strict=True):
+        assert (row["target"], row["draft"]) == (target, draft)
+        folder = twins.checkpoints[draft] / "draft"
+        drafter = ReferenceDraft.load(folder, targets[target])
+        steps = tokens = 0
+        for prompt in PROMPTS:
+            ids = token_ids(prompt)
+            generation = dflash_greedy(targets[target], drafter, ids, MAX_TOKENS)
+            steps, tokens = steps + len(generation.steps), tokens + MAX_TOKENS - 1
+        assert (row["statistics"]["steps"], row["tokens"]) == (steps, tokens), (target, draft)
+        lengths.append(tokens / steps)
+        assert row["statistics"]["acceptance_length"] == tokens / steps
+        loss = 100 * (1 - lengths[-1] / lengths[0])
+        assert row["loss_percent"] == pytest.approx(loss, abs=1e-9)
+    assert len(set(lengths)) >= 3, "else the combinations could be mixed up"
+
+
+def check_text(figures: dict[str, Any], targets: dict[str, Any]) -> None:
+    ids = token_ids(TEXT)
+    p, q, following = [], [], []
+    for start in range(0, len(ids), 96):
+        piece = torch.tensor(ids[start : start + 96])
+        for rows, side in ((p, "twin"), (q, "bundle")):
+            rows.append(targets[side](piece[None, :-1]).logits[0].double().log_softmax(-1))
+        following.append(piece[1:])
+    log_p, log_q, labels = torch.cat(p), torch.cat(q), torch.cat(following)
+    divergence = functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+    assert figures["tokens"] == len(labels)
+    assert figures["agreement"] == float((log_p.argmax(-1) == log_q.argmax(-1)).double().mean())
+    assert 0 < figures["mean_kl"] == pytest.approx(float(divergence.mean()), rel=1e-3)
+    assert figures["max_kl"] == pytest.approx(float(divergence.max()), rel=1e-3)
+    for key, rows in (("twin_perplexity", log_p), ("perplexity", log_q)):
+        expected = float(functional.nll_loss(rows, labels).exp())
+        assert figures[key] == pytest.approx(expected, rel=1e-4)
+
+
+def token_ids(text: str) -> list[int]:
+    return [token("Ġ" if char == " " else char) for char in text]
+
+
+def test_the_table(run: Run, twins: Twins) -> None:
+    common = ["--against", twins.twin, "--max-tokens", 12, "--temperature", 0.5]
+    outcome = run("verify", twins.bundle, *common)
+    assert outcome.code == 0
+    lines = outcome.out.splitlines()
+    assert lines[0] == "15 predicted tokens, bundle beside its twin:"
+    assert [line.split()[0] for line in lines[1:4]] == ["same", "KL(twin", "perplexity"]
+    assert lines[4] == "acceptance length over 3 prompts, greedy:"
+    assert lines[5].split() == ["target", "draft", "length", "loss", "steps", "tokens"]
+    assert [tuple(line.split()[:2]) for line in lines[6:10]] == SIDES
+    assert all(line.split()[3].endswith("%") and line.endswith("    33") for line in lines[6:10])
+    assert lines[10] == "acceptance length over 3 prompts, temperature 0.5:"
+    assert len(lines) == 16
+
+
+def test_fp8_caches_beside_plain_ones(run: Run, twins: Twins, tmp_path: Path) -> None:
+    """The weights are the same, so that only a target's own caches matter, whoever drafts."""
+    rounded, pair = tmp_path / "rounded", twins.checkpoints["twin"] / "pair.yaml"
+    assert run("build", "--target", pair, "--kv-dtype", "fp8", "-o", rounded).code == 0
+    arguments = ["--against", twins.twin, "--text", twins.text, "--max-tokens", MAX_TOKENS]
+    answer = run("verify", rounded, *arguments, "--json").json
+    assert 0 < answer["text"]["mean_kl"] < 0.05 and answer["text"]["agreement"] > 0.8
+    by_side = {(one["target"], one["draft"]): one["statistics"] for one in answer["acceptance"]}
+    timeless = {
+        side: {key: one[key] for key in ("steps", "acceptance_length", "acceptance_histogram")}
+        for side, one in by_side.items()
+    }
+    assert timeless["twin", "twin"] == timeless["twin", "bundle"]
+    assert timeless["bundle", "twin"] == timeless["bundle", "bundle"]
+
+
+def test_bounds(run: Run, twins: Twins) -> None:
+    common = ["verify", twins.bundle, "--against", twins.twin, "--text", twins.text]
+    common += ["--max-tokens", MAX_TOKENS]
+    figures = run(*common, "--json").json
+    agreement = figures["text"]["agreement"]
+    assert 0.5 < agreement < 1
+    assert run(*common, "--fail-below-agreement", agreement).code == 0
+    outcome = run(*common, "--fail-below-agreement", 0.9999)
+    assert outcome.code == 1
+    assert outcome.out.splitlines()[-1] == f"FAILED: agreement {agreement:.6f} is below 0.9999"
+    loss = figures["acceptance"][3]["loss_percent"]
+    assert loss > 0, "the draft got worse by rounding"
+    assert run(*common, "--max-tau-loss", loss + 0.1).code == 0
+    outcome = run(*common, "--max-tau-loss", loss - 0.01, "--json")
+    assert outcome.code == 1
+    assert outcome.json["failures"] == [
+        f"the acceptance length is {loss:.2f} % below the twin's (greedy), more than "
+        f"{loss - 0.01:g} %"
+    ]
+
+
+def test_a_loss_that_was_not_measured_is_no_pass(run: Run, twins: Twins) -> None:
+    """A prompt that leaves room for one token alone: no step, no draft."""
+    common = ["verify", twins.bundle, "--against", twins.twin, "--prompt", "a" * 95]
+    outcome = run(*common)
+    assert outcome.code == 0
+    assert [line.split()[2:4] for line in outcome.out.splitlines()[6:]] == [["-", "-"]] * 4
+    outcome = run(*common, "--max-tau-loss", 50)
+    assert outcome.code == 1
+    assert "no draft was verified (greedy)" in outcome.out
+
+
+def test_nothing_is_left_and_nothing_changes(run: Run, twins: Twins) -> None:
+    def snapshot() -> list[tuple[Path, int]]:
+        root = twins.bundle.parent.parent
+        return sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file())
+
+    before = snapshot()
+    common = ["verify", twins.bundle, "--against", twins.twin, "--max-tokens", 2]
+    assert run(*common).code == 0
+    run(*common, "--prompt", "a" * 96).fails(2, "prompt 1", "do not fit the context of 96")
+    assert snapshot() == before
+    assert not list(twins.bundle.parent.glob(".dflash-trt-*"))
+
+
+def test_bundles_that_are_no_twins(run: Run, twins: Twins, bundle: Path, tmp_path: Path) -> None:
+    run("verify", twins.bundle, "--against", bundle).fails(
+        2,
+        str(twins.bundle),
+        f"is not a twin of {bundle}",
+        "target num_layers 5 versus 6, ",
+        "and 4 more",
+    )
+    pair = twins.checkpoints["bundle"] / "pair.yaml"
+    assert run("build", "--target", pair, "--block-size", 5, "-o", tmp_path / "five").code == 0
+    run("verify", tmp_path / "five", "--against", twins.twin).fails(
+        2, "block size limit 5 versus 8"
+    )
+    other = tmp_path / "other"
+    shutil.copytree(twins.checkpoints["bundle"], other, ignore=shutil.ignore_patterns("bundle"))
+    config = other / "draft" / "config.json"
+    changed = json.loads(config.read_text())
+    changed["dflash_config"]["mask_token_id"] = 7
+    config.write_text(json.dumps(changed))
+    tokenizer = other / "target" / "tokenizer.json"
+    fields = json.loads(tokenizer.read_text())
+    fields["added_tokens"][0]["content"] = "<fin>"
+    tokenizer.write_text(json.dumps(fields))
+    assert run("build", "--target", other / "pair.yaml", "-o", other / "bundle").code == 0
+    run("verify", other / "bundle", "--against", twins.twin).fails(
+        2, "draft mask_token_id 7 versus 299, the tokenizers differ;"
+    )
+
+
+def test_a_bundle_of_an_earlier_version(run: Run, twins: Twins, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(twins.twin, old)
+    manifest = json.loads((old / "manifest.json").read_text())
+    for name in ("weights/target/config.json", "weights/draft/config.json"):
+        (old / name).unlink()
+        manifest["files"] = [file for file in manifest["files"] if file["path"] != name]
+    (old / "manifest.json").write_text(json.dumps(manifest))
+    for pair in ((twins.bundle, "--against", old), (old, "--against", twins.twin)):
+        run("verify", *pair).fails(1, str(old), "an earlier version built it; build it again")
+    assert run("verify", old, "--max-tokens", 3, "--repeats", 0).code == 0  # it runs all the same
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pieces"),
+    [
+        (["--against", "TWIN", "--batch", "1"], ["--batch", "does not go with --against"]),
+        (["--against", "TWIN", "--block-size", "4"], ["--block-size", "--against"]),
+        (["--against", "TWIN", "--repeats", "3"], ["--repeats", "--against"]),
+        (["--text", "x"], ["--text", "needs --against"]),
+        (["--max-tau-loss", "1"], ["--max-tau-loss", "needs --against"]),
+        (["--fail-below-agreement", "0.9"], ["--fail-below-agreement", "needs --against"]),
+        (["--against", "TWIN", "--fail-below-agreement", "1.1"], ["--fail-below-agreement"]),
+        (["--against", "TWIN", "--max-tau-loss", "-1"], ["--max-tau-loss"]),
+        (["--against", "TWIN", "--max-tau-loss", "nan"], ["--max-tau-loss", "nan is no bound"]),
+        (["--against", "TWIN", "--fail-below-agreement", "nan"], ["--fail-below-agreement", "nan"]),
+        (["--against", "nowhere"], ["nowhere", "is not a bundle"]),
+        (["--against", "TWIN", "--text", "nowhere"], ["nowhere", "cannot be read"]),
+        (["--against", "TWIN", "--prompt", "a"], ["no token to predict"]),
+    ],
+)
+def test_wrong_usage(run: Run, twins: Twins, arguments: list[str], pieces: list[str]) -> None:
+    given = [str(twins.twin) if one == "TWIN" else one for one in arguments]
+    run("verify", twins.bundle, *given).fails(2, *pieces)

@@ -1,0 +1,222 @@
+"""`build --executor tensorrt-rtx`: what it shows, what it refuses, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dflash_trt.backends.tensorrt.build.builder as builder
+import dflash_trt.backends.tensorrt.library as library
+from tests.cli.conftest import Run
+
+RTX = ["--executor", "tensorrt-rtx"]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """The YAML of a pair small enough to build engines of in a second."""
+    from tests.reference.checkpoints import write_draft, write_target
+
+    folder = tmp_path / "pair"
+    write_target(folder / "target", num_layers=2, head_dim=64)
+    write_draft(folder / "draft", folder / "target", num_layers=1, target_layer_ids=[0, 1])
+    (folder / "pair.yaml").write_text(
+        "description: tiny\ntarget: {checkpoint: target}\ndraft: {checkpoint: draft}\n"
+        "max_seq_len: 128\nmax_batch: 2\n"
+    )
+    return folder / "pair.yaml"
+
+
+def _nothing_left(output: Path) -> None:
+    assert [path.name for path in output.parent.iterdir()] == []
+
+
+def _need_library() -> Any:
+    return pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
+
+
+def test_missing_library(
+    run: Run, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
+    output = tmp_path / "out" / "bundle"
+    line = run("build", "--target", small, *RTX, "-o", output).fails(
+        1, "TensorRT-RTX is not installed", "pip install 'dflash-trt[rtx]'"
+    )
+    assert "head size" not in line
+    assert not output.parent.exists()
+    finding = next(
+        one
+        for one in run("doctor", "--json").json
+        if one["capability"] == "build TensorRT-RTX engines"
+    )
+    assert finding["ready"] is False and "dflash-trt[rtx]" in finding["detail"]
+
+
+def _full_disk(trt: Any, file: Any) -> Any:
+    class Full:
+        def write(self, data: bytes) -> int:
+            file.write(data[:100])
+            raise OSError(28, "No space left on device", str(file.name))
+
+    return _make_writer(trt, Full())
+
+
+def _native_error(trt: Any) -> Any:
+    logger = _make_logger(trt)
+    logger.errors.append("Error Code 10: a kernel is\nmissing")
+    return logger
+
+
+_make_writer = builder.make_writer
+_make_logger = library.make_logger
+
+
+def _refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    trt = _need_library()
+    real = trt.Builder
+
+    class Refusing:
+        def __init__(self, logger: Any) -> None:
+            self._real = real(logger)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+        def build_serialized_network_to_stream(self, *_: Any) -> bool:
+            return False
+
+    monkeypatch.setattr(trt, "Builder", Refusing)
+    monkeypatch.setattr(builder, "make_logger", _native_error)
+
+
+def _fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builder, "make_writer", _full_disk)
+
+
+def _lose_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builder.summarize_network
+
+    def lossy(network: Any) -> Any:
+        summary = real(network)
+        summary.attentions.pop()
+        summary.cache_updates.remove("target_v_1")
+        summary.layers["SOFTMAX"] = 1
+        return summary
+
+    monkeypatch.setattr(builder, "summarize_network", lossy)
+
+
+@pytest.mark.parametrize(
+    ("damage", "pieces"),
+    [
+        (_refuse, ["target.onnx", "TensorRT-RTX cannot build it", "a kernel is missing"]),
+        (_fill_disk, ["No space left on device", "nothing was left behind"]),
+        (
+            _lose_attention,
+            [
+                "target.onnx",
+                "no native attention for layers.1/attention/attend",
+                "no in-place update of target_v_1",
+                "1 decomposed softmax",
+            ],
+        ),
+    ],
+)
+def test_nothing_is_left_behind(
+    run: Run,
+    small: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[pytest.MonkeyPatch], None],
+    pieces: list[str],
+) -> None:
+    _need_library()
+    damage(monkeypatch)
+    output = tmp_path / "out" / "bundle"
+    output.parent.mkdir()
+    run("build", "--target", small, *RTX, "-o", output).fails(1, *pieces)
+    _nothing_left(output)
+
+
+def test_an_interrupt_ends_the_build(
+    run: Run, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _need_library()
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        "dflash_trt.backends.tensorrt.build.monitor.PhaseProgress.complete_step", interrupt
+    )
+    output = tmp_path / "out" / "bundle"
+    output.parent.mkdir()
+    outcome = run("build", "--target", small, *RTX, "-o", output)
+    assert outcome.code == 130 and outcome.err.splitlines()[-1] == "interrupted"
+    _nothing_left(output)
+
+
+@pytest.mark.parametrize(
+    ("options", "pieces"),
+    [
+        ([*RTX, "--arch", "sm120"], ["--arch", "'sm120'", "nearest: 'sm_120'", "sm_89"]),
+        ([*RTX, "--arch", "sm_90"], ["--arch", "'sm_90'", "choose one of sm_120"]),
+        ([*RTX, "--precision", "fp32"], ["--precision", "fp16", "bf16"]),
+        ([*RTX, "--draft-precision", "fp32"], ["--draft-precision", "not in fp32"]),
+        ([*RTX, "--draft-precision", "fp16"], ["--draft-precision", "neither model"]),
+        ([*RTX, "--exclude", "x"], ["--exclude", "does nothing without a precision"]),
+        (["--arch", "sm_120"], ["--arch", "--executor tensorrt-rtx"]),
+        (["--precision", "bf16"], ["--precision", "float32"]),
+        (["--executor", "rtx"], ["--executor", "tensorrt-rtx"]),
+    ],
+)
+def test_options_that_do_not_go_together(
+    run: Run, small: Path, tmp_path: Path, options: list[str], pieces: list[str]
+) -> None:
+    run("build", "--target", small, *options, "-o", tmp_path / "x").fails(2, *pieces)
+    assert not (tmp_path / "x").exists()
+
+
+def test_engines_are_shown_and_need_a_gpu(
+    run: Run, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _need_library()
+    output = tmp_path / "bundle"
+    built = run("build", "--target", small, *RTX, "--precision", "fp16", "-o", output)
+    assert built.code == 0
+    assert "engines for sm_120 in float16: target " in built.out
+    assert "(2 × 128 positions, allocated whole)" in built.out
+    text = run("inspect", output).out
+    assert "for executor tensorrt-rtx (float16 compute)" in text
+    assert "for sm_120, caches of 128 positions (the draft" in text
+    assert "2 fused attentions, 6 cache updates" in text
+    answer = run("inspect", output, "--json").json
+    assert answer["engines"]["arch"] == "sm_120"
+    assert answer["cache_bytes_per_token"]["target"] == 2 * 2 * 2 * 64 * 2
+    assert answer["memory_bytes"]["draft_head"] == 0
+    # Without a tokenizer these would fail as well, later and for another reason.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for command in (["generate", "--prompt", "a"], ["verify"]):
+        run(command[0], output, *command[1:]).fails(1, "no CUDA device: ", "--executor cpu")
+    manifest = json.loads((output / "manifest.json").read_text())
+    manifest["engines"] = None
+    (output / "manifest.json").write_text(json.dumps(manifest))
+    run("inspect", output).fails(1, "manifest.json", "engines do not go with executor tensorrt-rtx")
+
+
+def test_a_manifest_from_before_engines_still_opens(run: Run, bundle: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(bundle, tmp_path / "old")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["schema_version"] == 1 and manifest.pop("engines") is None
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert run("inspect", folder).code == 0
+    manifest["executor"] = "tensorrt-rtx"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    run("inspect", folder).fails(1, "manifest.json", "engines do not go with executor")

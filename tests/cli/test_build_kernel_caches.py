@@ -1,0 +1,207 @@
+"""`build --plugins` with paged and FP8 caches, against stand-ins of TensorRT's parser and registry.
+
+The parser is TensorRT-RTX's own, so that inputs and outputs of these types are known to be read;
+kernels and engines have not run on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
+pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
+pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
+
+from dflash_plugins.block_attention import launch
+from dflash_plugins.operation import operations
+
+from tests.cli.conftest import Run
+from tests.cli.test_build_plugins import FULL, PluginTensorRt, full
+from tests.pairs import PairFactory
+
+__all__ = ["full"]  # a fixture
+
+CACHES = {
+    "paged": ["--kv-layout", "paged", "--page-size", "16", "--kv-pages", "9"],
+    "fp8": ["--kv-dtype", "fp8"],
+    "paged_fp8": ["--kv-layout", "paged", "--page-size", "16", "--kv-pages", "9"]
+    + ["--kv-dtype", "fp8"],
+}
+ELSEWHERE = {"swiglu", "moe", "row_sample", "accept"}
+"""Operations that touch no cache."""
+SEEN = {
+    ("qwen3", "target"): [(1, 0)] * 3,
+    ("qwen3", "draft"): [(1, 20), (0, 0)],
+    ("gpt_oss", "target"): [(1, 24), (1, 0)],
+    ("gpt_oss", "draft"): [(0, 0)],
+}
+"""Causality and window of each layer's attention."""
+PAIRS: dict[str, dict[str, Any]] = {
+    "qwen3": {
+        "target": {"head_dim": 64, "num_layers": 3, "vocab": 97},
+        "draft": {
+            "head_dim": 64,
+            "num_layers": 2,
+            "target_layer_ids": [0, 2],
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 20,
+        },
+    },
+    "gpt_oss": {
+        "family": "gpt_oss",
+        "target": {"head_dim": 64, "num_layers": 2, "vocab": 97, "mxfp4": True, "hidden": 64},
+        "draft": {"head_dim": 64, "num_layers": 1, "target_layer_ids": [0, 1]},
+    },
+}
+
+
+def write_config(folder: Path) -> Path:
+    config = folder / "pair.yaml"
+    config.write_text(
+        "description: tiny\ntarget: {checkpoint: target}\ndraft: {checkpoint: draft}\n"
+        "max_batch: 2\nmax_seq_len: 64\n"
+    )
+    return config
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+@pytest.mark.parametrize("caches", CACHES)
+@pytest.mark.parametrize("pair", PAIRS)
+def test_kernels_are_all_that_touches_such_caches(
+    run: Run,
+    make_pair: PairFactory,
+    tmp_path: Path,
+    full: PluginTensorRt,
+    monkeypatch: pytest.MonkeyPatch,
+    pair: str,
+    caches: str,
+    is_long: bool,
+) -> None:
+    """In every graph, the prompt's chunks included; with windows and sinks."""
+    if is_long:
+        monkeypatch.setattr(launch, "RUN", 16)
+    config, output = write_config(make_pair(**PAIRS[pair]).folder), tmp_path / "bundle"
+    shown = run("build", "--target", config, *FULL, *CACHES[caches], "--plugins", "-o", output)
+    assert shown.code == 0, shown.err
+    manifest = json.loads((output / "manifest.json").read_text())
+    is_paged, is_fp8 = "paged" in caches, "fp8" in caches
+    assert manifest["kv_dtype"] == ("fp8" if is_fp8 else "auto")
+    assert manifest["page_pool"] == ({"page_size": 16, "pages": 9} if is_paged else None)
+    length = manifest["engines"]["cache_length"]
+    assert length == 112  # 100 positions: whole pages, or slots that are aligned
+    graphs = {model.graph.name: model for model in full.handed}
+    operations_of = {one["graph"]: one for one in manifest["engines"]["files"]}
+    for name, model in graphs.items():
+        assert not {"TRT_Attention", "sink_attention"} & {one.name for one in model.functions}
+        assert not any(one.name.startswith(("block_", "kv_")) for one in model.functions)
+        calls = [node for node in model.graph.node if node.domain == "dflash"]
+        kinds = {node.op_type for node in calls} - ELSEWHERE
+        wanted = {f"kv_cache_update_{caches}"}
+        wanted |= {f"kv_feature_injection_{caches}"} if name == "target" else set()
+        attention = {node for node in kinds if node.startswith("block_attention")}
+        assert kinds - attention == wanted
+        split = {f"block_attention_split_{caches}", "block_attention_merge"}
+        assert attention <= split | {f"block_attention_{caches}"}
+        assert split <= attention if is_long else not split & attention
+        engine = operations_of[name]
+        assert {engine["operations"][kind] for kind in kinds} == {"plugin"}
+        assert (engine["fused_attentions"], engine["cache_updates"]) == (0, 0)
+        assert "TRT_Attention" not in str(engine["operations"])
+        check_operands(model, calls, is_paged, is_fp8, length)
+        attends = [
+            {one.name: helper.get_attribute_value(one) for one in node.attribute}
+            for node in calls
+            if node.op_type.startswith("block_attention") and not node.op_type.endswith("merge")
+        ]
+        assert {one["block_size"] for one in attends} == {manifest["limits"]["block_size"]}
+        seen = [(one["is_causal"], one["window"]) for one in attends]
+        assert seen == SEEN[pair, name.removesuffix("_only")]
+    text = run("inspect", output).out
+    assert f"kv_cache_update_{caches} plugin" in text
+    assert ("paged, 9 pages of 16 tokens" in text) == is_paged
+    assert ("FP8 (E4M3) codes, scales of 1" in text) == is_fp8
+    answer = run("inspect", output, "--json").json
+    assert answer["kv_dtype"] == manifest["kv_dtype"]
+    dims, item = answer["target"], 1 if is_fp8 else 2
+    per_token = 2 * dims["layers"] * dims["kv_heads"] * 64 * item
+    assert answer["cache_bytes_per_token"]["target"] == per_token
+
+
+def check_operands(
+    model: onnx.ModelProto,
+    calls: list[onnx.NodeProto],
+    is_paged: bool,
+    is_fp8: bool,
+    length: int,
+) -> None:
+    """Every plugin gets its operands in order, and the caches are of the types that it takes."""
+    values = {one.name: one.type.tensor_type for one in model.graph.input}
+    fixed = {one.name: one for one in model.graph.initializer}
+    for node in calls:
+        operation = operations().get(node.op_type)
+        if operation is None or node.op_type in {*ELSEWHERE, "block_attention_merge"}:
+            continue
+        given = dict(zip(operation.inputs, node.input, strict=True))
+        for kv in ("k_cache", "v_cache"):
+            name = given[kv].removesuffix("_out")
+            shape = [dim.dim_value for dim in values[name].shape.dim]
+            kind = TensorProto.FLOAT8E4M3FN if is_fp8 else TensorProto.BFLOAT16
+            assert values[name].elem_type == kind and f"_{kv[0]}_" in name
+            assert shape[:2] == [10, 16] if is_paged else shape[2] == length
+        if is_paged:
+            assert given["page_table"] == "page_table"
+            assert values["page_table"].shape.dim[1].dim_value == length // 16
+        if is_fp8:
+            scales = fixed[given["kv_scales"]]
+            assert list(onnx.numpy_helper.to_array(scales)) == [1.0, 1.0]
+            assert scales.data_type == TensorProto.FLOAT
+        if "positions" in given:
+            assert given["positions"] == "rows/positions"
+
+
+def test_scales_of_the_checkpoint_are_in_the_graph(
+    run: Run,
+    make_pair: PairFactory,
+    tmp_path: Path,
+    full: PluginTensorRt,
+) -> None:
+    quantize = {"target": {"algorithm": "FP8", "kv_cache": True}}
+    config = write_config(make_pair(**PAIRS["qwen3"], quantize=quantize).folder)
+    output = tmp_path / "bundle"
+    options = [*FULL, "--plugins", *CACHES["fp8"], "-o", output]
+    options = [one for one in options if one not in ("--precision", "bf16")]
+    shown = run("build", "--target", config, *options)
+    assert shown.code == 0, shown.err
+    assert "FP8 (E4M3) codes, 6 of 10 scales from the checkpoints, else 1" in shown.out
+    fixed = {
+        one.name: onnx.numpy_helper.to_array(one).tolist()
+        for one in full.handed[0].graph.initializer
+        if "kv_scales" in one.name
+    }
+    assert len(fixed) == 3 + 2
+    assert fixed["target_kv_scales_2"] == pytest.approx([0.01, 0.01])
+    assert fixed["draft_kv_scales_1"] == [1, 1]
+    assert "KV cache not used" not in run("inspect", output).out
+
+
+@pytest.mark.parametrize("caches", CACHES)
+def test_a_head_size_without_kernels_is_refused(
+    run: Run,
+    engine_config: Path,
+    tmp_path: Path,
+    full: PluginTensorRt,
+    caches: str,
+) -> None:
+    """The shipped demo pairs have one too, 32."""
+    for config, size in ((engine_config, 16), ("demo", 32)):
+        options = [*FULL, *CACHES[caches], "--plugins", "-o", tmp_path / "bundle"]
+        run("build", "--target", config, *options).fails(
+            2, f"head size {size} has no kernel over paged or FP8 caches", "64, 128, 256"
+        )
+    assert not (tmp_path / "bundle").exists() and not full.handed

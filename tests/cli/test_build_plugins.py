@@ -1,0 +1,291 @@
+"""`build --plugins`: what TensorRT is handed, against stand-ins of its parser and registry."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from dflash_plugins.accept import launch as accept_launch
+from dflash_plugins.block_attention import launch
+from onnx import helper
+
+from dflash_trt.backends.tensorrt.build.plugins import hand_over, operation_forms, plugin_caches
+from dflash_trt.graph.functions import DFLASH_DOMAIN
+from tests.cli.bigram import write_bigram_pair
+from tests.cli.conftest import Run
+from tests.standins.plugin import FakePlugin
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
+pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
+pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
+
+import tensorrt_rtx as real
+
+from tests.standins.cuda import FakeCuda
+from tests.standins.stub_builder import FullBuilder, FullConfig, FullTensorRt
+
+FULL = ["--executor", "tensorrt", "--precision", "bf16", "--max-seq-len", "100"]
+AOT_FLAG, ALIASING = 7, "aliasing"
+PER_CALL = {"row_sample", "accept"}
+
+
+class PluginTensorRt(FullTensorRt):
+    """TensorRT with plugins: its parser finds those that were registered."""
+
+    def __init__(self, plugin: FakePlugin) -> None:
+        super().__init__()
+        self.plugin = plugin
+        self.Builder = PluginBuilder
+        self.handed: list[onnx.ModelProto] = []
+        self.PreviewFeature = type("PreviewFeature", (), {"ALIASED_PLUGIN_IO_10_03": ALIASING})
+        flags = {"STRONGLY_TYPED": 0, "PREFER_AOT_PYTHON_PLUGINS": AOT_FLAG}
+        self.NetworkDefinitionCreationFlag = type("Flag", (), flags)
+        self.DataType = real.DataType
+
+    def OnnxParser(self, network: Any, logger: Any) -> PluginParser:  # noqa: N802
+        return PluginParser(self, network, logger)
+
+
+class PluginBuilder(FullBuilder):
+    def create_network(self, flags: int) -> Any:
+        assert flags & 1 << AOT_FLAG
+        strong = 1 << int(real.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+        return self._builder.create_network(strong)
+
+    def create_builder_config(self) -> PluginConfig:
+        return PluginConfig(self._builder.create_builder_config())
+
+    def build_serialized_network_to_stream(self, network: Any, config: Any, writer: Any) -> bool:
+        assert config.features == [(ALIASING, True)]
+        return super().build_serialized_network_to_stream(network, config, writer)
+
+
+class PluginConfig(FullConfig):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.__dict__["features"] = []
+
+    def set_preview_feature(self, feature: Any, on: bool) -> None:
+        self.features.append((feature, on))
+
+
+class PluginParser:
+    """The real parser, over a model in which plugins pass their aliased inputs on."""
+
+    def __init__(self, trt: PluginTensorRt, network: Any, logger: Any) -> None:
+        self._trt = trt
+        self._parser = real.OnnxParser(network, logger)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+    def parse(self, data: bytes, path: str) -> bool:
+        model = onnx.load_from_string(data)
+        self._trt.handed.append(onnx.load_from_string(data))
+        functions = {(one.domain, one.name) for one in model.functions}
+        nodes = []
+        for node in model.graph.node:
+            if node.domain == "" or (node.domain, node.op_type) in functions:
+                nodes.append(node)
+                continue
+            nodes += self._pass_on(node)
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+        return bool(self._parser.parse(model.SerializeToString(), path))
+
+    def _pass_on(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        given = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        assert given.pop("plugin_version") == b"1"
+        namespace = given.pop("plugin_namespace").decode()
+        plugin = self._trt.plugin.plugins[f"{namespace}::{node.op_type}"]
+        assert given.keys() == plugin.attributes.keys()
+        assert len(node.input) == len(plugin.tensors)
+        if node.op_type.startswith("block_attention"):  # q has the type and shape of attended
+            is_last = not node.op_type.startswith("block_attention_split")
+            return [helper.make_node("Identity", [node.input[0]], [*node.output])] * is_last
+        if node.op_type == "row_sample":
+            return [helper.make_node("ArgMax", [node.input[0]], [*node.output], axis=2, keepdims=0)]
+        if node.op_type == "accept":
+            accepted, new_tokens, bonus, new_start = node.output
+            _, choices, start = node.input
+            return [
+                helper.make_node("Cast", [start], [accepted], to=onnx.TensorProto.INT32),
+                helper.make_node("Identity", [choices], [new_tokens]),
+                *(helper.make_node("Identity", [start], [name]) for name in (bonus, new_start)),
+            ]
+        caches = [plugin.tensors.index(name) for name in ("k_cache", "v_cache")]
+        return [
+            helper.make_node("Identity", [node.input[cache]], [output])
+            for cache, output in zip(caches, node.output, strict=True)
+        ]
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PluginTensorRt:
+    plugin = FakePlugin()
+    trt = PluginTensorRt(plugin)
+    monkeypatch.setitem(sys.modules, "tensorrt", trt)
+    monkeypatch.setitem(sys.modules, "tensorrt.plugin", plugin)
+    monkeypatch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: FakeCuda())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return trt
+
+
+def test_tensorrt_is_handed_plugins_in_place_of_bodies(
+    run: Run, engine_config: Path, tmp_path: Path, full: PluginTensorRt
+) -> None:
+    output = tmp_path / "bundle"
+    shown = run("build", "--target", engine_config, *FULL, "--plugins", "-o", output)
+    assert shown.code == 0, shown.err
+    assert full.plugin.plugins
+    target, draft, target_only = full.handed
+    calls = [node for node in target.graph.node if node.op_type == "kv_feature_injection"]
+    assert calls and all(not node.overload for node in calls)
+    for model, own in ((target, ["row_sample", "accept"]), (target_only, ["row_sample"])):
+        found = [node.op_type for node in model.graph.node if node.op_type in PER_CALL]
+        assert found == own
+        assert not {one.name for one in model.functions} & PER_CALL
+        assert "sampling" in {value.name for value in model.graph.input}
+        assert "candidate_ids" not in {value.name for value in model.graph.output}
+    assert not any(one.name == "kv_feature_injection" for one in target.functions)
+    assert {one.name for one in draft.functions} == {"TRT_Attention", "swiglu"}
+    # The bundle's own graph keeps the definition.
+    stored = onnx.load(output / "target.onnx", load_external_data=False)
+    assert any(one.name == "kv_feature_injection" for one in stored.functions)
+
+    manifest = json.loads((output / "manifest.json").read_text())
+    operations = {one["graph"]: one["operations"] for one in manifest["engines"]["files"]}
+    assert operations["target"] == {
+        "TRT_Attention_lower_right": "native",
+        "accept": "plugin",
+        "kv_feature_injection": "plugin",
+        "row_sample": "plugin",
+        "swiglu": "function",
+    }
+    assert "plugin" not in operations["draft"].values()
+    text = run("inspect", output).out
+    assert "kv_feature_injection plugin, row_sample plugin, swiglu function" in text
+    assert manifest["engines"]["draws"]
+    assert "tokens are drawn and accepted in the target's engine" in text
+    assert run("inspect", output, "--json").json["engines"]["files"][0]["operations"]
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_the_drafts_blocks_attend_by_plugins(
+    run: Run, tmp_path: Path, full: PluginTensorRt, monkeypatch: pytest.MonkeyPatch, is_long: bool
+) -> None:
+    """In one launch where the cache is short, in two where it is long; the target stays native."""
+    if is_long:
+        monkeypatch.setattr(launch, "RUN", 64)
+    config = write_bigram_pair(tmp_path / "pair", head_dim=64)
+    output = tmp_path / "bundle"
+    shown = run("build", "--target", config, *FULL, "--plugins", "-o", output)
+    assert shown.code == 0, shown.err
+    target, draft, _ = full.handed
+    assert "TRT_Attention" in {node.op_type for node in target.graph.node}
+    assert not {"TRT_Attention", "block_attention"} & {one.name for one in draft.functions}
+    calls = ["block_attention_split", "block_attention_merge"] if is_long else ["block_attention"]
+    found = [node.op_type for node in draft.graph.node if node.domain == DFLASH_DOMAIN]
+    layers = sum(node.op_type == "swiglu" for node in draft.graph.node)
+    assert [name for name in found if name != "swiglu"] == calls * layers
+    files = {one["graph"]: one for one in run("inspect", output, "--json").json["engines"]["files"]}
+    forms = dict.fromkeys(sorted(calls), "plugin") | {"swiglu": "function"}
+    assert files["draft"]["operations"] == forms
+    assert files["draft"]["fused_attentions"] == 0 < files["target"]["fused_attentions"]
+
+
+def test_without_the_option_bodies_stay(
+    run: Run, engine_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", FullTensorRt())
+    monkeypatch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: FakeCuda())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    output = tmp_path / "bundle"
+    assert run("build", "--target", engine_config, *FULL, "-o", output).code == 0
+    text = run("inspect", output).out
+    assert "kv_feature_injection function" in text
+    assert "row_sample" not in text and "tokens are drawn" not in text
+
+
+@pytest.mark.parametrize("executor", ["cpu", "tensorrt-rtx"])
+def test_only_tensorrt_takes_plugins(
+    run: Run, engine_config: Path, tmp_path: Path, executor: str
+) -> None:
+    options = ["--executor", executor, "--plugins", "-o", tmp_path / "bundle"]
+    run("build", "--target", engine_config, *options).fails(
+        2, "--plugins: only TensorRT takes this project's plugins", "--executor tensorrt"
+    )
+
+
+def test_what_plugins_need_is_asked_for_before_anything_is_written(
+    run: Run,
+    engine_config: Path,
+    tmp_path: Path,
+    full: PluginTensorRt,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build = ["build", "--target", engine_config, *FULL, "--plugins", "-o", tmp_path / "bundle"]
+    monkeypatch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: FakeCuda((8, 9)))
+    run(*build).fails(2, "--plugins: there are no kernels for sm_89", "sm_90, sm_100")
+    monkeypatch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: FakeCuda())
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "triton", None)
+        run(*build).fails(1, "Triton language is not installed", "dflash-trt[plugins]")
+    assert not (tmp_path / "bundle").exists()
+    monkeypatch.setitem(sys.modules, "tensorrt.plugin", None)
+    run(*build).fails(1, "--plugins: TensorRT does not load its plugin module")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_an_overload_is_part_of_a_plugins_name_and_absent_inputs_are_none() -> None:
+    call = helper.make_node(
+        "kv_feature_injection", ["k", "", "pool"], ["pool_out"], domain=DFLASH_DOMAIN
+    )
+    call.overload = "paged"
+    value = helper.make_tensor_value_info("pool", onnx.TensorProto.FLOAT, [1])
+    graph = helper.make_graph([call], "g", [value], [])
+    function = helper.make_function(
+        DFLASH_DOMAIN, "kv_feature_injection", [], [], [], [], overload="paged"
+    )
+    model = helper.make_model(graph, functions=[function])
+    known = {"kv_feature_injection_paged"}
+    (node,) = hand_over(model, known).graph.node
+    assert (node.op_type, list(node.input), node.overload) == (*known, ["k", "pool"], "")
+    assert model.graph.node[0].overload == "paged"
+    assert plugin_caches(model, known) == ["pool"]
+    assert operation_forms(hand_over(model, known), known) == {
+        "kv_feature_injection_paged": "plugin"
+    }
+    assert not plugin_caches(model, {"kv_feature_injection"})
+
+
+def test_manifests_from_before_drawing_and_such_that_contradict_themselves(
+    run: Run, engine_config: Path, tmp_path: Path, full: PluginTensorRt
+) -> None:
+    output = tmp_path / "bundle"
+    assert run("build", "--target", engine_config, *FULL, "--plugins", "-o", output).code == 0
+    path = output / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"executor": "tensorrt-rtx"}))
+    run("inspect", output).fails(1, "manifest.json", "engines that draw do not go with executor")
+    assert manifest["engines"].pop("draws") is True
+    path.write_text(json.dumps(manifest))
+    assert run("inspect", output, "--json").json["engines"]["draws"] is False
+
+
+def test_a_block_that_no_step_settles_is_refused_before_anything_is_written(
+    run: Run,
+    engine_config: Path,
+    tmp_path: Path,
+    full: PluginTensorRt,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accept_launch, "MAX_ROWS", 4)
+    build = ["build", "--target", engine_config, *FULL, "--plugins", "-o", tmp_path / "bundle"]
+    run(*build).fails(2, "--plugins: a step settles at most 4 rows, not a block of", "--block-size")
+    assert not (tmp_path / "bundle").exists()
+    assert run(*build, "--block-size", "4").code == 0

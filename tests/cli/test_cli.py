@@ -1,0 +1,345 @@
+"""The command line as a whole: what it has (frozen), and how it ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import dflash_trt.cli.targets as targets
+from dflash_trt import __version__
+from dflash_trt.cli.main import cli
+from dflash_trt.errors import DflashError
+from tests.cli.conftest import Run
+from tests.waiting import PATIENCE_S
+
+SAMPLING = ["--temperature", "--top-k", "--top-p", "--seed"]
+PROMPTS = ["--prompt", "--prompt-file", "--raw"]
+# Adding or renaming anything here is a promise to users: change it on purpose.
+FROZEN = {
+    "build": [
+        "--target",
+        "--target-checkpoint",
+        "--draft-checkpoint",
+        "--executor",
+        "--profile",
+        "--arch",
+        "--precision",
+        "--timing-cache",
+        "--draft-precision",
+        "--calibration",
+        "--exclude",
+        "--quantize-lm-head",
+        "--plugins",
+        "--max-batch",
+        "--max-seq-len",
+        "--block-size",
+        "--kv-layout",
+        "--kv-dtype",
+        "--page-size",
+        "--kv-pages",
+        "--copy-weights",
+        "--hash-weights",
+        "--overwrite",
+        "--trtllm-version",
+        "--block-schedule",
+        "--attention-backend",
+        "--eagle-checkpoint",
+        "--context-recompute-tail",
+        "-o/--output",
+    ],
+    "doctor": ["--gpu-check", "-o/--output", "--json"],
+    "generate": [
+        "BUNDLE",
+        "--url",
+        *PROMPTS,
+        "--max-tokens",
+        *SAMPLING,
+        "--stop",
+        "--ignore-eos",
+        "--block-size",
+        "--block-schedule",
+        "--no-speculation",
+        "--view",
+        "--threads",
+        "--json",
+    ],
+    "inspect": ["BUNDLE", "--verify", "--batch", "--context", "--gpu", "--json"],
+    "package": [
+        "BUNDLE",
+        "--no-speculation",
+        "--block-schedule",
+        "--max-queue-size",
+        "--threads",
+        "--overwrite",
+        "-o/--output",
+    ],
+    "quantize": [
+        "--checkpoint",
+        "--precision",
+        "--draft",
+        "--target-checkpoint",
+        "--calibration",
+        "--exclude",
+        "--quantize-lm-head",
+        "--quantize-fc",
+        "--overwrite",
+        "--json",
+        "-o/--output",
+    ],
+    "plan": [
+        "--target",
+        "--target-checkpoint",
+        "--draft-checkpoint",
+        "--gpu",
+        "--gpus",
+        "--interactivity",
+        "--input-tokens",
+        "--output-tokens",
+        "--context",
+        "--precision",
+        "--acceptance",
+        "--eagle3-tau",
+        "--tensor-parallel",
+        "--expert-parallel",
+        "--parameter",
+        "--measured",
+        "-o/--output",
+        "--json",
+    ],
+    "report": ["RESULTS", "-o/--output", "--interactivity", "--baseline", "--json"],
+    "serve": [
+        "REPO|BUNDLE",
+        "--host",
+        "--grpc-port",
+        "--http-port",
+        "--metrics-port",
+        "--openai-port",
+        "--no-speculation",
+        "--block-schedule",
+        "--log-file",
+    ],
+    "sweep": [
+        "--config",
+        "--name",
+        "--url",
+        "--model",
+        "--kind",
+        "--gpus",
+        "--baseline",
+        "--input-file",
+        "--dataset",
+        "--category",
+        "--tokenizer",
+        "--isl",
+        "--osl",
+        "--ignore-eos",
+        "--temperature",
+        "--top-p",
+        "--top-k",
+        "--seed",
+        "--concurrency",
+        "--request-rate",
+        "--request-count",
+        "--duration",
+        "--warmup",
+        "--repeats",
+        "--goodput",
+        "--timeout",
+        "--interactivity",
+        "--refine",
+        "-o/--output-dir",
+        "--json",
+    ],
+    "targets": ["--json"],
+    "tune": [
+        "BUNDLE",
+        *PROMPTS,
+        "--max-tokens",
+        *SAMPLING,
+        "--block-size",
+        "--batch",
+        "--rounds",
+        "--fallback",
+        "--dry-run",
+        "--remove",
+        "--threads",
+        "--json",
+        "-o/--output",
+    ],
+    "verify": [
+        "BUNDLE",
+        *PROMPTS,
+        "--max-tokens",
+        *SAMPLING,
+        "--block-size",
+        "--batch",
+        "--repeats",
+        "--against",
+        "--text",
+        "--fail-below-agreement",
+        "--max-tau-loss",
+        "--threads",
+        "--json",
+    ],
+}
+
+
+def _parameters(command: click.Command) -> list[str]:
+    return [
+        parameter.human_readable_name.upper()
+        if isinstance(parameter, click.Argument)
+        else "/".join(parameter.opts + parameter.secondary_opts)
+        for parameter in command.params
+    ]
+
+
+def test_commands_and_options_are_frozen() -> None:
+    context = click.Context(cli)
+    actual = {}
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
+        actual[name] = _parameters(command)
+    assert {name: sorted(options) for name, options in actual.items()} == {
+        name: sorted(options) for name, options in FROZEN.items()
+    }
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_help(run: Run, name: str) -> None:
+    outcome = run(name, "--help")
+    assert outcome.code == 0
+    for option in FROZEN[name]:
+        assert option.split("/")[-1] in outcome.out
+    assert run(name, "-h").out == outcome.out
+
+
+def test_group_help_and_version(run: Run) -> None:
+    shown = run("--help")
+    assert shown.code == 0 and all(name in shown.out for name in FROZEN)
+    assert run("--version").out == f"dflash-trt, version {__version__}\n"
+    bare = run()
+    assert bare.code == 2
+    assert bare.err.startswith("Usage: dflash-trt") and "error:" not in bare.err
+
+
+def test_unknown_command_and_option(run: Run) -> None:
+    run("biuld").fails(2, "biuld")
+    run("build", "--tagret", "demo").fails(2, "--tagret")
+    run("build").fails(2, "--target")
+    run("generate").fails(2, "BUNDLE")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "pieces"),
+    [
+        (DflashError("broke", where="there", fix="mend it"), 1, ["there: broke; mend it"]),
+        (DflashError("wrong", usage=True), 2, ["error: wrong"]),
+        (DflashError("a\nb\x1b[31m\udcffc é →", where="d\te"), 1, [r"d\te: a\nb\x1b[31m\udcffc é"]),
+        (OSError(28, "No space left on device", "/full"), 1, ["/full: No space left on device"]),
+        (PermissionError(13, "Permission denied", "/root/x"), 1, ["/root/x: Permission denied"]),
+        (OSError("odd"), 1, ["odd"]),
+        (MemoryError(), 1, ["out of memory"]),
+    ],
+)
+def test_every_failure_is_one_line(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    code: int,
+    pieces: list[str],
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(targets, "target_names", fail)
+    run("targets").fails(code, *pieces)
+
+
+def test_interruption(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(targets, "target_names", interrupt)
+    outcome = run("targets")
+    assert outcome.code == 130
+    assert outcome.err.split() == ["interrupted"]
+
+
+def _run_module(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dflash_trt", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
+        timeout=PATIENCE_S,
+    )
+
+
+def test_as_a_process(tmp_path: Path) -> None:
+    done = _run_module("inspect", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {tmp_path}: is not a bundle")
+    assert _run_module("targets").returncode == 0
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_cannot_show_everything(bundle: Path, encoding: str) -> None:
+    # The last line of `verify` has an ellipsis.
+    arguments = ["verify", str(bundle), "--prompt", "a", "--max-tokens", "4", "--repeats", "1"]
+    done = _run_module(*arguments, PYTHONIOENCODING=encoding)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "speed at batch 1" in done.stdout
+
+
+def test_light_commands_stay_light() -> None:
+    script = (
+        "import sys; from dflash_trt.cli.main import main; main(['targets']);"
+        "print(sorted({'onnx', 'onnxruntime', 'torch', 'huggingface_hub'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_targets(run: Run) -> None:
+    shown = run("targets")
+    assert shown.code == 0
+    lines = shown.out.splitlines()
+    listed: dict[str, Any] = run("targets", "--json").json
+    configs = {name: one for name, one in listed.items() if one["supported"]}
+    assert "demo" in configs and "qwen3-8b" in configs
+    for name in listed.keys() - configs.keys():
+        assert any(line.startswith("not yet: ") and name in line for line in lines)
+        assert any(listed[name]["reason"] in line for line in lines)
+        run("build", "--target", name).fails(2, f"{name} is not supported yet")
+    for name, config in configs.items():
+        assert all(profile in shown.out for profile in config["profiles"])
+        assert any(line.split()[0] == name and config["description"] in line for line in lines)
+        assert config["verified"] and config["max_seq_len"] >= 1
+
+
+def test_a_closed_stdout_is_no_traceback(bundle: Path) -> None:
+    command = f"{sys.executable} -m dflash_trt generate {bundle} --prompt a --max-tokens 3 >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr and "Error" not in done.stderr, done.stderr
+
+
+def test_memory_that_the_system_refuses_is_one_line(
+    run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("dflash_trt.cli.generate.open_executor", refuse)
+    run("generate", bundle, "--prompt", "a").fails(1, "out of memory", "--max-batch")

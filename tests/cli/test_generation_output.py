@@ -1,0 +1,48 @@
+"""Answers with channels on a terminal and in JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from dflash_trt.cli.generation_output import TextWriter, print_json
+from dflash_trt.runtime import TokenEvent, total
+from dflash_trt.text.harmony import HarmonyFormat
+from tests.serving.fronts import result_of
+from tests.text.harmony import encode, make_harmony
+from tests.text.test_harmony import ANALYSIS, FINAL
+
+FORM = HarmonyFormat.find(make_harmony())
+assert FORM is not None
+OPEN = partial(FORM.open, ("= ",))
+REASONING = "Simple: 2 + 2, é 🙂."
+
+
+def test_reasoning_stands_before_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    writer = TextWriter(view=False, quiet=False, count=1, channels=OPEN)
+    ids = encode(ANALYSIS + FINAL)
+    for index, token_id in enumerate(ids):
+        event = TokenEvent(
+            request_id=0,
+            token_ids=(token_id,),
+            accepted_tokens=0,
+            text="x",
+            pieces=("x",),
+            finish_reason="stop" if index == len(ids) - 1 else None,
+        )
+        writer.take(0, event)
+    assert capsys.readouterr().out == f"{REASONING}\n\n2 + 2 "
+
+
+def test_json_has_both(capsys: pytest.CaptureFixture[str]) -> None:
+    result = replace(result_of("x"), token_ids=tuple(encode(ANALYSIS + FINAL)))
+    summary = total([result.statistics], 1.0)
+    print_json([result], summary, OPEN)
+    described = json.loads(capsys.readouterr().out)
+    assert (described["text"], described["reasoning"]) == ("2 + 2 ", REASONING)
+    print_json([result], summary)
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["text"] == "x" and "reasoning" not in plain

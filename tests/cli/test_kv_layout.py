@@ -1,0 +1,269 @@
+"""`--kv-layout paged`: built, inspected, run and verified; what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from dflash_trt.cli.main import main
+from tests.cli.conftest import Run
+
+OPTIONS = ("--kv-layout", "paged", "--page-size", "8", "--kv-pages", "12")
+
+
+@pytest.fixture(scope="module")
+def paged(bigram_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve pages of 8, for up to four sequences of 64."""
+    folder = tmp_path_factory.mktemp("paged") / "bundle"
+    assert main(["build", "--target", str(bigram_config), "-o", str(folder), *OPTIONS]) == 0
+    return folder
+
+
+def test_a_build_says_what_the_pool_is(run: Run, bigram_config: Path, tmp_path: Path) -> None:
+    built = run("build", "--target", bigram_config, "-o", tmp_path / "b", "--kv-layout", "paged")
+    assert built.code == 0
+    line = built.out.splitlines()[-1]
+    assert line.startswith("KV caches: paged, 4 pages of 64 tokens, ")
+    assert json.loads((tmp_path / "b" / "manifest.json").read_text())["page_pool"] == {
+        "page_size": 64,
+        "pages": 4,
+    }
+
+
+def test_inspect_tells_the_layout(run: Run, paged: Path, bundle: Path) -> None:
+    answer = run("inspect", paged, "--json").json
+    assert (answer["kv_layout"], answer["page_pool"]) == ("paged", {"page_size": 8, "pages": 12})
+    bytes_of_a_page = 8 * sum(answer["cache_bytes_per_token"].values())
+    text = run("inspect", paged).out
+    assert f"12 pages of 8 tokens, {bytes_of_a_page:,} bytes each" in text
+    assert f"at most 96 tokens in {12 * bytes_of_a_page:,} bytes" in text
+    memory = run("inspect", paged, "--json", "--batch", "999").json["memory_bytes"]
+    assert memory["target_cache"] + memory["draft_cache"] == 12 * bytes_of_a_page
+    linear = run("inspect", bundle, "--json").json
+    assert (linear["kv_layout"], linear["page_pool"]) == ("linear", None)
+    assert "bytes per token (target + draft), linear" in run("inspect", bundle).out
+    assert run("inspect", paged, "--verify").code == 0
+
+
+@pytest.mark.parametrize("sampling", [(), ("--temperature", "0.9", "--seed", "7")])
+def test_generate_gives_what_linear_caches_give(
+    run: Run, paged: Path, bundle: Path, tmp_path: Path, sampling: tuple[str, ...]
+) -> None:
+    """Four prompts that begin alike, over pages for one and a half."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        "".join(json.dumps({"prompt": "a b c d e f g h i " + tail}) + "\n" for tail in "abcd")
+    )
+    arguments = ("--prompt-file", prompts, "--max-tokens", 40, "--ignore-eos", "--json", *sampling)
+    linear, pages = (run("generate", one, *arguments).json for one in (bundle, paged))
+    assert [one["token_ids"] for one in pages["requests"]] == [
+        one["token_ids"] for one in linear["requests"]
+    ]
+    assert pages["total"]["cached_prompt_tokens"] > 0 and pages["total"]["preemptions"] > 0
+    assert linear["total"]["cached_prompt_tokens"] is None
+    assert linear["total"]["preemptions"] is None
+    arguments = tuple(one for one in arguments if one != "--json")
+    assert "prompt tokens from shared pages" in run("generate", paged, *arguments).err
+
+
+def test_verify_covers_pages(run: Run, paged: Path) -> None:
+    answer = run(
+        "verify", paged, "--prompt", "a b c d e f g h", "--max-tokens", 30, "--repeats", 1, "--json"
+    ).json
+    assert answer["lossless"] and all(mode["identical"] for mode in answer["modes"])
+
+
+def test_verify_against_a_twin_reads_through_pages(run: Run, paged: Path, bundle: Path) -> None:
+    for pair in ((paged, bundle), (bundle, paged)):
+        outcome = run("verify", pair[0], "--against", pair[1], "--prompt", "a b c", "--json")
+        assert outcome.code == 0, outcome.err
+
+
+@pytest.fixture(scope="module", params=["linear", "paged"])
+def fp8(
+    request: pytest.FixtureRequest, bigram_config: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("fp8") / "bundle"
+    layout = OPTIONS if request.param == "paged" else ()
+    options = ["--kv-dtype", "fp8", *layout, "-o", str(folder)]
+    assert main(["build", "--target", str(bigram_config), *options]) == 0
+    return folder
+
+
+def test_fp8_caches_are_told_run_and_verified(run: Run, fp8: Path, bundle: Path) -> None:
+    answer, plain = (run("inspect", one, "--json").json for one in (fp8, bundle))
+    assert (answer["kv_dtype"], plain["kv_dtype"]) == ("fp8", "auto")
+    kept = answer["cache_bytes_per_token"]
+    assert kept == plain["cache_bytes_per_token"]
+    of_engines = f"{kept['target'] // 4:,} + {kept['draft'] // 4:,} bytes per token, scales of 1"
+    text = run("inspect", fp8).out
+    assert "FP8 (E4M3) values kept as float32; engines' codes take " + of_engines in text
+    assert "FP8" not in run("inspect", bundle).out
+    verified = run(
+        "verify", fp8, "--prompt", "a b c d e f g h", "--max-tokens", 30, "--repeats", 1, "--json"
+    ).json
+    assert verified["lossless"] and all(mode["identical"] for mode in verified["modes"])
+
+
+def add_scales(folder: Path, algorithm: str | None, **scales: float) -> None:
+    """Scales of a KV cache for the first layer of the target in `folder`, and what they are of."""
+    path = folder / "model.safetensors"
+    attention = "model.layers.0.self_attn."
+    added = {f"{attention}{kind}_proj.{kind}_scale": scales[kind] for kind in scales}
+    values = {name: np.array(value, np.float32) for name, value in added.items()}
+    save_file(load_file(path) | values, path)
+    stated = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": algorithm}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(stated))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "cache", "target"),
+    [
+        ("FP8", "2 of 16 scales from the checkpoints, else 1", "no linear quantised"),
+        ("NVFP4", "scales of 1", "no linear quantised; NVFP4 KV cache not used (2 scales)"),
+    ],
+)
+def test_whose_scales_are_used_is_told(
+    run: Run, own_pair: Path, tmp_path: Path, algorithm: str, cache: str, target: str
+) -> None:
+    add_scales(own_pair.parent / "target", algorithm, k=0.5, v=0.25)
+    built = run("build", "--target", own_pair, "--kv-dtype", "fp8", "-o", tmp_path / "b")
+    assert built.code == 0, built.err
+    *_, about_target, caches = built.out.splitlines()
+    assert about_target == f"quantised target: {target}"
+    assert caches.startswith("KV caches: linear; FP8") and caches.endswith(f", {cache}")
+    shown = run("inspect", tmp_path / "b").out
+    assert cache in shown and target in shown
+    model = onnx.load(tmp_path / "b" / "target.onnx", load_external_data=False)
+    fixed = {
+        one.name: onnx.numpy_helper.to_array(one).tolist()
+        for one in model.graph.initializer
+        if "kv_scales" in one.name
+    }
+    assert fixed["target_kv_scales_0"] == ([0.5, 0.25] if algorithm == "FP8" else [1, 1])
+    assert fixed["target_kv_scales_1"] == [1, 1]
+
+
+def test_quantising_keeps_the_scales_and_what_they_are_of(
+    run: Run, own_pair: Path, tmp_path: Path
+) -> None:
+    """The scales of an NVFP4 cache stay those of one in the checkpoint that is written."""
+    add_scales(own_pair.parent / "target", "NVFP4", k=0.5, v=0.25)
+    options = ["--precision", "fp8", "--kv-dtype", "fp8", "-o", tmp_path / "b"]
+    built = run("build", "--target", own_pair, *options)
+    assert built.code == 0, built.err
+    assert "NVFP4 KV cache not used (2 scales)" in built.out
+    assert built.out.splitlines()[-1].endswith(", scales of 1")
+    written = tmp_path / "b" / "weights" / "target"
+    stated = json.loads((written / "hf_quant_config.json").read_text())["quantization"]
+    assert (stated["quant_algo"], stated["kv_cache_quant_algo"]) == ("FP8", "NVFP4")
+
+
+def test_a_scale_that_is_none_is_told_before_anything_is_written(
+    run: Run, own_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_scales(own_pair.parent / "target", "FP8", k=0.5, v=float("inf"))
+    monkeypatch.setattr("dflash_trt.bundle.build.quantize_pair", pytest.fail)
+    for options in ([], ["--precision", "fp8"], ["--kv-layout", "paged"]):
+        output = ["--kv-dtype", "fp8", "-o", tmp_path / "b"]
+        outcome = run("build", "--target", own_pair, *options, *output)
+        outcome.fails(1, 'v_proj.v_scale": its value is inf', "leave out --kv-dtype fp8")
+        assert f"{own_pair.parent / 'target' / 'model.safetensors'}: " in outcome.err
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pieces"),
+    [
+        (["--page-size", 16], ["--page-size", "linear caches have no pages", "--kv-layout paged"]),
+        (["--kv-pages", 16], ["--kv-pages", "linear caches have no pages"]),
+        (["--kv-layout", "blocked"], ["--kv-layout", "blocked"]),
+        (["--kv-layout", "paged", "--page-size", 0], ["page size 0", "power of two"]),
+        (["--kv-layout", "paged", "--page-size", -8], ["page size -8", "power of two"]),
+        (["--kv-layout", "paged", "--page-size", 48], ["page size 48", "power of two"]),
+        (["--kv-layout", "paged", "--page-size", 4], ["page size 4", "from 8 to 1024"]),
+        (["--kv-layout", "paged", "--page-size", 2048], ["page size 2048"]),
+        (["--kv-layout", "paged", "--kv-pages", 0], ["--kv-pages", "0"]),
+        (["--kv-layout", "paged", "--kv-pages", 10**12], ["--kv-pages", str(10**12)]),
+        (
+            ["--kv-layout", "paged", "--page-size", 8, "--kv-pages", 7],
+            ["7 pages of 8 tokens do not hold one sequence of 64", "at least 8"],
+        ),
+        (
+            ["--kv-layout", "paged", "--max-batch", 1 << 22, "--page-size", 8],
+            ["33,554,432 pages are more than", "--kv-pages"],
+        ),
+        *(
+            ([*option, "--executor", executor], [" ".join(option), *pieces])
+            for option in (("--kv-layout", "paged"), ("--kv-dtype", "fp8"))
+            for executor, pieces in (
+                (
+                    "tensorrt-rtx",
+                    ["TensorRT-RTX has linear", "--executor tensorrt --plugins"],
+                ),
+                ("tensorrt", ["with this project's plugins alone", "add --plugins"]),
+                ("trtllm", ["TensorRT-LLM's caches are its own", "kv_cache_config"]),
+            )
+        ),
+        (["--kv-dtype", "int8"], ["--kv-dtype", "int8"]),
+        (["--kv-dtype", "fp8", "--page-size", 16], ["--page-size", "add --kv-layout paged"]),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    run: Run, bigram_config: Path, tmp_path: Path, arguments: list[object], pieces: list[str]
+) -> None:
+    run("build", "--target", bigram_config, "-o", tmp_path / "b", *arguments).fails(2, *pieces)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "pieces"),
+    [
+        ({"page_pool": {"page_size": 0, "pages": 12}}, ["page_pool.page_size", "power of two"]),
+        ({"page_pool": {"page_size": 12, "pages": 12}}, ["page_pool.page_size", "power of two"]),
+        ({"page_pool": {"page_size": 8, "pages": 0}}, ["page_pool.pages"]),
+        ({"page_pool": {"page_size": 8, "pages": 1 << 40}}, ["page_pool.pages"]),
+        ({"page_pool": {"page_size": 8, "pages": 7}}, ["does not hold one sequence"]),
+        ({"page_pool": {"page_size": 8, "pages": 12, "extra": 1}}, ["page_pool.extra"]),
+        ({"page_pool": [8, 12]}, ["page_pool"]),
+        ({"kv_dtype": "int4"}, ["kv_dtype"]),
+    ],
+)
+def test_a_manifest_that_was_tampered_with(
+    run: Run, paged: Path, tmp_path: Path, change: dict[str, Any], pieces: list[str]
+) -> None:
+    copy = _copy(paged, tmp_path, change)
+    for command in (["inspect", copy], ["generate", copy, "--prompt", "a"]):
+        run(*command).fails(1, "manifest.json", *pieces)
+
+
+@pytest.mark.parametrize("pool", [None, {"page_size": 16, "pages": 12}])
+def test_graphs_of_another_layout(
+    run: Run, paged: Path, tmp_path: Path, pool: dict[str, int] | None
+) -> None:
+    copy = _copy(paged, tmp_path, {"page_pool": pool})
+    run("generate", copy, "--prompt", "a").fails(1, ".onnx", "its caches are not the ones")
+
+
+def test_a_pool_that_no_memory_holds(run: Run, paged: Path, tmp_path: Path) -> None:
+    """Refused when it is opened, before anything is read into it."""
+    copy = _copy(paged, tmp_path, {"page_pool": {"page_size": 8, "pages": 1 << 24}})
+    path = copy / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["target"]["head_dim"] = 1 << 40
+    path.write_text(json.dumps(manifest))
+    run("generate", copy, "--prompt", "a").fails(1, "out of memory", "--kv-pages")
+
+
+def _copy(bundle: Path, tmp_path: Path, change: dict[str, Any]) -> Path:
+    copy = shutil.copytree(bundle, tmp_path / "copy")
+    path = copy / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    return copy

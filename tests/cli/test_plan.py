@@ -1,0 +1,177 @@
+"""`plan`: its answers as users see them, and every way to ask for what cannot be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.config import data_folder
+from dflash_trt.hardware.gpu import find_gpu
+from dflash_trt.planning.calibration import read_calibration
+from dflash_trt.planning.known_pairs import find_pair
+from dflash_trt.planning.memory import Layout
+from dflash_trt.planning.projection import make_projection
+from dflash_trt.planning.published import published_decodings
+from dflash_trt.planning.search import Site, Workload
+from tests.cli.conftest import Run
+
+GOLDEN = Path(__file__).with_name("plan_golden.txt")
+ASKED = ("plan", "--target", "gpt-oss-120b", "--gpu", "b300", "--interactivity")
+QWEN = ("plan", "--target", "qwen3-8b", "--gpu", "b200", "--interactivity", "300")
+
+
+def test_the_whole_answer(run: Run) -> None:
+    """Golden: `dflash-trt plan … --interactivity 500 --gpus 8` writes it again."""
+    shown = run(*ASKED, "500", "--gpus", "8")
+    assert shown.code == 0 and shown.err == ""
+    assert shown.out == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_json_has_fronts_and_accuracy(run: Run) -> None:
+    plan = run(*ASKED, "200", "--gpus", "8", "--json").json
+    assert plan["projection"] is True
+    answers = plan["answers"]
+    assert answers["DFlash"]["ratio"] > 1 and answers["autoregressive"]["ratio"] == 1
+    for kind, front in plan["fronts"].items():
+        rates = [point["interactivity"] for point in front]
+        assert rates == sorted(rates)
+        assert rates[-1] == plan["most_interactive"][kind]["interactivity"]
+    held_out = [one for one in plan["accuracy"] if not one["fitted"]]
+    assert len(held_out) > len(plan["accuracy"]) / 2
+
+
+def test_options_change_what_they_say(run: Run) -> None:
+    def throughput(*more: str) -> float:
+        return float(run(*QWEN, *more, "--json").json["answers"]["DFlash"]["throughput_per_gpu"])
+
+    base = throughput()
+    assert throughput("--precision", "fp8") > base
+    assert throughput("--acceptance", "9") > base > throughput("--acceptance", "4")
+    assert throughput("--input-tokens", "8000") < base
+    # Reserved, not held: it matters where memory binds.
+    assert throughput("--context", "8192") == base > throughput("--context", "40960")
+    assert throughput("--parameter", "step_overhead_us=200") > base
+    assert throughput("--gpus", "2", "--tensor-parallel", "2") != base
+    eagle = run(*QWEN, "--eagle3-tau", "6", "--json").json
+    assert eagle["acceptance"]["EAGLE-3"] == "given"
+
+
+def test_a_pair_of_ones_own(run: Run, tmp_path: Path) -> None:
+    demo = data_folder("demo_pair")
+    own = ("plan", "--target-checkpoint", demo / "target", "--draft-checkpoint", demo / "draft")
+    short = ("--gpu", "rtx-5090", "--interactivity", "500")
+    short += ("--input-tokens", "100", "--output-tokens", "100")
+    run(*own, *short).fails(2, "no τ is published", "--acceptance")
+    curve = tmp_path / "acceptance.json"
+    curve.write_text(json.dumps({"conditional": [0.9] * 7}))
+    plan = run(*own, *short, "--acceptance", curve, "--json").json
+    assert plan["acceptance"] == {"DFlash": "measured: acceptance.json"}
+    assert set(plan["answers"]) == {"autoregressive", "DFlash"}
+
+
+def test_a_page_and_a_picture(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the perf extra is not installed")
+    from tests.perf.test_report import Page
+
+    page = tmp_path / "new" / "plan.html"
+    assert run(*QWEN, "-o", page).code == 0
+    text = page.read_text(encoding="utf-8")
+    parsed = Page(text)
+    assert not any("//" in value or "url(h" in value for value in parsed.loads)
+    assert "http" not in text.replace("http-equiv", "")
+    assert parsed.figures["projection"] > 10 and not parsed.open
+    assert "PROJECTION, not measured: qwen3-8b on 1 × B200" in parsed.text
+    assert "Dashed lines are projections" in parsed.text and "held out" in parsed.text
+    picture = tmp_path / "plan.png"
+    assert run(*QWEN, "-o", picture).code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_measured_results_are_drawn_solid(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the perf extra is not installed")
+    from tests.perf.invented import invented_config, write_invented
+
+    results = tmp_path / "results"
+    write_invented(results, invented_config(gpus=1, concurrency=[1, 4, 16], repeats=1))
+    page = tmp_path / "plan.html"
+    assert run(*QWEN, "-o", page, "--measured", results).code == 0
+    text = page.read_text(encoding="utf-8")
+    assert "Solid lines are measured" in text and "only the chart's solid lines" in text
+    per_server = tmp_path / "per server"
+    write_invented(per_server, invented_config(concurrency=[1, 4], repeats=1))
+    other = tmp_path / "other.html"
+    run(*QWEN, "-o", other, "--measured", per_server).fails(2, str(per_server), "--gpus")
+    assert not other.exists()
+
+
+def test_no_label_covers_another() -> None:
+    """That of what is projected least of all."""
+    pytest.importorskip("matplotlib", reason="the perf extra is not installed")
+    from dflash_perf.projection.chart import draw_plan
+    from dflash_perf.report.style import chart_style
+
+    for gpu in ("b300", "rtx-pro-6000"):
+        layouts = (Layout(),)
+        site = Site(find_gpu(gpu), 1, layouts, read_calibration().parameters)
+        pair = find_pair("qwen3-8b")
+        plan = make_projection(
+            pair, site, Workload(1024, 1024, 2048), 100.0, published_decodings(pair)
+        )
+        with chart_style():
+            figure = draw_plan(plan).figure
+            figure.canvas.draw()
+            boxes = {text.get_text(): text.get_window_extent() for text in figure.axes[0].texts}
+        assert any("PROJECTION" in words for words in boxes)
+        for one, other in combinations(boxes, 2):
+            assert not boxes[one].overlaps(boxes[other]), (one, other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "pieces"),
+    [
+        ("--target gpt-oss-120b --gpu b30", 2, ["--gpu", "nearest: 'b300'"]),
+        ("--target gpt-oss-12b --gpu b300", 2, ["--target", "nearest: 'gpt-oss-120b'"]),
+        ("--target gpt-oss-120b --gpu b300 --gpus 0", 2, ["--gpus"]),
+        ("--target gpt-oss-120b --gpu b300 --context 200000", 2, ["200,000", "131,072"]),
+        ("--target gpt-oss-120b --gpu b300 --context 100", 2, ["--context", "100 tokens"]),
+        ("--target gpt-oss-120b --gpu b300 --gpus 3 --tensor-parallel 3", 2, ["64 attention"]),
+        ("--target gpt-oss-120b --gpu b300 --gpus 4 --tensor-parallel 8", 2, ["do not fill 4"]),
+        ("--target qwen3-8b --gpu b300 --gpus 4 --expert-parallel 4", 2, ["no experts"]),
+        ("--target gpt-oss-120b --gpu rtx-5090", 1, ["65.2 GB of weights", "--gpus"]),
+        ("--target qwen3-8b --gpu b300 --acceptance 17", 2, ["between 1 and 16"]),
+        ("--target qwen3-8b --gpu b300 --acceptance nan", 2, ["between 1 and 16"]),
+        ("--target qwen3-8b --gpu b300 --acceptance nofile", 2, ["neither a number nor a file"]),
+        ("--target qwen3-8b --gpu b300 --eagle3-tau 40", 2, ["--eagle3-tau"]),
+        ("--target qwen3-8b --gpu b300 --parameter layer=1", 2, ["nearest: 'layer_overhead_us'"]),
+        ("--target qwen3-8b --gpu b300 --parameter link_fraction=2", 2, ["at most 1"]),
+        ("--target qwen3-8b --gpu b300 --parameter link_fraction", 2, ["not a number"]),
+        ("--target qwen3-8b --gpu b300 --target-checkpoint .", 2, ["--draft-checkpoint"]),
+        ("--gpu b300", 2, ["--target"]),
+        ("--target qwen3-8b --gpu b300 -o plan.pdf", 2, ["plan.pdf", ".html"]),
+        ("--target qwen3-8b --gpu b300 --measured .", 2, ["--measured"]),
+    ],
+)
+def test_bad_input(run: Run, arguments: str, code: int, pieces: list[str]) -> None:
+    run("plan", *arguments.split(), "--interactivity", "100").fails(code, *pieces)
+
+
+@pytest.mark.parametrize("rate", ["-5", "0", "inf", "fast", "100,200"])
+def test_interactivity_is_one_number_above_zero(run: Run, rate: str) -> None:
+    run(*ASKED[:-1], f"--interactivity={rate}").fails(2, "--interactivity")
+
+
+def test_a_plan_needs_no_extra() -> None:
+    heavy = {"aiohttp", "matplotlib", "onnxruntime", "scipy", "torch", "tritonclient"}
+    script = (
+        f"import sys; from dflash_trt.cli.main import main; assert main({list(QWEN)!r}) == 0;"
+        f"print(sorted({heavy!r} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,229 @@
+"""Bundles of engines on a stand-in GPU: built, run, and refused before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_trt.backends.base import KvPages
+from dflash_trt.backends.tensorrt.build.profiles import profiles
+from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.bundle.engines import engine_limits
+from dflash_trt.cli.main import main
+from tests.cli.conftest import Run
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
+pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
+
+from tests.standins.cuda import FakeCuda
+from tests.standins.stub_builder import FullTensorRt, StubBuilder
+from tests.standins.tensorrt import FakeTensorRt, Plan
+
+ABAB = "ababababab"
+
+
+@pytest.fixture(scope="module")
+def rtx_bundle(engine_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Engines of the bigram pair; float16, which ONNX Runtime computes on a CPU as well."""
+    folder = tmp_path_factory.mktemp("rtx") / "bundle"
+    options = ["--executor", "tensorrt-rtx", "--precision", "fp16", "--max-seq-len", "128"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tensorrt_rtx.Builder", StubBuilder)
+        assert main(["build", "--target", str(engine_config), *options, "-o", str(folder)]) == 0
+    return folder
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, cuda: FakeCuda) -> FakeTensorRt:
+    """Puts a stand-in GPU and library under everything that opens the bundle in `folder`."""
+    trt = FakeTensorRt(cuda)
+    bundle = open_bundle(folder)
+    assert bundle.manifest.engines is not None
+    shapes = engine_limits(
+        bundle.manifest.limits, bundle.manifest.target, bundle.manifest.graph_form
+    )
+    pool = bundle.manifest.page_pool
+    pages = None if pool is None else KvPages(pool.pages, pool.page_size)
+    for engine in bundle.manifest.engines.files:
+        graph = folder / f"{engine.graph}.onnx"
+        plan = Plan(graph, profiles(engine.graph, shapes), shapes.cache_length, pages)
+        trt.add(folder / engine.path, plan)
+    monkeypatch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: cuda)
+    monkeypatch.setattr(
+        "dflash_trt.backends.tensorrt.run.open_engines.load_library", lambda library: trt
+    )
+    return trt
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "dflash-trt"
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--no-speculation"], ["--temperature", 0.01, "--top-k", 5]]
+)
+def test_generate(
+    run: Run, rtx_bundle: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path, options: list[Any]
+) -> None:
+    cuda = FakeCuda()
+    trt = stand_in(monkeypatch, rtx_bundle, cuda)
+    trt.kernels = b"kernels"
+    outcome = run("generate", rtx_bundle, "--prompt", "b", "--max-tokens", 10, *options, "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["text"] == ABAB
+    assert cuda.is_clean
+    assert [path.read_bytes() for path in own_cache.iterdir()] == [b"kernels"]
+
+
+def test_verify(run: Run, rtx_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, rtx_bundle, FakeCuda())
+    common = ["verify", rtx_bundle, "--prompt", "b9a", "--max-tokens", 12, "--repeats", 1]
+    outcome = run(*common, "--batch", "1,3")
+    assert outcome.code == 0, (outcome.out, outcome.err)
+    assert "DFlash block 8, batch 3" in outcome.out and "ratio" in outcome.out
+
+
+def _edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def _engine(folder: Path) -> Path:
+    return folder / "engines" / "tensorrt-rtx-sm_120" / "draft.engine"
+
+
+def _corrupt(folder: Path, trt: FakeTensorRt) -> None:
+    data = bytearray(_engine(folder).read_bytes())
+    data[len(data) // 2] ^= 255
+    _engine(folder).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "pieces"),
+    [
+        (
+            lambda folder, trt: setattr(trt.cuda, "arch", (9, 0)),
+            ["built for sm_120, this GPU is sm_90 (Stand-in GPU)", "--arch sm_90"],
+        ),
+        (
+            lambda folder, trt: setattr(trt.cuda, "count", 0),
+            ["no CUDA device: none is visible", "--executor cpu"],
+        ),
+        (
+            lambda folder, trt: _edit(
+                folder, lambda one: one["engines"].update(library_version="1.6.0.5")
+            ),
+            ["built with TensorRT-RTX 1.6.0.5, installed is 1.7"],
+        ),
+        (
+            lambda folder, trt: _edit(folder, lambda one: one["engines"]["files"].pop(1)),
+            ["holds no draft engine", "build the bundle again"],
+        ),
+        (
+            lambda folder, trt: _engine(folder).write_bytes(_engine(folder).read_bytes()[:5]),
+            ["draft.engine", "has 5 bytes, the manifest says"],
+        ),
+        (_corrupt, ["draft.engine", "cannot load it: the engine is not mine", "inspect --verify"]),
+        (
+            lambda folder, trt: setattr(trt, "diagnostics", 32 | 2),
+            ["target.engine", "does not accept it: ", "malformed engine"],
+        ),
+        (lambda folder, trt: setattr(trt.cuda, "total", 1 << 16), ["do not fit Stand-in GPU"]),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_line(
+    run: Run,
+    rtx_bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[Path, FakeTensorRt], Any],
+    pieces: list[str],
+) -> None:
+    folder = shutil.copytree(rtx_bundle, tmp_path / "bundle")
+    cuda = FakeCuda()
+    trt = stand_in(monkeypatch, folder, cuda)
+    damage(folder, trt)
+    run("generate", folder, "--prompt", "b").fails(1, *pieces)
+    assert cuda.is_clean and trt.executions == 0
+
+
+def test_a_missing_library(run: Run, rtx_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
+    run("generate", rtx_bundle, "--prompt", "b").fails(1, "TensorRT-RTX is not installed")
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
+    run("verify", rtx_bundle, "--prompt", "b").fails(1, "cuda-python is not installed")
+
+
+FULL = ["--executor", "tensorrt", "--precision", "fp16", "--max-seq-len", "100"]
+
+
+def test_tensorrt_builds_for_the_gpu_that_is_here(
+    run: Run,
+    engine_config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own_cache: Path,
+) -> None:
+    cuda, full = FakeCuda(), FullTensorRt()
+    monkeypatch.setitem(sys.modules, "tensorrt", full)
+    monkeypatch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: cuda)
+    output = tmp_path / "bundle"
+    build = ["build", "--target", engine_config, *FULL, "-o", output]
+    shown = run(*build)
+    assert shown.code == 0, shown.err
+    assert "engines for sm_120 in float16" in shown.out
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert manifest["executor"] == "tensorrt" and manifest["libraries"]["tensorrt"] == "11.4.0"
+    assert manifest["engines"]["cache_length"] == 112
+    assert (output / "engines" / "tensorrt-sm_120" / "target.engine").is_file()
+    (cache,) = own_cache.iterdir()
+    assert cache.name == "timing-11.4.0-sm_120.cache" and cache.read_bytes() == b"timings 3"
+    # A build that knows the timings, and one whose cache is another GPU's.
+    assert run(*build, "--overwrite").code == 0 and cache.read_bytes() == b"timings 6"
+    own = tmp_path / "own.cache"
+    own.write_bytes(b"of another GPU")
+    assert run(*build, "--overwrite", "--timing-cache", own).code == 0
+    assert own.read_bytes() == b"timings 3"
+
+    trt = stand_in(monkeypatch, output, cuda)
+    trt.version = "11.4.0"
+    outcome = run("generate", output, "--prompt", "b", "--max-tokens", 10, "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["text"] == ABAB
+    assert "for executor tensorrt (float16 compute)" in run("inspect", output).out
+
+
+def test_tensorrt_refuses_other_gpus(
+    run: Run, engine_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = FakeCuda()
+    build = ["build", "--target", engine_config, *FULL, "-o", tmp_path / "bundle"]
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    run(*build).fails(1, "TensorRT is not installed", "NVIDIA's package index")
+    monkeypatch.setitem(sys.modules, "tensorrt", FullTensorRt(version=""))
+    run(*build).fails(1, "TensorRT is not installed: tensorrt is an empty package")
+    monkeypatch.setitem(sys.modules, "tensorrt", FullTensorRt(version="10.9.0"))
+    run(*build).fails(1, "TensorRT 10.9.0 is too old, 10.16 or newer")
+    monkeypatch.setitem(sys.modules, "tensorrt", FullTensorRt())
+    monkeypatch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: cuda)
+    run(*build, "--arch", "sm_100").fails(
+        2, "--arch: TensorRT builds for the GPU that is here, sm_120, not for sm_100", "B200"
+    )
+    run(*build, "--arch", "sm_70").fails(2, "no TensorRT engines for 'sm_70'", "sm_100")
+    cuda.count = 0
+    run(*build).fails(1, "no CUDA device: none is visible")
+    cuda.count, cuda.arch = 1, (7, 5)
+    run(*build).fails(2, "no TensorRT engines for 'sm_75'")
+    assert not (tmp_path / "bundle").exists()
+    run("build", "--target", engine_config, "--timing-cache", "x", "-o", tmp_path / "b").fails(
+        2, "--timing-cache: only TensorRT measures"
+    )

@@ -1,0 +1,222 @@
+"""Bundles of engines with paged FP8 caches: built, run and looked at, on a stand-in GPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
+pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
+pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
+
+from dflash_plugins.block_attention import launch
+
+from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.bundle.engine_memory import bundle_scratch, split_scratch
+from dflash_trt.bundle.manifest import Limits
+from dflash_trt.cli.main import main
+from dflash_trt.config import MAX_COUNT
+from tests.cli.bigram import write_bigram_pair
+from tests.cli.conftest import Run
+from tests.cli.test_build_plugins import PluginTensorRt
+from tests.cli.test_run_engines import stand_in
+from tests.standins.cuda import FakeCuda
+from tests.standins.plugin import FakePlugin
+from tests.standins.tensorrt import FakeTensorRt
+
+ENGINES = ["--executor", "tensorrt", "--precision", "fp16", "--plugins", "--max-seq-len", "128"]
+CACHES = ["--kv-layout", "paged", "--page-size", "16", "--kv-pages", "20", "--kv-dtype", "fp8"]
+SHARES_RUN = 64
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bigram pair of a head size that has kernels."""
+    return write_bigram_pair(tmp_path_factory.mktemp("bigram"), head_dim=64, layers=4)
+
+
+@pytest.fixture(scope="module")
+def fp8(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty pages of 16 for up to four sequences of 128, which split attention reads."""
+    folder = tmp_path_factory.mktemp("fp8")
+    with pytest.MonkeyPatch.context() as patch:
+        builder(patch, folder)
+        patch.setattr(launch, "RUN", SHARES_RUN)
+        command = ["build", "--target", str(config), *ENGINES, *CACHES]
+        assert main([*command, "-o", str(folder / "bundle")]) == 0
+    return folder / "bundle"
+
+
+def builder(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    trt = PluginTensorRt(FakePlugin())
+    patch.setitem(sys.modules, "tensorrt", trt)
+    patch.setitem(sys.modules, "tensorrt.plugin", trt.plugin)
+    patch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: FakeCuda())
+    patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def run_on(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FakeTensorRt:
+    trt = stand_in(monkeypatch, folder, FakeCuda())
+    trt.version = "11.4.0"
+    return trt
+
+
+def test_generate_verify_and_tune(
+    run: Run, fp8: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trt = run_on(monkeypatch, fp8)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": "cab" * 9 + c}) + "\n" for c in "abcb"))
+    generated = run("generate", fp8, "--prompt-file", prompts, "--max-tokens", 60, "--json")
+    assert generated.code == 0, generated.err
+    texts = [one["text"] for one in generated.json["requests"]]
+    assert texts == ["ba" * 30, "ab" * 30, "c" * 60, "ab" * 30]
+    assert generated.json["total"]["cached_prompt_tokens"] == 3 * 16, "pages are shared"
+    common = ["--prompt-file", prompts, "--max-tokens", 12]
+    verified = run("verify", fp8, *common, "--repeats", 1, "--batch", "4")
+    assert verified.code == 0, (verified.out, verified.err)
+    monkeypatch.setattr("dflash_trt.tuning.blocks.STEPS_SECONDS", 0.0)
+    monkeypatch.setattr("dflash_trt.tuning.blocks.LEAST_STEPS", 8)
+    copy = shutil.copytree(fp8, tmp_path / "bundle")
+    run_on(monkeypatch, copy)
+    quick = ["--block-size", "4", "--batch", "1,4", "--rounds", "1"]
+    tuned = run("tune", copy, *common, *quick)
+    assert tuned.code == 0, tuned.err
+    assert trt.cuda.is_clean
+
+
+def test_figures_are_those_of_pages_and_codes(run: Run, fp8: Path) -> None:
+    answer = run("inspect", fp8, "--gpu", "b200", "--context", 100, "--json").json
+    target, draft = answer["target"], answer["draft"]
+    token = sum(2 * one["layers"] * one["kv_heads"] * 64 for one in (target, draft))
+    assert sum(answer["cache_bytes_per_token"].values()) == token  # a byte an element
+    fit = answer["fit"]
+    free = fit["gpu_memory"] - fit["weights"] - fit["workspace"]
+    assert fit["token"] == token
+    assert fit["users"]["100"] == free // (7 * 16 * token)  # seven pages of 16 hold 100
+    text = run("inspect", fp8).out
+    assert f"20 pages of 16 tokens, {16 * token:,} bytes each" in text
+    assert f"in {320 * token:,} bytes, allocated whole; FP8 (E4M3) codes" in text
+
+
+def test_workspace_counts_the_shares(
+    run: Run, fp8: Path, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "RUN", SHARES_RUN)
+    manifest = open_bundle(fp8).manifest
+    heads, rows = manifest.target.heads, manifest.limits.max_batch * manifest.limits.block_size
+    shares = bundle_scratch(manifest)
+    # Decode steps split 128 positions in two; a chunk's rows are not split, but for a few.
+    assert shares >= 2 * heads * rows * (64 + 1) * 4
+    with_shares = run("inspect", fp8, "--gpu", "b200", "--json").json["fit"]["workspace"]
+    monkeypatch.setattr("dflash_trt.planning.bundle_fit.bundle_scratch", lambda manifest: 0)
+    assert (
+        with_shares - shares
+        == run("inspect", fp8, "--gpu", "b200", "--json").json["fit"]["workspace"]
+    )
+    builder(monkeypatch, tmp_path)
+    built = run("build", "--target", config, *ENGINES, *CACHES, "-o", tmp_path / "bundle")
+    assert built.code == 0, built.err
+    assert "paged caches " in built.out and "(21 × 16 positions, allocated whole)" in built.out
+    assert ", shares of split attention " in built.out
+
+
+def test_shares_of_a_large_batch(fp8: Path) -> None:
+    """64 sequences of gpt-oss-120b's heads, at 128k: a step's shares are what is largest."""
+    manifest = open_bundle(fp8).manifest
+    windows = [None, 128]
+    target = manifest.target.model_copy(
+        update={"heads": 64, "head_dim": 64, "layer_windows": windows}
+    )
+    draft = manifest.draft.model_copy(update={"heads": 64, "head_dim": 64})
+    limits = Limits(max_batch=64, max_seq_len=1 << 17, block_size=8, prefill_chunk=512)
+    form = manifest.graph_form
+    split = 64 * 64 * 32 * 8 * 65 * 4
+    assert split_scratch(target, draft, limits, form, 1 << 17) == split
+    narrow = draft.model_copy(update={"head_dim": 96})  # native attention: no kernel has it
+    linear = manifest.model_copy(update={"page_pool": None, "kv_dtype": "auto"}).graph_form
+    assert split_scratch(target, draft, limits, linear, 1 << 17) == split
+    assert split_scratch(target, narrow, limits, linear, 1 << 17) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "pieces"),
+    [
+        (
+            ("--kv-pages", "1000000", "--page-size", "256"),
+            ["of paged caches (1000000 × 256", "exceed the largest", "lower --kv-pages or --max"],
+        ),
+        (("--max-batch", "1000000"), ["of attention's shares exceed the largest sm_120 device"]),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_anything_is_written(
+    run: Run,
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    pieces: list[str],
+) -> None:
+    monkeypatch.setattr(launch, "RUN", 4)  # 32 shares
+    builder(monkeypatch, tmp_path)
+    build = ["build", "--target", config, *ENGINES, *CACHES, *options]
+    run(*build, "-o", tmp_path / "bundle").fails(2, *pieces)
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "pieces"),
+    [
+        (lambda m: m["page_pool"].update(page_size=0), ["page_size", "power of two"]),
+        (lambda m: m["page_pool"].update(page_size=-16), ["page_size", "power of two"]),
+        (lambda m: m["page_pool"].update(pages=0), ["pages"]),
+        (lambda m: m["page_pool"].update(pages=1 << 40), ["pages"]),
+        (lambda m: m["page_pool"].update(pages=7), ["page_pool does not hold one sequence"]),
+        (lambda m: m.update(kv_dtype="fp4"), ["kv_dtype"]),
+        (lambda m: m.update(executor="tensorrt-rtx"), ["engines that draw do not go with"]),
+        (
+            lambda m: (m.update(executor="tensorrt-rtx"), m["engines"].update(draws=False)),
+            ["paged or FP8 caches do not go with"],
+        ),
+        (
+            lambda m: m["page_pool"].update(pages=MAX_COUNT),
+            ["paged caches", "pages of 16 positions", "do not fit Stand-in GPU", "--kv-pages"],
+        ),
+        (
+            lambda m: m["page_pool"].update(pages=21),
+            ["target_k_0 has shape [21, 16,", "the manifest says [22, 16,"],
+        ),
+        (
+            lambda m: m["page_pool"].update(page_size=32),
+            ["page_table has shape [-1, 8], the manifest says [-1, 4]"],
+        ),
+        (lambda m: m.update(page_pool=None), ["its tensors differ in page_table"]),
+        (lambda m: m.update(kv_dtype="auto"), ["target_k_0 is FP8, the manifest says HALF"]),
+    ],
+)
+def test_a_manifest_that_lies_is_refused_in_one_line(
+    run: Run,
+    fp8: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[dict[str, Any]], Any],
+    pieces: list[str],
+) -> None:
+    folder = shutil.copytree(fp8, tmp_path / "bundle")
+    trt = run_on(monkeypatch, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    run("generate", folder, "--prompt", "b").fails(1, *pieces)
+    assert trt.cuda.is_clean and trt.executions == 0

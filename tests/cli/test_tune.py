@@ -1,0 +1,268 @@
+"""`tune`: what it writes, who follows it, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_trt.bundle import attach
+from dflash_trt.bundle.attach import attach_file
+from dflash_trt.bundle.bundle import open_bundle, verify_bundle
+from dflash_trt.serving.server.repository import BUNDLE_FOLDER
+from dflash_trt.speculation.schedule import SCHEDULE_NAME, BlockSchedule
+from tests.cli.conftest import Run
+
+# The pair's drafts are right once a step after "a", and never after "0": see bigram.py.
+QUICK = ["--max-tokens", "60", "--block-size", "2,4", "--batch", "1,4", "--rounds", "1"]
+PROMPTS = """{"prompt": "a"}
+{"prompt": "bb"}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hurry() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dflash_trt.tuning.blocks.STEPS_SECONDS", 0.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Arguments of a `tune` that takes no time: two prompts, two blocks, two batches."""
+    file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    file.write_text(PROMPTS)
+    return [*QUICK, "--prompt-file", str(file)]
+
+
+@pytest.fixture(scope="module")
+def tuned(bundle: Path, quick: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the bundle with a schedule of its own."""
+    from dflash_trt.cli.main import main
+
+    folder = tmp_path_factory.mktemp("tuned") / "bundle"
+    shutil.copytree(bundle, folder)
+    assert main(["tune", str(folder), *quick]) == 0
+    return folder
+
+
+@pytest.fixture
+def mine(tuned: Path, tmp_path: Path) -> Path:
+    """A copy of that to change."""
+    return shutil.copytree(tuned, tmp_path / "bundle")
+
+
+def test_what_it_measures_and_writes(run: Run, tuned: Path) -> None:
+    opened = open_bundle(tuned)
+    assert f"{SCHEDULE_NAME}: sha256 matches" in verify_bundle(opened, lambda count: None)
+    schedule = BlockSchedule.read(tuned / SCHEDULE_NAME)
+    measured = schedule.measured
+    assert measured is not None
+    assert (schedule.executor, schedule.max_batch) == ("cpu", 4)
+    assert (measured.prompts, measured.max_tokens, measured.block_sizes) == (2, 60, [2, 4])
+    assert [step.batch for step in measured.steps] == [1, 4]
+    # "abab…": every second draft "b" is right, and only where it is the first of its block.
+    assert measured.acceptance == [[pytest.approx(1, abs=0.05)], [pytest.approx(1, abs=0.05), 0, 0]]
+    assert measured.acceptance_lengths == pytest.approx([2.0, 2.0], abs=0.05)
+    shown = run("inspect", tuned)
+    assert shown.code == 0 and f"blocks  {schedule.describe()}" in shown.out
+    assert run("inspect", tuned, "--json").json["block_schedule"] == schedule.to_json()
+
+
+def test_the_table(run: Run, mine: Path, quick: list[str]) -> None:
+    shown = run("tune", mine, *quick, "--dry-run")
+    assert shown.code == 0
+    head, *rows = shown.out.splitlines()[2:5]
+    assert head.split() == ["batch", "target_only", "fed", "block", "2", "block", "4"]
+    assert [row.split()[0] for row in rows] == ["1", "4"]
+    assert all(row.count("*") == 1 and len(row) == len(head) for row in rows)
+    assert "schedule: " in shown.out and "TensorRT-LLM: " in shown.out
+    assert shown.out.splitlines()[-1] == "nothing written (--dry-run)"
+
+
+def test_json_and_a_file_of_its_own(
+    run: Run, bundle: Path, quick: list[str], tmp_path: Path
+) -> None:
+    before = sorted(path.name for path in bundle.iterdir())
+    file = tmp_path / "schedule.json"
+    answer = run("tune", bundle, *quick, "-o", file, "--fallback", "target", "--json").json
+    assert answer["schedule"] == json.loads(file.read_text())
+    assert answer["schedule"]["fallback"] == "target" and answer["written"] == str(file)
+    for row in answer["tokens_per_second"]:
+        assert row["blocks"].keys() == {"2", "4"} and row["target_only"] > 0 and row["target"] > 0
+    assert sorted(path.name for path in bundle.iterdir()) == before
+
+
+def _force(folder: Path, *blocks: int, **fields: Any) -> Path:
+    """A file with the bundle's schedule, changed to `blocks` by batch."""
+    known = json.loads((folder / SCHEDULE_NAME).read_text())
+    known["blocks"] = [
+        {"max_batch": batch, "block_size": block} for batch, block in enumerate(blocks, start=1)
+    ]
+    path = folder.parent / "forced.json"
+    path.write_text(json.dumps({**known, **fields}))
+    return path
+
+
+def test_generate_follows_it_unless_told_otherwise(run: Run, mine: Path) -> None:
+    forced = _force(mine, 2, 2, 2, 2)
+    attach_file(open_bundle(mine), SCHEDULE_NAME, forced.read_bytes())
+
+    def drafted(*options: object) -> tuple[str, float]:
+        answer = run("generate", mine, "--prompt", "a", "--max-tokens", 21, *options, "--json")
+        assert answer.code == 0, answer.err
+        result = answer.json
+        return result["text"], round(result["drafted_tokens"] / result["steps"], 1)
+
+    text, per_step = drafted()
+    assert per_step == 1, "block 2 by the schedule"
+    assert drafted("--block-schedule", "none") == (text, 7.0), "the trained block"
+    assert drafted("--block-size", 4) == (text, 3.0), "a fixed block comes first"
+    assert drafted("--no-speculation") == (text, 0.0)
+    other = _force(mine, 1, 1, 1, 1, fallback="target_only")
+    assert drafted("--block-schedule", other) == (text, 0.0)
+
+
+def test_another_number_of_threads_is_noted(run: Run, mine: Path, tmp_path: Path) -> None:
+    measured = json.loads((mine / SCHEDULE_NAME).read_text())["measured"]
+    other = _force(mine, 2, 2, 2, 2, measured={**measured, "threads": 2})
+    note = "note: the block schedule was measured with --threads 2, not 1: `dflash-trt tune"
+    generate = ["generate", mine, "--prompt", "a", "--max-tokens", 3]
+    assert note in run(*generate, "--block-schedule", other).err
+    assert note not in run(*generate, "--block-schedule", other, "--threads", 2).err
+    assert "note:" not in run(*generate).err
+    package = ["package", mine, "--overwrite", "-o", tmp_path / "r"]
+    assert note in run(*package, "--block-schedule", other).err
+    assert "note:" not in run(*package, "--block-schedule", other, "--threads", 2).err
+    assert "note:" not in run(*package, "--no-speculation").err
+
+
+def test_it_can_be_removed(run: Run, mine: Path) -> None:
+    removed = run("tune", mine, "--remove")
+    assert (removed.code, removed.out) == (0, f"removed {mine / SCHEDULE_NAME}\n")
+    opened = open_bundle(mine)
+    assert SCHEDULE_NAME not in {file.path for file in opened.manifest.files}
+    assert not (mine / SCHEDULE_NAME).exists()
+    verify_bundle(opened, lambda count: None)
+    run("tune", mine, "--remove").fails(2, str(mine), "has no schedule to remove")
+    run("tune", mine, "--remove", "--rounds", 2).fails(2, "--rounds", "--remove")
+    run("tune", mine, "--remove", "--prompt", "a").fails(2, "--prompt", "--remove")
+
+
+def test_an_interrupted_removal_leaves_a_whole_bundle(
+    run: Run, mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the manifest without it and the file's end; repeating takes the file too."""
+
+    def unlink(self: Path, missing_ok: bool = False) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unlink)
+        assert run("tune", mine, "--remove").code == 130
+    verify_bundle(open_bundle(mine), lambda count: None)
+    assert (mine / SCHEDULE_NAME).exists()
+    assert run("tune", mine, "--remove").code == 0
+    assert not (mine / SCHEDULE_NAME).exists()
+
+
+def test_package_takes_it_along(run: Run, mine: Path, tmp_path: Path) -> None:
+    forced = _force(mine, 4, 4, 2, 1)
+    for name, options, switch, blocks in (
+        ("auto", [], "on", (mine / SCHEDULE_NAME).read_text()),
+        ("none", ["--block-schedule", "none"], "off", (mine / SCHEDULE_NAME).read_text()),
+        ("file", ["--block-schedule", forced], "on", forced.read_text()),
+    ):
+        folder = tmp_path / name
+        assert run("package", mine, *options, "-o", folder).code == 0
+        config = (folder / "tensorrt_llm" / "config.pbtxt").read_text()
+        assert f'"block_schedule"  value: {{ string_value: "{switch}" }}' in config
+        opened = open_bundle(folder / BUNDLE_FOLDER)
+        assert json.loads((opened.folder / SCHEDULE_NAME).read_text()) == json.loads(blocks)
+        verify_bundle(opened, lambda count: None)
+    assert BlockSchedule.read(mine / SCHEDULE_NAME).blocks[0].block_size in (1, 2, 4)
+    verify_bundle(open_bundle(mine), lambda count: None)
+    run(
+        "package", mine, "--no-speculation", "--block-schedule", forced, "-o", tmp_path / "x"
+    ).fails(2, "--block-schedule")
+    assert not (tmp_path / "x").exists()
+    run("serve", tmp_path / "auto", "--block-schedule", "none").fails(2, "--block-schedule")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "fields", "piece"),
+    [
+        ((2, 2, 2, 2), {"executor": "tensorrt-rtx"}, "executor tensorrt-rtx"),
+        ((2, 2, 2, 2), {"bundle": "0" * 64}, "another bundle"),
+        ((2, 2), {}, "ends at 2 sequences, the bundle has 4"),
+        ((3, 3, 3, 3), {}, "block 3 is not among those measured"),
+        ((2, 2, 2, 2), {"schema_version": 7}, "schema version 7"),
+        ((2, 2, 2, 2), {"blocks": []}, "blocks"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(
+    run: Run, mine: Path, tmp_path: Path, blocks: tuple[int, ...], fields: Any, piece: str
+) -> None:
+    forced = _force(mine, *blocks, **fields)
+    run("generate", mine, "--prompt", "a", "--block-schedule", forced).fails(2, piece, "tune")
+    run("package", mine, "--block-schedule", forced, "-o", tmp_path / "r").fails(2, piece)
+    assert not (tmp_path / "r").exists()
+
+
+def test_bad_input_is_refused_and_writes_nothing(run: Run, bundle: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    for arguments, pieces in (
+        (["--prompt-file", empty], ["holds no prompt"]),
+        (["--prompt", "x"], ["verify steps say too little", "more prompts"]),
+        (["--prompt", "a", "--block-size", "1"], ["--block-size", "2 to 8"]),
+        (["--prompt", "a", "--block-size", "9"], ["--block-size", "2 to 8"]),
+        (["--prompt", "a", "--batch", "5"], ["--batch", "1 to 4"]),
+        (["--prompt", "a" * 70], ["prompt"]),
+        (["--prompt", "a", "--dry-run", "-o", tmp_path / "s"], ["--dry-run"]),
+    ):
+        run("tune", bundle, *arguments).fails(2, *pieces)
+    run("tune", tmp_path).fails(2, "is not a bundle")
+    run("generate", bundle, "--prompt", "a", "--block-schedule", tmp_path / "none").fails(
+        2, "no such file"
+    )
+    run(*("generate", bundle, "--prompt", "a", "--block-size", 2, "--block-schedule", empty)).fails(
+        2, "--block-schedule"
+    )
+    assert SCHEDULE_NAME not in {path.name for path in bundle.iterdir()}
+    assert list(tmp_path.iterdir()) == [empty]
+
+
+@pytest.mark.parametrize("cut", range(3))
+def test_an_interrupted_write_leaves_a_whole_bundle(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    """Manifest without it, the file, manifest with it: broken off before each of the three."""
+    real, calls = attach.replace_file, iter(range(10))
+
+    def replace_file(path: Path, content: bytes) -> None:
+        if next(calls) == cut:
+            raise KeyboardInterrupt
+        real(path, content)
+
+    monkeypatch.setattr(attach, "replace_file", replace_file)
+    with pytest.raises(KeyboardInterrupt):
+        attach_file(open_bundle(mine), SCHEDULE_NAME, b"{}\n")
+    verify_bundle(open_bundle(mine), lambda count: None)
+    assert not [path for path in mine.iterdir() if path.name.endswith(".new")]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_one_line(
+    run: Run, mine: Path, quick: list[str]
+) -> None:
+    mine.chmod(0o555)
+    try:
+        run("tune", mine, *quick).fails(1, str(mine))
+    finally:
+        mine.chmod(0o755)

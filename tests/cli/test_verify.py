@@ -1,0 +1,241 @@
+"""`verify`: passes on the truth, and says where a doctored executor departs from it."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import dflash_trt.cli.verify as command
+from dflash_trt.backends import open_executor
+from dflash_trt.backends.base import SpeculationOutput
+from dflash_trt.proof.verification import Mode, verify
+from dflash_trt.runtime import Request
+from tests.cli.bigram import token
+from tests.cli.conftest import Run
+from tests.standins.executor import FakeExecutor
+
+
+class _Doctored:
+    """An executor whose verify steps have one wrong bit, or one wrong token.
+
+    `step` counts speculative calls; `row` is the block's row that is changed. A calm executor
+    is handed through until then.
+    """
+
+    def __init__(self, executor: Any, *, step: int, row: int, bit: int | None) -> None:
+        self._executor = executor
+        self._step, self._row, self._bit = step, row, bit
+        self._calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def speculate(self, *arguments: Any) -> SpeculationOutput:
+        output: SpeculationOutput = self._executor.speculate(*arguments)
+        if self._calls == self._step and output.logits is not None:
+            if self._bit is None:
+                output.choice_ids[0, self._row] = token("!")
+            else:
+                output.logits.view(np.uint32)[0, self._row, 17] ^= np.uint32(1 << self._bit)
+        self._calls += 1
+        return output
+
+
+def _doctor(monkeypatch: pytest.MonkeyPatch, **fault: Any) -> None:
+    def open_doctored(*arguments: Any, **options: Any) -> Any:
+        return _Doctored(open_executor(*arguments, **options), **fault)
+
+    monkeypatch.setattr(command, "open_executor", open_doctored)
+
+
+def test_identical(run: Run, bundle: Path) -> None:
+    outcome = run("verify", bundle, "--max-tokens", 12, "--repeats", 2)
+    assert outcome.code == 0
+    lines = outcome.out.splitlines()
+    # Without prompts, those that came with the pair: "cab" and "129".
+    assert lines[0] == "2 prompts against target_only, batch 1:"
+    assert [line.split(": ")[0].split() for line in lines[1:4]] == [
+        ["target_only,", "batch", "4", "identical"],
+        ["DFlash", "block", "8,", "batch", "1", "identical"],
+        ["DFlash", "block", "8,", "batch", "4", "identical"],
+    ]
+    # 24 tokens of 300 logits; "cab" takes 6 steps for 11 tokens, "129" takes 11.
+    assert lines[2].endswith(f"24 tokens, 7,200 logits; acceptance length {22 / 17:.2f}")
+    assert lines[4].startswith("speed at batch 1, 2 interleaved runs: target_only ")
+    assert len(lines) == 5
+
+
+def test_json(run: Run, bundle: Path) -> None:
+    arguments = ["--prompt", "cab", "--max-tokens", 5, "--block-size", "8,2", "--batch", "1,3"]
+    outcome = run("verify", bundle, *arguments, "--repeats", 1, "--json")
+    assert outcome.code == 0
+    answer = outcome.json
+    assert answer.keys() == {"lossless", "modes", "speed"}
+    assert answer["lossless"] is True
+    assert [mode["mode"] for mode in answer["modes"]] == [
+        "target_only, batch 3",
+        "DFlash block 2, batch 1",
+        "DFlash block 2, batch 3",
+        "DFlash block 8, batch 1",
+        "DFlash block 8, batch 3",
+    ]
+    for mode in answer["modes"]:
+        assert mode["identical"] is True and mode["difference"] is None
+        assert (mode["tokens"], mode["logits"]) == (5, 1500)
+    assert answer["modes"][3]["statistics"]["acceptance_length"] == 2.0
+    speed = answer["speed"]
+    assert len(speed["target_only_tokens_per_second"]) == 1
+    assert len(speed["dflash_tokens_per_second"]) == 1
+    ratio = speed["dflash_tokens_per_second"][0] / speed["target_only_tokens_per_second"][0]
+    assert speed["speedup"] == pytest.approx(ratio)
+
+
+def test_sampled(run: Run, bundle: Path) -> None:
+    sampling = ["--temperature", 6, "--top-k", 50, "--top-p", 0.9, "--seed", 11]
+    outcome = run("verify", bundle, "--max-tokens", 30, "--repeats", 0, *sampling)
+    assert outcome.code == 0
+    assert "speed" not in outcome.out
+
+
+@pytest.mark.parametrize("bit", [0, 31])
+def test_one_wrong_bit(run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch, bit: int) -> None:
+    # "cab" → a | ba | ba | ba: row 1 of the second step is the logits of output token 4.
+    _doctor(monkeypatch, step=1, row=1, bit=bit)
+    outcome = run(
+        "verify", bundle, "--prompt", "cab", "--max-tokens", 7, "--batch", 1, "--repeats", 0
+    )
+    assert outcome.code == 1
+    assert "DFlash block 8, batch 1      DIFFERENT: 7 tokens" in outcome.out
+    last = outcome.out.splitlines()[-1]
+    assert last.startswith(
+        "first difference, DFlash block 8, batch 1: prompt 0, output token 4: logit 17 is "
+    )
+    a = token("a")
+    assert last.endswith(f"(tokens {a} and {a})")
+
+
+def test_one_wrong_bit_in_json(run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _doctor(monkeypatch, step=1, row=1, bit=31)
+    common = ["verify", bundle, "--prompt", "cab", "--max-tokens", 7, "--repeats", 0, "--json"]
+    outcome = run(*common, "--batch", 1)
+    assert outcome.code == 1
+    answer = outcome.json
+    assert answer["lossless"] is False
+    difference = answer["modes"][0]["difference"]
+    assert (difference["prompt"], difference["position"]) == (0, 4)
+    assert difference["vocabulary_id"] == 17
+    assert difference["actual_logit"] == -difference["expected_logit"]
+    assert difference["expected_token"] == difference["actual_token"] == token("a")
+
+
+def test_a_row_that_is_not_used_may_differ(
+    run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _doctor(monkeypatch, step=1, row=5, bit=0)
+    common = ["verify", bundle, "--prompt", "cab", "--max-tokens", 7, "--repeats", 0]
+    assert run(*common, "--batch", 1).code == 0
+
+
+def test_a_wrong_token_with_right_logits(
+    run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _doctor(monkeypatch, step=0, row=0, bit=None)
+    common = ["verify", bundle, "--prompt", "cab", "--max-tokens", 4, "--repeats", 0]
+    outcome = run(*common, "--batch", 1)
+    assert outcome.code == 1
+    assert outcome.out.splitlines()[-1] == (
+        "first difference, DFlash block 8, batch 1: prompt 0, output token 1: "
+        f"token {token('!')}, the baseline has {token('b')}"
+    )
+
+
+def test_outputs_of_one_token_have_no_speed(run: Run, bundle: Path) -> None:
+    # "z" ends at once.
+    outcome = run("verify", bundle, "--prompt", "z", "--repeats", 2, "--json")
+    assert outcome.code == 0
+    assert outcome.json["speed"] == {
+        "target_only_tokens_per_second": [],
+        "dflash_tokens_per_second": [],
+        "speedup": None,
+    }
+
+
+def test_differences_that_json_has_no_number_for(
+    run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Poisoned(_Doctored):
+        def speculate(self, *arguments: Any) -> SpeculationOutput:
+            output: SpeculationOutput = self._executor.speculate(*arguments)
+            if output.logits is not None:
+                output.logits[0, 0, 3] = -np.inf
+            return output
+
+    monkeypatch.setattr(
+        command,
+        "open_executor",
+        lambda *a, **o: Poisoned(open_executor(*a, **o), step=0, row=0, bit=0),
+    )
+    common = ["verify", bundle, "--prompt", "cab", "--max-tokens", 4, "--repeats", 0, "--json"]
+    outcome = run(*common)
+    assert outcome.code == 1
+    assert outcome.json["modes"][1]["difference"]["actual_logit"] == "-inf"
+
+
+def test_weights_that_are_not_numbers_are_an_error(
+    run: Run, own_pair: Path, tmp_path: Path
+) -> None:
+    """Both sides would give the same NaN: equal is not enough."""
+    path = own_pair.parent / "target" / "model.safetensors"
+    tensors = {name: np.full_like(value, np.nan) for name, value in load_file(path).items()}
+    save_file(tensors, path)
+    assert run("build", "--target", own_pair, "-o", tmp_path / "b").code == 0
+    for command_name in ("verify", "generate"):
+        arguments = [command_name, tmp_path / "b", "--prompt", "a", "--max-tokens", 3]
+        run(*arguments).fails(1, "not finite", "weights are damaged")
+
+
+def test_logits_are_held_for_one_group_only() -> None:
+    vocab, tokens, prompts = 2000, 16, 24
+    executor = FakeExecutor(vocab_size=vocab, max_seq_len=32, max_batch=1)
+    requests = [Request(prompt_ids=(n + 1,), max_tokens=tokens) for n in range(prompts)]
+    mode = Mode(speculation=True, batch=1, block_size=4)
+    verify(executor, requests, [mode])  # fills the fake's own caches
+    tracemalloc.start()
+    reports = verify(executor, requests, [mode])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert reports[0].difference is None and reports[0].logits == vocab * tokens * prompts
+    one_prompt = vocab * tokens * 4
+    assert peak < 12 * one_prompt, f"{peak / one_prompt:.1f} prompts' logits at once"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pieces"),
+    [
+        (["--block-size", "9"], ["--block-size", "'9'", "2 to 8"]),
+        (["--block-size", "2,x"], ["--block-size", "'x'"]),
+        (["--block-size", ""], ["--block-size", "''"]),
+        (["--batch", "0"], ["--batch", "'0'", "1 to 4"]),
+        (["--batch", "1,,2"], ["--batch", "''"]),
+        (["--batch", "²"], ["--batch"]),
+        (["--max-tokens", "1"], ["--max-tokens"]),
+        (["--repeats", "-1"], ["--repeats"]),
+        (["--prompt", ""], ["empty"]),
+        (["--prompt", "a" * 64], ["do not fit"]),
+        (["--temperature", "nan"], ["temperature"]),
+    ],
+)
+def test_wrong_usage(run: Run, bundle: Path, arguments: list[str], pieces: list[str]) -> None:
+    run("verify", bundle, *arguments).fails(2, *pieces)
+
+
+def test_no_prompts_anywhere(run: Run, own_pair: Path, tmp_path: Path) -> None:
+    lines = own_pair.read_text().splitlines()
+    own_pair.write_text("\n".join(line for line in lines if not line.startswith("prompts")))
+    assert run("build", "--target", own_pair, "-o", tmp_path / "b").code == 0
+    run("verify", tmp_path / "b").fails(2, "no prompt", "--prompt-file")

@@ -1,0 +1,352 @@
+"""The engine against plain decoding, on an executor that enforces its contract."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflash_trt.backends.base import SpeculationOutput
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime import Engine, EngineOptions, Request, SamplingParams, TokenEvent
+from tests.runtime.reference import decode_plainly
+from tests.standins.executor import FakeExecutor, check_step_calls
+
+
+def make_prompts(count: int, longest: int = 23, vocab_size: int = 15) -> list[tuple[int, ...]]:
+    generator = np.random.default_rng(7)
+    return [
+        tuple(generator.integers(0, vocab_size, generator.integers(1, longest + 1)).tolist())
+        for _ in range(count)
+    ]
+
+
+def make_requests(count: int = 9, **fields: object) -> list[Request]:
+    """Ragged prompts; every third request is greedy, the others sampled in two ways."""
+    samplings = [
+        SamplingParams(),
+        SamplingParams(temperature=0.8, seed=11),
+        SamplingParams(temperature=1.3, top_k=6, top_p=0.9, seed=2**63 + 5),
+    ]
+    return [
+        Request(prompt_ids=prompt, sampling=samplings[index % 3], **{"max_tokens": 20} | fields)
+        for index, prompt in enumerate(make_prompts(count))
+    ]
+
+
+@pytest.mark.parametrize("max_batch", [1, 4, 8])
+@pytest.mark.parametrize("block_size", [2, 3, 5, 8])
+@pytest.mark.parametrize("prefill_chunk", [1, 7, 512])
+def test_speculation_changes_nothing(max_batch: int, block_size: int, prefill_chunk: int) -> None:
+    executor = FakeExecutor(max_batch=max_batch)
+    options = EngineOptions(block_size=block_size, prefill_chunk=prefill_chunk, record_logits=True)
+    requests = make_requests()
+    results = Engine(executor, options=options).generate(requests)
+    for request, result in zip(requests, results, strict=True):
+        token_ids, finish_reason, logits = decode_plainly(request, executor)
+        assert (result.token_ids, result.finish_reason) == (token_ids, finish_reason)
+        assert result.logits is not None
+        np.testing.assert_array_equal(result.logits, logits, strict=True)
+    assert sum(result.statistics.accepted_tokens for result in results) > 20
+
+
+@pytest.mark.parametrize("max_batch", [1, 4])
+def test_baseline_runs_target_only(max_batch: int) -> None:
+    executor = FakeExecutor(max_batch=max_batch)
+    options = EngineOptions(speculation=False, prefill_chunk=5, record_logits=True)
+    requests = make_requests()
+    results = Engine(executor, options=options).generate(requests)
+    for request, result in zip(requests, results, strict=True):
+        token_ids, finish_reason, logits = decode_plainly(request, executor)
+        assert (result.token_ids, result.finish_reason) == (token_ids, finish_reason)
+        np.testing.assert_array_equal(result.logits, logits)
+        assert result.statistics.steps == len(token_ids) - 1
+        assert result.statistics.acceptance_length is None
+    assert {call.kind for call in executor.calls} - {"move"} == {"target_only"}
+
+
+def test_requests_may_differ_in_block_size_and_speculation() -> None:
+    executor = FakeExecutor(max_batch=4)
+    requests = [
+        Request(prompt_ids=prompt, max_tokens=30, block_size=block_size, speculate=speculate)
+        for prompt, block_size, speculate in zip(
+            make_prompts(6),
+            [None, 2, 2, 5, None, 8],
+            [True, True, True, True, False, True],
+            strict=True,
+        )
+    ]
+    results = Engine(executor, options=EngineOptions(block_size=6)).generate(requests)
+    for request, result in zip(requests, results, strict=True):
+        assert result.token_ids == decode_plainly(request, executor)[0]
+    assert {call.rows for call in executor.calls if call.kind == "speculate"} == {2, 5, 6, 8}
+    assert results[4].statistics.drafted_tokens == 0
+
+
+def test_a_stop_token_inside_an_accepted_block_ends_the_output() -> None:
+    executor = FakeExecutor(draft_skill=1.0)
+    free = Request(prompt_ids=(1, 2, 3), max_tokens=30)
+    output = decode_plainly(free, executor)[0]
+    cut = 0
+    for index, token_id in enumerate(output):
+        if token_id in output[:index]:
+            continue
+        by_request = Request(prompt_ids=(1, 2, 3), max_tokens=30, stop_token_ids=(token_id,))
+        for engine, request in (
+            (Engine(executor), by_request),
+            (Engine(executor, eos_token_ids=[token_id]), free),
+        ):
+            [result] = engine.generate([request])
+            assert result.token_ids == output[: index + 1]
+            assert result.finish_reason == "stop"
+        cut += 1
+    assert cut > 8
+    ignoring = Request(prompt_ids=(1, 2, 3), max_tokens=30, ignore_eos=True)
+    [result] = Engine(executor, eos_token_ids=output).generate([ignoring])
+    assert result.token_ids == output
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 20))
+def test_max_tokens_is_exact(max_tokens: int) -> None:
+    executor = FakeExecutor(draft_skill=1.0)
+    request = Request(prompt_ids=(4, 2), max_tokens=max_tokens)
+    [result] = Engine(executor).generate([request])
+    assert result.token_ids == decode_plainly(request, executor)[0]
+    assert len(result.token_ids) == max_tokens
+    assert result.finish_reason == "length"
+
+
+@pytest.mark.parametrize("prompt_length", [1, 50, 56, 57, 60, 62, 63])
+@pytest.mark.parametrize("max_tokens", [None, 1000])
+@pytest.mark.parametrize("speculation", [True, False])
+def test_output_ends_with_the_context(
+    prompt_length: int, max_tokens: int | None, speculation: bool
+) -> None:
+    executor = FakeExecutor(max_seq_len=64)
+    requests = [
+        Request(prompt_ids=(first,) * prompt_length, max_tokens=max_tokens) for first in (1, 2, 3)
+    ]
+    options = EngineOptions(speculation=speculation, prefill_chunk=9)
+    results = Engine(executor, options=options).generate(requests)
+    for request, result in zip(requests, results, strict=True):
+        assert len(result.token_ids) == 64 - prompt_length
+        assert result.finish_reason == "length"
+        assert result.token_ids == decode_plainly(request, executor)[0]
+
+
+def test_a_request_is_the_same_beside_any_neighbours() -> None:
+    probe = Request(
+        prompt_ids=(3, 1, 4), max_tokens=25, sampling=SamplingParams(temperature=1.0, seed=9)
+    )
+    alone = Engine(FakeExecutor()).generate([probe])[0]
+    for count in (1, 3, 6):
+        crowd = make_requests(count)
+        results = Engine(FakeExecutor(), options=EngineOptions(prefill_chunk=4)).generate(
+            [*crowd, probe, *crowd]
+        )
+        assert results[count].token_ids == alone.token_ids
+        assert results[count].statistics.acceptance_histogram == (
+            alone.statistics.acceptance_histogram
+        )
+
+
+def test_events_stream_the_output_and_mark_drafts() -> None:
+    executor = FakeExecutor(max_batch=4)
+    requests = make_requests(6)
+    events: dict[int, list[TokenEvent]] = {index: [] for index in range(6)}
+    engine = Engine(executor, options=EngineOptions(prefill_chunk=3))
+    results = engine.generate(requests, lambda index, event: events[index].append(event))
+    for index, result in enumerate(results):
+        streamed = events[index]
+        assert sum((event.token_ids for event in streamed), ()) == result.token_ids
+        assert [event.result for event in streamed[:-1]] == [None] * (len(streamed) - 1)
+        assert streamed[-1].result is result
+        assert streamed[0].accepted_tokens == 0 and len(streamed[0].token_ids) == 1
+        assert sum(event.accepted_tokens for event in streamed) == (
+            result.statistics.accepted_tokens
+        )
+        assert len(streamed) == result.statistics.steps + 1
+
+
+def test_long_prompts_do_not_starve_running_requests() -> None:
+    executor = FakeExecutor(max_batch=2)
+    engine = Engine(executor, options=EngineOptions(prefill_chunk=2, block_size=2))
+    first = engine.submit(Request(prompt_ids=(1,), max_tokens=30))
+    engine.step()
+    engine.submit(Request(prompt_ids=(2,) * 20, max_tokens=5))
+    for _ in range(10):
+        assert {event.request_id for event in engine.step()} >= {first}
+
+
+def test_admission_is_first_come_first_served() -> None:
+    engine = Engine(FakeExecutor(max_batch=2))
+    order: list[tuple[int, int]] = []
+    engine.generate(
+        [Request(prompt_ids=(one,), max_tokens=12) for one in range(7)],
+        lambda index, event: order.append((index, len(event.token_ids))),
+    )
+    assert list(dict.fromkeys(index for index, _ in order)) == list(range(7))
+
+
+def test_cancellation_while_queued_prefilling_and_decoding() -> None:
+    executor = FakeExecutor(max_batch=2)
+    engine = Engine(executor, options=EngineOptions(prefill_chunk=2))
+    requests = [Request(prompt_ids=(one,) * 6, max_tokens=30) for one in (1, 2, 3, 4)]
+    decoding, prefilling, queued, kept = map(engine.submit, requests)
+    for _ in range(4):
+        engine.step()
+    assert engine.cancel(decoding) and engine.cancel(prefilling) and engine.cancel(queued)
+    assert not engine.cancel(decoding) and not engine.cancel(999)
+    results = {}
+    while engine.has_work:
+        results |= {event.request_id: event.result for event in engine.step() if event.result}
+    assert [results[one].finish_reason for one in (decoding, prefilling, queued, kept)] == [
+        "cancelled",
+        "cancelled",
+        "cancelled",
+        "length",
+    ]
+    assert (
+        results[decoding].token_ids
+        == (decode_plainly(requests[0], executor)[0][: len(results[decoding].token_ids)])
+    )
+    assert results[decoding].token_ids and not results[prefilling].token_ids
+    assert results[queued].statistics.time_to_first_token_s is None
+    assert results[kept].token_ids == decode_plainly(requests[3], executor)[0]
+
+
+def test_cancelling_from_the_callback() -> None:
+    executor = FakeExecutor(max_batch=2)
+    engine = Engine(executor)
+
+    def stop_early(index: int, event: TokenEvent) -> None:
+        if index == 1 and event.result is None:
+            engine.cancel(event.request_id)
+
+    requests = [Request(prompt_ids=(one, one), max_tokens=25) for one in range(3)]
+    results = engine.generate(requests, stop_early)
+    assert [result.finish_reason for result in results] == ["length", "cancelled", "length"]
+    assert results[2].token_ids == decode_plainly(requests[2], executor)[0]
+
+
+def test_a_failing_callback_leaves_an_idle_engine() -> None:
+    executor = FakeExecutor(max_batch=2)
+    engine = Engine(executor)
+    requests = make_requests(4)
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(requests, fail)
+    assert not engine.has_work
+    assert engine.generate(requests)[3].token_ids == decode_plainly(requests[3], executor)[0]
+
+
+def test_a_failing_pass_can_be_repeated() -> None:
+    class Flaky(FakeExecutor):
+        def _run(self, *args: object, **kwargs: object) -> np.ndarray:
+            logits = super()._run(*args, **kwargs)  # type: ignore[arg-type]
+            if len(self.calls) % 5 == 0:
+                raise DflashError("out of luck")
+            return logits
+
+    executor = Flaky(max_batch=2)
+    engine = Engine(executor, options=EngineOptions(prefill_chunk=3))
+    requests = [Request(prompt_ids=prompt, max_tokens=20) for prompt in make_prompts(4)]
+    ids = [engine.submit(request) for request in requests]
+    results, failures = {}, 0
+    while engine.has_work:
+        try:
+            events = engine.step()
+        except DflashError:
+            failures += 1
+            continue
+        results |= {event.request_id: event.result for event in events if event.result}
+    assert failures > 2
+    for request_id, request in zip(ids, requests, strict=True):
+        assert results[request_id].token_ids == decode_plainly(request, executor)[0]
+
+
+def test_a_request_that_ended_before_a_failing_pass_is_not_run_again() -> None:
+    class FailsOnce(FakeExecutor):
+        failures = 0
+
+        def speculate(self, first_slot: int, *args: object) -> SpeculationOutput:  # type: ignore[override]
+            if first_slot == 1 and self.failures == 0:
+                self.failures += 1
+                raise DflashError("out of luck")
+            return super().speculate(first_slot, *args)  # type: ignore[arg-type]
+
+    executor = FailsOnce(draft_skill=1.0)
+    engine = Engine(executor)
+    short = Request(prompt_ids=(3,), max_tokens=5, block_size=2)
+    other = Request(prompt_ids=(2,), max_tokens=30, block_size=8)
+    ids = [engine.submit(request) for request in (short, other)]
+    results = {}
+    engine.step()
+    engine.step()
+    with pytest.raises(DflashError, match="out of luck"):
+        engine.step()
+    while engine.has_work:
+        for event in engine.step():
+            assert event.request_id not in results
+            if event.result is not None:
+                results[event.request_id] = event.result
+    for request_id, request in zip(ids, (short, other), strict=True):
+        assert results[request_id].token_ids == decode_plainly(request, executor)[0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_an_error(temperature: float) -> None:
+    class Broken(FakeExecutor):
+        def _run(self, *args: object, **kwargs: object) -> np.ndarray:
+            return np.full_like(super()._run(*args, **kwargs), np.nan)  # type: ignore[arg-type]
+
+    request = Request(prompt_ids=(1,), sampling=SamplingParams(temperature=temperature))
+    with pytest.raises(DflashError, match="position 1 are not finite"):
+        Engine(Broken()).generate([request])
+
+
+def test_finished_slots_are_filled_from_the_end() -> None:
+    executor = FakeExecutor(max_batch=4)
+    engine = Engine(executor, options=EngineOptions(prefill_chunk=8))
+    for prompt, max_tokens in zip(make_prompts(8), (9, 30, 14, 30, 3, 30, 1, 22), strict=True):
+        engine.submit(Request(prompt_ids=prompt, max_tokens=max_tokens))
+    while engine.has_work:
+        before = len(executor.calls)
+        engine.step()
+        check_step_calls(executor.calls[before:])
+    assert any(call.kind == "move" for call in executor.calls)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt_ids": ()}, "prompt: it holds no token"),
+        ({"prompt_ids": (1.5,)}, "prompt: it must be a list of token ids"),
+        ({"prompt_ids": (1,) * 64}, "prompt: 64 tokens do not fit: the context of 64"),
+        ({"prompt_ids": (16,)}, "prompt: token id 16 is outside the vocabulary of 16"),
+        ({"prompt_ids": (-1,)}, "prompt: token id -1 is outside"),
+        ({"prompt_ids": (1,), "stop_token_ids": (99,)}, "stop_token_ids: token id 99 is outside"),
+        ({"prompt_ids": (1,), "max_tokens": 0}, "max_tokens: 0 is not an integer of at least 1"),
+        ({"prompt_ids": (1,), "block_size": 9}, "block_size: 9 is not between 2 and 8"),
+        ({"prompt_ids": (1,), "block_size": 1}, "block_size: 1 is not an integer of at least 2"),
+        ({"prompt_ids": (1,), "block_size": float("nan")}, "block_size: nan is not an integer"),
+        ({"prompt_ids": (1,), "stop_strings": ("",)}, "stop_strings: it must be a list of texts"),
+        ({"prompt_ids": (1,), "stop_strings": "END"}, "stop_strings: it must be a list of texts"),
+        ({"prompt_ids": (1,), "stop_strings": ("a",)}, "stop_strings: the engine has no tokenizer"),
+    ],
+)
+def test_bad_requests_are_refused_in_one_line(fields: dict[str, object], message: str) -> None:
+    engine = Engine(FakeExecutor())
+    with pytest.raises(DflashError, match=message) as caught:
+        engine.generate([Request(prompt_ids=(1,)), Request(**fields)])
+    assert caught.value.exit_code == 2
+    assert "\n" not in caught.value.message
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize("fields", [{"block_size": 9}, {"block_size": 1}, {"prefill_chunk": 0}])
+def test_bad_options_are_refused(fields: dict[str, int]) -> None:
+    with pytest.raises(DflashError):
+        Engine(FakeExecutor(), options=EngineOptions(**fields))

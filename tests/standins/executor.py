@@ -1,0 +1,238 @@
+"""An executor without a network: token ids as its cache, a hash of the history as its model.
+
+It holds the runtime to the executor's contract: no read of a row that was never written, of a
+slot that was moved away or of a drafter's context that was never injected; no row past the
+end of the cache; no use of an output after the next call (old arrays are overwritten).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from dflash_trt.backends.base import (
+    ExecutorLimits,
+    FloatArray,
+    Int64Array,
+    Scores,
+    SpeculationOutput,
+    TargetGraph,
+    TargetOutput,
+)
+from dflash_trt.runtime.sampling import SamplingParams, choose_tokens
+
+NEVER_WRITTEN = -7777
+
+
+@lru_cache(maxsize=1 << 16)
+def score_next(history: tuple[int, ...], vocab_size: int) -> FloatArray:
+    """Logits [V] after `history`: a pure function of it, spread like a small model's."""
+    # The hash of a tuple of integers is the same in every process.
+    generator = np.random.Generator(np.random.SFC64(hash(history) % 2**64))
+    logits = generator.normal(0, 2.0, vocab_size).astype(np.float32)
+    logits.flags.writeable = False
+    return logits
+
+
+@lru_cache(maxsize=1 << 16)
+def draw_luck(history: tuple[int, ...]) -> float:
+    """In [0, 1): whether a draft after `history` is a good one."""
+    return np.random.Generator(np.random.SFC64(hash((17, history)) % 2**64)).random()
+
+
+def draw(logits: FloatArray, positions: Int64Array, packed: Int64Array) -> list[int]:
+    """What an executor that draws makes of rows [R,V] of one sequence; -1 where it cannot."""
+    seed, temperature, top_k, top_p = struct.unpack("=QdQd", packed.tobytes())
+    params = SamplingParams(temperature, top_k or None, top_p, seed)
+    finite = np.isfinite(logits).any(axis=1) & (logits < np.inf).all(axis=1)
+    return [
+        int(choose_tokens(row[None], position[None], params)[0]) if is_finite else -1
+        for row, position, is_finite in zip(logits, positions, finite, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: its kind, its slots and rows."""
+
+    kind: str
+    first_slot: int
+    sequences: int
+    rows: int
+
+
+class FakeExecutor:
+    """`draft_skill` of the drafts, chosen by a hash, are the target's own greedy choice."""
+
+    def __init__(
+        self,
+        *,
+        max_batch: int = 4,
+        max_seq_len: int = 64,
+        block_size: int = 8,
+        vocab_size: int = 16,
+        draft_skill: float = 0.8,
+        draws: bool = False,
+    ) -> None:
+        self._limits = ExecutorLimits(
+            max_batch, max_seq_len, block_size, vocab_size, vocab_size - 1, draws=draws
+        )
+        self._draft_skill = draft_skill
+        shape = (max_batch, max_seq_len)
+        self._cached = np.full(shape, NEVER_WRITTEN, dtype=np.int64)
+        self._injected = np.zeros(shape, dtype=bool)
+        self._last_output: list[np.ndarray] = []
+        self.calls: list[Call] = []
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        return self._limits
+
+    @property
+    def is_bitwise(self) -> bool:
+        return True
+
+    def forward(
+        self,
+        graph: TargetGraph,
+        first_slot: int,
+        token_ids: Int64Array,
+        starts: Int64Array,
+        logit_rows: Int64Array,
+        scores: Scores,
+        sampling: Int64Array | None = None,
+    ) -> TargetOutput:
+        self._limits.check_sampling(sampling, len(token_ids))
+        self._begin(graph, first_slot, *token_ids.shape)
+        assert logit_rows.shape[0] == token_ids.shape[0]
+        logits = self._run(first_slot, token_ids, starts, graph == "target")
+        logits = np.take_along_axis(logits, logit_rows[:, :, None], axis=1)
+        positions = starts[:, None] + logit_rows + 1
+        return TargetOutput(*self._hand_out(logits, scores, sampling, positions))
+
+    def speculate(
+        self,
+        first_slot: int,
+        anchors: Int64Array,
+        starts: Int64Array,
+        block_size: int,
+        scores: Scores,
+        sampling: Int64Array | None = None,
+        ahead: bool = False,
+    ) -> SpeculationOutput:
+        self._limits.check_sampling(sampling, len(anchors))
+        self._begin("speculate", first_slot, len(anchors), block_size)
+        assert 2 <= block_size <= self._limits.block_size
+        token_ids = np.array(
+            [
+                self._draft(first_slot + index, int(anchors[index]), int(starts[index]), block_size)
+                for index in range(len(anchors))
+            ],
+            dtype=np.int64,
+        )
+        logits = self._run(first_slot, token_ids, starts, injects=True)
+        self._last_output.append(token_ids)
+        positions = starts[:, None] + np.arange(1, block_size + 1)
+        return SpeculationOutput(token_ids, *self._hand_out(logits, scores, sampling, positions))
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        self._begin("move", destination, 1, length)
+        assert source != destination
+        for cache, empty in ((self._cached, NEVER_WRITTEN), (self._injected, False)):
+            cache[destination, :length] = cache[source, :length]
+            cache[destination, length:] = empty
+            cache[source] = empty
+
+    def release_slots(self, first_free: int) -> None:
+        """Whoever still reads a released slot reads nothing."""
+        self._cached[first_free:] = NEVER_WRITTEN
+        self._injected[first_free:] = False
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _begin(self, kind: str, first_slot: int, sequences: int, rows: int) -> None:
+        assert sequences >= 1 and 0 <= first_slot <= self._limits.max_batch - sequences
+        for array in self._last_output:
+            array[...] = -1
+        self._last_output = []
+        self.calls.append(Call(kind, first_slot, sequences, rows))
+
+    def _draft(self, slot: int, anchor: int, start: int, block_size: int) -> list[int]:
+        assert self._is_injected(slot, start), f"slot {slot}: the drafter's context has holes"
+        history = self._read(slot, start) + (anchor,)
+        for _ in range(block_size - 1):
+            token_id = int(score_next(history, self._limits.vocab_size).argmax())
+            if draw_luck(history) >= self._draft_skill:
+                token_id = (token_id + 1) % self._limits.vocab_size
+            history += (token_id,)
+        return list(history[start:])
+
+    def _run(
+        self, first_slot: int, token_ids: Int64Array, starts: Int64Array, injects: bool
+    ) -> FloatArray:
+        """Writes the rows, then reads each row's history back: logits [B,S,V]."""
+        sequences, rows = token_ids.shape
+        assert starts.shape == (sequences,)
+        assert token_ids.dtype == starts.dtype == np.int64
+        assert ((token_ids >= 0) & (token_ids < self._limits.vocab_size)).all()
+        assert (starts >= 0).all() and (starts + rows <= self._limits.max_seq_len).all()
+        logits = np.empty((sequences, rows, self._limits.vocab_size), dtype=np.float32)
+        for index, start in enumerate(starts.tolist()):
+            slot = first_slot + index
+            self._write(slot, start, token_ids[index], injects)
+            history = self._read(slot, start + rows)
+            for row in range(rows):
+                logits[index, row] = score_next(history[: start + row + 1], self._limits.vocab_size)
+        return logits
+
+    def _write(self, slot: int, start: int, token_ids: Int64Array, injects: bool) -> None:
+        if start == 0 and (self._cached[slot, : len(token_ids)] != token_ids).any():
+            self._cached[slot] = NEVER_WRITTEN
+            self._injected[slot] = False
+        self._cached[slot, start : start + len(token_ids)] = token_ids
+        self._injected[slot, start : start + len(token_ids)] = injects
+
+    def _is_injected(self, slot: int, length: int) -> bool:
+        return bool(self._injected[slot, :length].all())
+
+    def _cached_ids(self, slot: int, length: int) -> tuple[int, ...]:
+        return tuple(self._cached[slot, :length].tolist())
+
+    def _read(self, slot: int, length: int) -> tuple[int, ...]:
+        history = self._cached_ids(slot, length)
+        assert NEVER_WRITTEN not in history, f"slot {slot}: a row was read before it was written"
+        return history
+
+    def _hand_out(
+        self,
+        logits: FloatArray,
+        scores: Scores,
+        sampling: Int64Array | None,
+        positions: Int64Array,
+    ) -> tuple[Int64Array, FloatArray | None]:
+        if sampling is None:
+            choice_ids = logits.argmax(axis=-1)
+        else:
+            choice_ids = np.array(
+                [draw(*rows) for rows in zip(logits, positions, sampling, strict=True)]
+            )
+        self._last_output += [choice_ids, logits]
+        return choice_ids, logits if scores else None
+
+
+def check_step_calls(calls: Sequence[Call]) -> None:
+    """One engine step: passes cover slots 0 … n-1 once, then moves, then at most one chunk."""
+    passes = 0
+    next_slot = 0
+    for call in calls:
+        if call.kind == "move" or call.first_slot != next_slot:
+            break
+        passes += 1
+        next_slot += call.sequences
+    chunks = [call for call in calls[passes:] if call.kind != "move"]
+    assert len(chunks) <= 1 and all(chunk.sequences == 1 for chunk in chunks), calls

@@ -1,0 +1,299 @@
+"""A served model of known timing: `python -m tests.standins.served_model LOG` until stdin closes.
+
+gRPC by the LLM-API contract, and OpenAI's completions over plain HTTP. What a model does is in
+its name's `Behaviour`. LOG gets a JSON line per answered request: when it came in, when its first
+and last output went out (the machine-wide monotonic clock), and its tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import grpc
+import numpy as np
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """Seconds until the first token, then one verify step each `step_s`.
+
+    `pattern` is how many tokens the steps emit, in turn; the first token comes alone. Of each
+    time a request takes (1 ± jitter) ×, by its seed.
+    """
+
+    ttft_s: float = 0.004
+    step_s: float = 0.002
+    pattern: tuple[int, ...] = (4, 2, 8, 1)
+    block: int = 8
+    jitter: float = 0.0
+    drafts: bool = True
+    ids: bool = True
+    counts: bool = True
+    streaming_text: str | None = "cumulative"
+    lies: int = 0  # added to num_output_tokens
+    fails_each: int = 0  # every so manieth request gets an error
+    dies_at: int = 0  # the process ends at its so manieth request
+    hangs: bool = False
+    eos_at: int = 0  # the output ends there, unless the request's parameter says ignore_eos
+    heeds: bool = True  # …and whether it heeds that
+
+
+MODELS = {
+    "tensorrt_llm": Behaviour(),
+    "delta": Behaviour(streaming_text="delta"),
+    "unsaid": Behaviour(streaming_text=None),
+    "unsaid_delta": Behaviour(streaming_text=None, pattern=(3, 1)),
+    "counts_only": Behaviour(ids=False),
+    "text_only": Behaviour(ids=False, counts=False, drafts=False),
+    "autoregressive": Behaviour(pattern=(1,), drafts=False),
+    "steady": Behaviour(ttft_s=0.6, step_s=0.12),
+    "timed": Behaviour(ttft_s=0.6, step_s=0.12, jitter=0.2),
+    "timed_many": Behaviour(ttft_s=2.0, step_s=0.2, jitter=0.2),
+    "liar": Behaviour(lies=1),
+    "failing": Behaviour(fails_each=3),
+    "broken": Behaviour(fails_each=1),
+    "mortal": Behaviour(dies_at=12),
+    "stopping": Behaviour(eos_at=9, heeds=False),
+    "parameters": Behaviour(eos_at=9),
+    "hanging": Behaviour(hangs=True),
+}
+_INPUTS = {
+    "text_input": "BYTES",
+    "streaming": "BOOL",
+    "sampling_param_max_tokens": "INT32",
+    "sampling_param_temperature": "FP32",
+    "sampling_param_top_p": "FP32",
+    "sampling_param_top_k": "INT32",
+    "sampling_param_seed": "UINT64",
+    "sampling_param_exclude_input_from_output": "BOOL",
+    "return_finish_reason": "BOOL",
+}
+_COUNTS = "num_input_tokens num_output_tokens num_verify_steps total_draft_tokens".split()
+_LISTS = ["total_accepted_draft_tokens", "acceptance_histogram"]
+
+
+@dataclass
+class Answer:
+    """One request's schedule: cumulative tokens and the moment of each message."""
+
+    behaviour: Behaviour
+    moments: list[float]
+    tokens: list[int]
+
+    @staticmethod
+    def plan(behaviour: Behaviour, seed: int, wanted: int, came_at: float) -> Answer:
+        chance = random.Random(seed)
+        scale = 1 + behaviour.jitter * chance.uniform(-1, 1)
+        at, count = came_at + behaviour.ttft_s * scale, 1
+        moments, tokens = [at], [1]
+        for emitted in itertools.cycle(behaviour.pattern):
+            if count >= wanted:
+                break
+            at, count = at + behaviour.step_s * scale, min(count + emitted, wanted)
+            moments.append(at)
+            tokens.append(count)
+        return Answer(behaviour, moments, tokens)
+
+    @property
+    def histogram(self) -> list[int]:
+        steps = [after - before for before, after in itertools.pairwise(self.tokens)]
+        return [steps.count(size) for size in range(1, self.behaviour.block + 1)]
+
+
+class Model(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """The parts of KServe's service that a client of LLMs asks for."""
+
+    def __init__(self, log: TextIO) -> None:
+        self._log = log
+        self._seen: dict[str, int] = {}
+
+    async def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return service_pb2.ServerMetadataResponse(name="stub", version="1.0")
+
+    async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return service_pb2.ModelReadyResponse(ready=request.name in MODELS)
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+        behaviour = await self._find(request.name, context)
+        reply = service_pb2.ModelMetadataResponse(name=request.name)
+        for name, datatype in _INPUTS.items():
+            reply.inputs.add(name=name, datatype=datatype, shape=[1])
+        outputs = {"text_output": "BYTES", "finish_reason": "BYTES"}
+        outputs |= {"output_ids": "INT32"} if behaviour.ids else {}
+        outputs |= dict.fromkeys([*_COUNTS, *_LISTS], "INT32") if behaviour.counts else {}
+        for name, datatype in outputs.items():
+            reply.outputs.add(name=name, datatype=datatype, shape=[-1])
+        return reply
+
+    async def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
+        behaviour = await self._find(request.name, context)
+        config = model_config_pb2.ModelConfig(name=request.name)
+        if behaviour.streaming_text is not None:
+            config.parameters["streaming_text"].string_value = behaviour.streaming_text
+        return service_pb2.ModelConfigResponse(config=config)
+
+    async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        async for request in requests:
+            came_at = time.perf_counter()
+            behaviour = await self._find(request.model_name, context)
+            number = self._seen[request.model_name] = self._seen.get(request.model_name, 0) + 1
+            if behaviour.dies_at and number >= behaviour.dies_at:
+                os._exit(1)  # nothing that would be a goodbye
+            if behaviour.fails_each and number % behaviour.fails_each == 0:
+                await context.abort(grpc.StatusCode.INTERNAL, "the engine lost its block table")
+            if behaviour.hangs:
+                await asyncio.sleep(3600)
+            inputs = _read_inputs(request)
+            wanted = inputs["max_tokens"]
+            ignores = request.parameters["ignore_eos"].bool_param and behaviour.heeds
+            if behaviour.eos_at and not ignores:
+                wanted = min(wanted, behaviour.eos_at)
+            answer = Answer.plan(behaviour, inputs["seed"], wanted, came_at)
+            sent: list[float] = []
+            before = 0
+            for moment, count in zip(answer.moments, answer.tokens, strict=True):
+                await asyncio.sleep(max(moment - time.perf_counter(), 0))
+                final = count == answer.tokens[-1]
+                start = 0 if behaviour.streaming_text != "delta" else before
+                if request.model_name == "unsaid_delta":
+                    start = before
+                sent.append(time.perf_counter())
+                yield _to_response(request, answer, start, count, final)
+                before = count
+            self._write(request.model_name, inputs["seed"], came_at, sent, answer.tokens[-1])
+
+    async def _find(self, name: str, context: Any) -> Behaviour:
+        if name not in MODELS:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown model: '{name}'")
+        return MODELS[name]
+
+    def _write(self, model: str, seed: int, came_at: float, sent: list[float], tokens: int) -> None:
+        line = {"model": model, "seed": seed, "came_at": came_at, "first_at": sent[0]}
+        self._log.write(json.dumps({**line, "last_at": sent[-1], "tokens": tokens}) + "\n")
+        self._log.flush()
+
+
+def _read_inputs(request: Any) -> dict[str, int]:
+    raw = dict(zip((one.name for one in request.inputs), request.raw_input_contents, strict=True))
+    assert all(tuple(one.shape) == (1,) for one in request.inputs)
+    return {
+        "seed": int.from_bytes(raw["sampling_param_seed"], "little"),
+        "max_tokens": int.from_bytes(raw["sampling_param_max_tokens"], "little"),
+    }
+
+
+def _to_response(request: Any, answer: Answer, start: int, count: int, final: bool) -> Any:
+    behaviour = answer.behaviour
+    numbers: dict[str, list[int]] = {}
+    if behaviour.ids:
+        numbers["output_ids"] = [7 * index % 50 for index in range(start, count)]
+    if behaviour.counts and final:
+        steps = len(answer.tokens) - 1
+        drafts = behaviour.drafts * steps * (behaviour.block - 1)
+        accepted = behaviour.drafts * (count - 1 - steps)
+        numbers |= {
+            "num_input_tokens": [9],
+            "num_output_tokens": [count + behaviour.lies],
+            "num_verify_steps": [steps],
+            "total_draft_tokens": [drafts],
+            "total_accepted_draft_tokens": [accepted],
+            "acceptance_histogram": answer.histogram,
+        }
+    texts = {"text_output": " ".join("ab"[i % 2] for i in range(start, count)) + " "}
+    texts["finish_reason"] = "length" if final else ""
+    response = service_pb2.ModelInferResponse(model_name=request.model_name)
+    for name, text in texts.items():
+        data = text.encode()
+        response.outputs.add(name=name, datatype="BYTES", shape=[1])
+        response.raw_output_contents.append(len(data).to_bytes(4, "little") + data)
+    for name, values in numbers.items():
+        response.outputs.add(name=name, datatype="INT32", shape=[len(values)])
+        response.raw_output_contents.append(np.array(values, dtype="<i4").tobytes())
+    return service_pb2.ModelStreamInferResponse(infer_response=response)
+
+
+async def answer_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """OpenAI's /v1/models and /v1/completions, just enough of them, one request a connection."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    length = next(
+        (
+            int(x.split(":")[1])
+            for x in head.lower().split("\r\n")
+            if x.startswith("content-length")
+        ),
+        0,
+    )
+    raw = await reader.readexactly(length)
+    opening = b"HTTP/1.1 200 OK\r\nServer: stub\r\nConnection: close\r\nContent-Type: "
+    if head.startswith("GET"):
+        body = json.dumps({"data": [{"id": name} for name in MODELS]}).encode()
+        writer.write(opening + b"application/json\r\n\r\n" + body)
+    else:
+        await _stream_http(json.loads(raw), "chat" in head.split()[1], opening, writer)
+    await writer.drain()
+    writer.close()
+
+
+async def _stream_http(
+    body: dict[str, Any], chat: bool, opening: bytes, writer: asyncio.StreamWriter
+) -> None:
+    behaviour = MODELS[body["model"]]
+    if behaviour.fails_each:
+        refusal = json.dumps({"error": {"message": "too many requests"}}).encode()
+        writer.write(b"HTTP/1.1 429 No\r\nConnection: close\r\n\r\n" + refusal)
+        return
+    writer.write(opening + b"text/event-stream\r\n\r\n")
+    answer = Answer.plan(behaviour, body["seed"], body["max_tokens"], time.perf_counter())
+    before = 0
+    if chat:
+        _write_event(writer, {"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+    for moment, count in zip(answer.moments, answer.tokens, strict=True):
+        await asyncio.sleep(max(moment - time.perf_counter(), 0))
+        text = " ".join("ab"[i % 2] for i in range(before, count)) + " "
+        choice: dict[str, Any] = {"delta": {"content": text}} if chat else {"text": text}
+        if behaviour.ids and body.get("return_token_ids"):
+            choice["token_ids"] = list(range(before, count))
+        choice["finish_reason"] = "length" if count == answer.tokens[-1] else None
+        _write_event(writer, {"choices": [choice]})
+        before = count
+    if behaviour.counts:
+        usage = {"prompt_tokens": 9, "completion_tokens": before}
+        _write_event(writer, {"choices": [], "usage": usage})
+    writer.write(b"data: [DONE]\n\n")
+
+
+def _write_event(writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
+    choices = event["choices"]
+    chat = bool(choices) and "delta" in choices[0]
+    event = {"object": "chat.completion.chunk" if chat else "text_completion", **event}
+    writer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+
+async def serve(log: Path) -> None:
+    """Prints both ports as JSON and serves until stdin ends."""
+    with log.open("w") as file:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Model(file), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        http = await asyncio.start_server(answer_http, "127.0.0.1", 0)
+        ports = {"grpc": port, "http": http.sockets[0].getsockname()[1]}
+        print(json.dumps(ports), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        http.close()
+        await server.stop(0)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1])))

@@ -1,0 +1,363 @@
+"""A TensorRT that runs a graph on ONNX Runtime over the memory of a FakeCuda.
+
+Public names are the library's own (a test holds them to the installed wheel). It is as strict as
+the real one is said to be: shapes within the context's profile, aligned addresses that somebody
+allocated, caches updated in place, memory given before a run, and nothing captured that has not run
+before with the same shapes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tensorrt_rtx as real
+from onnx import TensorProto
+
+from dflash_trt.backends.base import KvPages
+from dflash_trt.backends.onnxruntime.session import open_session
+from dflash_trt.backends.tensorrt.build.profiles import Profile
+from dflash_trt.graph.bindings import (
+    CANDIDATE_IDS,
+    CANDIDATE_LOGITS,
+    CANDIDATES,
+    LOGITS,
+    PAGE_TABLE,
+    SAMPLING,
+)
+from tests.runtime.test_candidates import pick_candidates
+from tests.standins.cuda import FakeCuda
+
+SCRATCH_BYTES = 5000
+FLOAT8 = ml_dtypes.float8_e4m3fn
+TYPES = {
+    "tensor(float8e4m3fn)": FLOAT8,
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int32)": np.int32,
+    "tensor(int64)": np.int64,
+}
+NATIVE = {
+    np.float32: "FLOAT",
+    np.float16: "HALF",
+    np.int64: "INT64",
+    np.int32: "INT32",
+    FLOAT8: "FP8",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What stands for an engine file: a graph, its profiles, M, and the pages of its pools."""
+
+    graph: Path
+    profiles: Sequence[Profile]
+    cache_length: int
+    pages: KvPages | None = None
+
+    def axis(self, size: int | str) -> int:
+        """An axis of a tensor: dynamic ones as -1, what an engine fixes of the caches' as it is."""
+        fixed = {"M": self.cache_length}
+        if self.pages is not None:
+            fixed |= {"pages": self.pages.count + 1, "C": self.pages.cover(self.cache_length)}
+        return size if isinstance(size, int) else fixed.get(size, -1)
+
+
+class FakeTensorRt:
+    """The module; `plans` stand for engines by the SHA-256 of their files."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+        self.plans: dict[str, Plan] = {}
+        self.executions = 0
+        self.kernels = b""
+        self.diagnostics = 0
+        self.messages: list[str] = []
+        self.fail: set[str] = set()
+        self.version = str(real.__version__)
+
+    @property
+    def __version__(self) -> str:
+        return self.version
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(real, name)
+
+    def add(self, engine: Path, plan: Plan) -> None:
+        self.plans[hashlib.sha256(engine.read_bytes()).hexdigest()] = plan
+
+    def Runtime(self, logger: Any) -> FakeRuntime:  # noqa: N802
+        return FakeRuntime(self, logger)
+
+
+class FakeRuntime:
+    def __init__(self, module: FakeTensorRt, logger: Any) -> None:
+        self._module, self._logger = module, logger
+        self.engine_header_size = 64
+
+    def get_engine_validity(self, buffer: bytes) -> tuple[Any, int]:
+        bits = self._module.diagnostics
+        states = real.EngineValidity
+        return (states.INVALID if bits else states.VALID), bits
+
+    def deserialize_cuda_engine(self, serialized_engine: Any) -> FakeEngine | None:
+        plan = self._module.plans.get(hashlib.sha256(serialized_engine).hexdigest())
+        if plan is None:
+            self._logger.log(real.ILogger.Severity.ERROR, "the engine is\nnot mine")
+            return None
+        return FakeEngine(self._module, self._logger, plan)
+
+
+class FakeEngine:
+    def __init__(self, module: FakeTensorRt, logger: Any, plan: Plan) -> None:
+        self._module, self._logger, self._plan = module, logger, plan
+        self._session = open_session(plan.graph, 1)
+        tensors = [*self._session.get_inputs(), *self._session.get_outputs()]
+        self._types = {tensor.name: TYPES[tensor.type] for tensor in tensors}
+        self._shapes = {tensor.name: [*map(plan.axis, tensor.shape)] for tensor in tensors}
+        # A CPU's graph stands for an engine's, whose logits come with candidates unless it draws.
+        self._adds_candidates = LOGITS in self._shapes and not (
+            {CANDIDATE_IDS, SAMPLING} & self._shapes.keys()
+        )
+        if self._adds_candidates:
+            kept = min(CANDIDATES, self._shapes[LOGITS][2])
+            for name, kind in ((CANDIDATE_IDS, np.int64), (CANDIDATE_LOGITS, np.float32)):
+                self._types[name], self._shapes[name] = kind, [-1, -1, kept]
+        self._inputs = [tensor.name for tensor in self._session.get_inputs()]
+        self.num_io_tensors = len(self._shapes)
+        self.num_optimization_profiles = len(plan.profiles)
+
+    def get_tensor_name(self, index: int) -> str:
+        return list(self._shapes)[index]
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._shapes[name])
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        return getattr(real.DataType, NATIVE[self._types[name]])
+
+    def get_aliased_input_tensor(self, name: str) -> str | None:
+        own = name.removesuffix("_out")
+        return own if own != name and own in self._inputs else None
+
+    def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int:
+        # Every graph wants another amount, so that the shared memory has to grow.
+        return SCRATCH_BYTES * len(self._inputs) + profile_index
+
+    def create_runtime_config(self) -> FakeRuntimeConfig:
+        return FakeRuntimeConfig(self._module)
+
+    def create_execution_context(self, options: Any) -> FakeContext | None:
+        strategy = getattr(options, "_strategy", options)
+        assert strategy == real.ExecutionContextAllocationStrategy.USER_MANAGED
+        return None if "context" in self._module.fail else FakeContext(self)
+
+
+class FakeRuntimeConfig:
+    def __init__(self, module: FakeTensorRt) -> None:
+        self._module = module
+        self._strategy: Any = None
+        self.dynamic_shapes_kernel_specialization_strategy: Any = None
+
+    def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
+        self._strategy = strategy
+
+    def create_runtime_cache(self) -> FakeRuntimeCache:
+        return FakeRuntimeCache(self._module)
+
+    def set_runtime_cache(self, cache: FakeRuntimeCache) -> bool:
+        return isinstance(cache, FakeRuntimeCache)
+
+
+class FakeRuntimeCache:
+    def __init__(self, module: FakeTensorRt) -> None:
+        self._module = module
+
+    def deserialize(self, blob: bytes) -> bool:
+        accepted = blob.startswith(b"kernels")
+        if accepted:
+            self._module.kernels = blob
+        return accepted
+
+    def serialize(self) -> bytes:
+        return self._module.kernels
+
+
+class FakeContext:
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+        self._cuda = engine._module.cuda
+        self._profile: Profile | None = None
+        self._sizes: dict[str, tuple[int, ...]] = {}
+        self._addresses: dict[str, int] = {}
+        self._scratch = (0, 0)
+        self._settled = False
+        self._changes = 0
+
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        assert stream_handle in self._cuda.streams
+        self._profile = self._engine._plan.profiles[profile_index]
+        return True
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        assert self._cuda.owns(memory, size) and memory % 256 == 0
+        self._scratch, self._settled = (memory, size), False
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        fixed = self._engine._shapes[name]
+        fits = len(fixed) == len(shape) and all(
+            want in (-1, size) for want, size in zip(fixed, shape, strict=True)
+        )
+        if not fits or name not in self._engine._inputs or "shape" in self._engine._module.fail:
+            self._say(f"{name} does not take {shape}")
+            return False
+        if self._sizes.get(name) != tuple(shape):
+            self._settled = False
+            self._changes += 1
+        self._sizes[name] = tuple(shape)
+        return True
+
+    def set_tensor_address(self, name: str, memory: int) -> bool:
+        if name not in self._engine._shapes or memory % 256:
+            self._say(f"{name} at {memory}")
+            return False
+        self._addresses[name] = memory
+        return True
+
+    def execute_async_v3(self, stream_handle: int) -> bool:
+        module, engine, cuda = self._engine._module, self._engine, self._cuda
+        assert stream_handle in cuda.streams and self._profile is not None
+        assert self._addresses.keys() == engine._shapes.keys()
+        self._check_sizes()
+        address, size = self._scratch
+        assert size >= engine.get_device_memory_size_for_profile_v2(0)
+        if (cuda.recording is not None and not self._settled) or "run" in module.fail:
+            self._say("a run that cannot be captured" if cuda.recording is not None else "broken")
+            return False
+        self._settled = True
+        alive, changes = weakref.ref(self), self._changes
+        addresses, sizes = dict(self._addresses), dict(self._sizes)
+
+        def run() -> None:
+            context = alive()
+            assert context is not None and context._changes == changes, "a stale graph"
+            assert cuda.owns(address, size), "its memory is gone"
+            cuda.array(address, (size,), np.uint8)[...] = 0xEE
+            execute(engine, addresses, sizes)
+
+        cuda.submit(run)
+        return True
+
+    def _check_sizes(self) -> None:
+        sizes = self._sizes
+        ids = next(sizes[name] for name in ("token_ids", "block_ids") if name in sizes)
+        axes = {"B": ids[0], "S": ids[1]}
+        if "logit_rows" in sizes:
+            axes["R"] = sizes["logit_rows"][1]
+        assert self._profile is not None
+        for axis, span in self._profile.axes.items():
+            assert span.low <= axes[axis] <= span.high, (self._profile.name, axes)
+        fixed = {name for name, shape in self._engine._shapes.items() if shape[0] != -1}
+        assert {sizes[name][0] for name in sizes.keys() - fixed} == {axes["B"]}
+        assert sizes.keys() == set(self._engine._inputs)
+
+    def _say(self, message: str) -> None:
+        self._engine._logger.log(real.ILogger.Severity.ERROR, message)
+
+
+def execute(
+    engine: FakeEngine, addresses: Mapping[str, int], sizes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Runs the graph on what lies at `addresses`; outputs go where theirs say."""
+    cuda, session = engine._module.cuda, engine._session
+    engine._module.executions += 1
+    feeds = {
+        name: cuda.array(addresses[name], sizes[name], engine._types[name])
+        for name in engine._inputs
+    }
+    starts = feeds["cache_start"]
+    rows = next(feeds[name] for name in ("token_ids", "block_ids") if name in feeds).shape[1]
+    assert (starts >= 0).all() and (starts + rows <= engine._plan.cache_length).all()
+    pages = HeldPages(engine, feeds[PAGE_TABLE], starts, rows) if PAGE_TABLE in feeds else None
+    if pages is not None:
+        feeds = {name: pages.mask(name, value) for name, value in feeds.items()}
+    results = compute(session, feeds)
+    if engine._adds_candidates:
+        count = engine._shapes[CANDIDATE_IDS][2]
+        ids = pick_candidates(results[LOGITS], count, engine._module.executions)
+        results[CANDIDATE_IDS] = ids
+        results[CANDIDATE_LOGITS] = np.take_along_axis(results[LOGITS], ids, axis=-1)
+    for name, result in results.items():
+        source = engine.get_aliased_input_tensor(name)
+        assert source is None or addresses[source] == addresses[name], f"{name} is not in place"
+        memory = cuda.array(addresses[name], result.shape, result.dtype)
+        if pages is not None and source is not None:
+            pages.write(memory, result)
+        else:
+            memory[...] = result
+
+
+def compute(session: Any, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Runs a session on arrays, of FP8 too, and returns its outputs by name."""
+    io = session.io_binding()
+    for name, array in feeds.items():
+        kind = array.dtype.type
+        element = TensorProto.FLOAT8E4M3FN if kind is FLOAT8 else kind
+        io.bind_input(name, "cpu", 0, element, array.shape, array.ctypes.data)
+    outputs = session.get_outputs()
+    for output in outputs:
+        io.bind_output(output.name)
+    session.run_with_iobinding(io)
+    return {
+        output.name: value.numpy().view(TYPES[output.type])
+        for output, value in zip(outputs, io.get_outputs(), strict=True)
+    }
+
+
+class HeldPages:
+    """What the kernels read and write of pools, which the graph's bodies gather whole.
+
+    block_attention reads no row that its sequence does not hold, and kv_cache_update writes a
+    call's rows alone. Rows that are not held are zeros for the body: it multiplies them by zero.
+    """
+
+    def __init__(
+        self, engine: FakeEngine, table: np.ndarray, starts: np.ndarray, rows: int
+    ) -> None:
+        assert engine._plan.pages is not None
+        self._engine, size = engine, engine._plan.pages.size
+        assert table.min() >= 0 and table.max() <= engine._plan.pages.count
+        self._held, self._written = [], []
+        for pages, start in zip(table, starts.tolist(), strict=True):
+            positions = np.arange(start + rows)
+            places = np.stack([pages[positions // size], positions % size])
+            assert places[0].max() < engine._plan.pages.count, "a row on the page that is nobody's"
+            self._held.append(places[:, :start])
+            self._written.append(places[:, start:])
+
+    def mask(self, name: str, pool: np.ndarray) -> np.ndarray:
+        if self._engine._shapes[name][0] == -1:  # no pool
+            return pool
+        seen = np.zeros_like(pool)
+        for page, place in self._held:
+            seen[page, place] = pool[page, place]
+        return seen
+
+    def write(self, memory: np.ndarray, pool: np.ndarray) -> None:
+        for page, place in self._written:
+            memory[page, place] = pool[page, place]
+
+
+FAKES: dict[type, Any] = {
+    FakeRuntime: real.Runtime,
+    FakeEngine: real.ICudaEngine,
+    FakeContext: real.IExecutionContext,
+    FakeRuntimeConfig: real.IRuntimeConfig,
+    FakeRuntimeCache: real.IRuntimeCache,
+}

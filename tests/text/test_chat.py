@@ -1,0 +1,246 @@
+"""Chat templates: what published ones need works, what hostile ones try is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_trt.errors import DflashError
+from dflash_trt.text import chat
+from dflash_trt.text.chat import ChatRenderer, render_chats
+from dflash_trt.text.tokenizer import BundleTokenizer
+from tests.cli.bigram import write_tokenizer
+
+HELLO = [{"role": "user", "content": "hi"}]
+CHATML = """{%- if tools %}{{ '<tools>' }}{% endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\n' + message['content'] + '<|im_end|>' + '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+"""
+LLAMA = """{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- if strftime_now is defined %}
+        {%- set date_string = strftime_now("%Y") %}
+    {%- endif %}
+{%- endif %}
+{%- if not tools is none %}{{ raise_exception("no tools here") }}{%- endif %}
+{%- set ns = namespace(found=false) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{%- set ns.found = true %}{%- endif %}
+    {{- '<|start|>' + message['role'] + '\n\n' + message['content'] | trim + '<|eot|>' }}
+    {%- if loop.last %}{% break %}{% endif %}
+{%- endfor %}
+{{- messages | tojson }}{{ messages[0] | tojson(indent=2) }}{{ ns.found }}"""
+
+
+def _render(template: str, **tokens: str) -> str:
+    (text,) = render_chats(template, [HELLO], tokens)
+    return text
+
+
+def _refusal(template: str) -> str:
+    before = os.times().children_user
+    with pytest.raises(DflashError) as caught:
+        _render(template)
+    assert os.times().children_user - before < 15
+    message = str(caught.value)
+    assert message.startswith("chat template: ") and message.endswith("without it")
+    assert message.isprintable() and len(message) < 450
+    return message
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA])
+def test_as_transformers_does_it(template: str) -> None:
+    utilities = pytest.importorskip("transformers.utils.chat_template_utils")
+    expected, _ = utilities.render_jinja_template(
+        conversations=[HELLO], chat_template=template, add_generation_prompt=True, bos_token="<s>"
+    )
+    assert _render(template, bos_token="<s>") == expected[0]
+
+
+def test_conversations_do_not_mix() -> None:
+    conversations = [[{"role": "user", "content": text}] for text in ("é", "", "<b>&\x00")]
+    template = "{{ messages[0].content }}|{{ messages | length }}"
+    assert render_chats(template, conversations, {}) == ["é|1", "|1", "<b>&\x00|1"]
+    assert render_chats(template, [], {}) == []
+
+
+@pytest.mark.parametrize(
+    ("template", "piece"),
+    [
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+        ("{{ ''['__class__'] ~ ('' | attr('__class__'))['__mro__'] }}", ""),
+        ("{{ cycler.__init__.__globals__ }}", "unsafe"),
+        ("{{ '{0.__class__.__mro__[1]}'.format('') }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{% include '/etc/passwd' %}", ""),
+        ("{% import 'os' as os %}", ""),
+        (
+            "{{ raise_exception('only\ntwo\x1b[0m roles') }}",
+            r"refuses the conversation: only two\x",
+        ),
+        ("{{ messages[5].role }}", "UndefinedError"),
+        ("{% for", "TemplateSyntaxError"),
+        ("{{ 1 / 0 }}", "division"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{% for i in range(10 ** 9) %}x{% endfor %}", "OverflowError"),
+        ("{{ 'x' * 10 ** 9 }}", "needs more than"),
+        ("{{ 'x' * 10 ** 12 }}", "needs more than"),
+        ("{{ [0] * 10 ** 10 }}", "needs more than"),
+        ("{{ 'x' | center(2 * 10 ** 9) }}", "needs more than"),
+        ("{{ '%2000000000d' % 1 }}", "needs more than"),
+        ("{{ '{:2000000000d}'.format(1) }}", "needs more than"),
+        (
+            "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}"
+            "{% endfor %}",
+            "needs more than",
+        ),
+        ("{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "characters"),
+    ],
+)
+def test_hostile_templates(template: str, piece: str) -> None:
+    assert piece in _refusal(template)
+
+
+def test_some_attributes_are_merely_undefined() -> None:
+    # jinja2's sandbox: an unsafe attribute that is only printed has no text.
+    assert _render("{{ raise_exception.__globals__ }}|{{ messages.__class__ }}|") == "||"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 10 ** (10 ** 8) }}",  # inside one C call, which no signal handler could end
+    ],
+)
+def test_endless_templates_are_stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "MAX_WORKER_SECONDS", 1)
+    assert "takes more than 1 s" in _refusal(template)
+
+
+def test_a_broken_interpreter_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/echo")
+    _refusal("x")
+
+
+def _tokenizer(folder: Path, **config: Any) -> BundleTokenizer:
+    write_tokenizer(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return BundleTokenizer(folder)
+
+
+def test_where_templates_come_from(tmp_path: Path) -> None:
+    assert _tokenizer(tmp_path).chat_template is None
+    assert _tokenizer(tmp_path, chat_template="a").chat_template == "a"
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    assert _tokenizer(tmp_path, chat_template=named).chat_template == "d"
+    assert _tokenizer(tmp_path, chat_template=named[:1]).chat_template is None
+    assert _tokenizer(tmp_path, chat_template=["d", 3]).chat_template is None
+    assert _tokenizer(tmp_path, chat_template=3).chat_template is None
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert _tokenizer(tmp_path, chat_template="a").chat_template == "file"
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"x" * ((1 << 20) + 1)])
+def test_template_files_that_cannot_be_used(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(content)
+    with pytest.raises(DflashError):
+        _tokenizer(tmp_path)
+
+
+def test_special_tokens(tmp_path: Path) -> None:
+    tokenizer = _tokenizer(
+        tmp_path,
+        chat_template="{{ bos_token }}{{ eos_token }}{{ unk_token }}.",
+        bos_token={"content": "!", "special": True},
+        eos_token="<end>",
+        unk_token=None,
+    )
+    ids = tokenizer.encode("!")
+    assert tokenizer.encode_chats(["x"]) == [[*ids, 256, *tokenizer.encode(".")]]
+
+
+def test_settings_of_the_tokenizers_training_do_not_apply(tmp_path: Path) -> None:
+    """tokenizer.json may say truncate to 4 and pad to 32; a prompt is what was given."""
+    tokenizer = _tokenizer(tmp_path).core
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=32)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert len(BundleTokenizer(tmp_path).encode("0123456789")) == 10
+    assert len(BundleTokenizer(tmp_path).encode("0")) == 1
+
+
+def test_a_text_the_tokenizer_has_no_token_for(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = BundleTokenizer(tmp_path)
+    assert tokenizer.encode("a") == [0]
+    with pytest.raises(DflashError, match="cannot encode 'b'"):
+        tokenizer.encode("b")
+
+
+@pytest.fixture
+def renderer() -> Generator[Callable[[str], ChatRenderer], None, None]:
+    """Opens renderers for a test."""
+    with ExitStack() as stack:
+
+        def open_one(template: str) -> ChatRenderer:
+            one = ChatRenderer(template, {"eos_token": "<end>"})
+            stack.callback(one.close)
+            return one
+
+        yield open_one
+
+
+def test_a_worker_is_kept(renderer: Callable[[str], ChatRenderer]) -> None:
+    one = renderer("{{ messages[0].content }}{{ eos_token }}{{ messages | length }}")
+    for text in ("a", "é\n\u2028", "x" * 1_000_000):
+        message = {"role": "user", "content": text}
+        assert one.render([message] * 2) == f"{text}<end>2"
+        assert one._worker is not None
+    kept = one._worker.pid
+    one._worker.kill()
+    one._worker.wait()
+    assert one.render([message]).endswith("1") and one._worker.pid != kept
+
+
+def test_a_kept_worker_has_the_limits_of_each_job(
+    renderer: Callable[[str], ChatRenderer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "MAX_WORKER_SECONDS", 1)
+    one = renderer(
+        "{{ raise_exception('no') if messages[0].content == 'no' }}"
+        "{% if messages[0].content == 'loop' %}"
+        "{{ (9 + messages | length) ** (10 ** 8) }}{% endif %}"
+        "{% if messages[0].content == 'large' %}{{ messages[0].role * 10 ** 9 }}{% endif %}fine"
+    )
+    for content, piece in (
+        ("no", "refuses the conversation: no"),
+        ("large", "needs more than 512 MiB"),
+        ("loop", "takes more than 1 s"),
+        ("loop", "takes more than 1 s"),
+    ):
+        with pytest.raises(DflashError, match=piece):
+            one.render([{"role": "user", "content": content}])
+        assert one.render([{"role": "user", "content": ""}]) == "fine"
+
+
+def test_a_renderer_without_a_worker_is_one_line(
+    renderer: Callable[[str], ChatRenderer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    with pytest.raises(DflashError, match="chat template: "):
+        renderer("x").render([{"role": "user", "content": ""}])

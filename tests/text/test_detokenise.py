@@ -1,0 +1,209 @@
+"""Pieces of text: whole characters, nothing lost, cut at stop strings."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from dflash_trt.runtime import Engine, Request
+from dflash_trt.runtime.events import make_event
+from dflash_trt.runtime.request import RequestState
+from dflash_trt.runtime.statistics import StatisticsRecorder
+from dflash_trt.text.detokenise import Detokenizer, StopStrings, TextStream
+from tests.standins.executor import FakeExecutor
+
+SAMPLE = "The cache holds 12 keys; größer — 深い 深層 學習 🙂🙃 naïve, the key of the block.\n" * 5
+
+
+@cache
+def make_byte_level() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        [SAMPLE],
+        trainers.BpeTrainer(
+            vocab_size=320,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    tokenizer.add_tokens([AddedToken("<think>", special=False)])
+    return tokenizer
+
+
+@cache
+def make_byte_fallback() -> Tokenizer:
+    """As sentencepiece models are: spaces as ▁, unknown characters as bytes, one space dropped."""
+    texts = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "é"]
+    tokenizer = Tokenizer(
+        models.BPE(
+            {text: index for index, text in enumerate(texts)},
+            [("▁", "a")],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+@cache
+def make_word_level() -> Tokenizer:
+    return Tokenizer(models.WordLevel({"one": 0, "two": 1, "<pad>": 2}, unk_token="<pad>"))
+
+
+MAKERS = [make_byte_level, make_byte_fallback, make_word_level]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_pieces_join_to_the_whole_decode(make, data: st.DataObject) -> None:  # type: ignore[no-untyped-def]
+    """Any token ids, so invalid UTF-8 too."""
+    tokenizer = make()
+    ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() - 1), max_size=40))
+    detokenizer = Detokenizer(tokenizer)
+    pieces = [detokenizer.push(token_id) for token_id in ids]
+    assert "".join(pieces) + detokenizer.flush() == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@given(text=st.text(max_size=60) | st.text(alphabet="the key 深層🙂ö\n", max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_valid_text_streams_whole_characters(text: str) -> None:
+    tokenizer = make_byte_level()
+    detokenizer = Detokenizer(tokenizer)
+    seen = ""
+    for token_id in tokenizer.encode(text).ids:
+        seen += detokenizer.push(token_id)
+        assert text.startswith(seen)
+    assert len(text) - len(seen) <= text.endswith("\N{REPLACEMENT CHARACTER}")
+    assert seen + detokenizer.flush() == text
+
+
+def test_a_character_is_held_until_it_is_whole() -> None:
+    tokenizer = make_byte_level()
+    ids = [tokenizer.token_to_id(char) for char in ("ð", "Ł", "Ļ", "Ģ")]  # 🙀 = f0 9f 99 80
+    detokenizer = Detokenizer(tokenizer)
+    assert [detokenizer.push(token_id) for token_id in ids] == ["", "", "", "🙀"]
+    cut = Detokenizer(tokenizer)
+    assert [cut.push(token_id) for token_id in ids[:3]] == ["", "", ""]
+    assert cut.flush() == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_special_tokens_have_no_text() -> None:
+    tokenizer = make_byte_level()
+    detokenizer = Detokenizer(tokenizer)
+    ids = tokenizer.encode("key<|end|><think>key").ids
+    assert "".join(map(detokenizer.push, ids)) == "key<think>key"
+
+
+@given(
+    pieces=st.lists(st.text(alphabet="ab", max_size=4), max_size=20),
+    stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=3),
+)
+@settings(max_examples=500, deadline=None)
+def test_stop_strings_against_their_definition(pieces: list[str], stops: list[str]) -> None:
+    """Text up to the first stop string there is when one first is; no longer held than needed."""
+    watch = StopStrings(stops)
+    seen, whole = "", ""
+    for piece in pieces:
+        whole += piece
+        seen += watch.push(piece)
+        starts = [whole.find(stop) for stop in stops if stop in whole]
+        assert watch.matched == bool(starts)
+        if starts:
+            assert seen == whole[: min(starts)]
+            return
+        held = whole[len(seen) :]
+        assert whole.startswith(seen)
+        assert not held or any(stop.startswith(held) for stop in stops)
+    assert seen + watch.flush() == whole
+
+
+def test_text_stream_cuts_across_tokens() -> None:
+    tokenizer = make_byte_level()
+    stream = TextStream(tokenizer, ["lock.\n"])
+    pieces = [stream.push(token_id) for token_id in tokenizer.encode("a block. a block.\nmore").ids]
+    assert "".join(pieces) == "a block. a b"
+    assert stream.stopped and stream.flush() == ""
+
+
+def test_a_stop_string_completed_at_the_very_end_is_a_stop() -> None:
+    """Byte tokens are held until their run ends, and here the length limit ends it."""
+    tokenizer = make_byte_fallback()
+    state = RequestState(
+        request_id=0,
+        request=Request(prompt_ids=(0,), max_tokens=2),
+        max_tokens=2,
+        rows=4,
+        stop_ids=frozenset(),
+        stream=TextStream(tokenizer, ["!"]),
+        recorder=StatisticsRecorder(0.0),
+    )
+    assert state.append_tokens([tokenizer.token_to_id("a"), tokenizer.token_to_id("<0x21>")]) == 2
+    event = make_event(state, taken=2, accepted_tokens=1, finished_at=1.0)
+    assert (event.text, event.pieces, event.finish_reason) == ("a", ("a", ""), "stop")
+
+
+class TestInEngine:
+    """Text through the engine: the fake model's tokens, read with a real tokenizer."""
+
+    def make_engine(self, **fields: object) -> Engine:
+        tokenizer = make_byte_level()
+        return Engine(
+            FakeExecutor(vocab_size=tokenizer.get_vocab_size(), draft_skill=0.9, max_seq_len=128),
+            tokenizer=tokenizer,
+            **fields,  # type: ignore[arg-type]
+        )
+
+    def test_text_is_the_decode_of_the_ids(self) -> None:
+        requests = [Request(prompt_ids=(one,), max_tokens=60) for one in range(5)]
+        streamed = [""] * 5
+
+        def collect(index: int, event: object) -> None:
+            streamed[index] += event.text  # type: ignore[attr-defined]
+            assert "".join(event.pieces) == event.text  # type: ignore[attr-defined]
+
+        results = self.make_engine().generate(requests, collect)
+        for result, text in zip(results, streamed, strict=True):
+            assert result.text == text == make_byte_level().decode(list(result.token_ids))
+
+    def test_a_stop_string_ends_the_output_at_its_token(self) -> None:
+        [free] = self.make_engine().generate([Request(prompt_ids=(1,), max_tokens=60)])
+        assert free.text is not None
+        for start in range(0, len(free.text) - 4, 3):
+            stop = free.text[start : start + 4]
+            if "\N{REPLACEMENT CHARACTER}" in stop:
+                continue
+            request = Request(prompt_ids=(1,), max_tokens=60, stop_strings=(stop,))
+            [result] = self.make_engine().generate([request])
+            assert result.finish_reason == "stop"
+            assert result.text == free.text[: free.text.find(stop)]
+            assert result.token_ids == free.token_ids[: len(result.token_ids)]
+            decoded = make_byte_level().decode(list(result.token_ids))
+            assert stop in decoded
+            assert stop not in make_byte_level().decode(list(result.token_ids[:-1]))
+
+    def test_a_stop_token_has_no_text(self) -> None:
+        [free] = self.make_engine().generate([Request(prompt_ids=(1,), max_tokens=9)])
+        stop = free.token_ids[5]
+        [cut] = self.make_engine(eos_token_ids=[stop]).generate([Request(prompt_ids=(1,))])
+        assert cut.token_ids[-1] == stop
+        assert cut.text == make_byte_level().decode(list(cut.token_ids[:-1]))
+
+    def test_without_a_tokenizer_there_is_no_text(self) -> None:
+        [result] = Engine(FakeExecutor()).generate([Request(prompt_ids=(1,), max_tokens=3)])
+        assert result.text is None
