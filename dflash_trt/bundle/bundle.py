@@ -10,6 +10,7 @@ from dflash_trt.bundle.manifest import PROMPTS_NAME, TOKENIZER_FOLDER, Manifest,
 from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.core.hashing import file_sha256
 from dflash_trt.errors import DflashError
+from dflash_trt.text.tokenizer import BundleTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +74,15 @@ def verify_bundle(bundle: Bundle, on_bytes: Callable[[int], None]) -> list[str]:
 
 def _damaged(path: Path, what: str) -> DflashError:
     return DflashError(what, where=path, fix="build the bundle again")
+
+
+def load_tokenizer(bundle: Bundle) -> BundleTokenizer:
+    """The bundle's tokenizer; DflashError when it was built without one."""
+    folder = bundle.tokenizer_folder
+    if folder is None:
+        raise DflashError(
+            "has no tokenizer: its target checkpoint has no tokenizer.json",
+            where=bundle.folder,
+            fix="add one to the checkpoint and build again",
+        )
+    return BundleTokenizer(folder)

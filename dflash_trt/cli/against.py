@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from dflash_trt.backends import open_executor
+from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.cli.progress import StageBars
 from dflash_trt.errors import DflashError

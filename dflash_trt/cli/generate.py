@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from dflash_trt.backends import check_runnable, open_executor
-from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.backends.registry import check_runnable, open_executor
+from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.cli.generate_remote import generate_remote, parse_url
 from dflash_trt.cli.generation_output import TextWriter, print_json, print_statistics
 from dflash_trt.cli.options import (
@@ -25,15 +25,14 @@ from dflash_trt.cli.options import (
 )
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import (
-    Engine,
-    EngineOptions,
+    Generator,
+    GeneratorOptions,
     Request,
     SamplingParams,
     total,
 )
 from dflash_trt.serving.client.client import GenerationRequest
 from dflash_trt.text.harmony import HarmonyFormat
-from dflash_trt.text.tokenizer import load_tokenizer
 from dflash_trt.tuning.bundle_schedule import AUTO, NONE, choose_schedule, needed_graphs
 
 LOCAL_OPTIONS = {"bundle", "block_size", "block_schedule", "no_speculation", "view", "threads"}
@@ -133,11 +132,11 @@ def command(
         threads=threads,
         graphs=needed_graphs(speculation=not no_speculation, schedule=schedule),
     )
-    engine = Engine(
+    generator = Generator(
         executor,
         tokenizer=tokenizer.core,
         eos_token_ids=manifest.target.eos_token_ids,
-        options=EngineOptions(
+        options=GeneratorOptions(
             speculation=not no_speculation,
             block_size=block_size,
             prefill_chunk=manifest.limits.prefill_chunk,
@@ -145,13 +144,13 @@ def command(
         ),
     )
     for number, request in enumerate(requests, start=1):
-        _check(engine, request, None if len(requests) == 1 else number)
+        _check(generator, request, None if len(requests) == 1 else number)
     is_chat = tokenizer.chat_template is not None and not raw
     harmony = HarmonyFormat.find(tokenizer.core) if is_chat else None
     channels = None if harmony is None else partial(harmony.open, stops)
     writer = TextWriter(view=view, quiet=as_json, count=len(requests), channels=channels)
     started = time.perf_counter()
-    results = engine.generate(requests, writer.take)
+    results = generator.generate(requests, writer.take)
     summary = total((result.statistics for result in results), time.perf_counter() - started)
     executor.close()
     if as_json:
@@ -175,10 +174,10 @@ def _refuse_local_options(context: click.Context) -> None:
             )
 
 
-def _check(engine: Engine, request: Request, number: int | None) -> None:
+def _check(generator: Generator, request: Request, number: int | None) -> None:
     """Raises DflashError for a request that cannot run, naming its prompt among several."""
     try:
-        engine.check(request)
+        generator.check(request)
     except DflashError as error:
         where = error.where if number is None else f"{error.where} {number}"
         raise DflashError(error.what, where=where, fix=error.fix, usage=error.usage) from error

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.bundle.manifest import MANIFEST_NAME
 from dflash_trt.cli.options import block_schedule_option, show_thread_note
 from dflash_trt.cli.progress import StageBars
@@ -29,7 +29,7 @@ from dflash_trt.serving.server.launcher import (
 )
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
 from dflash_trt.serving.server.service import Service
-from dflash_trt.text.tokenizer import BundleTokenizer, load_tokenizer
+from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.tuning.bundle_schedule import AUTO
 
 PORT = click.IntRange(0, 65535)

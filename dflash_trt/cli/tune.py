@@ -9,10 +9,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from dflash_trt.backends import check_runnable, open_executor
 from dflash_trt.backends.base import TargetGraph
+from dflash_trt.backends.registry import check_runnable, open_executor
 from dflash_trt.bundle.attach import replace_file
-from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.cli.options import (
     bundle_argument,
     encode_prompts,
@@ -25,10 +25,9 @@ from dflash_trt.cli.options import (
 from dflash_trt.cli.progress import StageBars
 from dflash_trt.core.publish import file_error
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Engine, Request, SamplingParams
+from dflash_trt.runtime import Generator, Request, SamplingParams
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import NO_SPECULATION, SCHEDULE_NAME, BlockSchedule
-from dflash_trt.text.tokenizer import load_tokenizer
 from dflash_trt.tuning.blocks import (
     TuningOptions,
     candidate_batches,
@@ -149,7 +148,7 @@ def command(
     executor = open_executor(opened, threads=threads, graphs=("target", "draft", "target_only"))
     try:
         for request in requests:
-            Engine(executor).check(request)
+            Generator(executor).check(request)
         with StageBars() as bars:
             measured = measure(executor, requests, options, bars)
     finally:

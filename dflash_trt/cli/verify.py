@@ -13,8 +13,8 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import Progress
 
-from dflash_trt.backends import check_runnable, open_executor
-from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.backends.registry import check_runnable, open_executor
+from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.cli.against import (
     Bounds,
     compare,
@@ -35,7 +35,6 @@ from dflash_trt.proof.twins import check_twins
 from dflash_trt.proof.verification import Mode, ModeReport, Speed, measure_speed, verify
 from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.text.prompts import read_prompts
-from dflash_trt.text.tokenizer import load_tokenizer
 
 PROOF_OPTIONS = {"blocks": "--block-size", "batches": "--batch", "repeats": "--repeats"}
 COMPARISON_OPTIONS = {

@@ -21,8 +21,8 @@ import numpy as np
 
 from dflash_trt.backends.base import Executor, FloatArray, Int64Array, Scores, hold_positions
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime.generator import Engine
-from dflash_trt.runtime.options import EngineOptions
+from dflash_trt.runtime.generator import Generator
+from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import (
     Float64Array,
@@ -154,9 +154,9 @@ def measure_acceptance(
     on_tokens: Callable[[int], None] = lambda count: None,
 ) -> TotalStatistics:
     """Runs `requests` with speculation; `on_tokens` hears of every output token."""
-    options = EngineOptions(prefill_chunk=prefill_chunk)
-    engine = Engine(executor, eos_token_ids=eos_token_ids, options=options)
-    results = engine.generate(requests, lambda index, event: on_tokens(len(event.token_ids)))
+    options = GeneratorOptions(prefill_chunk=prefill_chunk)
+    generator = Generator(executor, eos_token_ids=eos_token_ids, options=options)
+    results = generator.generate(requests, lambda index, event: on_tokens(len(event.token_ids)))
     return total(result.statistics for result in results)
 
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt import __version__
-from dflash_trt.backends import open_executor
+from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions
 from dflash_trt.backends.tensorrt.build.plugins import plugin_arch
 from dflash_trt.backends.tensorrt.device import Device
 from dflash_trt.backends.tensorrt.library import LIBRARIES, Library, load_library
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.bundle.build import BuildOptions, build_bundle
-from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
@@ -35,7 +35,6 @@ from dflash_trt.hardware.arch import Arch
 from dflash_trt.proof.gpu_probes import Probe, run_probes
 from dflash_trt.runtime import Request
 from dflash_trt.text.prompts import read_prompts
-from dflash_trt.text.tokenizer import load_tokenizer
 
 TARGET = "demo"
 PRECISION = Precision.BFLOAT16

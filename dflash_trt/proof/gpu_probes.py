@@ -18,7 +18,7 @@ import numpy as np
 from dflash_trt.backends.base import Executor, FloatArray, Int64Array, Scores, TargetGraph
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.proof.verification import Comparison, Mode, measure_speed
-from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from dflash_trt.runtime.sampling import choose_tokens, sampling_input
 from dflash_trt.speculation.acceptance import accept_block
 
@@ -61,12 +61,12 @@ def _probe_tokens(gpu: Executor, cpu: Executor, requests: Sequence[Request]) -> 
     """Tokens of every mode against the CPU's, up to ties."""
 
     def generate(executor: Executor, mode: Mode) -> list[RequestResult]:
-        options = EngineOptions(
+        options = GeneratorOptions(
             speculation=mode.speculation, block_size=mode.block_size, record_logits=True
         )
-        engine = Engine(executor, options=options)
+        generator = Generator(executor, options=options)
         parts = [requests[at : at + mode.batch] for at in range(0, len(requests), mode.batch)]
-        return [result for part in parts for result in engine.generate(part)]
+        return [result for part in parts for result in generator.generate(part)]
 
     block, most = gpu.limits.block_size, min(gpu.limits.max_batch, len(requests))
     plain = Mode(speculation=False, batch=1, block_size=None)
@@ -169,8 +169,8 @@ def _probe_candidates(gpu: Executor, requests: Sequence[Request]) -> Probe:
     sampled = [replace(request, sampling=sampling) for request in requests]
     outputs = []
     for record_logits in (False, True):
-        engine = Engine(gpu, options=EngineOptions(record_logits=record_logits))
-        outputs.append([engine.generate([one])[0].token_ids for one in sampled])
+        generator = Generator(gpu, options=GeneratorOptions(record_logits=record_logits))
+        outputs.append([generator.generate([one])[0].token_ids for one in sampled])
     same = sum(some == whole for some, whole in zip(*outputs, strict=True))
     return Probe(
         name="candidates draw what whole rows draw",

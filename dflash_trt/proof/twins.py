@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dflash_trt.bundle.build import BuildOptions, build_bundle
-from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.checkpoints.draft import DraftSpec, read_draft
 from dflash_trt.checkpoints.folder import CONFIG_NAME
 from dflash_trt.checkpoints.moe import MoeSpec
@@ -20,7 +20,6 @@ from dflash_trt.config import BuildConfig, CheckpointSource
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.form import CacheDtype
-from dflash_trt.text.tokenizer import load_tokenizer
 
 # What precision changes; every other field of a spec says what the model computes.
 PRECISION_FIELDS = frozenset({"weights", "checkpoint", "quantization"})

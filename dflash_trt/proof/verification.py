@@ -17,8 +17,8 @@ import numpy as np
 from dflash_trt.backends.base import Executor
 from dflash_trt.config import PREFILL_CHUNK
 from dflash_trt.runtime.events import TokenEvent
-from dflash_trt.runtime.generator import Engine
-from dflash_trt.runtime.options import EngineOptions
+from dflash_trt.runtime.generator import Generator
+from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.request import Request, RequestResult
 from dflash_trt.runtime.statistics import RequestStatistics, TotalStatistics, total
 
@@ -143,13 +143,13 @@ def verify(
     """
 
     def run(group: Sequence[Request], mode: Mode) -> list[RequestResult]:
-        options = EngineOptions(
+        options = GeneratorOptions(
             speculation=mode.speculation,
             block_size=mode.block_size,
             prefill_chunk=prefill_chunk,
             record_logits=True,
         )
-        engine = Engine(executor, eos_token_ids=eos_token_ids, options=options)
+        generator = Generator(executor, eos_token_ids=eos_token_ids, options=options)
         results: list[RequestResult] = []
         for part in _parts(group, mode.batch):
             count = len(part)
@@ -159,7 +159,7 @@ def verify(
                     on_tokens(len(event.token_ids))
 
             full = [part[index % count] for index in range(mode.batch)]
-            results += engine.generate(full, report)[:count]
+            results += generator.generate(full, report)[:count]
         return results
 
     baseline_mode = Mode(speculation=False, batch=1, block_size=None)
@@ -278,11 +278,11 @@ def measure_speed(
     """Times `requests` one by one, baseline and speculation in turn, `repeats` times each."""
 
     def run(speculation: bool) -> float | None:
-        options = EngineOptions(
+        options = GeneratorOptions(
             speculation=speculation, block_size=block_size if speculation else None
         )
-        engine = Engine(executor, eos_token_ids=eos_token_ids, options=options)
-        statistics = [engine.generate([request])[0].statistics for request in requests]
+        generator = Generator(executor, eos_token_ids=eos_token_ids, options=options)
+        statistics = [generator.generate([request])[0].statistics for request in requests]
         on_run()
         tokens = sum(one.output_tokens - 1 for one in statistics)
         seconds = sum(one.decode_s or 0.0 for one in statistics)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dflash_trt.runtime.events import TokenEvent
-from dflash_trt.runtime.generator import Engine, RequestFailedError
-from dflash_trt.runtime.options import EngineOptions
+from dflash_trt.runtime.generator import Generator, RequestFailedError
+from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.request import FinishReason, Request, RequestResult
 from dflash_trt.runtime.sampling import SamplingParams, choose_tokens
 from dflash_trt.runtime.statistics import RequestStatistics, TotalStatistics, total
 
 __all__ = [
-    "Engine",
-    "EngineOptions",
     "FinishReason",
+    "Generator",
+    "GeneratorOptions",
     "Request",
     "RequestFailedError",
     "RequestResult",

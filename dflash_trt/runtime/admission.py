@@ -22,7 +22,7 @@ def check_request(request: Request, limits: ExecutorLimits, has_tokenizer: bool)
     _check_ids("stop_token_ids", request.stop_token_ids, limits)
     if request.stop_strings and not has_tokenizer:
         raise DflashError(
-            "the engine has no tokenizer to find them with", where="stop_strings", usage=True
+            "the generator has no tokenizer to find them with", where="stop_strings", usage=True
         )
     check_block_size(request.block_size, limits)
 

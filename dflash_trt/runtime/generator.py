@@ -1,4 +1,4 @@
-"""The engine: continuous batching of speculative (or plain) decoding over one executor."""
+"""The generator: continuous batching of speculative (or plain) decoding over one executor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dflash_trt.backends.base import (
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.admission import check_block_size, check_request
 from dflash_trt.runtime.events import TokenEvent, make_event
-from dflash_trt.runtime.options import EngineOptions
+from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.pacing import Pacer
 from dflash_trt.runtime.paging import open_paging
 from dflash_trt.runtime.request import Request, RequestResult, RequestState
@@ -42,14 +42,14 @@ class RequestFailedError(DflashError):
         self.request_id = request_id
 
 
-class Engine:
+class Generator:
     """Runs requests to their end; `step` is the synchronous core, for one thread.
 
     A request's tokens depend on its prompt, parameters and seed only: not on its neighbours,
     the chunking, the block size, or speculation itself, given an executor whose logits do not.
 
     Args:
-        executor: used by this engine alone while it has work; with paged caches, for good: pages
+        executor: used by this generator alone while it has work; with paged caches, for good: pages
             keep the prefixes of requests that have ended.
         tokenizer: for text and stop strings; without it events have no text.
         eos_token_ids: the model's end-of-sequence ids.
@@ -68,10 +68,10 @@ class Engine:
         *,
         tokenizer: Tokenizer | None = None,
         eos_token_ids: Iterable[int] = (),
-        options: EngineOptions | None = None,
+        options: GeneratorOptions | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._options = options or EngineOptions()
+        self._options = options or GeneratorOptions()
         self._executor = TimedExecutor(executor, clock)
         self._limits = executor.limits
         self._tokenizer = tokenizer
@@ -130,7 +130,7 @@ class Engine:
         return self.cached_tokens / (self._limits.max_batch * self._limits.max_seq_len)
 
     def check(self, request: Request) -> None:
-        """Raises DflashError (usage) when this engine cannot run `request`."""
+        """Raises DflashError (usage) when this generator cannot run `request`."""
         check_request(request, self._limits, self._tokenizer is not None)
 
     def submit(self, request: Request, submitted_at: float | None = None) -> int:
@@ -139,7 +139,7 @@ class Engine:
         `submitted_at` is the clock's time that its statistics count from; None is now.
 
         Raises:
-            DflashError: this engine cannot run it (see `check`).
+            DflashError: this generator cannot run it (see `check`).
         """
         self.check(request)
         request_id, self._next_id = self._next_id, self._next_id + 1
@@ -178,7 +178,7 @@ class Engine:
         """One decode step of every running request, then one chunk of the oldest prompt.
 
         Returns what happened, in order; nothing when there was no work. When it raises, the
-        engine is still whole: the next call does what was left undone.
+        generator is still whole: the next call does what was left undone.
 
         Raises:
             RequestFailedError: a request's logits were not finite (a greedy request's are looked
@@ -218,13 +218,13 @@ class Engine:
 
         `on_tokens(index, event)` is called for the request at `index` after each step that
         did something for it; it may call `cancel(event.request_id)`. When it raises, all of
-        `requests` are cancelled. The engine must be idle before.
+        `requests` are cancelled. The generator must be idle before.
 
         Raises:
             DflashError: a request that cannot run, before any of them does.
         """
         if self.has_work:
-            raise ValueError("generate needs an idle engine")
+            raise ValueError("generate needs an idle generator")
         for request in requests:
             self.check(request)
         index_of = {self.submit(request): index for index, request in enumerate(requests)}

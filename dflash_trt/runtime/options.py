@@ -1,4 +1,4 @@
-"""How an engine runs, the same for all its requests."""
+"""How a generator runs, the same for all its requests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dflash_trt.speculation.schedule import BlockSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """An engine's settings.
+class GeneratorOptions:
+    """A generator's settings.
 
     Args:
         speculation: False runs the autoregressive baseline graph, target_only, throughout.

@@ -39,7 +39,7 @@ PRIOR_DRAFTS = 32.0
 
 
 class Pacer:
-    """Follows one engine's steps. Deterministic: it counts tokens and never looks at a clock.
+    """Follows one generator's steps. Deterministic: it counts tokens and never looks at a clock.
 
     Raises:
         DflashError: the schedule has larger blocks than the drafter (usage).

@@ -34,10 +34,10 @@ class Request:
             token that completed it is the last of the output's ids.
         ignore_eos: do not end at the model's end-of-sequence ids.
         speculate: False decodes this request one token a step.
-        block_size: rows of its verify steps, 2 … the trained block; None takes the engine's.
+        block_size: rows of its verify steps, 2 … the trained block; None takes the generator's.
 
     Raises:
-        DflashError: a value that no engine could accept (usage).
+        DflashError: a value that no generator could accept (usage).
     """
 
     prompt_ids: tuple[int, ...]
@@ -69,9 +69,9 @@ class Request:
 class RequestResult:
     """A finished request.
 
-    `token_ids` are the output's, `text` is None when the engine has no tokenizer. `stop_reason` is
-    the stop string, or the one of the request's own stop tokens, that ended it. `logits`
-    [len(token_ids), V] are the rows the tokens were chosen from, when the engine records them.
+    `token_ids` are the output's, `text` is None when the generator has no tokenizer. `stop_reason`
+    is the stop string, or the one of the request's own stop tokens, that ended it. `logits`
+    [len(token_ids), V] are the rows the tokens were chosen from, when the generator records them.
     """
 
     request_id: int
@@ -85,7 +85,7 @@ class RequestResult:
 
 @dataclass(slots=True, kw_only=True)
 class RequestState:
-    """A request inside the engine, from its submission to its result.
+    """A request inside the generator, from its submission to its result.
 
     `rows` is the size of its verify blocks (1: no drafts), `max_tokens` is clipped to the
     context, `prefilled` counts the prompt tokens in the cache, `token_ids` are the output's.

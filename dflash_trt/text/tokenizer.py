@@ -8,7 +8,6 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.text.chat import ChatRenderer, render_chats
@@ -79,18 +78,6 @@ class BundleTokenizer:
             raise DflashError(
                 f"cannot encode {one_line(ascii(text), 40)}: {one_line(error)}", where="tokenizer"
             ) from error
-
-
-def load_tokenizer(bundle: Bundle) -> BundleTokenizer:
-    """The bundle's tokenizer; DflashError when it was built without one."""
-    folder = bundle.tokenizer_folder
-    if folder is None:
-        raise DflashError(
-            "has no tokenizer: its target checkpoint has no tokenizer.json",
-            where=bundle.folder,
-            fix="add one to the checkpoint and build again",
-        )
-    return BundleTokenizer(folder)
 
 
 def _read_template(folder: Path, config: dict[str, Any]) -> str | None:

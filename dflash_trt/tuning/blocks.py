@@ -27,8 +27,8 @@ from dflash_trt.backends.base import Executor, Int64Array, PagedExecutor, Scores
 from dflash_trt.config import PREFILL_CHUNK
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime.generator import Engine
-from dflash_trt.runtime.options import EngineOptions
+from dflash_trt.runtime.generator import Generator
+from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.request import Request, RequestResult
 from dflash_trt.runtime.sampling import SamplingParams, sampling_input
 from dflash_trt.runtime.statistics import total
@@ -174,10 +174,10 @@ def _decode(
     options: TuningOptions,
     on_done: Callable[[int], None],
 ) -> list[RequestResult]:
-    settings = EngineOptions(block_size=block, prefill_chunk=options.prefill_chunk)
-    engine = Engine(executor, eos_token_ids=options.eos_token_ids, options=settings)
+    settings = GeneratorOptions(block_size=block, prefill_chunk=options.prefill_chunk)
+    generator = Generator(executor, eos_token_ids=options.eos_token_ids, options=settings)
     fresh = [replace(request, block_size=None) for request in requests]
-    return engine.generate(fresh, lambda index, event: on_done(event.result is not None))
+    return generator.generate(fresh, lambda index, event: on_done(event.result is not None))
 
 
 class _Bench:

@@ -21,8 +21,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from dflash_trt import __version__
-from dflash_trt.backends import open_executor
 from dflash_trt.backends.base import Scores
+from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import open_bundle, verify_bundle
 from dflash_trt.errors import DflashError
 from tests.bundle.conftest import Watcher, build_pair, read_manifest_json, write_pair

@@ -188,13 +188,13 @@ class _Recorder(io.StringIO):
 
 def test_text_streams(run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder, seen_at_step = _Recorder(), []
-    real = generate.Engine.step
+    real = generate.Generator.step
 
-    def step(self: generate.Engine) -> Any:
+    def step(self: generate.Generator) -> Any:
         seen_at_step.append(recorder.seen[-1] if recorder.seen else "")
         return real(self)
 
-    monkeypatch.setattr(generate.Engine, "step", step)
+    monkeypatch.setattr(generate.Generator, "step", step)
     monkeypatch.setattr(sys, "stdout", recorder)
     run("generate", bundle, "--prompt", "cab", "--max-tokens", 7)
     # Before each step, all that the steps before it made is flushed to the reader.

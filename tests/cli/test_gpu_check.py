@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import dflash_trt.proof.gpu_check as gpu_check
-from dflash_trt.backends import open_executor
+from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.tensorrt.build.profiles import profiles
 from dflash_trt.backends.tensorrt.library import TENSORRT
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import dflash_trt.cli.verify as command
-from dflash_trt.backends import open_executor
 from dflash_trt.backends.base import SpeculationOutput
+from dflash_trt.backends.registry import open_executor
 from dflash_trt.proof.verification import Mode, verify
 from dflash_trt.runtime import Request
 from tests.cli.bigram import token

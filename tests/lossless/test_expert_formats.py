@@ -8,16 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_trt.backends import open_executor
+from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.build import BuildOptions, build_bundle
-from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import BuildConfig, load_config
 from dflash_trt.quantization.experts import ExpertFormat, convert_experts
-from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult
-from dflash_trt.text.tokenizer import load_tokenizer
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult
 from tests.pairs import SilentProgress
 
 PAIR = Path(__file__).parents[2] / "demo_pair" / "gpt_oss"
@@ -36,17 +35,17 @@ def _generate(bundle: Bundle, *, speculation: bool = True) -> list[RequestResult
     executor = open_executor(
         bundle, threads=1, graphs=("target", "draft") if speculation else ("target_only",)
     )
-    engine = Engine(
+    generator = Generator(
         executor,
         tokenizer=tokenizer.core,
         eos_token_ids=bundle.manifest.target.eos_token_ids,
-        options=EngineOptions(speculation=speculation, record_logits=True),
+        options=GeneratorOptions(speculation=speculation, record_logits=True),
     )
     requests = [
         Request(prompt_ids=tuple(tokenizer.encode(json.loads(line)["prompt"])), max_tokens=96)
         for line in lines
     ]
-    results = engine.generate(requests)
+    results = generator.generate(requests)
     executor.close()
     return results
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.backends import open_executor
 from dflash_trt.backends.base import Executor
-from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
+from dflash_trt.backends.registry import open_executor
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from tests.lossless.test_lossless import OUTPUT, assert_same, make_requests, run, run_baseline
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
@@ -84,18 +84,18 @@ def test_sampled_tokens_do_not_depend_on_speculation(case: Case, executor: Execu
 def test_traffic_that_comes_and_goes_keeps_every_bit(case: Case, executor: Executor) -> None:
     """With pages, too few of them for all: the youngest are preempted and computed anew."""
     rng = random.Random(2)
-    engine = Engine(executor, options=EngineOptions(record_logits=True, prefill_chunk=17))
+    generator = Generator(executor, options=GeneratorOptions(record_logits=True, prefill_chunk=17))
     waiting = list(range(len(case.requests))) * 2
     rng.shuffle(waiting)
     live: dict[int, int] = {}
     results: list[tuple[int, RequestResult]] = []
-    while waiting or engine.has_work:
+    while waiting or generator.has_work:
         while waiting and rng.random() < 0.4:
             index = waiting.pop()
-            live[engine.submit(case.requests[index])] = index
+            live[generator.submit(case.requests[index])] = index
         if live and rng.random() < 0.02:
-            engine.cancel(rng.choice(list(live)))
-        for event in engine.step():
+            generator.cancel(rng.choice(list(live)))
+        for event in generator.step():
             if event.result is not None:
                 results.append((live.pop(event.request_id), event.result))
     compared = 0
@@ -118,10 +118,12 @@ def test_a_shared_prefix_changes_neither_bits_nor_acceptance(case: Case) -> None
         for tail in ((), (7,), (9, 4, 5))
     ]
     expected = run(case.bundles["linear"].open(), requests)
-    engine = Engine(case.bundles["paged"].open(), options=EngineOptions(record_logits=True))
+    generator = Generator(
+        case.bundles["paged"].open(), options=GeneratorOptions(record_logits=True)
+    )
     cached = []
     for request, want in zip(requests, expected, strict=True):
-        (got,) = engine.generate([request])
+        (got,) = generator.generate([request])
         assert_same(want, got, f"{len(request.prompt_ids)} tokens")
         assert got.statistics.acceptance_histogram == want.statistics.acceptance_histogram
         cached.append(got.statistics.cached_prompt_tokens)

@@ -7,13 +7,19 @@ from dataclasses import dataclass
 
 import pytest
 
-from dflash_trt.backends import open_executor
 from dflash_trt.backends.base import Executor
-from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.backends.registry import open_executor
+from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.cli.main import main
-from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams, total
+from dflash_trt.runtime import (
+    Generator,
+    GeneratorOptions,
+    Request,
+    RequestResult,
+    SamplingParams,
+    total,
+)
 from dflash_trt.text.prompts import read_prompts
-from dflash_trt.text.tokenizer import load_tokenizer
 from tests.pairs import PairFactory
 from tests.reference.compare import assert_bitwise_equal
 
@@ -50,8 +56,8 @@ def make_requests(vocab: int, count: int, sampling: SamplingParams | None = None
 
 
 def run(executor: Executor, requests: list[Request], **options: object) -> list[RequestResult]:
-    settings = EngineOptions(record_logits=True, **options)  # type: ignore[arg-type]
-    return Engine(executor, options=settings).generate(requests)
+    settings = GeneratorOptions(record_logits=True, **options)  # type: ignore[arg-type]
+    return Generator(executor, options=settings).generate(requests)
 
 
 def run_baseline(executor: Executor, requests: list[Request]) -> list[RequestResult]:
@@ -115,21 +121,21 @@ def test_batching_the_baseline_keeps_every_bit(case: Case, batch: int) -> None:
 def test_admissions_and_cancellations_in_flight_keep_every_bit(case: Case, seed: int) -> None:
     """Requests come and go at random; whatever a request has said is what it says alone."""
     rng = random.Random(seed)
-    options = EngineOptions(
+    options = GeneratorOptions(
         record_logits=True, block_size=rng.choice(BLOCKS), prefill_chunk=rng.choice(CHUNKS)
     )
-    engine = Engine(case.executor, options=options)
+    generator = Generator(case.executor, options=options)
     waiting = [(index, request) for index, request in enumerate(case.requests)] * 2
     rng.shuffle(waiting)
     live: dict[int, int] = {}
     compared = cancelled = 0
-    while waiting or engine.has_work:
+    while waiting or generator.has_work:
         while waiting and rng.random() < 0.4:
             index, request = waiting.pop()
-            live[engine.submit(request)] = index
+            live[generator.submit(request)] = index
         if live and rng.random() < 0.02:
-            cancelled += engine.cancel(rng.choice(list(live)))
-        for event in engine.step():
+            cancelled += generator.cancel(rng.choice(list(live)))
+        for event in generator.step():
             if event.result is None:
                 continue
             want, got = case.expected[live.pop(event.request_id)], event.result
@@ -141,7 +147,7 @@ def test_admissions_and_cancellations_in_flight_keep_every_bit(case: Case, seed:
                 assert_bitwise_equal(got.logits, want.logits[:length], f"seed {seed}")
             compared += length
     assert compared > OUTPUT
-    assert engine.has_work is False
+    assert generator.has_work is False
 
 
 @pytest.mark.parametrize(

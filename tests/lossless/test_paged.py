@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.backends import open_executor
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
+from dflash_trt.backends.registry import open_executor
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from tests.lossless.test_lossless import OUTPUT, assert_same, make_requests, run, run_baseline
 from tests.pairs import PairFactory, TinyPair
 
@@ -42,21 +42,21 @@ def paged(request: pytest.FixtureRequest, make_pair: PairFactory) -> Executor:
     return open_executor(built.bundle, threads=1)
 
 
-def poison_free_pages(engine: Engine, executor: Executor) -> None:
+def poison_free_pages(generator: Generator, executor: Executor) -> None:
     """NaN in every row of every page that no request holds and no prefix keeps."""
-    assert isinstance(executor, OnnxRuntimeExecutor) and engine._paging is not None
-    allocator = engine._paging._allocator
+    assert isinstance(executor, OnnxRuntimeExecutor) and generator._paging is not None
+    allocator = generator._paging._allocator
     known = {*allocator._holders, *allocator._key_of}
     free = [page for page in range(allocator._count) if page not in known]
     for pool in executor._caches._pools.values():  # type: ignore[union-attr]
         pool[free] = np.nan
 
 
-def finish(engine: Engine, executor: Executor) -> dict[int, RequestResult]:
+def finish(generator: Generator, executor: Executor) -> dict[int, RequestResult]:
     results = {}
-    while engine.has_work:
-        poison_free_pages(engine, executor)
-        for event in engine.step():
+    while generator.has_work:
+        poison_free_pages(generator, executor)
+        for event in generator.step():
             if event.result is not None:
                 results[event.request_id] = event.result
     return results
@@ -68,10 +68,10 @@ def test_preemption_keeps_every_bit(
 ) -> None:
     requests = make_requests(64, 8, sampling)
     expected = run_baseline(linear.open(), requests)
-    engine = Engine(paged, options=EngineOptions(record_logits=True, prefill_chunk=17))
+    generator = Generator(paged, options=GeneratorOptions(record_logits=True, prefill_chunk=17))
     for request in requests:
-        engine.submit(request)
-    results = finish(engine, paged)
+        generator.submit(request)
+    results = finish(generator, paged)
     for index, want in enumerate(expected):
         assert_same(want, results[index], f"request {index}")
     lost = [results[index].statistics.preemptions for index in range(8)]
@@ -90,11 +90,11 @@ def test_a_shared_prefix_changes_neither_bits_nor_acceptance(
         for tail in ([], *tails)
     ]
     expected = run(linear.open(), requests)
-    engine = Engine(paged, options=EngineOptions(record_logits=True))
+    generator = Generator(paged, options=GeneratorOptions(record_logits=True))
     cached = []
     for request, want in zip(requests, expected, strict=True):
-        request_id = engine.submit(request)
-        got = finish(engine, paged)[request_id]
+        request_id = generator.submit(request)
+        got = finish(generator, paged)[request_id]
         assert_same(want, got, f"{len(request.prompt_ids)} tokens")
         cached.append(got.statistics.cached_prompt_tokens)
         for name in ("acceptance_length", "acceptance_histogram", "conditional_acceptance"):
@@ -111,12 +111,12 @@ def test_a_draft_without_the_shared_context_would_be_noticed(
     assert isinstance(executor, OnnxRuntimeExecutor)
     prompt = (3, 1, 4, 1, 5, 9, 2, 6) * 4  # what the draft was fitted on
     request = Request(prompt_ids=prompt, max_tokens=OUTPUT, ignore_eos=True)
-    engine = Engine(executor)
-    (whole,) = engine.generate([request])
+    generator = Generator(executor)
+    (whole,) = generator.generate([request])
     for name, pool in executor._caches._pools.items():  # type: ignore[union-attr]
         if name.startswith("draft_"):
             pool[...] = 0
-    (starved,) = engine.generate([request])
+    (starved,) = generator.generate([request])
     assert starved.statistics.cached_prompt_tokens == len(prompt) - SIZE
     assert starved.token_ids == whole.token_ids
     assert starved.statistics.acceptance_histogram != whole.statistics.acceptance_histogram
@@ -137,22 +137,22 @@ def test_any_traffic_keeps_every_bit(linear: TinyPair, paged: Executor, seed: in
         for kept in (16, 47, 88)
     ]
     expected = run_baseline(linear.open(), requests)
-    options = EngineOptions(
+    options = GeneratorOptions(
         record_logits=True, block_size=rng.choice([2, 5, 8]), prefill_chunk=rng.choice([5, 64])
     )
-    engine = Engine(paged, options=options)
+    generator = Generator(paged, options=options)
     waiting = list(range(len(requests))) * 2
     rng.shuffle(waiting)
     live: dict[int, int] = {}
     compared = hits = 0
-    while waiting or engine.has_work:
+    while waiting or generator.has_work:
         while waiting and rng.random() < 0.4:
             index = waiting.pop()
-            live[engine.submit(requests[index])] = index
+            live[generator.submit(requests[index])] = index
         if live and rng.random() < 0.03:
-            engine.cancel(rng.choice(list(live)))
-        poison_free_pages(engine, paged)
-        for event in engine.step():
+            generator.cancel(rng.choice(list(live)))
+        poison_free_pages(generator, paged)
+        for event in generator.step():
             if event.result is None:
                 continue
             want, got = expected[live.pop(event.request_id)], event.result
@@ -164,7 +164,7 @@ def test_any_traffic_keeps_every_bit(linear: TinyPair, paged: Executor, seed: in
             compared += length
             hits += bool(got.statistics.cached_prompt_tokens)
     assert compared > 5 * OUTPUT and hits
-    assert engine.cache_usage == 0
+    assert generator.cache_usage == 0
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
@@ -186,18 +186,18 @@ def test_memory_follows_the_tokens_held(make_pair: PairFactory, kv_dtype: str) -
     assert pages is not None and pages.count == 64 * (1 << 15) // 64
     page_bytes = sum(pool[0].nbytes for pool in pools)
     assert touched_bytes() - before < (1 << 20)
-    engine = Engine(executor)
+    generator = Generator(executor)
     rng = random.Random(0)
     for _ in range(64):
         prompt = [rng.randrange(2, 62) for _ in range(rng.randrange(1, 200))]
-        engine.submit(Request(prompt_ids=tuple(prompt), max_tokens=400, ignore_eos=True))
-    while engine.used_slots < 64:
-        engine.step()
-    engine.step()
-    assert engine._paging is not None
-    held = engine._paging.held
+        generator.submit(Request(prompt_ids=tuple(prompt), max_tokens=400, ignore_eos=True))
+    while generator.used_slots < 64:
+        generator.step()
+    generator.step()
+    assert generator._paging is not None
+    held = generator._paging.held
     # Each request is at most one page, and one block, ahead of its tokens.
-    assert held * 64 < engine.cached_tokens + 64 * (64 + 8)
+    assert held * 64 < generator.cached_tokens + 64 * (64 + 8)
     touched = touched_bytes() - before
     assert held * page_bytes <= touched + (1 << 20)
     assert touched < 1.1 * held * page_bytes + (4 << 20), (touched, held * page_bytes)

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import chisquare
 
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from dflash_trt.runtime import Engine, Request, SamplingParams
+from dflash_trt.runtime import Generator, Request, SamplingParams
 from tests.backends.steps import forward_rows
 from tests.pairs import PairFactory
 from tests.runtime.test_sampling import exact_law
@@ -65,7 +65,7 @@ def test_speculated_tokens_follow_the_law(
     """First, second and third token of one prompt over many seeds, each against its marginal."""
     joint = exact_joint(executor, sampling)
     assert joint.sum() == pytest.approx(1, abs=1e-12)
-    results = Engine(executor).generate(
+    results = Generator(executor).generate(
         [
             Request(prompt_ids=PROMPT, max_tokens=LENGTH, sampling=replace(sampling, seed=seed))
             for seed in range(seeds)

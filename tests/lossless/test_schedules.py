@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.base import Scores
-from dflash_trt.runtime import Engine, EngineOptions, RequestResult, SamplingParams
+from dflash_trt.runtime import Generator, GeneratorOptions, RequestResult, SamplingParams
 from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
 from tests.lossless.test_lossless import OUTPUT, make_requests, run_baseline
 from tests.pairs import PairFactory, TinyPair
@@ -82,20 +82,20 @@ def test_random_schedules_keep_every_bit(
     refilled = compared = 0
     for seed in range(12):
         rng = random.Random(seed)
-        options = EngineOptions(
+        options = GeneratorOptions(
             record_logits=True, prefill_chunk=rng.choice([5, 17, 64]), schedule=random_schedule(rng)
         )
-        engine = Engine(executor, options=options)  # type: ignore[arg-type]
+        generator = Generator(executor, options=options)  # type: ignore[arg-type]
         waiting = list(range(SLOTS)) * 2
         rng.shuffle(waiting)
         live: dict[int, int] = {}
-        while waiting or engine.has_work:
+        while waiting or generator.has_work:
             while waiting and rng.random() < 0.1:
                 index = waiting.pop()
-                live[engine.submit(requests[index])] = index
+                live[generator.submit(requests[index])] = index
             if live and rng.random() < 0.02:
-                engine.cancel(rng.choice(list(live)))
-            for event in engine.step():
+                generator.cancel(rng.choice(list(live)))
+            for event in generator.step():
                 if event.result is not None:
                     compared += check(expected[live.pop(event.request_id)], event.result)
         refilled += count_refills(executor.kinds)

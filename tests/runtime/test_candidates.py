@@ -17,7 +17,7 @@ from dflash_trt.backends.base import (
     TargetOutput,
 )
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Engine, EngineOptions, Request, SamplingParams, choose_tokens
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams, choose_tokens
 from dflash_trt.runtime.sampling import MAX_CANDIDATE_TOP_K, choose_candidate
 from tests.standins.executor import FakeExecutor
 
@@ -105,8 +105,8 @@ def test_outputs_do_not_depend_on_what_the_executor_hands_out(
     outputs, whole_rows = [], 0
     for hides in (True, False):
         executor = CandidateExecutor(step=step, hides=hides)
-        engine = Engine(executor, options=EngineOptions(speculation=speculation))
-        outputs.append([result.token_ids for result in engine.generate(requests)])
+        generator = Generator(executor, options=GeneratorOptions(speculation=speculation))
+        outputs.append([result.token_ids for result in generator.generate(requests)])
         assert Scores.CANDIDATES in executor.asked
         whole_rows += executor.whole_rows
     assert outputs[0] == outputs[1]
@@ -122,7 +122,7 @@ def test_one_request_that_needs_whole_rows_gets_them_for_its_batch() -> None:
             SamplingParams(temperature=1.0, top_k=MAX_CANDIDATE_TOP_K + 1),
         )
     ]
-    Engine(executor).generate(requests)
+    Generator(executor).generate(requests)
     assert set(executor.asked) == {Scores.LOGITS, Scores.CANDIDATES}
 
 

@@ -1,4 +1,4 @@
-"""The engine over an executor that draws: its choices are final, and it is told what comes next."""
+"""The generator over an executor that draws: its choices are final, told what comes next."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.base import Int64Array, Scores, SpeculationOutput, TargetOutput
-from dflash_trt.runtime import Engine, EngineOptions, Request, RequestFailedError, SamplingParams
+from dflash_trt.runtime import (
+    Generator,
+    GeneratorOptions,
+    Request,
+    RequestFailedError,
+    SamplingParams,
+)
 from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
 from tests.runtime.reference import decode_plainly
 from tests.runtime.schedules import invent_measurements
@@ -81,8 +87,10 @@ def test_what_is_drawn_is_the_output(record_logits: bool) -> None:
         )
         for index, sampling in enumerate(SAMPLINGS * 3)
     ]
-    engine = Engine(executor, options=EngineOptions(record_logits=record_logits, prefill_chunk=3))
-    for request, result in zip(requests, engine.generate(requests), strict=True):
+    generator = Generator(
+        executor, options=GeneratorOptions(record_logits=record_logits, prefill_chunk=3)
+    )
+    for request, result in zip(requests, generator.generate(requests), strict=True):
         tokens, reason, logits = decode_plainly(request, FakeExecutor())
         assert (result.token_ids, result.finish_reason) == (tokens, reason)
         if record_logits:
@@ -102,23 +110,23 @@ def test_rows_that_are_not_finite_fail_their_request_alone(sampling: SamplingPar
             return logits
 
     executor = Broken()
-    engine = Engine(executor)
+    generator = Generator(executor)
     well, sick = (
-        engine.submit(Request(prompt_ids=(first, 2), max_tokens=30, sampling=sampling))
+        generator.submit(Request(prompt_ids=(first, 2), max_tokens=30, sampling=sampling))
         for first in (5, 7)
     )
     for _ in range(100):
         try:
-            engine.step()
+            generator.step()
         except RequestFailedError as error:
             failure = error
             break
     assert failure.request_id == sick
     assert failure.what == "the target's logits for position 13 are not finite"
-    engine.cancel(sick)
+    generator.cancel(sick)
     results = {}
-    while engine.has_work:
-        results |= {event.request_id: event.result for event in engine.step() if event.result}
+    while generator.has_work:
+        results |= {event.request_id: event.result for event in generator.step() if event.result}
     request = Request(prompt_ids=(5, 2), max_tokens=30, sampling=sampling)
     assert results[well].token_ids == decode_plainly(request, FakeExecutor())[0]
 
@@ -129,46 +137,46 @@ def test_a_first_token_that_is_not_finite() -> None:
             return np.full_like(super()._run(*args, **kwargs), np.nan)  # type: ignore[arg-type]
 
     with pytest.raises(RequestFailedError, match="position 1 are not finite"):
-        Engine(Broken()).generate([Request(prompt_ids=(1,))])
+        Generator(Broken()).generate([Request(prompt_ids=(1,))])
 
 
 def test_a_step_goes_on_until_a_request_ends_or_comes() -> None:
     """Four slots: as long as nothing else is known, the next step is the one announced."""
     executor = DrawingExecutor(max_seq_len=256)
-    engine = Engine(executor)
-    engine.submit(Request(prompt_ids=(1, 2), max_tokens=60))
-    engine.step()
+    generator = Generator(executor)
+    generator.submit(Request(prompt_ids=(1, 2), max_tokens=60))
+    generator.step()
     for _ in range(3):
-        engine.step()
+        generator.step()
     assert executor.hints == [True] * 3 and executor.kept == [True] * 2
-    engine.submit(Request(prompt_ids=(3,), max_tokens=60))  # prefills after the next step
-    engine.step()
+    generator.submit(Request(prompt_ids=(3,), max_tokens=60))  # prefills after the next step
+    generator.step()
     assert executor.hints[3:] == [False] and executor.kept == [True] * 3
     for _ in range(2):
-        engine.step()
+        generator.step()
     assert executor.hints[4:] == [True] * 2
     # A block of its own: two passes a step, and none knows of the other.
-    engine.submit(Request(prompt_ids=(4,), max_tokens=60, block_size=3))
-    engine.step()
+    generator.submit(Request(prompt_ids=(4,), max_tokens=60, block_size=3))
+    generator.step()
     before = len(executor.hints)
-    engine.step()
+    generator.step()
     assert executor.hints[before:] == [False, False]
 
 
 def test_who_waits_for_a_slot_does_not_keep_steps_apart() -> None:
     executor = DrawingExecutor(max_batch=2, max_seq_len=256)
-    engine = Engine(executor)
+    generator = Generator(executor)
     for first in range(3):
-        engine.submit(Request(prompt_ids=(first, 2), max_tokens=60))
+        generator.submit(Request(prompt_ids=(first, 2), max_tokens=60))
     for _ in range(2):
-        engine.step()
-    engine.step()
-    assert engine.used_slots == 2 and executor.hints[-1]
+        generator.step()
+    generator.step()
+    assert generator.used_slots == 2 and executor.hints[-1]
 
 
 def test_an_output_that_ends_for_sure_is_not_gone_on_with() -> None:
     executor = DrawingExecutor(draft_skill=0.0)
-    Engine(executor).generate([Request(prompt_ids=(1,), max_tokens=5, ignore_eos=True)])
+    Generator(executor).generate([Request(prompt_ids=(1,), max_tokens=5, ignore_eos=True)])
     assert executor.hints[-1] is False and all(executor.hints[:-1]) and len(executor.hints) > 1
 
 
@@ -179,7 +187,7 @@ def test_block_schedules_and_gaps() -> None:
     schedule = BlockSchedule(
         blocks=merge_ranges([8, 4, 1, 1]), executor="cpu", fallback="target_only", measured=measured
     )
-    engine = Engine(executor, options=EngineOptions(schedule=schedule))
+    generator = Generator(executor, options=GeneratorOptions(schedule=schedule))
     rng = random.Random(5)
     requests = [
         Request(
@@ -189,6 +197,6 @@ def test_block_schedules_and_gaps() -> None:
         )
         for index in range(8)
     ]
-    for request, result in zip(requests, engine.generate(requests), strict=True):
+    for request, result in zip(requests, generator.generate(requests), strict=True):
         assert result.token_ids == decode_plainly(request, FakeExecutor(max_seq_len=128))[0]
     assert executor.kept.count(True) > 3

@@ -1,4 +1,4 @@
-"""The engine against plain decoding, on an executor that enforces its contract."""
+"""The generator against plain decoding, on an executor that enforces its contract."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from dflash_trt.backends.base import SpeculationOutput
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Engine, EngineOptions, Request, SamplingParams, TokenEvent
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams, TokenEvent
 from tests.runtime.reference import decode_plainly
 from tests.standins.executor import FakeExecutor, check_step_calls
 
@@ -38,9 +38,11 @@ def make_requests(count: int = 9, **fields: object) -> list[Request]:
 @pytest.mark.parametrize("prefill_chunk", [1, 7, 512])
 def test_speculation_changes_nothing(max_batch: int, block_size: int, prefill_chunk: int) -> None:
     executor = FakeExecutor(max_batch=max_batch)
-    options = EngineOptions(block_size=block_size, prefill_chunk=prefill_chunk, record_logits=True)
+    options = GeneratorOptions(
+        block_size=block_size, prefill_chunk=prefill_chunk, record_logits=True
+    )
     requests = make_requests()
-    results = Engine(executor, options=options).generate(requests)
+    results = Generator(executor, options=options).generate(requests)
     for request, result in zip(requests, results, strict=True):
         token_ids, finish_reason, logits = decode_plainly(request, executor)
         assert (result.token_ids, result.finish_reason) == (token_ids, finish_reason)
@@ -52,9 +54,9 @@ def test_speculation_changes_nothing(max_batch: int, block_size: int, prefill_ch
 @pytest.mark.parametrize("max_batch", [1, 4])
 def test_baseline_runs_target_only(max_batch: int) -> None:
     executor = FakeExecutor(max_batch=max_batch)
-    options = EngineOptions(speculation=False, prefill_chunk=5, record_logits=True)
+    options = GeneratorOptions(speculation=False, prefill_chunk=5, record_logits=True)
     requests = make_requests()
-    results = Engine(executor, options=options).generate(requests)
+    results = Generator(executor, options=options).generate(requests)
     for request, result in zip(requests, results, strict=True):
         token_ids, finish_reason, logits = decode_plainly(request, executor)
         assert (result.token_ids, result.finish_reason) == (token_ids, finish_reason)
@@ -75,7 +77,7 @@ def test_requests_may_differ_in_block_size_and_speculation() -> None:
             strict=True,
         )
     ]
-    results = Engine(executor, options=EngineOptions(block_size=6)).generate(requests)
+    results = Generator(executor, options=GeneratorOptions(block_size=6)).generate(requests)
     for request, result in zip(requests, results, strict=True):
         assert result.token_ids == decode_plainly(request, executor)[0]
     assert {call.rows for call in executor.calls if call.kind == "speculate"} == {2, 5, 6, 8}
@@ -91,17 +93,17 @@ def test_a_stop_token_inside_an_accepted_block_ends_the_output() -> None:
         if token_id in output[:index]:
             continue
         by_request = Request(prompt_ids=(1, 2, 3), max_tokens=30, stop_token_ids=(token_id,))
-        for engine, request in (
-            (Engine(executor), by_request),
-            (Engine(executor, eos_token_ids=[token_id]), free),
+        for generator, request in (
+            (Generator(executor), by_request),
+            (Generator(executor, eos_token_ids=[token_id]), free),
         ):
-            [result] = engine.generate([request])
+            [result] = generator.generate([request])
             assert result.token_ids == output[: index + 1]
             assert result.finish_reason == "stop"
         cut += 1
     assert cut > 8
     ignoring = Request(prompt_ids=(1, 2, 3), max_tokens=30, ignore_eos=True)
-    [result] = Engine(executor, eos_token_ids=output).generate([ignoring])
+    [result] = Generator(executor, eos_token_ids=output).generate([ignoring])
     assert result.token_ids == output
 
 
@@ -109,7 +111,7 @@ def test_a_stop_token_inside_an_accepted_block_ends_the_output() -> None:
 def test_max_tokens_is_exact(max_tokens: int) -> None:
     executor = FakeExecutor(draft_skill=1.0)
     request = Request(prompt_ids=(4, 2), max_tokens=max_tokens)
-    [result] = Engine(executor).generate([request])
+    [result] = Generator(executor).generate([request])
     assert result.token_ids == decode_plainly(request, executor)[0]
     assert len(result.token_ids) == max_tokens
     assert result.finish_reason == "length"
@@ -125,8 +127,8 @@ def test_output_ends_with_the_context(
     requests = [
         Request(prompt_ids=(first,) * prompt_length, max_tokens=max_tokens) for first in (1, 2, 3)
     ]
-    options = EngineOptions(speculation=speculation, prefill_chunk=9)
-    results = Engine(executor, options=options).generate(requests)
+    options = GeneratorOptions(speculation=speculation, prefill_chunk=9)
+    results = Generator(executor, options=options).generate(requests)
     for request, result in zip(requests, results, strict=True):
         assert len(result.token_ids) == 64 - prompt_length
         assert result.finish_reason == "length"
@@ -137,10 +139,10 @@ def test_a_request_is_the_same_beside_any_neighbours() -> None:
     probe = Request(
         prompt_ids=(3, 1, 4), max_tokens=25, sampling=SamplingParams(temperature=1.0, seed=9)
     )
-    alone = Engine(FakeExecutor()).generate([probe])[0]
+    alone = Generator(FakeExecutor()).generate([probe])[0]
     for count in (1, 3, 6):
         crowd = make_requests(count)
-        results = Engine(FakeExecutor(), options=EngineOptions(prefill_chunk=4)).generate(
+        results = Generator(FakeExecutor(), options=GeneratorOptions(prefill_chunk=4)).generate(
             [*crowd, probe, *crowd]
         )
         assert results[count].token_ids == alone.token_ids
@@ -153,8 +155,8 @@ def test_events_stream_the_output_and_mark_drafts() -> None:
     executor = FakeExecutor(max_batch=4)
     requests = make_requests(6)
     events: dict[int, list[TokenEvent]] = {index: [] for index in range(6)}
-    engine = Engine(executor, options=EngineOptions(prefill_chunk=3))
-    results = engine.generate(requests, lambda index, event: events[index].append(event))
+    generator = Generator(executor, options=GeneratorOptions(prefill_chunk=3))
+    results = generator.generate(requests, lambda index, event: events[index].append(event))
     for index, result in enumerate(results):
         streamed = events[index]
         assert sum((event.token_ids for event in streamed), ()) == result.token_ids
@@ -169,18 +171,18 @@ def test_events_stream_the_output_and_mark_drafts() -> None:
 
 def test_long_prompts_do_not_starve_running_requests() -> None:
     executor = FakeExecutor(max_batch=2)
-    engine = Engine(executor, options=EngineOptions(prefill_chunk=2, block_size=2))
-    first = engine.submit(Request(prompt_ids=(1,), max_tokens=30))
-    engine.step()
-    engine.submit(Request(prompt_ids=(2,) * 20, max_tokens=5))
+    generator = Generator(executor, options=GeneratorOptions(prefill_chunk=2, block_size=2))
+    first = generator.submit(Request(prompt_ids=(1,), max_tokens=30))
+    generator.step()
+    generator.submit(Request(prompt_ids=(2,) * 20, max_tokens=5))
     for _ in range(10):
-        assert {event.request_id for event in engine.step()} >= {first}
+        assert {event.request_id for event in generator.step()} >= {first}
 
 
 def test_admission_is_first_come_first_served() -> None:
-    engine = Engine(FakeExecutor(max_batch=2))
+    generator = Generator(FakeExecutor(max_batch=2))
     order: list[tuple[int, int]] = []
-    engine.generate(
+    generator.generate(
         [Request(prompt_ids=(one,), max_tokens=12) for one in range(7)],
         lambda index, event: order.append((index, len(event.token_ids))),
     )
@@ -189,16 +191,16 @@ def test_admission_is_first_come_first_served() -> None:
 
 def test_cancellation_while_queued_prefilling_and_decoding() -> None:
     executor = FakeExecutor(max_batch=2)
-    engine = Engine(executor, options=EngineOptions(prefill_chunk=2))
+    generator = Generator(executor, options=GeneratorOptions(prefill_chunk=2))
     requests = [Request(prompt_ids=(one,) * 6, max_tokens=30) for one in (1, 2, 3, 4)]
-    decoding, prefilling, queued, kept = map(engine.submit, requests)
+    decoding, prefilling, queued, kept = map(generator.submit, requests)
     for _ in range(4):
-        engine.step()
-    assert engine.cancel(decoding) and engine.cancel(prefilling) and engine.cancel(queued)
-    assert not engine.cancel(decoding) and not engine.cancel(999)
+        generator.step()
+    assert generator.cancel(decoding) and generator.cancel(prefilling) and generator.cancel(queued)
+    assert not generator.cancel(decoding) and not generator.cancel(999)
     results = {}
-    while engine.has_work:
-        results |= {event.request_id: event.result for event in engine.step() if event.result}
+    while generator.has_work:
+        results |= {event.request_id: event.result for event in generator.step() if event.result}
     assert [results[one].finish_reason for one in (decoding, prefilling, queued, kept)] == [
         "cancelled",
         "cancelled",
@@ -216,30 +218,30 @@ def test_cancellation_while_queued_prefilling_and_decoding() -> None:
 
 def test_cancelling_from_the_callback() -> None:
     executor = FakeExecutor(max_batch=2)
-    engine = Engine(executor)
+    generator = Generator(executor)
 
     def stop_early(index: int, event: TokenEvent) -> None:
         if index == 1 and event.result is None:
-            engine.cancel(event.request_id)
+            generator.cancel(event.request_id)
 
     requests = [Request(prompt_ids=(one, one), max_tokens=25) for one in range(3)]
-    results = engine.generate(requests, stop_early)
+    results = generator.generate(requests, stop_early)
     assert [result.finish_reason for result in results] == ["length", "cancelled", "length"]
     assert results[2].token_ids == decode_plainly(requests[2], executor)[0]
 
 
 def test_a_failing_callback_leaves_an_idle_engine() -> None:
     executor = FakeExecutor(max_batch=2)
-    engine = Engine(executor)
+    generator = Generator(executor)
     requests = make_requests(4)
 
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        engine.generate(requests, fail)
-    assert not engine.has_work
-    assert engine.generate(requests)[3].token_ids == decode_plainly(requests[3], executor)[0]
+        generator.generate(requests, fail)
+    assert not generator.has_work
+    assert generator.generate(requests)[3].token_ids == decode_plainly(requests[3], executor)[0]
 
 
 def test_a_failing_pass_can_be_repeated() -> None:
@@ -251,13 +253,13 @@ def test_a_failing_pass_can_be_repeated() -> None:
             return logits
 
     executor = Flaky(max_batch=2)
-    engine = Engine(executor, options=EngineOptions(prefill_chunk=3))
+    generator = Generator(executor, options=GeneratorOptions(prefill_chunk=3))
     requests = [Request(prompt_ids=prompt, max_tokens=20) for prompt in make_prompts(4)]
-    ids = [engine.submit(request) for request in requests]
+    ids = [generator.submit(request) for request in requests]
     results, failures = {}, 0
-    while engine.has_work:
+    while generator.has_work:
         try:
-            events = engine.step()
+            events = generator.step()
         except DflashError:
             failures += 1
             continue
@@ -278,17 +280,17 @@ def test_a_request_that_ended_before_a_failing_pass_is_not_run_again() -> None:
             return super().speculate(first_slot, *args)  # type: ignore[arg-type]
 
     executor = FailsOnce(draft_skill=1.0)
-    engine = Engine(executor)
+    generator = Generator(executor)
     short = Request(prompt_ids=(3,), max_tokens=5, block_size=2)
     other = Request(prompt_ids=(2,), max_tokens=30, block_size=8)
-    ids = [engine.submit(request) for request in (short, other)]
+    ids = [generator.submit(request) for request in (short, other)]
     results = {}
-    engine.step()
-    engine.step()
+    generator.step()
+    generator.step()
     with pytest.raises(DflashError, match="out of luck"):
-        engine.step()
-    while engine.has_work:
-        for event in engine.step():
+        generator.step()
+    while generator.has_work:
+        for event in generator.step():
             assert event.request_id not in results
             if event.result is not None:
                 results[event.request_id] = event.result
@@ -304,17 +306,17 @@ def test_logits_that_are_not_finite_are_an_error(temperature: float) -> None:
 
     request = Request(prompt_ids=(1,), sampling=SamplingParams(temperature=temperature))
     with pytest.raises(DflashError, match="position 1 are not finite"):
-        Engine(Broken()).generate([request])
+        Generator(Broken()).generate([request])
 
 
 def test_finished_slots_are_filled_from_the_end() -> None:
     executor = FakeExecutor(max_batch=4)
-    engine = Engine(executor, options=EngineOptions(prefill_chunk=8))
+    generator = Generator(executor, options=GeneratorOptions(prefill_chunk=8))
     for prompt, max_tokens in zip(make_prompts(8), (9, 30, 14, 30, 3, 30, 1, 22), strict=True):
-        engine.submit(Request(prompt_ids=prompt, max_tokens=max_tokens))
-    while engine.has_work:
+        generator.submit(Request(prompt_ids=prompt, max_tokens=max_tokens))
+    while generator.has_work:
         before = len(executor.calls)
-        engine.step()
+        generator.step()
         check_step_calls(executor.calls[before:])
     assert any(call.kind == "move" for call in executor.calls)
 
@@ -334,19 +336,22 @@ def test_finished_slots_are_filled_from_the_end() -> None:
         ({"prompt_ids": (1,), "block_size": float("nan")}, "block_size: nan is not an integer"),
         ({"prompt_ids": (1,), "stop_strings": ("",)}, "stop_strings: it must be a list of texts"),
         ({"prompt_ids": (1,), "stop_strings": "END"}, "stop_strings: it must be a list of texts"),
-        ({"prompt_ids": (1,), "stop_strings": ("a",)}, "stop_strings: the engine has no tokenizer"),
+        (
+            {"prompt_ids": (1,), "stop_strings": ("a",)},
+            "stop_strings: the generator has no tokenizer",
+        ),
     ],
 )
 def test_bad_requests_are_refused_in_one_line(fields: dict[str, object], message: str) -> None:
-    engine = Engine(FakeExecutor())
+    generator = Generator(FakeExecutor())
     with pytest.raises(DflashError, match=message) as caught:
-        engine.generate([Request(prompt_ids=(1,)), Request(**fields)])
+        generator.generate([Request(prompt_ids=(1,)), Request(**fields)])
     assert caught.value.exit_code == 2
     assert "\n" not in caught.value.message
-    assert not engine.has_work
+    assert not generator.has_work
 
 
 @pytest.mark.parametrize("fields", [{"block_size": 9}, {"block_size": 1}, {"prefill_chunk": 0}])
 def test_bad_options_are_refused(fields: dict[str, int]) -> None:
     with pytest.raises(DflashError):
-        Engine(FakeExecutor(), options=EngineOptions(**fields))
+        Generator(FakeExecutor(), options=GeneratorOptions(**fields))

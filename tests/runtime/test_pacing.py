@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Engine, EngineOptions, Request, pacing
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, pacing
 from dflash_trt.runtime.pacing import WINDOW_STEPS, Pacer
 from dflash_trt.runtime.request import RequestState
 from dflash_trt.runtime.statistics import StatisticsRecorder
@@ -31,8 +31,8 @@ def make_schedule(
     )
 
 
-def start(executor: FakeExecutor, schedule: BlockSchedule, **options: int) -> Engine:
-    return Engine(executor, options=EngineOptions(schedule=schedule, **options))
+def start(executor: FakeExecutor, schedule: BlockSchedule, **options: int) -> Generator:
+    return Generator(executor, options=GeneratorOptions(schedule=schedule, **options))
 
 
 def requests(count: int, **fields: int) -> list[Request]:
@@ -47,8 +47,8 @@ def _never_looks_back(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_never_looks_back")
 def test_the_block_follows_the_number_of_sequences() -> None:
     executor = FakeExecutor(max_batch=4, draft_skill=0.0)
-    engine = start(executor, make_schedule([8, 4, 2, 1], feeds=True))
-    results = engine.generate(requests(4, max_tokens=30))
+    generator = start(executor, make_schedule([8, 4, 2, 1], feeds=True))
+    results = generator.generate(requests(4, max_tokens=30))
     decodes = [call for call in executor.calls if call.kind in ("speculate", "target")]
     pairs = {
         (call.sequences, call.rows) for call in decodes if call.rows != 4 or call.sequences > 1
@@ -62,8 +62,8 @@ def test_the_block_follows_the_number_of_sequences() -> None:
 
 def test_a_request_s_own_block_is_its_upper_limit() -> None:
     executor = FakeExecutor(max_batch=1)
-    engine = start(executor, make_schedule([8]))
-    engine.generate(requests(1, max_tokens=9, block_size=3))
+    generator = start(executor, make_schedule([8]))
+    generator.generate(requests(1, max_tokens=9, block_size=3))
     assert {call.rows for call in executor.calls if call.kind == "speculate"} == {3}
 
 
@@ -76,14 +76,14 @@ def test_without_speculation_nothing_but_target_only_runs() -> None:
 
 def _run_down(executor: FakeExecutor, measured: Measurements, tokens: int) -> list[str]:
     """Four sequences decode plainly, then one is left: the kinds of the calls from then on."""
-    engine = start(executor, make_schedule([8, 1, 1, 1], measured))
-    ids = [engine.submit(one) for one in requests(4, max_tokens=tokens, ignore_eos=True)]
-    while engine.used_slots < 4 or len(executor.calls) < 20:
-        engine.step()
+    generator = start(executor, make_schedule([8, 1, 1, 1], measured))
+    ids = [generator.submit(one) for one in requests(4, max_tokens=tokens, ignore_eos=True)]
+    while generator.used_slots < 4 or len(executor.calls) < 20:
+        generator.step()
     for request_id in ids[1:]:
-        engine.cancel(request_id)
+        generator.cancel(request_id)
     before = len(executor.calls)
-    results = [event.result for _ in range(tokens) for event in engine.step()]
+    results = [event.result for _ in range(tokens) for event in generator.step()]
     last = next(result for result in results if result and result.request_id == ids[0])
     assert last.token_ids == decode_plainly(requests(1, max_tokens=tokens)[0], executor)[0]
     return [call.kind for call in executor.calls[before:]]
@@ -108,14 +108,14 @@ def test_a_gap_is_left_where_filling_costs_more_than_is_left_to_save() -> None:
 
 def test_a_gap_is_filled_in_chunks_of_a_prompt() -> None:
     executor = FakeExecutor(max_batch=2, max_seq_len=256)
-    engine = start(executor, make_schedule([8, 1]), prefill_chunk=5)
-    first = engine.submit(Request(prompt_ids=tuple([3] * 21), max_tokens=150))
-    other = engine.submit(Request(prompt_ids=(1, 2), max_tokens=150))
+    generator = start(executor, make_schedule([8, 1]), prefill_chunk=5)
+    first = generator.submit(Request(prompt_ids=tuple([3] * 21), max_tokens=150))
+    other = generator.submit(Request(prompt_ids=(1, 2), max_tokens=150))
     for _ in range(20):
-        engine.step()
-    engine.cancel(other)
-    while engine.has_work:
-        for event in engine.step():
+        generator.step()
+    generator.cancel(other)
+    while generator.has_work:
+        for event in generator.step():
             if event.result and event.request_id == first:
                 want = Request(prompt_ids=tuple([3] * 21), max_tokens=150)
                 assert event.result.token_ids == decode_plainly(want, executor)[0]
@@ -197,4 +197,4 @@ def test_a_schedule_that_cannot_run_is_refused() -> None:
         start(executor, make_schedule([8]))
     for fields in ({"block_size": 4}, {"speculation": False}):
         with pytest.raises(DflashError, match="schedule"):
-            EngineOptions(schedule=make_schedule([4]), **fields)  # type: ignore[arg-type]
+            GeneratorOptions(schedule=make_schedule([4]), **fields)  # type: ignore[arg-type]

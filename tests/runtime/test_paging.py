@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.backends.base import KvPages
-from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from dflash_trt.runtime.paging import Paging
 from tests.runtime.reference import decode_plainly
 from tests.runtime.test_scenarios import (
@@ -41,37 +41,37 @@ def make_executor(
     )
 
 
-def paging_of(engine: Engine) -> Paging:
-    paging = engine._scheduler._paging
+def paging_of(generator: Generator) -> Paging:
+    paging = generator._scheduler._paging
     assert paging is not None
     return paging
 
 
-def poison_what_nobody_may_read(engine: Engine, executor: PagedFakeExecutor) -> None:
+def poison_what_nobody_may_read(generator: Generator, executor: PagedFakeExecutor) -> None:
     """Every page that is neither held nor found by a key."""
-    allocator = paging_of(engine)._allocator
+    allocator = paging_of(generator)._allocator
     known = {*allocator._holders, *allocator._key_of}
     executor.poison(page for page in range(allocator._count) if page not in known)
 
 
-def run(engine: Engine, executor: PagedFakeExecutor) -> dict[int, RequestResult]:
+def run(generator: Generator, executor: PagedFakeExecutor) -> dict[int, RequestResult]:
     """Steps until the end, poisoning after each; the streams are those of the results."""
     results: dict[int, RequestResult] = {}
     streams: dict[int, tuple[int, ...]] = {}
-    while engine.has_work:
+    while generator.has_work:
         before = len(executor.calls)
-        events = engine.step()
+        events = generator.step()
         calls = executor.calls[before:]
         while calls and calls[0].kind == "move":  # of requests that were preempted
             calls.pop(0)
         check_step_calls(calls)
-        poison_what_nobody_may_read(engine, executor)
+        poison_what_nobody_may_read(generator, executor)
         for event in events:
             streams[event.request_id] = streams.get(event.request_id, ()) + event.token_ids
             if event.result is not None:
                 results[event.request_id] = event.result
     assert streams == {request_id: result.token_ids for request_id, result in results.items()}
-    assert paging_of(engine).held == 0 and not paging_of(engine)._sequences
+    assert paging_of(generator).held == 0 and not paging_of(generator)._sequences
     return results
 
 
@@ -117,7 +117,7 @@ actions = st.lists(
 @settings(max_examples=200, deadline=None)
 def test_every_output_is_the_plain_one(
     actions: list[Request | str | int],
-    options: EngineOptions,
+    options: GeneratorOptions,
     pages: int,
     max_batch: int,
     skill: float,
@@ -125,24 +125,24 @@ def test_every_output_is_the_plain_one(
 ) -> None:
     """Submissions, steps and cancellations in any order, over pools that hold one to five."""
     executor = make_executor(pages, max_batch=max_batch, skill=skill, draws=draws)
-    engine = Engine(executor, eos_token_ids=[EOS], options=options)
+    generator = Generator(executor, eos_token_ids=[EOS], options=options)
     submitted: dict[int, Request] = {}
     early: dict[int, RequestResult] = {}
     for action in actions:
         if isinstance(action, Request):
-            submitted[engine.submit(action)] = action
+            submitted[generator.submit(action)] = action
         elif isinstance(action, int):
-            engine.cancel(action)
+            generator.cancel(action)
         else:
-            for event in engine.step():
+            for event in generator.step():
                 if event.result is not None:
                     early[event.request_id] = event.result
-            poison_what_nobody_may_read(engine, executor)
-    while engine.has_work:
-        for event in engine.step():
+            poison_what_nobody_may_read(generator, executor)
+    while generator.has_work:
+        for event in generator.step():
             if event.result is not None:
                 early[event.request_id] = event.result
-        poison_what_nobody_may_read(engine, executor)
+        poison_what_nobody_may_read(generator, executor)
     assert early.keys() == submitted.keys()
     for request_id, request in submitted.items():
         result = early[request_id]
@@ -153,7 +153,7 @@ def test_every_output_is_the_plain_one(
             assert (result.finish_reason, length) == (reason, len(tokens))
         if options.record_logits and length:
             assert result.logits is not None and (result.logits == logits[:length]).all()
-    assert paging_of(engine).held == 0 and not paging_of(engine)._sequences
+    assert paging_of(generator).held == 0 and not paging_of(generator)._sequences
 
 
 @pytest.mark.parametrize("draws", [False, True])
@@ -169,11 +169,11 @@ def test_who_looks_ahead_has_the_pages_of_two_blocks(draws: bool) -> None:
             return super().speculate(first_slot, anchors, starts, *rest)
 
     executor = Watched(KvPages(40, 4), draws=draws)
-    engine = Engine(executor)
+    generator = Generator(executor)
     requests = [ask(first, max_tokens=30) for first in range(3)]
     for request in requests:
-        engine.submit(request)
-    results = run(engine, executor)
+        generator.submit(request)
+    results = run(generator, executor)
     assert all(covered) and bool(covered) == draws
     for index, request in enumerate(requests):
         assert_plain(results[index], request, executor)
@@ -182,14 +182,14 @@ def test_who_looks_ahead_has_the_pages_of_two_blocks(draws: bool) -> None:
 def run_counting(pages: int, requests: list[Request], *, draws: bool) -> list[tuple[int, int]]:
     """Each request's preemptions, and the step of its first token."""
     executor = make_executor(pages, draws=draws)
-    engine = Engine(executor)
-    ids = [engine.submit(request) for request in requests]
+    generator = Generator(executor)
+    ids = [generator.submit(request) for request in requests]
     first: dict[int, int] = {}
     lost: dict[int, int | None] = {}
     steps = 0
-    while engine.has_work:
+    while generator.has_work:
         steps += 1
-        for event in engine.step():
+        for event in generator.step():
             first.setdefault(event.request_id, steps)
             if event.result is not None:
                 lost[event.request_id] = event.result.statistics.preemptions
@@ -208,29 +208,29 @@ def test_looking_ahead_takes_no_page_that_somebody_needs(pages: int) -> None:
 def test_the_youngest_waits_again_when_pages_run_out(sampling: SamplingParams) -> None:
     """Ten pages for three requests of up to ten each: the oldest never loses its own."""
     executor = make_executor(10)
-    engine = Engine(executor)
+    generator = Generator(executor)
     wanted = [
         ask(*range(first, first + 5), max_tokens=30, sampling=sampling) for first in (0, 4, 9)
     ]
     for request in wanted:
-        engine.submit(request)
-    results = run(engine, executor)
+        generator.submit(request)
+    results = run(generator, executor)
     lost = [results[index].statistics.preemptions for index in range(3)]
     assert lost[0] == 0 and sum(lost) > 0
     assert list(results) == [0, 1, 2], "in the order in which they end"
     for index, request in enumerate(wanted):
         assert_plain(results[index], request, executor)
         # Nothing is drafted or emitted twice: the counts are those of an undisturbed run.
-        alone = Engine(make_executor(10)).generate([request])[0].statistics
+        alone = Generator(make_executor(10)).generate([request])[0].statistics
         assert results[index].statistics.acceptance_histogram == alone.acceptance_histogram
 
 
 def test_a_preempted_request_recomputes_only_what_was_forgotten() -> None:
     executor = make_executor(10)
-    engine = Engine(executor, options=EngineOptions(prefill_chunk=64))
+    generator = Generator(executor, options=GeneratorOptions(prefill_chunk=64))
     for first in (0, 8):
-        engine.submit(ask(*range(first, first + 7), max_tokens=30))
-    results = run(engine, executor)
+        generator.submit(ask(*range(first, first + 7), max_tokens=30))
+    results = run(generator, executor)
     assert results[1].statistics.preemptions >= 1
     prefills = [call for call in executor.calls if call.kind == "target"]
     assert [call.rows for call in prefills[:2]] == [7, 7]
@@ -244,26 +244,26 @@ def test_a_prefix_costs_nothing_twice(tail: tuple[int, ...]) -> None:
     """Full pages only, and one token at least is run: its logits choose the next."""
     system = tuple(range(12))
     executor = make_executor(24)
-    engine = Engine(executor)
-    engine.generate([ask(*system, max_tokens=9)])
+    generator = Generator(executor)
+    generator.generate([ask(*system, max_tokens=9)])
     before = len(executor.calls)
     request = ask(*system, *tail, max_tokens=9)
-    (result,) = engine.generate([request])
+    (result,) = generator.generate([request])
     assert_plain(result, request, executor)
     cached = result.statistics.cached_prompt_tokens
     assert cached == (12 if tail else 8)
     assert executor.calls[before].rows == len(request.prompt_ids) - cached
-    fresh = Engine(make_executor(24)).generate([request])[0].statistics
+    fresh = Generator(make_executor(24)).generate([request])[0].statistics
     assert fresh.cached_prompt_tokens == 0
     assert result.statistics.acceptance_histogram == fresh.acceptance_histogram
 
 
 def test_the_output_of_a_request_is_the_prefix_of_the_next_turn() -> None:
     executor = make_executor(24)
-    engine = Engine(executor)
-    (first,) = engine.generate([ask(1, 2, 3, max_tokens=18)])
+    generator = Generator(executor)
+    (first,) = generator.generate([ask(1, 2, 3, max_tokens=18)])
     turn = ask(1, 2, 3, *first.token_ids, 5, 6, max_tokens=6)
-    (second,) = engine.generate([turn])
+    (second,) = generator.generate([turn])
     assert_plain(second, turn, executor)
     # 3 + 18 tokens, of which the last was never run: five full pages.
     assert second.statistics.cached_prompt_tokens == 20
@@ -272,40 +272,40 @@ def test_the_output_of_a_request_is_the_prefix_of_the_next_turn() -> None:
 def test_drafts_that_were_refused_are_never_shared() -> None:
     """A verify block that fills a page with tokens nobody chose: the page stays private."""
     executor = make_executor(24, skill=0.0)
-    engine = Engine(executor)
-    engine.submit(ask(*range(7), max_tokens=3))
-    engine.step()  # prefill: 7 rows and the first token
-    engine.step()  # a block of 8: rows 7 … 14, of which one is accepted
-    paging = paging_of(engine)
-    engine._scheduler.plan_decode()
+    generator = Generator(executor)
+    generator.submit(ask(*range(7), max_tokens=3))
+    generator.step()  # prefill: 7 rows and the first token
+    generator.step()  # a block of 8: rows 7 … 14, of which one is accepted
+    paging = paging_of(generator)
+    generator._scheduler.plan_decode()
     assert paging._sequences[0].published == 2
     assert len(paging._sequences[0].page_ids) == 4
-    engine.cancel(0)
+    generator.cancel(0)
     assert paging._allocator.idle == 2
 
 
 def test_a_prompt_cancelled_halfway_leaves_what_it_has_computed() -> None:
     executor = make_executor(10)
-    engine = Engine(executor, options=EngineOptions(prefill_chunk=5))
+    generator = Generator(executor, options=GeneratorOptions(prefill_chunk=5))
     prompt = tuple(range(13))
-    doomed = engine.submit(ask(*prompt, max_tokens=4))
-    engine.step()
-    engine.step()
-    assert engine.cancel(doomed)
-    assert paging_of(engine).held == 0
-    engine.step()
+    doomed = generator.submit(ask(*prompt, max_tokens=4))
+    generator.step()
+    generator.step()
+    assert generator.cancel(doomed)
+    assert paging_of(generator).held == 0
+    generator.step()
     request = ask(*prompt, 3, max_tokens=4)
-    (result,) = engine.generate([request])
+    (result,) = generator.generate([request])
     assert result.statistics.cached_prompt_tokens == 8
     assert_plain(result, request, executor)
 
 
 def test_the_baseline_shares_prefixes_too() -> None:
     executor = make_executor(12)
-    engine = Engine(executor, options=EngineOptions(speculation=False))
+    generator = Generator(executor, options=GeneratorOptions(speculation=False))
     for tail in (3, 4):
         request = ask(*range(9), tail, max_tokens=9)
-        (result,) = engine.generate([request])
+        (result,) = generator.generate([request])
         assert_plain(result, request, executor)
     assert result.statistics.cached_prompt_tokens == 8
 
@@ -313,14 +313,14 @@ def test_the_baseline_shares_prefixes_too() -> None:
 def test_pages_follow_the_tokens_held() -> None:
     """A page and its block per request, not the longest that each could become."""
     executor = make_executor(40, max_batch=4)
-    engine = Engine(executor)
+    generator = Generator(executor)
     for first in range(4):
-        engine.submit(ask(first, max_tokens=30))
+        generator.submit(ask(first, max_tokens=30))
     held = []
-    while engine.has_work:
-        engine.step()
-        positions = [state.cached_length for state in engine._scheduler.running]
+    while generator.has_work:
+        generator.step()
+        positions = [state.cached_length for state in generator._scheduler.running]
         most = sum(-(-(length + TRAINED_BLOCK) // SIZE) for length in positions)
-        assert paging_of(engine).held <= most
-        held.append(paging_of(engine).held)
+        assert paging_of(generator).held <= most
+        held.append(paging_of(generator).held)
     assert max(held) > 8 and held[-1] == 0

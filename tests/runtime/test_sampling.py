@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Engine, Request, SamplingParams, choose_tokens
+from dflash_trt.runtime import Generator, Request, SamplingParams, choose_tokens
 from dflash_trt.runtime.noise import (
     LARGEST_NOISE,
     SMALLEST_NOISE,
@@ -123,10 +123,10 @@ def test_draws_at_consecutive_positions_are_independent() -> None:
 
 @pytest.mark.slow
 def test_speculated_tokens_follow_the_law() -> None:
-    """First, second and third token of one prompt over many seeds, through the engine."""
+    """First, second and third token of one prompt over many seeds, through the generator."""
     executor = FakeExecutor(max_batch=8, vocab_size=5, block_size=4)
-    engine = Engine(executor)
-    results = engine.generate(
+    generator = Generator(executor)
+    results = generator.generate(
         [
             Request(
                 prompt_ids=(1,), max_tokens=3, sampling=SamplingParams(temperature=0.7, seed=seed)

@@ -7,7 +7,7 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from tests.runtime.reference import decode_plainly
 from tests.runtime.schedules import schedules
 from tests.standins.executor import FakeExecutor, check_step_calls
@@ -36,14 +36,14 @@ requests = st.builds(
     block_size=st.none() | st.integers(2, TRAINED_BLOCK),
 )
 options = st.builds(
-    EngineOptions,
+    GeneratorOptions,
     speculation=st.sampled_from([True, True, True, False]),
     block_size=st.none() | st.integers(2, TRAINED_BLOCK),
     prefill_chunk=st.sampled_from([1, 2, 3, 7, 16, 512]),
     record_logits=st.booleans(),
 )
 scheduled_options = st.builds(
-    EngineOptions,
+    GeneratorOptions,
     schedule=schedules(TRAINED_BLOCK, 5),
     prefill_chunk=st.sampled_from([1, 2, 3, 7, 16, 512]),
     record_logits=st.just(True),
@@ -68,7 +68,7 @@ actions = st.lists(
 @settings(max_examples=250, deadline=None)
 def test_every_output_is_the_plain_one(
     actions: list[Request | str | tuple[str, int]],
-    options: EngineOptions,
+    options: GeneratorOptions,
     max_batch: int,
     draft_skill: float,
 ) -> None:
@@ -85,7 +85,7 @@ def test_every_output_is_the_plain_one(
 @settings(max_examples=250, deadline=None)
 def test_no_schedule_changes_an_output(
     actions: list[Request | str | tuple[str, int]],
-    options: EngineOptions,
+    options: GeneratorOptions,
     max_batch: int,
     draft_skill: float,
     window: int,
@@ -97,7 +97,7 @@ def test_no_schedule_changes_an_output(
 
 def check_scenario(
     actions: list[Request | str | tuple[str, int]],
-    options: EngineOptions,
+    options: GeneratorOptions,
     max_batch: int,
     draft_skill: float,
 ) -> None:
@@ -109,7 +109,7 @@ def check_scenario(
         vocab_size=VOCAB_SIZE,
         draft_skill=draft_skill,
     )
-    engine = Engine(executor, eos_token_ids=[EOS], options=options)
+    generator = Generator(executor, eos_token_ids=[EOS], options=options)
     submitted: dict[int, Request] = {}
     results: dict[int, RequestResult] = {}
     streamed: dict[int, tuple[int, ...]] = {}
@@ -117,7 +117,7 @@ def check_scenario(
 
     def step() -> None:
         before = len(executor.calls)
-        events = engine.step()
+        events = generator.step()
         check_step_calls(executor.calls[before:])
         for event in events:
             assert event.request_id not in results
@@ -127,13 +127,13 @@ def check_scenario(
 
     for action in actions:
         if isinstance(action, Request):
-            submitted[engine.submit(action)] = action
+            submitted[generator.submit(action)] = action
         elif isinstance(action, tuple):
-            if engine.cancel(action[1]):
+            if generator.cancel(action[1]):
                 cancelled.add(action[1])
         else:
             step()
-    while engine.has_work:
+    while generator.has_work:
         step()
 
     assert results.keys() == submitted.keys()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dflash_trt.runtime import Engine, EngineOptions, Request, RequestStatistics, total
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestStatistics, total
 from dflash_trt.runtime.statistics import StatisticsRecorder
 from tests.standins.executor import FakeExecutor
 
@@ -115,7 +115,9 @@ def test_totals() -> None:
 def test_counts_of_a_run_agree_with_each_other(draft_skill: float, block_size: int) -> None:
     executor = FakeExecutor(draft_skill=draft_skill)
     requests = [Request(prompt_ids=(one,), max_tokens=one * 9 + 1) for one in range(7)]
-    for result in Engine(executor, options=EngineOptions(block_size=block_size)).generate(requests):
+    for result in Generator(executor, options=GeneratorOptions(block_size=block_size)).generate(
+        requests
+    ):
         statistics = result.statistics
         histogram = statistics.acceptance_histogram
         emitted = len(result.token_ids) - 1
@@ -134,12 +136,12 @@ def test_counts_of_a_run_agree_with_each_other(draft_skill: float, block_size: i
 def test_times_come_from_the_clock() -> None:
     """One tick a reading: TTFT, E2E and the two accumulators follow from their order."""
     ticks = iter(range(10_000))
-    engine = Engine(FakeExecutor(), clock=lambda: float(next(ticks)))
-    [result] = engine.generate([Request(prompt_ids=(1, 2), max_tokens=9)])
+    generator = Generator(FakeExecutor(), clock=lambda: float(next(ticks)))
+    [result] = generator.generate([Request(prompt_ids=(1, 2), max_tokens=9)])
     statistics = result.statistics
     assert statistics.time_to_first_token_s is not None and statistics.end_to_end_s is not None
     assert 0 < statistics.time_to_first_token_s < statistics.end_to_end_s
     assert statistics.tokens_per_second == pytest.approx(
         8 / (statistics.end_to_end_s - statistics.time_to_first_token_s)
     )
-    assert 0 < engine.executor_seconds < engine.step_seconds
+    assert 0 < generator.executor_seconds < generator.step_seconds

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.backends import open_executor
-from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.backends.registry import open_executor
+from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.cli.main import main
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Engine, Request, RequestResult
+from dflash_trt.runtime import Generator, Request, RequestResult
 from dflash_trt.serving.server.launcher import ServerAddresses, ServerOptions, TritonServer
 from dflash_trt.serving.server.repository import RepositoryOptions, write_repository
 from dflash_trt.serving.server.tritonserver import TritonServerBinary, find_tritonserver
 from dflash_trt.text.prompts import read_prompts
-from dflash_trt.text.tokenizer import load_tokenizer
 from tests.pairs import SilentProgress
 from tests.serving.client import read_metrics
 from tests.serving.served import (
@@ -121,7 +120,7 @@ def generate(bundle: Bundle) -> Iterator[Generate]:
     executor = open_executor(bundle, threads=1)
 
     def call(prompt: str, **fields: object) -> RequestResult:
-        engine = Engine(
+        engine = Generator(
             executor,
             tokenizer=tokenizer.core,
             eos_token_ids=bundle.manifest.target.eos_token_ids,

@@ -6,19 +6,18 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dflash_trt.backends import open_executor
-from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.backends.registry import open_executor
+from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
-from dflash_trt.runtime import Engine, Request, RequestResult, SamplingParams
+from dflash_trt.runtime import Generator, Request, RequestResult, SamplingParams
 from dflash_trt.text.prompts import read_prompts
-from dflash_trt.text.tokenizer import load_tokenizer
 from tests.waiting import PATIENCE_S
 
 TEMPLATE = "{% for m in messages %}{{ eos_token }}{{ m.content }}{% endfor %}"
@@ -52,7 +51,7 @@ class Local:
     def __init__(self, bundle: Path) -> None:
         opened = open_bundle(bundle)
         self.tokenizer = load_tokenizer(opened)
-        self._engine = Engine(
+        self._generator = Generator(
             open_executor(opened),
             tokenizer=self.tokenizer.core,
             eos_token_ids=opened.manifest.target.eos_token_ids,
@@ -69,13 +68,13 @@ class Local:
     ) -> RequestResult:
         """The result for a text, or for a user's message."""
         request = self._request(prompt, max_tokens, sampling, stops, chat)
-        return self._engine.generate([request])[0]
+        return self._generator.generate([request])[0]
 
     def run_all(
         self, prompts: Sequence[str], max_tokens: int, samplings: Sequence[SamplingParams]
     ) -> list[RequestResult]:
         """Results of several prompts, which take the samplings in turn."""
-        return self._engine.generate(
+        return self._generator.generate(
             [
                 self._request(prompt, max_tokens, samplings[number % len(samplings)])
                 for number, prompt in enumerate(prompts)
@@ -125,7 +124,7 @@ def build_long_demo(folder: Path) -> Path:
 
 
 @contextmanager
-def serving(source: Path, bundle: Path, *arguments: str) -> Generator[Served, None, None]:
+def serving(source: Path, bundle: Path, *arguments: str) -> Iterator[Served]:
     """Runs `serve` on `source`, a bundle or a repository of it; SIGTERM must end it well."""
     process = subprocess.Popen(
         [sys.executable, "-m", "dflash_trt", "serve", str(source), *FREE_PORTS, *arguments],

@@ -8,10 +8,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.cli.main import main
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
-from dflash_trt.text.tokenizer import load_tokenizer
 from tests.cli.conftest import Run, run  # noqa: F401
 from tests.serving.client import CLASSIC, LLM, ask_grpc
 from tests.serving.served import PROMPTS, Served, serving

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.runtime import Engine, Request, TokenEvent
+from dflash_trt.runtime import Generator, Request, TokenEvent
 from dflash_trt.serving.server.generation import Generation, StreamingText
 from dflash_trt.serving.server.jobs import Failure
 from dflash_trt.serving.server.replies import Channel, Outputs, Reply, ReplyPool
@@ -60,7 +60,7 @@ def make_channel(sender: Sender) -> Channel:
 
 
 def make_events() -> list[TokenEvent]:
-    engine = Engine(FakeExecutor())
+    engine = Generator(FakeExecutor())
     engine.submit(Request(prompt_ids=(1, 2), max_tokens=20))
     events: list[TokenEvent] = []
     while engine.has_work:

@@ -1,4 +1,4 @@
-"""The engine's thread: what goes in comes out once, whatever happens in between."""
+"""The generator's thread: what goes in comes out once, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Engine, Request, TokenEvent
+from dflash_trt.runtime import Generator, Request, TokenEvent
 from dflash_trt.serving.server.jobs import Failure, Job, Outcome
-from dflash_trt.serving.server.worker import EngineWorker, OpenEngine
+from dflash_trt.serving.server.worker import GeneratorWorker, OpenGenerator
 from tests.runtime.reference import decode_plainly
 from tests.standins.executor import FakeExecutor
 from tests.waiting import PATIENCE_S, wait_until
@@ -79,14 +79,14 @@ class Setup:
         self.executors: list[SteppedExecutor] = []
         self.fail_to_open = False
         self.options = options
-        self.worker = EngineWorker(self._open, capacity)
+        self.worker = GeneratorWorker(self._open, capacity)
         self.worker.start()
 
-    def _open(self) -> OpenEngine:
+    def _open(self) -> OpenGenerator:
         if self.fail_to_open:
             raise DflashError("no memory")
         self.executors.append(SteppedExecutor(**self.options))
-        return OpenEngine(Engine(self.executors[-1]), self.executors[-1])
+        return OpenGenerator(Generator(self.executors[-1]), self.executors[-1])
 
     @property
     def executor(self) -> SteppedExecutor:
@@ -246,7 +246,7 @@ def test_closing_ends_every_request(make: Callable[..., Setup]) -> None:
 def test_an_engine_that_does_not_run_is_said_at_once() -> None:
     executor = SteppedExecutor()
     executor.error = DflashError("bad weights")
-    worker = EngineWorker(lambda: OpenEngine(Engine(executor), executor), 4)
+    worker = GeneratorWorker(lambda: OpenGenerator(Generator(executor), executor), 4)
     with pytest.raises(DflashError, match="bad weights"):
         worker.start()
     assert executor.closed

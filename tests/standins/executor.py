@@ -226,7 +226,7 @@ class FakeExecutor:
 
 
 def check_step_calls(calls: Sequence[Call]) -> None:
-    """One engine step: passes cover slots 0 … n-1 once, then moves, then at most one chunk."""
+    """One generator step: passes cover slots 0 … n-1 once, then moves, then at most one chunk."""
     passes = 0
     next_slot = 0
     for call in calls:

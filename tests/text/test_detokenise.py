@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from dflash_trt.runtime import Engine, Request
+from dflash_trt.runtime import Generator, Request
 from dflash_trt.runtime.events import make_event
 from dflash_trt.runtime.request import RequestState
 from dflash_trt.runtime.statistics import StatisticsRecorder
@@ -159,11 +159,11 @@ def test_a_stop_string_completed_at_the_very_end_is_a_stop() -> None:
 
 
 class TestInEngine:
-    """Text through the engine: the fake model's tokens, read with a real tokenizer."""
+    """Text through the generator: the fake model's tokens, read with a real tokenizer."""
 
-    def make_engine(self, **fields: object) -> Engine:
+    def make_generator(self, **fields: object) -> Generator:
         tokenizer = make_byte_level()
-        return Engine(
+        return Generator(
             FakeExecutor(vocab_size=tokenizer.get_vocab_size(), draft_skill=0.9, max_seq_len=128),
             tokenizer=tokenizer,
             **fields,  # type: ignore[arg-type]
@@ -177,19 +177,19 @@ class TestInEngine:
             streamed[index] += event.text  # type: ignore[attr-defined]
             assert "".join(event.pieces) == event.text  # type: ignore[attr-defined]
 
-        results = self.make_engine().generate(requests, collect)
+        results = self.make_generator().generate(requests, collect)
         for result, text in zip(results, streamed, strict=True):
             assert result.text == text == make_byte_level().decode(list(result.token_ids))
 
     def test_a_stop_string_ends_the_output_at_its_token(self) -> None:
-        [free] = self.make_engine().generate([Request(prompt_ids=(1,), max_tokens=60)])
+        [free] = self.make_generator().generate([Request(prompt_ids=(1,), max_tokens=60)])
         assert free.text is not None
         for start in range(0, len(free.text) - 4, 3):
             stop = free.text[start : start + 4]
             if "\N{REPLACEMENT CHARACTER}" in stop:
                 continue
             request = Request(prompt_ids=(1,), max_tokens=60, stop_strings=(stop,))
-            [result] = self.make_engine().generate([request])
+            [result] = self.make_generator().generate([request])
             assert result.finish_reason == "stop"
             assert result.text == free.text[: free.text.find(stop)]
             assert result.token_ids == free.token_ids[: len(result.token_ids)]
@@ -198,12 +198,12 @@ class TestInEngine:
             assert stop not in make_byte_level().decode(list(result.token_ids[:-1]))
 
     def test_a_stop_token_has_no_text(self) -> None:
-        [free] = self.make_engine().generate([Request(prompt_ids=(1,), max_tokens=9)])
+        [free] = self.make_generator().generate([Request(prompt_ids=(1,), max_tokens=9)])
         stop = free.token_ids[5]
-        [cut] = self.make_engine(eos_token_ids=[stop]).generate([Request(prompt_ids=(1,))])
+        [cut] = self.make_generator(eos_token_ids=[stop]).generate([Request(prompt_ids=(1,))])
         assert cut.token_ids[-1] == stop
         assert cut.text == make_byte_level().decode(list(cut.token_ids[:-1]))
 
     def test_without_a_tokenizer_there_is_no_text(self) -> None:
-        [result] = Engine(FakeExecutor()).generate([Request(prompt_ids=(1,), max_tokens=3)])
+        [result] = Generator(FakeExecutor()).generate([Request(prompt_ids=(1,), max_tokens=3)])
         assert result.text is None

@@ -66,7 +66,7 @@ class GenerationReader:
         tokenizer: the bundle's.
         max_seq_len: positions of its caches.
         streaming_text: what is streamed where the request does not say.
-        speculation: whether the engine drafts, so that there are blocks to choose a size of.
+        speculation: whether the generator drafts, so that there are blocks to choose a size of.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a client wants of the engine, and how it ends."""
+"""What a client wants of the generator, and how it ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Failure:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
-    """One request on its way through the engine.
+    """One request on its way through the generator.
 
     Args:
         request: what to run.
@@ -40,7 +40,7 @@ class Job:
             it hears is an event with a result, or a Failure; after that nothing.
         deadline: moment of `time.perf_counter` after which it is ended; None is never.
 
-    `cancelled` may be set by any thread; the engine's next step frees the slot.
+    `cancelled` may be set by any thread; the generator's next step frees the slot.
     """
 
     request: Request

@@ -8,10 +8,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from dflash_trt.backends import open_executor
-from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.backends.registry import open_executor
+from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.runtime import Engine, EngineOptions, RequestStatistics, TokenEvent
+from dflash_trt.runtime import Generator, GeneratorOptions, RequestStatistics, TokenEvent
 from dflash_trt.serving.server.generation import GenerationReader, check_streaming_text
 from dflash_trt.serving.server.inputs import Tensors, read_count, read_parameters, read_scalar
 from dflash_trt.serving.server.jobs import Failure, Job, Outcome
@@ -19,8 +19,7 @@ from dflash_trt.serving.server.metrics import Metrics
 from dflash_trt.serving.server.replies import Channel, Reply, ReplyPool
 from dflash_trt.serving.server.settings import ModelSettings
 from dflash_trt.serving.server.watch import CancellationWatch
-from dflash_trt.serving.server.worker import EngineWorker, OpenEngine
-from dflash_trt.text.tokenizer import load_tokenizer
+from dflash_trt.serving.server.worker import GeneratorWorker, OpenGenerator
 from dflash_trt.tuning.bundle_schedule import AUTO, NONE, choose_schedule, needed_graphs
 
 _REPLY_THREADS = 2
@@ -41,7 +40,7 @@ class TritonPythonModel:
         import triton_python_backend_utils as utils
 
         self._utils = utils
-        # By default the engine's thread may wait 5 ms, longer than a step, for one that replies.
+        # By default the generator's thread may wait 5 ms, longer than a step, for one that replies.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         settings = ModelSettings(args)
         self._bundle = open_bundle(settings.version_folder / "bundle")
@@ -57,8 +56,8 @@ class TritonPythonModel:
             check_streaming_text(settings.text("streaming_text")),
             speculation=self._speculation,
         )
-        self._worker = EngineWorker(
-            self._open_engine, limits.max_batch + settings.count("max_queue_size", 0)
+        self._worker = GeneratorWorker(
+            self._open_generator, limits.max_batch + settings.count("max_queue_size", 0)
         )
         self._worker.start()
         self._metrics = Metrics(utils, lambda: self._worker.load)
@@ -87,24 +86,24 @@ class TritonPythonModel:
         self._watch.close()
         self._metrics.close()
 
-    def _open_engine(self) -> OpenEngine:
+    def _open_generator(self) -> OpenGenerator:
         manifest = self._bundle.manifest
         executor = open_executor(
             self._bundle,
             threads=self._threads,
             graphs=needed_graphs(speculation=self._speculation, schedule=self._schedule),
         )
-        engine = Engine(
+        generator = Generator(
             executor,
             tokenizer=self._tokenizer.core,
             eos_token_ids=manifest.target.eos_token_ids,
-            options=EngineOptions(
+            options=GeneratorOptions(
                 speculation=self._speculation,
                 prefill_chunk=manifest.limits.prefill_chunk,
                 schedule=self._schedule,
             ),
         )
-        return OpenEngine(engine, executor)
+        return OpenGenerator(generator, executor)
 
     def _take(self, request: Any, channel: Channel) -> None:
         arrived_at, arrived_ns = time.perf_counter(), time.time_ns()

@@ -50,7 +50,7 @@ class Metrics:
 
     Args:
         utils: the module `triton_python_backend_utils`.
-        load: what the engine holds now.
+        load: what the generator holds now.
     """
 
     def __init__(self, utils: Any, load: Callable[[], Load]) -> None:

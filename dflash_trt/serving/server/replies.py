@@ -92,7 +92,7 @@ class Channel:
 
 
 class ReplyPool:
-    """Threads that send: a message takes about a millisecond, which is no time of the engine's."""
+    """Threads that send: a message takes about a millisecond, which the generator cannot spare."""
 
     def __init__(self, threads: int) -> None:
         self._waiting: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
@@ -121,7 +121,7 @@ class ReplyPool:
 class Reply:
     """One request's messages; `take` is its job's listener.
 
-    Only one thread sends for a request at a time. What the engine adds meanwhile goes out in one
+    Only one thread sends for a request at a time. What the generator adds meanwhile goes out in one
     message, so a server that is slow to take them delays nobody and is sent fewer.
 
     Args:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from dflash_trt.backends import check_runnable
-from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.backends.registry import check_runnable
+from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.bundle.manifest import MANIFEST_NAME
 from dflash_trt.bundle.staging import StagedKind, staged_folder
 from dflash_trt.config import data_folder
@@ -16,7 +16,6 @@ from dflash_trt.core.links import place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.speculation.schedule import BlockSchedule
-from dflash_trt.text.tokenizer import load_tokenizer
 from dflash_trt.tuning.bundle_schedule import AUTO, NONE, choose_schedule, write_schedule
 
 LLM_MODEL = "tensorrt_llm"

@@ -1,4 +1,4 @@
-"""The thread that owns the engine: jobs in, events out, between two steps everything else."""
+"""The thread that owns the generator: jobs in, events out, between two steps everything else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.runtime import Engine, Request, RequestFailedError, TokenEvent
+from dflash_trt.runtime import Generator, Request, RequestFailedError, TokenEvent
 from dflash_trt.serving.server.jobs import Failure, Job, Outcome
 
 _log = logging.getLogger(__name__)
@@ -20,16 +20,16 @@ _CLOSED = Failure(Outcome.FAILED, DflashError("the server is shutting down"))
 
 
 @dataclass(frozen=True, slots=True)
-class OpenEngine:
-    """An engine and the executor to close with it."""
+class OpenGenerator:
+    """A generator and the executor to close with it."""
 
-    engine: Engine
+    generator: Generator
     executor: Executor
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the engine holds between two steps; `waiting` counts jobs that have no slot yet."""
+    """What the generator holds between two steps; `waiting` counts jobs that have no slot yet."""
 
     steps: int = 0
     active: int = 0
@@ -38,20 +38,20 @@ class Load:
     cache_usage: float = 0.0
 
 
-class EngineWorker:
-    """Runs jobs on an engine of its own, `capacity` of them at a time at most.
+class GeneratorWorker:
+    """Runs jobs on a generator of its own, `capacity` of them at a time at most.
 
     Args:
-        open_engine: opens an engine; called again when an executor has failed.
+        open_generator: opens a generator; called again when an executor has failed.
         capacity: jobs in slots and in the queue together.
     """
 
     def __init__(
         self,
-        open_engine: Callable[[], OpenEngine],
+        open_generator: Callable[[], OpenGenerator],
         capacity: int,
     ) -> None:
-        self._open_engine = open_engine
+        self._open_generator = open_generator
         self._capacity = capacity
         self._changed = threading.Condition()
         self._arrived: deque[Job] = deque()
@@ -60,12 +60,12 @@ class EngineWorker:
         self._held = 0
         self._closing = False
         self._broken: DflashError | None = None
-        self._open: OpenEngine | None = None
+        self._open: OpenGenerator | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.load = Load()
 
     def start(self) -> None:
-        """Opens and warms the engine up, then takes jobs.
+        """Opens and warms the generator up, then takes jobs.
 
         Raises:
             DflashError: it does not open, or does not run.
@@ -74,9 +74,9 @@ class EngineWorker:
         self._thread.start()
 
     def check(self, request: Request) -> None:
-        """Raises DflashError (usage) when the engine cannot run `request`."""
+        """Raises DflashError (usage) when the generator cannot run `request`."""
         if self._open is not None:
-            self._open.engine.check(request)
+            self._open.generator.check(request)
 
     def submit(self, job: Job) -> None:
         """Queues `job`; its listener hears the rest, a refusal for lack of room included."""
@@ -130,10 +130,10 @@ class EngineWorker:
 
     def _turn(self, arrived: list[Job]) -> None:
         """What was asked for since the last step, then a step."""
-        engine = self._engine
+        generator = self._generator
         for job in arrived:
             try:
-                self._live[engine.submit(job.request, job.arrived_at)] = job
+                self._live[generator.submit(job.request, job.arrived_at)] = job
             except DflashError as error:
                 self._end(job, Failure(Outcome.REFUSED, error))
         for request_id, job in self._live.items():
@@ -142,9 +142,9 @@ class EngineWorker:
             if job.overdue:
                 self._drop(request_id, _TOO_LATE)
             elif job.cancelled:
-                engine.cancel(request_id)
+                generator.cancel(request_id)
         try:
-            events = engine.step()
+            events = generator.step()
         except RequestFailedError as error:
             self._drop(error.request_id, Failure(Outcome.FAILED, error))
             return  # what the step had done for the others comes with the next one
@@ -152,21 +152,21 @@ class EngineWorker:
             self._deliver(event)
         self.load = Load(
             self.load.steps + 1,
-            engine.used_slots,
-            max(len(self._live) - engine.used_slots, 0),
-            engine.cached_tokens,
-            engine.cache_usage,
+            generator.used_slots,
+            max(len(self._live) - generator.used_slots, 0),
+            generator.cached_tokens,
+            generator.cache_usage,
         )
 
     @property
-    def _engine(self) -> Engine:
+    def _generator(self) -> Generator:
         assert self._open is not None
-        return self._open.engine
+        return self._open.generator
 
     def _drop(self, request_id: int, failure: Failure) -> None:
         """Frees the slot; the cancelled request's last event then delivers `failure`."""
         self._failures[request_id] = failure
-        self._engine.cancel(request_id)
+        self._generator.cancel(request_id)
 
     def _deliver(self, event: TokenEvent) -> None:
         if event.result is None:
@@ -181,7 +181,7 @@ class EngineWorker:
         job.listener(last)
 
     def _end_all(self, failure: Failure) -> None:
-        """Ends what is in the engine and what is still on its way there."""
+        """Ends what is in the generator and what is still on its way there."""
         with self._changed:
             jobs = [*self._live.values(), *self._arrived]
             self._arrived.clear()
@@ -191,7 +191,7 @@ class EngineWorker:
             self._end(job, failure)
 
     def _recover(self, error: Exception) -> None:
-        """Fails every job in the engine and opens another; without one, refuses all to come."""
+        """Fails every job in the generator and opens another; without one, refuses all to come."""
         reason = error.message if isinstance(error, DflashError) else one_line(repr(error))
         _log.error("the executor failed: %s", reason, exc_info=error)
         failed, self._open = self._open, None
@@ -214,12 +214,12 @@ class EngineWorker:
                 )
             self._end_all(Failure(Outcome.FAILED, self._broken))
 
-    def _reopen(self) -> OpenEngine:
-        """An engine that has proved to run: loading done, buffers allocated, kernels chosen."""
-        opened = self._open_engine()
+    def _reopen(self) -> OpenGenerator:
+        """A generator that has proved to run: loading done, buffers allocated, kernels chosen."""
+        opened = self._open_generator()
         try:
             warm_up = Request(prompt_ids=(0, 0), max_tokens=2, ignore_eos=True)
-            opened.engine.generate([warm_up])
+            opened.generator.generate([warm_up])
         except BaseException:
             opened.executor.close()
             raise

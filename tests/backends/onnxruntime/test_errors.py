@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_trt.backends import open_executor
 from dflash_trt.backends.base import Executor, Scores
+from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.errors import DflashError
 from tests.backends.steps import random_ids

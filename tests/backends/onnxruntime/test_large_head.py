@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_trt.backends import open_executor
 from dflash_trt.backends.base import Executor, FloatArray, Scores
+from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.checkpoints.draft import read_draft

@@ -16,7 +16,7 @@ from dflash_trt.backends.base import ExecutorLimits, Int64Array, Scores, Specula
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.runtime import Engine, Request, RequestResult, SamplingParams
+from dflash_trt.runtime import Generator, Request, RequestResult, SamplingParams
 from dflash_trt.runtime.sampling import pack_sampling
 from dflash_trt.speculation.acceptance import accept_block
 from tests.graph.test_form import build
@@ -146,7 +146,7 @@ def play(
 ) -> Traffic:
     """Requests that come, end and are cancelled as `seed` has it, for `turns` steps."""
     rng, limits = random.Random(seed), executor.limits
-    engine = Engine(executor, eos_token_ids=ENDS)
+    engine = Generator(executor, eos_token_ids=ENDS)
     traffic, live = Traffic(), set()
     rate = rng.choice([0.05, 0.5])
     for turn in range(turns):

@@ -18,8 +18,8 @@ pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not 
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
-from dflash_trt.backends import open_executor
 from dflash_trt.backends.base import hold_positions
+from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions as Engines
 from dflash_trt.backends.tensorrt.library import TENSORRT
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
@@ -29,7 +29,7 @@ from dflash_trt.bundle.pages import Paging
 from dflash_trt.config import BuildConfig
 from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.hardware.arch import find_arch
-from dflash_trt.runtime import Engine, EngineOptions, Request
+from dflash_trt.runtime import EngineOptions, Generator, Request
 from tests.backends.steps import random_ids, run_chunks
 from tests.cli.test_build_plugins import PluginTensorRt
 from tests.cli.test_run_engines import stand_in
@@ -129,22 +129,22 @@ def test_any_traffic_keeps_every_token(
     (tmp_path / "alone").mkdir()
     plain = FORMS["fp8"] if "cache_dtype" in form else {"paging": Paging(page_size=32)}
     other, _ = open_engines(built, tmp_path / "alone", plain, monkeypatch)
-    expected = [Engine(other).generate([request])[0] for request in requests]
+    expected = [Generator(other).generate([request])[0] for request in requests]
     other.close()
     executor, cuda = open_engines(built, tmp_path, form, monkeypatch)
-    alone = [Engine(executor).generate([request])[0] for request in requests[:3]]
-    engine = Engine(executor, options=EngineOptions(prefill_chunk=13))
+    alone = [Generator(executor).generate([request])[0] for request in requests[:3]]
+    generator = Generator(executor, options=EngineOptions(prefill_chunk=13))
     waiting = list(range(len(requests))) * 2
     rng.shuffle(waiting)
     live: dict[int, int] = {}
     compared = preempted = hits = 0
-    while waiting or engine.has_work:
+    while waiting or generator.has_work:
         while waiting and rng.random() < 0.4:
             index = waiting.pop()
-            live[engine.submit(requests[index])] = index
+            live[generator.submit(requests[index])] = index
         if live and rng.random() < 0.04:
-            engine.cancel(rng.choice(list(live)))
-        for event in engine.step():
+            generator.cancel(rng.choice(list(live)))
+        for event in generator.step():
             if event.result is None:
                 continue
             index, got = live.pop(event.request_id), event.result

@@ -16,7 +16,7 @@ import pytest
 
 from dflash_trt.backends.base import Int64Array, Scores
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.runtime import Engine, EngineOptions
+from dflash_trt.runtime import Generator, GeneratorOptions
 from dflash_trt.runtime.sampling import pack_sampling
 from dflash_trt.speculation.acceptance import accept_block
 from tests.backends.steps import random_ids
@@ -64,12 +64,12 @@ def machine(built: TinyPair, graphs: Path, tmp_path: Path) -> Machine:
 def test_whole_generations_are_the_cpus(machine: Machine, built: TinyPair) -> None:
     """Greedy and sampled requests side by side, with and without looking ahead."""
     cpu = built.open()
-    expected = [result.token_ids for result in Engine(cpu).generate(REQUESTS)]
+    expected = [result.token_ids for result in Generator(cpu).generate(REQUESTS)]
     cpu.close()
     executor = machine.open()
     for one in (Patient(executor), executor):
         assert executor.ahead_steps == 0
-        results = Engine(one).generate(REQUESTS)  # type: ignore[arg-type]
+        results = Generator(one).generate(REQUESTS)  # type: ignore[arg-type]
         assert [result.token_ids for result in results] == expected
     assert executor.capture_error is None
     assert executor.ahead_steps > 20
@@ -81,9 +81,9 @@ def test_whole_generations_are_the_cpus(machine: Machine, built: TinyPair) -> No
 
 def test_recorded_logits_are_the_cpus(machine: Machine, built: TinyPair) -> None:
     """Whole rows still come to the host for who asks; then nothing is begun ahead."""
-    options = EngineOptions(record_logits=True)
+    options = GeneratorOptions(record_logits=True)
     cpu, executor = built.open(), machine.open()
-    outputs = [Engine(one, options=options).generate(REQUESTS[:4]) for one in (cpu, executor)]
+    outputs = [Generator(one, options=options).generate(REQUESTS[:4]) for one in (cpu, executor)]
     for want, got in zip(*outputs, strict=True):
         assert want.token_ids == got.token_ids
         np.testing.assert_array_equal(want.logits, got.logits)

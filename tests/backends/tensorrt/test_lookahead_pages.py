@@ -16,7 +16,7 @@ import pytest
 
 from dflash_trt.backends.base import ExecutorLimits, Scores
 from dflash_trt.graph.form import CacheDtype, GraphForm
-from dflash_trt.runtime import Engine, Request
+from dflash_trt.runtime import Generator, Request
 from tests.pairs import PairFactory, TinyPair
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
@@ -75,8 +75,8 @@ def machine(built: TinyPair, graphs: Path, tmp_path: Path) -> Machine:
 def speak_alone(built: TinyPair, requests: list[Request]) -> list[tuple[int, ...]]:
     """Tokens of each request by itself on the CPU's executor."""
     cpu = built.open()
-    engine = Engine(cpu, eos_token_ids=ENDS)
-    tokens = [engine.generate([request])[0].token_ids for request in requests]
+    generator = Generator(cpu, eos_token_ids=ENDS)
+    tokens = [generator.generate([request])[0].token_ids for request in requests]
     cpu.close()
     return tokens
 

@@ -16,7 +16,7 @@ import pytest
 
 from dflash_trt.backends.base import KvPages, Scores
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Engine, EngineOptions, Request, RequestResult, SamplingParams
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from tests.backends.steps import forward_rows, random_ids, run_chunks
 from tests.pairs import PairFactory, TinyPair
 
@@ -62,10 +62,10 @@ def pools(machine: Machine, executor: TensorRtExecutor) -> dict[str, np.ndarray]
     }
 
 
-def poison_free_pages(machine: Machine, executor: TensorRtExecutor, engine: Engine) -> None:
+def poison_free_pages(machine: Machine, executor: TensorRtExecutor, generator: Generator) -> None:
     """NaN in every row of every page that no request holds and no prefix keeps."""
-    assert engine._paging is not None
-    allocator = engine._paging._allocator
+    assert generator._paging is not None
+    allocator = generator._paging._allocator
     known = {*allocator._holders, *allocator._key_of}
     free = [page for page in range(allocator._count) if page not in known]
     for pool in pools(machine, executor).values():
@@ -74,7 +74,7 @@ def poison_free_pages(machine: Machine, executor: TensorRtExecutor, engine: Engi
 
 def expect(linear: TinyPair, requests: list[Request]) -> list[RequestResult]:
     executor = linear.open()
-    results = [Engine(executor).generate([request])[0] for request in requests]
+    results = [Generator(executor).generate([request])[0] for request in requests]
     executor.close()
     return results
 
@@ -98,12 +98,12 @@ def test_preemption_changes_no_token(machine: Machine, linear: TinyPair) -> None
     requests = make_requests(8, 1)
     expected = expect(linear, requests)
     executor = machine.open()
-    engine = Engine(executor)
-    ids = [engine.submit(request) for request in requests]
+    generator = Generator(executor)
+    ids = [generator.submit(request) for request in requests]
     results: dict[int, RequestResult] = {}
-    while engine.has_work:
-        poison_free_pages(machine, executor, engine)
-        results |= {e.request_id: e.result for e in engine.step() if e.result is not None}
+    while generator.has_work:
+        poison_free_pages(machine, executor, generator)
+        results |= {e.request_id: e.result for e in generator.step() if e.result is not None}
     for index, want in zip(ids, expected, strict=True):
         assert results[index].token_ids == want.token_ids
     assert sum(result.statistics.preemptions for result in results.values()) > 2
@@ -125,10 +125,10 @@ def test_a_shared_prefix_changes_neither_tokens_nor_acceptance(
         for tail in ([], *tails)
     ]
     executor = machine.open()
-    engine = Engine(executor)
+    generator = Generator(executor)
     hits = []
     for request, want in zip(requests, expect(linear, requests), strict=True):
-        (got,) = engine.generate([request])
+        (got,) = generator.generate([request])
         assert got.token_ids == want.token_ids
         hits.append(got.statistics.cached_prompt_tokens)
         for name in ("acceptance_length", "acceptance_histogram", "conditional_acceptance"):
@@ -138,7 +138,7 @@ def test_a_shared_prefix_changes_neither_tokens_nor_acceptance(
     for name, pool in pools(machine, executor).items():
         if name.startswith("draft_"):
             pool[...] = 0
-    (starved,) = engine.generate(requests[:1])
+    (starved,) = generator.generate(requests[:1])
     assert starved.statistics.cached_prompt_tokens == 32
     assert starved.token_ids == expect(linear, requests[:1])[0].token_ids
     whole = expect(linear, requests[:1])[0].statistics.acceptance_histogram
@@ -156,19 +156,19 @@ def test_any_traffic_keeps_every_token(machine: Machine, linear: TinyPair, seed:
     ]
     expected = expect(linear, requests)
     executor = machine.open()
-    engine = Engine(executor, options=EngineOptions(prefill_chunk=rng.choice([5, 16])))
+    generator = Generator(executor, options=GeneratorOptions(prefill_chunk=rng.choice([5, 16])))
     waiting = list(range(len(requests))) * 2
     rng.shuffle(waiting)
     live: dict[int, int] = {}
     compared = hits = 0
-    while waiting or engine.has_work:
+    while waiting or generator.has_work:
         while waiting and rng.random() < 0.4:
             index = waiting.pop()
-            live[engine.submit(requests[index])] = index
+            live[generator.submit(requests[index])] = index
         if live and rng.random() < 0.05:
-            engine.cancel(rng.choice(list(live)))
-        poison_free_pages(machine, executor, engine)
-        for event in engine.step():
+            generator.cancel(rng.choice(list(live)))
+        poison_free_pages(machine, executor, generator)
+        for event in generator.step():
             if event.result is None:
                 continue
             want, got = expected[live.pop(event.request_id)], event.result
@@ -176,7 +176,7 @@ def test_any_traffic_keeps_every_token(machine: Machine, linear: TinyPair, seed:
             compared += len(got.token_ids)
             hits += bool(got.statistics.cached_prompt_tokens)
     assert compared > 200 and hits
-    assert engine.cache_usage == 0
+    assert generator.cache_usage == 0
 
 
 def test_one_binding_serves_every_slot(machine: Machine) -> None:

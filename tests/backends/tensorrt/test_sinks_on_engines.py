@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 
-from dflash_trt.backends import open_executor
+from dflash_trt.backends.registry import open_executor
 from dflash_trt.graph.form import Precision
-from dflash_trt.runtime import Engine, EngineOptions, Request
+from dflash_trt.runtime import Generator, GeneratorOptions, Request
 from tests.backends.tensorrt.build.conftest import build
 from tests.cli.test_run_engines import stand_in
 from tests.pairs import PairFactory
@@ -42,9 +42,11 @@ def test_generations_are_the_cpus(
         Request(prompt_ids=tuple(prompt), max_tokens=67 - 9 * index, ignore_eos=True)
         for index, prompt in enumerate(PROMPTS)
     ]
-    options = EngineOptions(speculation=speculation)
+    options = GeneratorOptions(speculation=speculation)
     results = []
     for executor in (built.open(), open_executor(bundle)):
-        results.append([r.token_ids for r in Engine(executor, options=options).generate(requests)])
+        results.append(
+            [r.token_ids for r in Generator(executor, options=options).generate(requests)]
+        )
         executor.close()
     assert results[0] == results[1]

@@ -21,7 +21,7 @@ from dflash_trt.bundle.engines import engine_limits
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
-from dflash_trt.runtime import Engine, EngineOptions, Request, SamplingParams
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
 from tests.backends.steps import begin, decode_plainly, forward_rows, random_ids, speculate_until
 from tests.pairs import PairFactory, TinyPair
 
@@ -120,14 +120,14 @@ def test_whole_generations_are_the_cpus(
     machine: Machine, built: TinyPair, speculation: bool
 ) -> None:
     """Batches that grow and shrink, moved slots, ragged blocks, chunks, sampling: the same."""
-    options = EngineOptions(speculation=speculation)
+    options = GeneratorOptions(speculation=speculation)
     requests = REQUESTS if speculation else REQUESTS[:-1]
     cpu = built.open()
-    expected = [result.token_ids for result in Engine(cpu, options=options).generate(requests)]
+    expected = [result.token_ids for result in Generator(cpu, options=options).generate(requests)]
     cpu.close()
     executor = machine.open()
     for _ in range(2):
-        results = Engine(executor, options=options).generate(requests)
+        results = Generator(executor, options=options).generate(requests)
         assert [result.token_ids for result in results] == expected
     assert executor.capture_error is None
     assert executor.captured > 0 and machine.cuda.launches > machine.trt.executions // 8

@@ -1,0 +1,61 @@
+"""Which back end runs a bundle; its library is imported when one is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dflash_trt.backends.base import Executor, ExecutorLimits, KvPages
+from dflash_trt.backends.onnxruntime.caches import CacheLayout, CacheShape
+from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.graph.bindings import GraphName
+
+
+def check_runnable(bundle: Bundle) -> None:
+    """Raises DflashError when this machine cannot run the bundle; loads nothing of it."""
+    if bundle.manifest.engines is not None:
+        from dflash_trt.backends.tensorrt.run.open_engines import open_device
+
+        open_device(bundle).close()
+
+
+def open_executor(
+    bundle: Bundle, *, threads: int | None = None, graphs: Iterable[GraphName] = ()
+) -> Executor:
+    """The executor that the bundle was built for.
+
+    `threads` bounds a CPU executor's intra-op threads; None leaves it to the library. `graphs`
+    are opened now, the others when they are first used.
+
+    Raises:
+        DflashError: this machine cannot run the bundle, or a file is not what the manifest says.
+    """
+    manifest = bundle.manifest
+    target, draft = manifest.target, manifest.draft
+    pool = manifest.page_pool
+    limits = ExecutorLimits(
+        max_batch=manifest.limits.max_batch,
+        max_seq_len=manifest.limits.max_seq_len,
+        block_size=manifest.limits.block_size,
+        vocab_size=target.vocab_size,
+        mask_token_id=draft.mask_token_id,
+        prefill_chunk=None if manifest.engines is None else manifest.limits.prefill_chunk,
+        kv_pages=None if pool is None else KvPages(pool.pages, pool.page_size),
+        draws=manifest.engines is not None and manifest.engines.draws,
+    )
+    form = manifest.graph_form
+    layout = CacheLayout(
+        target.layers,
+        CacheShape(target.kv_heads, target.cache_head_dim(form)),
+        draft.layers,
+        CacheShape(draft.kv_heads, draft.cache_head_dim(form)),
+    )
+    # Imported here: a command needs one library or the other, or only reads a bundle.
+    if manifest.engines is not None:
+        from dflash_trt.backends.tensorrt.run.open_engines import open_engines
+
+        return open_engines(bundle, limits, layout, graphs)
+    from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+
+    executor = OnnxRuntimeExecutor(bundle.folder, limits, layout, threads=threads)
+    executor.preload(graphs)
+    return executor
