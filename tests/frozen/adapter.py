@@ -9,12 +9,12 @@ from typing import Any
 import onnx
 
 from dflash_trt import __version__
+from dflash_trt.backends.tensorrt.build.plugins import hand_over, hand_over_attention
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.safetensors_header import read_header
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.cli import main
-from dflash_trt.engines.plugins import hand_over, hand_over_attention
+from dflash_trt.cli.main import main
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.tables import compute_tables

@@ -52,7 +52,7 @@ def _engines_without_kernels() -> Iterator[None]:
 
 
 def _stub_builder() -> Any:
-    from tests.executors.stub_builder import StubBuilder
+    from tests.standins.stub_builder import StubBuilder
 
     return StubBuilder
 
