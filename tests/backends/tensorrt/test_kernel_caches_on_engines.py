@@ -29,7 +29,7 @@ from dflash_trt.bundle.pages import Paging
 from dflash_trt.config import BuildConfig
 from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.hardware.arch import find_arch
-from dflash_trt.runtime import EngineOptions, Generator, Request
+from dflash_trt.runtime import Generator, GeneratorOptions, Request
 from tests.backends.steps import random_ids, run_chunks
 from tests.cli.test_build_plugins import PluginTensorRt
 from tests.cli.test_run_engines import stand_in
@@ -133,7 +133,7 @@ def test_any_traffic_keeps_every_token(
     other.close()
     executor, cuda = open_engines(built, tmp_path, form, monkeypatch)
     alone = [Generator(executor).generate([request])[0] for request in requests[:3]]
-    generator = Generator(executor, options=EngineOptions(prefill_chunk=13))
+    generator = Generator(executor, options=GeneratorOptions(prefill_chunk=13))
     waiting = list(range(len(requests))) * 2
     rng.shuffle(waiting)
     live: dict[int, int] = {}
