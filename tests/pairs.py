@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.bundle.pages import Paging
@@ -18,10 +20,8 @@ from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import BuildConfig
-from dflash_trt.executors import open_executor
-from dflash_trt.executors.onnxruntime import OnnxRuntimeExecutor
+from dflash_trt.core.progress import SilentProgress
 from dflash_trt.graph.form import CacheDtype
-from dflash_trt.progress import SilentProgress
 from tests.reference.checkpoints import Family, write_draft, write_target
 from tests.reference.draft import ReferenceDraft
 from tests.reference.fit import fit_draft

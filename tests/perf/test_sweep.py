@@ -22,7 +22,7 @@ from dflash_perf.harness.refine import loads_between
 from dflash_perf.harness.store import ResultStore
 
 from dflash_trt.config import data_folder
-from tests.commands.conftest import Outcome, Run, run
+from tests.cli.conftest import Outcome, Run, run
 from tests.perf.invented import invented_config, write_invented
 
 __all__ = ["run"]
@@ -124,7 +124,7 @@ def sweep_yaml(arguments: list[object], folder: Path) -> Outcome:
     import contextlib
     import io
 
-    from dflash_trt.cli import main
+    from dflash_trt.cli.main import main
 
     out, err = io.StringIO(), io.StringIO()
     fixed = ["--osl", OSL, "--concurrency", "1", "--repeats", "1", "--request-count", "3"]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.bundle.tokenizer import load_tokenizer
+from dflash_trt.bundle.bundle import Bundle, load_tokenizer
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Request, SamplingParams
-from dflash_trt.runtime.prompts import read_prompts
+from dflash_trt.text.prompts import read_prompts
 
 
 def prompt_file(bundle: Bundle) -> Path:

@@ -17,11 +17,11 @@ import click
 from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.bundles import requests_of
 from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
+from dflash_trt.backends.base import Executor
+from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import open_bundle
-from dflash_trt.executors import open_executor
-from dflash_trt.executors.base import Executor
 from dflash_trt.graph.bindings import GRAPH_NAMES
-from dflash_trt.runtime import Engine, EngineOptions, Request, total
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, total
 from dflash_trt.runtime.statistics import RequestStatistics
 
 
@@ -43,20 +43,20 @@ class DecodeRun:
 def decode(
     executor: Executor,
     requests: list[Request],
-    options: EngineOptions,
+    options: GeneratorOptions,
     *,
     eos: list[int],
     batch: int,
     seconds: float,
 ) -> DecodeRun:
     """Decodes `requests` in groups of `batch`, again and again until `seconds` have passed."""
-    engine = Engine(executor, eos_token_ids=eos, options=options)
+    generator = Generator(executor, eos_token_ids=eos, options=options)
     statistics: list[RequestStatistics] = []
     steps = 0
     started = time.perf_counter()
     while time.perf_counter() - started < seconds:
         for first in range(0, len(requests), batch):
-            results = engine.generate(requests[first : first + batch])
+            results = generator.generate(requests[first : first + batch])
             statistics += [result.statistics for result in results]
             steps += max(result.statistics.steps for result in results)
             if time.perf_counter() - started >= seconds:
@@ -71,8 +71,8 @@ def decode(
     return DecodeRun(
         tokens_per_second=rate,
         acceptance_length=summary.acceptance_length,
-        host_ms_per_step=(engine.step_seconds - engine.executor_seconds) / steps * 1e3,
-        executor_ms_per_step=engine.executor_seconds / steps * 1e3,
+        host_ms_per_step=(generator.step_seconds - generator.executor_seconds) / steps * 1e3,
+        executor_ms_per_step=generator.executor_seconds / steps * 1e3,
     )
 
 
@@ -93,8 +93,8 @@ def measure(
     requests = requests_of(opened, max_tokens, temperature)
     executor = open_executor(opened, threads=threads, graphs=GRAPH_NAMES)
     options = {
-        "target_only": EngineOptions(speculation=False),
-        "dflash": EngineOptions(block_size=block_size),
+        "target_only": GeneratorOptions(speculation=False),
+        "dflash": GeneratorOptions(block_size=block_size),
     }
     by_batch: Figures = {}
     for size in batch:

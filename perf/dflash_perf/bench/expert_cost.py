@@ -18,7 +18,7 @@ from dflash_perf.bench.process import build_synthetic, rewrite
 from dflash_perf.bench.repeat import spread, spreads
 from dflash_perf.synthetic.gpt_oss import write_expert_layer, write_gpt_oss_120b
 from dflash_trt.checkpoints.folder import open_checkpoint
-from dflash_trt.progress import SilentProgress
+from dflash_trt.core.progress import SilentProgress
 from dflash_trt.quantization.experts import ExpertFormat, convert_experts
 
 MAX_SEQ_LEN = 131_072

@@ -24,7 +24,7 @@ from dflash_perf.bench.served import sweep_once
 from dflash_trt.errors import DflashError
 
 CHECKOUT = Path(__file__).parents[3]
-STUB = "tests.perf.stub_server"
+STUB = "tests.standins.served_model"
 OSL = 31
 # model of the stub, streams: several tokens a message in all of them.
 CASES = (("timed", 1), ("timed", 4), ("timed", 16), ("timed_many", 64), ("timed_many", 256))

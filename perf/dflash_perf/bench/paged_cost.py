@@ -2,7 +2,7 @@
 
 The demo pair's shape with random weights, linear and paged in turn: a verify of 8 rows and a plain
 step at several numbers of tokens held, then the time to the first token of a prompt whose prefix
-the engine has seen, against one that it has not.
+the generator has seen, against one that it has not.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.repeat import spread
 from dflash_perf.bench.step_cost import PAIR, PER_RUN, compare_steps, open_synthetic
 from dflash_perf.synthetic.qwen3 import write_pair
+from dflash_trt.backends.base import Executor
 from dflash_trt.config import PAGE_SIZE
-from dflash_trt.executors.base import Executor
-from dflash_trt.runtime import Engine, Request
+from dflash_trt.runtime import Generator, Request
 
 POSITIONS = PAIR.target.max_context
 HELD = (100, 1000, 3000)
@@ -28,7 +28,7 @@ PREFIX, QUESTION = 2048, 32
 
 def measure_first_token(executor: Executor, runs: int) -> Figures:
     """Milliseconds to the first token after a prompt that is new, and after one begun before."""
-    engine = Engine(executor)
+    generator = Generator(executor)
     rng = np.random.default_rng(0)
     times: dict[str, list[float]] = {"new": [], "shared": []}
     for _ in range(runs):
@@ -36,7 +36,7 @@ def measure_first_token(executor: Executor, runs: int) -> Figures:
         for name in times:
             question = rng.integers(0, PAIR.target.vocab, QUESTION).tolist()
             request = Request(prompt_ids=(*prefix, *question), max_tokens=1)
-            statistics = engine.generate([request])[0].statistics
+            statistics = generator.generate([request])[0].statistics
             assert statistics.cached_prompt_tokens == (PREFIX if name == "shared" else 0)
             times[name].append((statistics.time_to_first_token_s or 0.0) * 1e3)
     click.echo(

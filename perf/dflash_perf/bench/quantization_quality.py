@@ -18,13 +18,13 @@ import click
 from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.bundles import requests_of
 from dflash_perf.bench.process import build
+from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.bundle.summary import precision_line
-from dflash_trt.bundle.twins import check_twins
-from dflash_trt.commands.against import Bounds, Comparison, compare
-from dflash_trt.executors import open_executor
-from dflash_trt.runtime import Engine, Request, SamplingParams
-from dflash_trt.runtime.comparison import AcceptanceFigures, find_loss
+from dflash_trt.cli.against import Bounds, Comparison, compare
+from dflash_trt.proof.comparison import AcceptanceFigures, find_loss
+from dflash_trt.proof.twins import check_twins
+from dflash_trt.runtime import Generator, Request, SamplingParams
 
 # Attention's linears are a quarter of a layer's weights; ModelOpt's name is NVFP4_MLP_ONLY.
 _MLP = ("--exclude", "*.self_attn.*")
@@ -50,8 +50,8 @@ def build_demo(folder: Path, *options: str) -> Bundle:
 def continue_prompts(bundle: Bundle, requests: list[Request], threads: int) -> list[list[int]]:
     """Each prompt and what the bundle makes of it, greedily, as token ids."""
     with closing(open_executor(bundle, threads=threads)) as executor:
-        engine = Engine(executor, eos_token_ids=bundle.manifest.target.eos_token_ids)
-        results = engine.generate(requests)
+        generator = Generator(executor, eos_token_ids=bundle.manifest.target.eos_token_ids)
+        results = generator.generate(requests)
     return [
         [*request.prompt_ids, *result.token_ids]
         for request, result in zip(requests, results, strict=True)

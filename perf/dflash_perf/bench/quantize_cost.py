@@ -21,7 +21,7 @@ from dflash_perf.bench.process import rewrite
 from dflash_perf.bench.repeat import show, spreads
 from dflash_perf.synthetic.qwen3 import resize, write_pair
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.progress import SilentProgress
+from dflash_trt.core.progress import SilentProgress
 from dflash_trt.quantization.checkpoint import quantize_checkpoint
 from dflash_trt.quantization.formats import Float32
 from dflash_trt.quantization.fp8 import fp8_scale, quantize_fp8

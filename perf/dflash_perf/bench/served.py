@@ -10,9 +10,9 @@ from typing import Any
 from dflash_perf.harness.config import SweepConfig
 from dflash_perf.harness.store import ResultStore
 from dflash_perf.harness.sweep import SilentObserver, run_sweep
-from dflash_trt.progress import SilentProgress
-from dflash_trt.serving.launcher import ServerOptions, TritonServer
-from dflash_trt.serving.repository import RepositoryOptions, write_repository
+from dflash_trt.core.progress import SilentProgress
+from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
+from dflash_trt.serving.server.repository import RepositoryOptions, write_repository
 
 READY_TIMEOUT_S = 300
 

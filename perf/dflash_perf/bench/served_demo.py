@@ -22,8 +22,8 @@ from dflash_perf.bench.bundles import prompt_file
 from dflash_perf.bench.served import serve
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime.bundle_schedule import AUTO, NONE, choose_schedule
-from dflash_trt.serving.repository import RepositoryOptions
+from dflash_trt.serving.server.repository import RepositoryOptions
+from dflash_trt.tuning.bundle_schedule import AUTO, NONE, choose_schedule
 
 
 @bench(runs=3, is_recorded=False)

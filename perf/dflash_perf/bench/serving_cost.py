@@ -1,7 +1,7 @@
 """What serving costs: tokens/s through gRPC streaming against the same work in this process.
 
 Runs of the two are interleaved and each ratio is between neighbours. At N clients, N requests are
-in flight all the time: in-process the engine holds them, over gRPC each of N streams of the load
+in flight all the time: in-process the generator holds them, over gRPC each of N streams of the load
 generator sends one after another.
 """
 
@@ -21,46 +21,45 @@ from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.bundles import prompt_file, requests_of
 from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
 from dflash_perf.bench.served import serve, sweep_once
-from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.bundle.tokenizer import load_tokenizer
-from dflash_trt.executors import open_executor
-from dflash_trt.runtime import Engine, EngineOptions, Request
-from dflash_trt.serving.repository import RepositoryOptions
+from dflash_trt.backends.registry import open_executor
+from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
+from dflash_trt.runtime import Generator, GeneratorOptions, Request
+from dflash_trt.serving.server.repository import RepositoryOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Output tokens per second of one run; `host_us` is the engine's own time, per token."""
+    """Output tokens per second of one run; `host_us` is the generator's own time, per token."""
 
     tokens_per_second: float
     host_us: float = 0.0
 
 
-def open_engine(bundle: Bundle) -> Engine:
-    """The engine as a server runs it: texts of answers are made too."""
-    return Engine(
+def open_generator(bundle: Bundle) -> Generator:
+    """The generator as a server runs it: texts of answers are made too."""
+    return Generator(
         open_executor(bundle, threads=1, graphs=("target", "draft")),
         tokenizer=load_tokenizer(bundle).core,
         eos_token_ids=bundle.manifest.target.eos_token_ids,
-        options=EngineOptions(prefill_chunk=bundle.manifest.limits.prefill_chunk),
+        options=GeneratorOptions(prefill_chunk=bundle.manifest.limits.prefill_chunk),
     )
 
 
-def run_in_process(engine: Engine, requests: list[Request], clients: int) -> Rate:
-    """Feeds the engine so that `clients` requests are always in it."""
+def run_in_process(generator: Generator, requests: list[Request], clients: int) -> Rate:
+    """Feeds the generator so that `clients` requests are always in it."""
     waiting = iter(requests)
-    host = engine.step_seconds - engine.executor_seconds
+    host = generator.step_seconds - generator.executor_seconds
     started, tokens = time.perf_counter(), 0
     for request in islice(waiting, clients):
-        engine.submit(request)
-    while engine.has_work:
-        for event in engine.step():
+        generator.submit(request)
+    while generator.has_work:
+        for event in generator.step():
             tokens += len(event.token_ids)
             if event.result is not None:
                 for following in islice(waiting, 1):
-                    engine.submit(following)
+                    generator.submit(following)
     seconds = time.perf_counter() - started
-    host = engine.step_seconds - engine.executor_seconds - host
+    host = generator.step_seconds - generator.executor_seconds - host
     return Rate(tokens / seconds, host / tokens * 1e6)
 
 
@@ -74,7 +73,7 @@ def measure(
     max_tokens: int = 128,
 ) -> Figures:
     opened = open_bundle(bundle)
-    prompts, engine, folders = prompt_file(opened), open_engine(opened), numbers()
+    prompts, generator, folders = prompt_file(opened), open_generator(opened), numbers()
     queue = list(islice(cycle(requests_of(opened, max_tokens)), requests))
 
     def run_served(address: str, streams: int) -> Rate:
@@ -88,7 +87,7 @@ def measure(
     with serve(bundle, work.folder / "repository", RepositoryOptions()) as address:
         for streams in clients:
             ways = {
-                "alone": partial(run_in_process, engine, queue, streams),
+                "alone": partial(run_in_process, generator, queue, streams),
                 "served": partial(run_served, address, streams),
             }
             take_turns(ways, 1)  # warms both up

@@ -18,9 +18,9 @@ from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.process import build_synthetic
 from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
 from dflash_perf.synthetic.qwen3 import resize, write_pair
+from dflash_trt.backends.base import Executor, Scores, hold_positions
+from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import open_bundle
-from dflash_trt.executors import open_executor
-from dflash_trt.executors.base import Executor, Scores, hold_positions
 from dflash_trt.planning.known_pairs import find_pair
 
 HELD = 100

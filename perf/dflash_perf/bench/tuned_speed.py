@@ -24,13 +24,13 @@ import click
 from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.bundles import requests_of
 from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
+from dflash_trt.backends.base import Executor
+from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.errors import DflashError
-from dflash_trt.executors import open_executor
-from dflash_trt.executors.base import Executor
 from dflash_trt.graph.bindings import GRAPH_NAMES
-from dflash_trt.runtime import Engine, EngineOptions, Request
-from dflash_trt.runtime.bundle_schedule import AUTO, choose_schedule
+from dflash_trt.runtime import Generator, GeneratorOptions, Request
+from dflash_trt.tuning.bundle_schedule import AUTO, choose_schedule
 
 TUNED, PLAIN = "tuned", "target_only"
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -40,20 +40,20 @@ def run_closed_loop(
     executor: Executor,
     requests: list[Request],
     concurrency: int,
-    options: EngineOptions,
+    options: GeneratorOptions,
     eos: list[int],
     clock: Callable[[], float],
 ) -> tuple[float, int]:
     """Decodes `requests`, `concurrency` at a time: output tokens/s, and how many tokens."""
-    engine = Engine(executor, eos_token_ids=eos, options=options)
+    generator = Generator(executor, eos_token_ids=eos, options=options)
     waiting = deque(requests)
     tokens = live = 0
     started = clock()
     while waiting or live:
         while waiting and live < concurrency:
-            engine.submit(waiting.popleft())
+            generator.submit(waiting.popleft())
             live += 1
-        for event in engine.step():
+        for event in generator.step():
             tokens += len(event.token_ids)
             live -= event.result is not None
     return tokens / (clock() - started), tokens
@@ -97,18 +97,20 @@ def measure(
     requests = requests_of(opened, max_tokens, temperature, prompt_file)
     chunk = limits.prefill_chunk
     options = {
-        TUNED: EngineOptions(prefill_chunk=chunk, schedule=schedule),
-        PLAIN: EngineOptions(speculation=False, prefill_chunk=chunk),
+        TUNED: GeneratorOptions(prefill_chunk=chunk, schedule=schedule),
+        PLAIN: GeneratorOptions(speculation=False, prefill_chunk=chunk),
     }
     for block in schedule.measured.block_sizes:
-        options[f"block {block}"] = EngineOptions(block_size=block, prefill_chunk=chunk)
+        options[f"block {block}"] = GeneratorOptions(block_size=block, prefill_chunk=chunk)
     executor = open_executor(opened, threads=threads, graphs=GRAPH_NAMES)
     click.echo(f"schedule: {schedule.describe()}")
     by_concurrency: Figures = {}
     for level in concurrency:
         queue = list(islice(cycle(requests), max(least_requests, 2 * level)))
 
-        def run(way: EngineOptions, queue: list[Request], level: int = level) -> tuple[float, int]:
+        def run(
+            way: GeneratorOptions, queue: list[Request], level: int = level
+        ) -> tuple[float, int]:
             eos = opened.manifest.target.eos_token_ids
             return run_closed_loop(executor, queue, level, way, eos, CLOCKS[clock])
 

@@ -121,7 +121,7 @@ def test_any_traffic_keeps_every_token(
 ) -> None:
     """Preempted, shared, cancelled: what each request says alone, and nobody takes its pages.
 
-    Alone in an engine of the same type, linear where there is one: float16 parts from the CPU at
+    Alone in a generator of the same type, linear where there is one: float16 parts from the CPU at
     near ties, and at midpoints of FP8 codes; logits are held to the CPU's below.
     """
     form, rng = FORMS[name], random.Random(2)
