@@ -15,12 +15,7 @@ from rich.progress import Progress
 
 from dflash_trt.backends.registry import check_runnable, open_executor
 from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
-from dflash_trt.cli.against import (
-    Bounds,
-    compare,
-    print_comparison,
-    print_comparison_json,
-)
+from dflash_trt.cli.against import print_comparison, print_comparison_json
 from dflash_trt.cli.options import (
     bundle_argument,
     encode_prompts,
@@ -30,7 +25,9 @@ from dflash_trt.cli.options import (
     sampling_options,
     threads_option,
 )
+from dflash_trt.cli.progress import StageBars
 from dflash_trt.errors import EXIT_FAILED, DflashError
+from dflash_trt.proof.twin_comparison import Bounds, compare
 from dflash_trt.proof.twins import check_twins
 from dflash_trt.proof.verification import Mode, ModeReport, Speed, measure_speed, verify
 from dflash_trt.runtime import Request, SamplingParams
@@ -134,15 +131,18 @@ def command(
         twin = open_bundle(against)
         check_runnable(twin)
         texts = prompts if text_file is None else map(tokenizer.encode, read_prompts(text_file))
-        comparison = compare(
-            check_twins(opened, twin),
-            prompts,
-            list(texts),
-            sampling,
-            max_tokens=max_tokens,
-            threads=threads,
-            bounds=Bounds(agreement=fail_below_agreement, tau_loss=max_tau_loss),
-        )
+        bounds = Bounds(agreement=fail_below_agreement, tau_loss=max_tau_loss)
+        with StageBars() as bars:
+            comparison = compare(
+                check_twins(opened, twin),
+                prompts,
+                list(texts),
+                sampling,
+                max_tokens=max_tokens,
+                threads=threads,
+                bounds=bounds,
+                progress=bars,
+            )
         (print_comparison_json if as_json else print_comparison)(comparison)
         return EXIT_FAILED if comparison.failures else 0
     block_sizes = parse_counts(blocks, "--block-size", 2, limits.block_size, [limits.block_size])

@@ -21,8 +21,9 @@ from dflash_perf.bench.process import build
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.bundle.summary import precision_line
-from dflash_trt.cli.against import Bounds, Comparison, compare
-from dflash_trt.proof.comparison import AcceptanceFigures, find_loss
+from dflash_trt.core.progress import SilentProgress
+from dflash_trt.proof.comparison import AcceptanceFigures
+from dflash_trt.proof.twin_comparison import Bounds, Comparison, compare
 from dflash_trt.proof.twins import check_twins
 from dflash_trt.runtime import Generator, Request, SamplingParams
 
@@ -75,6 +76,7 @@ def measure(work: Work, *, max_tokens: int = 192, threads: int = 1) -> Figures:
             max_tokens=max_tokens,
             threads=threads,
             bounds=Bounds(agreement=None, tau_loss=None),
+            progress=SilentProgress(),
         )
         figures.append(_figures(name, options, bundle, comparison))
     for line in _table(figures):
@@ -85,7 +87,6 @@ def measure(work: Work, *, max_tokens: int = 192, threads: int = 1) -> Figures:
 def _figures(
     name: str, options: tuple[str, ...], bundle: Bundle, comparison: Comparison
 ) -> Figures:
-    reference = comparison.acceptances[0]
     models = (bundle.manifest.target, bundle.manifest.draft)
     return {
         "recipe": name,
@@ -93,16 +94,16 @@ def _figures(
         "precision": precision_line(bundle.manifest).removesuffix(", "),
         "weight_bytes": {"target": models[0].weight_bytes, "draft": models[1].weight_bytes},
         "text": asdict(comparison.text),
-        "acceptance": [_acceptance(reference, one) for one in comparison.acceptances],
+        "acceptance": [_acceptance(comparison, one) for one in comparison.acceptances],
     }
 
 
-def _acceptance(reference: AcceptanceFigures, figures: AcceptanceFigures) -> Figures:
+def _acceptance(comparison: Comparison, figures: AcceptanceFigures) -> Figures:
     return {
         "target": "high precision" if figures.target == "twin" else "quantised",
         "draft": "high precision" if figures.draft == "twin" else "quantised",
         "acceptance_length": figures.statistics.acceptance_length,
-        "loss_percent": find_loss(reference, figures),
+        "loss_percent": comparison.find_loss(figures),
         "steps": figures.statistics.steps,
         "tokens": figures.tokens,
     }
