@@ -1,4 +1,7 @@
-"""One client of the server: requests in Python's types, answers collected as they come."""
+"""A client that someone else wrote: requests in Python's types, answers collected as they come.
+
+It uses tritonclient directly, on purpose: the server must suit clients that know nothing of ours.
+"""
 
 from __future__ import annotations
 

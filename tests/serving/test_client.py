@@ -10,13 +10,9 @@ from dataclasses import replace
 import pytest
 
 from dflash_trt.runtime import RequestResult, SamplingParams
-from dflash_trt.serving.client.client import (
-    GenerationRequest,
-    ServedModel,
-    ServedModelError,
-    TextDelta,
-)
-from dflash_trt.serving.server.text_assembly import TextAssembler
+from dflash_trt.serving.client.client import GenerationRequest, ServedModel, TextDelta
+from dflash_trt.serving.client.errors import ServedModelError
+from dflash_trt.serving.client.text_assembly import TextAssembler
 from tests.serving.conftest import count_ended, wait_idle
 from tests.serving.served import PROMPTS, SAMPLINGS, SLOTS, Local, Served
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.serving.server.text_assembly import TextAssembler
+from dflash_trt.serving.client.text_assembly import TextAssembler
 from tests.cli.conftest import Run, run  # noqa: F401
 from tests.serving.served import PROMPTS, Served
 

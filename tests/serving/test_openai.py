@@ -15,7 +15,7 @@ import pytest
 
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import SamplingParams
-from dflash_trt.serving.client.client import ServedModelError
+from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.openai.app import MAX_BODY_BYTES
 from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import Front, ScriptedModel, Switch, running_front

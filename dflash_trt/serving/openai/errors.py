@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.client.client import Problem, ServedModelError
+from dflash_trt.serving.client.errors import Problem, ServedModelError
 
 _STATUS_OF: dict[Problem, int] = {
     "refused": 400,

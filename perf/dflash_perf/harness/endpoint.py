@@ -18,19 +18,6 @@ class Call:
     seed: int
 
 
-class RequestFailedError(Exception):
-    """A request got no complete answer.
-
-    Args:
-        message: why, one line.
-        unreachable: nobody answers there (any more): worth asking whether the server still lives.
-    """
-
-    def __init__(self, message: str, *, unreachable: bool = False) -> None:
-        super().__init__(message)
-        self.unreachable = unreachable
-
-
 class Endpoint(Protocol):
     """A served model; belongs to the event loop that it was made in."""
 
@@ -45,7 +32,7 @@ class Endpoint(Protocol):
         """Sends a request and writes what arrives into `trace`, until the final response.
 
         Raises:
-            RequestFailedError: there was none.
+            ServedModelError: there was none.
         """
 
     async def is_alive(self) -> bool:

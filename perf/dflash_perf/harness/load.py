@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 from dflash_perf.harness.config import Load, SweepConfig
 from dflash_perf.harness.distribution import percentile
-from dflash_perf.harness.endpoint import Call, Endpoint, RequestFailedError
+from dflash_perf.harness.endpoint import Call, Endpoint
 from dflash_perf.harness.prompts import Workload
 from dflash_perf.harness.records import Client, RequestRecord, RunRecord
 from dflash_perf.harness.trace import Trace
 from dflash_trt.errors import DflashError
+from dflash_trt.serving.client.errors import ServedModelError
 
 REQUESTS_PER_STREAM = 10
 OPEN_LOOP_REQUESTS = 100
@@ -210,17 +211,17 @@ class _Loop:
         try:
             async with asyncio.timeout(config.timeout_s):
                 await generator._endpoint.send(call, trace)
-        except RequestFailedError as error:
-            trace.error, unreachable = str(error), error.unreachable
+        except ServedModelError as error:
+            trace.error, unreachable = error.what, error.unreachable
         except TimeoutError:
             trace.error = f"no final response within {config.timeout_s:g} s"
         record = trace.to_record(self._began_at, generator._count_tokens)
         self.records.append(record)
         self._on_record(record)
         if unreachable:
-            await self._check_alive(record.error)
+            await self._check_alive()
 
-    async def _check_alive(self, reason: str | None) -> None:
+    async def _check_alive(self) -> None:
         generator = self._generator
         try:
             async with asyncio.timeout(_ALIVE_TIMEOUT_S):
@@ -229,7 +230,7 @@ class _Loop:
             alive = False
         if not alive:
             raise DflashError(
-                f"the server stopped answering ({reason}); finished runs are kept",
+                "the server stopped answering; finished runs are kept",
                 where=generator._where,
                 fix="start it again and repeat the command to continue",
             )

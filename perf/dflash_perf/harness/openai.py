@@ -9,9 +9,10 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from dflash_perf.harness.config import Configuration, SweepConfig
-from dflash_perf.harness.endpoint import Call, RequestFailedError
+from dflash_perf.harness.endpoint import Call
 from dflash_perf.harness.trace import ServerCounts, Trace
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.serving.client.errors import ServedModelError
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -90,16 +91,16 @@ class OpenAiEndpoint:
             async with self._session.post(self._url, data=body) as reply:
                 if reply.status != 200:
                     text = (await reply.content.read(2000)).decode(errors="replace")
-                    raise RequestFailedError(f"HTTP {reply.status}: {_reason(text)}")
+                    raise ServedModelError(f"HTTP {reply.status}: {_reason(text)}", "failed")
                 ended = False
                 while line := await reply.content.readuntil(b"\n"):
                     ended = self._take(line.strip(), time.perf_counter(), trace) or ended
         except (aiohttp.ClientConnectionError, ConnectionError) as error:
-            raise RequestFailedError(one_line(error, 200), unreachable=True) from None
+            raise _unreachable(one_line(error, 200)) from None
         except (aiohttp.ClientError, ValueError) as error:
-            raise RequestFailedError(one_line(error, 200)) from None
+            raise ServedModelError(one_line(error, 200), "failed") from None
         if not ended:
-            raise RequestFailedError("the stream ended before its end", unreachable=True)
+            raise _unreachable("the stream ended before its end")
 
     async def is_alive(self) -> bool:
         try:
@@ -115,7 +116,7 @@ class OpenAiEndpoint:
         """Reads a line of the stream; True at one that ends an answer.
 
         Raises:
-            RequestFailedError: it is an error.
+            ServedModelError: it is an error.
             ValueError: it is not JSON.
         """
         if not line.startswith(b"data:"):
@@ -125,9 +126,9 @@ class OpenAiEndpoint:
             return True
         chunk = json.loads(data)
         if not isinstance(chunk, dict):
-            raise RequestFailedError("a chunk of the stream is not an object")
+            raise ServedModelError("a chunk of the stream is not an object", "failed")
         if chunk.get("error"):
-            raise RequestFailedError(_reason(data.decode(errors="replace")))
+            raise ServedModelError(_reason(data.decode(errors="replace")), "failed")
         if isinstance(usage := chunk.get("usage"), dict):
             trace.counts = _read_usage(usage)
         ended = False
@@ -143,6 +144,10 @@ class OpenAiEndpoint:
             if reason:
                 trace.finish_reason, ended = str(reason), True
         return ended
+
+
+def _unreachable(what: str) -> ServedModelError:
+    return ServedModelError(what, "unavailable", unreachable=True)
 
 
 def _headers(configuration: Configuration) -> dict[str, str]:

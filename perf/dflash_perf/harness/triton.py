@@ -1,22 +1,21 @@
-"""A model on a Triton server by TensorRT-LLM's LLM-API contract: gRPC, one stream a request."""
+"""A model on a Triton server by TensorRT-LLM's LLM-API contract."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from dflash_perf.harness.config import Configuration, SweepConfig
-from dflash_perf.harness.endpoint import Call, RequestFailedError
+from dflash_perf.harness.endpoint import Call
 from dflash_perf.harness.trace import ServerCounts, Streaming, Trace
 from dflash_trt.config import nearest
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError
+from dflash_trt.serving.client.errors import ServedModelError
+from dflash_trt.serving.client.wire import Response, WireClient, make_input
 
 if TYPE_CHECKING:
     from tritonclient.grpc import InferInput, InferRequestedOutput
-    from tritonclient.grpc.aio import InferenceServerClient
 
 STREAMS_PER_CONNECTION = 32
 # An input of the model where it has one, else a parameter of the request.
@@ -34,9 +33,6 @@ _LISTS = {
     "position_trials": "position_trials",
     "position_accepts": "position_accepts",
 }
-# Ends a failed stream with the error's own status.
-_HEADERS = {"triton_grpc_error": "true"}
-_CONNECT_TIMEOUT_S = 10.0
 
 
 class TritonEndpoint:
@@ -50,8 +46,7 @@ class TritonEndpoint:
         self._configuration = configuration
         self._config = config
         self._counts_needed = counts_needed
-        self._clients = [_connect(configuration.url) for _ in range(connections)]
-        self._next = 0
+        self._wire = WireClient(configuration.url, configuration.model, connections=connections)
         self._fixed: list[InferInput] = []
         self._outputs: list[InferRequestedOutput] = []
         self._parameters: dict[str, Any] = dict(configuration.parameters)
@@ -61,19 +56,19 @@ class TritonEndpoint:
     async def describe(self) -> dict[str, Any]:
         """Also learns which inputs and outputs the model has."""
         from tritonclient.grpc import InferRequestedOutput
-        from tritonclient.utils import InferenceServerException
 
         name = self._configuration.model
-        client = self._clients[0]
-        timeout = {"client_timeout": _CONNECT_TIMEOUT_S}
         try:
-            server = await client.get_server_metadata(as_json=True, **timeout)
-            model = await client.get_model_metadata(name, as_json=True, **timeout)
-            described = await client.get_model_config(name, as_json=True, **timeout)
-        except InferenceServerException as error:
-            raise self._explain(error) from None
-        inputs = {one["name"]: one["datatype"] for one in model.get("inputs", [])}
-        offered = {one["name"] for one in model.get("outputs", [])}
+            model = await self._wire.describe()
+        except ServedModelError as error:
+            if not error.unreachable:
+                raise
+            raise DflashError(
+                "no Triton server answers there",
+                where=self._configuration.url,
+                fix="start one with `dflash-trt serve`, and give its gRPC port",
+            ) from None
+        inputs, offered = model.inputs, model.outputs
         if "text_input" not in inputs or "text_output" not in offered:
             raise DflashError(
                 f"model {name!r} does not speak TensorRT-LLM's LLM-API contract: it has no "
@@ -92,74 +87,45 @@ class TritonEndpoint:
         self._sends_seed = "sampling_param_seed" in inputs
         wanted = ["text_output", "output_ids", "finish_reason", *_COUNTS, *_LISTS]
         self._outputs = [InferRequestedOutput(one) for one in wanted if one in offered]
-        parameters = {
-            key: value.get("string_value", "")
-            for key, value in described.get("config", {}).get("parameters", {}).items()
-        }
-        told = parameters.get("streaming_text")
-        self._streaming = told if told in ("cumulative", "delta") else None
+        told = model.parameters.get("streaming_text")
+        self._streaming = cast(Streaming, told) if told in get_args(Streaming) else None
         return {
-            "server": " ".join([server.get("name", ""), server.get("version", "")]).strip(),
+            "server": model.server,
             "model": name,
-            "parameters": parameters,
+            "parameters": model.parameters,
         }
 
     async def send(self, call: Call, trace: Trace) -> None:
-        """One bidirectional stream: the request, half-closed; responses until the server ends."""
-        import grpc
-        from tritonclient.utils import InferenceServerException
-
-        inputs = [_to_input("text_input", "BYTES", call.prompt.encode()), *self._fixed]
+        inputs = [make_input("text_input", "BYTES", [call.prompt]), *self._fixed]
         if self._sends_seed:
-            inputs.append(_to_input("sampling_param_seed", "UINT64", call.seed))
-        request = {
-            "model_name": self._configuration.model,
-            "inputs": inputs,
-            "outputs": self._outputs,
-            "parameters": self._parameters,
-        }
-        self._next = (self._next + 1) % len(self._clients)
-        stream = self._clients[self._next].stream_infer(_once(request, trace), headers=_HEADERS)
-        last: Mapping[str, bytes] = {}
+            inputs.append(make_input("sampling_param_seed", "UINT64", [call.seed]))
+        last: Response | None = None
         trace.start()  # again when it leaves; a request that never does has a time as well
-        try:
-            async for result, error in stream:
-                at = time.perf_counter()
-                if error is not None:
-                    raise RequestFailedError(one_line(error.message()))
-                outputs = _raw_outputs(result.get_response())
-                if "text_output" in outputs:
-                    last = outputs
-                    text = _first_text(outputs["text_output"])
-                    trace.receive(at, text, outputs.get("output_ids"), streaming=self._streaming)
-        except grpc.aio.AioRpcError as error:
-            raise _failure(error.code().name, error.details()) from None
-        except InferenceServerException as error:
-            raise _failure(error.status(), error.message()) from None
-        finally:
-            stream.cancel()
-        if not last:
-            raise RequestFailedError("the stream ended without a response")
-        trace.finish_reason = _first_text(last.get("finish_reason", b"")).decode(errors="replace")
+        stream = self._wire.stream(
+            inputs, self._parameters, outputs=self._outputs, on_send=trace.start
+        )
+        async with aclosing(stream) as responses:
+            async for response in responses:
+                if "text_output" in response.raw:
+                    last = response
+                    trace.receive(
+                        response.at,
+                        response.text("text_output"),
+                        response.raw.get("output_ids"),
+                        streaming=self._streaming,
+                    )
+        if last is None:
+            raise ServedModelError("the stream ended without a response", "failed")
+        trace.finish_reason = last.text("finish_reason").decode(errors="replace")
         trace.counts = _read_counts(last)
         if trace.finish_reason == "cancelled":
-            raise RequestFailedError("was cancelled on the server")
+            raise ServedModelError("was cancelled on the server", "cancelled")
 
     async def is_alive(self) -> bool:
-        from tritonclient.utils import InferenceServerException
-
-        try:
-            return bool(
-                await self._clients[0].is_model_ready(
-                    self._configuration.model, client_timeout=_CONNECT_TIMEOUT_S
-                )
-            )
-        except InferenceServerException:
-            return False
+        return await self._wire.is_ready()
 
     async def close(self) -> None:
-        for client in self._clients:
-            await client.close()
+        await self._wire.close()
 
     def _build_inputs(self, known: Mapping[str, str]) -> list[InferInput]:
         """The inputs that all requests share; what the model does not have is refused or left."""
@@ -192,74 +158,12 @@ class TritonEndpoint:
                     usage=True,
                 )
             values[name] = value
-        return [_to_input(name, known[name], value) for name, value in values.items()]
-
-    def _explain(self, error: Any) -> DflashError:
-        where = self._configuration.url
-        failure = _failure(error.status(), error.message())
-        if failure.unreachable:
-            return DflashError(
-                "no Triton server answers there",
-                where=where,
-                fix="start one with `dflash-trt serve`, and give its gRPC port",
-            )
-        return DflashError(str(failure), where=where)
+        return [make_input(name, known[name], [value]) for name, value in values.items()]
 
 
-def _connect(url: str) -> InferenceServerClient:
-    from tritonclient.grpc.aio import InferenceServerClient
-
-    # A pool of its own: gRPC would lay channels of one address on one connection.
-    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
-    return InferenceServerClient(url.removeprefix("grpc://"), channel_args=options)
-
-
-def _to_input(name: str, datatype: str, value: object) -> InferInput:
-    from tritonclient.grpc import InferInput
-    from tritonclient.utils import triton_to_np_dtype
-
-    if datatype == "BYTES" and isinstance(value, str):
-        value = value.encode()
-    try:
-        array = np.array([value], dtype=triton_to_np_dtype(datatype))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise DflashError(
-            f"is {datatype}, which {one_line(repr(value), 40)} is not", where=name, usage=True
-        ) from error
-    return InferInput(name, [1], datatype).set_data_from_numpy(array)
-
-
-async def _once(request: dict[str, Any], trace: Trace) -> AsyncIterator[dict[str, Any]]:
-    """The stream's one request; gRPC asks for it when the stream is open: then it is sent."""
-    trace.start()
-    yield request
-
-
-def _raw_outputs(response: Any) -> dict[str, bytes]:
-    """Outputs by name, as bytes: half of what NumPy arrays would cost the client."""
-    contents = response.raw_output_contents
-    return {output.name: contents[index] for index, output in enumerate(response.outputs)}
-
-
-def _first_text(content: bytes) -> bytes:
-    """The first element of a BYTES tensor: four bytes of length, then the text."""
-    return content[4 : 4 + int.from_bytes(content[:4], "little")]
-
-
-def _read_counts(outputs: Mapping[str, bytes]) -> ServerCounts:
+def _read_counts(response: Response) -> ServerCounts:
     found: dict[str, Any] = {}
     for name, key in (*_COUNTS.items(), *_LISTS.items()):
-        values = tuple(np.frombuffer(outputs.get(name, b""), dtype="<i4").tolist())
-        if values:
+        if values := response.numbers(name):
             found[key] = values[0] if name in _COUNTS else values
     return ServerCounts(**found)
-
-
-def _failure(status: str | None, message: str | None) -> RequestFailedError:
-    name = (status or "").removeprefix("StatusCode.")
-    what = one_line(message or name or "no reason given", 200)
-    lost = ("failed to connect", "socket closed", "connection re", "goaway", "recvmsg", "deadline")
-    unreachable = name in ("UNAVAILABLE", "DEADLINE_EXCEEDED") and any(
-        sign in what.lower() for sign in lost
-    )
-    return RequestFailedError(what, unreachable=unreachable)

@@ -1,0 +1,230 @@
+"""A model on a Triton server as its clients reach it: gRPC, one stream per request.
+
+A request that nobody waits for any more ends by cancelling its call. No call carries the header
+`triton_grpc_error`: Triton server 2.51 crashes at times when a call with it fails
+(docs/design/ending-a-request.md has the measurements).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.serving.client.errors import explain, guess_status
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import InferInput, InferRequestedOutput
+    from tritonclient.grpc.aio import InferenceServerClient
+
+MODEL = "tensorrt_llm"
+# Of the questions about the model; requests have no limit here.
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """What a server says about a model.
+
+    Args:
+        server: its name and version.
+        inputs: data types by name, as Triton server spells them.
+        outputs: the names.
+        parameters: those of the model's configuration.
+    """
+
+    server: str
+    inputs: dict[str, str]
+    outputs: frozenset[str]
+    parameters: dict[str, str]
+
+
+class Response:
+    """One message of the model; `at` is when it came (`perf_counter`).
+
+    It reads raw bytes, which costs half of what an `InferResult`'s arrays do.
+    """
+
+    __slots__ = ("_outputs", "at", "raw")
+
+    def __init__(self, message: Any) -> None:
+        self.at = time.perf_counter()
+        self._outputs = message.outputs
+        contents = message.raw_output_contents
+        self.raw: dict[str, bytes] = {
+            output.name: contents[index] for index, output in enumerate(self._outputs)
+        }
+
+    def texts(self, name: str) -> list[bytes]:
+        """The elements of a BYTES output: each is four bytes of length, then the text."""
+        content, texts, start = self.raw.get(name, b""), [], 0
+        while start < len(content):
+            end = start + 4 + int.from_bytes(content[start : start + 4], "little")
+            texts.append(content[start + 4 : end])
+            start = end
+        return texts
+
+    def text(self, name: str) -> bytes:
+        """The first element of a BYTES output; empty where there is none."""
+        content = self.raw.get(name, b"")
+        return content[4 : 4 + int.from_bytes(content[:4], "little")]
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """The elements of an integer output; none where there is no such output."""
+        from tritonclient.utils import triton_to_np_dtype
+
+        if name not in self.raw:
+            return ()
+        (datatype,) = (output.datatype for output in self._outputs if output.name == name)
+        if datatype == "BYTES":  # TensorRT-LLM's own model sends its figures as text
+            return tuple(map(int, self.texts(name)))
+        return tuple(np.frombuffer(self.raw[name], triton_to_np_dtype(datatype)).tolist())
+
+
+class WireClient:
+    """The model `model` of the server at `address` ([grpc://]host:port).
+
+    Belongs to the event loop it was made in. Requests take its `connections` in turn.
+
+    Raises:
+        DflashError: tritonclient is not installed.
+    """
+
+    def __init__(self, address: str, model: str = MODEL, *, connections: int = 1) -> None:
+        self.address = address
+        self.model = model
+        self._clients = [_connect(address) for _ in range(connections)]
+        self._turns = cycle(self._clients)
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        for client in self._clients:
+            await client.close()
+
+    async def is_ready(self) -> bool:
+        """Whether the model would take a request now."""
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            ready = await self._clients[0].is_model_ready(self.model, client_timeout=_TIMEOUT_S)
+        except InferenceServerException:
+            return False
+        return bool(ready)
+
+    async def read_parameters(self) -> dict[str, str]:
+        """The parameters of the model's configuration.
+
+        Raises:
+            ServedModelError: no server, or no model.
+        """
+        answer = await self._ask("get_model_config", self.model)
+        parameters = answer.get("config", {}).get("parameters", {})
+        return {name: value.get("string_value", "") for name, value in parameters.items()}
+
+    async def describe(self) -> ModelDescription:
+        """What the server says about the model.
+
+        Raises:
+            ServedModelError: no server, or no model.
+        """
+        server = await self._ask("get_server_metadata")
+        model = await self._ask("get_model_metadata", self.model)
+        return ModelDescription(
+            server=" ".join([server.get("name", ""), server.get("version", "")]).strip(),
+            inputs={one["name"]: one["datatype"] for one in model.get("inputs", [])},
+            outputs=frozenset(one["name"] for one in model.get("outputs", [])),
+            parameters=await self.read_parameters(),
+        )
+
+    async def stream(
+        self,
+        inputs: Sequence[InferInput],
+        parameters: dict[str, Any],
+        *,
+        outputs: Sequence[InferRequestedOutput] | None = None,
+        on_send: Callable[[], None] = lambda: None,
+    ) -> AsyncGenerator[Response, None]:
+        """Sends a request and yields its responses as they come.
+
+        Closing the generator (`contextlib.aclosing`), or cancelling the task that waits in it,
+        cancels the request on the server.
+
+        Args:
+            outputs: which are wanted; None is all.
+            on_send: called when the stream is open and the request leaves.
+
+        Raises:
+            ServedModelError: the request failed.
+        """
+        import grpc
+        from tritonclient.utils import InferenceServerException
+
+        async def once() -> AsyncIterator[dict[str, Any]]:
+            on_send()
+            yield {
+                "model_name": self.model,
+                "inputs": inputs,
+                "outputs": outputs,
+                "parameters": parameters,
+            }
+
+        answers = next(self._turns).stream_infer(once())
+        try:
+            async for result, error in answers:
+                if error is not None:
+                    message = error.message()
+                    raise explain(guess_status(message), message, self.address)
+                yield Response(result.get_response())
+        except grpc.aio.AioRpcError as error:
+            raise explain(error.code().name, error.details(), self.address) from None
+        except InferenceServerException as error:
+            raise explain(error.status(), error.message(), self.address) from None
+        finally:
+            answers.cancel()
+
+    async def _ask(self, question: str, *details: str) -> dict[str, Any]:
+        from tritonclient.utils import InferenceServerException
+
+        ask = getattr(self._clients[0], question)
+        try:
+            answer: dict[str, Any] = await ask(*details, as_json=True, client_timeout=_TIMEOUT_S)
+        except InferenceServerException as error:
+            raise explain(error.status(), error.message(), self.address) from None
+        return answer
+
+
+def make_input(name: str, datatype: str, items: Sequence[object]) -> InferInput:
+    """A tensor of shape [n] and of Triton server's type: the model has max_batch_size 0.
+
+    Raises:
+        DflashError: an item is not of that type (usage).
+    """
+    from tritonclient.grpc import InferInput
+    from tritonclient.utils import triton_to_np_dtype
+
+    if datatype == "BYTES":
+        items = [item.encode() if isinstance(item, str) else item for item in items]
+    try:
+        array = np.array(items, dtype=triton_to_np_dtype(datatype))
+    except (ValueError, TypeError, OverflowError) as error:
+        shown = one_line(repr(items[0]), 40)
+        raise DflashError(f"is {datatype}, which {shown} is not", where=name, usage=True) from error
+    return InferInput(name, list(array.shape), datatype).set_data_from_numpy(array)
+
+
+def _connect(address: str) -> InferenceServerClient:
+    try:
+        from tritonclient.grpc.aio import InferenceServerClient
+    except ImportError as error:
+        raise DflashError(
+            f"a client needs tritonclient ({one_line(error)})",
+            fix="pip install 'dflash-trt[serve]'",
+        ) from error
+    # A pool of its own: gRPC would lay channels of one address on one connection.
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+    return InferenceServerClient(address.removeprefix("grpc://"), channel_args=options)
