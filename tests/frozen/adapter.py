@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import onnx
 
@@ -15,10 +18,12 @@ from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.safetensors_header import read_header
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.cli.main import main
+from dflash_trt.errors import DflashError
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.tables import compute_tables
 from dflash_trt.graph.target import build_target, build_target_only
+from tests.cli.bigram import write_bigram_pair
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.quantized import quantize_folder
 
@@ -29,10 +34,12 @@ __all__ = [
     "build_graph",
     "handed_over",
     "main",
+    "noted_errors",
     "quantize_folder",
     "read_pair",
     "rope_tables",
     "version",
+    "write_bigram_pair",
     "write_draft",
     "write_target",
 ]
@@ -96,3 +103,17 @@ def handed_over(model: onnx.ModelProto, cache_length: int) -> onnx.ModelProto:
     handed = hand_over(model, set(operations()))
     hand_over_attention(handed, BLOCK_SIZE, cache_length, keep_native=model.graph.name != "draft")
     return handed
+
+
+@contextmanager
+def noted_errors() -> Iterator[list[DflashError]]:
+    """Every error of the project's that is made inside the block, in its order."""
+    made: list[DflashError] = []
+    original = DflashError.__init__
+
+    def note(error: DflashError, *arguments: Any, **options: Any) -> None:
+        original(error, *arguments, **options)
+        made.append(error)
+
+    with mock.patch.object(DflashError, "__init__", note):
+        yield made

@@ -10,6 +10,7 @@ from typing import Any
 from tests.frozen.bundles import manifest_facts, write_bundles
 from tests.frozen.graphs import graph_facts
 from tests.frozen.outputs import output_facts
+from tests.frozen.refusals import refusal_facts
 from tests.frozen.tokens import token_facts
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -19,6 +20,7 @@ OF_BUNDLES: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "manifests": manifest_facts,
     "outputs": output_facts,
     "tokens": token_facts,
+    "refusals": refusal_facts,
 }
 
 
@@ -73,7 +75,7 @@ def _lines(value: Any, depth: int) -> Iterator[str]:
     flat = json.dumps(value, ensure_ascii=False)
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     is_short = (
-        depth > 1 and len(flat) <= LINE and not any(isinstance(x, dict | list) for x in inner)
+        depth > 0 and len(flat) <= LINE and not any(isinstance(x, dict | list) for x in inner)
     )
     if not isinstance(value, dict | list) or not value or is_short:
         yield flat

@@ -21,7 +21,6 @@ CASES: Mapping[str, Sequence[Sequence[str]]] = {
     "demo": ((), PLAIN, SAMPLED, (*SAMPLED, *PLAIN), ("--block-size", "4")),
     "demo-paged": ((), SAMPLED),
     "demo-fp8": ((), SAMPLED),
-    "demo-nvfp4": ((),),
     "demo-gpt-oss": ((), PLAIN, SAMPLED, (*SAMPLED, *PLAIN)),
     "demo-paged-fp8": ((),),
 }

@@ -1,0 +1,243 @@
+"""Files that nobody can use, by what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+PAIR = "description: d\ntarget: {checkpoint: t}\ndraft: {checkpoint: d}\n"
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"
+    for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+DEPLOYED = (
+    "description: own\ntarget: {{checkpoint: Qwen/Qwen3-8B}}\n"
+    "draft: {{checkpoint: z-lab/Qwen3-8B-DFlash-b16}}\nprofiles:\n  own: {{{profile}}}\n"
+)
+PROFILES: Mapping[str, str] = {
+    "of a GPU that nobody knows": "gpu: h2000",
+    "that splits heads unevenly": "gpu: b200, gpus: 3, tensor_parallel: 3",
+    "of experts that there are none of": "gpu: b200, gpus: 2, tensor_parallel: 2, "
+    "expert_parallel: 2",
+    "of a precision that the GPU lacks": "gpu: h100, precision: nvfp4",
+    "of more than the GPU holds": "gpu: rtx-5090, max_seq_len: 40000, max_batch: 64",
+    "of GPUs that are left over": "gpu: b200, gpus: 4",
+    "of nodes that do not divide": "gpu: b200, gpus: 2, tensor_parallel: 2, nodes: 3",
+    "without a GPU": "max_batch: 4",
+}
+
+YAML: Mapping[str, str] = {
+    "an unknown key": PAIR + "max_sequence: 4\n",
+    "an unknown key within": PAIR.replace("{checkpoint: t}", "{checkpoint: t, revison: x}"),
+    "no draft": "description: d\ntarget: {checkpoint: t}\n",
+    "a target that is text": PAIR.replace("{checkpoint: t}", "t"),
+    "a batch that is text": PAIR + 'max_batch: "4"\n',
+    "a batch that is true": PAIR + "max_batch: true\n",
+    "a batch of 0": PAIR + "max_batch: 0\n",
+    "a length that is infinite": PAIR + "max_seq_len: .inf\n",
+    "a length beyond bounds": PAIR + "max_seq_len: 99999999999999999999\n",
+    "a block of 1": PAIR + "block_size: 1\n",
+    "a key twice": PAIR + "max_batch: 4\nmax_batch: 8\n",
+    "an unknown precision": PAIR + "precision: int4\n",
+    "an exclusion without precision": PAIR + "exclude: [x]\n",
+    "two mistakes": PAIR + "max_batch: 0\nmax_seq_len: -1\n",
+    "a Python object": PAIR + "prompts: !!python/object/apply:os.system [id]\n",
+    "an open bracket": PAIR + "max_batch: [\n",
+    "deep nesting": PAIR + "prompts: " + "[" * 100_000,
+    "a bomb of aliases": BOMB + PAIR.replace("description: d", "description: *i"),
+    "nothing": "",
+    "a list": "- a\n- b\n",
+    "too much": "# " + "x" * (1 << 20),
+    "bytes that are no text": "\udcff\udcfe",
+    "checkpoints that are not there": PAIR.replace("checkpoint: ", "checkpoint: ./"),
+    "a profile with an unknown key": PAIR + "profiles:\n  own: {gpu: b200, tensor_paralel: 1}\n",
+    "a profile that does not add up": PAIR + "profiles:\n  own: {gpu: b200, gpus: 4}\n",
+    "experts that no GPUs share": PAIR
+    + "profiles:\n  own: {gpu: b200, gpus: 4, tensor_parallel: 4, expert_parallel: 3}\n",
+}
+CONFIG_TEXTS: Mapping[str, str] = {
+    "nothing": "",
+    "no JSON": "{'a': 1}",
+    "a list": "[1]",
+    "an infinity": '{"a": {"b": [1, -Infinity]}}',
+    "a key twice": '{"a": 1, "a": 1}',
+    "deep nesting": "[" * 100_000,
+    "bytes that are no text": "\udcff",
+}
+PROMPTS: Mapping[str, bytes] = {
+    "empty.jsonl": b"",
+    "object.jsonl": b'{"text": "a"}\n',
+    "number.jsonl": b'{"prompt": 3}\n',
+    "blank.jsonl": b'{"prompt": "a"}\n{"prompt": ""}\n',
+    "cut.jsonl": b'{"prompt": "a"}\nnot json',
+    "surrogate.jsonl": b'{"prompt": "a\\ud800"}\n',
+    "deep.jsonl": b"[" * 100_000,
+    "binary.jsonl": b"\x80\x04K\x01.",
+    "binary.txt": b"\xff",
+}
+
+
+def _schedule(*blocks: tuple[int, int], **fields: Any) -> dict[str, Any]:
+    listed = [{"max_batch": batch, "block_size": block} for batch, block in blocks]
+    return {"schema_version": 1, "blocks": listed, "executor": "cpu", **fields}
+
+
+SCHEDULES: Mapping[str, Any] = {
+    "of another executor": _schedule((4, 2), executor="tensorrt-rtx"),
+    "of another bundle": _schedule((4, 2), bundle="0" * 64),
+    "that ends too early": _schedule((2, 2)),
+    "of larger blocks": _schedule((4, 17)),
+    "of descending batches": _schedule((8, 2), (4, 2)),
+    "without blocks": _schedule(),
+    "of another version": _schedule((4, 2), schema_version=7),
+    "that is a list": [],
+}
+DEPLOYED_SCHEDULES: Mapping[str, Any] = {
+    "without speculation": _schedule((4, 1), (64, 1)),
+    "of a smaller first block": _schedule((4, 8), (64, 1)),
+    "of larger blocks": _schedule((4, 17), (64, 1)),
+    "of another version": _schedule((4, 2), schema_version=7),
+}
+
+
+def _hostile(header: object, data: bytes = b"", length: int | None = None) -> bytes:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(raw) if length is None else length) + raw + data
+
+
+def _tensor(begin: int = 0, end: int = 8, shape: object = (2,), dtype: str = "F32") -> Any:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+HEADERS: Mapping[str, bytes] = {
+    "no tensors": _hostile({}),
+    "a list for a header": _hostile(b"[]"),
+    "a header that is cut": _hostile(b"{"),
+    "a header that is no text": _hostile(b"\xff{}"),
+    "a tensor that is a number": _hostile({"a": 3}),
+    "an unknown dtype": _hostile({"a": _tensor(dtype="F4")}, b"\0" * 8),
+    "a negative size": _hostile({"a": _tensor(shape=[-2])}, b"\0" * 8),
+    "a size that overflows": _hostile({"a": _tensor(shape=[2**62, 2**62])}, b"\0" * 8),
+    "too few bytes": _hostile({"a": _tensor(shape=[3])}, b"\0" * 8),
+    "offsets the wrong way round": _hostile({"a": _tensor(8, 0)}, b"\0" * 8),
+    "an overlap": _hostile({"a": _tensor(), "b": _tensor(4, 12)}, b"\0" * 12),
+    "a hole": _hostile({"a": _tensor(4, 12)}, b"\0" * 12),
+    "bytes behind": _hostile({"a": _tensor()}, b"\0" * 9),
+    "metadata of numbers": _hostile({"__metadata__": {"a": 1}}),
+    "a length that lies": _hostile(b"{}", length=2**64 - 1),
+    "a length beyond the file": _hostile(b"{}", length=99_999_999),
+    "seven bytes": b"1234567",
+    "other tensors": _hostile({"a": _tensor()}, b"\0" * 8),
+}
+TARGET = "target/model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def _replaced(data: bytes) -> Callable[[Path], object]:
+    def damage(pair: Path) -> None:
+        (pair / TARGET).write_bytes(data)
+
+    return damage
+
+
+def _cut(pair: Path) -> None:
+    os.truncate(pair / TARGET, (pair / TARGET).stat().st_size - 100)
+
+
+def _pickled(pair: Path) -> None:
+    (pair / TARGET).rename(pair / "target" / "pytorch_model.bin")
+
+
+def _indexed(index: object) -> Callable[[Path], object]:
+    """Puts an index beside weights that it may or may not be about."""
+
+    def damage(pair: Path) -> None:
+        (pair / TARGET).rename(pair / "target" / "part-1.safetensors")
+        (pair / "target" / INDEX).write_text(json.dumps(index))
+
+    return damage
+
+
+def _swapped(pair: Path) -> None:
+    shutil.move(pair / "target", pair / "x")
+    shutil.move(pair / "draft", pair / "target")
+    shutil.move(pair / "x", pair / "draft")
+
+
+def _without(file: str) -> Callable[[Path], object]:
+    return lambda pair: (pair / file).unlink()
+
+
+def _with_text(file: str, text: str) -> Callable[[Path], object]:
+    return lambda pair: (pair / file).write_text(text)
+
+
+BROKEN_WEIGHTS: Mapping[str, Callable[[Path], object]] = {
+    **{name: _replaced(data) for name, data in HEADERS.items()},
+    "cut short": _cut,
+    "a pickle": _pickled,
+    "none": _without(TARGET),
+    "no config": _without("draft/config.json"),
+    "a shard that is not there": _indexed({"weight_map": {"a": "part-9.safetensors"}}),
+    "a shard elsewhere": _indexed({"weight_map": {"a": "../part-1.safetensors"}}),
+    "an index of others": _indexed({"weight_map": {"a": "part-1.safetensors"}}),
+    "an index that is a list": _indexed([]),
+    "an empty index": _indexed({"weight_map": {}}),
+    "target and draft changed places": _swapped,
+    "prompts that are not there": _without("prompts.jsonl"),
+    "prompts that are none": _with_text("prompts.jsonl", '{"prompt": 1}'),
+    "a tokenizer that is none": _with_text("target/tokenizer.json", "{}"),
+    "an end that is no token": _with_text(
+        "target/generation_config.json", '{"eos_token_id": [1, 1000000]}'
+    ),
+}
+
+
+def _with_nan(pair: Path) -> None:
+    tensors = load_file(pair / TARGET)
+    save_file({name: np.full_like(value, np.nan) for name, value in tensors.items()}, pair / TARGET)
+
+
+DAMAGED_PAIRS: Mapping[str, Callable[[Path], object]] = {
+    "NO_TEXT": _without("target/tokenizer.json"),
+    "NAN": _with_nan,
+}
+"""Pairs that can be built, and then do not run."""
+
+
+def _zeros(file: str) -> Callable[[Path], object]:
+    def damage(bundle: Path) -> None:
+        (bundle / file).write_bytes(b"\0" * (bundle / file).stat().st_size)
+
+    return damage
+
+
+DAMAGED_BUNDLES: Mapping[str, Callable[[Path], object]] = {
+    "BROKEN_GRAPH": _zeros("draft.onnx"),
+    "BROKEN_TEXT": _zeros("tokenizer/tokenizer.json"),
+}
+
+
+def write_odd_files(folder: Path) -> dict[str, Path]:
+    """Files and folders that are not what a command takes, by name; NONE is not there."""
+    names = ("NONE", "FILE", "FOLDER", "MINE", "EMPTY", "SHORT", "REPOSITORY", "DAMAGED")
+    files = {name: folder / name.lower() for name in names}
+    files["FILE"].touch()
+    files["FOLDER"].with_suffix(".yaml").mkdir()
+    files["MINE"].mkdir()
+    (files["MINE"] / "thesis.tex").touch()
+    files["EMPTY"].touch()
+    files["SHORT"].write_text("a")
+    (files["REPOSITORY"] / "model").mkdir(parents=True)
+    (files["REPOSITORY"] / "model" / "config.pbtxt").touch()
+    files["DAMAGED"].mkdir()
+    (files["DAMAGED"] / "manifest.json").write_text("{}")
+    return files
