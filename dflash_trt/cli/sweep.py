@@ -13,7 +13,7 @@ from dflash_trt.cli.options import json_option, parse_numbers
 from dflash_trt.errors import DflashError
 
 if TYPE_CHECKING:
-    from dflash_perf.harness.points import Point
+    from dflash_perf.harness.points import SweepPoint
 
 _COUNT = click.IntRange(1)
 
@@ -169,7 +169,7 @@ def _open_view() -> Any:
     return SweepView()
 
 
-def _print_points(points: list[Point]) -> None:
+def _print_points(points: list[SweepPoint]) -> None:
     from dflash_perf.harness.answers import throughput_unit
 
     unit = throughput_unit(points)
@@ -188,7 +188,7 @@ def _print_points(points: list[Point]) -> None:
         click.echo("  ".join(cells).rstrip())
 
 
-def _row(point: Point) -> tuple[str, ...]:
+def _row(point: SweepPoint) -> tuple[str, ...]:
     throughput = point.throughput
     median, tail = point.quantile("ttft", "p50"), point.quantile("ttft", "p99")
     tau = point.value("acceptance_length")
@@ -207,7 +207,7 @@ def _row(point: Point) -> tuple[str, ...]:
     )
 
 
-def _print_answers(points: list[Point], answers: list[Any]) -> None:
+def _print_answers(points: list[SweepPoint], answers: list[Any]) -> None:
     from dflash_perf.harness.answers import throughput_unit
 
     for one in answers:

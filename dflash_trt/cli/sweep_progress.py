@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from dflash_perf.harness.config import Load
+from dflash_perf.harness.config import OfferedLoad
 from dflash_perf.harness.load import RunProgress
 from dflash_perf.harness.points import RunSummary
 from rich.console import Console, Group
@@ -53,7 +53,9 @@ class SweepView:
                 f"{finished} of {runs} runs are there already", highlight=False, soft_wrap=True
             )
 
-    def start(self, configuration: str, load: Load, repeat: int, progress: RunProgress) -> None:
+    def start(
+        self, configuration: str, load: OfferedLoad, repeat: int, progress: RunProgress
+    ) -> None:
         """A run begins; `progress` changes as it goes."""
         self._label = f"{configuration}, {load.label}, run {repeat + 1}"
         self._progress = progress

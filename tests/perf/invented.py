@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from dflash_perf.harness.config import Load, SweepConfig
+from dflash_perf.harness.config import OfferedLoad, SweepConfig
 from dflash_perf.harness.points import RunSummary
 from dflash_perf.harness.records import Client, RequestRecord, RunRecord
 from dflash_perf.harness.store import ResultStore
@@ -64,7 +64,7 @@ def invent_run(block: int, concurrency: int, repeat: int) -> RunRecord:
 
 
 def summarize(
-    run: RunRecord, config: SweepConfig, name: str, load: Load, repeat: int
+    run: RunRecord, config: SweepConfig, name: str, load: OfferedLoad, repeat: int
 ) -> RunSummary:
     return RunSummary.of(
         run, configuration=name, load=load, repeat=repeat, seed=repeat, goodput=config.goodput

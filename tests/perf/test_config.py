@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dflash_perf.harness.config import Load, read_sweep_config
+from dflash_perf.harness.config import OfferedLoad, read_sweep_config
 
 from dflash_trt.errors import DflashError
 
@@ -70,7 +70,7 @@ def test_a_load_given_replaces_the_whole_load_of_the_file(tmp_path: Path) -> Non
     path = tmp_path / "sweep.yaml"
     path.write_text(YAML + "concurrency: [1, 2]\nrequest_count: 3\n")
     config = read_sweep_config(path, {"request_rate": [2.5, 1.0], "duration_s": 4.0})
-    assert config.loads == (Load(request_rate=1.0), Load(request_rate=2.5))
+    assert config.loads == (OfferedLoad(request_rate=1.0), OfferedLoad(request_rate=2.5))
     assert config.request_count is None and config.duration_s == 4
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from dflash_perf.harness import load as load_module
 from dflash_perf.harness import trace as trace_module
-from dflash_perf.harness.config import Goodput, Load, SweepConfig
+from dflash_perf.harness.config import Goodput, OfferedLoad, SweepConfig
 from dflash_perf.harness.endpoint import Call
 from dflash_perf.harness.load import LoadGenerator, RunProgress
 from dflash_perf.harness.metrics import run_metrics
-from dflash_perf.harness.prompts import Workload
-from dflash_perf.harness.records import RunRecord
-from dflash_perf.harness.trace import ServerCounts, Trace
+from dflash_perf.harness.prompts import PromptSet
+from dflash_perf.harness.records import RunRecord, ServerCounts
+from dflash_perf.harness.trace import Trace
 
 from tests.perf.virtual_time import VirtualTime
 from tests.standins.served_model import MODELS, Answer
@@ -65,7 +65,7 @@ class Server:
 
 
 def measure(
-    monkeypatch: pytest.MonkeyPatch, model: str, load: Load, **fields: Any
+    monkeypatch: pytest.MonkeyPatch, model: str, load: OfferedLoad, **fields: Any
 ) -> tuple[RunRecord, Server]:
     """One run of `load` on `model`, in no time."""
     clock = VirtualTime()
@@ -74,8 +74,8 @@ def measure(
     configurations = [{"name": model, "url": "nowhere:1"}]
     known = {"configurations": configurations, "input_file": "none", "osl": OSL}
     config = SweepConfig.model_validate({**known, "concurrency": [1], **fields})
-    server, workload = Server(clock, model), Workload(("a", "b", "c"))
-    generator = LoadGenerator(server, workload, config, where="here", count_tokens=None)
+    server, prompts = Server(clock, model), PromptSet(("a", "b", "c"))
+    generator = LoadGenerator(server, prompts, config, where="here", count_tokens=None)
     progress = RunProgress(wanted=generator.requests_of(load))
     record = clock.run(generator.run(load, 0, progress))
     assert progress.completed == len(record.requests)
@@ -87,7 +87,7 @@ def test_a_closed_loop(monkeypatch: pytest.MonkeyPatch, streams: int) -> None:
     """Several tokens a message, jitter by request; every figure is the truth."""
     count = 3 * streams
     record, server = measure(
-        monkeypatch, "timed_many", Load(concurrency=streams), request_count=count
+        monkeypatch, "timed_many", OfferedLoad(concurrency=streams), request_count=count
     )
     assert (len(record.completed), server.most, server.running) == (count, streams, 0)
     answers = [server.answers[request.index] for request in record.requests]
@@ -110,7 +110,9 @@ def test_a_closed_loop(monkeypatch: pytest.MonkeyPatch, streams: int) -> None:
 
 def test_an_open_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrivals do not wait for answers; their rate is what was asked for."""
-    record, server = measure(monkeypatch, "steady", Load(request_rate=50.0), request_count=400)
+    record, server = measure(
+        monkeypatch, "steady", OfferedLoad(request_rate=50.0), request_count=400
+    )
     assert [request.delay_s for request in record.requests] == pytest.approx([0] * 400, abs=TICK)
     sent = [request.sent_s for request in record.requests]
     assert sent == sorted(sent) == pytest.approx(server.came_at)
@@ -123,7 +125,7 @@ def test_an_open_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_time_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """No request is sent after it; those that were are answered."""
-    record, server = measure(monkeypatch, "steady", Load(concurrency=2), duration_s=10.0)
+    record, server = measure(monkeypatch, "steady", OfferedLoad(concurrency=2), duration_s=10.0)
     lasts = server.answers[0].moments[-1]
     assert len(record.completed) == 2 * -(-10 // lasts) and max(server.came_at) < 10
     assert record.window_s == pytest.approx(max(server.came_at) + lasts)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from dflash_perf.harness.acceptance import AcceptanceProfile
-from dflash_perf.harness.config import Goodput, Load
+from dflash_perf.harness.config import Goodput, OfferedLoad
 from dflash_perf.harness.distribution import Spread, describe
 from dflash_perf.harness.metrics import (
     REQUEST_METRICS,
@@ -152,7 +152,7 @@ def test_a_point_averages_seconds_before_it_inverts() -> None:
         RunSummary.of(
             run(request(2, 1.0, 1.0 + tpot)),
             configuration="a",
-            load=Load(concurrency=1),
+            load=OfferedLoad(concurrency=1),
             repeat=repeat,
             seed=repeat,
             goodput=Goodput(),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from dflash_perf.harness.config import SweepConfig
-from dflash_perf.harness.prompts import Tokenizer, Workload, load_workload
+from dflash_perf.harness.prompts import PromptSet, Tokenizer, load_prompts
 from dflash_perf.harness.speed_bench import read_speed_bench
 
 from dflash_trt.config import data_folder
@@ -23,28 +23,28 @@ def _config(**given: object) -> SweepConfig:
 
 
 def test_every_prompt_once_before_any_twice() -> None:
-    order = Workload(("a", "b", "c", "d")).order(3)
+    order = PromptSet(("a", "b", "c", "d")).order(3)
     assert sorted(order(n) for n in range(4)) == [0, 1, 2, 3]
     assert sorted(order(n) for n in range(4, 8)) == [0, 1, 2, 3]
-    again, other = Workload(("a", "b", "c", "d")).order(3), Workload(tuple("abcdefgh")).order(4)
+    again, other = PromptSet(("a", "b", "c", "d")).order(3), PromptSet(tuple("abcdefgh")).order(4)
     assert [again(n) for n in (7, 0, 5)] == [order(n) for n in (7, 0, 5)]
     assert [other(n) for n in range(8)] != list(range(8))
 
 
 def test_digest_tells_prompts_apart() -> None:
-    assert Workload(("ab", "c")).digest != Workload(("a", "bc")).digest
+    assert PromptSet(("ab", "c")).digest != PromptSet(("a", "bc")).digest
 
 
 @pytest.mark.parametrize("isl", [3, 50, 700])
 def test_prompts_of_a_length_are_text_of_the_file(isl: int) -> None:
     tokenizer = Tokenizer(DEMO / "target")
     given = {"input_file": str(DEMO / "prompts.jsonl"), "tokenizer": str(DEMO / "target")}
-    workload = load_workload(_config(**given, isl=isl), tokenizer)
-    assert len(workload.prompts) == 32
-    assert {tokenizer.count(prompt) for prompt in workload.prompts} == {isl}
-    original = load_workload(_config(**given), tokenizer).prompts[0]
-    shorter = min(len(original), len(workload.prompts[0])) - 4
-    assert workload.prompts[0][:shorter] == original[:shorter]
+    prompts = load_prompts(_config(**given, isl=isl), tokenizer)
+    assert len(prompts.texts) == 32
+    assert {tokenizer.count(prompt) for prompt in prompts.texts} == {isl}
+    original = load_prompts(_config(**given), tokenizer).texts[0]
+    shorter = min(len(original), len(prompts.texts[0])) - 4
+    assert prompts.texts[0][:shorter] == original[:shorter]
 
 
 def test_prompts_that_cannot_be_used(tmp_path: Path) -> None:
@@ -57,11 +57,11 @@ def test_prompts_that_cannot_be_used(tmp_path: Path) -> None:
     ]:
         path.write_text(text)
         with pytest.raises(DflashError, match=piece):
-            load_workload(_config(input_file=str(path)), None)
+            load_prompts(_config(input_file=str(path)), None)
     path.write_text('{"prompt": "a few words"}\n')
     config = _config(input_file=str(path), isl=1000, tokenizer="t")
     with pytest.raises(DflashError, match="isl 1,000 needs more"):
-        load_workload(config, tokenizer)
+        load_prompts(config, tokenizer)
     with pytest.raises(DflashError, match=r"no tokenizer\.json"):
         Tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -80,7 +80,7 @@ def test_speed_bench(tmp_path: Path) -> None:
     ]
     _write_rows(tmp_path / "test.jsonl", rows)
     config = _config(input_file=str(tmp_path), dataset="speed-bench")
-    assert load_workload(config, None).prompts == ("first 0", "first 1", "first 2")
+    assert load_prompts(config, None).texts == ("first 0", "first 1", "first 2")
     assert read_speed_bench(tmp_path / "test.jsonl", ("coding",)) == ["first 0", "first 2"]
     with pytest.raises(DflashError, match=r"no category 'codign' \(nearest: 'coding'\)"):
         read_speed_bench(tmp_path, ("codign",))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from dflash_perf import extra
 from dflash_perf.bench.harness_timing import Stub, run_stub
-from dflash_perf.harness.config import Load
+from dflash_perf.harness.config import OfferedLoad
 from dflash_perf.harness.records import RequestRecord
 from dflash_perf.harness.refine import loads_between
 from dflash_perf.harness.store import ResultStore
@@ -201,7 +201,7 @@ def test_it_measures_more_where_points_are_few(sweep: Sweep, tmp_path: Path) -> 
         concurrency=[1, 16], repeats=1, configurations=[{"name": "autoregressive", "url": "h:1"}]
     )
     points = write_invented(tmp_path / "invented", config).points()
-    assert loads_between(points, [90.0]) == [Load(concurrency=4)]
+    assert loads_between(points, [90.0]) == [OfferedLoad(concurrency=4)]
     assert loads_between(points, [1.0, 1e6]) == []
     # A server whose interactivity is the same under any load has no place to refine.
     outcome = sweep("--concurrency", "1,4", "--interactivity", "1", "--refine")

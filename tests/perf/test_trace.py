@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 
 import pytest
-from dflash_perf.harness.trace import GrownBytes, ServerCounts, Trace
+from dflash_perf.harness.records import ServerCounts
+from dflash_perf.harness.trace import GrownBytes, Trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

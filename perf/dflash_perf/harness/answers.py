@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_perf.front import Front, FrontPoint, FrontValue
-from dflash_perf.harness.points import Point
+from dflash_perf.harness.points import SweepPoint
 
 NOT_MEASURED = "not measured"
 
@@ -73,7 +73,7 @@ class Answer:
         return shown
 
 
-def build_fronts(points: Sequence[Point]) -> dict[str, Front]:
+def build_fronts(points: Sequence[SweepPoint]) -> dict[str, Front]:
     """One front per configuration, of its points with both figures."""
     by_name: dict[str, list[FrontPoint]] = {}
     for point in points:
@@ -84,7 +84,7 @@ def build_fronts(points: Sequence[Point]) -> dict[str, Front]:
     return {name: Front(found) for name, found in by_name.items()}
 
 
-def answer(points: Sequence[Point], interactivity: float, baseline: str) -> Answer:
+def answer(points: Sequence[SweepPoint], interactivity: float, baseline: str) -> Answer:
     """Every configuration at `interactivity`, in the order of `points`."""
     fronts = build_fronts(points)
     values = {name: front.at(interactivity) for name, front in fronts.items()}
@@ -93,7 +93,7 @@ def answer(points: Sequence[Point], interactivity: float, baseline: str) -> Answ
     return Answer(interactivity, baseline, values, nearest)
 
 
-def throughput_unit(points: Sequence[Point]) -> str:
+def throughput_unit(points: Sequence[SweepPoint]) -> str:
     """tokens/s, of what."""
     per_gpu = all(point.value("output_throughput_per_gpu") for point in points)
     return "tokens/s per GPU" if points and per_gpu else "tokens/s per server"

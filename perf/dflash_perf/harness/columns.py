@@ -19,7 +19,7 @@ from dflash_perf.harness.metrics import (
     TimePerOutputToken,
     TimeToFirstToken,
 )
-from dflash_perf.harness.points import Point, RunSummary
+from dflash_perf.harness.points import RunSummary, SweepPoint
 from dflash_perf.harness.records import RunRecord
 
 STATISTICS = ("avg", "min", "max", *(f"p{rank}" for rank in PERCENTILES), "std")
@@ -61,14 +61,14 @@ def run_csv(run: RunRecord, summary: RunSummary) -> str:
     return _to_csv(table)
 
 
-def points_csv(points: Iterable[Point]) -> str:
+def points_csv(points: Iterable[SweepPoint]) -> str:
     """One row a point, means over its repeats: aiperf's tags with the statistic behind them."""
     rows = [_point_row(point) for point in points]
     header = list(dict.fromkeys(key for row in rows for key in row))
     return _to_csv([header, *([row.get(key, "") for key in header] for row in rows)])
 
 
-def _point_row(point: Point) -> Mapping[str, str]:
+def _point_row(point: SweepPoint) -> Mapping[str, str]:
     row = {
         "configuration": point.configuration,
         "concurrency": "" if point.load.concurrency is None else str(point.load.concurrency),

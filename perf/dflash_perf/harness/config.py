@@ -154,13 +154,16 @@ class SweepConfig(BaseModel):
         return self.baseline or self.configurations[0].name
 
     @property
-    def loads(self) -> tuple[Load, ...]:
+    def loads(self) -> tuple[OfferedLoad, ...]:
         """Closed loops, then open ones, each once and from light to heavy."""
-        closed = [Load(concurrency=count) for count in sorted(set(self.concurrency))]
-        return (*closed, *(Load(request_rate=rate) for rate in sorted(set(self.request_rate))))
+        closed = [OfferedLoad(concurrency=count) for count in sorted(set(self.concurrency))]
+        return (
+            *closed,
+            *(OfferedLoad(request_rate=rate) for rate in sorted(set(self.request_rate))),
+        )
 
 
-class Load(BaseModel):
+class OfferedLoad(BaseModel):
     """How hard a run presses: a closed loop's concurrency, or an open loop's requests/s."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

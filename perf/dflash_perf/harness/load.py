@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from dflash_perf.harness.config import Load, SweepConfig
+from dflash_perf.harness.config import OfferedLoad, SweepConfig
 from dflash_perf.harness.distribution import percentile
 from dflash_perf.harness.endpoint import Call, Endpoint
-from dflash_perf.harness.prompts import Workload
+from dflash_perf.harness.prompts import PromptSet
 from dflash_perf.harness.records import Client, RequestRecord, RunRecord
 from dflash_perf.harness.trace import Trace
 from dflash_trt.errors import DflashError
@@ -62,7 +62,7 @@ class RunProgress:
 
 
 class LoadGenerator:
-    """Runs requests of `workload` against `endpoint` as `config` says.
+    """Runs requests of `prompts` against `endpoint` as `config` says.
 
     Args:
         where: the endpoint's address, for errors.
@@ -72,19 +72,19 @@ class LoadGenerator:
     def __init__(
         self,
         endpoint: Endpoint,
-        workload: Workload,
+        prompts: PromptSet,
         config: SweepConfig,
         *,
         where: str,
         count_tokens: CountTokens | None,
     ) -> None:
         self._endpoint = endpoint
-        self._workload = workload
+        self._prompts = prompts
         self._config = config
         self._where = where
         self._count_tokens = count_tokens
 
-    def requests_of(self, load: Load) -> int | None:
+    def requests_of(self, load: OfferedLoad) -> int | None:
         """How many requests a run has; None where `duration_s` ends it."""
         if self._config.duration_s is not None:
             return None
@@ -94,7 +94,7 @@ class LoadGenerator:
             return OPEN_LOOP_REQUESTS
         return REQUESTS_PER_STREAM * load.concurrency
 
-    async def warm_up(self, load: Load, seed: int) -> None:
+    async def warm_up(self, load: OfferedLoad, seed: int) -> None:
         """Requests that count for nothing, all with other prompts' order than the run's.
 
         Raises:
@@ -107,7 +107,7 @@ class LoadGenerator:
             await loop.run_closed(streams, count, None)
             self._check_any_completed(loop.records)
 
-    async def run(self, load: Load, seed: int, progress: RunProgress) -> RunRecord:
+    async def run(self, load: OfferedLoad, seed: int, progress: RunProgress) -> RunRecord:
         """One measured run; failed requests are part of it.
 
         Raises:
@@ -162,7 +162,7 @@ class _Loop:
     ) -> None:
         self._generator = generator
         self._seed = seed
-        self._prompt_of = generator._workload.order(f"{prefix}{seed}")
+        self._prompt_of = generator._prompts.order(f"{prefix}{seed}")
         self._on_record = on_record
         self._began_at = time.perf_counter()
         self.records: list[RequestRecord] = []
@@ -204,9 +204,9 @@ class _Loop:
 
     async def _send(self, trace: Trace) -> None:
         generator = self._generator
-        workload, config = generator._workload, generator._config
+        prompts, config = generator._prompts, generator._config
         # Request k has the same seed in every configuration.
-        call = Call(workload.prompts[trace.prompt], seed=(self._seed << 20) + trace.index)
+        call = Call(prompts.texts[trace.prompt], seed=(self._seed << 20) + trace.index)
         unreachable = False
         try:
             async with asyncio.timeout(config.timeout_s):

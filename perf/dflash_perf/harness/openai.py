@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_perf.harness.config import Configuration, SweepConfig
 from dflash_perf.harness.endpoint import Call
-from dflash_perf.harness.trace import ServerCounts, Trace
+from dflash_perf.harness.records import ServerCounts
+from dflash_perf.harness.trace import Trace
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.client.errors import ServedModelError
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_perf.harness.acceptance import AcceptanceProfile
-from dflash_perf.harness.config import Goodput, Load
+from dflash_perf.harness.config import Goodput, OfferedLoad
 from dflash_perf.harness.distribution import Spread, describe
 from dflash_perf.harness.load import REQUESTS_PER_STREAM
 from dflash_perf.harness.metrics import REQUEST_METRICS, run_metrics
@@ -35,7 +35,7 @@ class RunSummary:
     """
 
     configuration: str
-    load: Load
+    load: OfferedLoad
     repeat: int
     seed: int
     requests: int
@@ -55,7 +55,7 @@ class RunSummary:
         run: RunRecord,
         *,
         configuration: str,
-        load: Load,
+        load: OfferedLoad,
         repeat: int,
         seed: int,
         goodput: Goodput,
@@ -116,18 +116,18 @@ class RunSummary:
         return RunSummary(
             **{
                 **raw,
-                "load": Load.model_validate(raw["load"]),
+                "load": OfferedLoad.model_validate(raw["load"]),
                 "acceptance": None if profile is None else AcceptanceProfile.from_json(profile),
             }
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SweepPoint:
     """A configuration under one load, over its repeats."""
 
     configuration: str
-    load: Load
+    load: OfferedLoad
     runs: tuple[RunSummary, ...]
 
     @property
@@ -195,7 +195,7 @@ class Point:
         }
 
 
-def group(runs: Iterable[RunSummary]) -> list[Point]:
+def group(runs: Iterable[RunSummary]) -> list[SweepPoint]:
     """Points of runs: configurations in order of appearance, loads from light to heavy."""
     by_point: dict[tuple[str, str], list[RunSummary]] = {}
     names: list[str] = []
@@ -204,7 +204,9 @@ def group(runs: Iterable[RunSummary]) -> list[Point]:
         if run.configuration not in names:
             names.append(run.configuration)
     points = [
-        Point(group[0].configuration, group[0].load, tuple(sorted(group, key=lambda r: r.repeat)))
+        SweepPoint(
+            group[0].configuration, group[0].load, tuple(sorted(group, key=lambda r: r.repeat))
+        )
         for group in by_point.values()
     ]
     return sorted(points, key=lambda point: (names.index(point.configuration), point.load.order))

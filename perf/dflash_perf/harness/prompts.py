@@ -53,19 +53,19 @@ def _find(path: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class PromptSet:
     """The prompts, and in which order a run sends them.
 
     The order depends on the seed alone: every configuration gets the same requests.
     """
 
-    prompts: tuple[str, ...]
+    texts: tuple[str, ...]
 
     @property
     def digest(self) -> str:
         """sha256 of all prompts, in order."""
         digest = hashlib.sha256()
-        for prompt in self.prompts:
+        for prompt in self.texts:
             data = prompt.encode()
             digest.update(len(data).to_bytes(8, "little") + data)
         return digest.hexdigest()
@@ -75,16 +75,16 @@ class Workload:
         rounds: list[list[int]] = []
 
         def prompt_of(request: int) -> int:
-            turn, place = divmod(request, len(self.prompts))
+            turn, place = divmod(request, len(self.texts))
             while len(rounds) <= turn:
                 generator = random.Random(f"{seed}:{len(rounds)}")
-                rounds.append(generator.sample(range(len(self.prompts)), len(self.prompts)))
+                rounds.append(generator.sample(range(len(self.texts)), len(self.texts)))
             return rounds[turn][place]
 
         return prompt_of
 
 
-def load_workload(config: SweepConfig, tokenizer: Tokenizer | None) -> Workload:
+def load_prompts(config: SweepConfig, tokenizer: Tokenizer | None) -> PromptSet:
     """The prompts that `config` asks for.
 
     Raises:
@@ -102,7 +102,7 @@ def load_workload(config: SweepConfig, tokenizer: Tokenizer | None) -> Workload:
         if tokenizer is None:
             raise DflashError("needs a tokenizer to count with", where="isl", usage=True)
         prompts = cut_to_length(prompts, tokenizer, config.isl, path)
-    return Workload(tuple(prompts))
+    return PromptSet(tuple(prompts))
 
 
 def cut_to_length(

@@ -10,14 +10,35 @@ TokenSource = Literal["output_ids", "counts", "tokenizer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
+class ServerCounts:
+    """What a server says about a request at its end; None is not offered.
+
+    Args:
+        verify_steps, drafted_tokens, accepted_tokens: the server's own counts.
+        histogram: item i counts the verify steps that emitted i + 1 tokens.
+        position_trials: item j counts the steps that reached draft j + 1 of the block.
+        position_accepts: item j counts those of `position_trials` where it was accepted.
+    """
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    verify_steps: int | None = None
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
+    histogram: tuple[int, ...] | None = None
+    position_trials: tuple[int, ...] | None = None
+    position_accepts: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord(ServerCounts):
     """A finished or failed request; seconds, all from one monotonic clock.
 
     A figure that was not measured or not offered is None, never 0.
 
     Args:
         index: which request of the run, in the order of sending.
-        prompt: which prompt of the workload.
+        prompt: which of the prompts.
         sent_s: when it was sent, since the run's first request.
         delay_s: open loop: how long after its arrival it was really sent.
         ttft_s: sent → first text.
@@ -27,10 +48,6 @@ class RequestRecord:
         count_differs: the server's own count is not the number of its token ids.
         messages: messages of the stream that carried output.
         error: why it failed; everything else may then be missing.
-        verify_steps, drafted_tokens, accepted_tokens: the server's own counts.
-        histogram: item i counts the verify steps that emitted i + 1 tokens.
-        position_trials: item j counts the steps that reached draft j + 1 of the block.
-        position_accepts: item j counts those of `position_trials` where it was accepted.
     """
 
     index: int
@@ -39,19 +56,11 @@ class RequestRecord:
     delay_s: float | None = None
     ttft_s: float | None = None
     e2e_s: float | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
     token_source: TokenSource | None = None
     count_differs: bool = False
     messages: int = 0
     finish_reason: str | None = None
     error: str | None = None
-    verify_steps: int | None = None
-    drafted_tokens: int | None = None
-    accepted_tokens: int | None = None
-    histogram: tuple[int, ...] | None = None
-    position_trials: tuple[int, ...] | None = None
-    position_accepts: tuple[int, ...] | None = None
 
     @property
     def completed(self) -> bool:

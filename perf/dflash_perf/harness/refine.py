@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dflash_perf.harness.answers import build_fronts
-from dflash_perf.harness.config import Load
-from dflash_perf.harness.points import Point
+from dflash_perf.harness.config import OfferedLoad
+from dflash_perf.harness.points import SweepPoint
 
 ROUNDS = 2
 
 
-def loads_between(points: Sequence[Point], targets: Sequence[float]) -> list[Load]:
+def loads_between(points: Sequence[SweepPoint], targets: Sequence[float]) -> list[OfferedLoad]:
     """Concurrencies in the middle of the points around each target, where points are few.
 
     The middle is geometric, as the powers of two around it are. Empty where every front has
@@ -28,4 +28,4 @@ def loads_between(points: Sequence[Point], targets: Sequence[float]) -> list[Loa
             if low is not None and high is not None:
                 found.add(round((low * high) ** 0.5))
     known = set(concurrency.values())
-    return [Load(concurrency=count) for count in sorted(found - known)]
+    return [OfferedLoad(concurrency=count) for count in sorted(found - known)]

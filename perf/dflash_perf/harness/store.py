@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from dflash_perf.harness.columns import points_csv, run_csv
-from dflash_perf.harness.config import Load, SweepConfig, to_slug
-from dflash_perf.harness.points import Point, RunSummary, group
+from dflash_perf.harness.config import OfferedLoad, SweepConfig, to_slug
+from dflash_perf.harness.points import RunSummary, SweepPoint, group
 from dflash_perf.harness.records import RequestRecord, RunRecord
 from dflash_perf.record import describe_machine
 from dflash_trt.core.strict_json import parse_json
@@ -77,7 +77,7 @@ class ResultStore:
             raise DflashError(f"is not of format {FORMAT!r}", where=self._plan, usage=True)
         return plan
 
-    def has(self, configuration: str, load: Load, repeat: int) -> bool:
+    def has(self, configuration: str, load: OfferedLoad, repeat: int) -> bool:
         """Whether a run is finished."""
         return (self._run_folder(configuration, load, repeat) / "summary.json").is_file()
 
@@ -112,7 +112,7 @@ class ResultStore:
         known = [run for run in found if run.configuration in names]
         return sorted(known, key=lambda run: names.index(run.configuration))
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[SweepPoint]:
         return group(self.runs())
 
     def requests(self, summary: RunSummary) -> list[RequestRecord]:
@@ -142,7 +142,7 @@ class ResultStore:
     def _is_foreign(self) -> bool:
         return not self.folder.is_dir() or any(path.name != _LOCK for path in self.folder.iterdir())
 
-    def _run_folder(self, configuration: str, load: Load, repeat: int) -> Path:
+    def _run_folder(self, configuration: str, load: OfferedLoad, repeat: int) -> Path:
         return self.folder / _RUNS / to_slug(configuration) / f"{load.slug}-r{repeat}"
 
     def _write_plan(self, config: SweepConfig, prompts_sha256: str, command: str) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Protocol
 
 from dflash_perf.extra import require
-from dflash_perf.harness.config import Configuration, Load, SweepConfig
+from dflash_perf.harness.config import Configuration, OfferedLoad, SweepConfig
 from dflash_perf.harness.endpoint import Endpoint, open_endpoint
 from dflash_perf.harness.load import LoadGenerator, RunProgress
 from dflash_perf.harness.points import RunSummary
-from dflash_perf.harness.prompts import Tokenizer, Workload, load_workload
+from dflash_perf.harness.prompts import PromptSet, Tokenizer, load_prompts
 from dflash_perf.harness.refine import ROUNDS, loads_between
 from dflash_perf.harness.store import ResultStore
 
@@ -25,7 +25,9 @@ class SweepObserver(Protocol):
     def plan(self, runs: int, finished: int) -> None:
         """`runs` runs come, of which `finished` are on disk already; again when it refines."""
 
-    def start(self, configuration: str, load: Load, repeat: int, progress: RunProgress) -> None:
+    def start(
+        self, configuration: str, load: OfferedLoad, repeat: int, progress: RunProgress
+    ) -> None:
         """A run begins; `progress` changes as it goes."""
 
     def finish(self, summary: RunSummary) -> None:
@@ -63,10 +65,10 @@ def run_sweep(
     """
     require("a sweep", "scipy")
     tokenizer = None if config.tokenizer is None else Tokenizer(Path(config.tokenizer))
-    workload = load_workload(config, tokenizer)
+    prompts = load_prompts(config, tokenizer)
     store = ResultStore(folder)
-    with store.open_for(config, workload.digest, command):
-        asyncio.run(_Sweep(config, workload, tokenizer, store, observer).run(refine_at))
+    with store.open_for(config, prompts.digest, command):
+        asyncio.run(_Sweep(config, prompts, tokenizer, store, observer).run(refine_at))
     return store
 
 
@@ -74,13 +76,13 @@ class _Sweep:
     def __init__(
         self,
         config: SweepConfig,
-        workload: Workload,
+        prompts: PromptSet,
         tokenizer: Tokenizer | None,
         store: ResultStore,
         observer: SweepObserver,
     ) -> None:
         self._config = config
-        self._workload = workload
+        self._prompts = prompts
         self._tokenizer = tokenizer
         self._store = store
         self._observer = observer
@@ -96,7 +98,7 @@ class _Sweep:
                     break
                 await self._measure_all(between)
 
-    async def _measure_all(self, loads: Sequence[Load]) -> None:
+    async def _measure_all(self, loads: Sequence[OfferedLoad]) -> None:
         """Every configuration at `loads`, as far as it is not on disk."""
         runs = [
             (configuration, load, repeat)
@@ -122,11 +124,11 @@ class _Sweep:
         self._store.add_servers({configuration.name: described})
 
     async def _measure(
-        self, endpoint: Endpoint, configuration: Configuration, load: Load, repeat: int
+        self, endpoint: Endpoint, configuration: Configuration, load: OfferedLoad, repeat: int
     ) -> None:
         generator = LoadGenerator(
             endpoint,
-            self._workload,
+            self._prompts,
             self._config,
             where=configuration.url,
             count_tokens=None if self._tokenizer is None else self._tokenizer.count,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from dflash_perf.harness.records import RequestRecord, TokenSource
+from dflash_perf.harness.records import RequestRecord, ServerCounts, TokenSource
 
 Streaming = Literal["cumulative", "delta"]
 
@@ -56,27 +56,13 @@ class GrownBytes:
         return self._last if self._growths > 1 or len(self._last) == length else joined
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerCounts:
-    """What a server says about a request at its end; None is not offered."""
-
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    verify_steps: int | None = None
-    drafted_tokens: int | None = None
-    accepted_tokens: int | None = None
-    histogram: tuple[int, ...] | None = None
-    position_trials: tuple[int, ...] | None = None
-    position_accepts: tuple[int, ...] | None = None
-
-
 @dataclass(slots=True)
 class Trace:
     """One request under way; endpoints write into it as messages arrive (`perf_counter` times).
 
     Args:
         index: which request of the run.
-        prompt: which prompt of the workload.
+        prompt: which of the prompts.
         due_at: open loop: the moment of its arrival.
         ids: int32 token ids as bytes.
     """
@@ -136,18 +122,11 @@ class Trace:
             delay_s=delay_s,
             ttft_s=self._since_sent(self.first_text_at),
             e2e_s=self._since_sent(self.last_at),
-            input_tokens=self.counts.input_tokens,
-            output_tokens=tokens,
             token_source=source,
             count_differs=differs,
             messages=self.messages,
             finish_reason=self.finish_reason,
-            verify_steps=self.counts.verify_steps,
-            drafted_tokens=self.counts.drafted_tokens,
-            accepted_tokens=self.counts.accepted_tokens,
-            histogram=self.counts.histogram,
-            position_trials=self.counts.position_trials,
-            position_accepts=self.counts.position_accepts,
+            **{**asdict(self.counts), "output_tokens": tokens},
         )
 
     def _count(

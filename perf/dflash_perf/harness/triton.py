@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from dflash_perf.harness.config import Configuration, SweepConfig
 from dflash_perf.harness.endpoint import Call
-from dflash_perf.harness.trace import ServerCounts, Streaming, Trace
+from dflash_perf.harness.records import ServerCounts
+from dflash_perf.harness.trace import Streaming, Trace
 from dflash_trt.config import nearest
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.errors import ServedModelError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dflash_perf.front import FrontPoint
 from dflash_perf.harness.answers import build_fronts
-from dflash_perf.harness.points import Point
+from dflash_perf.harness.points import SweepPoint
 from dflash_perf.projection.tables import NOT_REACHABLE, UNIT, projected_front
 from dflash_perf.report.content import Chart
 from dflash_perf.report.style import (
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DASHES = (0, (5, 2.5))
 
 
-def draw_plan(plan: Projection, measured: Sequence[Point] = ()) -> Chart:
+def draw_plan(plan: Projection, measured: Sequence[SweepPoint] = ()) -> Chart:
     """Throughput against interactivity of every decoding, and of what was measured."""
     figure, (axes,) = new_chart(height=4.8)
     measured_fronts = build_fronts(measured)

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from dflash_perf.extra import require
 from dflash_perf.harness.answers import throughput_unit
-from dflash_perf.harness.points import Point
+from dflash_perf.harness.points import SweepPoint
 from dflash_perf.harness.store import ResultStore
 from dflash_perf.projection.chart import draw_plan
 from dflash_perf.projection.tables import UNIT, describe, plan_title, sections
@@ -53,7 +53,7 @@ def write_plan(
     output.write_text(text, encoding="utf-8")
 
 
-def _read_points(measured: Path | None) -> list[Point]:
+def _read_points(measured: Path | None) -> list[SweepPoint]:
     if measured is None:
         return []
     points = ResultStore(measured).points()

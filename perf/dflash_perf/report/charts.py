@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dflash_perf.harness.acceptance import AcceptanceProfile
 from dflash_perf.harness.answers import NOT_MEASURED, Answer, build_fronts, throughput_unit
-from dflash_perf.harness.points import Point
+from dflash_perf.harness.points import SweepPoint
 from dflash_perf.report.style import (
     INK,
     Look,
@@ -38,7 +38,7 @@ class ChartData:
         answer: the interactivity to mark.
     """
 
-    points: Sequence[Point]
+    points: Sequence[SweepPoint]
     baseline: str
     profiles: dict[str, AcceptanceProfile]
     answer: Answer | None
@@ -81,7 +81,7 @@ def draw_fronts(data: ChartData) -> Figure | None:
 
 
 def _draw_point(
-    axes: Axes, point: Point, look: Look, *, on_front: set[tuple[float, float]]
+    axes: Axes, point: SweepPoint, look: Look, *, on_front: set[tuple[float, float]]
 ) -> None:
     throughput, interactivity = point.throughput, point.interactivity
     if throughput is None or interactivity is None:
@@ -177,7 +177,7 @@ def draw_speedup(data: ChartData) -> Figure | None:
     return figure
 
 
-def _ratios(point: Point, other: Point) -> list[float]:
+def _ratios(point: SweepPoint, other: SweepPoint) -> list[float]:
     """Repeat k against the baseline's repeat k: they were neighbours in time."""
     theirs = {run.repeat: run.values.get("output_throughput") for run in other.runs}
     return [

@@ -18,7 +18,7 @@ from dflash_perf.harness.answers import (
 )
 from dflash_perf.harness.config import Goodput
 from dflash_perf.harness.metrics import REQUEST_METRICS, definition, run_metrics
-from dflash_perf.harness.points import Point
+from dflash_perf.harness.points import SweepPoint
 from dflash_perf.harness.store import ResultStore
 from dflash_perf.report import charts
 from dflash_perf.report.charts import ChartData
@@ -147,7 +147,7 @@ def choose_interactivity(fronts: dict[str, Front], baseline: str) -> list[float]
     return [] if best is None else [float(f"{best[2]:.2g}")]
 
 
-def _subtitle(plan: dict[str, Any], points: Sequence[Point]) -> str:
+def _subtitle(plan: dict[str, Any], points: Sequence[SweepPoint]) -> str:
     repeats = {len(point.runs) for point in points}
     runs = f"{min(repeats)} runs" if len(repeats) == 1 else f"{min(repeats)} to {max(repeats)} runs"
     return (
@@ -245,7 +245,7 @@ def _draw(data: ChartData, unit: str) -> list[Chart]:
     return drawn
 
 
-def _notes(points: Sequence[Point], profiles: dict[str, AcceptanceProfile]) -> list[str]:
+def _notes(points: Sequence[SweepPoint], profiles: dict[str, AcceptanceProfile]) -> list[str]:
     notes = [
         f"{point.configuration}, {point.load.label}: {note}"
         for point in points
@@ -270,7 +270,7 @@ def _notes(points: Sequence[Point], profiles: dict[str, AcceptanceProfile]) -> l
     return notes
 
 
-def _settings(config: dict[str, Any], points: Sequence[Point]) -> list[tuple[str, str]]:
+def _settings(config: dict[str, Any], points: Sequence[SweepPoint]) -> list[tuple[str, str]]:
     own = f"the prompts' own, {format_number(points[0].quantile('input_tokens', 'avg'))} on average"
     limits = {key: value for key, value in config["goodput"].items() if value is not None}
     shown = [

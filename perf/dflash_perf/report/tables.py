@@ -8,7 +8,7 @@ from typing import Any
 
 from dflash_perf.harness.answers import NOT_MEASURED, Answer, describe_bracket
 from dflash_perf.harness.distribution import Spread
-from dflash_perf.harness.points import Point
+from dflash_perf.harness.points import SweepPoint
 
 DASH = "–"
 
@@ -47,7 +47,7 @@ def answer_table(answers: Sequence[Answer], unit: str) -> Table | None:
     return Table(header, tuple(rows)) if rows else None
 
 
-def point_table(points: Sequence[Point], unit: str) -> Table:
+def point_table(points: Sequence[SweepPoint], unit: str) -> Table:
     """Every point's figures."""
     header = (
         "configuration",
@@ -69,7 +69,7 @@ def point_table(points: Sequence[Point], unit: str) -> Table:
     return Table(header, tuple(_point_row(point) for point in points), words=2)
 
 
-def _point_row(point: Point) -> tuple[str, ...]:
+def _point_row(point: SweepPoint) -> tuple[str, ...]:
     cpu = point.value("client_cpu_share")
     return (
         point.configuration,
@@ -133,7 +133,7 @@ def configuration_table(config: dict[str, Any], servers: dict[str, Any]) -> Tabl
     return Table(header, tuple(rows), words=len(header))
 
 
-def failure_table(points: Sequence[Point]) -> Table | None:
+def failure_table(points: Sequence[SweepPoint]) -> Table | None:
     """Errors by point; None without any."""
     rows: list[tuple[str, ...]] = []
     for point in points:
