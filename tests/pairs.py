@@ -15,11 +15,10 @@ from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.bundle.pages import Paging
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import BuildConfig
+from dflash_trt.config import PAGE_SIZE, BuildConfig
 from dflash_trt.core.progress import SilentProgress
 from dflash_trt.graph.form import CacheDtype
 from tests.reference.checkpoints import Family, write_draft, write_target
@@ -64,7 +63,7 @@ class PairFactory:
         fit_steps: optimiser steps that make the draft agree with the target; 0 leaves it random.
         max_seq_len, max_batch: of the bundle.
         copy_weights: whether the bundle gets weight files of its own.
-        paging: keywords of `Paging`; None builds linear KV caches.
+        paging: `page_size` and `pages` of a pool; None builds linear KV caches.
         kv_dtype: value of a `CacheDtype`, what the caches hold.
         quantize: keywords of `quantize_folder` for "target", "draft" or both, applied last.
     """
@@ -117,7 +116,7 @@ class PairFactory:
         )
         options = BuildOptions(
             copy_weights=copy_weights,
-            paging=None if paging is None else Paging(**paging),
+            **({} if paging is None else {"page_size": PAGE_SIZE} | dict(paging)),
             cache_dtype=CacheDtype(kv_dtype),
         )
         build_bundle(pair, config, "tiny", folder / "bundle", options, SilentProgress())

@@ -17,6 +17,8 @@ from typing import Literal, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from dflash_trt.core.limits import Limits, PagePool
+
 Int64Array = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 
@@ -35,37 +37,24 @@ class Scores(IntEnum):
     LOGITS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class KvPages:
-    """A pool of `count` pages, each of which holds `size` positions of one sequence."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorLimits(Limits):
+    """A bundle's limits, and what else whoever calls its executor must know.
 
-    count: int
-    size: int
-
-    def cover(self, positions: int) -> int:
-        """How many pages hold `positions` positions."""
-        return -(-positions // self.size)
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorLimits:
-    """What a bundle's graphs and caches allow.
-
-    `max_seq_len` counts cache positions per sequence; `block_size` is the drafter's
-    trained block (anchor included), the largest S of a speculative step; `prefill_chunk` is
-    the largest S of a call with one sequence, None where any is taken; `kv_pages` is the pool
-    of a PagedExecutor, None where caches are linear; `draws` says that choices are drawn with
-    each sequence's own sampling, and that calls are given it.
+    `takes_any_chunk` says that calls with one sequence may have more rows than `prefill_chunk`;
+    `page_pool` is that of a PagedExecutor, None where caches are linear; `draws` says that choices
+    are drawn with each sequence's own sampling, and that calls are given it.
     """
 
-    max_batch: int
-    max_seq_len: int
-    block_size: int
     vocab_size: int
     mask_token_id: int
-    prefill_chunk: int | None = None
-    kv_pages: KvPages | None = None
+    takes_any_chunk: bool = False
+    page_pool: PagePool | None = None
     draws: bool = False
+
+    def chunk(self, wanted: int) -> int:
+        """Rows of a prefill pass where `wanted` are asked for."""
+        return wanted if self.takes_any_chunk else min(wanted, self.prefill_chunk)
 
     def check_logit_rows(self, logit_rows: Int64Array, rows: int) -> None:
         """Raises ValueError when a row that is asked for is not among the `rows` of a call."""
@@ -212,7 +201,7 @@ class Executor(Protocol):
 
 
 class PagedExecutor(Executor, Protocol):
-    """An executor whose `limits.kv_pages` is a pool.
+    """An executor whose `limits.page_pool` is set.
 
     A page holds the rows of every layer of target and draft, so that who shares a page shares the
     drafter's context as well. Slots have no pages until they are bound; `move_slot` moves the
@@ -231,11 +220,11 @@ class PagedExecutor(Executor, Protocol):
 
 
 def hold_positions(executor: Executor, slot: int, positions: int) -> None:
-    """Gives one slot pages for `positions` positions, for whoever uses an executor without Paging.
+    """Gives one slot pages for `positions` positions, where no PageTables look after an executor.
 
     Linear caches have them already.
     """
-    pages = executor.limits.kv_pages
-    if pages is not None:
+    pool = executor.limits.page_pool
+    if pool is not None:
         paged = cast(PagedExecutor, executor)
-        paged.bind_pages(slot, range(pages.cover(positions)))
+        paged.bind_pages(slot, range(pool.cover(positions)))

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.backends.base import KvPages
+from dflash_trt.core.limits import PagePool
 
 Int32Array = npt.NDArray[np.int32]
 
 
 class PageBindings:
-    """The pages of every slot, in order of position; page `pages.count` is nobody's."""
+    """The pages of every slot, in order of position; page `pool.pages` is nobody's."""
 
-    def __init__(self, slots: int, pages: KvPages) -> None:
-        self._pages = pages
+    def __init__(self, slots: int, pool: PagePool) -> None:
+        self._pool = pool
         self._bound: list[Int32Array] = [np.empty(0, np.int32)] * slots
 
     def bind(self, slot: int, page_ids: Sequence[int]) -> int:
@@ -25,8 +25,8 @@ class PageBindings:
         Raises:
             ValueError: a page that the pool does not have.
         """
-        if not all(0 <= page < self._pages.count for page in page_ids):
-            raise ValueError(f"pages {list(page_ids)} are not within {self._pages.count}")
+        if not all(0 <= page < self._pool.pages for page in page_ids):
+            raise ValueError(f"pages {list(page_ids)} are not within {self._pool.pages}")
         before, after = self._bound[slot], np.array(page_ids, np.int32)
         common = min(len(before), len(after))
         changed = np.flatnonzero(before[:common] != after[:common])
@@ -44,7 +44,7 @@ class PageBindings:
     def check(self, ends: Mapping[int, int]) -> None:
         """Raises ValueError when a slot's pages end before its rows do, at `ends` by slot."""
         for slot, end in ends.items():
-            held = self.count(slot) * self._pages.size
+            held = self.count(slot) * self._pool.page_size
             if end > held:
                 raise ValueError(f"slot {slot} has pages for {held} positions, not {end}")
 
@@ -53,7 +53,7 @@ class PageBindings:
 
         Each sequence's first `columns` pages, and nobody's behind them.
         """
-        table.fill(self._pages.count)
+        table.fill(self._pool.pages)
         for row, used in enumerate(columns):
             pages = self._bound[first_slot + row][:used]
             table[row, : len(pages)] = pages

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 
-from dflash_trt.backends.base import Executor, ExecutorLimits, KvPages
+from dflash_trt.backends.base import Executor, ExecutorLimits
 from dflash_trt.backends.onnxruntime.caches import CacheLayout, CacheShape
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.graph.bindings import GraphName
@@ -31,15 +32,12 @@ def open_executor(
     """
     manifest = bundle.manifest
     target, draft = manifest.target, manifest.draft
-    pool = manifest.page_pool
     limits = ExecutorLimits(
-        max_batch=manifest.limits.max_batch,
-        max_seq_len=manifest.limits.max_seq_len,
-        block_size=manifest.limits.block_size,
+        **asdict(manifest.limits),
         vocab_size=target.vocab_size,
         mask_token_id=draft.mask_token_id,
-        prefill_chunk=None if manifest.engines is None else manifest.limits.prefill_chunk,
-        kv_pages=None if pool is None else KvPages(pool.pages, pool.page_size),
+        takes_any_chunk=manifest.engines is None,
+        page_pool=manifest.page_pool,
         draws=manifest.engines is not None and manifest.engines.draws,
     )
     form = manifest.graph_form

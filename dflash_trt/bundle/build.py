@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from dflash_trt import __version__
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, library_version
-from dflash_trt.bundle.engines import build_engines, check_engines, engine_limits
+from dflash_trt.bundle.engines import build_engines, check_engines, engine_cache_length
 from dflash_trt.bundle.graph_folder import GraphFolder
 from dflash_trt.bundle.manifest import (
     MANIFEST_NAME,
@@ -18,12 +18,10 @@ from dflash_trt.bundle.manifest import (
     SCHEMA_VERSION,
     TOKENIZER_FOLDER,
     BundleFile,
-    Limits,
     Manifest,
     draft_dims,
     target_dims,
 )
-from dflash_trt.bundle.pages import Paging, choose_pool
 from dflash_trt.bundle.quantize import (
     PairQuantization,
     QuantizationPlan,
@@ -37,6 +35,7 @@ from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.config import BuildConfig
 from dflash_trt.core.hashing import blob_sha256, file_sha256
+from dflash_trt.core.limits import Limits, choose_pool
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.draft import build_draft
@@ -61,7 +60,8 @@ class BuildOptions:
     """How to write a bundle, beyond what the configuration says.
 
     `engines` None makes a bundle for the CPU, whose executor runs the graphs themselves;
-    `quantization` None builds the checkpoints as they are; `paging` None gives linear KV caches.
+    `quantization` None builds the checkpoints as they are; `page_size` None gives linear KV
+    caches, `pages` None as many as all full sequences need.
     Both paged and FP8 caches of engines need plugins.
     """
 
@@ -70,7 +70,8 @@ class BuildOptions:
     overwrite: bool = False
     engines: EngineOptions | None = None
     quantization: PairQuantization | None = None
-    paging: Paging | None = None
+    page_size: int | None = None
+    pages: int | None = None
     cache_dtype: CacheDtype = CacheDtype.COMPUTE
 
 
@@ -100,7 +101,9 @@ def build_bundle(
     if options.quantization is not None:
         plan = plan_quantization(pair, options.quantization)
     engines = None
-    pool = None if options.paging is None else choose_pool(options.paging, limits)
+    pool = None
+    if options.page_size is not None:
+        pool = choose_pool(limits, options.page_size, options.pages)
     form = GraphForm(
         page_size=None if pool is None else pool.page_size, cache_dtype=options.cache_dtype
     )
@@ -110,10 +113,10 @@ def build_bundle(
         check_engines(pair, limits, options.engines, form, pool, plan)
         library = options.engines.library
         libraries[library.module] = library_version(library)
-    shapes = engine_limits(limits, target_dims(pair), form)
+    length = engine_cache_length(limits, target_dims(pair), form)
     if options.engines is not None:
         pages = None if pool is None else pool.pages
-        form = replace(form, cache_length=shapes.cache_length, pages=pages)
+        form = replace(form, cache_length=length, pages=pages)
     with staged_folder(destination, overwrite=options.overwrite) as folder:
         # Beside the bundle in its temporary folder: on its filesystem, and gone when that goes.
         written = folder.with_name("quantized")
@@ -134,7 +137,7 @@ def build_bundle(
         if prompts is not None:
             shutil.copyfile(prompts, folder / PROMPTS_NAME)
         if options.engines is not None:
-            engines = build_engines(folder, shapes, options.engines, progress)
+            engines = build_engines(folder, limits, length, options.engines, progress)
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             name=name,

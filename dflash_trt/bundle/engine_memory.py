@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dflash_trt.backends.tensorrt.build.plugins import SPLIT_ATTENTION, attention_scratch
-from dflash_trt.bundle.manifest import DraftDims, Limits, Manifest, TargetDims
+from dflash_trt.bundle.manifest import DraftDims, Manifest, TargetDims
+from dflash_trt.core.limits import Limits
 from dflash_trt.graph.form import GraphForm
 
 

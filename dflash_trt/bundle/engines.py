@@ -13,13 +13,10 @@ from dflash_trt.backends.tensorrt.build.builder import (
     library_version,
 )
 from dflash_trt.backends.tensorrt.build.plugins import check_settled_rows
-from dflash_trt.backends.tensorrt.build.profiles import EngineLimits
 from dflash_trt.bundle.engine_memory import split_scratch
 from dflash_trt.bundle.manifest import (
     EngineFile,
     EngineSet,
-    Limits,
-    PagePool,
     TargetDims,
     draft_dims,
     target_dims,
@@ -30,6 +27,7 @@ from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantized_weights import FLOAT_DTYPES, is_packed_expert
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.target import TargetSpec
+from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
@@ -39,21 +37,16 @@ from dflash_trt.graph.sinks import stores_sinks
 POSITION_STEP = 16
 
 
-def engine_limits(limits: Limits, target: TargetDims, form: GraphForm) -> EngineLimits:
-    """The shapes that engines of graphs of `form` are built for, whose cache length is not used.
+def engine_cache_length(limits: Limits, target: TargetDims, form: GraphForm) -> int:
+    """M of engines of graphs of `form`, whose own cache length is not used.
 
-    Their caches hold max_seq_len positions a slot, one more where they store the target's sinks
+    A slot of their caches holds max_seq_len positions, one more where they store the target's sinks
     (graph/sinks.py), and as many more as keep slots aligned for TensorRT: 16 positions of 8
     narrow elements are 256 bytes, and head sizes are multiples of 8; paged ones, whole pages.
     """
     positions = limits.max_seq_len + stores_sinks(target.has_sinks, form)
     step = form.page_size or POSITION_STEP
-    return EngineLimits(
-        max_batch=limits.max_batch,
-        block_size=limits.block_size,
-        prefill_chunk=limits.prefill_chunk,
-        cache_length=-(-positions // step) * step,
-    )
+    return -(-positions // step) * step
 
 
 def check_engines(
@@ -83,7 +76,7 @@ def check_engines(
     stored = {} if plan is None else plan.stored_bytes
     weights = _engine_bytes(pair.target.weights, item, stored.get("target", {}))
     weights += _engine_bytes(pair.draft.weights, item, stored.get("draft", {}))
-    capacity = engine_limits(limits, target, form).cache_length
+    capacity = engine_cache_length(limits, target, form)
     positions, held = limits.max_batch * capacity, "linear caches"
     shown = f"{limits.max_batch} × {capacity}"
     if pool is not None:
@@ -138,14 +131,17 @@ def _engine_bytes(weights: Mapping[str, TensorEntry], item: int, planned: Mappin
 
 
 def build_engines(
-    folder: Path, shapes: EngineLimits, options: EngineOptions, progress: Progress
+    folder: Path, limits: Limits, cache_length: int, options: EngineOptions, progress: Progress
 ) -> EngineSet:
-    """Builds the engines of the graphs in `folder`."""
-    built = [build_engine(graph, folder, options, shapes, progress) for graph in GRAPH_NAMES]
+    """Builds the engines of the graphs in `folder`, whose caches have `cache_length` positions."""
+    built = [
+        build_engine(graph, folder, options, limits, cache_length, progress)
+        for graph in GRAPH_NAMES
+    ]
     return EngineSet(
         arch=options.arch.name,
         library_version=library_version(options.library),
-        cache_length=shapes.cache_length,
+        cache_length=cache_length,
         draws=options.plugins,
         files=[
             EngineFile(

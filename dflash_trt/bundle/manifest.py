@@ -19,7 +19,7 @@ from dflash_trt.checkpoints.quantized_weights import (
     quantized_linears,
 )
 from dflash_trt.checkpoints.target import TargetSpec
-from dflash_trt.config import PAGE_SIZES, Count
+from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.core.records import read_record
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
@@ -113,29 +113,6 @@ class DraftDims(ModelDims):
     target_layer_ids: list[int]
     layer_windows: list[int | None]
     layer_causal: list[bool]
-
-
-class Limits(_Strict):
-    """What the graphs and caches were built for."""
-
-    max_batch: Count
-    max_seq_len: Count
-    block_size: Annotated[int, Field(ge=2)]
-    prefill_chunk: Count
-
-
-class PagePool(_Strict):
-    """Paged KV caches: `pages` of `page_size` positions each, shared by all sequences."""
-
-    page_size: int
-    pages: Count
-
-    @field_validator("page_size")
-    @classmethod
-    def _known_size(cls, page_size: int) -> int:
-        if page_size not in PAGE_SIZES:
-            raise ValueError(f"must be a power of two from {PAGE_SIZES[0]} to {PAGE_SIZES[-1]}")
-        return page_size
 
 
 class BundleFile(_Strict):
@@ -240,7 +217,7 @@ class Manifest(_Strict):
         pool = self.page_pool
         if self.executor == "tensorrt-rtx" and (pool is not None or self.kv_dtype != "auto"):
             raise ValueError(f"paged or FP8 caches do not go with executor {self.executor}")
-        if pool is not None and pool.pages * pool.page_size < self.limits.max_seq_len:
+        if pool is not None and pool.positions < self.limits.max_seq_len:
             raise ValueError("page_pool does not hold one sequence of limits.max_seq_len")
         known = {file.path for file in self.files}
         for engine in self.engines.files if self.engines else ():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dflash_trt.bundle.manifest import ExpertDims, Manifest, ModelDims, TargetDims
@@ -91,7 +91,7 @@ def page_pool_line(manifest: Manifest) -> str | None:
     page = pool.page_size * sum(cache_bytes(manifest))
     return (
         f"paged, {pool.pages:,} pages of {pool.page_size} tokens, {page:,} bytes each for all "
-        f"layers of target and draft; at most {pool.pages * pool.page_size:,} tokens in "
+        f"layers of target and draft; at most {pool.positions:,} tokens in "
         f"{pool.pages * page:,} bytes, "
         + ("taken as tokens come" if manifest.engines is None else "allocated whole")
     )
@@ -187,7 +187,7 @@ def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstim
     """Memory of a running pair: see MemoryEstimate."""
     tokens, pool = batch * context, manifest.page_pool
     if pool is not None:
-        tokens = min(tokens, pool.pages * pool.page_size)
+        tokens = min(tokens, pool.positions)
     target, draft = manifest.target, manifest.draft
     item = Precision(manifest.compute_dtype).item_bytes
     engines = engine_bytes(manifest)
@@ -216,7 +216,7 @@ def summarize(manifest: Manifest, batch: int, context: int) -> dict[str, Any]:
         "executor": manifest.executor,
         "target": manifest.target.model_dump(),
         "draft": manifest.draft.model_dump(),
-        "limits": manifest.limits.model_dump(),
+        "limits": asdict(manifest.limits),
         "weights": manifest.weights,
         "tokenizer": manifest.tokenizer,
         "libraries": manifest.libraries,
@@ -225,7 +225,7 @@ def summarize(manifest: Manifest, batch: int, context: int) -> dict[str, Any]:
             "draft": draft_token,
         },
         "kv_layout": "linear" if manifest.page_pool is None else "paged",
-        "page_pool": manifest.page_pool.model_dump() if manifest.page_pool else None,
+        "page_pool": asdict(manifest.page_pool) if manifest.page_pool else None,
         "kv_dtype": manifest.kv_dtype,
         "memory_bytes": {
             "batch": memory.batch,

@@ -229,7 +229,8 @@ def command(
             hash_weights=hash_weights,
             overwrite=overwrite,
             engines=engines,
-            paging=caches.paging,
+            page_size=caches.page_size,
+            pages=caches.pages,
             cache_dtype=caches.dtype,
             quantization=None
             if texts is None

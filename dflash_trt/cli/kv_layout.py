@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import click
 
 from dflash_trt.backends.tensorrt.library import LIBRARIES, TENSORRT
-from dflash_trt.bundle.pages import Paging
 from dflash_trt.cli.build_trtllm import TRTLLM
 from dflash_trt.config import MAX_COUNT, PAGE_SIZE, PAGE_SIZES
 from dflash_trt.errors import DflashError
@@ -59,9 +58,10 @@ def kv_layout_options(function: F) -> F:
 
 @dataclass(frozen=True, slots=True)
 class CacheChoice:
-    """`paging` is None for linear caches."""
+    """`page_size` is None for linear caches; `pages` None: enough for every full sequence."""
 
-    paging: Paging | None
+    page_size: int | None
+    pages: int | None
     dtype: CacheDtype
 
 
@@ -94,10 +94,9 @@ def choose_caches(
         _check_executor(f"--kv-layout {kv_layout}", executor, plugins=plugins)
     if dtype is not CacheDtype.COMPUTE:
         _check_executor(f"--kv-dtype {kv_dtype}", executor, plugins=plugins)
-    paging = None
-    if kv_layout != LINEAR:
-        paging = Paging(PAGE_SIZE if page_size is None else page_size, kv_pages)
-    return CacheChoice(paging, dtype)
+    if kv_layout != LINEAR and page_size is None:
+        page_size = PAGE_SIZE
+    return CacheChoice(page_size, kv_pages, dtype)
 
 
 def _check_executor(option: str, executor: str, *, plugins: bool) -> None:

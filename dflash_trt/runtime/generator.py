@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from dflash_trt.runtime.admission import check_block_size, check_request
 from dflash_trt.runtime.events import TokenEvent, make_event
 from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.pacing import Pacer
-from dflash_trt.runtime.paging import open_paging
+from dflash_trt.runtime.paging import open_page_tables
 from dflash_trt.runtime.request import Request, RequestResult, RequestState
 from dflash_trt.runtime.sampling import pack_sampling
 from dflash_trt.runtime.scheduler import DecodeBatch, PrefillChunk, Scheduler
@@ -81,11 +80,11 @@ class Generator:
         schedule = self._options.schedule
         self._pacer = None if schedule is None else Pacer(schedule, self._limits)
         self._graph: TargetGraph = "target" if self._options.speculation else "target_only"
-        self._chunk = min(self._options.prefill_chunk, self._limits.prefill_chunk or sys.maxsize)
+        self._chunk = self._limits.chunk(self._options.prefill_chunk)
         # A step whose logits are wanted brings them to the host before the next one begins.
         may_draft = self._options.speculation and not self._options.record_logits
         self._looks_ahead = self._limits.draws and may_draft
-        self._paging = open_paging(executor)
+        self._paging = open_page_tables(executor)
         self._scheduler = Scheduler(
             self._limits.max_batch,
             self._limits.max_seq_len,

@@ -9,7 +9,8 @@ from typing import cast
 
 import numpy as np
 
-from dflash_trt.backends.base import Executor, KvPages, PagedExecutor
+from dflash_trt.backends.base import Executor, PagedExecutor
+from dflash_trt.core.limits import PagePool
 from dflash_trt.runtime.pages import PageAllocator
 from dflash_trt.runtime.request import RequestState
 
@@ -29,21 +30,21 @@ class _Sequence:
     published: int = 0
 
 
-class Paging:
+class PageTables:
     """Gives requests the pages that their next rows need.
 
     A page is published once all its rows are those of accepted tokens, in target and draft alike:
     another request with the same tokens up to there takes it as it is, drafter's context included.
 
     Args:
-        pages: the executor's pool; used by this object alone.
+        pool: the executor's; used by this object alone.
         bind_pages: the executor's.
     """
 
-    def __init__(self, pages: KvPages, bind_pages: BindPages) -> None:
-        self._pages = pages
+    def __init__(self, pool: PagePool, bind_pages: BindPages) -> None:
+        self._pool = pool
         self._bind_pages = bind_pages
-        self._allocator = PageAllocator(pages.count)
+        self._allocator = PageAllocator(pool.pages)
         self._sequences: dict[int, _Sequence] = {}
 
     @property
@@ -54,7 +55,7 @@ class Paging:
     @property
     def usage(self) -> float:
         """The share of the pool that requests hold, 0 … 1."""
-        return self._allocator.held / self._pages.count
+        return self._allocator.held / self._pool.pages
 
     def admit(self, state: RequestState, slot: int, end: int) -> bool:
         """Gives `state` pages for positions up to `end`, shared ones first, and binds them.
@@ -63,7 +64,7 @@ class Paging:
         must compute what comes next. False, and nothing changed, where pages are too few.
         """
         sequence = self._sequences.setdefault(state.request_id, _Sequence())
-        full = (state.prefill_length - 1) // self._pages.size
+        full = (state.prefill_length - 1) // self._pool.page_size
         self._extend_keys(sequence, state, full)
         shared: list[int] = []
         for key in sequence.keys[:full]:
@@ -71,13 +72,13 @@ class Paging:
             if page is None:
                 break
             shared.append(page)
-        missing = self._pages.cover(end) - len(shared)
+        missing = self._pool.cover(end) - len(shared)
         if missing > self._allocator.available:
             self._let_go(shared)
             return False
         sequence.page_ids = [*shared, *(self._allocator.take() for _ in range(missing))]
         sequence.published = len(shared)
-        state.begin_prefill(len(shared) * self._pages.size)
+        state.begin_prefill(len(shared) * self._pool.page_size)
         # Of what the slot held before, nothing is left, though a page may be the same.
         self._bind_pages(slot, ())
         self._bind_pages(slot, sequence.page_ids)
@@ -86,7 +87,7 @@ class Paging:
     def reserve(self, state: RequestState, slot: int, end: int) -> bool:
         """Gives a running request pages up to `end`; False, and nothing changed, if too few."""
         sequence = self._sequences[state.request_id]
-        missing = self._pages.cover(end) - len(sequence.page_ids)
+        missing = self._pool.cover(end) - len(sequence.page_ids)
         if missing > self._allocator.available:
             return False
         if missing > 0:
@@ -99,7 +100,7 @@ class Paging:
 
         `end` is at least the end of what it has cached.
         """
-        sequence, kept = self._sequences[state.request_id], self._pages.cover(end)
+        sequence, kept = self._sequences[state.request_id], self._pool.cover(end)
         surplus = sequence.page_ids[kept:]
         if surplus:
             self._let_go(surplus)
@@ -110,7 +111,7 @@ class Paging:
     def publish(self, state: RequestState) -> None:
         """Lets others share the pages that `state` has filled with accepted tokens."""
         sequence = self._sequences[state.request_id]
-        full = state.shareable_length // self._pages.size
+        full = state.shareable_length // self._pool.page_size
         self._extend_keys(sequence, state, full)
         for column in range(sequence.published, full):
             self._allocator.publish(sequence.page_ids[column], sequence.keys[column])
@@ -139,7 +140,7 @@ class Paging:
 
     def _extend_keys(self, sequence: _Sequence, state: RequestState, count: int) -> None:
         """Keys of the first `count` pages: each is a hash of the one before and its own tokens."""
-        size = self._pages.size
+        size = self._pool.page_size
         for column in range(len(sequence.keys), count):
             before = sequence.keys[-1] if column else b""
             ids = state.ids(column * size, (column + 1) * size)
@@ -147,7 +148,7 @@ class Paging:
             sequence.keys.append(hashlib.blake2b(before + tokens, digest_size=32).digest())
 
 
-def open_paging(executor: Executor) -> Paging | None:
-    """The paging of an executor whose caches are paged; None for one with linear caches."""
-    pages = executor.limits.kv_pages
-    return None if pages is None else Paging(pages, cast(PagedExecutor, executor).bind_pages)
+def open_page_tables(executor: Executor) -> PageTables | None:
+    """The page tables of an executor whose caches are paged; None for one with linear caches."""
+    pool = executor.limits.page_pool
+    return None if pool is None else PageTables(pool, cast(PagedExecutor, executor).bind_pages)

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import groupby
 
-from dflash_trt.runtime.paging import Paging
+from dflash_trt.runtime.paging import PageTables
 from dflash_trt.runtime.request import RequestState
 from dflash_trt.runtime.slots import MoveSlot, SlotTable
 
@@ -43,7 +43,7 @@ class Scheduler:
         max_seq_len: int,
         prefill_chunk: int,
         move_slot: MoveSlot,
-        paging: Paging | None = None,
+        paging: PageTables | None = None,
         *,
         looks_ahead: bool = False,
     ) -> None:
@@ -145,7 +145,7 @@ class Scheduler:
                 return False
         return True
 
-    def _make_room(self, paging: Paging) -> None:
+    def _make_room(self, paging: PageTables) -> None:
         """Pages for the next block of every decoding request, the oldest first."""
         for state in self.running:
             paging.publish(state)
@@ -159,7 +159,7 @@ class Scheduler:
             for slot, state in enumerate(self._slots.decoding):
                 paging.reserve(state, slot, self._block_end(state, blocks=2))
 
-    def _trim(self, paging: Paging) -> bool:
+    def _trim(self, paging: PageTables) -> bool:
         """Takes back pages behind the next blocks; whether there were any."""
         decoding = enumerate(self._slots.decoding)
         freed = [paging.trim(state, slot, self._block_end(state)) for slot, state in decoding]
@@ -168,7 +168,7 @@ class Scheduler:
     def _block_end(self, state: RequestState, blocks: int = 1) -> int:
         return min(state.cached_length + blocks * state.rows, self._max_seq_len)
 
-    def _preempt(self, state: RequestState, paging: Paging) -> None:
+    def _preempt(self, state: RequestState, paging: PageTables) -> None:
         """Sends a running request back to the head of the queue, without its pages."""
         paging.vacate(state)
         self._slots.release(state)

@@ -197,8 +197,7 @@ class _Bench:
         self._scores = Scores.NONE if executor.limits.draws else sampling.scores
         self._packed = sampling_input(executor.limits, [sampling] * slots)
         self._options = options
-        limit = executor.limits.prefill_chunk or options.prefill_chunk
-        self._chunk = min(options.prefill_chunk, limit)
+        self._chunk = executor.limits.chunk(options.prefill_chunk)
         self._bind_pages(longest + max(options.block_sizes))
 
     @property
@@ -223,12 +222,12 @@ class _Bench:
 
         What they read is then another's, which takes the same time.
         """
-        pages = self._executor.limits.kv_pages
-        if pages is None:
+        pool = self._executor.limits.page_pool
+        if pool is None:
             return
-        paged, each = cast(PagedExecutor, self._executor), pages.cover(positions)
+        paged, each = cast(PagedExecutor, self._executor), pool.cover(positions)
         for slot in range(len(self._texts)):
-            ids = [(slot * each + index) % pages.count for index in range(each)]
+            ids = [(slot * each + index) % pool.pages for index in range(each)]
             paged.bind_pages(slot, ids)
 
     def time_steps(self, on_batch: Callable[[int], None]) -> list[StepSeconds]:

@@ -16,7 +16,7 @@ from dflash_trt.backends.tensorrt.build.profiles import profiles
 from dflash_trt.backends.tensorrt.library import TENSORRT
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.bundle.engines import engine_limits
+from dflash_trt.bundle.engines import engine_cache_length
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import Precision
 from tests.cli.conftest import Run
@@ -39,11 +39,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, engine_config: Path, tmp_path: Pat
     def open_registered(bundle: Bundle) -> Any:
         engines = bundle.manifest.engines
         for engine in engines.files if engines else ():
-            shapes = engine_limits(
-                bundle.manifest.limits, bundle.manifest.target, bundle.manifest.graph_form
-            )
+            limits, target = bundle.manifest.limits, bundle.manifest.target
+            length = engine_cache_length(limits, target, bundle.manifest.graph_form)
             graph = bundle.folder / f"{engine.graph}.onnx"
-            plan = Plan(graph, profiles(engine.graph, shapes), shapes.cache_length)
+            plan = Plan(graph, profiles(engine.graph, limits), length)
             trt.add(bundle.folder / engine.path, plan)
         return open_executor(bundle)
 

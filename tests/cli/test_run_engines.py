@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.backends.base import KvPages
 from dflash_trt.backends.tensorrt.build.profiles import profiles
 from dflash_trt.bundle.bundle import open_bundle
-from dflash_trt.bundle.engines import engine_limits
+from dflash_trt.bundle.engines import engine_cache_length
 from dflash_trt.cli.main import main
 from tests.cli.conftest import Run
 
@@ -44,14 +43,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, cuda: FakeCuda) -> F
     trt = FakeTensorRt(cuda)
     bundle = open_bundle(folder)
     assert bundle.manifest.engines is not None
-    shapes = engine_limits(
-        bundle.manifest.limits, bundle.manifest.target, bundle.manifest.graph_form
-    )
-    pool = bundle.manifest.page_pool
-    pages = None if pool is None else KvPages(pool.pages, pool.page_size)
+    limits = bundle.manifest.limits
+    length = engine_cache_length(limits, bundle.manifest.target, bundle.manifest.graph_form)
     for engine in bundle.manifest.engines.files:
         graph = folder / f"{engine.graph}.onnx"
-        plan = Plan(graph, profiles(engine.graph, shapes), shapes.cache_length, pages)
+        plan = Plan(graph, profiles(engine.graph, limits), length, bundle.manifest.page_pool)
         trt.add(folder / engine.path, plan)
     monkeypatch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: cuda)
     monkeypatch.setattr(

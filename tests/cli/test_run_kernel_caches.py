@@ -19,9 +19,9 @@ from dflash_plugins.block_attention import launch
 
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.bundle.engine_memory import bundle_scratch, split_scratch
-from dflash_trt.bundle.manifest import Limits
 from dflash_trt.cli.main import main
 from dflash_trt.config import MAX_COUNT
+from dflash_trt.core.limits import Limits
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Run
 from tests.cli.test_build_plugins import PluginTensorRt

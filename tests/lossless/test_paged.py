@@ -182,8 +182,8 @@ def test_memory_follows_the_tokens_held(make_pair: PairFactory, kv_dtype: str) -
     before = touched_bytes()
     executor = built.open()
     pools = executor._caches._pools.values()  # type: ignore[union-attr]
-    pages = executor.limits.kv_pages
-    assert pages is not None and pages.count == 64 * (1 << 15) // 64
+    pool = executor.limits.page_pool
+    assert pool is not None and pool.pages == 64 * (1 << 15) // 64
     page_bytes = sum(pool[0].nbytes for pool in pools)
     assert touched_bytes() - before < (1 << 20)
     generator = Generator(executor)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_trt.backends.base import KvPages
+from dflash_trt.core.limits import PagePool
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
-from dflash_trt.runtime.paging import Paging
+from dflash_trt.runtime.paging import PageTables
 from tests.runtime.reference import decode_plainly
 from tests.runtime.test_scenarios import (
     EOS,
@@ -31,7 +31,7 @@ def make_executor(
     pages: int, *, max_batch: int = 4, skill: float = 0.8, draws: bool = False
 ) -> PagedFakeExecutor:
     return PagedFakeExecutor(
-        KvPages(pages, SIZE),
+        PagePool(SIZE, pages),
         max_batch=max_batch,
         max_seq_len=MAX_SEQ_LEN,
         block_size=TRAINED_BLOCK,
@@ -41,7 +41,7 @@ def make_executor(
     )
 
 
-def paging_of(generator: Generator) -> Paging:
+def paging_of(generator: Generator) -> PageTables:
     paging = generator._scheduler._paging
     assert paging is not None
     return paging
@@ -168,7 +168,7 @@ def test_who_looks_ahead_has_the_pages_of_two_blocks(draws: bool) -> None:
                 covered.append(len(self._bound[slot]) * self._size >= ahead)
             return super().speculate(first_slot, anchors, starts, *rest)
 
-    executor = Watched(KvPages(40, 4), draws=draws)
+    executor = Watched(PagePool(4, 40), draws=draws)
     generator = Generator(executor)
     requests = [ask(first, max_tokens=30) for first in range(3)]
     for request in requests:

@@ -79,7 +79,14 @@ class FakeExecutor:
         draws: bool = False,
     ) -> None:
         self._limits = ExecutorLimits(
-            max_batch, max_seq_len, block_size, vocab_size, vocab_size - 1, draws=draws
+            max_batch=max_batch,
+            max_seq_len=max_seq_len,
+            block_size=block_size,
+            prefill_chunk=max_seq_len,
+            vocab_size=vocab_size,
+            mask_token_id=vocab_size - 1,
+            takes_any_chunk=True,
+            draws=draws,
         )
         self._draft_skill = draft_skill
         shape = (max_batch, max_seq_len)

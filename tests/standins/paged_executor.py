@@ -7,18 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from dflash_trt.backends.base import Int64Array, KvPages
+from dflash_trt.backends.base import Int64Array
+from dflash_trt.core.limits import PagePool
 from tests.standins.executor import NEVER_WRITTEN, Call, FakeExecutor
 
 
 class PagedFakeExecutor(FakeExecutor):
     """Holds the runtime to the contract of a paged executor; see `FakeExecutor` for the rest."""
 
-    def __init__(self, pages: KvPages, **arguments: object) -> None:
+    def __init__(self, pool: PagePool, **arguments: object) -> None:
         super().__init__(**arguments)  # type: ignore[arg-type]
-        self._limits = replace(self._limits, kv_pages=pages)
-        self._size = pages.size
-        shape = (pages.count, pages.size)
+        self._limits = replace(self._limits, page_pool=pool)
+        self._size = pool.page_size
+        shape = (pool.pages, pool.page_size)
         self._page_ids = np.full(shape, NEVER_WRITTEN, np.int64)
         self._page_injected = np.zeros(shape, bool)
         self._bound: list[list[int]] = [[] for _ in range(self._limits.max_batch)]

@@ -20,9 +20,9 @@ import numpy as np
 import tensorrt_rtx as real
 from onnx import TensorProto
 
-from dflash_trt.backends.base import KvPages
 from dflash_trt.backends.onnxruntime.session import open_session
 from dflash_trt.backends.tensorrt.build.profiles import Profile
+from dflash_trt.core.limits import PagePool
 from dflash_trt.graph.bindings import (
     CANDIDATE_IDS,
     CANDIDATE_LOGITS,
@@ -59,13 +59,13 @@ class Plan:
     graph: Path
     profiles: Sequence[Profile]
     cache_length: int
-    pages: KvPages | None = None
+    pool: PagePool | None = None
 
     def axis(self, size: int | str) -> int:
         """An axis of a tensor: dynamic ones as -1, what an engine fixes of the caches' as it is."""
         fixed = {"M": self.cache_length}
-        if self.pages is not None:
-            fixed |= {"pages": self.pages.count + 1, "C": self.pages.cover(self.cache_length)}
+        if self.pool is not None:
+            fixed |= {"pages": self.pool.pages + 1, "C": self.pool.cover(self.cache_length)}
         return size if isinstance(size, int) else fixed.get(size, -1)
 
 
@@ -330,14 +330,14 @@ class HeldPages:
     def __init__(
         self, engine: FakeEngine, table: np.ndarray, starts: np.ndarray, rows: int
     ) -> None:
-        assert engine._plan.pages is not None
-        self._engine, size = engine, engine._plan.pages.size
-        assert table.min() >= 0 and table.max() <= engine._plan.pages.count
+        assert engine._plan.pool is not None
+        self._engine, size = engine, engine._plan.pool.page_size
+        assert table.min() >= 0 and table.max() <= engine._plan.pool.pages
         self._held, self._written = [], []
         for pages, start in zip(table, starts.tolist(), strict=True):
             positions = np.arange(start + rows)
             places = np.stack([pages[positions // size], positions % size])
-            assert places[0].max() < engine._plan.pages.count, "a row on the page that is nobody's"
+            assert places[0].max() < engine._plan.pool.pages, "a row on the page that is nobody's"
             self._held.append(places[:, :start])
             self._written.append(places[:, start:])
 

@@ -109,10 +109,10 @@ class OnnxRuntimeExecutor:
         self._graph_caches = layout.graph_caches()
         shapes = self._shapes = layout.shapes()
         self._caches: LinearCaches | PagedCaches
-        if limits.kv_pages is None:
+        if limits.page_pool is None:
             self._caches = LinearCaches(shapes, limits.max_batch, limits.max_seq_len)
         else:
-            self._caches = PagedCaches(shapes, limits.max_batch, limits.kv_pages)
+            self._caches = PagedCaches(shapes, limits.max_batch, limits.page_pool)
         self._held = [0] * limits.max_batch
         self._bindings: OrderedDict[tuple[object, ...], _Binding | _Step] = OrderedDict()
         self._generation = 0
@@ -311,7 +311,7 @@ class OnnxRuntimeExecutor:
             path = self._folder / f"{graph}.onnx"
             session = open_session(path, self._threads)
             caches = {name: self._shapes[name] for name, _ in self._graph_caches[graph]}
-            pages = self._limits.kv_pages
-            check_session(session, path, caches, self._limits.vocab_size, pages)
+            pool = self._limits.page_pool
+            check_session(session, path, caches, self._limits.vocab_size, pool)
             self._sessions[graph] = session
         return self._sessions[graph]

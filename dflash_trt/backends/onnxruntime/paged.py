@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dflash_trt.backends.base import KvPages
 from dflash_trt.backends.onnxruntime.caches import CacheShape, allocate_zeros, round_length
 from dflash_trt.backends.page_bindings import Int32Array, PageBindings
+from dflash_trt.core.limits import PagePool
 
 
 class PagedCaches:
@@ -19,14 +19,14 @@ class PagedCaches:
 
     generation = 0  # pools never move
 
-    def __init__(self, shapes: Mapping[str, CacheShape], slots: int, pages: KvPages) -> None:
-        self._pages = pages
+    def __init__(self, shapes: Mapping[str, CacheShape], slots: int, pool: PagePool) -> None:
+        self._pool = pool
         self._shapes = {
-            name: (pages.count + 1, pages.size, fixed.kv_heads, fixed.head_dim)
+            name: (pool.pages + 1, pool.page_size, fixed.kv_heads, fixed.head_dim)
             for name, fixed in shapes.items()
         }
         self._pools = allocate_zeros(self._shapes)
-        self._bindings = PageBindings(slots, pages)
+        self._bindings = PageBindings(slots, pool)
         self._reached = [0] * slots  # where rows have been written up to, of what is bound
 
     def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
@@ -36,7 +36,7 @@ class PagedCaches:
             ValueError: a page that the pool does not have.
         """
         kept = self._bindings.bind(slot, page_ids)
-        self._reached[slot] = min(self._reached[slot], kept * self._pages.size)
+        self._reached[slot] = min(self._reached[slot], kept * self._pool.page_size)
 
     def enter(self, ends: Mapping[int, int], rows: int) -> int:
         """Gets ready for `rows` rows that end at `ends`, by slot; returns the table's columns.
@@ -49,7 +49,7 @@ class PagedCaches:
             ValueError: a slot's pages end before its rows do; nothing has been touched.
         """
         self._bindings.check(ends)
-        size = self._pages.size
+        size = self._pool.page_size
         for slot, end in ends.items():
             column, used = divmod(end, size)
             if used and column * size >= max(end - rows, self._reached[slot]):
@@ -57,14 +57,14 @@ class PagedCaches:
                 for pool in self._pools.values():
                     pool[page, used:] = 0
             self._reached[slot] = max(self._reached[slot], end)
-        return self._pages.cover(round_length(max(ends.values())))
+        return self._pool.cover(round_length(max(ends.values())))
 
     def fill(self, table: Int32Array, ends: Sequence[int], first_slot: int) -> None:
         """Writes a call's page table [B,C]; columns past what a sequence holds name nobody's.
 
         Those that it has pages for, but no rows yet, as well: an earlier owner's may be NaN.
         """
-        self._bindings.fill(table, first_slot, [self._pages.cover(end) for end in ends])
+        self._bindings.fill(table, first_slot, [self._pool.cover(end) for end in ends])
 
     def address(self, name: str, first_slot: int) -> int:
         """Address of the named pool: the same for every slot."""

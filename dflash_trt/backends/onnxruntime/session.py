@@ -9,8 +9,8 @@ from typing import Any
 import numpy.typing as npt
 import onnxruntime as ort
 
-from dflash_trt.backends.base import KvPages
 from dflash_trt.backends.onnxruntime.caches import CacheShape
+from dflash_trt.core.limits import PagePool
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import LOGITS, PAGE_TABLE
 
@@ -56,23 +56,23 @@ def check_session(
     path: Path,
     caches: Mapping[str, CacheShape],
     vocab_size: int,
-    kv_pages: KvPages | None = None,
+    page_pool: PagePool | None = None,
 ) -> None:
     """Refuses a graph that is not what the manifest describes: binding would write past it.
 
     Raises:
         DflashError: other caches than `caches`, linear or in pages of another size than
-            `kv_pages` has, or logits that are not `vocab_size` wide.
+            `page_pool` has, or logits that are not `vocab_size` wide.
     """
     shapes = {item.name: item.shape for item in session.get_inputs()}
-    heads = 1 if kv_pages is None else 2
+    heads = 1 if page_pool is None else 2
     found = {
         name: CacheShape(shape[heads], shape[3])
         for name, shape in shapes.items()
         if name.startswith(("target_", "draft_")) and len(shape) == 4
     }
     sizes = {shapes[name][1] for name in found}
-    is_paged = kv_pages is not None and sizes == {kv_pages.size}
+    is_paged = page_pool is not None and sizes == {page_pool.page_size}
     if found != dict(caches) or (PAGE_TABLE in shapes) != is_paged:
         raise _unlike_manifest(path, "caches")
     widths = {item.shape[-1] for item in session.get_outputs() if item.name == LOGITS}

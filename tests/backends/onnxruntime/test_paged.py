@@ -89,11 +89,11 @@ def pools(executor: OnnxRuntimeExecutor) -> dict[str, Any]:
 
 
 def bind_shuffled(executor: OnnxRuntimeExecutor, seed: int = 0) -> list[list[int]]:
-    pages = executor.limits.kv_pages
-    assert pages is not None
-    ids = list(range(pages.count))
+    pool = executor.limits.page_pool
+    assert pool is not None
+    ids = list(range(pool.pages))
     random.Random(seed).shuffle(ids)
-    each = pages.cover(LENGTH)
+    each = pool.cover(LENGTH)
     bound = [ids[slot * each : (slot + 1) * each] for slot in range(SLOTS)]
     for slot, page_ids in enumerate(bound):
         executor.bind_pages(slot, page_ids)
@@ -156,12 +156,12 @@ def test_a_page_shared_by_two_sequences_is_read_by_both_and_written_by_neither(
     executor: OnnxRuntimeExecutor, baseline: Baseline
 ) -> None:
     """Full pages of one sequence in another's table; both go on, apart, bit for bit."""
-    pages = executor.limits.kv_pages
-    assert pages is not None
+    pool = executor.limits.page_pool
+    assert pool is not None
     bound = bind_shuffled(executor, seed=1)
     ids = baseline.ids.tolist()
-    shared = PROMPT // pages.size
-    kept = shared * pages.size
+    shared = PROMPT // pool.page_size
+    kept = shared * pool.page_size
     run_chunks(executor, ids, (40,), slot=0)
     before = {name: pool[bound[0][:shared]].copy() for name, pool in pools(executor).items()}
     executor.bind_pages(1, [*bound[0][:shared], *bound[1][shared:]])
@@ -220,14 +220,14 @@ def test_writes_stay_on_the_pages_of_their_rows(executor: OnnxRuntimeExecutor) -
 
 
 def test_what_no_pool_allows(executor: OnnxRuntimeExecutor, linear: TinyPair) -> None:
-    pages = executor.limits.kv_pages
-    assert pages is not None
+    pool = executor.limits.page_pool
+    assert pool is not None
     with pytest.raises(ValueError, match="are not within"):
-        executor.bind_pages(0, [pages.count])  # the page that is nobody's
+        executor.bind_pages(0, [pool.pages])  # the page that is nobody's
     with pytest.raises(ValueError, match="are not within"):
         executor.bind_pages(0, [-1])
     executor.bind_pages(0, [0])
-    held = pages.size
+    held = pool.page_size
     with pytest.raises(ValueError, match=f"has pages for {held} positions, not {held + 1}"):
         forward_rows(executor, [[1] * (held + 1)], [0])
     with pytest.raises(ValueError, match="linear caches have no pages"):

@@ -25,7 +25,6 @@ from dflash_trt.backends.tensorrt.library import TENSORRT
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.bundle.pages import Paging
 from dflash_trt.config import BuildConfig
 from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.hardware.arch import find_arch
@@ -56,9 +55,9 @@ PAIRS: dict[str, dict[str, Any]] = {
     },
 }
 FORMS: dict[str, dict[str, Any]] = {
-    "paged": {"paging": Paging(SIZE, PAGES)},
+    "paged": {"page_size": SIZE, "pages": PAGES},
     "fp8": {"cache_dtype": CacheDtype.FP8},
-    "paged fp8": {"paging": Paging(SIZE, PAGES), "cache_dtype": CacheDtype.FP8},
+    "paged fp8": {"page_size": SIZE, "pages": PAGES, "cache_dtype": CacheDtype.FP8},
 }
 
 
@@ -127,7 +126,7 @@ def test_any_traffic_keeps_every_token(
     form, rng = FORMS[name], random.Random(2)
     requests = make_requests(5)
     (tmp_path / "alone").mkdir()
-    plain = FORMS["fp8"] if "cache_dtype" in form else {"paging": Paging(page_size=32)}
+    plain = FORMS["fp8"] if "cache_dtype" in form else {"page_size": 32}
     other, _ = open_engines(built, tmp_path / "alone", plain, monkeypatch)
     expected = [Generator(other).generate([request])[0] for request in requests]
     other.close()
@@ -153,7 +152,7 @@ def test_any_traffic_keeps_every_token(
             preempted += got.statistics.preemptions or 0
             hits += bool(got.statistics.cached_prompt_tokens)
     assert compared > 150
-    if "paging" in form:
+    if "pages" in form:
         assert preempted and hits
     for got, want in zip(alone, expected, strict=False):
         assert got.token_ids == want.token_ids
@@ -174,7 +173,7 @@ def test_logits_are_near_the_cpus_and_memory_is_that_of_pages_and_codes(
     hold_positions(executor, 1, LENGTH)
     want, got = (run_chunks(one, ids, (8, 3), slot=1) for one in (cpu, executor))
     assert np.abs(got - want).max() < (0.08 if dtype else 0.01) * np.abs(want).max()
-    positions = (PAGES + 1) * SIZE if "paging" in form else SLOTS * LENGTH
+    positions = (PAGES + 1) * SIZE if "pages" in form else SLOTS * LENGTH
     models = (built.pair.target, built.pair.draft)
     elements = sum(2 * spec.num_layers * spec.num_kv_heads * 64 for spec in models)
     assert executor.cache_bytes == positions * elements * (1 if dtype else 2)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import KvPages, Scores
+from dflash_trt.backends.base import Scores
+from dflash_trt.core.limits import PagePool
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from tests.backends.steps import forward_rows, random_ids, run_chunks
@@ -222,9 +223,9 @@ def test_writes_stay_on_the_pages_of_their_rows(machine: Machine) -> None:
 
 def test_what_no_pool_allows(machine: Machine, linear: TinyPair, tmp_path: Path) -> None:
     executor = machine.open()
-    pages = executor.limits.kv_pages
-    assert pages is not None
-    for page in (pages.count, -1):  # the first is nobody's
+    pool = executor.limits.page_pool
+    assert pool is not None
+    for page in (pool.pages, -1):  # the first is nobody's
         with pytest.raises(ValueError, match="are not within"):
             executor.bind_pages(0, [page])
     executor.bind_pages(0, [0])
@@ -240,12 +241,12 @@ def test_what_no_pool_allows(machine: Machine, linear: TinyPair, tmp_path: Path)
 def test_memory_is_that_of_the_pages(machine: Machine) -> None:
     """Not that of every slot at its longest."""
     executor = machine.open()
-    pages = executor.limits.kv_pages
-    assert pages is not None
+    pool = executor.limits.page_pool
+    assert pool is not None
     shapes = machine.bundle.layout.shapes().values()
     assert len(shapes) == 2 * (4 + 2)
     per_token = sum(shape.kv_heads * shape.head_dim * 4 for shape in shapes)
-    assert executor.cache_bytes == (pages.count + 1) * SIZE * per_token
+    assert executor.cache_bytes == (pool.pages + 1) * SIZE * per_token
     assert executor.cache_bytes < SLOTS * LENGTH * per_token // 2
 
 
@@ -253,7 +254,7 @@ def test_memory_is_that_of_the_pages(machine: Machine) -> None:
 def test_pools_that_do_not_fit_are_refused(machine: Machine, pages: int) -> None:
     """Before any of it is allocated."""
     machine.cuda = machine.trt.cuda = FakeCuda()
-    limits = replace(machine.bundle.limits, kv_pages=KvPages(pages, SIZE))
+    limits = replace(machine.bundle.limits, page_pool=PagePool(SIZE, pages))
     machine.bundle = replace(machine.bundle, limits=limits)
     with pytest.raises(
         DflashError, match=rf"paged caches \({pages} pages of 8 .* do not fit .* fewer --kv-pages"
@@ -263,17 +264,17 @@ def test_pools_that_do_not_fit_are_refused(machine: Machine, pages: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("pages", "message"),
+    ("pool", "message"),
     [
-        (KvPages(24, 16), r"page_table has shape \[-1, 16\], the manifest says \[-1, 8\]"),
-        (KvPages(25, 8), r"target_k_0 has shape \[25, 8, 2, 16\], the manifest says \[26, 8"),
+        (PagePool(16, 24), r"page_table has shape \[-1, 16\], the manifest says \[-1, 8\]"),
+        (PagePool(8, 25), r"target_k_0 has shape \[25, 8, 2, 16\], the manifest says \[26, 8"),
         (None, "its tensors differ in page_table"),
     ],
 )
 def test_an_engine_of_other_pages_is_refused(
-    machine: Machine, pages: KvPages | None, message: str
+    machine: Machine, pool: PagePool | None, message: str
 ) -> None:
-    limits = replace(machine.bundle.limits, kv_pages=pages)
+    limits = replace(machine.bundle.limits, page_pool=pool)
     machine.bundle = replace(machine.bundle, limits=limits)
     with pytest.raises(DflashError, match=message):
         machine.open().preload(("target",))

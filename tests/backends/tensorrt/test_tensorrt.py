@@ -17,7 +17,7 @@ from dflash_trt.backends.onnxruntime.caches import CacheLayout, CacheShape
 from dflash_trt.backends.tensorrt.build.profiles import choose_profile, profiles
 from dflash_trt.backends.tensorrt.device import Device
 from dflash_trt.backends.tensorrt.library import LIBRARIES
-from dflash_trt.bundle.engines import engine_limits
+from dflash_trt.bundle.engines import engine_cache_length
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
@@ -73,19 +73,18 @@ def make_machine(
     cuda = FakeCuda()
     trt = FakeTensorRt(cuda)
     cpu = built.open()
-    cpu_limits = replace(cpu.limits, prefill_chunk=16, draws=draws)
+    cpu_limits = replace(cpu.limits, prefill_chunk=16, takes_any_chunk=False, draws=draws)
     cpu.close()
-    limits = manifest.limits.model_copy(update={"prefill_chunk": 16})
-    shapes = engine_limits(limits, manifest.target, manifest.graph_form)
+    length = engine_cache_length(manifest.limits, manifest.target, manifest.graph_form)
     paths = {}
     for graph in GRAPH_NAMES:
         paths[graph] = folder / f"{graph}.engine"
         paths[graph].write_text(f"engine of {graph}")
         plan = Plan(
             graphs / f"{graph}.onnx",
-            profiles(graph, shapes),
-            shapes.cache_length,
-            cpu_limits.kv_pages,
+            profiles(graph, cpu_limits),
+            length,
+            cpu_limits.page_pool,
         )
         trt.add(paths[graph], plan)
     target, draft = manifest.target, manifest.draft
@@ -95,7 +94,7 @@ def make_machine(
         draft.layers,
         CacheShape(draft.kv_heads, draft.head_dim),
     )
-    bundle = EngineBundle(paths, cpu_limits, layout, shapes, GraphForm(draws=draws))
+    bundle = EngineBundle(paths, cpu_limits, layout, length, GraphForm(draws=draws))
     return Machine(cuda, trt, bundle, library, folder)
 
 
@@ -181,7 +180,7 @@ def test_a_step_is_two_copies_and_one_replay(machine: Machine) -> None:
 
 
 def test_the_tightest_profile_takes_a_call(machine: Machine) -> None:
-    known = profiles("target", machine.bundle.shapes)
+    known = profiles("target", machine.bundle.limits)
     names = {
         sizes: None if index is None else known[index].name
         for sizes in ((1, 16, 1), (1, 6, 1), (4, 6, 6), (1, 17, 1), (2, 7, 1))
@@ -307,7 +306,7 @@ def test_failures_are_one_line(
     ("change", "message"),
     [
         ({"limits": {"vocab_size": 300}}, r"logits has shape \[-1, -1, 256\], .* 300"),
-        ({"shapes": {"cache_length": 256}}, "has shape .* 512, .* 256"),
+        ({"cache_length": 256}, "has shape .* 512, .* 256"),
         ({"form": {"precision": Precision.FLOAT16}}, "is FLOAT, the manifest says HALF"),
         (
             {"form": {"precision": Precision.FLOAT16, "cache_dtype": CacheDtype.FP8}},

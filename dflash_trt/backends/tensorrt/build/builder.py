@@ -40,13 +40,14 @@ from dflash_trt.backends.tensorrt.build.plugins import (
     plugin_caches,
     register_plugins,
 )
-from dflash_trt.backends.tensorrt.build.profiles import EngineLimits, Profile, add_profile, profiles
+from dflash_trt.backends.tensorrt.build.profiles import Profile, add_profile, profiles
 from dflash_trt.backends.tensorrt.build.signals import held_signals
 from dflash_trt.core.user_cache import read_cache, user_cache_file, write_cache
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName, Owner
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.sinks import cache_head_dim
+from dflash_trt.core.limits import Limits
 from dflash_trt.core.progress import Progress
 
 # What TensorRT-RTX 1.7 has fused attention kernels for; the build itself has the last word, and
@@ -184,10 +185,13 @@ def build_engine(
     graph: GraphName,
     folder: Path,
     options: EngineOptions,
-    limits: EngineLimits,
+    limits: Limits,
+    cache_length: int,
     progress: Progress,
 ) -> BuiltEngine:
     """Builds `folder`/GRAPH.onnx into an engine below `folder`, with a summary beside it.
+
+    `cache_length` is M, the positions of a slot of its caches.
 
     Memory: about 1.6 times the weights, beside the weight files that it maps; the engine goes to
     its file as it comes.
@@ -214,7 +218,7 @@ def build_engine(
     if plugins:
         # A prompt's chunks run through the target's graphs, whose native attention stays.
         is_native = graph != "draft"
-        hand_over_attention(handed, limits.block_size, limits.cache_length, keep_native=is_native)
+        hand_over_attention(handed, limits.block_size, cache_length, keep_native=is_native)
     # The path tells the parser where the weights are.
     if not parser.parse(handed.SerializeToString(), str(model_path)):
         messages = [parser.get_error(index).desc() for index in range(parser.num_errors)]

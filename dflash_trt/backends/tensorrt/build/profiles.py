@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_trt.core.limits import Limits
 from dflash_trt.graph.bindings import GraphName
 
 
@@ -30,17 +31,7 @@ class Profile:
     axes: Mapping[str, Span]
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """What an engine's calls stay within; `cache_length` is M."""
-
-    max_batch: int
-    block_size: int
-    prefill_chunk: int
-    cache_length: int
-
-
-def profiles(graph: GraphName, limits: EngineLimits) -> list[Profile]:
+def profiles(graph: GraphName, limits: Limits) -> list[Profile]:
     """Decode steps, preceded by prefill chunks for the graphs that have them.
 
     One sequence is the usual case: latency is what speculation is for.

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dflash_trt.backends.base import KvPages
 from dflash_trt.backends.onnxruntime.caches import CacheShape
 from dflash_trt.backends.page_bindings import Int32Array, PageBindings
 from dflash_trt.backends.tensorrt.device import Device, align
+from dflash_trt.core.limits import PagePool
 
 
 class DevicePages:
@@ -20,7 +20,7 @@ class DevicePages:
         device: where the pools are.
         shapes: of one layer's K or V, by graph input name.
         slots: sequences that may have pages.
-        pages: pages of every pool; one more is nobody's.
+        pool: pages of every cache; one more is nobody's.
         columns: of a page table: the pages of the longest sequence.
         item_bytes: of an element.
 
@@ -40,16 +40,16 @@ class DevicePages:
         device: Device,
         shapes: Mapping[str, CacheShape],
         slots: int,
-        pages: KvPages,
+        pool: PagePool,
         *,
         columns: int,
         item_bytes: int,
     ) -> None:
         self.columns = columns
         self.table_bytes = slots * columns * np.dtype(np.int32).itemsize
-        self._bindings = PageBindings(slots, pages)
+        self._bindings = PageBindings(slots, pool)
         self._shapes = {
-            name: (pages.count + 1, pages.size, fixed.kv_heads, fixed.head_dim)
+            name: (pool.pages + 1, pool.page_size, fixed.kv_heads, fixed.head_dim)
             for name, fixed in shapes.items()
         }
         offsets, end = {}, 0
@@ -59,14 +59,14 @@ class DevicePages:
         self.nbytes = end
         base = device.allocate(
             end,
-            f"paged caches ({pages.count} pages of {pages.size} positions)",
+            f"paged caches ({pool.pages} pages of {pool.page_size} positions)",
             fix="build with fewer --kv-pages",
         )
         self._addresses = {name: base + offset for name, offset in offsets.items()}
         # Tables name it where a sequence has no page; nobody writes there.
         for name, shape in self._shapes.items():
             page_bytes = math.prod(shape[1:]) * item_bytes
-            device.clear(self._addresses[name] + pages.count * page_bytes, page_bytes)
+            device.clear(self._addresses[name] + pool.pages * page_bytes, page_bytes)
 
     def address(self, name: str, slot: int) -> int:
         """Device address of the named pool: the same for every slot."""

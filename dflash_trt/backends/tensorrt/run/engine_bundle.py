@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from dflash_trt.backends.base import ExecutorLimits
 from dflash_trt.backends.onnxruntime.caches import CacheLayout, CacheShape
-from dflash_trt.backends.tensorrt.build.profiles import EngineLimits, profiles
+from dflash_trt.backends.tensorrt.build.profiles import profiles
 from dflash_trt.backends.tensorrt.device import Device
 from dflash_trt.backends.tensorrt.run.device_caches import DeviceCaches
 from dflash_trt.backends.tensorrt.run.device_pages import DevicePages
@@ -49,21 +49,21 @@ DTYPES: dict[int, str] = {
 class EngineBundle:
     """Engine files by graph, and what they were built for.
 
-    `limits` are the runtime's, `shapes` the engines' profiles, `layout` the caches of both, `form`
-    that of the graphs that they were built from.
+    `limits` are the runtime's, `layout` the caches of both, whose slots hold `cache_length`
+    positions, `form` that of the graphs that the engines were built from.
     """
 
     paths: Mapping[GraphName, Path]
     limits: ExecutorLimits
     layout: CacheLayout
-    shapes: EngineLimits
+    cache_length: int
     form: GraphForm
 
     @property
     def columns(self) -> int:
         """Columns of a page table, for the longest sequence; 0 where caches are linear."""
-        pages = self.limits.kv_pages
-        return 0 if pages is None else pages.cover(self.shapes.cache_length)
+        pool = self.limits.page_pool
+        return 0 if pool is None else pool.cover(self.cache_length)
 
     def allocate_caches(self, device: Device) -> DeviceCaches | DevicePages:
         """The caches of target and draft on `device`.
@@ -72,19 +72,17 @@ class EngineBundle:
             DflashError: it has no room.
         """
         shapes, slots = self.layout.shapes(), self.limits.max_batch
-        item_bytes, pages = self.form.cache_item_bytes, self.limits.kv_pages
-        if pages is None:
-            return DeviceCaches(device, shapes, slots, self.shapes.cache_length, item_bytes)
-        return DevicePages(
-            device, shapes, slots, pages, columns=self.columns, item_bytes=item_bytes
-        )
+        item_bytes, pool = self.form.cache_item_bytes, self.limits.page_pool
+        if pool is None:
+            return DeviceCaches(device, shapes, slots, self.cache_length, item_bytes)
+        return DevicePages(device, shapes, slots, pool, columns=self.columns, item_bytes=item_bytes)
 
     def cache_shape(self, cache: CacheShape) -> list[int]:
         """A layer's K or V cache as a tensor of an engine: a range of slots, or a whole pool."""
-        pages = self.limits.kv_pages
-        if pages is None:
-            return [-1, cache.kv_heads, self.shapes.cache_length, cache.head_dim]
-        return [pages.count + 1, pages.size, cache.kv_heads, cache.head_dim]
+        pool = self.limits.page_pool
+        if pool is None:
+            return [-1, cache.kv_heads, self.cache_length, cache.head_dim]
+        return [pool.pages + 1, pool.page_size, cache.kv_heads, cache.head_dim]
 
     @property
     def candidates(self) -> int:
@@ -137,7 +135,7 @@ class EngineBundle:
                 raise _unlike(graph, f"{name} is {found}, the manifest says {wanted_type}")
             if native.get_aliased_input_tensor(updated) != name:
                 raise _unlike(graph, f"{name} is not updated in place")
-        built, expected = native.num_optimization_profiles, len(profiles(graph, self.shapes))
+        built, expected = native.num_optimization_profiles, len(profiles(graph, self.limits))
         if built != expected:
             raise _unlike(graph, f"it has {built} profiles, not {expected}")
 

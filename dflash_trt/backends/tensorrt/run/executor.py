@@ -78,10 +78,10 @@ class TensorRtExecutor:
         self._whole_rows: HostBytes | None = None
         self._is_waited_for = True
         self._closed = False
-        limits, shapes = bundle.limits, bundle.shapes
+        limits = bundle.limits
         kept = bundle.candidates
         self._caches = bundle.allocate_caches(device)
-        block, chunk = limits.block_size, shapes.prefill_chunk
+        block, chunk = limits.block_size, limits.prefill_chunk
         sizes = [(limits.max_batch, block, block), (1, chunk, min(block, chunk))]
         columns, draws = bundle.columns, limits.draws
         most = [

@@ -13,7 +13,7 @@ from dflash_trt.backends.tensorrt.run.engine_bundle import EngineBundle
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.backends.tensorrt.run.loader import Loader
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.bundle.engines import engine_limits
+from dflash_trt.bundle.engines import engine_cache_length
 from dflash_trt.bundle.manifest import EngineSet
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError
@@ -71,7 +71,7 @@ def open_engines(
                 paths,
                 limits,
                 layout,
-                engine_limits(manifest.limits, manifest.target, manifest.graph_form),
+                engine_cache_length(manifest.limits, manifest.target, manifest.graph_form),
                 manifest.graph_form,
             ),
             device,

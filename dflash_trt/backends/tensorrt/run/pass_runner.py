@@ -85,7 +85,7 @@ class PassRunner:
     def engine(self, graph: GraphName) -> LoadedEngine:
         """Loads an engine at its first use: plain generation never loads the draft."""
         if graph not in self._engines:
-            built = profiles(graph, self._bundle.shapes)
+            built = profiles(graph, self._bundle.limits)
             native = self._loader.load(self._bundle.paths[graph])
             self._bundle.check(graph, native)
             engine = LoadedEngine(graph, native, built, self._loader, self._device.stream)

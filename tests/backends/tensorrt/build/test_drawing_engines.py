@@ -11,14 +11,14 @@ import pytest
 
 from dflash_trt.hardware.arch import find_arch
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, build_engine
-from dflash_trt.backends.tensorrt.build.profiles import EngineLimits
+from dflash_trt.core.limits import Limits
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.form import GraphForm, Precision
 from tests.backends.tensorrt.build.conftest import RecordedProgress
 from tests.graph.test_form import build
 from tests.pairs import PairFactory
 
-LIMITS = EngineLimits(max_batch=2, block_size=8, prefill_chunk=64, cache_length=256)
+LIMITS = Limits(max_batch=2, max_seq_len=256, block_size=8, prefill_chunk=64)
 # float64 is what TensorRT has not: any choice of the same type and shape will do here.
 STAND_IN = """
 <domain: "dflash", opset_import: ["" : 24]>
@@ -45,7 +45,7 @@ def test_all_around_the_kernels_builds(
         draft={"target_layer_ids": [0, 1]},
         copy_weights=True,
     )
-    model = build(built, graph, GraphForm(Precision.BFLOAT16, LIMITS.cache_length, draws=True))
+    model = build(built, graph, GraphForm(Precision.BFLOAT16, LIMITS.max_seq_len, draws=True))
     functions = [one for one in model.functions if one.name != "row_sample"]
     assert len(functions) < len(model.functions)
     del model.functions[:]

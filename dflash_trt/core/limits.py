@@ -1,0 +1,85 @@
+"""What a bundle was built for: its limits, and the pool of pages that its KV caches may have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, ConfigDict, Field
+
+from dflash_trt.config import MAX_COUNT, PAGE_SIZE, PAGE_SIZES, Count
+from dflash_trt.errors import DflashError
+
+_SIZES = f"a power of two from {PAGE_SIZES[0]} to {PAGE_SIZES[-1]}"
+
+
+def _known_size(page_size: int) -> int:
+    if page_size not in PAGE_SIZES:
+        raise ValueError(f"must be {_SIZES}")
+    return page_size
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the graphs, caches and engines of a bundle allow; a part of its manifest.
+
+    `max_seq_len` counts cache positions per sequence; `block_size` is the largest S of a
+    speculative step, anchor included; `prefill_chunk` the most rows of a pass of one sequence.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    max_batch: Count
+    max_seq_len: Count
+    block_size: Annotated[int, Field(ge=2, strict=True)]
+    prefill_chunk: Count
+
+
+@dataclass(frozen=True, slots=True)
+class PagePool:
+    """Paged KV caches: `pages` of `page_size` positions each, shared by all sequences."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    page_size: Annotated[int, Field(strict=True), AfterValidator(_known_size)]
+    pages: Count
+
+    @property
+    def positions(self) -> int:
+        """Positions that the whole pool holds."""
+        return self.pages * self.page_size
+
+    def cover(self, positions: int) -> int:
+        """How many pages hold `positions` positions."""
+        return -(-positions // self.page_size)
+
+
+def choose_pool(limits: Limits, page_size: int = PAGE_SIZE, pages: int | None = None) -> PagePool:
+    """The pool of a bundle of `limits`; `pages` None: enough for every full sequence.
+
+    Raises:
+        DflashError: pages of an odd size, or a pool that cannot hold one sequence (usage).
+    """
+    if page_size not in PAGE_SIZES:
+        raise DflashError(
+            f"page size {page_size} is not {_SIZES}",
+            where="--page-size",
+            usage=True,
+        )
+    whole = -(-limits.max_seq_len // page_size)
+    pages = limits.max_batch * whole if pages is None else pages
+    if pages > MAX_COUNT:
+        raise DflashError(
+            f"{pages:,} pages are more than {MAX_COUNT:,}",
+            where="--kv-pages",
+            fix="pass fewer, or a larger --page-size",
+            usage=True,
+        )
+    if pages < whole:
+        raise DflashError(
+            f"{pages} pages of {page_size} tokens do not hold one sequence of {limits.max_seq_len}",
+            where="--kv-pages",
+            fix=f"pass at least {whole}, or lower --max-seq-len",
+            usage=True,
+        )
+    return PagePool(page_size, pages)
