@@ -23,10 +23,13 @@ from dflash_trt.core.progress import Unit
 from dflash_trt.errors import DflashError
 from tests.pairs import PairFactory, SilentProgress, TinyPair
 from tests.reference.checkpoints import write_draft, write_target
+from tests.reference.compare import stack_error
 from tests.reference.draft import ReferenceDraft
 from tests.reference.generate import forward_with_taps, load_target
 
-BOUND = 1e-5
+pytestmark = pytest.mark.numeric
+
+BOUND = stack_error(9)
 LENGTHS = (75, 1, 2, 30)
 VARIANTS: dict[str, tuple[Any, ...]] = {
     "qwen3": ("qwen3", {"kv_heads": 4}, {"num_layers": 3}),

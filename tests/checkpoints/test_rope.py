@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dflash_plugins.testing.numeric import epsilon
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.rope import RopeSpec, inverse_frequencies, read_rope, tables
+
+pytestmark = pytest.mark.numeric
 
 Refused = Callable[..., Any]
 
@@ -101,7 +104,7 @@ def test_tables_by_hand() -> None:
     ],
 )
 def test_against_transformers(spec: RopeSpec, head_dim: int) -> None:
-    """Frequencies to the last place; cos and sin to 1e-6, given equal frequencies."""
+    """Nearly all frequencies to the last place; cos and sin to 1e-6, given equal frequencies."""
     torch = pytest.importorskip("torch")
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     parameters: dict[str, Any] = {"rope_theta": spec.theta, "rope_type": spec.kind}
@@ -122,7 +125,9 @@ def test_against_transformers(spec: RopeSpec, head_dim: int) -> None:
     reference = llama.LlamaRotaryEmbedding(config)
     ours = inverse_frequencies(spec, head_dim)
     theirs = reference.inv_freq.numpy()
-    np.testing.assert_allclose(ours, theirs, rtol=2.5e-7)
+    # A rounding of the exponent counts ln(theta) times; a power, quotients and interpolation.
+    roundings = np.log(spec.theta) + 6
+    np.testing.assert_allclose(ours, theirs, rtol=roundings * epsilon(np.float32))
     assert np.mean(ours == theirs) > 0.9
 
     positions = 4096

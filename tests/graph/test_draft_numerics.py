@@ -21,6 +21,8 @@ from tests.reference.compare import max_relative_error
 from tests.reference.draft import ReferenceDraft
 from tests.reference.generate import forward_with_taps
 
+pytestmark = pytest.mark.numeric
+
 CONTEXT = 90
 # (0, …): nothing but the block. Ragged, and every window below is left behind by the later ones.
 STARTS = [(0, 1), (7, 33), (64, 12), (82, 81)]
@@ -78,7 +80,7 @@ def check_blocks(
                 got = outputs[DRAFT_TOKEN_IDS][b]
                 assert got[0] == anchors[b]
                 best = block.logits[0].topk(2, dim=-1).values
-                clear = best[:, 0] - best[:, 1] > BOUND * block.logits.abs().max()
+                clear = best[:, 0] - best[:, 1] > 2 * BOUND * block.logits.abs().max()
                 clear[0] = True
                 np.testing.assert_array_equal(got[clear], block.ids[0][clear])
                 unsure, compared = unsure + int((~clear).sum()), compared + block_size

@@ -20,6 +20,8 @@ from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.target import build_target, build_target_only
 from tests.pairs import PairFactory, TinyPair
 
+pytestmark = pytest.mark.numeric
+
 PAIRS: dict[str, Callable[[PairFactory], TinyPair]] = {
     "qwen3": lambda make_pair: make_pair(copy_weights=True),
     "llama_tied": lambda make_pair: make_pair(

@@ -20,6 +20,8 @@ from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
 from dflash_trt.quantization.fp8 import dequantize_fp8, quantize_fp8
 from tests.graph.test_functions import builder, random
 
+pytestmark = pytest.mark.numeric
+
 Array = npt.NDArray[Any]
 
 BATCH, KV_HEADS, HEADS, HEAD_DIM, ROWS = 2, 2, 6, 16, 5

@@ -18,6 +18,8 @@ from dflash_trt.runtime.noise import TARGET_STREAM, draw_gumbel, philox4x32
 from dflash_trt.runtime.sampling import SamplingParams, choose_tokens, pack_sampling
 from tests.graph.test_functions import builder, random
 
+pytestmark = pytest.mark.numeric
+
 Array = npt.NDArray[Any]
 SEEDS = (0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
 

@@ -14,10 +14,13 @@ from dflash_trt.graph.bindings import CHOICE_IDS, LOGITS, GraphName
 from tests.graph.runner import GraphRunner, chunks
 from tests.graph.variants import VARIANTS, build
 from tests.pairs import PairFactory
-from tests.reference.compare import assert_bitwise_equal, max_relative_error
+from tests.reference.compare import assert_bitwise_equal, max_relative_error, stack_error
 from tests.reference.generate import forward_with_taps
 
-BOUND = 1e-4
+pytestmark = pytest.mark.numeric
+
+BOUND = stack_error(9)
+"""Six layers of a target, and three of a draft where it reads them."""
 ODD_CHUNKS = (7, 1, 13, 2, 29)
 LENGTH = 75
 
@@ -135,4 +138,5 @@ def test_a_deep_wide_headed_target_past_its_original_context_keeps_the_bound(
     runner = GraphRunner(built, length=448)
     parts = [runner.target(ids[:, s:e], [s])[LOGITS] for s, e in chunks(400, (61, 128, 3))]
     expected, _ = reference(built.reference, ids)
-    assert max_relative_error(np.concatenate(parts, axis=1), expected) <= BOUND
+    bound = stack_error(12, 900)  # 96 hidden elements, heads of 64, 400 keys
+    assert max_relative_error(np.concatenate(parts, axis=1), expected) <= bound

@@ -15,6 +15,8 @@ from tests.lossless.test_lossless import OUTPUT, assert_same, make_requests, run
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
 
+pytestmark = pytest.mark.numeric
+
 PAGING = {"page_size": 8, "pages": 61}
 WINDOW = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
 PAIRS: dict[str, dict[str, Any]] = {

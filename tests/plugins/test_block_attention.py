@@ -30,6 +30,8 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.functions import attention_function
 from tests.plugins.bodies import run_body
 
+pytestmark = pytest.mark.numeric
+
 # Query heads, KV heads, head size: the groups of public pairs, one head, groups of no power of 2.
 HEADS = [(4, 1, 128), (8, 1, 64), (2, 1, 256), (1, 1, 64), (6, 2, 64), (16, 1, 64)]
 

@@ -19,6 +19,8 @@ from dflash_plugins.operation import Case, DType
 from dflash_plugins.testing.gpu import Work
 from dflash_plugins.testing.interpreter import Interpreter
 
+pytestmark = pytest.mark.numeric
+
 torch = pytest.importorskip("torch")
 
 

@@ -28,6 +28,8 @@ from dflash_trt.graph.kv_cache_update import kv_cache_update_function
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
 from tests.graph.test_kv_cache_update import run_function
 
+pytestmark = pytest.mark.numeric
+
 FORMS = [
     GraphForm(Precision.BFLOAT16, page_size=page_size, cache_dtype=dtype)
     for page_size in (None, 16)

@@ -27,6 +27,8 @@ from dflash_trt.graph.functions import read_attention_facts
 from tests.graph.test_form import build
 from tests.pairs import PairFactory, TinyPair
 
+pytestmark = pytest.mark.numeric
+
 BLOCK, BATCH = 8, 2
 LAYERS = ["full_attention", "sliding_attention", "full_attention"]
 

@@ -21,6 +21,8 @@ from dflash_plugins.testing.guarded import Arrays
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
 
+pytestmark = pytest.mark.numeric
+
 # Heads and head sizes of public pairs, a single head, more heads than one program takes, and a
 # head size that is no power of two.
 HEADS = [(8, 128), (8, 64), (1, 256), (20, 64), (3, 80)]

@@ -17,6 +17,8 @@ from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
 from tests.plugins.bodies import run_body
 
+pytestmark = pytest.mark.numeric
+
 PRECISIONS = {DType.FLOAT32: Precision.FLOAT32, DType.FLOAT16: Precision.FLOAT16}
 FLOAT8 = DType.FLOAT8.numpy
 # Heads and head sizes of public drafts, a single head, more heads than one program takes, and a

@@ -15,6 +15,8 @@ from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
 from tests.plugins.bodies import run_body
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.mark.parametrize("page_size", [4, 16])
 @pytest.mark.parametrize(

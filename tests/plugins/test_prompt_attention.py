@@ -29,6 +29,8 @@ from dflash_plugins.testing.guarded import Arrays, Run
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import assert_close, assert_same_bits
 
+pytestmark = pytest.mark.numeric
+
 SHAPE = AttentionShape(
     3, 1, 64, 3 * RUN, block_size=16, is_causal=True, compute=DType.FLOAT32, cache=DType.FLOAT32
 )

@@ -15,6 +15,8 @@ from dflash_trt.graph.row_sample import row_sample_function
 from dflash_trt.runtime.sampling import SamplingParams, pack_sampling
 from tests.plugins.bodies import run_body
 
+pytestmark = pytest.mark.numeric
+
 BFLOAT16 = DType.BFLOAT16.numpy
 
 

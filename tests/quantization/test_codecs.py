@@ -25,6 +25,8 @@ from dflash_trt.quantization.nvfp4 import (
     quantize_nvfp4,
 )
 
+pytestmark = pytest.mark.numeric
+
 Floats = npt.NDArray[np.float32]
 SOURCES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from dflash_plugins.testing.numeric import epsilon, sum_error
 from numpy.typing import NDArray
 
 
@@ -36,6 +37,17 @@ def max_relative_error(actual: Any, expected: Any) -> float:
     if scale == 0.0:
         return 0.0 if difference == 0.0 else float("inf")
     return difference / scale
+
+
+def stack_error(layers: int, additions: int = 400) -> float:
+    """`max_relative_error` that float32 may make of what a stack of tiny layers gives.
+
+    A layer has about 400 additions in a row: sums over 64 hidden elements three times, 16 of a
+    head, 75 keys and 96 of the MLP. Each rounds a sum about as large as its result. Norms and
+    softmax may enlarge an error a few times; the largest element, by which it is divided, is a
+    few times as large as a typical one.
+    """
+    return float(sum_error(layers * additions, 1.0, epsilon(np.float32)))
 
 
 def assert_bitwise_equal(a: Any, b: Any, name: str) -> None:

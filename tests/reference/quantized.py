@@ -24,6 +24,8 @@ Float32 = npt.NDArray[np.float32]
 Tensors = dict[str, torch.Tensor]
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "fc")
+DOUBT = 1e-6
+"""Of typical values: what float32 errs by in a few layers, 13 roundings for 1,000 additions."""
 ACTIVATION_AMAX = 5.0  # below what random activations reach: some of them are clipped
 
 
@@ -170,6 +172,7 @@ class QuantizedLinear:
         def scalar(suffix: str) -> np.float32:
             return np.float32(array(suffix).reshape(()))
 
+        self._doubts = 0
         input_scale = scalar("input_scale")
         self.round: Callable[[Float32], Float32]
         if f"{module}.weight_scale_2" in tensors:
@@ -182,7 +185,19 @@ class QuantizedLinear:
             self.round = lambda x: round_fp8(x, input_scale)
 
     def round_torch(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(self.round(x.detach().numpy()))
+        values = x.detach().numpy()
+        rounded = self.round(values)
+        generator = np.random.default_rng(0)
+        moved = np.float32(DOUBT * np.sqrt(np.mean(values.astype(np.float64) ** 2)))
+        for _ in range(4):
+            signs = generator.choice(np.float32([-1, 1]), values.shape)
+            self._doubts += np.count_nonzero(self.round(values + moved * signs) != rounded)
+        return torch.from_numpy(rounded)
+
+    def take_doubts(self) -> int:
+        """How many values lay near a midpoint between two codes since this was last asked."""
+        doubts, self._doubts = self._doubts, 0
+        return doubts
 
 
 def quantized_modules(folder: Path) -> dict[str, QuantizedLinear]:
@@ -192,11 +207,16 @@ def quantized_modules(folder: Path) -> dict[str, QuantizedLinear]:
     return {module: QuantizedLinear(tensors, module) for module in modules}
 
 
-def load_quantized_target(folder: Path, scratch: Path) -> Any:
-    """The target in transformers, float32: decoded weights, inputs rounded by hooks."""
+def load_quantized_target(
+    folder: Path, scratch: Path, modules: Mapping[str, QuantizedLinear] | None = None
+) -> Any:
+    """The target in transformers, float32: decoded weights, inputs rounded by hooks.
+
+    `modules` are its own `quantized_modules`, for a caller who asks them for doubts.
+    """
     from tests.reference.generate import load_target
 
-    modules = quantized_modules(folder)
+    modules = modules or quantized_modules(folder)
     plain = _decoded(folder, modules)
     scratch.mkdir(parents=True)
     save_file(plain, scratch / "model.safetensors", metadata={"format": "pt"})

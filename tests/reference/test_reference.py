@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from .checkpoints import RopeStyle, write_draft, write_target
-from .compare import assert_bitwise_equal, max_relative_error
+from .compare import assert_bitwise_equal, max_relative_error, stack_error
 from .draft import DraftConfig, ReferenceDraft, default_layer_ids
 from .fit import fit_draft
 from .generate import dflash_greedy, greedy, hidden_taps, load_target
+
+pytestmark = pytest.mark.numeric
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 SLIDING: list[Any] = ["sliding_attention", "full_attention"]
@@ -103,7 +105,9 @@ def test_llama3_frequencies_equal_those_of_transformers(tmp_path: Path, style: A
         ),
         target,
     )
-    assert max_relative_error(draft.inv_freq, target.model.rotary_emb.inv_freq) < 1e-6
+    assert (
+        max_relative_error(draft.inv_freq, target.model.rotary_emb.inv_freq) < 1e-6
+    )  # 16 roundings
 
 
 def test_taps_are_hidden_states_before_the_final_norm(tmp_path: Path) -> None:
@@ -121,7 +125,7 @@ def test_cached_and_full_greedy_agree(pair: tuple[Any, ReferenceDraft]) -> None:
     target, _ = pair
     cached, full = greedy(target, PROMPT, 60), greedy(target, PROMPT, 60, use_cache=False)
     assert cached.tokens == full.tokens
-    assert max_relative_error(cached.logits, full.logits) < 1e-5
+    assert max_relative_error(cached.logits, full.logits) < stack_error(6)
 
 
 @pytest.mark.parametrize("block_size", [2, 3, 5, 8])
@@ -131,7 +135,7 @@ def test_dflash_emits_the_greedy_tokens(pair: tuple[Any, ReferenceDraft], block_
         plain = greedy(target, prompt, 80)
         drafted = dflash_greedy(target, draft, prompt, 80, block_size)
         assert drafted.tokens == plain.tokens, f"near tie: {plain.smallest_gap}"
-        assert max_relative_error(drafted.logits, plain.logits) < 1e-5
+        assert max_relative_error(drafted.logits, plain.logits) < stack_error(6)
         assert 1 + sum(a + 1 for a in drafted.accepted) >= 80
         assert all(len(s.block) == block_size for s in drafted.steps)
 
@@ -163,15 +167,12 @@ def test_block_equals_one_written_the_other_way(tmp_path: Path, window: int | No
     features = hidden_taps(target, ids[:, :-1], draft.config.target_layer_ids).double()
     output = draft.draft(ids[:, -1], 20, draft.project(features))
     expected = alternative_block(draft, features, ids[:, -1], window)
-    # RoPE angles are float32 in one and float64 in the other.
-    assert max_relative_error(output.final_hidden, expected) < 1e-5
+    # RoPE's angles are float32 in one and float64 in the other, the features float32 in both.
+    assert max_relative_error(output.final_hidden, expected) < stack_error(3)
     single = ReferenceDraft.load(folder, target)
-    assert (
-        max_relative_error(
-            single.draft(ids[:, -1], 20, single.project(features)).final_hidden, expected
-        )
-        < 1e-5
-    )
+    assert max_relative_error(
+        single.draft(ids[:, -1], 20, single.project(features)).final_hidden, expected
+    ) < stack_error(9)
 
 
 def alternative_block(
@@ -251,7 +252,7 @@ def test_projection_in_chunks_equals_projection_at_once(tmp_path: Path) -> None:
     for layer, pieces in zip(whole, zip(*chunks, strict=True), strict=True):
         for part in (0, 1):
             joined = torch.cat([piece[part] for piece in pieces], dim=2)
-            assert max_relative_error(joined, layer[part]) < 1e-6
+            assert max_relative_error(joined, layer[part]) < stack_error(1)
 
 
 def test_draft_config_places_and_defaults(tmp_path: Path) -> None:
@@ -332,7 +333,7 @@ def test_block_equals_modelopts_module(tmp_path: Path, window: int | None) -> No
         mask = torch.zeros(1, 1, 8, 32).masked_fill(distance >= window, -torch.inf)
     with torch.no_grad():
         expected = module(draft.embed[block], features, torch.arange(32)[None], mask)
-    assert max_relative_error(output.final_hidden, expected) < 1e-5
+    assert max_relative_error(output.final_hidden, expected) < stack_error(3)
 
 
 @pytest.mark.slow
@@ -368,4 +369,4 @@ def test_a_draft_exported_by_modelopt_loads_and_agrees(tmp_path: Path) -> None:
     block = torch.tensor([[11] + [255] * 7])
     with torch.no_grad():
         expected = target.dflash_module(draft.embed[block], features, torch.arange(32)[None])
-    assert max_relative_error(output.final_hidden, expected) < 1e-5
+    assert max_relative_error(output.final_hidden, expected) < stack_error(3)

@@ -20,6 +20,8 @@ from dflash_trt.runtime.noise import (
 )
 from tests.standins.executor import FakeExecutor, score_next
 
+pytestmark = pytest.mark.numeric
+
 SEEDS = 20_000
 GOLDEN_NOISE = [0.4444581539167823, 1.0128139211196203, 2.334507480326408]
 
