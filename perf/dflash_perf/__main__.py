@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dflash_trt.config import nearest
-from dflash_trt.errors import EXIT_USAGE, DflashError, one_line
+from dflash_trt.errors import EXIT_FAILED, EXIT_USAGE, DflashError, one_line
 
 if TYPE_CHECKING:
     from dflash_perf.bench.base import Bench
@@ -73,6 +73,9 @@ def main(arguments: list[str]) -> int:
     except click.ClickException as error:
         click.echo(f"error: {one_line(error.format_message())}", err=True)
         return EXIT_USAGE
+    except OSError as error:
+        click.echo(f"error: {error.filename or 'system'}: {error.strerror or error}", err=True)
+        return EXIT_FAILED
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return 130

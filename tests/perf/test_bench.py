@@ -93,6 +93,16 @@ def test_a_failure_is_one_line_too(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.startswith(f"error: {tmp_path}/none: ")
 
 
+def test_a_file_that_is_not_there_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "none"
+    arguments = ["bench", "aiperf-check", "--aiperf", str(missing), "--url", "http://127.0.0.1:1"]
+    arguments += ["--model", "m", "--tokenizer", str(missing), "--input-file", str(missing)]
+    assert main(arguments) == 1
+    assert capsys.readouterr().err == f"error: {missing}: No such file or directory\n"
+
+
 def test_without_a_name_the_list_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench"]) == 2
     assert "served-demo" in capsys.readouterr().err
