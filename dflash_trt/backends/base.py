@@ -14,13 +14,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, Protocol, cast
 
-import numpy as np
-import numpy.typing as npt
-
+from dflash_trt.core.arrays import FloatArray as FloatArray
+from dflash_trt.core.arrays import Int64Array as Int64Array
 from dflash_trt.core.limits import Limits, PagePool
-
-Int64Array = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float32]
 
 TargetGraph = Literal["target", "target_only"]
 
@@ -159,7 +155,7 @@ class Executor(Protocol):
         `starts` [B] are the cache positions of row 0, `logit_rows` [B,R] the rows (0 … S-1)
         whose choice is wanted. "target" also injects the rows into the draft's cache;
         "target_only" is the autoregressive baseline and leaves the draft's cache alone.
-        `sampling` [B,4] (see pack_sampling in runtime/sampling.py) is there if and only if
+        `sampling` [B,4] (see pack_sampling in sampling/params.py) is there if and only if
         `limits.draws`.
         Every `starts[b] + S` must be at most `limits.max_seq_len`.
         Rows may be run again: what a slot holds behind them stays, until it is released.

@@ -1,4 +1,4 @@
-"""`dflash::accept`: the rule of speculation/acceptance.py as an operation over a batch."""
+"""`dflash::accept`: the rule of sampling/acceptance.py as an operation over a batch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`dflash::row_sample`: the choice of runtime/sampling.py as an operation over rows of logits.
+"""`dflash::row_sample`: the choice of sampling/choice.py as an operation over rows of logits.
 
-Its noise is runtime/noise.py's. ONNX Runtime runs this body; no engine does, since TensorRT has
+Its noise is sampling/noise.py's. ONNX Runtime runs this body; no engine does, since TensorRT has
 no float64: graphs that draw are handed over with the kernel of that name.
 """
 
@@ -187,7 +187,7 @@ def row_sample_function() -> onnx.FunctionProto:
 
     logits [B,R,V] of any float type, positions int64 [B,R] that the tokens will take, sampling
     int64 [B,4]: seed, temperature's float64 bits, top_k (0: all), top_p's float64 bits, as
-    runtime/sampling.py packs them. token_ids int64 [B,R]; -1 where a row holds NaN or +inf, or
+    sampling/params.py packs them. token_ids int64 [B,R]; -1 where a row holds NaN or +inf, or
     nothing but -inf.
     """
     rounds = "".join(_ROUND.format(i=i, j=i + 1) for i in range(_ROUNDS))

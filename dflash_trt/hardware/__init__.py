@@ -1,1 +1,1 @@
-"""GPUs as data: what their data sheets promise. Figures that nobody measured here."""
+"""GPUs: what their data sheets promise, as data nobody measured here, and the one that is here."""

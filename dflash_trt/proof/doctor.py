@@ -7,13 +7,13 @@ import platform
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from dflash_trt import __version__
 from dflash_trt.config import data_folder
+from dflash_trt.core.machine import installed_version
 from dflash_trt.errors import DflashError, one_line
 
 TRAIN_MODULES = {"torch": "torch", "modelopt": "nvidia-modelopt", "transformers": "transformers"}
@@ -161,7 +161,7 @@ def _serve() -> str:
 def _hub() -> str:
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         raise DflashError("HF_HUB_OFFLINE is set", fix="pass local folders to `build`")
-    return f"huggingface_hub {version('huggingface_hub')} (the network itself is not tried)"
+    return f"huggingface_hub {_version('huggingface_hub')} (the network itself is not tried)"
 
 
 def _train() -> str:
@@ -174,7 +174,7 @@ def _train() -> str:
 def _gpu() -> str:
     if not Path("/dev/nvidiactl").exists() and shutil.which("nvidia-smi") is None:
         raise DflashError("no driver on this machine; bundles for the CPU run anyway")
-    from dflash_trt.backends.tensorrt.device import Device
+    from dflash_trt.hardware.device import Device
 
     device = Device()
     memory = f"{device.total_bytes / 1e9:.0f} GB, CUDA {device.driver_version}"
@@ -182,8 +182,5 @@ def _gpu() -> str:
     return f"{device.name} ({device.arch}), {memory}; --gpu-check runs engines on it"
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "of unknown version"
+def _version(distribution: str) -> str:
+    return installed_version(distribution) or "of unknown version"

@@ -6,20 +6,15 @@ needed to read it: machine, versions, date and every figure.
 
 from __future__ import annotations
 
-import os
-import platform
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from dflash_trt import __version__
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions
 from dflash_trt.backends.tensorrt.build.plugins import plugin_arch
-from dflash_trt.backends.tensorrt.device import Device
 from dflash_trt.backends.tensorrt.library import LIBRARIES, Library, load_library
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.bundle.build import BuildOptions, build_bundle
@@ -28,10 +23,12 @@ from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import load_config, resolve_builtin
+from dflash_trt.core.machine import describe_host
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.form import Precision
 from dflash_trt.hardware.arch import Arch
+from dflash_trt.hardware.device import Device
 from dflash_trt.proof.gpu_probes import Probe, run_probes
 from dflash_trt.runtime import Request
 from dflash_trt.text.prompts import read_prompts
@@ -40,7 +37,7 @@ TARGET = "demo"
 PRECISION = Precision.BFLOAT16
 PROMPTS = 4
 MAX_TOKENS = 64
-RECORDED = ("numpy", "onnx", "onnxruntime", "cuda-python")
+RECORDED = ("dflash-trt", "numpy", "onnx", "onnxruntime", "cuda-python")
 
 
 def check_gpu(progress: Progress) -> dict[str, Any]:
@@ -52,7 +49,7 @@ def check_gpu(progress: Progress) -> dict[str, Any]:
         DflashError: there is no GPU, or neither library is installed.
     """
     device = Device()
-    machine = describe_machine(device, RECORDED)
+    machine = {"gpu": device.describe(), **describe_host(RECORDED)}
     device.close()
     arch = Arch(device.arch, "CURRENT", device.name, max(1, device.total_bytes // 10**9))
     runs = [
@@ -69,25 +66,6 @@ def check_gpu(progress: Progress) -> dict[str, Any]:
         "precision": PRECISION.value,
         "passed": all(run["error"] is None and _has_passed(run["probes"]) for run in runs),
         "runs": runs,
-    }
-
-
-def describe_machine(device: Device, libraries: Sequence[str]) -> dict[str, Any]:
-    """The GPU, the host and the versions of `libraries`, for a record."""
-    return {
-        "gpu": {
-            "name": device.name,
-            "arch": device.arch,
-            "memory_gb": round(device.total_bytes / 1e9, 1),
-            "driver_cuda": device.driver_version,
-        },
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "libraries": {
-            "dflash-trt": __version__,
-            **{name: found for name in libraries if (found := _version(name))},
-        },
     }
 
 
@@ -199,10 +177,3 @@ def _probe(gpu_bundle: Bundle, cpu_bundle: Bundle) -> Iterator[Probe]:
 
 def _has_passed(probes: list[dict[str, Any]]) -> bool:
     return all(probe["passed"] is not False for probe in probes)
-
-
-def _version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None

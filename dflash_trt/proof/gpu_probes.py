@@ -19,8 +19,9 @@ from dflash_trt.backends.base import Executor, FloatArray, Int64Array, Scores, T
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.proof.verification import Comparison, Mode, measure_speed
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
-from dflash_trt.runtime.sampling import choose_tokens, sampling_input
-from dflash_trt.speculation.acceptance import accept_block
+from dflash_trt.runtime.scores import sampling_input
+from dflash_trt.sampling.acceptance import accept_block
+from dflash_trt.sampling.choice import choose_tokens
 
 # Two orders of one sum may each be off by the noise.
 NOISE_FACTOR = 2.0

@@ -6,8 +6,9 @@ from dflash_trt.runtime.events import TokenEvent
 from dflash_trt.runtime.generator import Generator, RequestFailedError
 from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.request import FinishReason, Request, RequestResult
-from dflash_trt.runtime.sampling import SamplingParams, choose_tokens
 from dflash_trt.runtime.statistics import RequestStatistics, TotalStatistics, total
+from dflash_trt.sampling.choice import choose_tokens
+from dflash_trt.sampling.params import SamplingParams
 
 __all__ = [
     "FinishReason",

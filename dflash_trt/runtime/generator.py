@@ -24,12 +24,16 @@ from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.pacing import Pacer
 from dflash_trt.runtime.paging import open_page_tables
 from dflash_trt.runtime.request import Request, RequestResult, RequestState
-from dflash_trt.runtime.sampling import pack_sampling
 from dflash_trt.runtime.scheduler import DecodeBatch, PrefillChunk, Scheduler
-from dflash_trt.runtime.scores import RowScores, rows_by_sequence
+from dflash_trt.runtime.scores import (
+    RowScores,
+    needed_scores,
+    rows_by_sequence,
+    sampling_input,
+)
 from dflash_trt.runtime.statistics import StatisticsRecorder
 from dflash_trt.runtime.timing import TimedExecutor
-from dflash_trt.speculation.acceptance import accept_block
+from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.text.detokenise import TextStream
 
 
@@ -350,14 +354,12 @@ class Generator:
         return rows_by_sequence(output, is_drawn=self._limits.draws)
 
     def _pack_sampling(self, states: Sequence[RequestState]) -> Int64Array | None:
-        if not self._limits.draws:
-            return None
-        return pack_sampling([state.request.sampling for state in states])
+        return sampling_input(self._limits, [state.request.sampling for state in states])
 
     def _needed_scores(self, state: RequestState) -> Scores:
         if self._options.record_logits:
             return Scores.LOGITS
-        return Scores.NONE if self._limits.draws else state.request.sampling.scores
+        return needed_scores(self._limits, state.request.sampling)
 
     def _clip_max_tokens(self, request: Request) -> int:
         room = self._limits.max_seq_len - len(request.prompt_ids)

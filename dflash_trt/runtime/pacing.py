@@ -27,7 +27,7 @@ import numpy as np
 from dflash_trt.backends.base import Executor, ExecutorLimits, Scores, TargetGraph
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.request import RequestState
-from dflash_trt.runtime.sampling import sampling_input
+from dflash_trt.runtime.scores import sampling_input
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import NO_SPECULATION, BlockSchedule
 

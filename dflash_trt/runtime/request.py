@@ -11,8 +11,8 @@ import numpy as np
 
 from dflash_trt.backends.base import FloatArray
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.statistics import RequestStatistics, StatisticsRecorder
+from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.text.detokenise import TextStream
 
 FinishReason = Literal["stop", "length", "cancelled"]

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dflash_trt.backends.base import (
     Candidates,
+    ExecutorLimits,
     FloatArray,
     Int64Array,
+    Scores,
     SpeculationOutput,
     TargetOutput,
 )
-from dflash_trt.runtime.sampling import (
-    SamplingParams,
-    choose_candidate,
-    choose_tokens,
-    find_highest,
-    not_finite,
-)
+from dflash_trt.sampling.choice import choose_candidate, choose_tokens, find_highest, not_finite
+from dflash_trt.sampling.params import SamplingParams, pack_sampling
+
+# The largest top-k that candidates are asked for. Executors hand out more of them than this, so
+# that the k-th logit seldom equals the last candidate's (see `choose_candidate`).
+MAX_CANDIDATE_TOP_K = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,19 @@ def rows_by_sequence(
         )
         for index, choices in enumerate(output.choice_ids.tolist())
     ]
+
+
+def needed_scores(limits: ExecutorLimits, sampling: SamplingParams) -> Scores:
+    """What choosing takes of a row: nothing, its candidates (a small top-k), or all of it."""
+    if limits.draws or sampling.greedy:
+        return Scores.NONE
+    is_small = sampling.top_k is not None and sampling.top_k <= MAX_CANDIDATE_TOP_K
+    return Scores.CANDIDATES if is_small else Scores.LOGITS
+
+
+def sampling_input(limits: ExecutorLimits, params: Sequence[SamplingParams]) -> Int64Array | None:
+    """What an executor is given of how tokens are chosen: nothing unless it draws them itself."""
+    return pack_sampling(params) if limits.draws else None
 
 
 def _choose(logits: FloatArray, position: int, sampling: SamplingParams) -> int:

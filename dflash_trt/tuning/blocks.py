@@ -30,8 +30,9 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime.generator import Generator
 from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.request import Request, RequestResult
-from dflash_trt.runtime.sampling import SamplingParams, sampling_input
+from dflash_trt.runtime.scores import needed_scores, sampling_input
 from dflash_trt.runtime.statistics import total
+from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import (
     NO_SPECULATION,
@@ -194,7 +195,7 @@ class _Bench:
         slots = max(options.batches)
         self._texts = [list(text[:longest]) for text in islice(cycle(texts), slots)]
         self._executor = executor
-        self._scores = Scores.NONE if executor.limits.draws else sampling.scores
+        self._scores = needed_scores(executor.limits, sampling)
         self._packed = sampling_input(executor.limits, [sampling] * slots)
         self._options = options
         self._chunk = executor.limits.chunk(options.prefill_chunk)

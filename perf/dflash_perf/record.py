@@ -7,9 +7,10 @@ import os
 import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from dflash_trt.core.machine import describe_host
 
 LIBRARIES = (
     "dflash-trt",
@@ -28,11 +29,8 @@ def describe_machine() -> dict[str, Any]:
     """What the figures depend on: processor, cores, memory, system, library versions."""
     return {
         "processor": _processor(),
-        "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "libraries": {name: found for name in LIBRARIES if (found := _version(name))},
+        **describe_host(LIBRARIES),
     }
 
 
@@ -61,13 +59,6 @@ def write_record(
 def _plain(argument: str) -> str:
     """An argument without this machine's folders."""
     return Path(argument).name if argument.startswith("/") else argument
-
-
-def _version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:  # an extra that is not installed
-        return None
 
 
 def _processor() -> str:

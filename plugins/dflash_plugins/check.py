@@ -21,13 +21,13 @@ import click
 from dflash_plugins.compile import ARCHES
 from dflash_plugins.operation import FOLDERS
 from dflash_plugins.testing.gpu import GpuRunner, KernelLauncher, TorchRunner, load_driver
-from dflash_trt.backends.tensorrt.device import Device, load_cuda
+from dflash_trt.core.machine import describe_host
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.proof.gpu_check import describe_machine
+from dflash_trt.hardware.device import Device, load_cuda
 
 COMPILE = "python -m dflash_plugins.compile"
-RECORDED = ("numpy", "cuda-python", "triton", "torch")
+RECORDED = ("dflash-trt", "numpy", "cuda-python", "triton", "torch")
 
 
 def check(device: Device, driver: Any, folders: Sequence[str], torch: Any = None) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def check(device: Device, driver: Any, folders: Sequence[str], torch: Any = None
         "name": "plugins",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": "python -m dflash_plugins.check",
-        "machine": describe_machine(device, RECORDED),
+        "machine": {"gpu": device.describe(), **describe_host(RECORDED)},
         "passed": all(row["mismatch"] is None for row in accuracy),
         "accuracy": accuracy,
     }

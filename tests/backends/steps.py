@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dflash_trt.backends.base import FloatArray, Int64Array, Scores, TargetGraph
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.runtime import SamplingParams
-from dflash_trt.runtime.sampling import pack_sampling
+from dflash_trt.sampling.params import pack_sampling
 
 
 def arrays(executor: OnnxRuntimeExecutor) -> dict[str, FloatArray]:

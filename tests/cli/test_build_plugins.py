@@ -130,7 +130,7 @@ def full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PluginTensorRt:
     trt = PluginTensorRt(plugin)
     monkeypatch.setitem(sys.modules, "tensorrt", trt)
     monkeypatch.setitem(sys.modules, "tensorrt.plugin", plugin)
-    monkeypatch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: FakeCuda())
+    monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: FakeCuda())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return trt
 
@@ -202,7 +202,7 @@ def test_without_the_option_bodies_stay(
     run: Run, engine_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", FullTensorRt())
-    monkeypatch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: FakeCuda())
+    monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: FakeCuda())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     output = tmp_path / "bundle"
     assert run("build", "--target", engine_config, *FULL, "-o", output).code == 0
@@ -229,9 +229,9 @@ def test_what_plugins_need_is_asked_for_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     build = ["build", "--target", engine_config, *FULL, "--plugins", "-o", tmp_path / "bundle"]
-    monkeypatch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: FakeCuda((8, 9)))
+    monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: FakeCuda((8, 9)))
     run(*build).fails(2, "--plugins: there are no kernels for sm_89", "sm_90, sm_100")
-    monkeypatch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: FakeCuda())
+    monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: FakeCuda())
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "triton", None)
         run(*build).fails(1, "Triton language is not installed", "dflash-trt[plugins]")

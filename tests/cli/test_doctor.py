@@ -129,7 +129,7 @@ def test_gpu(run: Run, monkeypatch: pytest.MonkeyPatch, driver: bool) -> None:
     monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/x" if driver else None)
     monkeypatch.setattr(doctor.Path, "exists", lambda self: False)
     cuda = FakeCuda()
-    monkeypatch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: cuda)
+    monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: cuda)
     finding = _finding(run("doctor", "--json"), "NVIDIA GPU")
     assert finding["ready"] is driver
     if driver:

@@ -48,7 +48,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, engine_config: Path, tmp_path: Pat
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("tensorrt_rtx.Builder", StubBuilder)
-    monkeypatch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: cuda)
+    monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: cuda)
     monkeypatch.setattr(
         "dflash_trt.backends.tensorrt.run.open_engines.load_library", lambda library: trt
     )
@@ -144,7 +144,7 @@ def _other_tokens(trt: FakeTensorRt, monkeypatch: pytest.MonkeyPatch) -> None:
         (_other_tokens, "no   tokens of DFlash block 8, batch 1 are the CPU's"),
         (
             lambda trt, patch: patch.setattr(
-                "dflash_trt.backends.tensorrt.device.Device.end_capture", _refuse_capture
+                "dflash_trt.hardware.device.Device.end_capture", _refuse_capture
             ),
             "no   CUDA graphs replay the step: not today",
         ),

@@ -49,7 +49,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, cuda: FakeCuda) -> F
         graph = folder / f"{engine.graph}.onnx"
         plan = Plan(graph, profiles(engine.graph, limits), length, bundle.manifest.page_pool)
         trt.add(folder / engine.path, plan)
-    monkeypatch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: cuda)
+    monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: cuda)
     monkeypatch.setattr(
         "dflash_trt.backends.tensorrt.run.open_engines.load_library", lambda library: trt
     )
@@ -171,7 +171,7 @@ def test_tensorrt_builds_for_the_gpu_that_is_here(
 ) -> None:
     cuda, full = FakeCuda(), FullTensorRt()
     monkeypatch.setitem(sys.modules, "tensorrt", full)
-    monkeypatch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: cuda)
+    monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: cuda)
     output = tmp_path / "bundle"
     build = ["build", "--target", engine_config, *FULL, "-o", output]
     shown = run(*build)
@@ -210,7 +210,7 @@ def test_tensorrt_refuses_other_gpus(
     monkeypatch.setitem(sys.modules, "tensorrt", FullTensorRt(version="10.9.0"))
     run(*build).fails(1, "TensorRT 10.9.0 is too old, 10.16 or newer")
     monkeypatch.setitem(sys.modules, "tensorrt", FullTensorRt())
-    monkeypatch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: cuda)
+    monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: cuda)
     run(*build, "--arch", "sm_100").fails(
         2, "--arch: TensorRT builds for the GPU that is here, sm_120, not for sm_100", "B200"
     )

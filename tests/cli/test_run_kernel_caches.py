@@ -57,7 +57,7 @@ def builder(patch: pytest.MonkeyPatch, folder: Path) -> None:
     trt = PluginTensorRt(FakePlugin())
     patch.setitem(sys.modules, "tensorrt", trt)
     patch.setitem(sys.modules, "tensorrt.plugin", trt.plugin)
-    patch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: FakeCuda())
+    patch.setattr("dflash_trt.hardware.device.load_cuda", lambda: FakeCuda())
     patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
 
 

@@ -27,8 +27,9 @@ from dflash_trt.graph.bindings import (
 from dflash_trt.graph.check import check_graph
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.functions import DFLASH_DOMAIN
-from dflash_trt.runtime.sampling import SamplingParams, choose_tokens, pack_sampling
-from dflash_trt.speculation.acceptance import accept_block
+from dflash_trt.sampling.acceptance import accept_block
+from dflash_trt.sampling.choice import choose_tokens
+from dflash_trt.sampling.params import SamplingParams, pack_sampling
 from tests.graph.test_form import build
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal

@@ -14,8 +14,9 @@ from onnx import TensorProto
 
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.row_sample import row_sample_function
-from dflash_trt.runtime.noise import TARGET_STREAM, draw_gumbel, philox4x32
-from dflash_trt.runtime.sampling import SamplingParams, choose_tokens, pack_sampling
+from dflash_trt.sampling.choice import choose_tokens
+from dflash_trt.sampling.noise import TARGET_STREAM, draw_gumbel, philox4x32
+from dflash_trt.sampling.params import SamplingParams, pack_sampling
 from tests.graph.test_functions import builder, random
 
 pytestmark = pytest.mark.numeric

@@ -23,7 +23,7 @@ from dflash_plugins.operation import FOLDERS, DType
 from dflash_plugins.row_sample import benchmark as sampling
 from dflash_plugins.testing.gpu import KernelLauncher, TorchRunner, to_torch
 
-from dflash_trt.backends.tensorrt.device import Device
+from dflash_trt.hardware.device import Device
 from tests.standins.cuda import FakeCuda
 from tests.standins.driver import FakeDriver
 

@@ -12,7 +12,7 @@ from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_same_bits
 
 from dflash_trt.graph.row_sample import row_sample_function
-from dflash_trt.runtime.sampling import SamplingParams, pack_sampling
+from dflash_trt.sampling.params import SamplingParams, pack_sampling
 from tests.plugins.bodies import run_body
 
 pytestmark = pytest.mark.numeric

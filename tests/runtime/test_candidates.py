@@ -18,7 +18,8 @@ from dflash_trt.backends.base import (
 )
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams, choose_tokens
-from dflash_trt.runtime.sampling import MAX_CANDIDATE_TOP_K, choose_candidate
+from dflash_trt.runtime.scores import MAX_CANDIDATE_TOP_K
+from dflash_trt.sampling.choice import choose_candidate
 from tests.standins.executor import FakeExecutor
 
 VOCAB = 40

@@ -23,7 +23,8 @@ from dflash_trt.backends.base import (
     TargetGraph,
     TargetOutput,
 )
-from dflash_trt.runtime.sampling import SamplingParams, choose_tokens
+from dflash_trt.sampling.choice import choose_tokens
+from dflash_trt.sampling.params import SamplingParams
 
 NEVER_WRITTEN = -7777
 

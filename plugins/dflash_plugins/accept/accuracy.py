@@ -6,7 +6,7 @@ import numpy as np
 
 from dflash_plugins.testing.guarded import Arrays, Run
 from dflash_plugins.testing.numeric import Accuracy
-from dflash_trt.speculation.acceptance import accept_block
+from dflash_trt.sampling.acceptance import accept_block
 
 
 def make_inputs(batch: int, rows: int, seed: int = 0) -> Arrays:

@@ -1,6 +1,6 @@
 """The longest prefix of drafts that the target would have chosen itself, and the bonus token.
 
-Program b: sequence b. Its definition is `accept_block` in dflash_trt/speculation/acceptance.py.
+Program b: sequence b. Its definition is `accept_block` in dflash_trt/sampling/acceptance.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ import numpy as np
 from dflash_plugins.operation import DType
 from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.numeric import Accuracy, Array
-from dflash_trt.runtime.sampling import SamplingParams, choose_tokens, pack_sampling
+from dflash_trt.sampling.choice import choose_tokens
+from dflash_trt.sampling.params import SamplingParams, pack_sampling
 
 # How far in probability the border of a nucleus may be off: float32 sums over a block of tokens.
 BORDER = 1e-6

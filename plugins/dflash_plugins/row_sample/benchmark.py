@@ -11,7 +11,7 @@ import numpy as np
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.row_sample.launch import make_case
 from dflash_plugins.testing.gpu import TorchRunner, to_torch
-from dflash_trt.runtime.sampling import SamplingParams, pack_sampling
+from dflash_trt.sampling.params import SamplingParams, pack_sampling
 
 ROWS = ((1, 8), (8, 8), (64, 8))
 SAMPLING = {

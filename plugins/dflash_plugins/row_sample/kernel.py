@@ -1,6 +1,6 @@
 """The target's token of one row of logits: argmax, or the Gumbel-max draw that noise fixes.
 
-Program t: row t of the B·S rows. Definition: dflash_trt/runtime/sampling.py and noise.py. The row
+Program t: row t of the B·S rows. Definition: dflash_trt/sampling/choice.py and noise.py. The row
 is read again for every question that is asked of it: a launch has no other memory.
 
 Noise is float64, which is slow on most GPUs, so a float32 estimate first says whose turn it can

@@ -28,8 +28,8 @@ from dflash_plugins.operation import (
 )
 from dflash_plugins.testing.guarded import Arrays, Buffers, run_guarded
 from dflash_plugins.testing.numeric import Array
-from dflash_trt.backends.tensorrt.device import Device
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.hardware.device import Device
 
 # Above this a kernel has to ask for the shared memory that it is given at launch.
 PLAIN_SHARED_BYTES = 48 * 1024

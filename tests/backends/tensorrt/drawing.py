@@ -17,8 +17,8 @@ from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.runtime import Generator, Request, RequestResult, SamplingParams
-from dflash_trt.runtime.sampling import pack_sampling
-from dflash_trt.speculation.acceptance import accept_block
+from dflash_trt.sampling.acceptance import accept_block
+from dflash_trt.sampling.params import pack_sampling
 from tests.graph.test_form import build
 from tests.pairs import TinyPair
 

@@ -91,7 +91,7 @@ def open_engines(
         trt = PluginTensorRt(FakePlugin())
         patch.setitem(sys.modules, "tensorrt", trt)
         patch.setitem(sys.modules, "tensorrt.plugin", trt.plugin)
-        patch.setattr("dflash_trt.backends.tensorrt.device.load_cuda", lambda: FakeCuda())
+        patch.setattr("dflash_trt.hardware.device.load_cuda", lambda: FakeCuda())
         options = Engines(find_arch("sm_120", TENSORRT), Precision.FLOAT16, TENSORRT, plugins=True)
         bundle = build(built, folder / "bundle", options, form)
     cuda = FakeCuda()

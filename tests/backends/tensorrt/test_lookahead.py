@@ -17,8 +17,8 @@ import pytest
 from dflash_trt.backends.base import Int64Array, Scores
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.runtime import Generator, GeneratorOptions
-from dflash_trt.runtime.sampling import pack_sampling
-from dflash_trt.speculation.acceptance import accept_block
+from dflash_trt.sampling.acceptance import accept_block
+from dflash_trt.sampling.params import pack_sampling
 from tests.backends.steps import random_ids
 from tests.pairs import PairFactory, TinyPair
 

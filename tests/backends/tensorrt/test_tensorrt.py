@@ -15,12 +15,12 @@ import pytest
 from dflash_trt.backends.base import Scores
 from dflash_trt.backends.onnxruntime.caches import CacheLayout, CacheShape
 from dflash_trt.backends.tensorrt.build.profiles import choose_profile, profiles
-from dflash_trt.backends.tensorrt.device import Device
 from dflash_trt.backends.tensorrt.library import LIBRARIES
 from dflash_trt.bundle.engines import engine_cache_length
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
+from dflash_trt.hardware.device import Device
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
 from tests.backends.steps import begin, decode_plainly, forward_rows, random_ids, speculate_until
 from tests.pairs import PairFactory, TinyPair

@@ -20,7 +20,7 @@ from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantized_weights import quantized_linears
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.hardware.arch import ARCHES, Arch, library_arches
-from dflash_trt.backends.tensorrt.device import Device
+from dflash_trt.hardware.device import Device
 from dflash_trt.backends.tensorrt.library import (
     TENSORRT_RTX,
     Library,

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.backends.tensorrt.device import Device, HostBytes, align
 from dflash_trt.graph.bindings import GraphName
+from dflash_trt.hardware.device import Device, HostBytes, align
 
 
 @dataclass(frozen=True, slots=True)

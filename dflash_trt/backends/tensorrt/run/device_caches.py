@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dflash_trt.backends.onnxruntime.caches import CacheShape
-from dflash_trt.backends.tensorrt.device import ALIGNMENT, Device, align
 from dflash_trt.errors import DflashError
+from dflash_trt.hardware.device import ALIGNMENT, Device, align
 
 
 class DeviceCaches:

@@ -9,8 +9,8 @@ import numpy as np
 
 from dflash_trt.backends.onnxruntime.caches import CacheShape
 from dflash_trt.backends.page_bindings import Int32Array, PageBindings
-from dflash_trt.backends.tensorrt.device import Device, align
 from dflash_trt.core.limits import PagePool
+from dflash_trt.hardware.device import Device, align
 
 
 class DevicePages:

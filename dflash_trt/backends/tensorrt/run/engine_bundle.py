@@ -12,7 +12,6 @@ from onnx import TensorProto
 from dflash_trt.backends.base import ExecutorLimits
 from dflash_trt.backends.onnxruntime.caches import CacheLayout, CacheShape
 from dflash_trt.backends.tensorrt.build.profiles import profiles
-from dflash_trt.backends.tensorrt.device import Device
 from dflash_trt.backends.tensorrt.run.device_caches import DeviceCaches
 from dflash_trt.backends.tensorrt.run.device_pages import DevicePages
 from dflash_trt.errors import DflashError
@@ -36,6 +35,7 @@ from dflash_trt.graph.bindings import (
     GraphName,
 )
 from dflash_trt.graph.form import GraphForm
+from dflash_trt.hardware.device import Device
 
 DTYPES: dict[int, str] = {
     TensorProto.FLOAT: "FLOAT",

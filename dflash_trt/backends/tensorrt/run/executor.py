@@ -29,7 +29,6 @@ from dflash_trt.backends.base import (
     TargetGraph,
     TargetOutput,
 )
-from dflash_trt.backends.tensorrt.device import Device, HostBytes
 from dflash_trt.backends.tensorrt.run.binder import Binder, lay_out
 from dflash_trt.backends.tensorrt.run.buckets import Bucket, Results, Staging
 from dflash_trt.backends.tensorrt.run.device_pages import DevicePages
@@ -50,6 +49,7 @@ from dflash_trt.graph.bindings import (
     TOKEN_IDS,
     GraphName,
 )
+from dflash_trt.hardware.device import Device, HostBytes
 
 
 class TensorRtExecutor:

@@ -28,10 +28,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflash_trt.backends.base import Int64Array, Scores
-from dflash_trt.backends.tensorrt.device import Device
 from dflash_trt.backends.tensorrt.run.buckets import Bucket, Layout, Results, Staging
 from dflash_trt.backends.tensorrt.run.device_pages import DevicePages
 from dflash_trt.graph.bindings import BLOCK_IDS, NEW_START, NEXT_BLOCK_IDS, PAGE_TABLE
+from dflash_trt.hardware.device import Device
 
 
 @dataclass(frozen=True, slots=True)

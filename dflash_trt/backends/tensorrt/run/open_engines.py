@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 from dflash_trt.backends.base import ExecutorLimits
 from dflash_trt.backends.onnxruntime.caches import CacheLayout
-from dflash_trt.backends.tensorrt.device import Device
 from dflash_trt.backends.tensorrt.library import LIBRARIES, load_library
 from dflash_trt.backends.tensorrt.run.engine_bundle import EngineBundle
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
@@ -18,6 +17,7 @@ from dflash_trt.bundle.manifest import EngineSet
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
+from dflash_trt.hardware.device import Device
 
 
 def open_device(bundle: Bundle) -> Device:

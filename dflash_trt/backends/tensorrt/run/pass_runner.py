@@ -10,13 +10,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from dflash_trt.backends.tensorrt.build.profiles import profiles
-from dflash_trt.backends.tensorrt.device import Device
 from dflash_trt.backends.tensorrt.run.buckets import Bucket
 from dflash_trt.backends.tensorrt.run.engine_bundle import EngineBundle
 from dflash_trt.backends.tensorrt.run.loaded_engine import LoadedEngine
 from dflash_trt.backends.tensorrt.run.loader import Loader
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
+from dflash_trt.hardware.device import Device
 
 MAX_BUCKETS = 64
 RUNS_BEFORE_CAPTURE = 1

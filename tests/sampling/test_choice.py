@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, Request, SamplingParams, choose_tokens
-from dflash_trt.runtime.noise import (
+from dflash_trt.sampling.noise import (
     LARGEST_NOISE,
     SMALLEST_NOISE,
     draw_gumbel,

@@ -88,6 +88,15 @@ class Device:
         (number,) = self._call("cudaDriverGetVersion")
         return f"{number // 1000}.{number % 1000 // 10}"
 
+    def describe(self) -> dict[str, Any]:
+        """The device, for a record."""
+        return {
+            "name": self.name,
+            "arch": self.arch,
+            "memory_gb": round(self.total_bytes / 1e9, 1),
+            "driver_cuda": self.driver_version,
+        }
+
     def free_bytes(self) -> int:
         """Device memory that is free now."""
         free, _ = self._call("cudaMemGetInfo")

@@ -9,89 +9,17 @@ draft by comparing it with this choice is lossless.
 
 from __future__ import annotations
 
-import math
-import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.backends.base import ExecutorLimits, FloatArray, Int64Array, Scores
+from dflash_trt.core.arrays import FloatArray, Int64Array
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime.noise import LARGEST_NOISE, SMALLEST_NOISE, draw_gumbel
+from dflash_trt.sampling.noise import LARGEST_NOISE, SMALLEST_NOISE, draw_gumbel
+from dflash_trt.sampling.params import SamplingParams
 
 Float64Array = npt.NDArray[np.float64]
 
-# The largest top-k that candidates are asked for. Executors hand out more of them than this, so
-# that the k-th logit seldom equals the last candidate's (see `choose_candidate`).
-MAX_CANDIDATE_TOP_K = 64
-
-_PACKED = struct.Struct("=QdQd")
 _NOISE_SPAN = LARGEST_NOISE - SMALLEST_NOISE + 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How a request's tokens are chosen from the target's logits.
-
-    Args:
-        temperature: finite and >= 0; 0 is greedy, and the other fields then do nothing.
-        top_k: keep exactly this many tokens (>= 1); None keeps all.
-        top_p: in (0, 1]; of what top_k left, keep the smallest set of likeliest tokens whose
-            probability reaches top_p; 1 keeps all.
-        seed: 0 … 2^64 - 1.
-
-    Equal logits rank by token id, the lower first.
-
-    Raises:
-        DflashError: a value outside its range (usage).
-    """
-
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not (_is_real(self.temperature) and 0 <= self.temperature < math.inf):
-            raise _refuse("temperature", self.temperature, "a finite number, 0 (greedy) or more")
-        if self.top_k is not None and not (_is_integer(self.top_k) and self.top_k >= 1):
-            raise _refuse("top_k", self.top_k, "an integer of at least 1, or none to keep all")
-        if not (_is_real(self.top_p) and 0 < self.top_p <= 1):
-            raise _refuse("top_p", self.top_p, "a number above 0 and at most 1")
-        if not (_is_integer(self.seed) and 0 <= self.seed < 2**64):
-            raise _refuse("seed", self.seed, "an integer from 0 to 2^64 - 1")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-    @property
-    def scores(self) -> Scores:
-        """What drawing takes of a row: nothing, its candidates (a small top-k), or all of it."""
-        if self.greedy:
-            return Scores.NONE
-        is_small = self.top_k is not None and self.top_k <= MAX_CANDIDATE_TOP_K
-        return Scores.CANDIDATES if is_small else Scores.LOGITS
-
-
-def pack_sampling(params: Sequence[SamplingParams]) -> Int64Array:
-    """The `sampling` input [B,4] of graphs that draw: seed, temperature, top_k (0: all), top_p.
-
-    Bits, not values: TensorRT has no float64 and no unsigned 64-bit integers. A top_k past int64
-    keeps all, as any does that no vocabulary reaches.
-    """
-    rows = []
-    for one in params:
-        top_k = 0 if one.top_k is None or one.top_k >= 2**63 else one.top_k
-        rows.append(_PACKED.pack(one.seed, one.temperature, top_k, one.top_p))
-    return np.frombuffer(b"".join(rows), np.int64).reshape(-1, 4)
-
-
-def sampling_input(limits: ExecutorLimits, params: Sequence[SamplingParams]) -> Int64Array | None:
-    """What an executor is given of how tokens are chosen: nothing unless it draws them itself."""
-    return pack_sampling(params) if limits.draws else None
 
 
 def choose_tokens(logits: FloatArray, positions: Int64Array, params: SamplingParams) -> Int64Array:
@@ -195,15 +123,3 @@ def _keep_top_p(logits: FloatArray, scaled: Float64Array, top_p: float) -> Int64
     reached = np.cumsum(np.exp(scaled[ranked]))
     before = np.concatenate((np.zeros(1), reached[:-1]))
     return np.sort(ranked[before < top_p * reached[-1]])
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-
-
-def _refuse(name: str, value: object, wanted: str) -> DflashError:
-    return DflashError(f"{value!r} is not {wanted}", where=name, usage=True)
