@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from dflash_trt.backends.tensorrt.build.builder import EngineOptions, local_arch
-from dflash_trt.backends.tensorrt.library import LIBRARIES, TENSORRT_RTX, load_library
-from dflash_trt.bundle.build import BuildOptions, build_bundle
+from dflash_trt.building.build import EXECUTORS, BuiltBundle, build
+from dflash_trt.building.deployment import BuiltDeployment
+from dflash_trt.building.recipe import PRECISIONS
+from dflash_trt.building.request import (
+    LINEAR,
+    PAGED,
+    BuildRequest,
+    CacheOptions,
+    Checkpoints,
+    DeploymentRequest,
+    EngineRequest,
+    LimitOptions,
+    OutputOptions,
+    PrecisionOptions,
+)
 from dflash_trt.bundle.engine_memory import bundle_scratch
 from dflash_trt.bundle.manifest import EngineSet, Manifest
-from dflash_trt.bundle.staging import check_destination
 from dflash_trt.bundle.summary import (
     cache_bytes,
     cache_line,
@@ -20,141 +30,192 @@ from dflash_trt.bundle.summary import (
     precision_line,
     quantization_line,
 )
-from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.hub import find_checkpoint
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.target import read_target
-from dflash_trt.cli.build_trtllm import (
-    TRTLLM,
-    DeploymentRequest,
-    build_deployment,
-    refuse_trtllm_options,
-    trtllm_options,
-)
-from dflash_trt.cli.kv_layout import choose_caches, kv_layout_options
-from dflash_trt.cli.precision import (
-    PRECISIONS,
-    Recipe,
-    check_idle_options,
-    choose_recipe,
-    find_texts,
-    pair_quantization,
-)
-from dflash_trt.cli.profile import apply_profile, profile_arch
+from dflash_trt.cli.option_group import option_group
 from dflash_trt.cli.progress import StageBars, format_size
-from dflash_trt.config import (
-    MAX_COUNT,
-    BuildConfig,
-    CheckpointSource,
-    PrecisionName,
-    choose_profile,
-    load_config,
-    resolve_builtin,
-    resolve_file,
-)
-from dflash_trt.errors import DflashError
-from dflash_trt.hardware.arch import DEFAULT_ARCH, find_arch
-from dflash_trt.text.prompts import read_prompts
+from dflash_trt.config import MAX_COUNT, PAGE_SIZE, PAGE_SIZES
+from dflash_trt.graph.form import CacheDtype
+from dflash_trt.hardware.arch import DEFAULT_ARCH
+from dflash_trt.trtllm.schema import ATTENTION_BACKENDS
+from dflash_trt.trtllm.versions import DEFAULT_VERSION, VERSIONS
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+_checkpoints = option_group(
+    "checkpoints",
+    Checkpoints,
+    click.option("--target-checkpoint", type=_FOLDER, help="Folder to use for the target."),
+    click.option("--draft-checkpoint", type=_FOLDER, help="Folder to use for the draft."),
+)
+_engines = option_group(
+    "engines",
+    EngineRequest,
+    click.option(
+        "--arch",
+        help=f"GPU to build engines for.  [default: {DEFAULT_ARCH}; tensorrt: the GPU that is "
+        "here]",
+    ),
+    click.option(
+        "--timing-cache",
+        type=_FILE,
+        help="Where TensorRT keeps timings between builds.  [default: in the user's cache folder]",
+    ),
+    click.option(
+        "--plugins", is_flag=True, help="Use this project's kernels, as TensorRT plugins."
+    ),
+)
+_precision = option_group(
+    "precisions",
+    PrecisionOptions,
+    click.option(
+        "--precision",
+        type=click.Choice(PRECISIONS),
+        help="fp8, nvfp4: quantize the target and the draft. bf16, fp16: what engines compute in "
+        "(the CPU: fp32).  [default: bf16; fp32]",
+    ),
+    click.option(
+        "--draft-precision",
+        type=click.Choice(PRECISIONS),
+        help="The same for the draft; bf16, fp16: leave it as it is.  [default: as --precision; "
+        "trtllm: as it is]",
+    ),
+    click.option(
+        "--calibration",
+        type=_FILE,
+        help='Texts to quantize with: .jsonl with a "prompt" each.  [default: the target\'s '
+        "prompts]",
+    ),
+    click.option(
+        "--exclude",
+        multiple=True,
+        metavar="PATTERN",
+        help="Quantize all but these modules, as in '*.self_attn.*'; repeatable.",
+    ),
+    click.option("--quantize-lm-head", is_flag=True, help="Quantize the target's lm_head too."),
+)
+_limits = option_group(
+    "limits",
+    LimitOptions,
+    click.option(
+        "--max-batch", type=click.IntRange(1, MAX_COUNT), help="Sequences decoded together."
+    ),
+    click.option(
+        "--max-seq-len",
+        type=click.IntRange(3, MAX_COUNT),
+        help="Tokens of one sequence, prompt and output.",
+    ),
+    click.option(
+        "--block-size", type=click.IntRange(2), help="Rows of a verify step; at most the trained."
+    ),
+)
+_caches = option_group(
+    "caches",
+    CacheOptions,
+    click.option(
+        "--kv-layout",
+        type=click.Choice([LINEAR, PAGED]),
+        default=LINEAR,
+        show_default=True,
+        help="paged: memory follows the tokens held, and requests share prefixes.",
+    ),
+    click.option(
+        "--kv-dtype",
+        type=click.Choice([dtype.value for dtype in CacheDtype]),
+        default=CacheDtype.COMPUTE.value,
+        show_default=True,
+        help="What caches hold: the compute type, or E4M3 with a scale for each layer's K and "
+        "V, the checkpoint's where it has them.",
+    ),
+    click.option(
+        "--page-size",
+        type=int,
+        help=f"Tokens of a page, a power of two from {PAGE_SIZES[0]} to {PAGE_SIZES[-1]}.  "
+        f"[default: {PAGE_SIZE}]",
+    ),
+    click.option(
+        "--kv-pages",
+        type=click.IntRange(1, MAX_COUNT),
+        help="Pages of the pool that all sequences share.  [default: what --max-batch "
+        "sequences of --max-seq-len need]",
+    ),
+)
+_deployment = option_group(
+    "deployment",
+    DeploymentRequest,
+    click.option(
+        "--trtllm-version",
+        help=f"trtllm: {' or '.join(VERSIONS)}.  [default: {DEFAULT_VERSION}]",
+    ),
+    click.option(
+        "--block-schedule",
+        type=_FILE,
+        help="trtllm: a block_schedule.json, which block at how many sequences.",
+    ),
+    click.option(
+        "--attention-backend",
+        type=click.Choice(ATTENTION_BACKENDS),
+        help="trtllm: the draft's attention.  [default: by the GPU]",
+    ),
+    click.option(
+        "--eagle-checkpoint",
+        help="trtllm: an EAGLE-3 draft to compare with, a folder or hub name.",
+    ),
+    click.option(
+        "--context-recompute-tail",
+        type=click.IntRange(0, MAX_COUNT),
+        help="trtllm: prompt tokens computed again after a prefix-cache hit, for the drafter.  "
+        "[default: all]",
+    ),
+)
+_output = option_group(
+    "output",
+    OutputOptions,
+    click.option(
+        "--copy-weights",
+        is_flag=True,
+        help="Copy weight files, so that onnx's tools open the bundle.",
+    ),
+    click.option("--hash-weights", is_flag=True, help="Record the weight files' full SHA-256."),
+    click.option("--overwrite", is_flag=True, help="Replace a bundle that exists."),
+    click.option(
+        "-o",
+        "--output",
+        type=_FOLDER,
+        help="The bundle's folder.  [default: ./NAME-bundle; trtllm: ./NAME-PROFILE]",
+    ),
+)
 
 
 @click.command("build", short_help="Turn a target and a draft checkpoint into a bundle.")
-@click.option("--target", "name", required=True, help="A name from `targets`, or a YAML file.")
-@click.option("--target-checkpoint", type=_FOLDER, help="Folder to use for the target.")
-@click.option("--draft-checkpoint", type=_FOLDER, help="Folder to use for the draft.")
+@click.option("--target", required=True, help="A name from `targets`, or a YAML file.")
+@_checkpoints
 @click.option(
     "--executor",
-    type=click.Choice(["cpu", *LIBRARIES, TRTLLM]),
-    default="cpu",
+    type=click.Choice(EXECUTORS),
+    default=EXECUTORS[0],
     show_default=True,
     help="What will run the bundle.",
 )
 @click.option(
     "--profile", help="Hardware to build for, a name from `targets`.  [trtllm: the only one]"
 )
-@click.option(
-    "--arch",
-    help=f"GPU to build engines for.  [default: {DEFAULT_ARCH}; tensorrt: the GPU that is here]",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(PRECISIONS),
-    help="fp8, nvfp4: quantize the target and the draft. bf16, fp16: what engines compute in "
-    "(the CPU: fp32).  [default: bf16; fp32]",
-)
-@click.option(
-    "--timing-cache",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Where TensorRT keeps timings between builds.  [default: in the user's cache folder]",
-)
-@click.option(
-    "--draft-precision",
-    type=click.Choice(PRECISIONS),
-    help="The same for the draft; bf16, fp16: leave it as it is.  [default: as --precision; "
-    "trtllm: as it is]",
-)
-@click.option(
-    "--calibration",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help='Texts to quantize with: .jsonl with a "prompt" each.  [default: the target\'s prompts]',
-)
-@click.option(
-    "--exclude",
-    multiple=True,
-    metavar="PATTERN",
-    help="Quantize all but these modules, as in '*.self_attn.*'; repeatable.",
-)
-@click.option("--quantize-lm-head", is_flag=True, help="Quantize the target's lm_head too.")
-@click.option("--plugins", is_flag=True, help="Use this project's kernels, as TensorRT plugins.")
-@click.option("--max-batch", type=click.IntRange(1, MAX_COUNT), help="Sequences decoded together.")
-@click.option(
-    "--max-seq-len",
-    type=click.IntRange(3, MAX_COUNT),
-    help="Tokens of one sequence, prompt and output.",
-)
-@click.option(
-    "--block-size", type=click.IntRange(2), help="Rows of a verify step; at most the trained."
-)
-@kv_layout_options
-@click.option(
-    "--copy-weights", is_flag=True, help="Copy weight files, so that onnx's tools open the bundle."
-)
-@click.option("--hash-weights", is_flag=True, help="Record the weight files' full SHA-256.")
-@click.option("--overwrite", is_flag=True, help="Replace a bundle that exists.")
-@trtllm_options
-@click.option(
-    "-o",
-    "--output",
-    type=_FOLDER,
-    help="The bundle's folder.  [default: ./NAME-bundle; trtllm: ./NAME-PROFILE]",
-)
+@_engines
+@_precision
+@_limits
+@_caches
+@_deployment
+@_output
 def command(
-    name: str,
-    target_checkpoint: Path | None,
-    draft_checkpoint: Path | None,
+    target: str,
     executor: str,
     profile: str | None,
-    arch: str | None,
-    precision: PrecisionName | None,
-    draft_precision: PrecisionName | None,
-    calibration: Path | None,
-    exclude: tuple[str, ...],
-    quantize_lm_head: bool,
-    timing_cache: Path | None,
-    plugins: bool,
-    max_batch: int | None,
-    max_seq_len: int | None,
-    block_size: int | None,
-    kv_layout: str,
-    kv_dtype: str,
-    page_size: int | None,
-    kv_pages: int | None,
-    copy_weights: bool,
-    hash_weights: bool,
-    overwrite: bool,
-    output: Path | None,
-    **trtllm: Any,
+    checkpoints: Checkpoints,
+    engines: EngineRequest,
+    precisions: PrecisionOptions,
+    limits: LimitOptions,
+    caches: CacheOptions,
+    deployment: DeploymentRequest,
+    output: OutputOptions,
 ) -> None:
     """Turn a target and a draft checkpoint into a bundle.
 
@@ -166,83 +227,30 @@ def command(
     EAGLE-3 and autoregressive decoding of the pair on a hardware profile. Checkpoints may stay
     names on the hub.
     """
-    config, path = load_config(name)
-    caches = choose_caches(
-        kv_layout=kv_layout,
-        kv_dtype=kv_dtype,
-        page_size=page_size,
-        kv_pages=kv_pages,
+    request = BuildRequest(
+        target=target,
         executor=executor,
-        plugins=plugins,
+        profile=profile,
+        checkpoints=checkpoints,
+        limits=limits,
+        precision=precisions,
+        caches=caches,
+        engines=engines,
+        deployment=deployment,
+        output=output,
     )
-    if profile is not None or executor == TRTLLM:
-        profile = choose_profile(config, profile, path)
-        config = apply_profile(config, config.profiles[profile])
-    given = {"max_batch": max_batch, "max_seq_len": max_seq_len, "block_size": block_size}
-    config = config.model_copy(update={key: value for key, value in given.items() if value})
-    if executor == TRTLLM:
-        assert profile is not None
-        build_deployment(
-            config,
-            path,
-            DeploymentRequest(
-                profile=profile,
-                target_checkpoint=target_checkpoint,
-                draft_checkpoint=draft_checkpoint,
-                precision=precision,
-                draft_precision=draft_precision,
-                calibration=calibration,
-                exclude=exclude,
-                quantize_lm_head=quantize_lm_head,
-                copy_weights=copy_weights,
-                overwrite=overwrite,
-                output=output,
-                idle={
-                    "--arch": arch is not None,
-                    "--timing-cache": timing_cache is not None,
-                    "--hash-weights": hash_weights,
-                    "--plugins": plugins,
-                },
-                given=trtllm,
-            ),
-        )
-        return
-    refuse_trtllm_options(trtllm)
-    if profile is not None:
-        arch = profile_arch(config.profiles[profile], executor, arch)
-    recipe = choose_recipe(
-        config, path, precision, draft_precision, exclude, engines=executor in LIBRARIES
-    )
-    engines = _engine_options(executor, arch, recipe, timing_cache, plugins)
-    check_idle_options(recipe, calibration, exclude, quantize_lm_head)
-    texts = find_texts(recipe, config, path, calibration)
-    output = output or Path(f"{path.stem}-bundle")
-    check_destination(output, overwrite=overwrite)  # before anything is downloaded
-    target_folder = _find(config.target, path, target_checkpoint, "--target-checkpoint")
-    draft_folder = _find(config.draft, path, draft_checkpoint, "--draft-checkpoint")
     with StageBars() as bars:
-        bars.stage("reading checkpoints", None)
-        pair = check_pair(read_target(target_folder), read_draft(draft_folder))
-        prompts = _prompts(config, path)
-        options = BuildOptions(
-            copy_weights=copy_weights,
-            hash_weights=hash_weights,
-            overwrite=overwrite,
-            engines=engines,
-            page_size=caches.page_size,
-            pages=caches.pages,
-            cache_dtype=caches.dtype,
-            quantization=None
-            if texts is None
-            else pair_quantization(recipe, pair, texts, quantize_lm_head=quantize_lm_head),
-        )
-        manifest = build_bundle(pair, config, path.stem, output, options, bars, prompts=prompts)
-    _show(output, manifest)
+        built = build(request, bars)
+    if isinstance(built, BuiltBundle):
+        _show_bundle(built)
+    else:
+        _show_deployment(built)
 
 
-def _show(output: Path, manifest: Manifest) -> None:
+def _show_bundle(built: BuiltBundle) -> None:
+    manifest = built.manifest
     click.echo(
-        f"{output}: {manifest.target.family} target of {manifest.target.layers} layers "
+        f"{built.folder}: {manifest.target.family} target of {manifest.target.layers} layers "
         f"({manifest.target.parameters:,} parameters), DFlash draft of {manifest.draft.layers} "
         f"({manifest.draft.parameters:,}), block {manifest.limits.block_size}, "
         f"{precision_line(manifest)}weights {manifest.weights}"
@@ -279,59 +287,21 @@ def _allocated(manifest: Manifest, engines: EngineSet) -> str:
     )
 
 
-def _engine_options(
-    executor: str, arch: str | None, recipe: Recipe, timing_cache: Path | None, plugins: bool
-) -> EngineOptions | None:
-    """What engines are asked for; None for the CPU, which has none of these options."""
-    library = LIBRARIES.get(executor)
-    if timing_cache is not None and (library is None or library.is_rtx):
-        raise DflashError(
-            "only TensorRT measures tactics as it builds",
-            where="--timing-cache",
-            fix="leave it out, or build with --executor tensorrt",
-            usage=True,
-        )
-    if plugins and (library is None or library.is_rtx):
-        raise DflashError(
-            "only TensorRT takes this project's plugins",
-            where="--plugins",
-            fix="leave it out, or build with --executor tensorrt",
-            usage=True,
-        )
-    if library is not None:
-        if arch is None and not library.is_rtx:
-            load_library(library)
-            arch = local_arch()
-        found = find_arch(arch or DEFAULT_ARCH, library)
-        return EngineOptions(found, recipe.compute, library, timing_cache, plugins)
-    if arch is not None:
-        raise DflashError(
-            f"{arch!r} is for engines; the CPU executor runs the graphs themselves",
-            where="--arch",
-            fix=f"add --executor {TENSORRT_RTX.executor}, or leave it out",
-            usage=True,
-        )
-    return None
-
-
-def _find(source: CheckpointSource, config_path: Path, given: Path | None, option: str) -> Path:
-    """The folder of a checkpoint: the option's, what ships with the project, local, or hub."""
-    if given is not None:
-        return given
-    builtin = resolve_builtin(source.checkpoint)
-    if builtin is not None:
-        return builtin
-    return find_checkpoint(
-        source.checkpoint, base=config_path.parent, revision=source.revision, option=option
+def _show_deployment(built: BuiltDeployment) -> None:
+    output, deployment = built.folder, built.record
+    memory, profile = deployment.memory, deployment.profile
+    click.echo(
+        f"{output}: {', '.join(deployment.variants)} of {deployment.name} on {profile.gpus} × "
+        f"{profile.gpu}, {deployment.max_batch} sequences of {deployment.max_seq_len} tokens, "
+        f"{deployment.max_draft_len} drafts, attention backend {deployment.attention_backend}; "
+        f"target {deployment.target}, draft {deployment.draft}"
     )
-
-
-def _prompts(config: BuildConfig, config_path: Path) -> Path | None:
-    """The prompts to carry along, once they have proved readable."""
-    if config.prompts is None:
-        return None
-    path = resolve_file(config.prompts, config_path)
-    if path.suffix != ".jsonl":
-        raise DflashError("prompts must be a .jsonl file", where=path, usage=True)
-    read_prompts(path)
-    return path
+    click.echo(
+        f"memory of a GPU: weights {format_size(memory.weights)}, draft context "
+        f"{format_size(memory.draft_context)}, KV cache at least {format_size(memory.kv_pool)} "
+        f"({memory.sequences} sequences of {deployment.max_seq_len} tokens), of "
+        f"{format_size(memory.gpu_memory)}"
+    )
+    click.echo(f"checked against {deployment.checked}; not run. {output}/README.md says how to")
+    for note in built.notes:
+        click.echo(f"note: {note}", err=True)

@@ -15,10 +15,8 @@ from dflash_trt.cli.generate_remote import generate_remote, parse_url
 from dflash_trt.cli.generation_output import TextWriter, print_json, print_statistics
 from dflash_trt.cli.options import (
     block_schedule_option,
-    encode_prompts,
     json_option,
     prompt_options,
-    read_texts,
     sampling_options,
     show_thread_note,
     threads_option,
@@ -32,7 +30,9 @@ from dflash_trt.runtime import (
     total,
 )
 from dflash_trt.serving.client.client import GenerationRequest
+from dflash_trt.text.encode import encode_prompts
 from dflash_trt.text.harmony import HarmonyFormat
+from dflash_trt.text.prompts import read_texts
 from dflash_trt.tuning.bundle_schedule import AUTO, NONE, choose_schedule, needed_graphs
 
 LOCAL_OPTIONS = {"bundle", "block_size", "block_schedule", "no_speculation", "view", "threads"}

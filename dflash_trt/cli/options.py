@@ -8,11 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
-from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.errors import DflashError
 from dflash_trt.speculation.schedule import BlockSchedule
-from dflash_trt.text.prompts import read_prompts
-from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.tuning.bundle_schedule import note_threads
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -103,77 +100,3 @@ def show_thread_note(schedule: BlockSchedule | None, threads: int) -> None:
     note = note_threads(schedule, threads)
     if note is not None:
         click.echo(f"note: {note}", err=True)
-
-
-def encode_prompts(
-    tokenizer: BundleTokenizer,
-    prompt: str | None,
-    prompt_file: Path | None,
-    default_file: Path | None,
-    *,
-    raw: bool,
-) -> list[list[int]]:
-    """Token ids of the prompts asked for, through the chat template where there is one.
-
-    Raises:
-        DflashError: both or neither given, an empty prompt, a file that cannot be used.
-    """
-    texts = read_texts(prompt, prompt_file, default_file)
-    if tokenizer.chat_template is not None and not raw:
-        return tokenizer.encode_chats(texts)
-    return [tokenizer.encode(text) for text in texts]
-
-
-def read_texts(
-    prompt: str | None, prompt_file: Path | None, default_file: Path | None
-) -> list[str]:
-    """The prompts asked for, as text.
-
-    Raises:
-        DflashError: both or neither given, an empty prompt, a file that cannot be used.
-    """
-    if prompt is not None and prompt_file is not None:
-        raise DflashError("give --prompt or --prompt-file, not both", usage=True)
-    file = prompt_file or (default_file if prompt is None else None)
-    if file is not None:
-        texts = read_prompts(file)
-    elif prompt is not None:
-        texts = [prompt]
-    else:
-        raise DflashError("no prompt", fix="pass --prompt TEXT or --prompt-file FILE", usage=True)
-    for number, text in enumerate(texts, start=1):
-        problem = _find_problem(text)
-        if problem is not None:
-            raise DflashError(
-                problem,
-                where=f"{file}, prompt {number}" if file else "--prompt",
-                usage=True,
-            )
-    return texts
-
-
-def read_calibration(target: TargetSpec, file: Path) -> list[list[int]]:
-    """Token ids of the texts in `file`, as the target's own tokenizer reads them.
-
-    Raises:
-        DflashError: the checkpoint has no tokenizer, or a file that cannot be used.
-    """
-    folder = target.checkpoint.path
-    if not (folder / "tokenizer.json").is_file():
-        raise DflashError(
-            "has no tokenizer.json, which calibration texts need",
-            where=folder,
-            fix="download the checkpoint's tokenizer",
-        )
-    return encode_prompts(BundleTokenizer(folder), None, file, None, raw=False)
-
-
-def _find_problem(text: str) -> str | None:
-    if not text:
-        return "the prompt is empty; give it some text"
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        # A lone surrogate: bytes on the command line that are not UTF-8, or JSON's \ud800.
-        return f"is not Unicode text at character {error.start}"
-    return None

@@ -17,7 +17,7 @@ from dflash_trt.checkpoints.folder import read_config
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import TargetSpec, read_target
 from dflash_trt.cli.convert_experts import BF16, convert, interruption_note
-from dflash_trt.cli.options import json_option, read_calibration
+from dflash_trt.cli.options import json_option
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.checkpoint import (
@@ -29,6 +29,7 @@ from dflash_trt.quantization.experts import has_mxfp4_experts
 from dflash_trt.quantization.linears import Algorithm, QuantizeOptions, select_linears
 from dflash_trt.quantization.partial import check_destination
 from dflash_trt.quantization.scales import Activations
+from dflash_trt.text.encode import encode_calibration
 
 PRECISIONS = {"fp8": Algorithm.FP8, "nvfp4": Algorithm.NVFP4}
 MODULES_SHOWN = 4
@@ -125,7 +126,9 @@ def command(
         else:
             spec, target = read_draft(checkpoint), read_target(target_checkpoint)
         select_linears(spec, options)  # refusals come before texts are read
-        activations = _activations(spec, target, read_calibration(target, calibration), bars)
+        activations = _activations(
+            spec, target, encode_calibration(target.checkpoint.path, calibration), bars
+        )
         with interruption_note(output):
             written = quantize_checkpoint(spec, options, activations, output, bars)
     if as_json:

@@ -15,7 +15,6 @@ from dflash_trt.bundle.attach import replace_file
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.cli.options import (
     bundle_argument,
-    encode_prompts,
     json_option,
     parse_counts,
     prompt_options,
@@ -28,6 +27,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, Request, SamplingParams
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import NO_SPECULATION, SCHEDULE_NAME, BlockSchedule
+from dflash_trt.text.encode import encode_prompts
 from dflash_trt.tuning.blocks import (
     TuningOptions,
     candidate_batches,

@@ -18,7 +18,6 @@ from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.cli.against import print_comparison, print_comparison_json
 from dflash_trt.cli.options import (
     bundle_argument,
-    encode_prompts,
     json_option,
     parse_counts,
     prompt_options,
@@ -31,6 +30,7 @@ from dflash_trt.proof.twin_comparison import Bounds, compare
 from dflash_trt.proof.twins import check_twins
 from dflash_trt.proof.verification import Mode, ModeReport, Speed, measure_speed, verify
 from dflash_trt.runtime import Request, SamplingParams
+from dflash_trt.text.encode import encode_prompts
 from dflash_trt.text.prompts import read_prompts
 
 PROOF_OPTIONS = {"blocks": "--block-size", "batches": "--batch", "repeats": "--repeats"}

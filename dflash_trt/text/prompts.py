@@ -1,4 +1,4 @@
-"""Prompts from a file: one whole text, or many as JSON lines."""
+"""Prompts: given as text, or read from a file, one whole text or many as JSON lines."""
 
 from __future__ import annotations
 
@@ -42,6 +42,34 @@ def read_prompts(path: Path) -> list[str]:
     return prompts
 
 
+def read_texts(
+    prompt: str | None, prompt_file: Path | None, default_file: Path | None
+) -> list[str]:
+    """The prompts asked for, as text.
+
+    Raises:
+        DflashError: both or neither given, an empty prompt, a file that cannot be used.
+    """
+    if prompt is not None and prompt_file is not None:
+        raise DflashError("give --prompt or --prompt-file, not both", usage=True)
+    file = prompt_file or (default_file if prompt is None else None)
+    if file is not None:
+        texts = read_prompts(file)
+    elif prompt is not None:
+        texts = [prompt]
+    else:
+        raise DflashError("no prompt", fix="pass --prompt TEXT or --prompt-file FILE", usage=True)
+    for number, text in enumerate(texts, start=1):
+        problem = _find_problem(text)
+        if problem is not None:
+            raise DflashError(
+                problem,
+                where=f"{file}, prompt {number}" if file else "--prompt",
+                usage=True,
+            )
+    return texts
+
+
 def _read_line(line: str, where: str) -> str:
     try:
         record = parse_json(line.encode(), where)
@@ -51,3 +79,14 @@ def _read_line(line: str, where: str) -> str:
     if not isinstance(prompt, str):
         raise DflashError('must be an object with a text "prompt"', where=where, usage=True)
     return prompt
+
+
+def _find_problem(text: str) -> str | None:
+    if not text:
+        return "the prompt is empty; give it some text"
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        # A lone surrogate: bytes on the command line that are not UTF-8, or JSON's \ud800.
+        return f"is not Unicode text at character {error.start}"
+    return None

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from dflash_trt.building.recipe import choose_recipe
+from dflash_trt.building.request import PrecisionOptions
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.calibration import observe_pair
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.cli.precision import choose_recipe
 from dflash_trt.config import PrecisionName, load_config
 from dflash_trt.graph.form import Precision
 from dflash_trt.quantization.checkpoint import quantize_checkpoint
@@ -233,7 +234,9 @@ def test_what_engines_compute_in(
     algorithms: dict[str, Algorithm],
 ) -> None:
     config, path = load_config("demo")
-    recipe = choose_recipe(config, path, *names, (), engines=True)
+    precision, draft_precision = names
+    options = PrecisionOptions(precision=precision, draft_precision=draft_precision)
+    recipe = choose_recipe(config, path, options, engines=True)
     assert recipe.compute is compute and recipe.algorithms == algorithms
 
 
@@ -259,7 +262,7 @@ def test_architectures_without_the_format_are_refused_before_anything_runs(
     def fail(*arguments: object, **keywords: object) -> None:
         raise AssertionError("observes")
 
-    monkeypatch.setattr("dflash_trt.cli.precision.observe_pair", fail)
+    monkeypatch.setattr("dflash_trt.building.recipe.observe_pair", fail)
     output = tmp_path / "out" / "b"
     run("build", "--target", llama, *RTX, "--arch", arch, *options, "-o", output).fails(2, *pieces)
     assert not output.parent.exists()

@@ -1,20 +1,21 @@
-"""What `build --precision` and `--draft-precision` ask for, on each kind of executor."""
+"""What a build computes in and quantises, on each kind of executor."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_trt.building.request import PrecisionOptions
 from dflash_trt.bundle.quantize import PairAmax, PairQuantization
 from dflash_trt.calibration import observe_pair
 from dflash_trt.checkpoints.pair import Pair
-from dflash_trt.cli.options import read_calibration
 from dflash_trt.config import QUANTIZED, BuildConfig, PrecisionName, resolve_file
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.form import Precision
 from dflash_trt.quantization.linears import Algorithm
+from dflash_trt.text.encode import encode_calibration
 from dflash_trt.text.prompts import read_prompts
 
 COMPUTE = {
@@ -41,13 +42,11 @@ class Recipe:
 def choose_recipe(
     config: BuildConfig,
     config_path: Path,
-    precision: PrecisionName | None,
-    draft_precision: PrecisionName | None,
-    exclude: tuple[str, ...],
+    options: PrecisionOptions,
     *,
     engines: bool,
 ) -> Recipe:
-    """The command line's options, and the configuration's where they leave room for them.
+    """The request's options, and the configuration's where they leave room for them.
 
     A precision that is given replaces the configuration's recipe as a whole: its draft_precision
     and patterns were chosen for its own.
@@ -56,6 +55,8 @@ def choose_recipe(
         DflashError: what the executor does not compute in, or an option without an effect.
     """
     places: dict[Owner, str] = {"target": "--precision", "draft": "--draft-precision"}
+    precision, draft_precision = options.precision, options.draft_precision
+    exclude = options.exclude
     if precision is None:
         exclude = exclude or config.exclude
         if config.precision is not None:
@@ -105,13 +106,11 @@ def _check_executor(
         )
 
 
-def check_idle_options(
-    recipe: Recipe, calibration: Path | None, exclude: tuple[str, ...], quantize_lm_head: bool
-) -> None:
+def check_idle_options(recipe: Recipe, options: PrecisionOptions) -> None:
     """Refuses options about what is not going to happen."""
-    given = {"--calibration": calibration, "--exclude": exclude}
+    given = {"--calibration": options.calibration, "--exclude": options.exclude}
     idle = [option for option, value in given.items() if value and not recipe.algorithms]
-    if quantize_lm_head and "target" not in recipe.algorithms:
+    if options.quantize_lm_head and "target" not in recipe.algorithms:
         idle.append("--quantize-lm-head")
     if idle:
         raise DflashError(
@@ -154,7 +153,7 @@ def pair_quantization(
     Raises:
         DflashError: the target has no tokenizer, or a text is empty.
     """
-    sequences = read_calibration(pair.target, texts)
+    sequences = encode_calibration(pair.target.checkpoint.path, texts)
 
     def observe(pair: Pair, workspace: Path, progress: Progress) -> PairAmax:
         amax = observe_pair(pair, sequences, progress, workspace=workspace)

@@ -1,0 +1,204 @@
+"""What `build` does: one branch for each kind of executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_trt.backends.tensorrt.build.builder import EngineOptions, local_arch
+from dflash_trt.backends.tensorrt.library import LIBRARIES, TENSORRT_RTX, load_library
+from dflash_trt.building.caches import choose_caches
+from dflash_trt.building.deployment import (
+    BuiltDeployment,
+    build_deployment,
+    refuse_deployment_options,
+)
+from dflash_trt.building.profile import apply_profile, profile_arch
+from dflash_trt.building.recipe import (
+    Recipe,
+    check_idle_options,
+    choose_recipe,
+    find_texts,
+    pair_quantization,
+)
+from dflash_trt.building.request import TRTLLM, BuildRequest
+from dflash_trt.bundle.build import BuildOptions, build_bundle
+from dflash_trt.bundle.manifest import Manifest
+from dflash_trt.bundle.staging import check_destination
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.hub import find_checkpoint
+from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.target import read_target
+from dflash_trt.config import (
+    BuildConfig,
+    CheckpointSource,
+    HardwareProfile,
+    choose_profile,
+    load_config,
+    resolve_builtin,
+    resolve_file,
+)
+from dflash_trt.core.progress import Progress
+from dflash_trt.errors import DflashError
+from dflash_trt.hardware.arch import DEFAULT_ARCH, find_arch
+from dflash_trt.text.prompts import read_prompts
+
+EXECUTORS = ("cpu", *LIBRARIES, TRTLLM)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltBundle:
+    """A bundle's folder and manifest."""
+
+    folder: Path
+    manifest: Manifest
+
+
+def build(request: BuildRequest, progress: Progress) -> BuiltBundle | BuiltDeployment:
+    """Builds what is asked for, whole or not at all.
+
+    Raises:
+        DflashError: options that do not go together, a pair or a limit that does not fit, a
+            checkpoint that cannot be found or read, a disk that refuses.
+    """
+    config, path = load_config(request.target)
+    choose_caches(request.caches, request.executor, plugins=request.engines.plugins)
+    name, profile = request.profile, None
+    if name is not None or request.executor == TRTLLM:
+        name = choose_profile(config, name, path)
+        profile = config.profiles[name]
+        config = apply_profile(config, profile)
+    config = request.limits.apply(config)
+    if request.executor == TRTLLM:
+        assert name is not None
+        return build_deployment(request, config, path, name, progress)
+    refuse_deployment_options(request.deployment)
+    if request.executor in LIBRARIES:
+        return _build_engine_bundle(request, config, path, profile, progress)
+    return _build_cpu_bundle(request, config, path, profile, progress)
+
+
+def _build_cpu_bundle(
+    request: BuildRequest,
+    config: BuildConfig,
+    path: Path,
+    profile: HardwareProfile | None,
+    progress: Progress,
+) -> BuiltBundle:
+    if profile is not None:
+        profile_arch(profile, request.executor, None)  # which refuses: a CPU is no GPU
+    recipe = choose_recipe(config, path, request.precision, engines=False)
+    _refuse_tensorrt_options(request)
+    if request.engines.arch is not None:
+        raise DflashError(
+            f"{request.engines.arch!r} is for engines; the CPU executor runs the graphs themselves",
+            where="--arch",
+            fix=f"add --executor {TENSORRT_RTX.executor}, or leave it out",
+            usage=True,
+        )
+    return _write_bundle(request, config, path, recipe, None, progress)
+
+
+def _build_engine_bundle(
+    request: BuildRequest,
+    config: BuildConfig,
+    path: Path,
+    profile: HardwareProfile | None,
+    progress: Progress,
+) -> BuiltBundle:
+    arch = request.engines.arch
+    if profile is not None:
+        arch = profile_arch(profile, request.executor, arch)
+    recipe = choose_recipe(config, path, request.precision, engines=True)
+    library = LIBRARIES[request.executor]
+    if library.is_rtx:
+        _refuse_tensorrt_options(request)
+    elif arch is None:
+        load_library(library)
+        arch = local_arch()
+    engines = EngineOptions(
+        find_arch(arch or DEFAULT_ARCH, library),
+        recipe.compute,
+        library,
+        request.engines.timing_cache,
+        request.engines.plugins,
+    )
+    return _write_bundle(request, config, path, recipe, engines, progress)
+
+
+def _refuse_tensorrt_options(request: BuildRequest) -> None:
+    """Refuses what only TensorRT for data centres takes."""
+    idle = {
+        "--timing-cache": (request.engines.timing_cache, "measures tactics as it builds"),
+        "--plugins": (request.engines.plugins, "takes this project's plugins"),
+    }
+    for option, (given, what) in idle.items():
+        if given:
+            raise DflashError(
+                f"only TensorRT {what}",
+                where=option,
+                fix="leave it out, or build with --executor tensorrt",
+                usage=True,
+            )
+
+
+def _write_bundle(
+    request: BuildRequest,
+    config: BuildConfig,
+    path: Path,
+    recipe: Recipe,
+    engines: EngineOptions | None,
+    progress: Progress,
+) -> BuiltBundle:
+    options, given = request.precision, request.checkpoints
+    check_idle_options(recipe, options)
+    texts = find_texts(recipe, config, path, options.calibration)
+    output = request.output.output or Path(f"{path.stem}-bundle")
+    check_destination(output, overwrite=request.output.overwrite)  # before anything is downloaded
+    target_folder = _find(config.target, path, given.target_checkpoint, "--target-checkpoint")
+    draft_folder = _find(config.draft, path, given.draft_checkpoint, "--draft-checkpoint")
+    progress.stage("reading checkpoints", None)
+    pair = check_pair(read_target(target_folder), read_draft(draft_folder))
+    prompts = _prompts(config, path)
+    caches = choose_caches(request.caches, request.executor, plugins=request.engines.plugins)
+    quantization = None
+    if texts is not None:
+        lm_head = options.quantize_lm_head
+        quantization = pair_quantization(recipe, pair, texts, quantize_lm_head=lm_head)
+    build_options = BuildOptions(
+        copy_weights=request.output.copy_weights,
+        hash_weights=request.output.hash_weights,
+        overwrite=request.output.overwrite,
+        engines=engines,
+        page_size=caches.page_size,
+        pages=caches.pages,
+        cache_dtype=caches.dtype,
+        quantization=quantization,
+    )
+    manifest = build_bundle(
+        pair, config, path.stem, output, build_options, progress, prompts=prompts
+    )
+    return BuiltBundle(output, manifest)
+
+
+def _find(source: CheckpointSource, config_path: Path, given: Path | None, option: str) -> Path:
+    """The folder of a checkpoint: the option's, what ships with the project, local, or hub."""
+    if given is not None:
+        return given
+    builtin = resolve_builtin(source.checkpoint)
+    if builtin is not None:
+        return builtin
+    return find_checkpoint(
+        source.checkpoint, base=config_path.parent, revision=source.revision, option=option
+    )
+
+
+def _prompts(config: BuildConfig, config_path: Path) -> Path | None:
+    """The prompts to carry along, once they have proved readable."""
+    if config.prompts is None:
+        return None
+    path = resolve_file(config.prompts, config_path)
+    if path.suffix != ".jsonl":
+        raise DflashError("prompts must be a .jsonl file", where=path, usage=True)
+    read_prompts(path)
+    return path
