@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from dflash_trt.backends.base import Executor, ExecutorLimits
-from dflash_trt.backends.onnxruntime.caches import CacheLayout, CacheShape
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.graph.bindings import GraphName
+from dflash_trt.graph.tensors import CacheLayout, CacheShape
 
 
 def check_runnable(bundle: Bundle) -> None:
@@ -42,10 +42,8 @@ def open_executor(
     )
     form = manifest.graph_form
     layout = CacheLayout(
-        target.layers,
-        CacheShape(target.kv_heads, target.cache_head_dim(form)),
-        draft.layers,
-        CacheShape(draft.kv_heads, draft.cache_head_dim(form)),
+        (CacheShape(target.kv_heads, target.cache_head_dim(form)),) * target.layers,
+        (CacheShape(draft.kv_heads, draft.cache_head_dim(form)),) * draft.layers,
     )
     # Imported here: a command needs one library or the other, or only reads a bundle.
     if manifest.engines is not None:

@@ -10,39 +10,27 @@ import numpy as np
 import onnxruntime as ort
 
 from dflash_trt.backends.base import Int64Array
-from dflash_trt.backends.onnxruntime.caches import CacheShape, LinearCaches
+from dflash_trt.backends.onnxruntime.caches import LinearCaches
 from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.graph.bindings import OBSERVED_PREFIX, GraphName, Owner, cache_layers
-from dflash_trt.graph.decoder import Decoder
-
-_OWNERS: dict[GraphName, tuple[Owner, ...]] = {
-    "target": ("target", "draft"),
-    "draft": ("draft",),
-    "target_only": ("target",),
-}
+from dflash_trt.graph.bindings import OBSERVED_PREFIX, GraphName, Owner
+from dflash_trt.graph.tensors import CacheLayout
 
 
 class ObservedGraphs:
     """Graphs in `folder` that were built to observe, over caches of one sequence.
 
     Args:
-        specs: the models: with a draft the graphs are target and draft, else target_only.
+        layout: the models' caches: with a draft the graphs are target and draft, else
+            target_only.
         vocab_size: width of the logits.
         positions: most positions of a sequence.
     """
 
-    def __init__(
-        self, folder: Path, specs: Mapping[Owner, Decoder], vocab_size: int, positions: int
-    ) -> None:
-        self._names = {owner: cache_layers(owner, spec.num_layers) for owner, spec in specs.items()}
-        self._shapes = {
-            name: CacheShape(spec.num_kv_heads, spec.head_dim)
-            for owner, spec in specs.items()
-            for name, _ in self._names[owner]
-        }
-        self._caches = LinearCaches(self._shapes, 1, positions)
-        graphs: list[GraphName] = ["target", "draft"] if "draft" in specs else ["target_only"]
+    def __init__(self, folder: Path, layout: CacheLayout, vocab_size: int, positions: int) -> None:
+        self._layout = layout
+        self._caches = LinearCaches(layout.shapes(), 1, positions)
+        graphs: list[GraphName] = ["target", "draft"] if layout.draft else ["target_only"]
         self._sessions = {graph: self._open(folder, graph, vocab_size) for graph in graphs}
         self._amax: dict[str, float] = {}
 
@@ -61,11 +49,10 @@ class ObservedGraphs:
         io = session.io_binding()
         for name, array in inputs.items():
             bind_array(io.bind_input, name, array)
-        for owner in _OWNERS[graph]:
-            for name, updated in self._names[owner]:
-                shape, address = self._caches.shape(name, 1), self._caches.address(name, 0)
-                io.bind_input(name, "cpu", 0, np.float32, shape, address)
-                io.bind_output(updated, "cpu", 0, np.float32, shape, address)
+        for name, updated in self._layout.graph_caches()[graph]:
+            shape, address = self._caches.shape(name, 1), self._caches.address(name, 0)
+            io.bind_input(name, "cpu", 0, np.float32, shape, address)
+            io.bind_output(updated, "cpu", 0, np.float32, shape, address)
         found = np.empty((len(readers), 1), np.float32)
         for name, value in zip(readers, found, strict=True):
             io.bind_output(name, "cpu", 0, np.float32, [], value.ctypes.data)
@@ -95,8 +82,7 @@ class ObservedGraphs:
     def _open(self, folder: Path, graph: GraphName, vocab_size: int) -> ort.InferenceSession:
         path = folder / f"{graph}.onnx"
         session = open_session(path, None)
-        names = [name for owner in _OWNERS[graph] for name, _ in self._names[owner]]
-        check_session(session, path, {name: self._shapes[name] for name in names}, vocab_size)
+        check_session(session, path, self._layout.of(graph), vocab_size)
         return session
 
 

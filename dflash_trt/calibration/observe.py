@@ -33,7 +33,7 @@ from dflash_trt.graph.bindings import (
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.tables import compute_tables, compute_target_tables
-from dflash_trt.graph.target import build_target, build_target_only
+from dflash_trt.graph.target import build_target, build_target_only, cache_layout
 
 OBSERVED_FORM = GraphForm(observe=True)
 BLOCKS_PER_SEQUENCE = 16
@@ -143,7 +143,8 @@ def _observe(
         folder.place_weights(weights, folder.folder, progress)
         progress.stage("loading in float32", None)
         _write_graphs(folder, target, draft, positions)
-        graphs = ObservedGraphs(folder.folder, specs, target.vocab_size, positions)
+        layout = cache_layout(OBSERVED_FORM, target, draft)
+        graphs = ObservedGraphs(folder.folder, layout, target.vocab_size, positions)
         rows = sum(len(plan.sequence) + block_size * len(plan.anchors) for plan in plans)
         progress.stage("observing activations", rows, "tokens")
         for plan in plans:

@@ -1,4 +1,4 @@
-"""Names of the graphs' inputs and outputs; the only module that spells them.
+"""Names of the graphs' inputs and outputs; the only module that spells them (see tensors.py).
 
 Shape legend used throughout graph/ and executors/:
 B sequences in a call, S rows each, T = B·S rows flattened, R logit rows per sequence,
@@ -50,20 +50,11 @@ def cache_input(owner: Owner, kv: CacheKind, layer: int) -> str:
     return f"{owner}_{kv}_{layer}"
 
 
-def cache_output(owner: Owner, kv: CacheKind, layer: int) -> str:
-    """Name of the same cache after the update; an executor binds it to the input's memory."""
-    return f"{cache_input(owner, kv, layer)}_out"
+def cache_output(cache: str) -> str:
+    """Name of the cache called `cache` after the update; both have the same memory."""
+    return f"{cache}_out"
 
 
 def observed_output(value: str) -> str:
     """Name of the output that holds the largest magnitude of a graph's inner value, a scalar."""
     return f"{OBSERVED_PREFIX}{value}"
-
-
-def cache_layers(owner: Owner, layers: int) -> list[tuple[str, str]]:
-    """(input, output) names of every cache of `owner`, K before V, in layer order."""
-    return [
-        (cache_input(owner, kv, layer), cache_output(owner, kv, layer))
-        for layer in range(layers)
-        for kv in KV
-    ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import onnx
-from onnx import TensorProto
 
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
@@ -14,7 +13,8 @@ from dflash_trt.graph.form import CPU_FORM, GraphForm
 from dflash_trt.graph.layers import Rows, attention, rms_norm, swiglu_mlp
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.tables import RopeTables, table_owner
-from dflash_trt.graph.target import declare_cache_outputs, declare_caches, embed, lm_head
+from dflash_trt.graph.target import cache_layout, embed, lm_head
+from dflash_trt.graph.tensors import graph_tensors
 
 
 def build_draft(
@@ -32,13 +32,10 @@ def build_draft(
     """
     target, draft = pair.target, pair.draft
     b = GraphBuilder("draft", locate, form)
-    ids = b.input(BLOCK_IDS, TensorProto.INT64, ["B", "S"])
-    start = b.input(CACHE_START, TensorProto.INT64, ["B"])
-    declare_caches(b, "draft", draft)
-    b.output(DRAFT_TOKEN_IDS, TensorProto.INT64, ["B", "S"])
-    declare_cache_outputs(b, "draft", draft)
-
-    rows = Rows(b, ids, start)
+    layout = cache_layout(form, target, draft)
+    b.declare(graph_tensors("draft", form, layout, target.vocab_size))
+    ids = BLOCK_IDS
+    rows = Rows(b, ids, CACHE_START)
     rope = RopeTables(table_owner(pair, "draft"), tables)
     x = embed(b, ids, target)
     for layer in range(draft.num_layers):

@@ -5,8 +5,6 @@ What the next step needs, its draft's block and where it starts, then is there w
 
 from __future__ import annotations
 
-from onnx import TensorProto
-
 from dflash_trt.graph.acceptance import accept_function
 from dflash_trt.graph.bindings import (
     ACCEPTED,
@@ -18,19 +16,6 @@ from dflash_trt.graph.bindings import (
 )
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.row_sample import row_sample_function
-
-
-def declare_drawing(b: GraphBuilder) -> None:
-    """Adds the input `sampling` [B,4]: each sequence's parameters, as row_sample takes them."""
-    b.input(SAMPLING, TensorProto.INT64, ["B", 4])
-
-
-def declare_settling(b: GraphBuilder) -> None:
-    """Adds the outputs of `settle_step`: accepted, new_tokens, new_start and next_block_ids."""
-    b.output(ACCEPTED, TensorProto.INT32, ["B"])
-    b.output(NEW_TOKENS, TensorProto.INT64, ["B", "R"])
-    b.output(NEW_START, TensorProto.INT64, ["B"])
-    b.output(NEXT_BLOCK_IDS, TensorProto.INT64, ["B", "R"])
 
 
 def draw_tokens(b: GraphBuilder, logits: str, start: str, logit_rows: str) -> None:

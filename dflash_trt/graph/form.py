@@ -77,6 +77,14 @@ class GraphForm:
         return self.precision is not Precision.FLOAT32 and (self.is_paged or self.is_fp8)
 
     @property
+    def has_candidates(self) -> bool:
+        """Whether a target tells each row's highest logits.
+
+        A CPU's logits are in the caller's memory already; only a device spares a copy.
+        """
+        return not self.draws and self.precision is not Precision.FLOAT32
+
+    @property
     def columns(self) -> int | None:
         """Columns of a page table, where M is fixed."""
         if self.page_size is None or self.cache_length is None:

@@ -31,7 +31,7 @@ def update_caches(
                 "TensorScatter",
                 [cache_input(owner, kind, layer), value, start],
                 f"{kind}_cache_update",
-                output=cache_output(owner, kind, layer),
+                output=cache_output(cache_input(owner, kind, layer)),
                 axis=2,
             )
             for kind, value in zip(KV, kv, strict=True)
@@ -52,10 +52,11 @@ def cache_values(
     b: GraphBuilder, owner: Owner, spec: Decoder, layer: int
 ) -> tuple[list[str], list[str]]:
     """Operands of what writes one layer's caches, from the page table on, and its outputs."""
-    operands = [PAGE_TABLE] * b.form.is_paged + [cache_input(owner, kind, layer) for kind in KV]
+    caches = [cache_input(owner, kind, layer) for kind in KV]
+    operands = [PAGE_TABLE] * b.form.is_paged + caches
     if b.form.is_fp8:
         operands.append(kv_scales(b, owner, spec, layer))
-    return operands, [cache_output(owner, kind, layer) for kind in KV]
+    return operands, [cache_output(name) for name in caches]
 
 
 def kv_scales(b: GraphBuilder, owner: Owner, spec: Decoder, layer: int) -> str:

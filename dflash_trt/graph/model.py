@@ -7,7 +7,7 @@ the checkpoint's .safetensors files; nothing is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.bindings import observed_output
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.functions import IR_VERSION, OPSET, amax_function
+from dflash_trt.graph.tensors import Dim, GraphTensor
 
 STORAGE_TYPES = {
     "F32": TensorProto.FLOAT,
@@ -28,8 +29,6 @@ STORAGE_TYPES = {
     "F8_E4M3": TensorProto.FLOAT8E4M3FN,
     "U8": TensorProto.UINT8,
 }
-
-Dim = int | str
 
 
 class GraphBuilder:
@@ -64,12 +63,19 @@ class GraphBuilder:
         yield
         self._scopes.pop()
 
+    def declare(self, tensors: Iterable[GraphTensor]) -> None:
+        """Adds inputs and outputs, each kind in the order given."""
+        for tensor in tensors:
+            add = self.input if tensor.is_input else self.output
+            add(tensor.name, tensor.element_type, tensor.shape)
+
     def input(self, name: str, element_type: int, shape: Sequence[Dim]) -> str:
         self._inputs.append(helper.make_tensor_value_info(name, element_type, list(shape)))
         return name
 
-    def output(self, name: str, element_type: int, shape: Sequence[Dim]) -> None:
+    def output(self, name: str, element_type: int, shape: Sequence[Dim]) -> str:
         self._outputs.append(helper.make_tensor_value_info(name, element_type, list(shape)))
+        return name
 
     def node(
         self,

@@ -19,22 +19,20 @@ from dflash_trt.graph.bindings import (
     CHOICE_IDS,
     LOGIT_ROWS,
     LOGITS,
-    PAGE_TABLE,
     TOKEN_IDS,
     GraphName,
-    Owner,
-    cache_layers,
 )
 from dflash_trt.graph.decoder import Decoder
-from dflash_trt.graph.drawing import declare_drawing, declare_settling, draw_tokens, settle_step
+from dflash_trt.graph.drawing import draw_tokens, settle_step
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.kv_caches import cache_values, paging
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
 from dflash_trt.graph.layers import Rows, attention, linear, rms_norm, swiglu_mlp, weight
-from dflash_trt.graph.model import Dim, GraphBuilder
+from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.moe import mixture
 from dflash_trt.graph.sinks import cache_head_dim
 from dflash_trt.graph.tables import RopeTables, table_owner
+from dflash_trt.graph.tensors import CacheLayout, CacheShape, graph_tensors
 
 
 def build_target(
@@ -74,26 +72,8 @@ def _build(
     form: GraphForm,
 ) -> onnx.ModelProto:
     b = GraphBuilder(name, locate, form)
-    ids = b.input(TOKEN_IDS, TensorProto.INT64, ["B", "S"])
-    start = b.input(CACHE_START, TensorProto.INT64, ["B"])
-    logit_rows = b.input(LOGIT_ROWS, TensorProto.INT64, ["B", "R"])
-    if form.draws:
-        declare_drawing(b)
-    declare_caches(b, "target", target)
-    if draft is not None:
-        declare_caches(b, "draft", draft)
-    b.output(CHOICE_IDS, TensorProto.INT64, ["B", "R"])
-    b.output(LOGITS, TensorProto.FLOAT, ["B", "R", target.vocab_size])
-    if form.draws and draft is not None:
-        declare_settling(b)
-    elif not form.draws and form.precision is not Precision.FLOAT32:
-        kept = min(CANDIDATES, target.vocab_size)
-        b.output(CANDIDATE_IDS, TensorProto.INT64, ["B", "R", kept])
-        b.output(CANDIDATE_LOGITS, TensorProto.FLOAT, ["B", "R", kept])
-    declare_cache_outputs(b, "target", target)
-    if draft is not None:
-        declare_cache_outputs(b, "draft", draft)
-
+    b.declare(graph_tensors(name, form, cache_layout(form, target, draft), target.vocab_size))
+    ids, start, logit_rows = TOKEN_IDS, CACHE_START, LOGIT_ROWS
     rows = Rows(b, ids, start)
     rope = RopeTables("target", tables)
     x = embed(b, ids, target)
@@ -189,31 +169,19 @@ def lm_head(b: GraphBuilder, normed: str, target: TargetSpec) -> str:
     return linear(b, normed, "target", target, role, "lm_head")
 
 
-def declare_caches(b: GraphBuilder, owner: Owner, spec: Decoder) -> None:
-    """Adds the K and V caches of `owner` as graph inputs, with the page table where they have one.
-
-    [B, kv heads, M, D] each, or pools [pages, page_size, kv heads, D].
-    """
-    if b.form.page_size is not None:
-        columns = b.form.columns or "C"
-        b.once(PAGE_TABLE, lambda: b.input(PAGE_TABLE, TensorProto.INT32, ["B", columns]))
-    for name, _ in cache_layers(owner, spec.num_layers):
-        b.input(name, b.form.cache_type, _cache_shape(b, spec))
+def cache_layout(
+    form: GraphForm, target: TargetSpec, draft: DraftSpec | None = None
+) -> CacheLayout:
+    """The caches of a pair's graphs in `form`, or of a target alone."""
+    return CacheLayout(
+        _cache_shapes(target, target.has_sinks, form),
+        () if draft is None else _cache_shapes(draft, False, form),
+    )
 
 
-def declare_cache_outputs(b: GraphBuilder, owner: Owner, spec: Decoder) -> None:
-    """Adds the updated caches of `owner` as graph outputs, aliased by the executor."""
-    for _, name in cache_layers(owner, spec.num_layers):
-        b.output(name, b.form.cache_type, _cache_shape(b, spec))
-
-
-def _cache_shape(b: GraphBuilder, spec: Decoder) -> list[Dim]:
-    has_sinks = isinstance(spec, TargetSpec) and spec.has_sinks
-    head_dim = cache_head_dim(spec.head_dim, has_sinks, b.form)
-    if b.form.page_size is not None:
-        pages: Dim = "pages" if b.form.pages is None else b.form.pages + 1
-        return [pages, b.form.page_size, spec.num_kv_heads, head_dim]
-    return ["B", spec.num_kv_heads, b.form.cache_length or "M", head_dim]
+def _cache_shapes(spec: Decoder, has_sinks: bool, form: GraphForm) -> tuple[CacheShape, ...]:
+    head_dim = cache_head_dim(spec.head_dim, has_sinks, form)
+    return tuple(CacheShape(spec.num_kv_heads, head_dim) for _ in range(spec.num_layers))
 
 
 def _write_logits(b: GraphBuilder, flat_logits: str, shape: str) -> str:
@@ -226,12 +194,9 @@ def _write_logits(b: GraphBuilder, flat_logits: str, shape: str) -> str:
 
 
 def _write_choices(b: GraphBuilder, logits: str, vocab_size: int) -> None:
-    """Of logits [B,R,V], the argmax [B,R] and the candidates.
-
-    A CPU's logits are in the caller's memory already; only a device spares a copy with candidates.
-    """
+    """Of logits [B,R,V], the argmax [B,R] and the candidates."""
     b.node("ArgMax", [logits], "choice", output=CHOICE_IDS, axis=2, keepdims=0)
-    if b.form.precision is not Precision.FLOAT32:
+    if b.form.has_candidates:
         kept = b.integers(min(CANDIDATES, vocab_size))
         values = b.top_k(logits, kept, "candidates", indices=CANDIDATE_IDS)
         b.node("Cast", [values], "candidates", output=CANDIDATE_LOGITS, to=TensorProto.FLOAT)

@@ -16,9 +16,9 @@ from dflash_trt.graph.bindings import (
     LOGIT_ROWS,
     TOKEN_IDS,
     GraphName,
-    Owner,
-    cache_layers,
 )
+from dflash_trt.graph.form import CPU_FORM
+from dflash_trt.graph.target import cache_layout
 from tests.pairs import TinyPair
 
 Int64Array = npt.NDArray[np.int64]
@@ -32,10 +32,9 @@ class GraphRunner:
         self._built = built
         self._sessions: dict[GraphName, ort.InferenceSession] = {}
         self.caches: Outputs = {}
-        for owner, spec in (("target", built.pair.target), ("draft", built.pair.draft)):
-            shape = (batch, spec.num_kv_heads, length, spec.head_dim)
-            for name, _ in _caches(owner, spec.num_layers):
-                self.caches[name] = np.zeros(shape, np.float32)
+        layout = cache_layout(CPU_FORM, built.pair.target, built.pair.draft)
+        for name, one in layout.shapes().items():
+            self.caches[name] = np.zeros((batch, one.kv_heads, length, one.head_dim), np.float32)
 
     def target(
         self,
@@ -84,8 +83,3 @@ def chunks(length: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
         end = min(start + sizes[index % len(sizes)], length)
         yield start, end
         start, index = end, index + 1
-
-
-def _caches(owner: str, layers: int) -> list[tuple[str, str]]:
-    side: Owner = "target" if owner == "target" else "draft"
-    return cache_layers(side, layers)

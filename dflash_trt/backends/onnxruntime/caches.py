@@ -8,12 +8,11 @@ import mmap
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from dflash_trt.backends.base import FloatArray
-from dflash_trt.graph.bindings import GraphName, cache_layers
+from dflash_trt.graph.tensors import CacheShape
 
 # Attention costs what M is, not what is held, so M starts small and doubles. It stays a multiple
 # of 64: vectorised sums then walk every row in the same lanes whatever M is, which is what makes
@@ -21,36 +20,6 @@ from dflash_trt.graph.bindings import GraphName, cache_layers
 # path and lose that.
 LENGTH_STEP = 64
 FIRST_LENGTH = 128
-
-
-@dataclass(frozen=True, slots=True)
-class CacheShape:
-    """The fixed dimensions of one layer's K or V cache."""
-
-    kv_heads: int
-    head_dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class CacheLayout:
-    """Layers and cache dimensions of the target and its draft."""
-
-    target_layers: int
-    target: CacheShape
-    draft_layers: int
-    draft: CacheShape
-
-    def graph_caches(self) -> dict[GraphName, list[tuple[str, str]]]:
-        """(input, output) names of the caches of each graph."""
-        target = cache_layers("target", self.target_layers)
-        draft = cache_layers("draft", self.draft_layers)
-        return {"target": target + draft, "draft": draft, "target_only": target}
-
-    def shapes(self) -> dict[str, CacheShape]:
-        """The shape of every cache, by its graph input name."""
-        caches = self.graph_caches()
-        shapes = {name: self.target for name, _ in caches["target_only"]}
-        return shapes | {name: self.draft for name, _ in caches["draft"]}
 
 
 class LinearCaches:

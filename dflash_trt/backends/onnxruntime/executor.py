@@ -24,7 +24,7 @@ from dflash_trt.backends.base import (
     TargetGraph,
     TargetOutput,
 )
-from dflash_trt.backends.onnxruntime.caches import CacheLayout, LinearCaches
+from dflash_trt.backends.onnxruntime.caches import LinearCaches
 from dflash_trt.backends.onnxruntime.paged import PagedCaches
 from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
 from dflash_trt.backends.page_bindings import Int32Array
@@ -40,6 +40,7 @@ from dflash_trt.graph.bindings import (
     TOKEN_IDS,
     GraphName,
 )
+from dflash_trt.graph.tensors import CacheLayout
 
 # Bindings are small, but a server with ragged prompts meets many shapes.
 MAX_BINDINGS = 64

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dflash_trt.backends.onnxruntime.caches import CacheShape, allocate_zeros, round_length
+from dflash_trt.backends.onnxruntime.caches import allocate_zeros, round_length
 from dflash_trt.backends.page_bindings import Int32Array, PageBindings
 from dflash_trt.core.limits import PagePool
+from dflash_trt.graph.tensors import CacheShape
 
 
 class PagedCaches:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy.typing as npt
 import onnxruntime as ort
 
-from dflash_trt.backends.onnxruntime.caches import CacheShape
 from dflash_trt.core.limits import PagePool
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import LOGITS, PAGE_TABLE
+from dflash_trt.graph.tensors import CacheShape
 
 # ONNX Runtime leaves a Cast in the graph when its folded output would exceed 1 GiB, as the
 # output head of most published targets does. It would then be cast at every step, and its

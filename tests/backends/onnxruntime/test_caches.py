@@ -5,12 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_trt.backends.onnxruntime.caches import (
-    FIRST_LENGTH,
-    LENGTH_STEP,
-    CacheShape,
-    LinearCaches,
-)
+from dflash_trt.backends.onnxruntime.caches import FIRST_LENGTH, LENGTH_STEP, LinearCaches
+from dflash_trt.graph.tensors import CacheShape
 
 SHAPES = {"target_k_0": CacheShape(2, 4), "target_v_0": CacheShape(2, 4), "x": CacheShape(1, 3)}
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.base import Scores
-from dflash_trt.backends.onnxruntime.caches import CacheLayout, CacheShape
 from dflash_trt.backends.tensorrt.build.profiles import choose_profile, profiles
 from dflash_trt.backends.tensorrt.library import LIBRARIES
 from dflash_trt.bundle.engines import engine_cache_length
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
+from dflash_trt.graph.tensors import CacheLayout, CacheShape
 from dflash_trt.hardware.device import Device
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
 from tests.backends.steps import begin, decode_plainly, forward_rows, random_ids, speculate_until
@@ -89,10 +89,8 @@ def make_machine(
         trt.add(paths[graph], plan)
     target, draft = manifest.target, manifest.draft
     layout = CacheLayout(
-        target.layers,
-        CacheShape(target.kv_heads, target.head_dim),
-        draft.layers,
-        CacheShape(draft.kv_heads, draft.head_dim),
+        (CacheShape(target.kv_heads, target.head_dim),) * target.layers,
+        (CacheShape(draft.kv_heads, draft.head_dim),) * draft.layers,
     )
     bundle = EngineBundle(paths, cpu_limits, layout, length, GraphForm(draws=draws))
     return Machine(cuda, trt, bundle, library, folder)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dflash_trt.backends.onnxruntime.caches import CacheShape
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.tensors import CacheShape
 from dflash_trt.hardware.device import ALIGNMENT, Device, align
 
 

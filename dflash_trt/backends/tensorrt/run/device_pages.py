@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dflash_trt.backends.onnxruntime.caches import CacheShape
 from dflash_trt.backends.page_bindings import Int32Array, PageBindings
 from dflash_trt.core.limits import PagePool
+from dflash_trt.graph.tensors import CacheShape
 from dflash_trt.hardware.device import Device, align
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from onnx import TensorProto
 
 from dflash_trt.backends.base import ExecutorLimits
-from dflash_trt.backends.onnxruntime.caches import CacheLayout, CacheShape
 from dflash_trt.backends.tensorrt.build.profiles import profiles
 from dflash_trt.backends.tensorrt.run.device_caches import DeviceCaches
 from dflash_trt.backends.tensorrt.run.device_pages import DevicePages
@@ -35,6 +34,7 @@ from dflash_trt.graph.bindings import (
     GraphName,
 )
 from dflash_trt.graph.form import GraphForm
+from dflash_trt.graph.tensors import CacheLayout, CacheShape
 from dflash_trt.hardware.device import Device
 
 DTYPES: dict[int, str] = {

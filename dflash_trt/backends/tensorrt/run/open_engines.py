@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterable
 
 from dflash_trt.backends.base import ExecutorLimits
-from dflash_trt.backends.onnxruntime.caches import CacheLayout
 from dflash_trt.backends.tensorrt.library import LIBRARIES, load_library
 from dflash_trt.backends.tensorrt.run.engine_bundle import EngineBundle
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
@@ -17,6 +16,7 @@ from dflash_trt.bundle.manifest import EngineSet
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
+from dflash_trt.graph.tensors import CacheLayout
 from dflash_trt.hardware.device import Device
 
 

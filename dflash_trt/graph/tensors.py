@@ -1,0 +1,183 @@
+"""The table of a graph's inputs and outputs: what a builder declares, and whoever runs it binds.
+
+A symbolic axis has a letter of the legend in bindings.py. Outputs that observe are not in the
+table: which there are follows from the graph's nodes (see GraphBuilder.observe).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from dflash_trt.graph.bindings import (
+    ACCEPTED,
+    BLOCK_IDS,
+    CACHE_START,
+    CANDIDATE_IDS,
+    CANDIDATE_LOGITS,
+    CANDIDATES,
+    CHOICE_IDS,
+    DRAFT_TOKEN_IDS,
+    KV,
+    LOGIT_ROWS,
+    LOGITS,
+    NEW_START,
+    NEW_TOKENS,
+    NEXT_BLOCK_IDS,
+    PAGE_TABLE,
+    SAMPLING,
+    TOKEN_IDS,
+    GraphName,
+    Owner,
+    cache_input,
+    cache_output,
+)
+from dflash_trt.graph.form import GraphForm
+
+Dim = int | str
+
+OWNERS: dict[GraphName, tuple[Owner, ...]] = {
+    "target": ("target", "draft"),
+    "draft": ("draft",),
+    "target_only": ("target",),
+}
+"""Whose caches each graph has, in the order of its inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The fixed dimensions of one layer's K or V cache."""
+
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """The caches of a target and its draft, a shape for each layer."""
+
+    target: tuple[CacheShape, ...]
+    draft: tuple[CacheShape, ...] = ()
+
+    def of(self, graph: GraphName) -> dict[str, CacheShape]:
+        """The shape of each of a graph's caches by its input's name, in the graph's order."""
+        layers = {"target": self.target, "draft": self.draft}
+        return {
+            cache_input(owner, kv, layer): shape
+            for owner in OWNERS[graph]
+            for layer, shape in enumerate(layers[owner])
+            for kv in KV
+        }
+
+    def shapes(self) -> dict[str, CacheShape]:
+        """The shape of every cache, by its input's name."""
+        return self.of("target")
+
+    def graph_caches(self) -> dict[GraphName, list[tuple[str, str]]]:
+        """(input, output) names of the caches of each graph."""
+        return {graph: [(name, cache_output(name)) for name in self.of(graph)] for graph in OWNERS}
+
+
+class Role(Enum):
+    """What a tensor is to a caller. A cache is an input that its output updates in place."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    CACHE = "cache"
+    UPDATED_CACHE = "updated cache"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTensor:
+    """One input or output; `element_type` is ONNX's. `updates` names the cache in whose memory
+    an updated cache lies."""
+
+    name: str
+    element_type: int
+    shape: tuple[Dim, ...]
+    role: Role
+    updates: str | None = None
+
+    @property
+    def is_input(self) -> bool:
+        return self.role in (Role.INPUT, Role.CACHE)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return helper.tensor_dtype_to_np_dtype(self.element_type)
+
+    def sized(self, axes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape with `axes` for its letters; -1 for those that `axes` does not have."""
+        return tuple(axes.get(size, -1) if isinstance(size, str) else size for size in self.shape)
+
+
+def graph_tensors(
+    graph: GraphName,
+    form: GraphForm,
+    layout: CacheLayout,
+    vocab_size: int,
+    *,
+    has_candidates: bool | None = None,
+) -> tuple[GraphTensor, ...]:
+    """Every input of `graph` in its order, then every output in its.
+
+    `layout` has the shapes of caches as they are stored. Whether a target tells candidates
+    follows from `form`, unless `has_candidates` says it.
+    """
+    if has_candidates is None:
+        has_candidates = form.has_candidates
+    inputs = [_starts(CACHE_START)]
+    if graph == "draft":
+        inputs.insert(0, _tokens(BLOCK_IDS, "S"))
+        outputs = [_tokens(DRAFT_TOKEN_IDS, "S", Role.OUTPUT)]
+    else:
+        inputs = [_tokens(TOKEN_IDS, "S"), *inputs, _tokens(LOGIT_ROWS, "R")]
+        outputs = [
+            _tokens(CHOICE_IDS, "R", Role.OUTPUT),
+            GraphTensor(LOGITS, TensorProto.FLOAT, ("B", "R", vocab_size), Role.OUTPUT),
+        ]
+        if form.draws:
+            inputs.append(GraphTensor(SAMPLING, TensorProto.INT64, ("B", 4), Role.INPUT))
+    if form.draws and graph == "target":
+        outputs += [
+            GraphTensor(ACCEPTED, TensorProto.INT32, ("B",), Role.OUTPUT),
+            _tokens(NEW_TOKENS, "R", Role.OUTPUT),
+            _starts(NEW_START, Role.OUTPUT),
+            _tokens(NEXT_BLOCK_IDS, "R", Role.OUTPUT),
+        ]
+    if has_candidates and graph != "draft":
+        kept = ("B", "R", min(CANDIDATES, vocab_size))
+        outputs += [
+            GraphTensor(CANDIDATE_IDS, TensorProto.INT64, kept, Role.OUTPUT),
+            GraphTensor(CANDIDATE_LOGITS, TensorProto.FLOAT, kept, Role.OUTPUT),
+        ]
+    if form.is_paged:
+        table = ("B", form.columns or "C")
+        inputs.append(GraphTensor(PAGE_TABLE, TensorProto.INT32, table, Role.INPUT))
+    for name, cache in layout.of(graph).items():
+        shape = _cache_shape(form, cache)
+        inputs.append(GraphTensor(name, form.cache_type, shape, Role.CACHE))
+        updated = cache_output(name)
+        outputs.append(GraphTensor(updated, form.cache_type, shape, Role.UPDATED_CACHE, name))
+    return (*inputs, *outputs)
+
+
+def _tokens(name: str, rows: str, role: Role = Role.INPUT) -> GraphTensor:
+    return GraphTensor(name, TensorProto.INT64, ("B", rows), role)
+
+
+def _starts(name: str, role: Role = Role.INPUT) -> GraphTensor:
+    return GraphTensor(name, TensorProto.INT64, ("B",), role)
+
+
+def _cache_shape(form: GraphForm, cache: CacheShape) -> tuple[Dim, ...]:
+    """[B, kv heads, M, D], or a pool [pages, page_size, kv heads, D] with nobody's page."""
+    if form.page_size is None:
+        return ("B", cache.kv_heads, form.cache_length or "M", cache.head_dim)
+    pages: Dim = "pages" if form.pages is None else form.pages + 1
+    return (pages, form.page_size, cache.kv_heads, cache.head_dim)
