@@ -51,7 +51,7 @@ YAML: Mapping[str, str] = {
     "two mistakes": PAIR + "max_batch: 0\nmax_seq_len: -1\n",
     "a Python object": PAIR + "prompts: !!python/object/apply:os.system [id]\n",
     "an open bracket": PAIR + "max_batch: [\n",
-    "deep nesting": PAIR + "prompts: " + "[" * 100_000,
+    "deep nesting": PAIR + "prompts: " + "[" * 5_000,
     "a bomb of aliases": BOMB + PAIR.replace("description: d", "description: *i"),
     "nothing": "",
     "a list": "- a\n- b\n",

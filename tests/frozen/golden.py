@@ -62,12 +62,25 @@ def differences(want: Any, got: Any, place: str = "") -> list[str]:
             for index, (one, other) in enumerate(zip(want, got, strict=True))
             for line in differences(one, other, f"{place}[{index}]")
         ]
-    return [] if want == got else [f"{place}: {_shortened(want)} became {_shortened(got)}"]
+    if want == got:
+        return []
+    if isinstance(want, str) and isinstance(got, str):
+        want, got = _other_words(want, got)
+    return [f"{place}: {_shortened(want)} became {_shortened(got)}"]
+
+
+def _other_words(one: str, other: str) -> tuple[str, str]:
+    """What differs of two texts of as many words: the parts of a graph's digest, or tokens."""
+    pairs = list(zip(one.split(), other.split(), strict=False))
+    if len(one.split()) != len(other.split()) or len(pairs) < 2:
+        return one, other
+    differing = [pair for pair in pairs if pair[0] != pair[1]]
+    return " ".join(pair[0] for pair in differing), " ".join(pair[1] for pair in differing)
 
 
 def _shortened(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 400 else f"{text[:400]}…"
+    return text if len(text) <= LINE else f"{text[:LINE]}…"
 
 
 def _lines(value: Any, depth: int) -> Iterator[str]:

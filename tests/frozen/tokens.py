@@ -19,12 +19,13 @@ SAMPLED = ("--temperature", "0.8", "--top-k", "20", "--top-p", "0.95", "--seed",
 PLAIN = ("--no-speculation",)
 CASES: Mapping[str, Sequence[Sequence[str]]] = {
     "demo": ((), PLAIN, SAMPLED, (*SAMPLED, *PLAIN), ("--block-size", "4")),
-    "demo-paged": ((), SAMPLED),
-    "demo-fp8": ((), SAMPLED),
+    "demo-paged": (SAMPLED,),
+    "demo-fp8": ((),),
     "demo-gpt-oss": ((), PLAIN, SAMPLED, (*SAMPLED, *PLAIN)),
     "demo-paged-fp8": ((),),
 }
 KEPT = ("steps", "drafted_tokens", "accepted_tokens", "finish_reason")
+"""Of each output, but not over FP8 caches: there, rounding on another CPU may cost a draft."""
 
 
 def token_facts(bundles: Path) -> dict[str, Any]:
@@ -41,7 +42,8 @@ def token_facts(bundles: Path) -> dict[str, Any]:
 def _results(bundle: Path, file: Path, words: Sequence[str]) -> list[dict[str, Any]]:
     common = ("generate", bundle, "--prompt-file", file, "--max-tokens", MAX_TOKENS, "--json")
     requests = run_well(*common, *words).json["requests"]
+    kept = () if bundle.name.endswith("fp8") else KEPT
     return [
-        {"tokens": " ".join(map(str, one["token_ids"]))} | {key: one[key] for key in KEPT}
+        {"tokens": " ".join(map(str, one["token_ids"]))} | {key: one[key] for key in kept}
         for one in requests
     ]
