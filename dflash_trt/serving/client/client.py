@@ -103,19 +103,21 @@ class ServedModel:
         token_ids: tuple[int, ...] = ()
         shown = 0
         result: RequestResult | None = None
+        failure: ServedModelError | None = None  # raised at the end: see wire.py
         parameters = _to_parameters(request) | ({} if cumulative else _EXTENSIONS)
         async with aclosing(self._wire.stream(_to_inputs(request), parameters)) as responses:
             async for response in responses:
-                if failure := response.texts("error"):
-                    status, message = (item.decode(errors="replace") for item in failure)
-                    raise explain(status, message, self._wire.address)
+                if told := response.texts("error"):
+                    status, message = (item.decode(errors="replace") for item in told)
+                    failure = explain(status, message, self._wire.address)
                 if not response.raw.get("text_output"):  # the empty final response
                     continue
                 if first_at is None:
                     first_at = response.at
                 reason = response.text("finish_reason").decode()
                 if reason == "cancelled":
-                    raise ServedModelError("was cancelled on the server", "cancelled")
+                    failure = ServedModelError("was cancelled on the server", "cancelled")
+                    continue
                 final = reason in get_args(FinishReason)
                 output = response.text("text_output").decode(errors="replace")
                 text = _push(assembler, output, final)
@@ -133,6 +135,8 @@ class ServedModel:
                 if text or final:
                     newest, shown = token_ids[shown:], len(token_ids)
                     yield TextDelta(text=text, token_ids=newest, result=result)
+        if failure is not None:
+            raise failure
         if result is None:
             raise ServedModelError("the answer ended without a last part", "failed", where=MODEL)
 

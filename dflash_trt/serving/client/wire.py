@@ -1,8 +1,8 @@
 """A model on a Triton server as its clients reach it: gRPC, one stream per request.
 
 A request that nobody waits for any more ends by cancelling its call. No call carries the header
-`triton_grpc_error`: Triton server 2.51 crashes at times when a call with it fails
-(docs/design/ending-a-request.md has the measurements).
+`triton_grpc_error`, with which Triton server 2.51 crashes at times, and a call that fails is read
+to its end, without which that server does not shut down (docs/design/ending-a-request.md).
 """
 
 from __future__ import annotations
@@ -174,18 +174,21 @@ class WireClient:
             }
 
         answers = next(self._turns).stream_infer(once())
+        failed: str | None = None
         try:
             async for result, error in answers:
-                if error is not None:
-                    message = error.message()
-                    raise explain(guess_status(message), message, self.address)
-                yield Response(result.get_response())
+                if error is None:
+                    yield Response(result.get_response())
+                else:  # the last message; cancelling a call that failed is bad for the server
+                    failed = error.message()
         except grpc.aio.AioRpcError as error:
             raise explain(error.code().name, error.details(), self.address) from None
         except InferenceServerException as error:
             raise explain(error.status(), error.message(), self.address) from None
         finally:
             answers.cancel()
+        if failed is not None:
+            raise explain(guess_status(failed), failed, self.address)
 
     async def _ask(self, question: str, *details: str) -> dict[str, Any]:
         from tritonclient.utils import InferenceServerException
