@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dflash_trt.backends.tensorrt.build.plugins import SPLIT_ATTENTION, attention_scratch
 from dflash_trt.bundle.manifest import DraftDims, Manifest, TargetDims
 from dflash_trt.core.limits import Limits
 from dflash_trt.graph.form import GraphForm
+from dflash_trt.kernels.attention import SPLIT_ATTENTION, scratch_bytes
 
 
 def split_scratch(
@@ -25,7 +25,7 @@ def split_scratch(
             (target, 1, limits.prefill_chunk),
         ]
     return max(
-        attention_scratch(
+        scratch_bytes(
             capacity=capacity,
             block_size=limits.block_size,
             window=window or 0,

@@ -12,7 +12,6 @@ from dflash_trt.backends.tensorrt.build.builder import (
     check_buildable,
     library_version,
 )
-from dflash_trt.backends.tensorrt.build.plugins import check_settled_rows
 from dflash_trt.bundle.engine_memory import split_scratch
 from dflash_trt.bundle.manifest import (
     EngineFile,
@@ -33,6 +32,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.sinks import stores_sinks
+from dflash_trt.kernels.accept import check_settled_rows
 
 POSITION_STEP = 16
 

@@ -139,7 +139,9 @@ def _build_engines() -> str:
 
 
 def _compile_kernels() -> str:
-    from dflash_plugins.compile import ARCHES, check_compiler
+    from dflash_plugins.compile import check_compiler
+
+    from dflash_trt.kernels.arches import ARCHES
 
     check_compiler()
     return f"triton {_version('triton')} (Triton language) for {', '.join(ARCHES)}"

@@ -43,7 +43,7 @@ def write_operation(
     caches = [*["page_table"] * is_paged, "k_cache", "v_cache", *["kv_scales"] * is_quantized]
     return Operation(
         name=f"{name}{'_paged' * is_paged}{'_fp8' * is_quantized}",
-        kernel=f"dflash_plugins.{name}.kernel:{name}",
+        kernel=name,
         inputs=(*inputs, *caches),
         extras=("rows", "limit"),
         outputs=("k_cache_out", "v_cache_out"),

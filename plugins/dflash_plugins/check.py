@@ -18,13 +18,31 @@ from typing import Any
 
 import click
 
-from dflash_plugins.compile import ARCHES
-from dflash_plugins.operation import FOLDERS
+from dflash_plugins.accept import accuracy as accept_accuracy
+from dflash_plugins.accept import benchmark as accept_benchmark
+from dflash_plugins.block_attention import accuracy as block_attention_accuracy
+from dflash_plugins.block_attention import benchmark as block_attention_benchmark
+from dflash_plugins.kv_cache_update import accuracy as kv_cache_update_accuracy
+from dflash_plugins.kv_cache_update import benchmark as kv_cache_update_benchmark
+from dflash_plugins.kv_feature_injection import accuracy as kv_feature_injection_accuracy
+from dflash_plugins.kv_feature_injection import benchmark as kv_feature_injection_benchmark
+from dflash_plugins.row_sample import accuracy as row_sample_accuracy
+from dflash_plugins.row_sample import benchmark as row_sample_benchmark
 from dflash_plugins.testing.gpu import GpuRunner, KernelLauncher, TorchRunner, load_driver
 from dflash_trt.core.machine import describe_host
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.hardware.device import Device, load_cuda
+from dflash_trt.kernels.arches import ARCHES
+
+CHECKS: dict[str, tuple[Any, Any]] = {
+    "accept": (accept_accuracy, accept_benchmark),
+    "block_attention": (block_attention_accuracy, block_attention_benchmark),
+    "kv_cache_update": (kv_cache_update_accuracy, kv_cache_update_benchmark),
+    "kv_feature_injection": (kv_feature_injection_accuracy, kv_feature_injection_benchmark),
+    "row_sample": (row_sample_accuracy, row_sample_benchmark),
+}
+"""What must be right of every operation, and what is measured of it."""
 
 COMPILE = "python -m dflash_plugins.compile"
 RECORDED = ("dflash-trt", "numpy", "cuda-python", "triton", "torch")
@@ -62,7 +80,7 @@ def check(device: Device, driver: Any, folders: Sequence[str], torch: Any = None
 
 def _check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> list[dict[str, Any]]:
     """One operation's cases; what a device does here for the first time is a finding."""
-    module = importlib.import_module(f"dflash_plugins.{folder}.accuracy")
+    module, _ = CHECKS[folder]
     try:
         return [asdict(one) for one in module.check_accuracy(GpuRunner(device, launcher).run)]
     except (AssertionError, DflashError) as error:
@@ -71,7 +89,7 @@ def _check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> li
 
 def _measure(folder: str, torch: Any, runner: TorchRunner) -> list[dict[str, Any]]:
     """One operation's measurements; a point that does not fit the memory says so."""
-    benchmark = importlib.import_module(f"dflash_plugins.{folder}.benchmark")
+    _, benchmark = CHECKS[folder]
     rows = []
     for point in benchmark.points():
         try:
@@ -127,7 +145,7 @@ def describe(record: dict[str, Any]) -> list[str]:
     "--operation",
     "folders",
     multiple=True,
-    type=click.Choice(FOLDERS),
+    type=click.Choice(list(CHECKS)),
     help="Only this one; repeatable.",
 )
 @click.option("--no-speed", is_flag=True, help="Accuracy alone, which needs no PyTorch.")
@@ -143,7 +161,7 @@ def main(folders: tuple[str, ...], no_speed: bool, output: Path | None) -> None:
     try:
         device = open_device()
         torch = None if no_speed else importlib.import_module("torch")
-        record = check(device, load_driver(), folders or FOLDERS, torch)
+        record = check(device, load_driver(), folders or list(CHECKS), torch)
         device.close()
     except (DflashError, ImportError) as error:
         message = error.message if isinstance(error, DflashError) else one_line(error)

@@ -22,13 +22,12 @@ from typing import Any
 
 import click
 
-from dflash_plugins.operation import Case, KernelSpec, load_kernel, main_cases
+from dflash_plugins.operation import Case, KernelSpec
 from dflash_plugins.ptx import drop_scratch_pointers
+from dflash_plugins.table import load_kernel, main_cases
 from dflash_trt.core.user_cache import write_cache
 from dflash_trt.errors import DflashError, one_line
-
-ARCHES = {"sm_90a": 90, "sm_100a": 100, "sm_103a": 103, "sm_120a": 120}
-"""Compute capability of every architecture that kernels are compiled for."""
+from dflash_trt.kernels.arches import ARCHES
 
 INSTALL = "pip install 'dflash-trt[plugins]'"
 WARP = 32

@@ -7,8 +7,7 @@ integer, which `fixed` asks for.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -17,9 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from dflash_trt.errors import DflashError
-
-Extent = Any
-"""int, or a tensorrt.plugin.ShapeExpr."""
+from dflash_trt.kernels.attention import Extent
 
 Constant = int | float | bool | None
 Attributes = Mapping[str, Any]
@@ -76,7 +73,7 @@ class Operation:
     """One plugin: `dflash::NAME`, its tensors in the order that every level keeps.
 
     Args:
-        kernel: "module:function" of the kernel, imported when it is compiled.
+        kernel: name of the kernel's function, which `table.load_kernel` imports.
         inputs, outputs: names of tensors.
         extras: names of the int32 arguments.
         aliases: output → the input whose memory it is.
@@ -185,28 +182,3 @@ def fixed(extent: Extent, what: str) -> int:
 def next_power_of_two(count: int) -> int:
     """The smallest power of two that is at least `count`: what Triton language's ranges take."""
     return 1 << max(0, count - 1).bit_length()
-
-
-def load_kernel(path: str) -> Any:
-    """The kernel's function of "module:function"; imports Triton language."""
-    module, _, function = path.partition(":")
-    return getattr(importlib.import_module(module), function)
-
-
-FOLDERS = ("accept", "block_attention", "kv_cache_update", "kv_feature_injection", "row_sample")
-"""The folders that hold operations; a new one is added here, and nowhere else."""
-
-
-def operations() -> dict[str, Operation]:
-    """Every operation, by name."""
-    found = [one for folder in FOLDERS for one in _launch_module(folder).OPERATIONS]
-    return {operation.name: operation for operation in found}
-
-
-def main_cases(folders: Sequence[str] = FOLDERS) -> list[Case]:
-    """The configurations of public pairs, which are compiled in CI and must not spill."""
-    return [case for folder in folders for case in _launch_module(folder).main_cases()]
-
-
-def _launch_module(folder: str) -> Any:
-    return importlib.import_module(f"dflash_plugins.{folder}.launch")

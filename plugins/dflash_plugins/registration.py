@@ -16,14 +16,8 @@ from typing import Any
 import numpy.typing  # noqa: F401 - tensorrt.plugin 11.4 uses it without importing it
 
 from dflash_plugins.compile import CompiledKernel, compile_kernel
-from dflash_plugins.operation import (
-    Attributes,
-    DType,
-    Operation,
-    TensorSpec,
-    kernel_spec,
-    operations,
-)
+from dflash_plugins.operation import Attributes, DType, Operation, TensorSpec, kernel_spec
+from dflash_plugins.table import operations
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError
 

@@ -18,9 +18,9 @@ pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not 
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
-from dflash_plugins.block_attention import launch
-from dflash_plugins.operation import operations
+from dflash_plugins.table import operations
 
+from dflash_trt.kernels import attention as kernel_facts
 from tests.cli.conftest import Run
 from tests.cli.test_build_plugins import FULL, PluginTensorRt, full
 from tests.pairs import PairFactory
@@ -85,7 +85,7 @@ def test_kernels_are_all_that_touches_such_caches(
 ) -> None:
     """In every graph, the prompt's chunks included; with windows and sinks."""
     if is_long:
-        monkeypatch.setattr(launch, "RUN", 16)
+        monkeypatch.setattr(kernel_facts, "RUN", 16)
     config, output = write_config(make_pair(**PAIRS[pair]).folder), tmp_path / "bundle"
     shown = run("build", "--target", config, *FULL, *CACHES[caches], "--plugins", "-o", output)
     assert shown.code == 0, shown.err

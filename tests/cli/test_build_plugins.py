@@ -9,12 +9,11 @@ from typing import Any
 
 import onnx
 import pytest
-from dflash_plugins.accept import launch as accept_launch
-from dflash_plugins.block_attention import launch
 from onnx import helper
 
 from dflash_trt.backends.tensorrt.build.plugins import hand_over, operation_forms, plugin_caches
 from dflash_trt.graph.functions import DFLASH_DOMAIN
+from dflash_trt.kernels import accept, attention
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Run
 from tests.standins.plugin import FakePlugin
@@ -180,7 +179,7 @@ def test_the_drafts_blocks_attend_by_plugins(
 ) -> None:
     """In one launch where the cache is short, in two where it is long; the target stays native."""
     if is_long:
-        monkeypatch.setattr(launch, "RUN", 64)
+        monkeypatch.setattr(attention, "RUN", 64)
     config = write_bigram_pair(tmp_path / "pair", head_dim=64)
     output = tmp_path / "bundle"
     shown = run("build", "--target", config, *FULL, "--plugins", "-o", output)
@@ -284,7 +283,7 @@ def test_a_block_that_no_step_settles_is_refused_before_anything_is_written(
     full: PluginTensorRt,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(accept_launch, "MAX_ROWS", 4)
+    monkeypatch.setattr(accept, "MAX_ROWS", 4)
     build = ["build", "--target", engine_config, *FULL, "--plugins", "-o", tmp_path / "bundle"]
     run(*build).fails(2, "--plugins: a step settles at most 4 rows, not a block of", "--block-size")
     assert not (tmp_path / "bundle").exists()

@@ -15,13 +15,12 @@ pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not 
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
-from dflash_plugins.block_attention import launch
-
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.bundle.engine_memory import bundle_scratch, split_scratch
 from dflash_trt.cli.main import main
 from dflash_trt.config import MAX_COUNT
 from dflash_trt.core.limits import Limits
+from dflash_trt.kernels import attention
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Run
 from tests.cli.test_build_plugins import PluginTensorRt
@@ -47,7 +46,7 @@ def fp8(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fp8")
     with pytest.MonkeyPatch.context() as patch:
         builder(patch, folder)
-        patch.setattr(launch, "RUN", SHARES_RUN)
+        patch.setattr(attention, "RUN", SHARES_RUN)
         command = ["build", "--target", str(config), *ENGINES, *CACHES]
         assert main([*command, "-o", str(folder / "bundle")]) == 0
     return folder / "bundle"
@@ -113,7 +112,7 @@ def test_figures_are_those_of_pages_and_codes(run: Run, fp8: Path) -> None:
 def test_workspace_counts_the_shares(
     run: Run, fp8: Path, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "RUN", SHARES_RUN)
+    monkeypatch.setattr(attention, "RUN", SHARES_RUN)
     manifest = open_bundle(fp8).manifest
     heads, rows = manifest.target.heads, manifest.limits.max_batch * manifest.limits.block_size
     shares = bundle_scratch(manifest)
@@ -168,7 +167,7 @@ def test_what_cannot_fit_is_refused_before_anything_is_written(
     options: tuple[str, ...],
     pieces: list[str],
 ) -> None:
-    monkeypatch.setattr(launch, "RUN", 4)  # 32 shares
+    monkeypatch.setattr(attention, "RUN", 4)  # 32 shares
     builder(monkeypatch, tmp_path)
     build = ["build", "--target", config, *ENGINES, *CACHES, *options]
     run(*build, "-o", tmp_path / "bundle").fails(2, *pieces)

@@ -98,7 +98,7 @@ def build_graph(graph: str, pair: Pair, tables: Path, form: Form) -> onnx.ModelP
 
 def handed_over(model: onnx.ModelProto, cache_length: int) -> onnx.ModelProto:
     """`model` as TensorRT gets it where plugins stand for functions."""
-    from dflash_plugins.operation import operations
+    from dflash_plugins.table import operations
 
     handed = hand_over(model, set(operations()))
     hand_over_attention(handed, BLOCK_SIZE, cache_length, keep_native=model.graph.name != "draft")

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from dflash_plugins.operation import Attributes, DType, TensorSpec, load_kernel, operations
+from dflash_plugins.operation import Attributes, DType, TensorSpec
+from dflash_plugins.table import load_kernel, operations
 from dflash_plugins.testing.gpu import torch_type
 from dflash_plugins.testing.numeric import Array
 

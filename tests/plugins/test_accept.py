@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from dflash_plugins.accept.accuracy import expect, make_inputs
-from dflash_plugins.accept.launch import MAX_ROWS
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import assert_same_bits
 
 from dflash_trt.graph.acceptance import accept_function
+from dflash_trt.kernels.accept import MAX_ROWS
 from tests.plugins.bodies import run_body
 
 

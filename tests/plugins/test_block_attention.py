@@ -15,19 +15,14 @@ from dflash_plugins.block_attention.accuracy import accuracy_cases, check_bits, 
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
 from dflash_plugins.block_attention.error_bound import BODY, error_bound
 from dflash_plugins.block_attention.inputs import Inputs, attend, expect, make_inputs, visible
-from dflash_plugins.block_attention.launch import (
-    MAX_SPLITS,
-    RUN,
-    attention_operations,
-    needs_split,
-    tile_positions,
-)
+from dflash_plugins.block_attention.launch import attention_operations, tile_positions
 from dflash_plugins.operation import Attributes, DType
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
 
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.functions import attention_function
+from dflash_trt.kernels.attention import MAX_SPLITS, RUN, needs_split
 from tests.plugins.bodies import run_body
 
 pytestmark = pytest.mark.numeric

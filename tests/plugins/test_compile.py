@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from dflash_plugins import compile as compilation
-from dflash_plugins.compile import ARCHES, compile_kernel, main, parse_resources
-from dflash_plugins.operation import Case, main_cases
+from dflash_plugins.compile import compile_kernel, main, parse_resources
+from dflash_plugins.operation import Case
 from dflash_plugins.ptx import drop_scratch_pointers, entry_parameters
+from dflash_plugins.table import main_cases
 
 from dflash_trt.errors import DflashError
+from dflash_trt.kernels.arches import ARCHES
 
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 

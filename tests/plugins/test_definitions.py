@@ -16,7 +16,8 @@ from dflash_plugins.block_attention.error_bound import BODY, error_bound
 from dflash_plugins.block_attention.inputs import attend, expect
 from dflash_plugins.block_attention.inputs import make_inputs as attention_inputs
 from dflash_plugins.kv_cache_update.launch import make_case
-from dflash_plugins.operation import DType, operations
+from dflash_plugins.operation import DType
+from dflash_plugins.table import operations
 from dflash_plugins.testing.cache_writes import make_inputs as update_inputs
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import assert_close, assert_same_bits

@@ -15,7 +15,8 @@ import pytest
 from dflash_plugins.block_attention.cases import AttentionShape
 from dflash_plugins.block_attention.error_bound import BODY, error_bound
 from dflash_plugins.block_attention.inputs import expect
-from dflash_plugins.operation import DType, operations
+from dflash_plugins.operation import DType
+from dflash_plugins.table import operations
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close
 from onnx import TensorProto, helper

@@ -14,7 +14,8 @@ from dflash_plugins.kv_cache_update.accuracy import accuracy_cases, check_case
 from dflash_plugins.kv_cache_update.benchmark import update_by_operation
 from dflash_plugins.kv_cache_update.launch import LAYOUTS, OPERATIONS, make_case
 from dflash_plugins.kv_cache_update.reference import update
-from dflash_plugins.operation import Attributes, Case, DType, main_cases
+from dflash_plugins.operation import Attributes, Case, DType
+from dflash_plugins.table import main_cases
 from dflash_plugins.testing.cache_writes import make_inputs
 from dflash_plugins.testing.gpu import to_torch
 from dflash_plugins.testing.guarded import Arrays

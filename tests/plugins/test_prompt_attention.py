@@ -15,7 +15,12 @@ from dflash_plugins.block_attention.accuracy import check_case, chunk_cases
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
 from dflash_plugins.block_attention.error_bound import error_bound
 from dflash_plugins.block_attention.inputs import Inputs, attend, expect, make_inputs
-from dflash_plugins.block_attention.launch import (
+from dflash_plugins.operation import Attributes, DType
+from dflash_plugins.testing.guarded import Arrays, Run
+from dflash_plugins.testing.interpreter import Interpreter
+from dflash_plugins.testing.numeric import assert_close, assert_same_bits
+
+from dflash_trt.kernels.attention import (
     BLOCK_ROWS,
     MAX_SPLITS,
     RUN,
@@ -24,10 +29,6 @@ from dflash_plugins.block_attention.launch import (
     share_rows,
     split_count,
 )
-from dflash_plugins.operation import Attributes, DType
-from dflash_plugins.testing.guarded import Arrays, Run
-from dflash_plugins.testing.interpreter import Interpreter
-from dflash_plugins.testing.numeric import assert_close, assert_same_bits
 
 pytestmark = pytest.mark.numeric
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
-from dflash_plugins.operation import Case, DType, TensorSpec, main_cases, operations
+from dflash_plugins.operation import Case, DType, TensorSpec
 from dflash_plugins.ptx import entry_parameters
 from dflash_plugins.registration import PluginRegistration
+from dflash_plugins.table import main_cases, operations
 
 from dflash_trt.errors import DflashError
 from tests.standins.plugin import DataType, FakePlugin, TensorDesc
@@ -58,8 +59,7 @@ def describe(case: Case) -> tuple[list[TensorDesc], dict[int, tuple[int, ...]]]:
     tensors, shapes = [], {}
     for index, name in enumerate(case.operation.inputs):
         spec = case.inputs[name]
-        folder = case.operation.kernel.split(".")[1]
-        axes = DYNAMIC_IN.get((folder, name), DYNAMIC.get(name, ()))
+        axes = DYNAMIC_IN.get((case.operation.kernel, name), DYNAMIC.get(name, ()))
         known = tuple(-1 if axis in axes else size for axis, size in enumerate(spec.shape))
         tensors.append(TensorDesc(DataType[spec.dtype.tensorrt_name], known, index))
         shapes[index] = tuple(

@@ -6,10 +6,11 @@ The figures are the assembler's and depend on versions only: the same at every r
 from __future__ import annotations
 
 import click
-from dflash_plugins.compile import ARCHES, resource_table
-from dflash_plugins.operation import main_cases
+from dflash_plugins.compile import resource_table
+from dflash_plugins.table import main_cases
 
 from dflash_perf.bench.base import Figures, Work, bench
+from dflash_trt.kernels.arches import ARCHES
 
 
 @bench()

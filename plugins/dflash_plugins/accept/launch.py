@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dflash_plugins.operation import Attributes, Case, DType, Launch, Operation, Specs, TensorSpec
-
-# Rows of one verify step that a block has room for; DFlash drafts are trained for 16 at most.
-MAX_ROWS = 32
+from dflash_trt.kernels.accept import MAX_ROWS
 
 
 def _describe(specs: Specs, attributes: Attributes) -> Mapping[str, TensorSpec]:
@@ -28,7 +26,7 @@ def _launch(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
 OPERATIONS = (
     Operation(
         name="accept",
-        kernel="dflash_plugins.accept.kernel:accept",
+        kernel="accept",
         inputs=("token_ids", "choice_ids", "cache_start"),
         extras=("rows",),
         outputs=("accepted", "new_tokens", "bonus", "new_start"),

@@ -14,10 +14,10 @@ import numpy as np
 from dflash_plugins.block_attention.cases import AttentionShape
 from dflash_plugins.block_attention.error_bound import TENSOR_CORES, error_bound
 from dflash_plugins.block_attention.inputs import attend, expect, make_inputs
-from dflash_plugins.block_attention.launch import RUN
 from dflash_plugins.operation import DType
 from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.numeric import Accuracy, Array, judge
+from dflash_trt.kernels.attention import RUN
 
 TacticRun = Callable[..., Mapping[str, Array]]
 """A Run that a tactic may be named to."""

@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dflash_plugins.block_attention.launch import (
-    MERGE,
-    OPERATIONS,
-    most_splits,
-    needs_split,
-)
+from dflash_plugins.block_attention.launch import MERGE, OPERATIONS
 from dflash_plugins.operation import Case, DType, TensorSpec
+from dflash_trt.kernels.attention import most_splits, needs_split
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,8 @@ from functools import partial
 
 from dflash_plugins.operation import (
     Attributes,
-    Case,
     Constant,
     DType,
-    Extent,
     Launch,
     Operation,
     Specs,
@@ -29,51 +27,11 @@ from dflash_plugins.operation import (
     next_power_of_two,
 )
 from dflash_trt.errors import DflashError
-
-HEAD_DIMS = (64, 128, 256)
-
-RUN = 512
-"""Cache positions of a share, before positions are dealt in tiles."""
-
-MAX_SPLITS = 32
-"""Programs per sequence and KV head: with 8 KV heads 256 at batch 1, more than processors."""
-
-BLOCK_ROWS = 16
-"""Rows that take every split, at most: what DFlash drafts are trained for."""
+from dflash_trt.kernels import attention
+from dflash_trt.kernels.attention import Extent
 
 MAX_ROWS, MAX_ROW_ELEMENTS = 128, 64 * 256
 """Query rows of a program, and their elements: the float32 sums stay in registers."""
-
-KERNELS = "dflash_plugins.block_attention.kernel"
-
-
-def most_splits(capacity: int) -> int:
-    """The most shares of a cache of `capacity` positions: what a block of rows has."""
-    return min(MAX_SPLITS, -(-capacity // RUN))
-
-
-def split_count(most: int, block_size: int, rows: Extent) -> Extent:
-    """Shares in a call of `rows` rows per sequence: of a block `most`, of more that many divided
-    by their blocks, rounded up.
-    """
-    block = min(BLOCK_ROWS, block_size)
-    blocks = (rows + (block - 1)) // block
-    return (blocks + (most - 1)) // blocks
-
-
-def share_rows(most: int, block_size: int, rows: Extent) -> Extent:
-    """Rows of all shares that are allocated: at least split_count · `rows`, as many for a block.
-
-    TensorRT plans memory for the largest `rows` of a profile, which have the fewest shares; so
-    this grows with `rows` where that product does not. (S rows in n blocks, S <= n·block, have at
-    most (most - 1) / n + 1 shares.)
-    """
-    return rows + (most - 1) * min(BLOCK_ROWS, block_size)
-
-
-def needs_split(capacity: int, block_size: int, window: int = 0) -> bool:
-    """Whether a block may see more positions than one program per KV head should read."""
-    return (min(capacity, window + block_size) if window else capacity) > RUN
 
 
 def tile_positions(head_dim: int) -> int:
@@ -109,7 +67,7 @@ def _capacity(specs: Specs) -> Extent:
 def _visibility(head_dim: int, attributes: Attributes) -> dict[str, Constant]:
     """Who has which positions, and sees which: what a split and its merge must agree on."""
     return {
-        "RUN": RUN,
+        "RUN": attention.RUN,
         "TILE": tile_positions(head_dim),
         "CAUSAL": bool(attributes["is_causal"]),
         "WINDOW": attributes["window"],
@@ -123,8 +81,8 @@ def _head_dim(specs: Specs) -> int:
         DflashError: no kernel has it.
     """
     head_dim = fixed(specs["q"].shape[3], "the head size")
-    if head_dim not in HEAD_DIMS:
-        known = ", ".join(map(str, HEAD_DIMS))
+    if head_dim not in attention.HEAD_DIMS:
+        known = ", ".join(map(str, attention.HEAD_DIMS))
         raise DflashError(f"block_attention has no kernel for head size {head_dim}, only {known}")
     return head_dim
 
@@ -150,8 +108,8 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
     extras: tuple[Extent, ...] = (rows, capacity)
     if is_split:
         most, block_size = attributes["most_splits"], attributes["block_size"]
-        splits = split_count(most, block_size, rows)
-        extras = (rows, capacity, splits, share_rows(most, block_size, rows))
+        splits = attention.split_count(most, block_size, rows)
+        extras = (rows, capacity, splits, attention.share_rows(most, block_size, rows))
     program_rows = min(MAX_ROWS, MAX_ROW_ELEMENTS // head_dim)
     if tactic == 0:
         program_rows = min(
@@ -180,16 +138,16 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
 def _launch_merge(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
     batch, query_heads, rows, _ = specs["q"].shape
     head_dim = _head_dim(specs)
-    splits = split_count(attributes["most_splits"], attributes["block_size"], rows)
+    splits = attention.split_count(attributes["most_splits"], attributes["block_size"], rows)
     return Launch(
         grid=(rows, query_heads, batch),
         extras=(rows, splits, specs["shares"].shape[2]),
         constants={
             "HEAD_DIM": head_dim,
-            "MOST_SPLITS": MAX_SPLITS,
+            "MOST_SPLITS": attention.MAX_SPLITS,
             **_visibility(head_dim, attributes),
         },
-        warps=min(4, MAX_SPLITS * head_dim // 1024),
+        warps=min(4, attention.MAX_SPLITS * head_dim // 1024),
         stages=1,
     )
 
@@ -200,7 +158,7 @@ def _describe_attended(specs: Specs, attributes: Attributes) -> dict[str, Tensor
 
 def _describe_shares(specs: Specs, attributes: Attributes) -> dict[str, TensorSpec]:
     batch, query_heads, rows, head_dim = specs["q"].shape
-    held = share_rows(attributes["most_splits"], attributes["block_size"], rows)
+    held = attention.share_rows(attributes["most_splits"], attributes["block_size"], rows)
     shape = (batch, query_heads, held)
     return {
         "shares": TensorSpec(DType.FLOAT32, (*shape, head_dim)),
@@ -215,7 +173,7 @@ def _operation(*, is_split: bool, is_paged: bool, is_quantized: bool) -> Operati
     attributes = ["block_size", "is_causal", "window", *["most_splits"] * is_split]
     return Operation(
         name=f"block_attention{suffix}",
-        kernel=f"{KERNELS}:block_attention",
+        kernel="block_attention",
         inputs=tuple(inputs),
         extras=("rows", "capacity", *["splits", "share_rows"] * is_split),
         outputs=("shares", "log_sums") if is_split else ("attended",),
@@ -228,7 +186,7 @@ def _operation(*, is_split: bool, is_paged: bool, is_quantized: bool) -> Operati
 
 MERGE = Operation(
     name="block_attention_merge",
-    kernel=f"{KERNELS}:block_attention_merge",
+    kernel="block_attention_merge",
     inputs=("q", "shares", "log_sums", "key_value_lengths", "sinks"),
     extras=("rows", "splits", "share_rows"),
     outputs=("attended",),
@@ -252,35 +210,7 @@ def attention_operations(
     capacity: int, block_size: int, window: int, *, is_paged: bool, is_quantized: bool
 ) -> list[Operation]:
     """What attends over caches of `capacity` positions: one launch, or the split and the merge."""
-    is_split = needs_split(capacity, block_size, window)
+    is_split = attention.needs_split(capacity, block_size, window)
     first = f"block_attention{'_split' * is_split}{'_paged' * is_paged}{'_fp8' * is_quantized}"
     by_name = {operation.name: operation for operation in OPERATIONS}
     return [by_name[first], *[MERGE] * is_split]
-
-
-def scratch_bytes(
-    *,
-    capacity: int,
-    block_size: int,
-    window: int,
-    query_heads: int,
-    head_dim: int,
-    batch: int,
-    rows: int,
-) -> int:
-    """Bytes that one attention's split leaves for its merge in a call of [batch, rows] rows.
-
-    More rows never take less. 0 where one launch is enough. Layers run one after another, so an
-    engine needs the most of any.
-    """
-    if not needs_split(capacity, block_size, window):
-        return 0
-    held: int = share_rows(most_splits(capacity), block_size, rows)
-    return batch * query_heads * held * (head_dim + 1) * DType.FLOAT32.numpy.itemsize
-
-
-def main_cases() -> list[Case]:
-    """What is compiled in CI; see `cases`."""
-    from dflash_plugins.block_attention.cases import main_cases as found
-
-    return found()

@@ -47,7 +47,7 @@ def _launch(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
 OPERATIONS = (
     Operation(
         name="row_sample",
-        kernel="dflash_plugins.row_sample.kernel:row_sample",
+        kernel="row_sample",
         inputs=("logits", "positions", "sampling"),
         extras=("rows",),
         outputs=("token_ids",),

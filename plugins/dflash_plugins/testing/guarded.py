@@ -6,14 +6,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from dflash_plugins.operation import (
-    Attributes,
-    DType,
-    Launch,
-    Operation,
-    TensorSpec,
-    operations,
-)
+from dflash_plugins.operation import Attributes, DType, Launch, Operation, TensorSpec
+from dflash_plugins.table import operations
 from dflash_plugins.testing.numeric import Array, GuardedBuffer
 
 Arrays = Mapping[str, Array]

@@ -12,13 +12,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, TypeVar
 
-from dflash_plugins.operation import (
-    Attributes,
-    Launch,
-    Operation,
-    TensorSpec,
-    load_kernel,
-)
+from dflash_plugins.operation import Attributes, Launch, Operation, TensorSpec
+from dflash_plugins.table import load_kernel
 from dflash_plugins.testing.gpu import torch_type
 from dflash_plugins.testing.guarded import Arrays, Buffers, run_guarded
 from dflash_plugins.testing.numeric import Array, GuardedBuffer

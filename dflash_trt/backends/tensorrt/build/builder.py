@@ -32,7 +32,6 @@ from dflash_trt.backends.tensorrt.library import (
 from dflash_trt.backends.tensorrt.build.monitor import TOTAL_STEPS, make_monitor, make_writer
 from dflash_trt.backends.tensorrt.build.network import NetworkSummary, check_network, summarize_network
 from dflash_trt.backends.tensorrt.build.plugins import (
-    attention_head_dims,
     hand_over,
     hand_over_attention,
     operation_forms,
@@ -46,6 +45,7 @@ from dflash_trt.core.user_cache import read_cache, user_cache_file, write_cache
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName, Owner
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
+from dflash_trt.kernels.attention import HEAD_DIMS as KERNEL_HEAD_DIMS
 from dflash_trt.graph.sinks import cache_head_dim
 from dflash_trt.core.limits import Limits
 from dflash_trt.core.progress import Progress
@@ -144,11 +144,10 @@ def check_buildable(
 
 
 def _check_kernels(owner: Owner, head_dim: int) -> None:
-    known = attention_head_dims()
-    if head_dim not in known:
+    if head_dim not in KERNEL_HEAD_DIMS:
         raise DflashError(
             f"the {owner}'s head size {head_dim} has no kernel over paged or FP8 caches; "
-            f"{', '.join(map(str, known))} have",
+            f"{', '.join(map(str, KERNEL_HEAD_DIMS))} have",
             fix="leave out --kv-layout and --kv-dtype, or build with --executor cpu",
             usage=True,
         )

@@ -16,51 +16,27 @@ from typing import Any
 import onnx
 from onnx import helper
 
+from dflash_plugins.block_attention.launch import attention_operations
+
 from dflash_trt.backends.tensorrt.library import Library, OperationForm
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.functions import DFLASH_DOMAIN, TRT_DOMAIN, read_attention_facts
+from dflash_trt.kernels import attention
+from dflash_trt.kernels.arches import kernel_arch
 
 VERSION = "1"
-BLOCK_ATTENTION = "block_attention"
-SPLIT_ATTENTION = f"{BLOCK_ATTENTION}_split"
-INSTALL = "pip install 'dflash-trt[plugins]'"
 
 
 def plugin_arch(arch: str) -> str:
-    """The architecture that kernels for `arch` ("sm_100") are compiled for ("sm_100a").
+    """The architecture that kernels for `arch` ("sm_100") are compiled for here ("sm_100a").
 
     Raises:
-        DflashError: the plugins' compiler is not installed, or has no such architecture.
+        DflashError: Triton language is not installed, or there are no kernels for it.
     """
-    compiler = _load("compile")
-    compiler.check_compiler()
-    known: Collection[str] = compiler.ARCHES
-    specific = f"{arch}a"
-    if specific not in known:
-        able = ", ".join(name.removesuffix("a") for name in known)
-        raise DflashError(
-            f"there are no kernels for {arch}",
-            where="--plugins",
-            fix=f"they are for {able}; leave it out",
-            usage=True,
-        )
-    return specific
+    from dflash_plugins.compile import check_compiler
 
-
-def check_settled_rows(block_size: int) -> None:
-    """Refuses a block that is more than the kernel that settles a step has room for.
-
-    Raises:
-        DflashError: it is, or there are no plugins.
-    """
-    most: int = _load("accept.launch").MAX_ROWS
-    if block_size > most:
-        raise DflashError(
-            f"a step settles at most {most} rows, not a block of {block_size}",
-            where="--plugins",
-            fix=f"pass --block-size {most} or less, or leave it out",
-            usage=True,
-        )
+    check_compiler()
+    return kernel_arch(arch)
 
 
 def register_plugins(library: Library, trt: Any, arch: str, folder: Path | None = None) -> set[str]:
@@ -71,6 +47,9 @@ def register_plugins(library: Library, trt: Any, arch: str, folder: Path | None 
     Raises:
         DflashError: this TensorRT has no plugins of its own kind, or Triton language is missing.
     """
+    from dflash_plugins.registration import PluginRegistration
+    from dflash_plugins.table import operations
+
     try:
         plugin = importlib.import_module(f"{library.module}.plugin")
     except ImportError as error:
@@ -78,44 +57,8 @@ def register_plugins(library: Library, trt: Any, arch: str, folder: Path | None 
             f"{library.name} does not load its plugin module: {one_line(error)}",
             where="--plugins",
         ) from error
-    registration = _load("registration")
-    registration.PluginRegistration(trt, plugin, plugin_arch(arch), folder).register()
-    return set(_load("operation").operations())
-
-
-def attention_head_dims() -> tuple[int, ...]:
-    """The head sizes that there are attention kernels for."""
-    known: tuple[int, ...] = _load("block_attention.launch").HEAD_DIMS
-    return known
-
-
-def attention_scratch(
-    *,
-    capacity: int,
-    block_size: int,
-    window: int,
-    query_heads: int,
-    head_dim: int,
-    batch: int,
-    rows: int,
-) -> int:
-    """Bytes that one layer's attention leaves for its merge, in calls of up to `rows` rows.
-
-    0 where one launch is enough, or no kernel has the head size.
-    """
-    launch = _load("block_attention.launch")
-    if head_dim not in launch.HEAD_DIMS:
-        return 0
-    size: int = launch.scratch_bytes(
-        capacity=capacity,
-        block_size=block_size,
-        window=window,
-        query_heads=query_heads,
-        head_dim=head_dim,
-        batch=batch,
-        rows=rows,
-    )
-    return size
+    PluginRegistration(trt, plugin, plugin_arch(arch), folder).register()
+    return set(operations())
 
 
 def hand_over(model: onnx.ModelProto, plugins: Collection[str]) -> onnx.ModelProto:
@@ -126,7 +69,7 @@ def hand_over(model: onnx.ModelProto, plugins: Collection[str]) -> onnx.ModelPro
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    named = {name for name in plugins if not name.startswith(BLOCK_ATTENTION)}
+    named = {name for name in plugins if not name.startswith(attention.BLOCK_ATTENTION)}
     kept = [one for one in model.functions if plugin_name(one) not in named]
     del result.functions[:]
     result.functions.extend(kept)
@@ -184,7 +127,7 @@ def _attention_call(
         attributes = {one.name: int(helper.get_attribute_value(one)) for one in node.attribute}
         return _AttentionCall(values, attributes)
     facts = read_attention_facts(node)
-    if facts is None or keep_native or facts["head_dim"] not in attention_head_dims():
+    if facts is None or keep_native or facts["head_dim"] not in attention.HEAD_DIMS:
         return None
     q, k_cache, v_cache, *_, lengths = node.input
     values = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "key_value_lengths": lengths}
@@ -198,10 +141,9 @@ def _as_operations(
     """The plugins that compute an attention: one, or its shares and their merge."""
     values = call.values | {"attended": node.output[0]}
     values |= {name: f"{node.name}/{name}" for name in ("shares", "log_sums")}
-    launch = _load("block_attention.launch")
     attributes = call.attributes | {"block_size": block_size}
-    attributes["most_splits"] = launch.most_splits(capacity)
-    operations = launch.attention_operations(
+    attributes["most_splits"] = attention.most_splits(capacity)
+    operations = attention_operations(
         capacity,
         block_size,
         attributes["window"],
@@ -224,7 +166,7 @@ def _as_operations(
 def _is_attention(call: onnx.NodeProto | onnx.FunctionProto) -> bool:
     """Whether it is this project's attention, or its definition."""
     name = call.op_type if isinstance(call, onnx.NodeProto) else call.name
-    return call.domain == DFLASH_DOMAIN and name.startswith(BLOCK_ATTENTION)
+    return call.domain == DFLASH_DOMAIN and name.startswith(attention.BLOCK_ATTENTION)
 
 
 def _no_sinks(handed: onnx.ModelProto, heads: int) -> str:
@@ -284,10 +226,3 @@ def _handed_over(
         name = plugin_name(node)
         if name is not None and name in plugins:
             yield node, name
-
-
-def _load(module: str) -> Any:
-    try:
-        return importlib.import_module(f"dflash_plugins.{module}")
-    except ImportError as error:
-        raise DflashError(f"no plugins: {one_line(error, 80)}", fix=INSTALL) from error

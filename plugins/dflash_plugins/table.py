@@ -1,0 +1,54 @@
+"""Every operation and every kernel: a new one is entered here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dflash_plugins.accept import launch as accept
+from dflash_plugins.block_attention import cases as block_attention_cases
+from dflash_plugins.block_attention import launch as block_attention
+from dflash_plugins.kv_cache_update import launch as kv_cache_update
+from dflash_plugins.kv_feature_injection import launch as kv_feature_injection
+from dflash_plugins.operation import Case, Operation
+from dflash_plugins.row_sample import launch as row_sample
+
+_TABLE = {
+    "accept": (accept.OPERATIONS, accept.main_cases),
+    "block_attention": (block_attention.OPERATIONS, block_attention_cases.main_cases),
+    "kv_cache_update": (kv_cache_update.OPERATIONS, kv_cache_update.main_cases),
+    "kv_feature_injection": (kv_feature_injection.OPERATIONS, kv_feature_injection.main_cases),
+    "row_sample": (row_sample.OPERATIONS, row_sample.main_cases),
+}
+
+FOLDERS = tuple(_TABLE)
+"""The folders that hold operations."""
+
+
+def operations() -> dict[str, Operation]:
+    """Every operation, by name."""
+    return {one.name: one for found, _ in _TABLE.values() for one in found}
+
+
+def main_cases(folders: Sequence[str] = FOLDERS) -> list[Case]:
+    """The configurations of public pairs, which are compiled in CI and must not spill."""
+    return [case for folder in folders for case in _TABLE[folder][1]()]
+
+
+def load_kernel(name: str) -> Any:
+    """The kernel's function; imports Triton language."""
+    from dflash_plugins.accept.kernel import accept
+    from dflash_plugins.block_attention.kernel import block_attention, block_attention_merge
+    from dflash_plugins.kv_cache_update.kernel import kv_cache_update
+    from dflash_plugins.kv_feature_injection.kernel import kv_feature_injection
+    from dflash_plugins.row_sample.kernel import row_sample
+
+    kernels = {
+        "accept": accept,
+        "block_attention": block_attention,
+        "block_attention_merge": block_attention_merge,
+        "kv_cache_update": kv_cache_update,
+        "kv_feature_injection": kv_feature_injection,
+        "row_sample": row_sample,
+    }
+    return kernels[name]
