@@ -30,8 +30,8 @@ from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
+from dflash_trt.graph.caches import stores_sinks
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.graph.sinks import stores_sinks
 from dflash_trt.kernels.accept import check_settled_rows
 
 POSITION_STEP = 16
@@ -41,7 +41,7 @@ def engine_cache_length(limits: Limits, target: TargetDims, form: GraphForm) -> 
     """M of engines of graphs of `form`, whose own cache length is not used.
 
     A slot of their caches holds max_seq_len positions, one more where they store the target's sinks
-    (graph/sinks.py), and as many more as keep slots aligned for TensorRT: 16 positions of 8
+    (graph/caches/native.py), and as many more as keep slots aligned for TensorRT: 16 positions of 8
     narrow elements are 256 bytes, and head sizes are multiples of 8; paged ones, whole pages.
     """
     positions = limits.max_seq_len + stores_sinks(target.has_sinks, form)

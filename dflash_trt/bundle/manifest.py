@@ -23,8 +23,8 @@ from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.core.records import read_record
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
+from dflash_trt.graph.caches import cache_head_dim
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
-from dflash_trt.graph.sinks import cache_head_dim
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"

@@ -33,7 +33,8 @@ from dflash_trt.graph.bindings import (
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.tables import compute_tables, compute_target_tables
-from dflash_trt.graph.target import build_target, build_target_only, cache_layout
+from dflash_trt.graph.target import build_target, build_target_only
+from dflash_trt.graph.tensors import cache_layout
 
 OBSERVED_FORM = GraphForm(observe=True)
 BLOCKS_PER_SEQUENCE = 16

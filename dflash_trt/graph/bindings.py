@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+Dim = int | str
+
 GraphName = Literal["target", "draft", "target_only"]
 GRAPH_NAMES: tuple[GraphName, ...] = ("target", "draft", "target_only")
 
@@ -33,9 +35,6 @@ OBSERVED_PREFIX = "amax/"
 # Twice the largest top-k that they serve: narrow logits tie often, and a tie between the k-th and
 # the last candidate needs the whole row.
 CANDIDATES = 128
-# What the head size of an engine's cache grows by where the model has attention sinks
-# (graph/sinks.py): kernels take multiples of 8.
-SINK_DIMS = 8
 
 Owner = Literal["target", "draft"]
 CacheKind = Literal["k", "v"]

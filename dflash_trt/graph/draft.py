@@ -10,11 +10,12 @@ from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, DRAFT_TOKEN_IDS
 from dflash_trt.graph.form import CPU_FORM, GraphForm
-from dflash_trt.graph.layers import Rows, attention, rms_norm, swiglu_mlp
+from dflash_trt.graph.layers import attention, embed, lm_head, swiglu_mlp
 from dflash_trt.graph.model import GraphBuilder
+from dflash_trt.graph.model_builder import ModelBuilder
+from dflash_trt.graph.rows import Rows
 from dflash_trt.graph.tables import RopeTables, table_owner
-from dflash_trt.graph.target import cache_layout, embed, lm_head
-from dflash_trt.graph.tensors import graph_tensors
+from dflash_trt.graph.tensors import cache_layout, declare, graph_tensors
 
 
 def build_draft(
@@ -32,25 +33,24 @@ def build_draft(
     """
     target, draft = pair.target, pair.draft
     b = GraphBuilder("draft", locate, form)
-    layout = cache_layout(form, target, draft)
-    b.declare(graph_tensors("draft", form, layout, target.vocab_size))
+    declare(b, graph_tensors("draft", form, cache_layout(form, target, draft), target.vocab_size))
     ids = BLOCK_IDS
     rows = Rows(b, ids, CACHE_START)
-    rope = RopeTables(table_owner(pair, "draft"), tables)
-    x = embed(b, ids, target)
-    for layer in range(draft.num_layers):
-        window, causal = draft.layer_windows[layer], draft.layer_causal[layer]
-        with b.scope(f"draft_layers.{layer}"):
-            x = attention(b, x, "draft", draft, layer, rows, rope, causal=causal, window=window)
-            x = swiglu_mlp(b, x, "draft", draft, layer)
+    model = ModelBuilder(b, "draft", draft, rows, RopeTables(table_owner(pair, "draft"), tables))
+    head = ModelBuilder(b, "target", target, rows, RopeTables("target", tables))
+    x = embed(head)
+    for index in range(draft.num_layers):
+        layer = model.layer(index)
+        with b.scope(f"draft_layers.{index}"):
+            x = swiglu_mlp(layer, attention(layer, x))
 
     with b.scope("head"):
         blocks = b.node("Reshape", [x, rows.shape(draft.hidden_size)], "blocks")
         one, end, slot_axis = b.integers(1), b.integers(2**31 - 1), b.integers(1)
         slots = b.node("Slice", [blocks, one, end, slot_axis], "masked_slots")
         flat = b.node("Reshape", [slots, b.integers(-1, draft.hidden_size)], "masked_rows")
-        normed = rms_norm(b, flat, "draft", draft, "norm", "norm")
-        choice = b.node("ArgMax", [lm_head(b, normed, target)], "choice", axis=1, keepdims=0)
+        normed = model.rms_norm(flat, "norm", "norm")
+        choice = b.node("ArgMax", [lm_head(head, normed)], "choice", axis=1, keepdims=0)
         shape = b.node("Concat", [rows.batch, b.integers(-1)], "drafts_shape", axis=0)
         drafts = b.node("Reshape", [choice, shape], "drafts")
         anchor = b.node("Slice", [ids, b.integers(0), one, slot_axis], "anchor")

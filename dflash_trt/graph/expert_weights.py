@@ -25,6 +25,7 @@ from dflash_trt.checkpoints.quantized_weights import EXPERT_BLOCKS, WEIGHT_SCALE
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.model import GraphBuilder
+from dflash_trt.graph.model_builder import LayerBuilder
 from dflash_trt.quantization.formats import (
     Float32,
     decode_e4m3,
@@ -113,27 +114,18 @@ class ExpertWeights:
     is_interleaved: bool = True
 
 
-def expert_weights(
-    b: GraphBuilder,
-    moe: MoeSpec,
-    hidden_size: int,
-    weights: Mapping[str, TensorEntry],
-    layer: int,
-) -> ExpertWeights:
+def expert_weights(layer: LayerBuilder, moe: MoeSpec) -> ExpertWeights:
     """The experts of `layer`, as stored on the CPU, else in the compute type where floats."""
-    prefix = f"layers.{layer}.experts"
-    is_cpu = b.form.precision is Precision.FLOAT32
-    sizes = hidden_size, moe.intermediate_size
-    if f"{prefix}.0.gate" in weights:
-        return _separate(b, moe.experts, sizes, weights, prefix, is_cpu)
+    is_cpu = layer.b.form.precision is Precision.FLOAT32
+    sizes = layer.spec.hidden_size, moe.intermediate_size
+    if layer.has("experts.0.gate"):
+        return _separate(layer, moe.experts, sizes, is_cpu)
     if moe.storage == "MXFP4":
-        return _mxfp4(b, sizes, weights, prefix, is_cpu)
+        return _mxfp4(layer, sizes, is_cpu)
     if moe.storage == "NVFP4":
-        return _nvfp4(b, sizes, weights, prefix, is_cpu)
-    inputs: dict[str, str] = {}
-    for name in ("gate_up", "down"):
-        entry, value = weights[f"{prefix}.{name}"], f"target/{prefix}.{name}"
-        inputs[name] = b.stored(value, entry) if is_cpu else b.weight(value, entry)
+        return _nvfp4(layer, sizes, is_cpu)
+    take = layer.stored if is_cpu else layer.weight
+    inputs = {name: take(f"experts.{name}") for name in ("gate_up", "down")}
     body = _STACKED_CPU if is_cpu else _STACKED_GATHER
     text = "\n".join(
         body.format(side=side, name=name) for side, name in (("in", "gate_up"), ("out", "down"))
@@ -142,20 +134,16 @@ def expert_weights(
 
 
 def _separate(
-    b: GraphBuilder,
-    experts: int,
-    sizes: tuple[int, int],
-    weights: Mapping[str, TensorEntry],
-    prefix: str,
-    is_cpu: bool,
+    layer: LayerBuilder, experts: int, sizes: tuple[int, int], is_cpu: bool
 ) -> ExpertWeights:
-    hidden, ffn = sizes
-    entries = [weights[f"{prefix}.{e}.{part}"] for e in range(experts) for part in PARTS]
+    b, (hidden, ffn) = layer.b, sizes
+    entries = [layer.entry(f"experts.{e}.{part}") for e in range(experts) for part in PARTS]
     order = sorted(range(len(entries)), key=lambda i: (str(entries[i].file), entries[i].offset))
     place = {index: row for row, index in enumerate(order)}
     runs = _contiguous([entries[index] for index in order])
     is_stored = is_cpu and len({entry.dtype for entry in entries}) == 1
-    bank = [_run(b, f"target/{prefix}.rows_{n}", run, is_stored) for n, run in enumerate(runs)]
+    names = [layer.name(f"experts.rows_{number}") for number in range(len(runs))]
+    bank = [_run(b, name, run, is_stored) for name, run in zip(names, runs, strict=True)]
     with b.scope("experts"):
         rows = b.node("Concat", bank, "rows", axis=0) if len(bank) > 1 else bank[0]
         table = [place[index] for index in range(len(entries))]
@@ -204,21 +192,13 @@ def _run(b: GraphBuilder, name: str, run: list[TensorEntry], is_stored: bool) ->
     return b.stored(name, whole) if is_stored else b.weight(name, whole)
 
 
-def _mxfp4(
-    b: GraphBuilder,
-    sizes: tuple[int, int],
-    weights: Mapping[str, TensorEntry],
-    prefix: str,
-    is_cpu: bool,
-) -> ExpertWeights:
+def _mxfp4(layer: LayerBuilder, sizes: tuple[int, int], is_cpu: bool) -> ExpertWeights:
     inputs = {
-        f"{name}_{kind}": b.stored(
-            f"target/{prefix}.{name}.{kind}", weights[f"{prefix}.{name}.{kind}"]
-        )
+        f"{name}_{kind}": layer.stored(f"experts.{name}.{kind}")
         for name in ("gate_up", "down")
         for kind in ("blocks", "scales")
     }
-    precision = b.form.precision
+    precision = layer.b.form.precision
     constants, text = _packed(_MXFP4, MX_BLOCK, sizes, is_cpu, precision)
     tables = (
         _table("code_values", decode_packed_e2m1(_BYTES[:, None]), precision),
@@ -227,13 +207,7 @@ def _mxfp4(
     return ExpertWeights(inputs, text, constants, tables)
 
 
-def _nvfp4(
-    b: GraphBuilder,
-    sizes: tuple[int, int],
-    weights: Mapping[str, TensorEntry],
-    prefix: str,
-    is_cpu: bool,
-) -> ExpertWeights:
+def _nvfp4(layer: LayerBuilder, sizes: tuple[int, int], is_cpu: bool) -> ExpertWeights:
     inputs: dict[str, str] = {}
     for name in ("gate_up", "down"):
         for value, kind in (
@@ -241,11 +215,12 @@ def _nvfp4(
             ("scales", WEIGHT_SCALE),
             ("scale", WEIGHT_SCALE_2),
         ):
-            entry = weights[f"{prefix}.{name}.{kind}"]
+            role = f"experts.{name}.{kind}"
+            entry = layer.entry(role)
             # E4M3 as bytes: they are looked up.
             entry = replace(entry, dtype="U8") if kind == WEIGHT_SCALE else entry
-            inputs[f"{name}_{value}"] = b.stored(f"target/{prefix}.{name}.{kind}", entry)
-    precision = b.form.precision
+            inputs[f"{name}_{value}"] = layer.b.stored(layer.name(role), entry)
+    precision = layer.b.form.precision
     constants, text = _packed(_NVFP4, NVFP4_BLOCK, sizes, is_cpu, precision)
     tables = (
         _table("code_values", decode_packed_e2m1(_BYTES[:, None]), precision),

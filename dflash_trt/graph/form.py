@@ -72,6 +72,11 @@ class GraphForm:
         return self.cache_dtype is CacheDtype.FP8
 
     @property
+    def holds_codes(self) -> bool:
+        """Whether caches hold E4M3 codes, not the numbers that they stand for."""
+        return self.is_fp8 and self.precision is not Precision.FLOAT32
+
+    @property
     def has_kernel_caches(self) -> bool:
         """Whether only this project's kernels write and read the caches: TensorRT has none."""
         return self.precision is not Precision.FLOAT32 and (self.is_paged or self.is_fp8)
@@ -94,13 +99,11 @@ class GraphForm:
     @property
     def cache_type(self) -> int:
         """ONNX's type of a cache's elements."""
-        holds_codes = self.is_fp8 and self.precision is not Precision.FLOAT32
-        return TensorProto.FLOAT8E4M3FN if holds_codes else self.precision.onnx_type
+        return TensorProto.FLOAT8E4M3FN if self.holds_codes else self.precision.onnx_type
 
     @property
     def cache_item_bytes(self) -> int:
-        holds_codes = self.is_fp8 and self.precision is not Precision.FLOAT32
-        return 1 if holds_codes else self.precision.item_bytes
+        return 1 if self.holds_codes else self.precision.item_bytes
 
 
 CPU_FORM = GraphForm()

@@ -20,7 +20,7 @@ import onnx
 import onnx.parser
 
 from dflash_trt.graph.bindings import KV
-from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.functions import OPSET
 
 # The same for every layer, and free of the caches' own shape, so that ONNX Runtime computes it
@@ -104,13 +104,12 @@ def write_lines(form: GraphForm, k: str, v: str) -> str:
 
     They are [B,S,H_kv,D] where `form` is paged, else [B,H_kv,S,D]; `index_lines` come before.
     """
-    holds_codes = form.is_fp8 and form.precision is not Precision.FLOAT32
     lines = ""
     for at, (kv, rows) in enumerate(zip(KV, (k, v), strict=True)):
         cache, result = f"{kv}_cache", f"{kv}_cache_out"
         if form.is_fp8:
             lines += _CODES.format(kv=kv, at=at, rows=rows)
-            if holds_codes:
+            if form.holds_codes:
                 lines += _CODES_BEFORE.format(kv=kv)
                 rows, cache, result = f"{kv}_code_values", f"{kv}_before", f"{kv}_after"
             else:
@@ -120,6 +119,6 @@ def write_lines(form: GraphForm, k: str, v: str) -> str:
             lines += f"\n    {result} = ScatterND ({cache}, index, {rows})"
         else:
             lines += f"\n    {result} = TensorScatter <axis = 2> ({cache}, {rows}, start)"
-        if holds_codes:
+        if form.holds_codes:
             lines += _CODES_AFTER.format(kv=kv)
     return lines

@@ -7,7 +7,7 @@ the checkpoint's .safetensors files; nothing is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,10 +17,9 @@ from onnx import TensorProto, helper
 from dflash_trt import __version__
 from dflash_trt.checkpoints.quantized_weights import logical_shape
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.graph.bindings import observed_output
+from dflash_trt.graph.bindings import Dim, observed_output
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.functions import IR_VERSION, OPSET, amax_function
-from dflash_trt.graph.tensors import Dim, GraphTensor
 
 STORAGE_TYPES = {
     "F32": TensorProto.FLOAT,
@@ -62,12 +61,6 @@ class GraphBuilder:
         self._scopes.append(name)
         yield
         self._scopes.pop()
-
-    def declare(self, tensors: Iterable[GraphTensor]) -> None:
-        """Adds inputs and outputs, each kind in the order given."""
-        for tensor in tensors:
-            add = self.input if tensor.is_input else self.output
-            add(tensor.name, tensor.element_type, tensor.shape)
 
     def input(self, name: str, element_type: int, shape: Sequence[Dim]) -> str:
         self._inputs.append(helper.make_tensor_value_info(name, element_type, list(shape)))

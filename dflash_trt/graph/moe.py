@@ -21,16 +21,13 @@ whose own `TRT_MoE` layer (sm_100, sm_103) was not tried here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import onnx
 import onnx.parser
 
 from dflash_trt.checkpoints.moe import MoeSpec
-from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.expert_weights import ExpertWeights, expert_weights
 from dflash_trt.graph.form import Precision
-from dflash_trt.graph.model import GraphBuilder
+from dflash_trt.graph.model_builder import LayerBuilder
 
 MOE = "moe"
 
@@ -122,27 +119,21 @@ _GATHER_COMBINE = """    alone = Unsqueeze (x, axes_1_2)
     y = Squeeze (mixed, axis_1)"""
 
 
-def mixture(
-    b: GraphBuilder,
-    x: str,
-    moe: MoeSpec,
-    hidden_size: int,
-    weights: Mapping[str, TensorEntry],
-    layer: int,
-) -> str:
-    """The experts' contribution [T,H] to rows x [T,H] that have been normed."""
-    router = f"layers.{layer}.router"
-    inputs = {"x": x, "router": b.weight(f"target/{router}", weights[router])}
-    if f"{router}.bias" in weights:
-        inputs["router_bias"] = b.weight(f"target/{router}.bias", weights[f"{router}.bias"])
-    stored = expert_weights(b, moe, hidden_size, weights, layer)
-    inputs |= stored.inputs
-    for name in ("gate_up", "down"):
-        role = f"layers.{layer}.experts.{name}.bias"
-        if role in weights:
-            inputs[f"{name}_bias"] = b.weight(f"target/{role}", weights[role])
-    function = _function(moe, b.form.precision, tuple(inputs), stored)
-    return b.call(function, list(inputs.values()), MOE)[0]
+def mixture_mlp(layer: LayerBuilder, x: str, moe: MoeSpec) -> str:
+    """x [T,H] plus what the layer's mixture of experts makes of its norm."""
+    b = layer.b
+    with b.scope("mlp"):
+        normed = layer.rms_norm(x, "post_attention_layernorm", "norm")
+        inputs = {"x": normed, "router": layer.weight("router")}
+        if layer.has("router.bias"):
+            inputs["router_bias"] = layer.weight("router.bias")
+        stored = expert_weights(layer, moe)
+        inputs |= stored.inputs
+        for name in ("gate_up", "down"):
+            if layer.has(f"experts.{name}.bias"):
+                inputs[f"{name}_bias"] = layer.weight(f"experts.{name}.bias")
+        function = _function(moe, b.form.precision, tuple(inputs), stored)
+        return b.node("Add", [x, *b.call(function, list(inputs.values()), MOE)], "residual")
 
 
 def _function(

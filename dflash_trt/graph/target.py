@@ -22,17 +22,17 @@ from dflash_trt.graph.bindings import (
     TOKEN_IDS,
     GraphName,
 )
-from dflash_trt.graph.decoder import Decoder
+from dflash_trt.graph.caches.strategy import cache_values, paging
 from dflash_trt.graph.drawing import draw_tokens, settle_step
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
-from dflash_trt.graph.kv_caches import cache_values, paging
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
-from dflash_trt.graph.layers import Rows, attention, linear, rms_norm, swiglu_mlp, weight
+from dflash_trt.graph.layers import attention, embed, lm_head, swiglu_mlp
 from dflash_trt.graph.model import GraphBuilder
-from dflash_trt.graph.moe import mixture
-from dflash_trt.graph.sinks import cache_head_dim
+from dflash_trt.graph.model_builder import ModelBuilder
+from dflash_trt.graph.moe import mixture_mlp
+from dflash_trt.graph.rows import Rows
 from dflash_trt.graph.tables import RopeTables, table_owner
-from dflash_trt.graph.tensors import CacheLayout, CacheShape, graph_tensors
+from dflash_trt.graph.tensors import cache_layout, declare, graph_tensors
 
 
 def build_target(
@@ -72,23 +72,23 @@ def _build(
     form: GraphForm,
 ) -> onnx.ModelProto:
     b = GraphBuilder(name, locate, form)
-    b.declare(graph_tensors(name, form, cache_layout(form, target, draft), target.vocab_size))
+    declare(b, graph_tensors(name, form, cache_layout(form, target, draft), target.vocab_size))
     ids, start, logit_rows = TOKEN_IDS, CACHE_START, LOGIT_ROWS
     rows = Rows(b, ids, start)
-    rope = RopeTables("target", tables)
-    x = embed(b, ids, target)
+    model = ModelBuilder(b, "target", target, rows, RopeTables("target", tables))
+    x = embed(model)
     taps: dict[int, str] = {}
-    for layer in range(target.num_layers):
-        with b.scope(f"layers.{layer}"):
-            window = target.layer_windows[layer]
-            x = attention(b, x, "target", target, layer, rows, rope, causal=True, window=window)
-            x = _mlp(b, x, target, layer)
-        taps[layer] = x
+    for index in range(target.num_layers):
+        layer = model.layer(index)
+        with b.scope(f"layers.{index}"):
+            x = attention(layer, x)
+            x = swiglu_mlp(layer, x) if target.moe is None else mixture_mlp(layer, x, target.moe)
+        taps[index] = x
 
     with b.scope("head"):
         picked = _pick_rows(b, x, rows, logit_rows)
-        normed = rms_norm(b, picked, "target", target, "norm", "norm")
-        flat_logits = lm_head(b, normed, target)
+        normed = model.rms_norm(picked, "norm", "norm")
+        flat_logits = lm_head(model, normed)
         shape = b.node("Shape", [logit_rows], "logit_shape")
         shape = b.node("Concat", [shape, b.integers(target.vocab_size)], "logits_shape", axis=0)
         logits = _write_logits(b, flat_logits, shape)
@@ -102,86 +102,36 @@ def _build(
     if draft is not None:
         features = [taps[layer] for layer in draft.target_layer_ids]
         rope = RopeTables(table_owner(Pair(target, draft), "draft"), tables)
-        inject_features(b, features, draft, rows, rope)
+        inject_features(ModelBuilder(b, "draft", draft, rows, rope), features)
     return b.finish()
 
 
-def _mlp(b: GraphBuilder, x: str, target: TargetSpec, layer: int) -> str:
-    """x [T,H] plus what the layer's MLP, or its mixture of experts, makes of it."""
-    if target.moe is None:
-        return swiglu_mlp(b, x, "target", target, layer)
-    with b.scope("mlp"):
-        role = f"layers.{layer}.post_attention_layernorm"
-        normed = rms_norm(b, x, "target", target, role, "norm")
-        mixed = mixture(b, normed, target.moe, target.hidden_size, target.weights, layer)
-        return b.node("Add", [x, mixed], "residual")
-
-
-def inject_features(
-    b: GraphBuilder, taps: list[str], draft: DraftSpec, rows: Rows, tables: RopeTables
-) -> None:
+def inject_features(draft: ModelBuilder, taps: list[str]) -> None:
     """Projects the tapped features [T,H] each into every draft layer's K and V caches."""
+    b, rows, tables = draft.b, draft.rows, draft.tables
     with b.scope("injection"):
         tapped = b.node("Concat", taps, "taps", axis=1) if len(taps) > 1 else taps[0]
         # Single channels of a target's hidden state reach 2e4, whose sums overflow float16.
         tapped = b.widen(tapped, "fc_input")
-        feature = linear(b, tapped, "draft", draft, "fc", "fc", precision=Precision.FLOAT32)
-        feature = rms_norm(b, feature, "draft", draft, "hidden_norm", "hidden_norm", is_wide=True)
-        shape = rows.shape(draft.num_kv_heads, draft.head_dim)
-        for layer in range(draft.num_layers):
-            with b.scope(f"draft_layers.{layer}"):
-                prefix = f"layers.{layer}"
-                k = linear(b, feature, "draft", draft, f"{prefix}.k_proj", "k_proj")
-                v = linear(b, feature, "draft", draft, f"{prefix}.v_proj", "v_proj")
+        feature = draft.linear(tapped, "fc", precision=Precision.FLOAT32)
+        feature = draft.rms_norm(feature, "hidden_norm", "hidden_norm", is_wide=True)
+        layers = [draft.layer(index) for index in range(draft.spec.num_layers)]
+        shapes = [rows.shape(layer.sizes.kv_heads, layer.sizes.head_dim) for layer in layers]
+        for layer, shape in zip(layers, shapes, strict=True):
+            with b.scope(f"draft_layers.{layer.index}"):
+                k, v = layer.linear(feature, "k_proj"), layer.linear(feature, "v_proj")
                 k = b.node("Reshape", [k, shape], "k_split")
                 v = b.node("Reshape", [v, shape], "v_split")
-                norm = weight(b, "draft", draft, f"{prefix}.k_norm", Precision.FLOAT32)
-                caches, updated = cache_values(b, "draft", draft, layer)
+                norm = layer.weight("k_norm", Precision.FLOAT32)
+                caches, updated = cache_values(layer)
                 b.call(
                     kv_feature_injection_function(b.form),
                     [k, v, norm, tables.cos(b), tables.sin(b), rows.positions, *caches],
                     "inject",
                     outputs=updated,
-                    epsilon=draft.rms_norm_eps,
-                    **paging(b.form),
+                    epsilon=draft.spec.rms_norm_eps,
+                    **paging(layer),
                 )
-
-
-def embed(b: GraphBuilder, ids: str, target: TargetSpec) -> str:
-    """Token ids [B,S] to rows [T,H].
-
-    Looked up as stored and cast afterwards, or cast first where the compute type is narrow: an
-    engine then holds one copy of a table that is the output head as well.
-    """
-    entry = target.weights["embed_tokens"]
-    with b.scope("embed"):
-        flat = b.node("Reshape", [ids, b.integers(-1)], "ids")
-        if b.form.precision is not Precision.FLOAT32:
-            table = b.weight("target/embed_tokens", entry)
-            return b.node("Gather", [table, flat], "lookup", axis=0)
-        x = b.node("Gather", [b.stored("target/embed_tokens", entry), flat], "lookup", axis=0)
-        return x if entry.dtype == "F32" else b.node("Cast", [x], "rows", to=TensorProto.FLOAT)
-
-
-def lm_head(b: GraphBuilder, normed: str, target: TargetSpec) -> str:
-    """Rows [T,H] to logits [T,V], through the embedding where the target ties them."""
-    role = "embed_tokens" if target.tie_word_embeddings else "lm_head"
-    return linear(b, normed, "target", target, role, "lm_head")
-
-
-def cache_layout(
-    form: GraphForm, target: TargetSpec, draft: DraftSpec | None = None
-) -> CacheLayout:
-    """The caches of a pair's graphs in `form`, or of a target alone."""
-    return CacheLayout(
-        _cache_shapes(target, target.has_sinks, form),
-        () if draft is None else _cache_shapes(draft, False, form),
-    )
-
-
-def _cache_shapes(spec: Decoder, has_sinks: bool, form: GraphForm) -> tuple[CacheShape, ...]:
-    head_dim = cache_head_dim(spec.head_dim, has_sinks, form)
-    return tuple(CacheShape(spec.num_kv_heads, head_dim) for _ in range(spec.num_layers))
 
 
 def _write_logits(b: GraphBuilder, flat_logits: str, shape: str) -> str:

@@ -6,7 +6,7 @@ table: which there are follows from the graph's nodes (see GraphBuilder.observe)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -32,14 +32,16 @@ from dflash_trt.graph.bindings import (
     PAGE_TABLE,
     SAMPLING,
     TOKEN_IDS,
+    Dim,
     GraphName,
     Owner,
     cache_input,
     cache_output,
 )
+from dflash_trt.graph.caches import cache_head_dim, cache_strategy
+from dflash_trt.graph.decoder import Decoder, layer_sizes
 from dflash_trt.graph.form import GraphForm
-
-Dim = int | str
+from dflash_trt.graph.model import GraphBuilder
 
 OWNERS: dict[GraphName, tuple[Owner, ...]] = {
     "target": ("target", "draft"),
@@ -81,6 +83,19 @@ class CacheLayout:
     def graph_caches(self) -> dict[GraphName, list[tuple[str, str]]]:
         """(input, output) names of the caches of each graph."""
         return {graph: [(name, cache_output(name)) for name in self.of(graph)] for graph in OWNERS}
+
+
+def cache_layout(form: GraphForm, target: Decoder, draft: Decoder | None = None) -> CacheLayout:
+    """The caches of a pair's graphs in `form`, or of a target alone."""
+    return CacheLayout(_shapes(target, form), () if draft is None else _shapes(draft, form))
+
+
+def _shapes(spec: Decoder, form: GraphForm) -> tuple[CacheShape, ...]:
+    layers = [layer_sizes(spec, index) for index in range(spec.num_layers)]
+    return tuple(
+        CacheShape(one.kv_heads, cache_head_dim(one.head_dim, one.has_sinks, form))
+        for one in layers
+    )
 
 
 class Role(Enum):
@@ -159,8 +174,9 @@ def graph_tensors(
     if form.is_paged:
         table = ("B", form.columns or "C")
         inputs.append(GraphTensor(PAGE_TABLE, TensorProto.INT32, table, Role.INPUT))
+    strategy = cache_strategy(form)
     for name, cache in layout.of(graph).items():
-        shape = _cache_shape(form, cache)
+        shape = strategy.shape(cache.kv_heads, cache.head_dim)
         inputs.append(GraphTensor(name, form.cache_type, shape, Role.CACHE))
         updated = cache_output(name)
         outputs.append(GraphTensor(updated, form.cache_type, shape, Role.UPDATED_CACHE, name))
@@ -175,9 +191,8 @@ def _starts(name: str, role: Role = Role.INPUT) -> GraphTensor:
     return GraphTensor(name, TensorProto.INT64, ("B",), role)
 
 
-def _cache_shape(form: GraphForm, cache: CacheShape) -> tuple[Dim, ...]:
-    """[B, kv heads, M, D], or a pool [pages, page_size, kv heads, D] with nobody's page."""
-    if form.page_size is None:
-        return ("B", cache.kv_heads, form.cache_length or "M", cache.head_dim)
-    pages: Dim = "pages" if form.pages is None else form.pages + 1
-    return (pages, form.page_size, cache.kv_heads, cache.head_dim)
+def declare(b: GraphBuilder, tensors: Iterable[GraphTensor]) -> None:
+    """Adds inputs and outputs to a graph, each kind in the order given."""
+    for tensor in tensors:
+        add = b.input if tensor.is_input else b.output
+        add(tensor.name, tensor.element_type, tensor.shape)

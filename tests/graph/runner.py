@@ -18,7 +18,7 @@ from dflash_trt.graph.bindings import (
     GraphName,
 )
 from dflash_trt.graph.form import CPU_FORM
-from dflash_trt.graph.target import cache_layout
+from dflash_trt.graph.tensors import cache_layout
 from tests.pairs import TinyPair
 
 Int64Array = npt.NDArray[np.int64]

@@ -21,8 +21,8 @@ from dflash_trt.graph.functions import (
     swiglu_function,
 )
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
-from dflash_trt.graph.layers import Rows
 from dflash_trt.graph.model import GraphBuilder
+from dflash_trt.graph.rows import Rows
 from tests.reference.compare import max_relative_error
 
 pytestmark = pytest.mark.numeric
@@ -141,7 +141,9 @@ def test_the_window_mask_equals_an_explicit_one(window: int, causal: bool) -> No
     ids = b.input("ids", TensorProto.INT64, ["B", "S"])
     start = b.input("start", TensorProto.INT64, ["B"])
     cache = b.input("cache", TensorProto.FLOAT, ["B", 1, "M", 2])
-    mask = Rows(b, ids, start).window_mask(window, causal, cache)
+    mask = Rows(b, ids, start).window_mask(
+        window, causal, lambda: b.node("Shape", [cache], "length", start=2, end=3)
+    )
     b.output("mask", TensorProto.BOOL, ["B", 1, "S", "M"])
     b.node("Identity", [mask], "out", output="mask")
     (actual,) = run(
@@ -164,7 +166,8 @@ def test_one_window_mask_serves_every_layer_that_shares_it() -> None:
     b = builder()
     ids = b.input("ids", TensorProto.INT64, ["B", "S"])
     rows = Rows(b, ids, b.input("start", TensorProto.INT64, ["B"]))
-    masks = [rows.window_mask(w, c, "cache") for w, c in [(4, True), (4, False), (4, True)]]
+    kinds = [(4, True), (4, False), (4, True)]
+    masks = [rows.window_mask(window, causal, lambda: "length") for window, causal in kinds]
     assert masks[0] == masks[2] != masks[1]
 
 

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from dflash_trt.backends.onnxruntime.executor import open_session
 from dflash_trt.checkpoints.safetensors_header import read_header
+from dflash_trt.graph.caches.sink_attention import sink_attention_function
 from dflash_trt.graph.form import GraphForm, Precision
-from dflash_trt.graph.sinks import sink_attention_function
 from tests.graph.runner import GraphRunner
 from tests.graph.test_form import build
 from tests.pairs import PairFactory, TinyPair

@@ -9,11 +9,11 @@ import numpy.typing as npt
 import pytest
 from onnx import TensorProto
 
+from dflash_trt.graph.caches.paged import paged_attention_function
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.functions import AttentionOverload, attention_function
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
-from dflash_trt.graph.paged import paged_attention_function
 from tests.graph.test_form import PAIRS, build
 from tests.graph.test_functions import builder, random, run
 from tests.pairs import PairFactory

@@ -46,7 +46,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName, Owner
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.kernels.attention import HEAD_DIMS as KERNEL_HEAD_DIMS
-from dflash_trt.graph.sinks import cache_head_dim
+from dflash_trt.graph.caches import cache_head_dim
 from dflash_trt.core.limits import Limits
 from dflash_trt.core.progress import Progress
 

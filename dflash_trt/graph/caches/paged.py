@@ -6,16 +6,23 @@ sequence in order of position; entries past a sequence's length may name any pag
 finite. On the CPU a sequence's pages are gathered into the linear layout
 [B, kv heads, C·page_size, D], which the same attention body then reads, so that its bits are those
 of the linear layout. Kernels read the pages where they lie; what they compute is in
-block_attention.py, and how rows are written in kv_cache_update.py.
+graph/block_attention.py, and how rows are written in graph/kv_cache_update.py.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import onnx
 import onnx.parser
 from onnx import helper
 
+from dflash_trt.graph.bindings import PAGE_TABLE, Dim
+from dflash_trt.graph.caches.linear import cpu_attention
+from dflash_trt.graph.caches.strategy import paging, write_rows
+from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.functions import DFLASH_DOMAIN, OPSET
+from dflash_trt.graph.model_builder import LayerBuilder
 
 # [B,H_kv,C·page_size,3]: the (page, place, head) of every position of a sequence, in order. The
 # same for every layer, so that ONNX Runtime computes it once a call.
@@ -54,6 +61,37 @@ view <page_size, kv_heads> (k_cache, v_cache, page_table) => (k, v)
     v = GatherND (v_cache, index)
 }}
 """
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStrategy:
+    form: GraphForm
+    sink_dims: int = 0
+
+    def shape(self, kv_heads: int, head_dim: int) -> tuple[Dim, ...]:
+        return pool_shape(self.form, kv_heads, head_dim)
+
+    def attend(self, layer: LayerBuilder, q: str, k: str, v: str) -> str:
+        b, caches = layer.b, write_rows(layer, k, v)
+        function, operands, attributes = cpu_attention(layer, q, caches, lambda: _length(layer))
+        attributes |= paging(layer) | {"kv_heads": layer.sizes.kv_heads}
+        function = paged_attention_function(function)
+        return b.call(function, [*operands, PAGE_TABLE], "attend", **attributes)[0]
+
+
+def pool_shape(form: GraphForm, kv_heads: int, head_dim: int) -> tuple[Dim, ...]:
+    """[pages, page_size, kv heads, D], nobody's page among them."""
+    assert form.page_size is not None
+    pages: Dim = "pages" if form.pages is None else form.pages + 1
+    return (pages, form.page_size, kv_heads, head_dim)
+
+
+def _length(layer: LayerBuilder) -> str:
+    """Positions [1] that the page table has room for."""
+    b = layer.b
+    assert b.form.page_size is not None
+    columns = b.node("Shape", [PAGE_TABLE], "columns", start=1, end=2)
+    return b.node("Mul", [columns, b.integers(b.form.page_size)], "cache_length")
 
 
 def paged_attention_function(linear: onnx.FunctionProto) -> onnx.FunctionProto:

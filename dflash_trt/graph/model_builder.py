@@ -1,0 +1,120 @@
+"""ModelBuilder and LayerBuilder: a model's own parts, added to a graph by their roles.
+
+Activations between layers are rows [T,H] (T = B·S), so that every linear is one Gemm over
+the checkpoint's own [out, in] weights; only attention needs [B,heads,S,D].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dflash_trt.checkpoints.quantized_weights import linear_algorithm
+from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.graph.bindings import KV, Owner, cache_input
+from dflash_trt.graph.decoder import Decoder, LayerSizes, layer_sizes
+from dflash_trt.graph.form import Precision
+from dflash_trt.graph.model import GraphBuilder
+from dflash_trt.graph.quantized import quantized_product
+from dflash_trt.graph.rows import Rows
+from dflash_trt.graph.tables import RopeTables
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBuilder:
+    """A target or a draft in the graph `b`, over `rows`. Roles are the spec's, behind `prefix`."""
+
+    b: GraphBuilder
+    owner: Owner
+    spec: Decoder
+    rows: Rows
+    tables: RopeTables
+    prefix: str = ""
+
+    def layer(self, index: int) -> LayerBuilder:
+        """The same for one layer, whose roles need not say so."""
+        return LayerBuilder(
+            self.b, self.owner, self.spec, self.rows, self.tables, f"layers.{index}.", index=index
+        )
+
+    def has(self, role: str) -> bool:
+        return self.prefix + role in self.spec.weights
+
+    def entry(self, role: str) -> TensorEntry:
+        return self.spec.weights[self.prefix + role]
+
+    def name(self, role: str) -> str:
+        """What a weight is called in the graph."""
+        return f"{self.owner}/{self.prefix}{role}"
+
+    def weight(self, role: str, precision: Precision | None = None) -> str:
+        """A weight in `precision` (the compute type)."""
+        return self.b.weight(self.name(role), self.entry(role), precision)
+
+    def stored(self, role: str) -> str:
+        """A weight as stored."""
+        return self.b.stored(self.name(role), self.entry(role))
+
+    def rms_norm(self, x: str, role: str, name: str, *, is_wide: bool = False) -> str:
+        """RMSNorm over the last axis, Zhang & Sennrich 2019 (arXiv 1910.07467).
+
+        Computed in float32 whatever the compute type, which the result has; `is_wide` says that x
+        is float32 already.
+        """
+        b = self.b
+        scale = self.weight(role, Precision.FLOAT32)
+        wide = x if is_wide else b.widen(x, f"{name}_input")
+        inner = name if b.form.precision is Precision.FLOAT32 else f"{name}_float32"
+        epsilon = self.spec.rms_norm_eps
+        normed = b.node("RMSNormalization", [wide, scale], inner, axis=-1, epsilon=epsilon)
+        return b.narrow(normed, name)
+
+    def linear(
+        self,
+        x: str,
+        role: str,
+        *,
+        name: str | None = None,
+        residual: str | None = None,
+        precision: Precision | None = None,
+    ) -> str:
+        """x [T,in] @ W[out,in]^T, plus the layer's bias or a residual [T,out] where there is one.
+
+        x and the residual are in `precision` (the compute type); the value is called `name`
+        (the role). How W is stored decides the product: a quantised linear rounds x as well (see
+        graph/quantized.py).
+        """
+        b, name, bias = self.b, name or role, f"{role}.bias"
+        b.observe(x, self.name(role))
+        weights, full = self.spec.weights, self.prefix + role
+        algorithm = linear_algorithm(weights, full)
+        if algorithm is not None:
+            result = quantized_product(
+                b, x, self.name(role), weights, full, algorithm, name, precision
+            )
+            if self.has(bias):
+                result = b.node("Add", [result, self.weight(bias, precision)], f"{name}_bias")
+        else:
+            operands = [x, self.weight(role, precision)]
+            if self.has(bias):
+                operands.append(self.weight(bias, precision))
+            elif residual is not None:
+                operands.append(residual)
+                residual = None
+            result = b.node("Gemm", operands, name, transB=1)
+        return result if residual is None else b.node("Add", [result, residual], f"{name}_add")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBuilder(ModelBuilder):
+    """One layer of a model."""
+
+    index: int = field(kw_only=True)
+
+    @property
+    def sizes(self) -> LayerSizes:
+        return layer_sizes(self.spec, self.index)
+
+    @property
+    def caches(self) -> list[str]:
+        """Names of the layer's caches before the call, K and V."""
+        return [cache_input(self.owner, kind, self.index) for kind in KV]

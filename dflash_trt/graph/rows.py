@@ -1,0 +1,104 @@
+"""Where the rows of a call stand, computed once per graph, and which keys they may see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from onnx import TensorProto
+
+from dflash_trt.graph.model import GraphBuilder
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows of a call.
+
+    ids [B,S]; start [B]; positions [B,S] int64; lengths [B] int32 = start + S.
+    """
+
+    builder: GraphBuilder
+    ids: str
+    start: str
+    batch: str = field(init=False)
+    count: str = field(init=False)
+    positions: str = field(init=False)
+    lengths: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        b = self.builder
+        with b.scope("rows"):
+            zero, one = b.integers(0, scalar=True), b.integers(1, scalar=True)
+            self.batch = b.node("Shape", [self.ids], "batch", start=0, end=1)
+            self.count = b.node("Shape", [self.ids], "count", start=1, end=2)
+            count = b.node("Squeeze", [self.count], "count_scalar")
+            row = b.node("Range", [zero, count, one], "index")
+            start = b.node("Unsqueeze", [self.start, b.integers(1)], "start_column")
+            self.positions = b.node("Add", [start, row], "positions")
+            ends = b.node("Add", [self.start, self.count], "ends")
+            self.lengths = b.node("Cast", [ends], "kv_lengths", to=TensorProto.INT32)
+
+    def shape(self, *trailing: int) -> str:
+        """The shape value [B, S, *trailing]."""
+        b = self.builder
+        name = "rows/shape_" + "x".join(str(size) for size in trailing)
+        sizes = [self.batch, self.count]
+        return b.once(
+            ("shape", trailing),
+            lambda: b.node("Concat", [*sizes, b.integers(*trailing)], name, axis=0),
+        )
+
+    def sink_lengths(self) -> str:
+        """int32 [B]: keys in a cache where a sink's row follows the call's."""
+        b = self.builder
+
+        def build() -> str:
+            one = b.node("Cast", [b.integers(1)], "rows/one", to=TensorProto.INT32)
+            return b.node("Add", [self.lengths, one], "rows/kv_lengths_with_sink")
+
+        return b.once("kv_lengths_with_sink", build)
+
+    def window_mask(
+        self,
+        window: int | None,
+        causal: bool,
+        measure: Callable[[], str],
+        *,
+        with_sink: bool = False,
+    ) -> str:
+        """bool [B,1,S,M]: a query at position p may see key j where |p - j| < window.
+
+        Causality has to be part of the mask: TensorRT refuses a mask beside a causal kind. None
+        is no window. `measure` adds the value M [1]. `with_sink` adds the key behind the call's
+        rows, which every query sees.
+        """
+        return self.builder.once(
+            ("mask", window, causal, with_sink),
+            lambda: self._build_mask(window, causal, measure, with_sink),
+        )
+
+    def _build_mask(
+        self, window: int | None, causal: bool, measure: Callable[[], str], with_sink: bool
+    ) -> str:
+        b = self.builder
+        label = f"window_{window}" if window is not None else "all"
+        label += "_causal" * causal + "_sink" * with_sink
+        with b.scope(label):
+            zero, one = b.integers(0, scalar=True), b.integers(1, scalar=True)
+            length = b.node("Squeeze", [measure()], "cache_length_scalar")
+            keys = b.node("Range", [zero, length, one], "keys")
+            queries = b.node("Unsqueeze", [self.positions, b.integers(1, 3)], "queries")
+            offset = b.node("Sub", [queries, keys], "offset")
+            mask = ""
+            if window is not None:
+                distance = b.node("Abs", [offset], "distance")
+                mask = b.node("Less", [distance, b.integers(window, scalar=True)], "near")
+            if causal:
+                past = b.node("GreaterOrEqual", [offset, zero], "past")
+                mask = b.node("And", [mask, past], "near_past") if mask else past
+            if with_sink:
+                ends = b.node("Add", [self.start, self.count], "sink_position")
+                ends = b.node("Unsqueeze", [ends, b.integers(1, 2, 3)], "sink_positions")
+                sink = b.node("Equal", [keys, ends], "sink")
+                mask = b.node("Or", [mask, sink], "near_past_or_sink")
+        return mask
