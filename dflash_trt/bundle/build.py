@@ -8,7 +8,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from dflash_trt import __version__
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, library_version
 from dflash_trt.bundle.engines import build_engines, check_engines, engine_cache_length
 from dflash_trt.bundle.graph_folder import GraphFolder
@@ -43,6 +42,7 @@ from dflash_trt.graph.form import CacheDtype, GraphForm
 from dflash_trt.graph.tables import compute_tables
 from dflash_trt.graph.target import build_target, build_target_only
 from dflash_trt.text.tokenizer import BundleTokenizer
+from dflash_trt.version import __version__
 
 MAX_TABLE_BYTES = 1 << 30
 TOKENIZER_FILES = (

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 
 import click
 
-from dflash_trt import __version__
 from dflash_trt.errors import EXIT_FAILED, EXIT_USAGE, DflashError, one_line
+from dflash_trt.version import __version__
 
 COMMANDS = {
     "build": "Turn a target and a draft checkpoint into a bundle.",

@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dflash_trt import __version__
 from dflash_trt.config import data_folder
 from dflash_trt.core.machine import installed_version
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.version import __version__
 
 TRAIN_MODULES = {"torch": "torch", "modelopt": "nvidia-modelopt", "transformers": "transformers"}
 SERVE_MODULES = ("tritonclient", "starlette", "uvicorn")

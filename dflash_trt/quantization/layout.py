@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dflash_trt import __version__
 from dflash_trt.checkpoints.quantization import WEIGHTS_ONLY
 from dflash_trt.quantization.linears import Algorithm
 from dflash_trt.quantization.nvfp4 import BLOCK
+from dflash_trt.version import __version__
 
 QUANT_CONFIG_NAME = "hf_quant_config.json"
 PRODUCER = {"name": "dflash-trt", "version": __version__}

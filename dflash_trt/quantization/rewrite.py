@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from dflash_trt import __version__
 from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, Checkpoint
 from dflash_trt.checkpoints.quantization import CONFIG_KEY
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, header_sha256
@@ -25,6 +24,7 @@ from dflash_trt.quantization.partial import (
     partial_checkpoint,
 )
 from dflash_trt.quantization.shards import ShardWriter, TensorLayout, shard_bytes
+from dflash_trt.version import __version__
 
 # Tokenizer, generation defaults, chat template: whatever describes and is neither weight nor code.
 _COPIED_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")

@@ -11,7 +11,6 @@ from typing import Any
 import jinja2
 import yaml
 
-from dflash_trt import __version__
 from dflash_trt.bundle.staging import staged_folder
 from dflash_trt.core.links import check_space, copy_file, place_files
 from dflash_trt.core.progress import Progress
@@ -33,6 +32,7 @@ from dflash_trt.trtllm.record import (
     check_deployment,
     yaml_files,
 )
+from dflash_trt.version import __version__
 
 MOUNT = "/deployment"
 """Where the YAML files expect the folder: a relative path could be taken for a hub name."""

@@ -1,0 +1,5 @@
+"""This project's version, which bundles, graphs and records name."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
