@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, local_arch
-from dflash_trt.backends.tensorrt.library import LIBRARIES, TENSORRT_RTX, load_library
+from dflash_trt.backends.tensorrt.library import LIBRARIES, TENSORRT_RTX, find_arch, load_library
 from dflash_trt.building.caches import choose_caches
 from dflash_trt.building.deployment import (
     BuiltDeployment,
@@ -40,7 +40,7 @@ from dflash_trt.config import (
 )
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
-from dflash_trt.hardware.arch import DEFAULT_ARCH, find_arch
+from dflash_trt.hardware.arch import DEFAULT_ARCH
 from dflash_trt.text.prompts import read_prompts
 
 EXECUTORS = ("cpu", *LIBRARIES, TRTLLM)

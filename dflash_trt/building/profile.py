@@ -5,7 +5,7 @@ from __future__ import annotations
 from dflash_trt.backends.tensorrt.library import LIBRARIES
 from dflash_trt.config import BuildConfig, HardwareProfile
 from dflash_trt.errors import DflashError
-from dflash_trt.hardware.gpu import find_gpu
+from dflash_trt.hardware.table import find_gpu
 
 
 def apply_profile(config: BuildConfig, profile: HardwareProfile) -> BuildConfig:

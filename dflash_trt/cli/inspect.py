@@ -25,7 +25,7 @@ from dflash_trt.bundle.summary import (
 from dflash_trt.cli.inspect_trtllm import inspect_deployment
 from dflash_trt.cli.options import bundle_argument, json_option
 from dflash_trt.cli.progress import StageBars, format_size
-from dflash_trt.hardware.gpu import find_gpu
+from dflash_trt.hardware.table import find_gpu
 from dflash_trt.planning.bundle_fit import BundleFit, fit_bundle
 from dflash_trt.tuning.bundle_schedule import AUTO, choose_schedule
 

@@ -1,19 +1,14 @@
-"""One GPU's data sheet, and the GPUs that are known by name."""
+"""One GPU's data sheet."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal
-
-from dflash_trt.config import nearest, read_yaml
-from dflash_trt.errors import DflashError, one_line
-
-GPUS_FILE = Path(__file__).with_name("gpus.yaml")
+from typing import Literal
 
 MathPrecision = Literal["bf16", "fp8", "fp4"]
 """What tensor cores multiply in."""
+Format = Literal["fp8", "nvfp4"]
+"""Quantised linears whose products tensor cores have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,48 +49,8 @@ class Gpu:
             return self.fp8
         return self.bf16
 
-
-def gpu_names() -> list[str]:
-    """Names that `find_gpu` knows, in the file's order."""
-    return list(_read())
-
-
-def find_gpu(name: str) -> Gpu:
-    """The GPU called `name`.
-
-    Raises:
-        DflashError: none is; names the nearest.
-    """
-    known = _read()
-    if name.lower() not in known:
-        raise DflashError(
-            f"no GPU is called {one_line(name, 40)!r}{nearest(name.lower(), list(known))}",
-            where="--gpu",
-            fix=f"choose one of {', '.join(known)}",
-            usage=True,
-        )
-    return known[name.lower()]
-
-
-@cache
-def _read() -> dict[str, Gpu]:
-    return {name: _gpu(name, raw) for name, raw in read_yaml(GPUS_FILE).items()}
-
-
-def _gpu(name: str, raw: dict[str, Any]) -> Gpu:
-    tflops = raw["tflops"]
-    fp8, fp4 = tflops.get("fp8"), tflops.get("fp4")
-    return Gpu(
-        name=name,
-        title=raw["title"],
-        arch=raw["arch"],
-        memory_bytes=raw["memory_gb"] * 10**9,
-        bandwidth=raw["bandwidth"] * 1e12,
-        bf16=tflops["bf16"] * 1e12,
-        fp8=None if fp8 is None else fp8 * 1e12,
-        fp4=None if fp4 is None else fp4 * 1e12,
-        link=raw["link"],
-        link_bandwidth=raw["link_gb"] * 1e9,
-        link_gpus=raw["link_gpus"],
-        source=raw["source"],
-    )
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """The quantised formats that it multiplies."""
+        rates: dict[Format, float | None] = {"fp8": self.fp8, "nvfp4": self.fp4}
+        return tuple(name for name, rate in rates.items() if rate is not None)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dflash_trt.errors import DflashError
+from dflash_trt.hardware.arch import Arch
+from dflash_trt.hardware.table import arches
 
-ARCHES = {"sm_90a": 90, "sm_100a": 100, "sm_103a": 103, "sm_120a": 120}
-"""Compute capability of every architecture that kernels are compiled for."""
+
+def kernel_arches() -> dict[str, Arch]:
+    """The architectures with kernels, oldest first, by what is compiled for ("sm_90a")."""
+    known = sorted(arches().values(), key=lambda arch: arch.number)
+    return {arch.kernels: arch for arch in known if arch.kernels is not None}
 
 
 def kernel_arch(arch: str) -> str:
@@ -14,13 +19,12 @@ def kernel_arch(arch: str) -> str:
     Raises:
         DflashError: there are no kernels for it.
     """
-    specific = f"{arch}a"
-    if specific not in ARCHES:
-        able = ", ".join(name.removesuffix("a") for name in ARCHES)
+    known = {one.name: kernels for kernels, one in kernel_arches().items()}
+    if arch not in known:
         raise DflashError(
             f"there are no kernels for {arch}",
             where="--plugins",
-            fix=f"they are for {able}; leave it out",
+            fix=f"they are for {', '.join(known)}; leave it out",
             usage=True,
         )
-    return specific
+    return known[arch]

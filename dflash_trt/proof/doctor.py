@@ -130,8 +130,12 @@ def _run_on_cpu() -> str:
 
 
 def _build_engines() -> str:
-    from dflash_trt.backends.tensorrt.library import TENSORRT_RTX, load_library, make_logger
-    from dflash_trt.hardware.arch import library_arches
+    from dflash_trt.backends.tensorrt.library import (
+        TENSORRT_RTX,
+        library_arches,
+        load_library,
+        make_logger,
+    )
 
     trt = load_library()
     trt.Builder(make_logger(trt))
@@ -141,10 +145,10 @@ def _build_engines() -> str:
 def _compile_kernels() -> str:
     from dflash_plugins.compile import check_compiler
 
-    from dflash_trt.kernels.arches import ARCHES
+    from dflash_trt.kernels.arches import kernel_arches
 
     check_compiler()
-    return f"triton {_version('triton')} (Triton language) for {', '.join(ARCHES)}"
+    return f"triton {_version('triton')} (Triton language) for {', '.join(kernel_arches())}"
 
 
 def _serve() -> str:

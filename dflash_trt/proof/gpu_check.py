@@ -51,7 +51,12 @@ def check_gpu(progress: Progress) -> dict[str, Any]:
     device = Device()
     machine = {"gpu": device.describe(), **describe_host(RECORDED)}
     device.close()
-    arch = Arch(device.arch, "CURRENT", device.name, max(1, device.total_bytes // 10**9))
+    arch = Arch(
+        name=device.arch,
+        devices=device.name,
+        largest_bytes=device.total_bytes,
+        tensorrt_rtx="CURRENT",
+    )
     runs = [
         _check_library(library, arch, progress, plugins=plugins)
         for library in _installed()

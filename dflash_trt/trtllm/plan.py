@@ -8,7 +8,8 @@ from pathlib import Path
 from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.config import QUANTIZED, BuildConfig, HardwareProfile
 from dflash_trt.errors import DflashError
-from dflash_trt.hardware.gpu import Gpu, find_gpu
+from dflash_trt.hardware.gpu import Gpu
+from dflash_trt.hardware.table import find_gpu
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.speculation.schedule import BlockSchedule
 from dflash_trt.trtllm.memory import MemoryBudget, plan_memory

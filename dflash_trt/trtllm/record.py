@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dflash_trt.bundle.staging import StagedKind
 from dflash_trt.config import Count, HardwareProfile, read_yaml
 from dflash_trt.core.records import read_record
-from dflash_trt.hardware.gpu import find_gpu
+from dflash_trt.hardware.table import find_gpu
 from dflash_trt.trtllm.arguments import Variant
 from dflash_trt.trtllm.rules import check_backend, check_draft_length
 from dflash_trt.trtllm.schema import AttentionBackend, DFlash, check_arguments

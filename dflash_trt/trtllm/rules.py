@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
-from dflash_trt.config import HardwareProfile
+from dflash_trt.config import QUANTIZED, HardwareProfile
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpu import Gpu
+from dflash_trt.hardware.table import arches
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.planning.memory import Layout
 from dflash_trt.planning.shape import ModelShape
 from dflash_trt.trtllm.schema import AttentionBackend, DFlash
 
-PAGED_ARCHES = ("sm_100", "sm_103")
-FA4_ARCHES = ("sm_90",)
-NEEDS = {
-    "TRTLLM": (PAGED_ARCHES, "its kernels (FlashInfer's) are for SM100 and SM103"),
-    "FA4": (FA4_ARCHES, "TensorRT-LLM offers it for SM90"),
-}
-
 
 def choose_backend(arch: str) -> AttentionBackend:
     """The draft's attention backend for GPUs of `arch`."""
-    if arch in PAGED_ARCHES:
-        return "TRTLLM"
-    return "FA4" if arch in FA4_ARCHES else "VANILLA"
+    return cast(AttentionBackend, arches()[arch].draft_attention)
 
 
 def check_backend(backend: AttentionBackend, gpu: Gpu, where: str) -> None:
     """Raises DflashError where `gpu` has no kernels for the draft's attention backend."""
-    arches, why = NEEDS.get(backend, ((gpu.arch,), ""))
-    if gpu.arch not in arches:
+    able = [arch.name for arch in arches().values() if arch.draft_attention == backend]
+    if backend != "VANILLA" and gpu.arch not in able:
         raise DflashError(
-            f"attention backend {backend} does not run on {gpu.title} ({gpu.arch}): {why}",
+            f"attention backend {backend} does not run on {gpu.title} ({gpu.arch}): TensorRT-LLM "
+            f"has it for {' and '.join(able)}",
             where=where,
             fix=f"choose {choose_backend(gpu.arch)}",
             usage=True,
@@ -103,13 +97,13 @@ def check_parallelism(profile: HardwareProfile, pair: PairShape, where: str) -> 
 
 def check_precision(precision: str, gpu: Gpu, where: str) -> None:
     """Raises DflashError for a quantised precision that `gpu`'s tensor cores do not multiply."""
-    rates = {"fp8": gpu.fp8, "nvfp4": gpu.fp4}
-    if precision in rates and rates[precision] is None:
-        has = [name for name, rate in rates.items() if rate is not None]
+    if precision in QUANTIZED and precision not in gpu.formats:
         raise DflashError(
             f"{gpu.title} ({gpu.arch}) does not multiply in {precision}",
             where=where,
-            fix=f"choose {' or '.join(has)}" if has else "leave the checkpoint as it is",
+            fix=f"choose {' or '.join(gpu.formats)}"
+            if gpu.formats
+            else "leave the checkpoint as it is",
             usage=True,
         )
 

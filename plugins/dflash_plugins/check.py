@@ -33,7 +33,7 @@ from dflash_trt.core.machine import describe_host
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.hardware.device import Device, load_cuda
-from dflash_trt.kernels.arches import ARCHES
+from dflash_trt.hardware.table import arches
 
 CHECKS: dict[str, tuple[Any, Any]] = {
     "accept": (accept_accuracy, accept_benchmark),
@@ -54,10 +54,10 @@ def check(device: Device, driver: Any, folders: Sequence[str], torch: Any = None
     Raises:
         DflashError: there are no kernels for this GPU.
     """
-    arch = f"{device.arch}a"
-    if arch not in ARCHES:
+    arch = arches().get(device.arch)
+    if arch is None or arch.kernels is None:
         raise DflashError(f"there are no kernels for {device.arch}, {device.name}")
-    launcher = KernelLauncher(driver, arch, user_cache_file("kernels"))
+    launcher = KernelLauncher(driver, arch.kernels, user_cache_file("kernels"))
     accuracy = [row for folder in folders for row in _check_accuracy(folder, device, launcher)]
     record = {
         "name": "plugins",

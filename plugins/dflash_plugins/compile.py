@@ -27,7 +27,7 @@ from dflash_plugins.ptx import drop_scratch_pointers
 from dflash_plugins.table import load_kernel, main_cases
 from dflash_trt.core.user_cache import write_cache
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.kernels.arches import ARCHES
+from dflash_trt.kernels.arches import kernel_arches
 
 INSTALL = "pip install 'dflash-trt[plugins]'"
 WARP = 32
@@ -69,7 +69,7 @@ def compile_kernel(spec: KernelSpec, arch: str, folder: Path) -> CompiledKernel:
     """The kernel of `spec` for `arch`, from `folder` when it was compiled before.
 
     Raises:
-        DflashError: Triton language is not installed, the architecture is not one of ARCHES, or
+        DflashError: Triton language is not installed, the architecture has no kernels, or
             the kernel does not compile.
     """
     check_arch(arch)
@@ -79,7 +79,7 @@ def compile_kernel(spec: KernelSpec, arch: str, folder: Path) -> CompiledKernel:
     kept = _read(folder, stem, arch)
     if kept is not None:
         return kept
-    raw = _compile(spec, function, ARCHES[arch])
+    raw = _compile(spec, function, kernel_arches()[arch].number)
     ptx = drop_scratch_pointers(raw.asm["ptx"], len(spec.parameters))
     cubin, resources = _assemble(ptx, arch, int(raw.metadata.shared))
     name, shared = str(raw.metadata.name), int(raw.metadata.shared)
@@ -105,9 +105,9 @@ def is_kept(spec: KernelSpec, arch: str, folder: Path) -> bool:
 
 
 def check_arch(arch: str) -> None:
-    """Raises DflashError, which names ARCHES, for any other architecture."""
-    if arch not in ARCHES:
-        known = ", ".join(ARCHES)
+    """Raises DflashError, which names those there are, for an architecture without kernels."""
+    if arch not in kernel_arches():
+        known = ", ".join(kernel_arches())
         raise DflashError(f"{arch!r} is none of {known}", where="--arch", usage=True)
 
 
@@ -193,7 +193,8 @@ def _assemble(ptx: str, arch: str, dynamic_shared: int) -> tuple[bytes, Resource
     with tempfile.TemporaryDirectory(prefix="dflash-plugins-") as name:
         source, result = Path(name) / "kernel.ptx", Path(name) / "kernel.cubin"
         source.write_text(ptx, encoding="utf-8")
-        command = [get_ptxas(ARCHES[arch]).path, "-v", f"--gpu-name={arch}", str(source)]
+        ptxas = get_ptxas(kernel_arches()[arch].number).path
+        command = [ptxas, "-v", f"--gpu-name={arch}", str(source)]
         done = subprocess.run(
             [*command, "-o", str(result)], capture_output=True, text=True, check=False
         )
@@ -241,7 +242,7 @@ def resource_table(
 
 
 @click.command(help=(__doc__ or "").partition("\n")[0])
-@click.option("--arch", default=",".join(ARCHES), show_default=True, help="Architectures.")
+@click.option("--arch", default=",".join(kernel_arches()), show_default=True, help="Architectures.")
 @click.option(
     "-o",
     "--output",

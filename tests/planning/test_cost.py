@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_trt.hardware.gpu import Gpu, find_gpu, gpu_names
+from dflash_trt.hardware.gpu import Gpu
+from dflash_trt.hardware.table import find_gpu, gpu_names
 from dflash_trt.planning.calibration import PARAMETERS, Calibration, read_calibration
 from dflash_trt.planning.cost import Pass, Replica, Seconds, expected_experts
 from dflash_trt.planning.known_pairs import PairShape, find_pair, pair_names

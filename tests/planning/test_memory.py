@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_trt.errors import DflashError
-from dflash_trt.hardware.gpu import find_gpu, gpu_names
+from dflash_trt.hardware.table import find_gpu, gpu_names
 from dflash_trt.planning.known_pairs import find_pair, pair_names
 from dflash_trt.planning.memory import (
     Layout,

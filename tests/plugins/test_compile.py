@@ -16,7 +16,7 @@ from dflash_plugins.ptx import drop_scratch_pointers, entry_parameters
 from dflash_plugins.table import main_cases
 
 from dflash_trt.errors import DflashError
-from dflash_trt.kernels.arches import ARCHES
+from dflash_trt.kernels.arches import kernel_arches
 
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("arch", kernel_arches())
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.operation.name} {case.name}")
 def test_kernels_compile_without_spills_for_every_architecture(
     case: Case, arch: str, folder: Path
@@ -62,6 +62,9 @@ def test_kernels_compile_without_spills_for_every_architecture(
         inputs, outputs = (["u64"] * len(side) for side in (operation.inputs, operation.outputs))
         assert parameters == inputs + ["u32"] * len(operation.extras) + outputs
         assert not kernel.resources.spills
+        most = kernel_arches()[arch]
+        assert kernel.resources.shared_bytes <= most.shared_bytes
+        assert kernel.resources.registers * kernel.threads <= most.registers
         assert kernel.cubin.startswith(b"\x7fELF")
         assert os.fspath(Path.cwd()) not in kernel.ptx  # nothing of the machine that compiled it
 

@@ -32,7 +32,7 @@ def _refused(run: Run, tmp_path: Path, *options: object) -> str:
         ([*B200, "--attention-backend", "FA4"], ["FA4 does not run on B200", "choose TRTLLM"]),
         (
             [*OSS[:2], "--profile", "rtx-pro-6000x1", "--attention-backend", "TRTLLM"],
-            ["TRTLLM does not run on RTX PRO 6000", "SM100 and SM103", "choose VANILLA"],
+            ["TRTLLM does not run on RTX PRO 6000", "sm_103 and sm_100", "choose VANILLA"],
         ),
         (
             [*B200, "--attention-backend", "VANILLA", "--max-batch", 512],

@@ -6,11 +6,14 @@ interfaces are the same for what this project uses, but for what `is_rtx` tells 
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.hardware.arch import Arch
+from dflash_trt.hardware.table import arches
 
 EngineExecutor = Literal["tensorrt-rtx", "tensorrt"]
 OperationForm = Literal["native", "plugin", "function"]
@@ -48,6 +51,32 @@ TENSORRT = Library(
     (10, 16),
 )
 LIBRARIES: dict[str, Library] = {library.executor: library for library in (TENSORRT_RTX, TENSORRT)}
+
+
+def library_arches(library: Library) -> dict[str, Arch]:
+    """The architectures that `library` can build for, on some machine, by name."""
+    return {
+        name: arch for name, arch in arches().items() if arch.tensorrt_rtx or not library.is_rtx
+    }
+
+
+def find_arch(name: str, library: Library = TENSORRT_RTX) -> Arch:
+    """The architecture called `name`.
+
+    Raises:
+        DflashError: engines of `library` are not built for it; names the nearest.
+    """
+    known = library_arches(library)
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name[:40], known, n=1, cutoff=0.3)
+    nearest = f" (nearest: {close[0]!r})" if close else ""
+    raise DflashError(
+        f"no {library.name} engines for {name[:40]!r}{nearest}",
+        where="--arch",
+        fix=f"choose one of {', '.join(known)}",
+        usage=True,
+    )
 
 
 def load_library(library: Library = TENSORRT_RTX) -> Any:

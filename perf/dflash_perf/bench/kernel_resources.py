@@ -10,12 +10,12 @@ from dflash_plugins.compile import resource_table
 from dflash_plugins.table import main_cases
 
 from dflash_perf.bench.base import Figures, Work, bench
-from dflash_trt.kernels.arches import ARCHES
+from dflash_trt.kernels.arches import kernel_arches
 
 
 @bench()
 def measure(work: Work) -> Figures:
-    rows = resource_table(main_cases(), list(ARCHES), work.folder)
+    rows = resource_table(main_cases(), list(kernel_arches()), work.folder)
     spilled = sum(row["spill_store_bytes"] + row["spill_load_bytes"] for row in rows)
     most = max(row["registers"] for row in rows)
     click.echo(f"{len(rows)} kernels, at most {most} registers, {spilled} bytes spilled")

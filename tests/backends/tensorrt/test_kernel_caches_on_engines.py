@@ -21,13 +21,12 @@ pytest.importorskip("triton", reason="Triton language (the plugins extra) is not
 from dflash_trt.backends.base import hold_positions
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions as Engines
-from dflash_trt.backends.tensorrt.library import TENSORRT
+from dflash_trt.backends.tensorrt.library import TENSORRT, find_arch
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.config import BuildConfig
 from dflash_trt.graph.form import CacheDtype, Precision
-from dflash_trt.hardware.arch import find_arch
 from dflash_trt.runtime import Generator, GeneratorOptions, Request
 from tests.backends.steps import random_ids, run_chunks
 from tests.cli.test_build_plugins import PluginTensorRt

@@ -19,12 +19,13 @@ from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantized_weights import quantized_linears
 from dflash_trt.checkpoints.target import TargetSpec
-from dflash_trt.hardware.arch import ARCHES, Arch, library_arches
+from dflash_trt.hardware.arch import Arch
 from dflash_trt.hardware.device import Device
 from dflash_trt.backends.tensorrt.library import (
     TENSORRT_RTX,
     Library,
     OperationForm,
+    library_arches,
     load_library,
     make_logger,
     refused,
@@ -120,9 +121,9 @@ def check_buildable(
         if planned is not None and owner in planned:
             algorithms.add(planned[owner])
         for algorithm in sorted(algorithms):
-            if algorithm not in arch.algorithms:
-                known = library_arches(library)
-                able = [name for name in known if algorithm in ARCHES[name].algorithms]
+            if algorithm.lower() not in arch.formats:
+                known = library_arches(library).values()
+                able = [one.name for one in known if algorithm.lower() in one.formats]
                 raise DflashError(
                     f"the {owner} is quantised in {algorithm}, which {arch.name} cannot compute in",
                     where="--arch",
@@ -277,7 +278,7 @@ def _configure(
     config, arch = builder.create_builder_config(), options.arch
     if options.library.is_rtx:
         config.num_compute_capabilities = 1
-        capability = getattr(trt.ComputeCapability, arch.capability or "", None)
+        capability = getattr(trt.ComputeCapability, arch.tensorrt_rtx or "", None)
         if capability is None:
             raise DflashError(
                 f"TensorRT-RTX {trt.__version__} does not build for {arch.name}", where="--arch"
