@@ -8,7 +8,7 @@ from dataclasses import asdict
 from dflash_trt.backends.base import Executor, ExecutorLimits
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.graph.bindings import GraphName
-from dflash_trt.graph.tensors import CacheLayout, CacheShape
+from dflash_trt.graph.tensors import cache_layout
 
 
 def check_runnable(bundle: Bundle) -> None:
@@ -40,11 +40,7 @@ def open_executor(
         page_pool=manifest.page_pool,
         draws=manifest.engines is not None and manifest.engines.draws,
     )
-    form = manifest.graph_form
-    layout = CacheLayout(
-        (CacheShape(target.kv_heads, target.cache_head_dim(form)),) * target.layers,
-        (CacheShape(draft.kv_heads, draft.cache_head_dim(form)),) * draft.layers,
-    )
+    layout = cache_layout(manifest.graph_form, target.sizes, draft.sizes)
     # Imported here: a command needs one library or the other, or only reads a bundle.
     if manifest.engines is not None:
         from dflash_trt.backends.tensorrt.run.open_engines import open_engines

@@ -82,7 +82,7 @@ def check_engines(
     if pool is not None:
         positions, held = (pool.pages + 1) * pool.page_size, "paged caches"
         shown = f"{pool.pages} × {pool.page_size}"
-    caches = positions * sum(cache_bytes_per_token(dims, form) for dims in (target, draft))
+    caches = positions * sum(cache_bytes_per_token(dims.sizes, form) for dims in (target, draft))
     rows = max(limits.prefill_chunk, limits.max_batch * limits.block_size)
     gathered = rows * gathered_bytes(pair.target, item)
     shares = 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dflash_trt.backends.tensorrt.library import OperationForm
-from dflash_trt.checkpoints.draft import DraftSpec
+from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantization import Algorithm
 from dflash_trt.checkpoints.quantized_weights import (
@@ -18,20 +19,18 @@ from dflash_trt.checkpoints.quantized_weights import (
     is_scale,
     quantized_linears,
 )
+from dflash_trt.checkpoints.sizes import MAX_LAYERS, DecoderSizes, ExpertSizes, LayerSizes
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.core.records import read_record
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
-from dflash_trt.graph.caches import cache_head_dim
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
 PROMPTS_NAME = "prompts.jsonl"
 SCHEMA_VERSION: Literal[1] = 1
-# A manifest that was tampered with must not make anyone loop for ever.
-MAX_LAYERS = 1 << 16
 
 Positive = Annotated[int, Field(ge=1)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -73,9 +72,14 @@ class ModelDims(_Strict):
     checkpoint: str
     quantization: QuantizationSummary | None = None
 
-    def cache_head_dim(self, form: GraphForm) -> int:
-        """Head size of the caches of graphs of `form`."""
-        return self.head_dim
+    @property
+    def sizes(self) -> DecoderSizes:
+        layer = LayerSizes(self.heads, self.kv_heads, self.head_dim)
+        return DecoderSizes(
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            layers=(layer,) * self.layers,
+        )
 
 
 class ExpertDims(_Strict):
@@ -91,6 +95,10 @@ class ExpertDims(_Strict):
     parameters: Positive
     weight_bytes: Positive
 
+    @property
+    def sizes(self) -> ExpertSizes:
+        return ExpertSizes(self.experts, self.chosen, self.intermediate_size)
+
 
 class TargetDims(ModelDims):
     """`layer_windows` is empty where every layer sees everything before it."""
@@ -103,8 +111,11 @@ class TargetDims(ModelDims):
     max_position_embeddings: Positive
     eos_token_ids: list[int]
 
-    def cache_head_dim(self, form: GraphForm) -> int:
-        return cache_head_dim(self.head_dim, self.has_sinks, form)
+    @property
+    def sizes(self) -> DecoderSizes:
+        windows = self.layer_windows or [None] * self.layers
+        sizes = super().sizes.with_layers(windows, has_sinks=self.has_sinks)
+        return replace(sizes, experts=None if self.experts is None else self.experts.sizes)
 
 
 class DraftDims(ModelDims):
@@ -113,6 +124,10 @@ class DraftDims(ModelDims):
     target_layer_ids: list[int]
     layer_windows: list[int | None]
     layer_causal: list[bool]
+
+    @property
+    def sizes(self) -> DecoderSizes:
+        return super().sizes.with_layers(self.layer_windows, self.layer_causal)
 
 
 class BundleFile(_Strict):
@@ -214,6 +229,13 @@ class Manifest(_Strict):
             raise ValueError(f"{self.compute_dtype} does not go with executor {self.executor}")
         if self.engines is not None and self.engines.draws and self.executor != "tensorrt":
             raise ValueError(f"engines that draw do not go with executor {self.executor}")
+        for owner, windows in (
+            ("target", self.target.layer_windows or [None] * self.target.layers),
+            ("draft", self.draft.layer_windows),
+            ("draft", self.draft.layer_causal),
+        ):
+            if len(windows) != getattr(self, owner).layers:
+                raise ValueError(f"{owner} has {len(windows)} kinds of layers, not one for each")
         pool = self.page_pool
         if self.executor == "tensorrt-rtx" and (pool is not None or self.kv_dtype != "auto"):
             raise ValueError(f"paged or FP8 caches do not go with executor {self.executor}")
@@ -270,15 +292,16 @@ def draft_dims(pair: Pair) -> DraftDims:
     )
 
 
-def _decoder_dims(spec: TargetSpec | DraftSpec) -> dict[str, Any]:
+def _decoder_dims(spec: DecoderSpec) -> dict[str, Any]:
     """The fields of ModelDims."""
+    sizes = spec.sizes
     return {
-        "layers": spec.num_layers,
-        "hidden_size": spec.hidden_size,
-        "heads": spec.num_heads,
-        "kv_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
-        "intermediate_size": spec.intermediate_size,
+        "layers": len(sizes.layers),
+        "hidden_size": sizes.hidden_size,
+        "heads": sizes.layer.heads,
+        "kv_heads": sizes.layer.kv_heads,
+        "head_dim": sizes.layer.head_dim,
+        "intermediate_size": sizes.intermediate_size,
         "parameters": count_parameters(spec.weights),
         "weight_bytes": sum(entry.length for entry in spec.weights.values()),
         "storage_dtypes": sorted(
@@ -289,7 +312,7 @@ def _decoder_dims(spec: TargetSpec | DraftSpec) -> dict[str, Any]:
     }
 
 
-def _quantization(spec: TargetSpec | DraftSpec) -> QuantizationSummary | None:
+def _quantization(spec: DecoderSpec) -> QuantizationSummary | None:
     stated = spec.quantization
     if stated is None:
         return None

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_trt.checkpoints.draft import DraftSpec, read_draft
+from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
-from dflash_trt.checkpoints.target import TargetSpec, read_target
+from dflash_trt.checkpoints.target import read_target
 from dflash_trt.core.progress import Progress, Unit
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import Owner
@@ -57,7 +58,7 @@ class QuantizationPlan:
     stored_bytes: Mapping[Owner, Mapping[str, int]]
     observe: Callable[[Pair, Path, Progress], PairAmax]
 
-    def spec(self, owner: Owner) -> TargetSpec | DraftSpec:
+    def spec(self, owner: Owner) -> DecoderSpec:
         return self.pair.target if owner == "target" else self.pair.draft
 
 
@@ -68,7 +69,7 @@ def plan_quantization(pair: Pair, wanted: PairQuantization) -> QuantizationPlan:
         DflashError: a model is quantised already, a pattern matches nothing in either, or see
             `select_linears`.
     """
-    specs: dict[Owner, TargetSpec | DraftSpec] = {"target": pair.target, "draft": pair.draft}
+    specs: dict[Owner, DecoderSpec] = {"target": pair.target, "draft": pair.draft}
     specs = {owner: spec for owner, spec in specs.items() if owner in wanted.algorithms}
     for owner, spec in specs.items():
         option = "--precision" if owner == "target" else "--draft-precision bf16"

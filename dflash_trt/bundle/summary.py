@@ -8,7 +8,9 @@ from typing import Any
 from dflash_trt.bundle.manifest import ExpertDims, Manifest, ModelDims, TargetDims
 from dflash_trt.checkpoints.kv_scales import are_fp8
 from dflash_trt.checkpoints.moe import EXPERT_STORAGE
+from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.graph.tensors import cache_layout
 
 PATTERNS_SHOWN = 4
 PACKED = frozenset(EXPERT_STORAGE.values())
@@ -41,18 +43,18 @@ class MemoryEstimate:
         return weights + self.target_cache + self.draft_cache
 
 
-def cache_bytes_per_token(dims: ModelDims, form: GraphForm) -> int:
+def cache_bytes_per_token(sizes: DecoderSizes, form: GraphForm) -> int:
     """Bytes of K and V of every layer for one token of one sequence, in graphs of `form`."""
-    width = dims.kv_heads * dims.cache_head_dim(form)
-    return 2 * dims.layers * width * form.cache_item_bytes
+    shapes = cache_layout(form, sizes).target
+    return 2 * sum(one.kv_heads * one.head_dim for one in shapes) * form.cache_item_bytes
 
 
 def cache_bytes(manifest: Manifest) -> tuple[int, int]:
     """Bytes per token of the target's and the draft's caches, in the type that they have."""
     form = manifest.graph_form
     return (
-        cache_bytes_per_token(manifest.target, form),
-        cache_bytes_per_token(manifest.draft, form),
+        cache_bytes_per_token(manifest.target.sizes, form),
+        cache_bytes_per_token(manifest.draft.sizes, form),
     )
 
 
@@ -74,7 +76,7 @@ def cache_line(manifest: Manifest) -> str:
     held = "codes"
     if manifest.engines is None:
         narrow = replace(manifest.graph_form, precision=Precision.BFLOAT16)
-        of_engines = (cache_bytes_per_token(d, narrow) for d in models)
+        of_engines = (cache_bytes_per_token(dims.sizes, narrow) for dims in models)
         held = (
             "values kept as float32; engines' codes take "
             + " + ".join(f"{size:,}" for size in of_engines)

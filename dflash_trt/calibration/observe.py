@@ -17,6 +17,7 @@ from dflash_trt.bundle.graph_folder import GraphFolder
 from dflash_trt.calibration.graphs import ObservedGraphs
 from dflash_trt.calibration.memory import check_memory, estimate_memory
 from dflash_trt.calibration.sequences import check_sequences, place_anchors
+from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.target import TargetSpec
@@ -135,7 +136,7 @@ def _observe(
     block_size = 0 if draft is None else draft.block_size
     positions = max(plan.positions(block_size) for plan in plans)
     check_memory(estimate_memory(target, draft, positions, prefill_chunk))
-    specs: dict[Owner, TargetSpec | DraftSpec] = {"target": target}
+    specs: dict[Owner, DecoderSpec] = {"target": target}
     if draft is not None:
         specs["draft"] = draft
     with TemporaryDirectory(prefix="dflash-trt-", dir=workspace) as temporary:
@@ -144,7 +145,8 @@ def _observe(
         folder.place_weights(weights, folder.folder, progress)
         progress.stage("loading in float32", None)
         _write_graphs(folder, target, draft, positions)
-        layout = cache_layout(OBSERVED_FORM, target, draft)
+        sizes = None if draft is None else draft.sizes
+        layout = cache_layout(OBSERVED_FORM, target.sizes, sizes)
         graphs = ObservedGraphs(folder.folder, layout, target.vocab_size, positions)
         rows = sum(len(plan.sequence) + block_size * len(plan.anchors) for plan in plans)
         progress.stage("observing activations", rows, "tokens")

@@ -6,24 +6,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.dims import MAX_LAYERS, read_dims
+from dflash_trt.checkpoints.decoder import DecoderSpec, read_max_positions, read_norm_eps
 from dflash_trt.checkpoints.draft_attention import read_layer_attention
 from dflash_trt.checkpoints.families import (
     DRAFT_ARCHITECTURES,
     DRAFT_DEFAULT_HEAD_DIM,
     DRAFT_WEIGHTS,
 )
-from dflash_trt.checkpoints.folder import CONFIG_NAME, Checkpoint, open_checkpoint, read_config
+from dflash_trt.checkpoints.folder import CONFIG_NAME, open_checkpoint, read_config
 from dflash_trt.checkpoints.name_map import match_weights
-from dflash_trt.checkpoints.quantization import Quantization, read_quantization
+from dflash_trt.checkpoints.quantization import read_quantization
 from dflash_trt.checkpoints.quantized_weights import logical_shape
 from dflash_trt.checkpoints.relatives import (
     read_architecture,
     refuse_relative_config,
     refuse_relative_tensors,
 )
-from dflash_trt.checkpoints.rope import RopeSpec, read_rope
-from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.checkpoints.rope import read_rope
+from dflash_trt.checkpoints.sizes import MAX_LAYERS, read_sizes
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 
@@ -44,14 +44,12 @@ UNDERSTOOD_KEYS = frozenset(
 """Keys of dflash_config whose meaning is known; any other may change what the draft computes."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraftSpec:
-    """A DFlash draft; sizes in elements.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSpec(DecoderSpec):
+    """A DFlash draft.
 
     `block_size` counts the anchor. `target_layer_ids` are 0-based decoder layers of the target
-    whose output is tapped, in the order in which `fc` takes them. `layer_windows[j]` is None
-    where draft layer j attends to everything, else w: a query at p sees keys j with
-    |p - j| < w; `layer_causal[j]` says that it sees none after p besides. `vocab_size` and
+    whose output is tapped, in the order in which `fc` takes them. `vocab_size` and
     `num_target_layers` are None where the config is silent.
     """
 
@@ -59,21 +57,7 @@ class DraftSpec:
     mask_token_id: int
     target_layer_ids: tuple[int, ...]
     num_target_layers: int | None
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    rms_norm_eps: float
-    rope: RopeSpec
-    layer_windows: tuple[int | None, ...]
-    layer_causal: tuple[bool, ...]
     vocab_size: int | None
-    max_position_embeddings: int
-    weights: dict[str, TensorEntry]
-    quantization: Quantization | None
-    checkpoint: Checkpoint
 
     @property
     def fc_input_size(self) -> int:
@@ -106,8 +90,10 @@ def read_draft(folder: str | Path) -> DraftSpec:
     inner = config.child("dflash_config")
     _refuse_variants(config, inner)
     quantization = read_quantization(config)
-    dims = read_dims(config, DRAFT_DEFAULT_HEAD_DIM)
-    attention = read_layer_attention(config, inner, dims.num_layers)
+    sizes = read_sizes(config, DRAFT_DEFAULT_HEAD_DIM)
+    rms_norm_eps, max_positions = read_norm_eps(config), read_max_positions(config)
+    attention = read_layer_attention(config, inner, len(sizes.layers))
+    sizes = sizes.with_layers(attention.windows, attention.causal)
     num_target_layers = (
         config.integer("num_target_layers", high=MAX_LAYERS)
         if config.has("num_target_layers")
@@ -117,7 +103,7 @@ def read_draft(folder: str | Path) -> DraftSpec:
         "block_size", low=2, high=MAX_BLOCK_SIZE
     )
     mask_token_id = _either(config, inner, "mask_token_id").integer("mask_token_id", low=0)
-    target_layer_ids = _read_target_layer_ids(config, inner, num_target_layers, dims.num_layers)
+    target_layer_ids = _read_target_layer_ids(config, inner, num_target_layers, len(sizes.layers))
     rope = read_rope(config, default_theta=None)
 
     checkpoint = open_checkpoint(folder)
@@ -125,8 +111,8 @@ def read_draft(folder: str | Path) -> DraftSpec:
     weights = match_weights(
         checkpoint,
         DRAFT_WEIGHTS,
-        dims.num_layers,
-        dims.symbols(),
+        len(sizes.layers),
+        sizes.symbols(),
         quantization=quantization,
     )
     return DraftSpec(
@@ -134,18 +120,11 @@ def read_draft(folder: str | Path) -> DraftSpec:
         mask_token_id=mask_token_id,
         target_layer_ids=target_layer_ids,
         num_target_layers=num_target_layers,
-        hidden_size=dims.hidden_size,
-        num_layers=dims.num_layers,
-        num_heads=dims.num_heads,
-        num_kv_heads=dims.num_kv_heads,
-        head_dim=dims.head_dim,
-        intermediate_size=dims.intermediate_size,
-        rms_norm_eps=dims.rms_norm_eps,
+        sizes=sizes,
+        rms_norm_eps=rms_norm_eps,
         rope=rope,
-        layer_windows=attention.windows,
-        layer_causal=attention.causal,
         vocab_size=config.integer("vocab_size") if config.has("vocab_size") else None,
-        max_position_embeddings=dims.max_position_embeddings,
+        max_position_embeddings=max_positions,
         weights=weights,
         quantization=quantization,
         checkpoint=checkpoint,

@@ -1,7 +1,7 @@
 """Families as data: which checkpoint tensor plays which role, and in which shape.
 
 `{i}` is the layer and `{e}` the expert; shapes are written in the symbols of
-`DecoderDims.symbols`, `MoeSpec.symbols` and "vocab", with `*` between factors; "?" is a size that
+`DecoderSizes.symbols`, `MoeSpec.symbols` and "vocab", with `*` between factors; "?" is a size that
 the family leaves open.
 """
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.dims import MAX_WIDTH
 from dflash_trt.checkpoints.families import ExpertRules, ExpertStorage, Family, Routing
 from dflash_trt.checkpoints.quantization import NVFP4_BLOCK, WEIGHTS_ONLY, Quantization
+from dflash_trt.checkpoints.sizes import MAX_WIDTH, ExpertSizes
 
 MAX_EXPERTS = 1 << 12
 MX_BLOCK = 32
@@ -31,17 +31,14 @@ class Clamp:
 
 
 @dataclass(frozen=True, slots=True)
-class MoeSpec:
-    """A layer's experts: `experts` MLPs of width `intermediate_size`, `chosen` of them a row.
+class MoeSpec(ExpertSizes):
+    """How a layer's experts are chosen, computed and stored.
 
     `routing` "chosen": softmax over the chosen experts' logits. "all": softmax over all of them,
     of which the chosen keep their share, scaled to a sum of 1 where `is_normalized`. `clamp` None
     is plain SwiGLU.
     """
 
-    experts: int
-    chosen: int
-    intermediate_size: int
     routing: Routing
     is_normalized: bool
     clamp: Clamp | None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.dims import read_dims
+from dflash_trt.checkpoints.decoder import DecoderSpec, read_max_positions, read_norm_eps
 from dflash_trt.checkpoints.families import (
     DRAFT_ARCHITECTURES,
     FAMILIES,
@@ -21,10 +21,11 @@ from dflash_trt.checkpoints.folder import CONFIG_NAME, Checkpoint, open_checkpoi
 from dflash_trt.checkpoints.layer_types import FULL, SLIDING, read_layer_types
 from dflash_trt.checkpoints.moe import MoeSpec, read_moe
 from dflash_trt.checkpoints.name_map import match_weights
-from dflash_trt.checkpoints.quantization import Quantization, read_quantization
+from dflash_trt.checkpoints.quantization import read_quantization
 from dflash_trt.checkpoints.relatives import read_architecture
-from dflash_trt.checkpoints.rope import RopeSpec, read_rope
+from dflash_trt.checkpoints.rope import read_rope
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.checkpoints.sizes import read_sizes
 from dflash_trt.core.strict_json import is_file, quoted, read_json_object
 from dflash_trt.errors import DflashError
 
@@ -33,39 +34,32 @@ MAX_VOCAB = 2**24
 TIED_SAMPLE_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class TargetSpec:
-    """A decoder of a known family; sizes in elements.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSpec(DecoderSpec):
+    """A decoder of a known family.
 
-    `weights` maps roles ("embed_tokens", "norm", "lm_head" unless tied, "layers.{i}.q_proj",
-    "layers.{i}.q_proj.bias" …) to tensors; a quantised linear's scales lie beside it
+    The roles of its `weights` are in families.py ("embed_tokens", "lm_head" unless tied,
+    "layers.{i}.q_proj.bias" …); a quantised linear's scales lie beside it
     ("layers.{i}.q_proj.weight_scale" …, see quantized_weights.py). `eos_token_ids` may be empty.
-    `layer_windows[i]` is None where layer i sees everything before it, else w: a query at p sees
-    keys above p - w. `moe` is None for a dense model, whose MLPs are `intermediate_size` wide;
-    its roles are in families.py. `has_sinks` says that every head's softmax has one more term.
     """
 
     family: FamilyName
     vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    moe: MoeSpec | None
-    rms_norm_eps: float
-    rope: RopeSpec
-    layer_windows: tuple[int | None, ...]
-    has_sinks: bool
     qk_norm: bool
     attention_bias: bool
     tie_word_embeddings: bool
-    max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
-    weights: dict[str, TensorEntry]
-    quantization: Quantization | None
-    checkpoint: Checkpoint
+
+    @property
+    def has_sinks(self) -> bool:
+        return any(layer.has_sinks for layer in self.sizes.layers)
+
+    @property
+    def moe(self) -> MoeSpec | None:
+        """The experts; None for a dense model."""
+        experts = self.sizes.experts
+        assert experts is None or isinstance(experts, MoeSpec)
+        return experts
 
 
 def read_target(folder: str | Path) -> TargetSpec:
@@ -82,13 +76,15 @@ def read_target(folder: str | Path) -> TargetSpec:
     experts = family.experts
     has_packed_experts = experts is not None and "MXFP4" in experts.experts
     quantization = read_quantization(config, has_packed_experts=has_packed_experts)
-    dims = read_dims(config, family.default_head_dim)
+    sizes = read_sizes(config, family.default_head_dim)
+    rms_norm_eps, max_positions = read_norm_eps(config), read_max_positions(config)
     vocab_size = config.integer("vocab_size", high=MAX_VOCAB)
-    moe = read_moe(config, family, dims.hidden_size, quantization)
+    moe = read_moe(config, family, sizes.hidden_size, quantization)
     attention_bias = config.flag("attention_bias", family.default_attention_bias)
     tied = config.flag("tie_word_embeddings", False)
     rope = read_rope(config)
-    layer_windows = _read_windows(config, family, dims.num_layers)
+    windows = _read_windows(config, family, len(sizes.layers))
+    sizes = replace(sizes.with_layers(windows, has_sinks=family.has_sinks), experts=moe)
     eos_token_ids = _read_eos_token_ids(folder, config)
     if any(token_id >= vocab_size for token_id in eos_token_ids):
         raise DflashError(
@@ -108,10 +104,10 @@ def read_target(folder: str | Path) -> TargetSpec:
             tied=tied,
             storage="float" if moe is None else moe.storage,
         ),
-        dims.num_layers,
+        len(sizes.layers),
         {
-            **dims.symbols(),
-            **({} if moe is None else moe.symbols(dims.hidden_size)),
+            **sizes.symbols(),
+            **({} if moe is None else moe.symbols(sizes.hidden_size)),
             "vocab": vocab_size,
         },
         ignored,
@@ -122,21 +118,13 @@ def read_target(folder: str | Path) -> TargetSpec:
     return TargetSpec(
         family=family.name,
         vocab_size=vocab_size,
-        hidden_size=dims.hidden_size,
-        num_layers=dims.num_layers,
-        num_heads=dims.num_heads,
-        num_kv_heads=dims.num_kv_heads,
-        head_dim=dims.head_dim,
-        intermediate_size=dims.intermediate_size,
-        moe=moe,
-        rms_norm_eps=dims.rms_norm_eps,
+        sizes=sizes,
+        rms_norm_eps=rms_norm_eps,
         rope=rope,
-        layer_windows=layer_windows,
-        has_sinks=family.has_sinks,
         qk_norm=family.qk_norm,
         attention_bias=attention_bias,
         tie_word_embeddings=tied,
-        max_position_embeddings=dims.max_position_embeddings,
+        max_position_embeddings=max_positions,
         eos_token_ids=eos_token_ids,
         weights=weights,
         quantization=quantization,

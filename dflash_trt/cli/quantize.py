@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from dflash_trt.calibration import observe_pair, observe_target
+from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft import DraftSpec, read_draft
 from dflash_trt.checkpoints.folder import read_config
 from dflash_trt.checkpoints.pair import check_pair
@@ -120,7 +121,7 @@ def command(
     )
     with StageBars() as bars:
         bars.stage("reading checkpoints", None)
-        spec: TargetSpec | DraftSpec
+        spec: DecoderSpec
         if target_checkpoint is None:
             spec = target = read_target(checkpoint)
         else:
@@ -138,17 +139,16 @@ def command(
 
 
 def _activations(
-    spec: TargetSpec | DraftSpec, target: TargetSpec, sequences: list[list[int]], bars: StageBars
+    spec: DecoderSpec, target: TargetSpec, sequences: list[list[int]], bars: StageBars
 ) -> Activations:
     """What the texts drive through the linears of `spec`, observed when it is needed."""
 
     def observe(workspace: Path) -> Mapping[str, float]:
-        if isinstance(spec, TargetSpec):
+        if pair is None:
             return observe_target(target, sequences, bars, workspace=workspace)
-        return observe_pair(check_pair(target, spec), sequences, bars, workspace=workspace).draft
+        return observe_pair(pair, sequences, bars, workspace=workspace).draft
 
-    if isinstance(spec, DraftSpec):
-        check_pair(target, spec)
+    pair = check_pair(target, spec) if isinstance(spec, DraftSpec) else None
     parts = [checkpoint_key(target.checkpoint), sequences]
     return Activations(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), observe)
 

@@ -33,7 +33,8 @@ def build_draft(
     """
     target, draft = pair.target, pair.draft
     b = GraphBuilder("draft", locate, form)
-    declare(b, graph_tensors("draft", form, cache_layout(form, target, draft), target.vocab_size))
+    layout = cache_layout(form, target.sizes, draft.sizes)
+    declare(b, graph_tensors("draft", form, layout, target.vocab_size))
     ids = BLOCK_IDS
     rows = Rows(b, ids, CACHE_START)
     model = ModelBuilder(b, "draft", draft, rows, RopeTables(table_owner(pair, "draft"), tables))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.quantized_weights import linear_algorithm
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.checkpoints.sizes import LayerSizes
 from dflash_trt.graph.bindings import KV, Owner, cache_input
-from dflash_trt.graph.decoder import Decoder, LayerSizes, layer_sizes
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.quantized import quantized_product
@@ -25,7 +26,7 @@ class ModelBuilder:
 
     b: GraphBuilder
     owner: Owner
-    spec: Decoder
+    spec: DecoderSpec
     rows: Rows
     tables: RopeTables
     prefix: str = ""
@@ -112,7 +113,7 @@ class LayerBuilder(ModelBuilder):
 
     @property
     def sizes(self) -> LayerSizes:
-        return layer_sizes(self.spec, self.index)
+        return self.spec.sizes.layers[self.index]
 
     @property
     def caches(self) -> list[str]:

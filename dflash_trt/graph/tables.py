@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.checkpoints.draft import DraftSpec
+from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.rope import RopeSpec, tables
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
@@ -79,9 +79,7 @@ class RopeTables:
         return b.narrow(b.node("Mul", [b.stored(base, entry), scale], f"{kind}_wide"), kind)
 
 
-def _compute(
-    owner: Owner, spec: TargetSpec | DraftSpec, positions: int
-) -> dict[str, npt.NDArray[np.float32]]:
+def _compute(owner: Owner, spec: DecoderSpec, positions: int) -> dict[str, npt.NDArray[np.float32]]:
     cos, sin = tables(*_rope(spec), positions)
     arrays = [cos, sin]
     if positions <= MAX_STORED_SCALED:
@@ -94,5 +92,5 @@ def _scale(head_dim: int) -> float:
     return 1 / math.sqrt(head_dim)
 
 
-def _rope(spec: TargetSpec | DraftSpec) -> tuple[RopeSpec, int]:
+def _rope(spec: DecoderSpec) -> tuple[RopeSpec, int]:
     return spec.rope, spec.head_dim

@@ -72,7 +72,8 @@ def _build(
     form: GraphForm,
 ) -> onnx.ModelProto:
     b = GraphBuilder(name, locate, form)
-    declare(b, graph_tensors(name, form, cache_layout(form, target, draft), target.vocab_size))
+    layout = cache_layout(form, target.sizes, None if draft is None else draft.sizes)
+    declare(b, graph_tensors(name, form, layout, target.vocab_size))
     ids, start, logit_rows = TOKEN_IDS, CACHE_START, LOGIT_ROWS
     rows = Rows(b, ids, start)
     model = ModelBuilder(b, "target", target, rows, RopeTables("target", tables))

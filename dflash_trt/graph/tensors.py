@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
+from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.graph.bindings import (
     ACCEPTED,
     BLOCK_IDS,
@@ -39,7 +40,6 @@ from dflash_trt.graph.bindings import (
     cache_output,
 )
 from dflash_trt.graph.caches import cache_head_dim, cache_strategy
-from dflash_trt.graph.decoder import Decoder, layer_sizes
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.model import GraphBuilder
 
@@ -85,16 +85,17 @@ class CacheLayout:
         return {graph: [(name, cache_output(name)) for name in self.of(graph)] for graph in OWNERS}
 
 
-def cache_layout(form: GraphForm, target: Decoder, draft: Decoder | None = None) -> CacheLayout:
+def cache_layout(
+    form: GraphForm, target: DecoderSizes, draft: DecoderSizes | None = None
+) -> CacheLayout:
     """The caches of a pair's graphs in `form`, or of a target alone."""
     return CacheLayout(_shapes(target, form), () if draft is None else _shapes(draft, form))
 
 
-def _shapes(spec: Decoder, form: GraphForm) -> tuple[CacheShape, ...]:
-    layers = [layer_sizes(spec, index) for index in range(spec.num_layers)]
+def _shapes(sizes: DecoderSizes, form: GraphForm) -> tuple[CacheShape, ...]:
     return tuple(
         CacheShape(one.kv_heads, cache_head_dim(one.head_dim, one.has_sinks, form))
-        for one in layers
+        for one in sizes.layers
     )
 
 

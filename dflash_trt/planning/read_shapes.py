@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.dims import MAX_WIDTH, DecoderDims, read_dims
+from dflash_trt.checkpoints.decoder import read_max_positions
 from dflash_trt.checkpoints.draft_attention import read_layer_attention
 from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_HEAD_DIM
 from dflash_trt.checkpoints.folder import CONFIG_NAME, read_config
 from dflash_trt.checkpoints.layer_types import SLIDING
 from dflash_trt.checkpoints.relatives import read_architecture
+from dflash_trt.checkpoints.sizes import MAX_WIDTH, DecoderSizes, read_sizes
 from dflash_trt.errors import DflashError
 from dflash_trt.planning.formats import FormatName
 from dflash_trt.planning.known_pairs import PairShape
@@ -48,9 +49,10 @@ def read_target_shape(folder: Path) -> ModelShape:
     config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
     if read_architecture(config) in DRAFT_ARCHITECTURES:
         raise DflashError("is a DFlash draft, not a target", where=config.where, usage=True)
-    dims = read_dims(config, None)
+    dims = read_sizes(config, None)
     experts = _read_experts(config)
-    shape = _shape(dims, config.integer("vocab_size", high=MAX_WIDTH), _read_windows(config, dims))
+    vocab = config.integer("vocab_size", high=MAX_WIDTH)
+    shape = _shape(config, dims, vocab, _read_windows(config, len(dims.layers)))
     if experts is not None:
         width = config.integer("moe_intermediate_size", dims.intermediate_size, high=MAX_WIDTH)
         shape = replace(shape, experts=experts, intermediate=width)
@@ -80,31 +82,34 @@ def read_draft_shape(folder: Path, target: ModelShape) -> DraftShape:
             usage=True,
         )
     inner = config.child("dflash_config")
-    dims = read_dims(config, DRAFT_DEFAULT_HEAD_DIM)
-    windows = read_layer_attention(config, inner, dims.num_layers).windows
+    dims = read_sizes(config, DRAFT_DEFAULT_HEAD_DIM)
+    windows = read_layer_attention(config, inner, len(dims.layers)).windows
     block = inner if inner.has("block_size") else config
-    taps = dims.num_layers
+    taps = len(dims.layers)
     if inner.has("target_layer_ids"):
         taps = len(inner.integers("target_layer_ids", low=0, high=MAX_TAPS, limit=MAX_TAPS))
     return DraftShape(
-        model=_shape(dims, target.vocab, windows),
+        model=_shape(config, dims, target.vocab, windows),
         block_size=block.integer("block_size", low=2, high=4096),
         taps=taps,
         target_hidden=target.hidden,
     )
 
 
-def _shape(dims: DecoderDims, vocab: int, windows: tuple[int | None, ...]) -> ModelShape:
+def _shape(
+    config: ConfigFields, sizes: DecoderSizes, vocab: int, windows: tuple[int | None, ...]
+) -> ModelShape:
+    layer = sizes.layer
     return ModelShape(
-        layers=dims.num_layers,
-        hidden=dims.hidden_size,
-        heads=dims.num_heads,
-        kv_heads=dims.num_kv_heads,
-        head_dim=dims.head_dim,
-        intermediate=dims.intermediate_size,
+        layers=len(sizes.layers),
+        hidden=sizes.hidden_size,
+        heads=layer.heads,
+        kv_heads=layer.kv_heads,
+        head_dim=layer.head_dim,
+        intermediate=sizes.intermediate_size,
         vocab=vocab,
         layer_windows=windows,
-        max_context=dims.max_position_embeddings,
+        max_context=read_max_positions(config),
     )
 
 
@@ -116,11 +121,11 @@ def _read_experts(config: ConfigFields) -> Experts | None:
     return None
 
 
-def _read_windows(config: ConfigFields, dims: DecoderDims) -> tuple[int | None, ...]:
-    kinds = config.values.get("layer_types") or [""] * dims.num_layers
-    if not isinstance(kinds, list) or len(kinds) != dims.num_layers:
-        raise config.error("layer_types", f"must name the {dims.num_layers} layers")
+def _read_windows(config: ConfigFields, layers: int) -> tuple[int | None, ...]:
+    kinds = config.values.get("layer_types") or [""] * layers
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise config.error("layer_types", f"must name the {layers} layers")
     if SLIDING not in kinds:
-        return (None,) * dims.num_layers
+        return (None,) * layers
     window = config.integer("sliding_window")
     return tuple(window if kind == SLIDING else None for kind in kinds)

@@ -11,11 +11,12 @@ from tempfile import TemporaryDirectory
 
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
-from dflash_trt.checkpoints.draft import DraftSpec, read_draft
+from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.folder import CONFIG_NAME
 from dflash_trt.checkpoints.moe import MoeSpec
 from dflash_trt.checkpoints.pair import Pair, check_pair
-from dflash_trt.checkpoints.target import TargetSpec, read_target
+from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import BuildConfig, CheckpointSource
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, one_line
@@ -23,6 +24,17 @@ from dflash_trt.graph.form import CacheDtype
 
 # What precision changes; every other field of a spec says what the model computes.
 PRECISION_FIELDS = frozenset({"weights", "checkpoint", "quantization"})
+SIZES = (
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
+    "layer_windows",
+    "layer_causal",
+    "experts",
+)
 DIFFERENCES_SHOWN = 4
 
 
@@ -121,11 +133,9 @@ def _differences(twins: Twins) -> Iterator[str]:
         yield "the tokenizers differ"
 
 
-def _field_differences(
-    owner: str, spec: TargetSpec | DraftSpec, twin: TargetSpec | DraftSpec
-) -> Iterator[str]:
-    for name in (field.name for field in fields(spec)):
-        if name == "layer_windows" and spec.num_layers != twin.num_layers:
+def _field_differences(owner: str, spec: DecoderSpec, twin: DecoderSpec) -> Iterator[str]:
+    for name in (*SIZES, *(field.name for field in fields(spec) if field.name != "sizes")):
+        if name.startswith("layer_") and spec.num_layers != twin.num_layers:
             continue  # as many as layers, which are named already
         values = _without_precision(getattr(spec, name)), _without_precision(getattr(twin, name))
         if name not in PRECISION_FIELDS and values[0] != values[1]:

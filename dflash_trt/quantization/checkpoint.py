@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.draft import DraftSpec
+from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.progress import Progress
 from dflash_trt.quantization.convert import linear_layout, write_linear
 from dflash_trt.quantization.layout import hf_quant_config, quantization_config
@@ -56,7 +55,7 @@ class _LinearRewriting:
 
     def __init__(
         self,
-        spec: TargetSpec | DraftSpec,
+        spec: DecoderSpec,
         options: QuantizeOptions,
         activations: Activations | None = None,
     ) -> None:
@@ -122,7 +121,7 @@ class _LinearRewriting:
 
 
 def quantize_checkpoint(
-    spec: TargetSpec | DraftSpec,
+    spec: DecoderSpec,
     options: QuantizeOptions,
     activations: Activations,
     destination: Path,
@@ -154,7 +153,7 @@ def quantize_checkpoint(
     )
 
 
-def planned_bytes(spec: TargetSpec | DraftSpec, options: QuantizeOptions) -> int:
+def planned_bytes(spec: DecoderSpec, options: QuantizeOptions) -> int:
     """The size of the folder that `quantize_checkpoint` makes, short of its configs.
 
     Raises:

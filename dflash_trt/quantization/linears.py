@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from dflash_trt.checkpoints.draft import DraftSpec
+from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.strict_json import quoted
@@ -71,7 +71,7 @@ class Selection:
     kept: tuple[str, ...]
 
 
-def select_linears(spec: TargetSpec | DraftSpec, options: QuantizeOptions) -> Selection:
+def select_linears(spec: DecoderSpec, options: QuantizeOptions) -> Selection:
     """What `options` asks to quantise of a model.
 
     Raises:
@@ -110,7 +110,7 @@ def select_linears(spec: TargetSpec | DraftSpec, options: QuantizeOptions) -> Se
     return Selection(tuple(linears), tuple(sorted(set(kept))))
 
 
-def matching_patterns(spec: TargetSpec | DraftSpec, patterns: Iterable[str]) -> tuple[str, ...]:
+def matching_patterns(spec: DecoderSpec, patterns: Iterable[str]) -> tuple[str, ...]:
     """Those of `patterns` that match a module of the model which could be quantised."""
     modules = _candidates(spec).values()
     return tuple(
@@ -118,7 +118,7 @@ def matching_patterns(spec: TargetSpec | DraftSpec, patterns: Iterable[str]) -> 
     )
 
 
-def _candidates(spec: TargetSpec | DraftSpec) -> dict[str, str]:
+def _candidates(spec: DecoderSpec) -> dict[str, str]:
     """Role → module of the model's linears and embedding, in the reader's order."""
     return {
         role: weight.name.removesuffix(".weight")
@@ -128,7 +128,7 @@ def _candidates(spec: TargetSpec | DraftSpec) -> dict[str, str]:
 
 
 def refuse_quantized(
-    spec: TargetSpec | DraftSpec,
+    spec: DecoderSpec,
     fix: str = "quantize the original checkpoint in float32, float16 or bfloat16",
 ) -> None:
     """Raises DflashError when the model is quantised already."""
@@ -141,7 +141,7 @@ def refuse_quantized(
             raise DflashError(what, where=spec.checkpoint.path, fix=fix)
 
 
-def refuse_experts(spec: TargetSpec | DraftSpec) -> None:
+def refuse_experts(spec: DecoderSpec) -> None:
     """Raises DflashError for a mixture of experts: without those, next to nothing is quantised."""
     if isinstance(spec, TargetSpec) and spec.moe is not None:
         raise DflashError(
@@ -151,11 +151,11 @@ def refuse_experts(spec: TargetSpec | DraftSpec) -> None:
         )
 
 
-def _wanted_outside_layers(spec: TargetSpec | DraftSpec, options: QuantizeOptions) -> list[str]:
+def _wanted_outside_layers(spec: DecoderSpec, options: QuantizeOptions) -> list[str]:
     """The roles outside the layers that were asked for."""
     wanted: list[str] = []
     if options.quantize_lm_head:
-        if isinstance(spec, DraftSpec):
+        if not isinstance(spec, TargetSpec):
             raise _no_such("--quantize-lm-head", "a draft borrows the target's lm_head")
         if spec.tie_word_embeddings:
             raise _no_such(
@@ -182,7 +182,7 @@ def _group(role: str) -> str:
     return role
 
 
-def _check_blocks(spec: TargetSpec | DraftSpec, linears: list[Linear]) -> None:
+def _check_blocks(spec: DecoderSpec, linears: list[Linear]) -> None:
     odd = [linear for linear in linears if linear.weight.shape[1] % BLOCK]
     if not odd:
         return

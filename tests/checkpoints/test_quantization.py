@@ -11,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_trt.checkpoints.draft import DraftSpec, read_draft
+from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.quantized_weights import count_parameters, quantized_linears
-from dflash_trt.checkpoints.target import TargetSpec, read_target
+from dflash_trt.checkpoints.target import read_target
 from dflash_trt.errors import DflashError
 from tests.checkpoints.conftest import Refused
 from tests.reference.checkpoints import write_draft, write_target
@@ -54,7 +55,7 @@ def change_config(folder: Path, name: str, change: Callable[[Any], Any]) -> None
     (folder / name).write_text(json.dumps(config if result is None else result))
 
 
-def parameters(spec: TargetSpec | DraftSpec) -> int:
+def parameters(spec: DecoderSpec) -> int:
     return count_parameters(spec.weights)
 
 

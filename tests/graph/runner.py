@@ -32,7 +32,7 @@ class GraphRunner:
         self._built = built
         self._sessions: dict[GraphName, ort.InferenceSession] = {}
         self.caches: Outputs = {}
-        layout = cache_layout(CPU_FORM, built.pair.target, built.pair.draft)
+        layout = cache_layout(CPU_FORM, built.pair.target.sizes, built.pair.draft.sizes)
         for name, one in layout.shapes().items():
             self.caches[name] = np.zeros((batch, one.kv_heads, length, one.head_dim), np.float32)
 

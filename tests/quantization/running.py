@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.draft import DraftSpec, read_draft
-from dflash_trt.checkpoints.target import TargetSpec, read_target
+from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.target import read_target
 from dflash_trt.core.progress import Unit
 from dflash_trt.quantization.checkpoint import QuantizedCheckpoint, quantize_checkpoint
 from dflash_trt.quantization.linears import LAYER_LINEARS, Algorithm, QuantizeOptions
@@ -31,7 +32,7 @@ class Stages:
         self.done[self._current] += count
 
 
-def amax_of_all(spec: TargetSpec | DraftSpec) -> dict[str, float]:
+def amax_of_all(spec: DecoderSpec) -> dict[str, float]:
     """A different input magnitude for every linear, the head and `fc` included."""
     roles = [
         role
@@ -42,7 +43,7 @@ def amax_of_all(spec: TargetSpec | DraftSpec) -> dict[str, float]:
 
 
 def quantize(
-    spec: TargetSpec | DraftSpec,
+    spec: DecoderSpec,
     folder: Path,
     algorithm: Algorithm = Algorithm.NVFP4,
     *,

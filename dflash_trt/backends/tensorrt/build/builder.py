@@ -15,23 +15,12 @@ from typing import Any
 
 import onnx
 
-from dflash_trt.checkpoints.draft import DraftSpec
-from dflash_trt.checkpoints.pair import Pair
-from dflash_trt.checkpoints.quantized_weights import quantized_linears
-from dflash_trt.checkpoints.target import TargetSpec
-from dflash_trt.hardware.arch import Arch
-from dflash_trt.hardware.device import Device
-from dflash_trt.backends.tensorrt.library import (
-    TENSORRT_RTX,
-    Library,
-    OperationForm,
-    library_arches,
-    load_library,
-    make_logger,
-    refused,
-)
 from dflash_trt.backends.tensorrt.build.monitor import TOTAL_STEPS, make_monitor, make_writer
-from dflash_trt.backends.tensorrt.build.network import NetworkSummary, check_network, summarize_network
+from dflash_trt.backends.tensorrt.build.network import (
+    NetworkSummary,
+    check_network,
+    summarize_network,
+)
 from dflash_trt.backends.tensorrt.build.plugins import (
     hand_over,
     hand_over_attention,
@@ -42,14 +31,28 @@ from dflash_trt.backends.tensorrt.build.plugins import (
 )
 from dflash_trt.backends.tensorrt.build.profiles import Profile, add_profile, profiles
 from dflash_trt.backends.tensorrt.build.signals import held_signals
+from dflash_trt.backends.tensorrt.library import (
+    TENSORRT_RTX,
+    Library,
+    OperationForm,
+    library_arches,
+    load_library,
+    make_logger,
+    refused,
+)
+from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.checkpoints.pair import Pair
+from dflash_trt.checkpoints.quantized_weights import quantized_linears
+from dflash_trt.core.limits import Limits
+from dflash_trt.core.progress import Progress
 from dflash_trt.core.user_cache import read_cache, user_cache_file, write_cache
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName, Owner
-from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
-from dflash_trt.kernels.attention import HEAD_DIMS as KERNEL_HEAD_DIMS
 from dflash_trt.graph.caches import cache_head_dim
-from dflash_trt.core.limits import Limits
-from dflash_trt.core.progress import Progress
+from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
+from dflash_trt.hardware.arch import Arch
+from dflash_trt.hardware.device import Device
+from dflash_trt.kernels.attention import HEAD_DIMS as KERNEL_HEAD_DIMS
 
 # What TensorRT-RTX 1.7 has fused attention kernels for; the build itself has the last word, and
 # TensorRT's is not known.
@@ -114,7 +117,7 @@ def check_buildable(
         _check_local(library, arch)
     if options.plugins:
         plugin_arch(arch.name)
-    specs: tuple[tuple[Owner, TargetSpec | DraftSpec], ...]
+    specs: tuple[tuple[Owner, DecoderSpec], ...]
     specs = (("target", pair.target), ("draft", pair.draft))
     for owner, spec in specs:
         algorithms: set[str] = set(quantized_linears(spec.weights).values())
@@ -133,7 +136,7 @@ def check_buildable(
         if form.has_kernel_caches:
             _check_kernels(owner, spec.head_dim)
             continue
-        has_sinks = owner == "target" and pair.target.has_sinks
+        has_sinks = spec.sizes.layer.has_sinks
         size = cache_head_dim(spec.head_dim, has_sinks, form)
         if size not in HEAD_DIMS:
             raise DflashError(

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import helper
-
 from dflash_plugins.block_attention.launch import attention_operations
+from onnx import helper
 
 from dflash_trt.backends.tensorrt.library import Library, OperationForm
 from dflash_trt.errors import DflashError, one_line

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from dflash_trt.backends.tensorrt.build.builder import EngineOptions
+from dflash_trt.backends.tensorrt.library import find_arch
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.config import BuildConfig
-from dflash_trt.backends.tensorrt.library import find_arch
-from dflash_trt.backends.tensorrt.build.builder import EngineOptions
-from dflash_trt.graph.form import Precision
 from dflash_trt.core.progress import Progress, Unit
+from dflash_trt.graph.form import Precision
 
 
 class RecordedProgress:

@@ -9,8 +9,8 @@ import onnx
 import onnx.parser
 import pytest
 
-from dflash_trt.backends.tensorrt.library import find_arch
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, build_engine
+from dflash_trt.backends.tensorrt.library import find_arch
 from dflash_trt.core.limits import Limits
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.form import GraphForm, Precision

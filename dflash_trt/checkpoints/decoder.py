@@ -1,0 +1,72 @@
+"""What a target and a draft have in common: sizes, positions, and where their tensors are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dflash_trt.checkpoints.config_fields import ConfigFields
+from dflash_trt.checkpoints.folder import Checkpoint
+from dflash_trt.checkpoints.quantization import Quantization
+from dflash_trt.checkpoints.rope import RopeSpec
+from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.checkpoints.sizes import DecoderSizes, ExpertSizes, Windows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """A decoder of a checkpoint; `rms_norm_eps` is added to the mean square.
+
+    `weights` maps roles ("norm", "layers.{i}.q_proj" …) to tensors.
+    """
+
+    sizes: DecoderSizes
+    rms_norm_eps: float
+    rope: RopeSpec
+    max_position_embeddings: int
+    weights: dict[str, TensorEntry]
+    quantization: Quantization | None
+    checkpoint: Checkpoint
+
+    @property
+    def hidden_size(self) -> int:
+        return self.sizes.hidden_size
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.sizes.intermediate_size
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.sizes.layers)
+
+    @property
+    def num_heads(self) -> int:
+        return self.sizes.layer.heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.sizes.layer.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.sizes.layer.head_dim
+
+    @property
+    def layer_windows(self) -> Windows:
+        return self.sizes.windows
+
+    @property
+    def layer_causal(self) -> tuple[bool, ...]:
+        return tuple(layer.is_causal for layer in self.sizes.layers)
+
+    @property
+    def experts(self) -> ExpertSizes | None:
+        return self.sizes.experts
+
+
+def read_norm_eps(config: ConfigFields) -> float:
+    return config.number("rms_norm_eps", 1e-6, high=1.0)
+
+
+def read_max_positions(config: ConfigFields) -> int:
+    return config.integer("max_position_embeddings")

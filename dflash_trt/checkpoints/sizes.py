@@ -1,0 +1,149 @@
+"""The sizes of a decoder, whatever it is for; one layer may differ from another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from dflash_trt.checkpoints.config_fields import ConfigFields
+
+MAX_LAYERS = 1024
+MAX_WIDTH = 2**24
+MAX_HEADS = 2**14
+
+Windows = tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """One layer's attention: query heads and KV heads, of `head_dim` elements each.
+
+    With `window` w a query at p sees keys j with |p - j| < w, without one everything;
+    `is_causal` says that it sees none after p besides. `has_sinks`: every head's softmax has one
+    more term.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+    is_causal: bool = True
+    has_sinks: bool = False
+
+    @property
+    def kv_elements(self) -> int:
+        """Elements of K and V together, for one token."""
+        return 2 * self.kv_heads * self.head_dim
+
+    @property
+    def projection_elements(self) -> int:
+        """Elements that a token has in q, k and v together."""
+        return self.heads * self.head_dim + self.kv_elements
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """A layer's experts: `experts` MLPs of width `intermediate_size`, `chosen` of them a row."""
+
+    experts: int
+    chosen: int
+    intermediate_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSizes:
+    """Sizes in elements; `intermediate_size` is the width of an MLP without experts."""
+
+    hidden_size: int
+    intermediate_size: int
+    layers: tuple[LayerSizes, ...]
+    experts: ExpertSizes | None = None
+
+    @property
+    def layer(self) -> LayerSizes:
+        """The layer that all are like, but for what they see.
+
+        Raises:
+            ValueError: layers have other sizes than their neighbours.
+        """
+        kinds = self.kinds()
+        if len(kinds) != 1:
+            raise ValueError(f"layers of {len(kinds)} sizes")
+        return next(iter(kinds))
+
+    @property
+    def mlp_size(self) -> int:
+        """Width of one MLP: of an expert where there are experts."""
+        return self.intermediate_size if self.experts is None else self.experts.intermediate_size
+
+    @property
+    def windows(self) -> Windows:
+        """Per layer, None where it sees everything."""
+        return tuple(layer.window for layer in self.layers)
+
+    def kinds(self) -> Mapping[LayerSizes, Sequence[LayerSizes]]:
+        """The layers by their sizes alone: keys are causal and have no window."""
+        return _kinds(self.layers)
+
+    def with_layers(
+        self,
+        windows: Iterable[int | None],
+        causal: Iterable[bool] | None = None,
+        *,
+        has_sinks: bool = False,
+    ) -> DecoderSizes:
+        """The same with as many layers as there are `windows`, all of the sizes of `layer`."""
+        windows, layer = tuple(windows), replace(self.layer, has_sinks=has_sinks)
+        sees = [True] * len(windows) if causal is None else causal
+        layers = (
+            replace(layer, window=window, is_causal=is_causal)
+            for window, is_causal in zip(windows, sees, strict=True)
+        )
+        return replace(self, layers=tuple(layers))
+
+    def symbols(self) -> dict[str, int]:
+        """The names that weight shapes are written in."""
+        return {
+            "hidden": self.hidden_size,
+            "heads": self.layer.heads,
+            "kv_heads": self.layer.kv_heads,
+            "head_dim": self.layer.head_dim,
+            "intermediate": self.intermediate_size,
+        }
+
+
+@lru_cache(maxsize=64)  # builders ask at every layer
+def _kinds(layers: tuple[LayerSizes, ...]) -> Mapping[LayerSizes, Sequence[LayerSizes]]:
+    found: dict[LayerSizes, list[LayerSizes]] = {}
+    for layer in layers:
+        found.setdefault(replace(layer, window=None, is_causal=True), []).append(layer)
+    return found
+
+
+def read_sizes(config: ConfigFields, default_head_dim: int | None) -> DecoderSizes:
+    """Sizes, checked on their own and against each other; experts and windows are not read.
+
+    `default_head_dim` is what the family takes when the config states none; None means
+    hidden_size / num_attention_heads.
+    """
+    hidden = config.integer("hidden_size", high=MAX_WIDTH)
+    heads = config.integer("num_attention_heads", high=MAX_HEADS)
+    kv_heads = config.integer("num_key_value_heads", heads, high=MAX_HEADS)
+    if heads % kv_heads:
+        rule = f"must be a multiple of num_key_value_heads ({kv_heads})"
+        raise config.error("num_attention_heads", rule)
+    if not config.has("head_dim") and default_head_dim is None and hidden % heads:
+        rule = f"must be a multiple of num_attention_heads ({heads}) where head_dim is not given"
+        raise config.error("hidden_size", rule)
+    head_dim = config.integer("head_dim", default_head_dim or hidden // heads, high=MAX_WIDTH)
+    if head_dim % 2:
+        raise config.error("head_dim", f"must be even for RoPE, not {head_dim}")
+    if config.text("hidden_act", "silu") != "silu":
+        raise config.unsupported("hidden_act", "only silu is")
+    layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
+    return DecoderSizes(
+        hidden_size=hidden,
+        intermediate_size=config.integer("intermediate_size", high=MAX_WIDTH),
+        layers=(LayerSizes(heads, kv_heads, head_dim),) * layers,
+    )
