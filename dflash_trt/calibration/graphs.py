@@ -14,7 +14,8 @@ from dflash_trt.backends.onnxruntime.caches import LinearCaches
 from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import OBSERVED_PREFIX, GraphName, Owner
-from dflash_trt.graph.tensors import CacheLayout
+from dflash_trt.graph.form import CPU_FORM
+from dflash_trt.graph.tensors import CacheLayout, graph_tensors
 
 
 class ObservedGraphs:
@@ -82,7 +83,7 @@ class ObservedGraphs:
     def _open(self, folder: Path, graph: GraphName, vocab_size: int) -> ort.InferenceSession:
         path = folder / f"{graph}.onnx"
         session = open_session(path, None)
-        check_session(session, path, self._layout.of(graph), vocab_size)
+        check_session(session, path, graph_tensors(graph, CPU_FORM, self._layout, vocab_size))
         return session
 
 

@@ -2,6 +2,13 @@
 
 Its noise is sampling/noise.py's. ONNX Runtime runs this body; no engine does, since TensorRT has
 no float64: graphs that draw are handed over with the kernel of that name.
+
+NumPy's code is the definition, and this body a second one on purpose: tests rest on both. It
+computes noise and choice in ONNX's operations, so that a drawing graph's tokens are compared with
+`choose_tokens` and not with themselves, and a kernel has two definitions to agree with. ONNX
+Runtime can run a drawing graph whole, as the tests' stand-in for TensorRT does at every step. With
+a custom operation of onnx.reference over `choose_tokens` instead, which also works, graphs would
+have to be cut before their tails, and tests would only show that the tails are wired rightly.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ from dflash_trt.graph.bindings import (
     TOKEN_IDS,
     GraphName,
 )
-from dflash_trt.graph.tensors import CacheLayout
+from dflash_trt.graph.form import GraphForm
+from dflash_trt.graph.tensors import CacheLayout, graph_tensors
 
 # Bindings are small, but a server with ragged prompts meets many shapes.
 MAX_BINDINGS = 64
@@ -107,8 +108,9 @@ class OnnxRuntimeExecutor:
         self._limits = limits
         self._threads = threads
         self._sessions: dict[GraphName, ort.InferenceSession] = {}
+        self._layout = layout
         self._graph_caches = layout.graph_caches()
-        shapes = self._shapes = layout.shapes()
+        shapes = layout.shapes()
         self._caches: LinearCaches | PagedCaches
         if limits.page_pool is None:
             self._caches = LinearCaches(shapes, limits.max_batch, limits.max_seq_len)
@@ -311,8 +313,9 @@ class OnnxRuntimeExecutor:
         if graph not in self._sessions:
             path = self._folder / f"{graph}.onnx"
             session = open_session(path, self._threads)
-            caches = {name: self._shapes[name] for name, _ in self._graph_caches[graph]}
             pool = self._limits.page_pool
-            check_session(session, path, caches, self._limits.vocab_size, pool)
+            form = GraphForm(page_size=None if pool is None else pool.page_size)
+            vocab_size = self._limits.vocab_size
+            check_session(session, path, graph_tensors(graph, form, self._layout, vocab_size))
             self._sessions[graph] = session
         return self._sessions[graph]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 import onnxruntime as ort
 
-from dflash_trt.core.limits import PagePool
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.graph.bindings import LOGITS, PAGE_TABLE
-from dflash_trt.graph.tensors import CacheShape
+from dflash_trt.graph.bindings import LOGITS, OBSERVED_PREFIX
+from dflash_trt.graph.tensors import GraphTensor
 
 # ONNX Runtime leaves a Cast in the graph when its folded output would exceed 1 GiB, as the
 # output head of most published targets does. It would then be cast at every step, and its
@@ -52,42 +51,31 @@ def open_session(path: Path, threads: int | None) -> ort.InferenceSession:
 
 
 def check_session(
-    session: ort.InferenceSession,
-    path: Path,
-    caches: Mapping[str, CacheShape],
-    vocab_size: int,
-    page_pool: PagePool | None = None,
+    session: ort.InferenceSession, path: Path, tensors: Iterable[GraphTensor]
 ) -> None:
     """Refuses a graph that is not what the manifest describes: binding would write past it.
 
+    Outputs that observe are let be.
+
     Raises:
-        DflashError: other caches than `caches`, linear or in pages of another size than
-            `page_pool` has, or logits that are not `vocab_size` wide.
+        DflashError: its inputs and outputs are not `tensors`.
     """
-    shapes = {item.name: item.shape for item in session.get_inputs()}
-    heads = 1 if page_pool is None else 2
+    wanted = {tensor.name: tensor.shape for tensor in tensors}
     found = {
-        name: CacheShape(shape[heads], shape[3])
-        for name, shape in shapes.items()
-        if name.startswith(("target_", "draft_")) and len(shape) == 4
+        item.name: tuple(item.shape)
+        for item in (*session.get_inputs(), *session.get_outputs())
+        if not item.name.startswith(OBSERVED_PREFIX)
     }
-    sizes = {shapes[name][1] for name in found}
-    is_paged = page_pool is not None and sizes == {page_pool.page_size}
-    if found != dict(caches) or (PAGE_TABLE in shapes) != is_paged:
-        raise _unlike_manifest(path, "caches")
-    widths = {item.shape[-1] for item in session.get_outputs() if item.name == LOGITS}
-    if widths - {vocab_size}:
-        raise _unlike_manifest(path, "logits")
+    names = {name for name, _ in wanted.items() ^ found.items()}
+    if names:
+        what = "caches" if names - {LOGITS} else "logits"
+        raise DflashError(
+            f"its {what} are not the ones that the manifest describes",
+            where=path,
+            fix="build the bundle again",
+        )
 
 
 def bind_array(bind: Any, name: str, array: npt.NDArray[Any]) -> None:
     """Binds a host array, input or output, by its address."""
     bind(name, "cpu", 0, array.dtype.type, list(array.shape), array.ctypes.data)
-
-
-def _unlike_manifest(path: Path, what: str) -> DflashError:
-    return DflashError(
-        f"its {what} are not the ones that the manifest describes",
-        where=path,
-        fix="build the bundle again",
-    )
