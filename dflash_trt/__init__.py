@@ -1,7 +1,27 @@
-"""dflash-trt: DFlash speculative decoding, from two checkpoints to lossless tokens."""
+"""dflash-trt: DFlash speculative decoding, from two checkpoints to lossless tokens.
+
+import dflash_trt
+
+dflash_trt.build("demo", "demo-bundle")
+with dflash_trt.load("demo-bundle") as pair:
+    for result in pair.generate(["To be, or not"], max_tokens=64):
+        print(result.text, result.statistics.acceptance_length)
+"""
 
 from __future__ import annotations
 
-from dflash_trt.version import __version__
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["__version__"]
+from dflash_trt.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from dflash_trt.api import *  # noqa: F403  api.py alone lists the names
+
+
+def __getattr__(name: str) -> Any:
+    """The interface's names, imported when one is first asked for: commands need few of them."""
+    import dflash_trt.api as api  # not `from dflash_trt`, which would ask here for `api`
+
+    if name in api.__all__:
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
-from dflash_trt.config import BuildConfig, PrecisionName
+from dflash_trt.config import MAX_COUNT, BuildConfig, PrecisionName
+from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import CacheDtype
 from dflash_trt.trtllm.schema import AttentionBackend
 
@@ -30,6 +32,12 @@ class LimitOptions:
     max_seq_len: int | None = None
     block_size: int | None = None
 
+    def __post_init__(self) -> None:
+        for name, least in (("max_batch", 1), ("max_seq_len", 3), ("block_size", 2)):
+            value = getattr(self, name)
+            if value is not None and not (type(value) is int and least <= value <= MAX_COUNT):
+                raise _refuse(name, value, f"a whole number from {least} to {MAX_COUNT}")
+
     def apply(self, config: BuildConfig) -> BuildConfig:
         """`config` with these limits in place of its own."""
         given = {name: getattr(self, name) for name in self.__slots__}
@@ -49,6 +57,12 @@ class PrecisionOptions:
     exclude: tuple[str, ...] = ()
     quantize_lm_head: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("precision", "draft_precision"):
+            value = getattr(self, name)
+            if value is not None and value not in get_args(PrecisionName):
+                raise _refuse(name, value, f"one of {', '.join(get_args(PrecisionName))}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOptions:
@@ -58,6 +72,13 @@ class CacheOptions:
     kv_dtype: str = CacheDtype.COMPUTE.value
     page_size: int | None = None
     kv_pages: int | None = None
+
+    def __post_init__(self) -> None:
+        dtypes = [dtype.value for dtype in CacheDtype]
+        if self.kv_layout not in (LINEAR, PAGED):
+            raise _refuse("kv_layout", self.kv_layout, f"{LINEAR} or {PAGED}")
+        if self.kv_dtype not in dtypes:
+            raise _refuse("kv_dtype", self.kv_dtype, " or ".join(dtypes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,3 +134,7 @@ class BuildRequest:
     engines: EngineRequest = field(default_factory=EngineRequest)
     deployment: DeploymentRequest = field(default_factory=DeploymentRequest)
     output: OutputOptions = field(default_factory=OutputOptions)
+
+
+def _refuse(name: str, value: object, wanted: str) -> DflashError:
+    return DflashError(f"{value!r} is not {wanted}", where=name, usage=True)

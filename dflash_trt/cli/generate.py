@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from dflash_trt.backends.registry import check_runnable, open_executor
-from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
+from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.cli.generate_remote import generate_remote, parse_url
 from dflash_trt.cli.generation_output import TextWriter, print_json, print_statistics
 from dflash_trt.cli.options import (
@@ -22,18 +21,12 @@ from dflash_trt.cli.options import (
     threads_option,
 )
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import (
-    Generator,
-    GeneratorOptions,
-    Request,
-    SamplingParams,
-    total,
-)
+from dflash_trt.pair import LoadedPair
+from dflash_trt.runtime import Request, SamplingParams, total
 from dflash_trt.serving.client.client import GenerationRequest
 from dflash_trt.text.encode import encode_prompts
-from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.prompts import read_texts
-from dflash_trt.tuning.bundle_schedule import AUTO, NONE, choose_schedule, needed_graphs
+from dflash_trt.tuning.bundle_schedule import AUTO, NONE
 
 LOCAL_OPTIONS = {"bundle", "block_size", "block_schedule", "no_speculation", "view", "threads"}
 
@@ -85,14 +78,12 @@ def command(
         raise DflashError("--view and --json exclude each other", usage=True)
     if no_speculation and block_size is not None:
         raise DflashError("--block-size needs speculation; drop --no-speculation", usage=True)
-    if block_size is not None or no_speculation:
-        if block_schedule not in (AUTO, NONE):
-            raise DflashError(
-                "does not go with --block-size or --no-speculation",
-                where="--block-schedule",
-                usage=True,
-            )
-        block_schedule = NONE
+    if (block_size is not None or no_speculation) and block_schedule not in (AUTO, NONE):
+        raise DflashError(
+            "does not go with --block-size or --no-speculation",
+            where="--block-schedule",
+            usage=True,
+        )
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     if url is not None:
         _refuse_local_options(context)
@@ -111,12 +102,14 @@ def command(
         return
     if bundle is None:
         raise DflashError("no model", fix="pass a BUNDLE, or the --url of a server", usage=True)
-    opened = open_bundle(bundle)
-    check_runnable(opened)
-    schedule = choose_schedule(opened, block_schedule)
-    show_thread_note(schedule, threads)
-    tokenizer = load_tokenizer(opened)
-    manifest = opened.manifest
+    pair = LoadedPair(
+        open_bundle(bundle),
+        threads=threads,
+        speculation=not no_speculation,
+        block_size=block_size,
+        block_schedule=block_schedule,
+    )
+    show_thread_note(pair.schedule, threads)
     requests = [
         Request(
             prompt_ids=tuple(ids),
@@ -125,34 +118,17 @@ def command(
             stop_strings=stops,
             ignore_eos=ignore_eos,
         )
-        for ids in encode_prompts(tokenizer, prompt, prompt_file, None, raw=raw)
+        for ids in encode_prompts(pair.tokenizer, prompt, prompt_file, None, raw=raw)
     ]
-    executor = open_executor(
-        opened,
-        threads=threads,
-        graphs=needed_graphs(speculation=not no_speculation, schedule=schedule),
-    )
-    generator = Generator(
-        executor,
-        tokenizer=tokenizer.core,
-        eos_token_ids=manifest.target.eos_token_ids,
-        options=GeneratorOptions(
-            speculation=not no_speculation,
-            block_size=block_size,
-            prefill_chunk=manifest.limits.prefill_chunk,
-            schedule=schedule,
-        ),
-    )
-    for number, request in enumerate(requests, start=1):
-        _check(generator, request, None if len(requests) == 1 else number)
-    is_chat = tokenizer.chat_template is not None and not raw
-    harmony = HarmonyFormat.find(tokenizer.core) if is_chat else None
+    is_chat = pair.tokenizer.chat_template is not None and not raw
+    harmony = pair.harmony if is_chat else None
     channels = None if harmony is None else partial(harmony.open, stops)
     writer = TextWriter(view=view, quiet=as_json, count=len(requests), channels=channels)
-    started = time.perf_counter()
-    results = generator.generate(requests, writer.take)
-    summary = total((result.statistics for result in results), time.perf_counter() - started)
-    executor.close()
+    with pair:
+        pair.check(requests)
+        started = time.perf_counter()
+        results = pair.run(requests, writer.take)
+        summary = total((result.statistics for result in results), time.perf_counter() - started)
     if as_json:
         print_json(results, summary, channels)
     else:
@@ -172,12 +148,3 @@ def _refuse_local_options(context: click.Context) -> None:
                 where="BUNDLE" if parameter.name == "bundle" else parameter.opts[0],
                 usage=True,
             )
-
-
-def _check(generator: Generator, request: Request, number: int | None) -> None:
-    """Raises DflashError for a request that cannot run, naming its prompt among several."""
-    try:
-        generator.check(request)
-    except DflashError as error:
-        where = error.where if number is None else f"{error.where} {number}"
-        raise DflashError(error.what, where=where, fix=error.fix, usage=error.usage) from error

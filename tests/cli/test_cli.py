@@ -341,5 +341,5 @@ def test_memory_that_the_system_refuses_is_one_line(
     def refuse(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr("dflash_trt.cli.generate.open_executor", refuse)
+    monkeypatch.setattr("dflash_trt.pair.open_executor", refuse)
     run("generate", bundle, "--prompt", "a").fails(1, "out of memory", "--max-batch")

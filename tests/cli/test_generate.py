@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-import dflash_trt.cli.generate as generate
+import dflash_trt.pair as pair
+from dflash_trt.runtime import Generator
 from tests.cli.bigram import END, token
 from tests.cli.conftest import Run
 from tests.waiting import PATIENCE_S
@@ -76,7 +77,7 @@ def test_no_speculation_opens_only_the_baseline_graph(
     run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[object] = []
-    real = generate.open_executor
+    real = pair.open_executor
 
     def record(*arguments: Any, **options: Any) -> Any:
         executor = real(*arguments, **options)
@@ -84,7 +85,7 @@ def test_no_speculation_opens_only_the_baseline_graph(
         executor.close = lambda: None  # keeps its sessions for the assertion
         return executor
 
-    monkeypatch.setattr(generate, "open_executor", record)
+    monkeypatch.setattr(pair, "open_executor", record)
     assert run("generate", bundle, "--prompt", "a", "--no-speculation").code == 0
     assert set(opened[0]._sessions) == {"target_only"}  # type: ignore[attr-defined]
 
@@ -188,13 +189,13 @@ class _Recorder(io.StringIO):
 
 def test_text_streams(run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder, seen_at_step = _Recorder(), []
-    real = generate.Generator.step
+    real = Generator.step
 
-    def step(self: generate.Generator) -> Any:
+    def step(self: Generator) -> Any:
         seen_at_step.append(recorder.seen[-1] if recorder.seen else "")
         return real(self)
 
-    monkeypatch.setattr(generate.Generator, "step", step)
+    monkeypatch.setattr(Generator, "step", step)
     monkeypatch.setattr(sys, "stdout", recorder)
     run("generate", bundle, "--prompt", "cab", "--max-tokens", 7)
     # Before each step, all that the steps before it made is flushed to the reader.

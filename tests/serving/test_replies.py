@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dflash_trt.runtime import Generator, Request, TokenEvent
+from dflash_trt.runtime.jobs import Failure
 from dflash_trt.serving.server.generation import Generation, StreamingText
-from dflash_trt.serving.server.jobs import Failure
 from dflash_trt.serving.server.replies import Channel, Outputs, Reply, ReplyPool
 from dflash_trt.serving.server.watch import CancellationWatch
 from tests.standins.executor import FakeExecutor

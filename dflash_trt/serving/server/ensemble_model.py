@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.runtime.jobs import Failure, Outcome
 from dflash_trt.serving.server.classic import Forward, read_forward, to_classic
 from dflash_trt.serving.server.generation import check_streaming_text
 from dflash_trt.serving.server.inputs import (
@@ -21,7 +22,6 @@ from dflash_trt.serving.server.inputs import (
     read_scalar,
     read_texts,
 )
-from dflash_trt.serving.server.jobs import Failure, Outcome
 from dflash_trt.serving.server.liveness import LivenessWatch, is_model_running
 from dflash_trt.serving.server.replies import Channel, Outputs
 from dflash_trt.serving.server.settings import ModelSettings

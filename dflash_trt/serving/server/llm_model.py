@@ -8,19 +8,19 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from dflash_trt.backends.registry import open_executor
-from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
+from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.runtime import Generator, GeneratorOptions, RequestStatistics, TokenEvent
+from dflash_trt.pair import LoadedPair
+from dflash_trt.runtime import RequestStatistics, TokenEvent
+from dflash_trt.runtime.jobs import Failure, Job, Outcome
+from dflash_trt.runtime.worker import GeneratorWorker
 from dflash_trt.serving.server.generation import GenerationReader, check_streaming_text
 from dflash_trt.serving.server.inputs import Tensors, read_count, read_parameters, read_scalar
-from dflash_trt.serving.server.jobs import Failure, Job, Outcome
 from dflash_trt.serving.server.metrics import Metrics
 from dflash_trt.serving.server.replies import Channel, Reply, ReplyPool
 from dflash_trt.serving.server.settings import ModelSettings
 from dflash_trt.serving.server.watch import CancellationWatch
-from dflash_trt.serving.server.worker import GeneratorWorker, OpenGenerator
-from dflash_trt.tuning.bundle_schedule import AUTO, NONE, choose_schedule, needed_graphs
+from dflash_trt.tuning.bundle_schedule import AUTO, NONE
 
 _REPLY_THREADS = 2
 _SWITCH_INTERVAL_S = 0.0002
@@ -43,21 +43,23 @@ class TritonPythonModel:
         # By default the generator's thread may wait 5 ms, longer than a step, for one that replies.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         settings = ModelSettings(args)
-        self._bundle = open_bundle(settings.version_folder / "bundle")
-        self._threads = settings.count("threads", 1)
-        self._speculation = settings.switch("speculation")
-        follows = self._speculation and settings.switch("block_schedule")
-        self._schedule = choose_schedule(self._bundle, AUTO if follows else NONE)
-        limits = self._bundle.manifest.limits
-        self._tokenizer = load_tokenizer(self._bundle)
+        speculation = settings.switch("speculation")
+        follows = speculation and settings.switch("block_schedule")
+        pair = LoadedPair(
+            open_bundle(settings.version_folder / "bundle"),
+            threads=settings.count("threads", 1),
+            speculation=speculation,
+            block_schedule=AUTO if follows else NONE,
+        )
+        limits = pair.bundle.manifest.limits
         self._reader = GenerationReader(
-            self._tokenizer,
+            pair.tokenizer,
             limits.max_seq_len,
             check_streaming_text(settings.text("streaming_text")),
-            speculation=self._speculation,
+            speculation=speculation,
         )
         self._worker = GeneratorWorker(
-            self._open_generator, limits.max_batch + settings.count("max_queue_size", 0)
+            pair.open_runner, limits.max_batch + settings.count("max_queue_size", 0)
         )
         self._worker.start()
         self._metrics = Metrics(utils, lambda: self._worker.load)
@@ -85,25 +87,6 @@ class TritonPythonModel:
         self._replies.close()
         self._watch.close()
         self._metrics.close()
-
-    def _open_generator(self) -> OpenGenerator:
-        manifest = self._bundle.manifest
-        executor = open_executor(
-            self._bundle,
-            threads=self._threads,
-            graphs=needed_graphs(speculation=self._speculation, schedule=self._schedule),
-        )
-        generator = Generator(
-            executor,
-            tokenizer=self._tokenizer.core,
-            eos_token_ids=manifest.target.eos_token_ids,
-            options=GeneratorOptions(
-                speculation=self._speculation,
-                prefill_chunk=manifest.limits.prefill_chunk,
-                schedule=self._schedule,
-            ),
-        )
-        return OpenGenerator(generator, executor)
 
     def _take(self, request: Any, channel: Channel) -> None:
         arrived_at, arrived_ns = time.perf_counter(), time.time_ns()

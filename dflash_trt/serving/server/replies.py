@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import RequestResult, TokenEvent
+from dflash_trt.runtime.jobs import Failure, Outcome
 from dflash_trt.serving.server.generation import Generation
 from dflash_trt.serving.server.inputs import as_strings
-from dflash_trt.serving.server.jobs import Failure, Outcome
 
 Outputs = dict[str, npt.NDArray[Any]]
 

@@ -12,8 +12,9 @@ import pytest
 
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, Request, TokenEvent
-from dflash_trt.serving.server.jobs import Failure, Job, Outcome
-from dflash_trt.serving.server.worker import GeneratorWorker, OpenGenerator
+from dflash_trt.runtime.job_runner import JobRunner
+from dflash_trt.runtime.jobs import Failure, Job, Outcome
+from dflash_trt.runtime.worker import GeneratorWorker
 from tests.runtime.reference import decode_plainly
 from tests.standins.executor import FakeExecutor
 from tests.waiting import PATIENCE_S, wait_until
@@ -82,11 +83,11 @@ class Setup:
         self.worker = GeneratorWorker(self._open, capacity)
         self.worker.start()
 
-    def _open(self) -> OpenGenerator:
+    def _open(self) -> JobRunner:
         if self.fail_to_open:
             raise DflashError("no memory")
         self.executors.append(SteppedExecutor(**self.options))
-        return OpenGenerator(Generator(self.executors[-1]), self.executors[-1])
+        return JobRunner(Generator(self.executors[-1]), self.executors[-1])
 
     @property
     def executor(self) -> SteppedExecutor:
@@ -246,7 +247,7 @@ def test_closing_ends_every_request(make: Callable[..., Setup]) -> None:
 def test_an_engine_that_does_not_run_is_said_at_once() -> None:
     executor = SteppedExecutor()
     executor.error = DflashError("bad weights")
-    worker = GeneratorWorker(lambda: OpenGenerator(Generator(executor), executor), 4)
+    worker = GeneratorWorker(lambda: JobRunner(Generator(executor), executor), 4)
     with pytest.raises(DflashError, match="bad weights"):
         worker.start()
     assert executor.closed

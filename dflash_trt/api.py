@@ -1,0 +1,104 @@
+"""The Python interface, as `import dflash_trt` shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dflash_trt.building.request import (
+    CPU,
+    TRTLLM,
+    BuildRequest,
+    CacheOptions,
+    Checkpoints,
+    EngineRequest,
+    LimitOptions,
+    OutputOptions,
+    PrecisionOptions,
+)
+from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.core.progress import Progress, SilentProgress
+from dflash_trt.errors import DflashError
+from dflash_trt.pair import ChatAnswer, LoadedPair, load
+from dflash_trt.runtime import (
+    Request,
+    RequestResult,
+    RequestStatistics,
+    SamplingParams,
+    TokenEvent,
+)
+
+__all__ = [
+    "Bundle",
+    "CacheOptions",
+    "ChatAnswer",
+    "Checkpoints",
+    "DflashError",
+    "EngineRequest",
+    "LimitOptions",
+    "LoadedPair",
+    "PrecisionOptions",
+    "Progress",
+    "Request",
+    "RequestResult",
+    "RequestStatistics",
+    "SamplingParams",
+    "TokenEvent",
+    "build",
+    "load",
+]
+
+
+def build(
+    target: str,
+    output: str | Path | None = None,
+    *,
+    executor: str = CPU,
+    profile: str | None = None,
+    limits: LimitOptions | None = None,
+    precision: PrecisionOptions | None = None,
+    caches: CacheOptions | None = None,
+    engines: EngineRequest | None = None,
+    checkpoints: Checkpoints | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Bundle:
+    """Builds a bundle, whole or not at all; `load(bundle.folder)` runs it.
+
+    Args:
+        target: a name that `dflash-trt targets` lists, or the path of a YAML file.
+        output: the folder to write; None is ./NAME-bundle.
+        executor: "cpu", "tensorrt-rtx" or "tensorrt".
+        profile: hardware of the configuration, by name.
+        overwrite: replace a bundle that exists.
+        progress: hears of the stages.
+
+    Raises:
+        DflashError: options that do not go together, a pair or a limit that does not fit, a
+            checkpoint that cannot be found or read, a disk that refuses.
+    """
+    from dflash_trt.building.build import EXECUTORS, BuiltBundle
+    from dflash_trt.building.build import build as run_build
+
+    known = [name for name in EXECUTORS if name != TRTLLM]
+    if executor not in known:
+        what = f"{executor!r} is not one of {', '.join(known)}"
+        fix = "`dflash-trt build` writes deployments" if executor == TRTLLM else None
+        raise DflashError(what, where="executor", fix=fix, usage=True)
+    built = run_build(
+        BuildRequest(
+            target=str(target),
+            executor=executor,
+            profile=profile,
+            checkpoints=checkpoints or Checkpoints(),
+            limits=limits or LimitOptions(),
+            precision=precision or PrecisionOptions(),
+            caches=caches or CacheOptions(),
+            engines=engines or EngineRequest(),
+            output=OutputOptions(
+                overwrite=overwrite, output=None if output is None else Path(output)
+            ),
+        ),
+        progress or SilentProgress(),
+    )
+    assert isinstance(built, BuiltBundle)
+    return open_bundle(built.folder)

@@ -1,0 +1,359 @@
+"""A bundle that is ready to run in this process: prompts in, texts and statistics out."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Generator as Iterating
+from contextlib import aclosing, closing
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypedDict, Unpack
+
+from dflash_trt.backends.base import Executor
+from dflash_trt.backends.registry import check_runnable, open_executor
+from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.runtime import (
+    Generator,
+    GeneratorOptions,
+    Request,
+    RequestResult,
+    SamplingParams,
+    TokenEvent,
+)
+from dflash_trt.runtime.host import GeneratorHost
+from dflash_trt.runtime.job_runner import JobRunner
+from dflash_trt.text.chat import ChatRenderer, Message
+from dflash_trt.text.harmony import HarmonyFormat
+from dflash_trt.text.tokenizer import BundleTokenizer
+from dflash_trt.tuning.bundle_schedule import AUTO, NONE, choose_schedule, needed_graphs
+
+Prompt = str | Sequence[int] | Sequence[Message]
+"""A text as it is, token ids, or a conversation for the chat template: {"role", "content"} each."""
+
+
+class RequestOptions(TypedDict, total=False):
+    """How a prompt is continued, beside its sampling; see `Request`."""
+
+    max_tokens: int | None
+    stop_token_ids: tuple[int, ...]
+    stop_strings: tuple[str, ...]
+    ignore_eos: bool
+    speculate: bool
+    block_size: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatAnswer:
+    """The answer to a conversation; `reasoning` is None where the model does not mark it."""
+
+    text: str
+    reasoning: str | None
+    result: RequestResult
+
+
+class LoadedPair:
+    """Target and draft of a bundle, with one executor and one generator.
+
+    What is asked for at the same time is batched continuously. A request's tokens depend on its
+    prompt, options and seed alone, not on its neighbours or on speculation; see `Generator`.
+
+    Args:
+        bundle: an opened bundle.
+        threads: CPU threads of a step.
+        speculation: False decodes with the baseline graph, target_only.
+        block_size: rows of every verify step, anchor included; None is the trained block.
+        block_schedule: which block at how many sequences: "auto" (the bundle's own, unless what it
+            would decide is fixed), "none", or a file.
+
+    Raises:
+        DflashError: this machine cannot run the bundle, or a schedule that does not fit.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        threads: int = 1,
+        speculation: bool = True,
+        block_size: int | None = None,
+        block_schedule: str | Path = AUTO,
+    ) -> None:
+        if type(threads) is not int or threads < 1:
+            raise DflashError(
+                f"{threads!r} is not an integer of at least 1", where="threads", usage=True
+            )
+        check_runnable(bundle)
+        is_fixed = block_size is not None or not speculation
+        if is_fixed and block_schedule == AUTO:
+            block_schedule = NONE
+        self.bundle = bundle
+        self.schedule = choose_schedule(bundle, str(block_schedule))
+        self._threads = threads
+        self._options = GeneratorOptions(
+            speculation=speculation,
+            block_size=block_size,
+            prefill_chunk=bundle.manifest.limits.prefill_chunk,
+            schedule=self.schedule,
+        )
+        self._host = GeneratorHost(self.open_runner)
+        self._renderer: ChatRenderer | None = None
+        self._rendering = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @cached_property
+    def tokenizer(self) -> BundleTokenizer:
+        """The bundle's tokenizer; DflashError when it was built without one."""
+        return load_tokenizer(self.bundle)
+
+    @cached_property
+    def harmony(self) -> HarmonyFormat | None:
+        """What tells an answer from its reasoning, for models that answer in harmony's format."""
+        return HarmonyFormat.find(self.tokenizer.core)
+
+    @property
+    def executor(self) -> Executor:
+        """What runs the graphs: for measurements, while the pair itself does nothing."""
+        return self._host.open().executor
+
+    @property
+    def used_slots(self) -> int:
+        """Slots that hold a request, of the bundle's max_batch."""
+        return self._host.open().generator.used_slots
+
+    def open(self) -> None:
+        """Loads the graphs and weights now; else the first request does."""
+        self._host.open()
+
+    def close(self) -> None:
+        """Ends what runs and releases everything; may be called twice."""
+        self._host.close()
+        if self._renderer is not None:
+            self._renderer.close()
+
+    def request(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Request:
+        """The request that `generate` and `stream` make of a prompt.
+
+        Raises:
+            DflashError: a value that no generator could accept (usage), a prompt that the
+                tokenizer or the chat template refuses.
+        """
+        ids = tuple(self._encode(prompt))
+        return Request(prompt_ids=ids, sampling=sampling or SamplingParams(), **options)
+
+    def check(self, requests: Sequence[Request]) -> None:
+        """Raises DflashError (usage) for a request that cannot run, saying which of several."""
+        generator = self._host.open().generator
+        for number, request in enumerate(requests, start=1):
+            try:
+                generator.check(request)
+            except DflashError as error:
+                if len(requests) == 1:
+                    raise
+                where = f"{error.where} {number}"
+                raise DflashError(
+                    error.what, where=where, fix=error.fix, usage=error.usage
+                ) from error
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[RequestResult]:
+        """Continues `prompts` together; results in their order. Greedy without `sampling`.
+
+        Raises:
+            DflashError: see `request` and `run`.
+        """
+        if isinstance(prompts, str | bytes):
+            raise DflashError("is one text, not a list of prompts", where="prompts", usage=True)
+        return self.run([self.request(prompt, sampling, **options) for prompt in prompts])
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        on_event: Callable[[int, TokenEvent], None] | None = None,
+    ) -> list[RequestResult]:
+        """Runs `requests` together to their end; results in their order.
+
+        `on_event(index, event)` hears what each step did for the request at `index`.
+
+        Raises:
+            DflashError: a request that cannot run, before any of them does (usage), or one that
+                cannot go on; the others are cancelled then.
+        """
+        self.check(requests)
+        results: dict[int, RequestResult] = {}
+        with closing(self._host.events(requests)) as events:
+            for index, event in events:
+                if event.result is not None:
+                    results[index] = event.result
+                if on_event is not None:
+                    on_event(index, event)
+        return [results[index] for index in range(len(requests))]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Iterating[TokenEvent, None, None]:
+        """What every step adds to the output; the last event has the result.
+
+        Nothing runs before the first event is asked for, nor while none is: use `astream` to go
+        on meanwhile. Closing the iterator cancels the request and frees its slot at once.
+
+        Raises:
+            DflashError: see `request` and `run`.
+        """
+        request = self.request(prompt, sampling, **options)
+        self.check([request])
+        return self._stream(request)
+
+    async def astream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> AsyncGenerator[TokenEvent, None]:
+        """As `stream`, while the event loop does other things; several at a time are batched.
+
+        A thread runs the steps from then on. Closing the iterator (`contextlib.aclosing`), or
+        cancelling the task that waits in it, cancels the request; its slot is free before the
+        next step.
+
+        Raises:
+            DflashError: see `request` and `run`; an executor that failed.
+        """
+        # Neither a chat template nor the weights may hold up the event loop.
+        request = await asyncio.to_thread(self.request, prompt, sampling, **options)
+        async with aclosing(self._host.stream(request)) as events:
+            async for event in events:
+                yield event
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> ChatAnswer:
+        """The answer to a conversation of messages, each {"role": …, "content": …}.
+
+        Raises:
+            DflashError: there is no chat template, or see `request` and `run`.
+        """
+        (result,) = self.generate([messages], sampling, **options)
+        if self.harmony is None:
+            return ChatAnswer(text=result.text or "", reasoning=None, result=result)
+        stream = self.harmony.open(options.get("stop_strings", ()))
+        piece = stream.push(result.token_ids) + stream.flush()
+        return ChatAnswer(text=piece.content, reasoning=piece.reasoning, result=result)
+
+    def make_generator(self, options: GeneratorOptions) -> Generator:
+        """Another generator on the pair's executor, for measurements; it makes no text."""
+        eos = self.bundle.manifest.target.eos_token_ids
+        return Generator(self.executor, eos_token_ids=eos, options=options)
+
+    def open_runner(self) -> JobRunner:
+        """An executor and a generator of their own, for a `GeneratorWorker`; else see `run`."""
+        executor = open_executor(
+            self.bundle,
+            threads=self._threads,
+            graphs=needed_graphs(speculation=self._options.speculation, schedule=self.schedule),
+        )
+        generator = Generator(
+            executor,
+            tokenizer=self.tokenizer.core if self.bundle.tokenizer_folder else None,
+            eos_token_ids=self.bundle.manifest.target.eos_token_ids,
+            options=self._options,
+        )
+        return JobRunner(generator, executor)
+
+    def _stream(self, request: Request) -> Iterating[TokenEvent, None, None]:
+        with closing(self._host.events([request])) as events:
+            for _, event in events:
+                yield event
+
+    def _encode(self, prompt: Prompt) -> Sequence[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+            shown = one_line(repr(prompt), 40)
+            what = f"{shown} is neither a text, nor token ids, nor messages"
+            raise DflashError(what, where="prompt", usage=True)
+        ids: list[int] = []
+        messages: list[Message] = []
+        for item in prompt:
+            if isinstance(item, Mapping):
+                messages.append(item)
+            elif not isinstance(item, str):
+                ids.append(item)
+        if not messages and len(ids) == len(prompt):
+            return ids
+        if len(messages) < len(prompt) or not all(map(_is_message, messages)):
+            what = 'messages must have a "role" and a "content" each, both texts'
+            raise DflashError(what, where="prompt", usage=True)
+        return self._encode_chat(messages)
+
+    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        with self._rendering:
+            if self._renderer is None:
+                self._renderer = self.tokenizer.open_renderer()
+            if self._renderer is None:
+                raise DflashError(
+                    "the tokenizer has no chat template",
+                    where="prompt",
+                    fix="pass a text instead of messages",
+                    usage=True,
+                )
+            text = self._renderer.render(messages)
+        # The template writes the special tokens itself.
+        return self.tokenizer.encode(text, special=False)
+
+
+def load(
+    folder: str | Path,
+    *,
+    threads: int = 1,
+    speculation: bool = True,
+    block_size: int | None = None,
+    block_schedule: str | Path = AUTO,
+) -> LoadedPair:
+    """Opens the bundle in `folder` and loads it; see `LoadedPair`.
+
+    Raises:
+        DflashError: not a bundle, one that this machine cannot run, or a value out of range.
+    """
+    pair = LoadedPair(
+        open_bundle(folder),
+        threads=threads,
+        speculation=speculation,
+        block_size=block_size,
+        block_schedule=block_schedule,
+    )
+    pair.open()
+    return pair
+
+
+def _is_message(item: Mapping[str, object]) -> bool:
+    return isinstance(item.get("role"), str) and isinstance(item.get("content"), str)

@@ -1,0 +1,325 @@
+"""`import dflash_trt`: the names it promises, and that all of it is what the commands do."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dflash_trt
+from dflash_trt import DflashError, LoadedPair, SamplingParams
+from dflash_trt.cli.main import main
+from dflash_trt.text.harmony import HarmonyFormat
+from tests.cli.bigram import END, token, write_bigram_pair
+from tests.text.harmony import encode, make_harmony
+from tests.waiting import wait_until
+
+SAMPLED = SamplingParams(temperature=6, top_p=0.9, seed=7)
+PROMPTS = ["cab", "x", "9", "zq", "3", "cé"]  # more than max_batch, some end early
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{{ eos_token }}{% endfor %}9"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bigram_pair(tmp_path_factory.mktemp("door"), template=TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def folder(config: Path) -> Path:
+    """A bundle that the interface built."""
+    return dflash_trt.build(str(config), config.parent / "bundle").folder
+
+
+@pytest.fixture
+def pair(folder: Path) -> Iterator[LoadedPair]:
+    with dflash_trt.load(folder) as loaded:
+        yield loaded
+
+
+def test_the_interface_is_what_was_written_down() -> None:
+    # A change here is a change for everyone who imports this: make it knowingly.
+    import dflash_trt.api as api
+
+    shown: dict[str, str] = {}
+    for name in api.__all__:
+        found = getattr(dflash_trt, name)
+        shown[name] = str(inspect.signature(found))
+        for member, value in vars(found).items() if inspect.isclass(found) else ():
+            if member.startswith("_"):
+                continue
+            if inspect.isfunction(value):
+                shown[f"{name}.{member}"] = str(inspect.signature(value))
+            elif isinstance(value, property | cached_property):
+                shown[f"{name}.{member}"] = "property"
+    text = json.dumps(shown, indent=1) + "\n"
+    assert text == Path(__file__).with_name("door.json").read_text(), text
+    assert not hasattr(dflash_trt, "generate")
+
+
+def test_importing_costs_nothing() -> None:
+    heavy = {"numpy", "onnx", "onnxruntime", "tokenizers", "pydantic", "click"}
+    script = (
+        "import sys, dflash_trt; a = set(sys.modules); dflash_trt.load; b = set(sys.modules);"
+        f"print(sorted({heavy!r} & a), sorted({{'torch', 'onnxruntime', 'click'}} & b))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "[] []\n", done.stderr
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED])
+def test_results_are_the_commands(
+    pair: LoadedPair,
+    folder: Path,
+    sampling: SamplingParams,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
+    arguments = ["--prompt-file", str(file), "--raw", "--max-tokens", "12", "--json"]
+    arguments += ["--temperature", str(sampling.temperature), "--top-p", str(sampling.top_p)]
+    capsys.readouterr()
+    assert main(["generate", str(folder), *arguments, "--seed", str(sampling.seed)]) == 0
+    answers = json.loads(capsys.readouterr().out)["requests"]
+    results = pair.generate(PROMPTS, sampling, max_tokens=12)
+    for result, answer in zip(results, answers, strict=True):
+        assert (result.text, list(result.token_ids)) == (answer["text"], answer["token_ids"])
+        assert result.finish_reason == answer["finish_reason"]
+        figures = result.statistics
+        assert list(figures.acceptance_histogram) == answer["acceptance_histogram"]
+        assert figures.acceptance_length == answer["acceptance_length"]
+        assert figures.time_to_first_token_s is not None
+    ids = [pair.tokenizer.encode(text) for text in PROMPTS]
+    again = pair.generate(ids, sampling, max_tokens=12)
+    assert [one.token_ids for one in again] == [one.token_ids for one in results]
+
+
+def test_statistics_of_a_known_text(pair: LoadedPair) -> None:
+    (result,) = pair.generate(["cab"], max_tokens=9)
+    assert result.text == "ababababa"
+    figures = result.statistics
+    assert (figures.acceptance_length, figures.acceptance_histogram[:2]) == (2.0, (0, 4))
+    assert figures.time_per_output_token_s is not None and figures.decode_s is not None
+    assert figures.time_per_output_token_s == pytest.approx(figures.decode_s / 8)
+
+
+def test_without_speculation_only_the_baseline_graph_opens(folder: Path, pair: LoadedPair) -> None:
+    with dflash_trt.load(folder, speculation=False) as baseline:
+        plain = baseline.generate(PROMPTS, SAMPLED, max_tokens=20)
+        assert set(baseline.executor._sessions) == {"target_only"}  # type: ignore[attr-defined]
+    assert all(one.statistics.drafted_tokens == 0 for one in plain)
+    drafted = pair.generate(PROMPTS, SAMPLED, max_tokens=20)
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+
+
+def test_streams_share_steps(pair: LoadedPair) -> None:
+    streams = [pair.stream(text, max_tokens=9) for text in ("cab", "9")]
+    assert pair.used_slots == 0  # nothing runs before it is asked for
+    texts, last = ["", ""], [None, None]
+    while not all(last):
+        for index, stream in enumerate(streams):
+            for event in stream:
+                texts[index] += event.text
+                last[index] = event.result  # type: ignore[call-overload]
+                break
+    assert texts == ["ababababa", "012345678"]
+    assert [one.text for one in last if one] == texts
+    assert [list(stream) for stream in streams] == [[], []]
+
+
+def test_closing_a_stream_frees_its_slot(pair: LoadedPair) -> None:
+    streams = [pair.stream("cab", max_tokens=50) for _ in range(4)]
+    for stream in streams:
+        next(stream)
+    streams[0].close()
+    assert pair.used_slots == 3
+    (result,) = pair.generate(["9"], max_tokens=3)
+    assert result.text == "012"
+    for _ in streams[1]:
+        break  # and dropping the last reference does the same
+    del streams[1:], stream
+    assert pair.used_slots == 0
+
+
+def test_asynchronous_streams_are_batched_and_equal(pair: LoadedPair) -> None:
+    expected = [one.text for one in pair.generate(PROMPTS, SAMPLED, max_tokens=12)]
+
+    async def read(text: str) -> str:
+        async with aclosing(pair.astream(text, SAMPLED, max_tokens=12)) as events:
+            return "".join([event.text async for event in events])
+
+    async def read_all() -> list[str]:
+        return await asyncio.gather(*map(read, PROMPTS))
+
+    assert asyncio.run(read_all()) == expected
+    # Its thread has the generator now, and serves calls that are not asynchronous too.
+    assert [one.text for one in pair.generate(PROMPTS, SAMPLED, max_tokens=12)] == expected
+    assert [event.text for event in pair.stream("9", max_tokens=1)] == ["0"]
+
+
+def test_an_asynchronous_stream_takes_over_from_one_that_waits(pair: LoadedPair) -> None:
+    waiting = pair.stream("cab", max_tokens=30)
+    text = next(waiting).text
+
+    async def read() -> str:
+        return "".join([event.text async for event in pair.astream("9", max_tokens=4)])
+
+    assert asyncio.run(read()) == "0123"
+    assert text + "".join(event.text for event in waiting) == "ab" * 15
+
+
+def test_cancelling_an_asynchronous_stream_frees_its_slot(pair: LoadedPair) -> None:
+    async def run() -> None:
+        events = pair.astream("cab", max_tokens=60)
+        await anext(events)
+        await events.aclose()
+        await asyncio.to_thread(wait_until, lambda: pair.used_slots == 0)
+
+        async def forever() -> None:
+            async for _ in pair.astream("a" * 3, max_tokens=60):
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(forever())
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.to_thread(wait_until, lambda: pair.used_slots == 0)
+
+    asyncio.run(run())
+
+
+def test_threads_share_a_pair(pair: LoadedPair) -> None:
+    expected = [one.text for one in pair.generate(PROMPTS, SAMPLED, max_tokens=20)]
+    found: dict[int, str | None] = {}
+
+    def work(index: int) -> None:
+        (result,) = pair.generate([PROMPTS[index]], SAMPLED, max_tokens=20)
+        found[index] = result.text
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(PROMPTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[index] for index in range(len(PROMPTS))] == expected
+
+
+def test_chat(pair: LoadedPair) -> None:
+    messages = [
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": "d"},
+    ]
+    answer = pair.chat(messages, max_tokens=3)
+    assert (answer.text, answer.reasoning) == ("012", None)
+    ids = [token(char) if char != "." else END for char in "uab.ac.ud.9"]
+    assert list(pair.request(messages).prompt_ids) == ids
+    assert answer.result.statistics.prompt_tokens == len(ids)
+    assert "".join(event.text for event in pair.stream(messages, max_tokens=3)) == "012"
+
+
+def test_a_chat_tells_reasoning_from_the_answer(
+    pair: LoadedPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = encode(
+        "<|channel|>analysis<|message|>Hm.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Four.<|return|>"
+    )
+    real = pair.run
+
+    def run(requests: Any, on_event: Any = None) -> Any:
+        return [replace(one, token_ids=tuple(written)) for one in real(requests, on_event)]
+
+    monkeypatch.setattr(pair, "run", run)
+    pair.__dict__["harmony"] = HarmonyFormat.find(make_harmony())
+    answer = pair.chat([{"role": "user", "content": "ab"}], max_tokens=1)
+    assert (answer.text, answer.reasoning) == ("Four.", "Hm.")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "pieces"),
+    [
+        ("cab", {}, ["prompts", "not a list"]),
+        ([""], {}, ["prompt", "no token"]),
+        ([[]], {}, ["prompt", "no token"]),
+        ([None], {}, ["prompt", "neither a text"]),
+        ([b"a"], {}, ["prompt", "neither a text"]),
+        ([["a", "b"]], {}, ["prompt", "role"]),
+        ([[{"role": "user"}]], {}, ["prompt", "content"]),
+        ([[{"role": "user", "content": "a"}, 3]], {}, ["prompt", "role"]),
+        (["a", [1, 300]], {}, ["prompt 2", "outside the vocabulary"]),
+        (["a" * 64], {}, ["prompt", "do not fit"]),
+        (["a"], {"max_tokens": 0}, ["max_tokens", "0"]),
+        (["a"], {"block_size": 9}, ["block_size", "between 2 and 8"]),
+        (["a"], {"stop_strings": [""]}, ["stop_strings", "empty"]),
+    ],
+)
+def test_what_cannot_run_is_refused(
+    pair: LoadedPair, prompts: Any, options: Any, pieces: list[str]
+) -> None:
+    with pytest.raises(DflashError) as refusal:
+        pair.generate(prompts, **options)
+    assert refusal.value.usage and all(piece in refusal.value.message for piece in pieces)
+    assert pair.used_slots == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "piece"),
+    [
+        ({"threads": 0}, "threads"),
+        ({"block_size": 99}, "block_size"),
+        ({"block_schedule": "none.json"}, "none.json"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(folder: Path, options: Any, piece: str) -> None:
+    with pytest.raises(DflashError, match=piece):
+        dflash_trt.load(folder, **options)
+
+
+def test_a_closed_pair_says_so(folder: Path) -> None:
+    with dflash_trt.load(folder) as pair:
+        stream = pair.stream("cab")
+        next(stream)
+    for use in (lambda: next(stream), lambda: pair.generate(["a"])):
+        with pytest.raises(DflashError, match="closed"):
+            use()
+    pair.close()
+
+    async def begin() -> None:
+        await anext(pair.astream("a"))
+
+    with pytest.raises(DflashError, match="closed"):
+        asyncio.run(begin())
+
+
+def test_build(config: Path, tmp_path: Path) -> None:
+    limits = dflash_trt.LimitOptions(max_batch=2)
+    caches = dflash_trt.CacheOptions(kv_layout="paged")
+    built = dflash_trt.build(str(config), tmp_path / "b", limits=limits, caches=caches)
+    assert built.manifest.limits.max_batch == 2 and built.manifest.page_pool is not None
+    with pytest.raises(DflashError, match="exists"):
+        dflash_trt.build(str(config), tmp_path / "b")
+    with dflash_trt.load(built.folder) as pair:
+        assert pair.generate(["cab"], max_tokens=5)[0].text == "ababa"
+        assert pair.generate(["cab"], max_tokens=5)[0].statistics.preemptions == 0
+    with pytest.raises(DflashError, match="dflash-trt build"):
+        dflash_trt.build(str(config), tmp_path / "c", executor="trtllm")
+    for wrong in (
+        lambda: dflash_trt.LimitOptions(max_batch=0),
+        lambda: dflash_trt.PrecisionOptions(precision="fp9"),  # type: ignore[arg-type]
+        lambda: dflash_trt.CacheOptions(kv_layout="round"),
+        lambda: dflash_trt.CacheOptions(kv_dtype="round"),
+    ):
+        with pytest.raises(DflashError, match="is not"):
+            wrong()
