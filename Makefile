@@ -6,9 +6,12 @@ BIN := $(VENV)/bin
 BUNDLE := build/demo-bundle
 SERVED := build/served-bundle
 BENCH := $(BIN)/python -m dflash_perf bench
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+WITHOUT_AVX512 := tests/graph tests/plugins
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint format benchmark clean
+.PHONY: demo test test-exhaustive lint format benchmark clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dflash-trt doctor
@@ -30,7 +33,12 @@ demo: $(VENV)/.installed
 	@echo 'open build/served/report.html'
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+# What a daily run proves on one case for each kind, on all cases; and numbers without AVX-512.
+test-exhaustive: $(VENV)/.installed-test
+	$(BIN)/python -m tests.without_avx512 $(WITHOUT_AVX512)
+	$(PYTEST) -m exhaustive
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .

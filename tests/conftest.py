@@ -6,6 +6,10 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; read when a library is loaded
+    for _library in ("OMP", "OPENBLAS", "MKL"):
+        os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -24,11 +28,39 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if TYPE_CHECKING:
     from tests.pairs import PairFactory
+    from tests.shared import Shared
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests go to one worker, so that its fixtures are made once.
+
+    Everything that starts a Triton server goes to one worker: the servers are shared, and one
+    after the other they don't compete for ports and cores.
+    """
+    from tests.covering import mark_exhaustive
+
+    mark_exhaustive(items)
+    for item in items:
+        if "tritonserver" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("servers"))
+        elif item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
 
 
 @pytest.fixture(scope="session")
-def make_pair(tmp_path_factory: pytest.TempPathFactory) -> PairFactory:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    """What all workers of this run make once; see `tests.shared.Shared`."""
+    from tests.shared import Shared
+
+    base = tmp_path_factory.getbasetemp()
+    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return Shared(run / "shared")
+
+
+@pytest.fixture(scope="session")
+def make_pair(tmp_path_factory: pytest.TempPathFactory, shared: Shared) -> PairFactory:
     """Builds tiny pairs, each once a session; see `tests.pairs.PairFactory`."""
     from tests.pairs import PairFactory
 
-    return PairFactory(tmp_path_factory.mktemp("pairs"))
+    return PairFactory(tmp_path_factory.mktemp("pairs"), shared)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,7 @@ from tests.reference.draft import ReferenceDraft
 from tests.reference.fit import fit_draft
 from tests.reference.generate import load_target
 from tests.reference.quantized import quantize_folder
+from tests.shared import Shared
 
 FIT_PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8])
 
@@ -56,6 +58,8 @@ class TinyPair:
 class PairFactory:
     """Calls build a pair; equal arguments get the same one.
 
+    Checkpoints are made once for all workers of a run, and copied: tests may write beside them.
+
     Args of a call:
         family: the target's architecture.
         target, draft: keywords of `write_target` and `write_draft`.
@@ -68,8 +72,9 @@ class PairFactory:
         quantize: keywords of `quantize_folder` for "target", "draft" or both, applied last.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, shared: Shared) -> None:
         self._root = root
+        self._shared = shared
         self._pairs: dict[str, TinyPair] = {}
         # One thread is enough for tiny models, and keeps the machine's cores for ONNX Runtime.
         torch.set_num_threads(1)
@@ -95,15 +100,9 @@ class PairFactory:
         if key in self._pairs:
             return self._pairs[key]
         folder = self._root / f"pair-{len(self._pairs)}"
-        write_target(folder / "target", family, **(target or {}))
-        write_draft(folder / "draft", folder / "target", **(draft or {}))
-        if dflash:
-            _extend_dflash_config(folder / "draft" / "config.json", dflash)
-        if fit_steps:
-            reference = load_target(folder / "target")
-            fit_draft(folder / "draft", reference, FIT_PROMPTS, steps=fit_steps)
-        for owner, options in (quantize or {}).items():
-            quantize_folder(folder / owner, **options)
+        checkpoints = (family, target or {}, draft or {}, dflash or {}, fit_steps, quantize or {})
+        made = self._shared.folder(_write_checkpoints, *checkpoints)
+        shutil.copytree(made, folder)
         pair = check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
         config = BuildConfig.model_validate(
             {
@@ -123,6 +122,26 @@ class PairFactory:
         built = TinyPair(folder, pair, open_bundle(folder / "bundle"))
         self._pairs[key] = built
         return built
+
+
+def _write_checkpoints(
+    folder: Path,
+    family: Family,
+    target: Mapping[str, Any],
+    draft: Mapping[str, Any],
+    dflash: Mapping[str, Any],
+    fit_steps: int,
+    quantize: Mapping[str, Mapping[str, Any]],
+) -> None:
+    write_target(folder / "target", family, **target)
+    write_draft(folder / "draft", folder / "target", **draft)
+    if dflash:
+        _extend_dflash_config(folder / "draft" / "config.json", dflash)
+    if fit_steps:
+        reference = load_target(folder / "target")
+        fit_draft(folder / "draft", reference, FIT_PROMPTS, steps=fit_steps)
+    for owner, options in quantize.items():
+        quantize_folder(folder / owner, **options)
 
 
 def _extend_dflash_config(path: Path, keys: Mapping[str, Any]) -> None:

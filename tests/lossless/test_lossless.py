@@ -77,7 +77,16 @@ def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return open_bundle(folder)
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama", "demo", "nvfp4", "gpt_oss"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "qwen3",
+        "demo",
+        "gpt_oss",
+        pytest.param("llama", marks=pytest.mark.exhaustive),
+        pytest.param("nvfp4", marks=pytest.mark.exhaustive),
+    ],
+)
 def case(request: pytest.FixtureRequest, make_pair: PairFactory, demo_bundle: Bundle) -> Case:
     if request.param == "demo":
         bundle = demo_bundle
@@ -97,10 +106,11 @@ def case(request: pytest.FixtureRequest, make_pair: PairFactory, demo_bundle: Bu
     return Case(executor, requests, run_baseline(executor, requests))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("block", "chunk"), [(2, 17), (3, 5), (5, 64), (8, 17)])
 def test_greedy_speculation_keeps_every_bit(case: Case, batch: int, block: int, chunk: int) -> None:
-    """8 prompts × 72 tokens × 12 settings × 5 pairs: 34,560 greedy tokens."""
+    """8 prompts × 72 tokens × 12 settings × 5 pairs: 34,560 greedy tokens, a third of it daily."""
     for first in range(0, len(case.requests), batch):
         group = case.requests[first : first + batch]
         results = run(case.executor, group, block_size=block, prefill_chunk=chunk)
@@ -108,6 +118,7 @@ def test_greedy_speculation_keeps_every_bit(case: Case, batch: int, block: int, 
             assert_same(want, got, f"batch {batch}, block {block}, chunk {chunk}")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("batch", [4, 8])
 def test_batching_the_baseline_keeps_every_bit(case: Case, batch: int) -> None:
     for first in range(0, len(case.requests), batch):
@@ -117,7 +128,10 @@ def test_batching_the_baseline_keeps_every_bit(case: Case, batch: int) -> None:
             assert_same(want, got, f"target_only, batch {batch}")
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed",
+    [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(3, 8))],
+)
 def test_admissions_and_cancellations_in_flight_keep_every_bit(case: Case, seed: int) -> None:
     """Requests come and go at random; whatever a request has said is what it says alone."""
     rng = random.Random(seed)

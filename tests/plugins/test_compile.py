@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,9 +49,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", kernel_arches())
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.operation.name} {case.name}")
+def compilations() -> Iterator[object]:
+    """Daily: every case for sm_120a, and one of each kernel for every architecture."""
+    for arch in kernel_arches():
+        seen = set()
+        for case in CASES:
+            name = case.operation.name
+            kernel = re.sub("(_paged|_fp8)+$", "", name)
+            is_daily = arch == "sm_120a" or kernel not in seen
+            seen.add(kernel)
+            marks = () if is_daily else pytest.mark.exhaustive
+            yield pytest.param(case, arch, marks=marks, id=f"{name} {case.name}-{arch}")
+
+
+@pytest.mark.parametrize(("case", "arch"), compilations())
 def test_kernels_compile_without_spills_for_every_architecture(
     case: Case, arch: str, folder: Path
 ) -> None:

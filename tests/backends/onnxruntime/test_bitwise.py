@@ -119,12 +119,15 @@ class Baseline:
     logits: FloatArray
 
 
-SLOW_PAIRS = {"llama_fp8", "gpt_oss", "qwen3_moe"}
+DAILY_PAIRS = {"qwen3", "qwen3_nvfp4", "gpt_oss"}
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_PAIRS)) for name in PAIRS],
+    params=[
+        pytest.param(name, marks=[pytest.mark.exhaustive] * (name not in DAILY_PAIRS))
+        for name in PAIRS
+    ],
 )
 def built(request: pytest.FixtureRequest, make_pair: PairFactory) -> TinyPair:
     return make_pair(**PAIRS[request.param], max_batch=SLOTS, max_seq_len=1024)
@@ -149,6 +152,7 @@ def ids_like(baseline: Baseline, seed: int) -> Int64Array:
     return np.random.default_rng(seed).integers(0, baseline.logits.shape[1], PROMPT)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize(
     "sizes",
@@ -162,6 +166,7 @@ def test_logits_do_not_depend_on_rows_per_call_or_chunking(
     assert_bitwise_equal(logits, baseline.logits, f"{graph} in chunks {sizes}")
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("rows", [1, 4, 8])
 @pytest.mark.parametrize("batch", [1, 3, 8])
@@ -184,6 +189,7 @@ def test_logits_do_not_depend_on_batch_or_neighbours(
         assert_bitwise_equal(logits[mine], expected, f"batch {batch}, rows {rows}, {begin_row}")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("slot", range(SLOTS))
 def test_logits_do_not_depend_on_the_slot(
     executor: OnnxRuntimeExecutor, baseline: Baseline, slot: int
@@ -192,6 +198,7 @@ def test_logits_do_not_depend_on_the_slot(
     assert_bitwise_equal(logits, baseline.logits, f"slot {slot}")
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("length", [192, 256, 320, 512, 1024])
 @pytest.mark.parametrize("sizes", [(1,), (8,), (100, 5)], ids=str)
 def test_logits_do_not_depend_on_the_allocated_cache_length(
@@ -300,6 +307,7 @@ def test_drafts_do_not_depend_on_batch_slot_or_cache_length(
     np.testing.assert_array_equal(drafts[3], expected[0])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("batch", [1, 4, 8])
 def test_speculative_logits_and_tokens_equal_the_baselines(
     executor: OnnxRuntimeExecutor, built: TinyPair, batch: int
@@ -330,8 +338,7 @@ def test_fitted_drafts_are_accepted_now_and_then(make_pair: PairFactory) -> None
     assert max(sequence.accepted) >= 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_matrices_large_enough_to_be_split_over_threads_keep_the_bits(
     make_pair: PairFactory, threads: int
 ) -> None:

@@ -45,6 +45,8 @@ PAIR: dict[str, Any] = {
 }
 GRAPHS: tuple[TargetGraph, ...] = ("target", "target_only")
 
+pytestmark = pytest.mark.covering(1)
+
 
 @pytest.fixture(scope="module", params=list(PAIR))
 def linear(request: pytest.FixtureRequest, make_pair: PairFactory) -> TinyPair:
@@ -57,7 +59,7 @@ def baseline(linear: TinyPair) -> Baseline:
     return Baseline(ids, run_chunks(linear.open(), ids.tolist(), (1,), graph="target_only"))
 
 
-@pytest.fixture(params=[8, 64, pytest.param(128, marks=pytest.mark.slow)], ids="pages of {}".format)
+@pytest.fixture(params=[8, 64, 128], ids="pages of {}".format)
 def executor(
     request: pytest.FixtureRequest, linear: TinyPair, make_pair: PairFactory
 ) -> Iterator[OnnxRuntimeExecutor]:
@@ -104,6 +106,7 @@ def other_ids(baseline: Baseline, seed: int) -> Int64Array:
     return np.random.default_rng(seed).integers(0, baseline.logits.shape[1], PROMPT)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("sizes", [(1,), (3,), (8,), (PROMPT,), (127, 2), (7, 1, 64, 2, 33, 1)])
 def test_logits_are_the_linear_layouts_for_every_chunking(
@@ -113,6 +116,7 @@ def test_logits_are_the_linear_layouts_for_every_chunking(
     assert_bitwise_equal(logits, baseline.logits, f"{graph} in chunks {sizes}")
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("batch", [3, 8])
 def test_logits_do_not_depend_on_neighbours_of_other_lengths(

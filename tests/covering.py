@@ -1,0 +1,48 @@
+"""Which combinations of parameters run every day: a covering array of each test's cases.
+
+With `@pytest.mark.covering(2)`, every value of a parameter meets every value of each other one in
+some daily case; with `covering(1)` every value is seen. All other cases are marked `exhaustive`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import pytest
+
+
+def mark_exhaustive(items: Sequence[pytest.Item]) -> None:
+    """Marks the cases of tests marked `covering` that a daily run leaves out."""
+    tests: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("covering"):
+            tests.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for cases in tests.values():
+        marker = cases[0].get_closest_marker("covering")
+        assert marker is not None
+        left = [case for case in cases if not case.get_closest_marker("exhaustive")]
+        meetings = [_meetings(case, *marker.args) for case in left]
+        chosen = cover(meetings)
+        for number, case in enumerate(left):
+            if number not in chosen:
+                case.add_marker(pytest.mark.exhaustive)
+
+
+def cover(sets: Sequence[frozenset[object]]) -> set[int]:
+    """Indices of a few `sets` whose union is that of all: the greedy choice, ties to the first."""
+    missing = set[object]().union(*sets)
+    chosen: set[int] = set()
+    while missing:
+        best = max(range(len(sets)), key=lambda number: len(sets[number] & missing))
+        chosen.add(best)
+        missing -= sets[best]
+    return chosen
+
+
+def _meetings(case: pytest.Function, strength: int) -> frozenset[object]:
+    """Every `strength` values of different parameters that the case brings together."""
+    parameters = case.callspec.params if hasattr(case, "callspec") else {}
+    # All cases hold the same objects, whether or not they can be compared.
+    values = [(name, id(value)) for name, value in sorted(parameters.items())]
+    return frozenset(combinations(values, min(strength, len(values)))) or frozenset({()})
