@@ -26,17 +26,13 @@ from tests.mutation.scratch import Outcome, Scratch
 from tests.mutation.table import to_markdown
 
 # The other folders of tests in rising cost; those that are not listed come behind these.
-BY_COST = [
-    "lossless",
-    "bundle",
-    "checkpoints",
-    "planning",
-    "quantization",
-    "calibration",
-    "runtime",
-]
-BY_COST += ["trtllm", "reference", "training", "perf", "graph", "engines", "commands", "cli"]
-BY_COST += ["executors", "backends", "serving", "plugins"]
+BY_COST = (
+    "frozen lossless bundle checkpoints planning quantization calibration runtime speculation text "
+    "tuning proof trtllm reference training perf graph engines commands cli executors backends "
+    "serving plugins"
+).split()
+# This many files are tried before the rest of their folders are so much as collected.
+_MOST_TELLING = 3
 # What an area's mutants are tried on besides the folder of their own package.
 RELATED = {"executors": ["executors", "engines", "backends"], "quantization": ["checkpoints"]}
 
@@ -82,7 +78,8 @@ def stages(mutant: Mutant, place: Place, root: Path, suites: list[str]) -> list[
     wanted = [name for name in others if not suites or name in suites]
     if suites and "related" not in suites:
         first = []
-    groups = [[file for name in first for file in ordered_files(tests / name, mutant, place)]]
+    nearest = [file for name in first for file in ordered_files(tests / name, mutant, place)]
+    groups = [nearest[:_MOST_TELLING], nearest[_MOST_TELLING:]]
     groups += [ordered_files(tests / name, mutant, place) for name in wanted]
     return [[str(Path(file).relative_to(root)) for file in group] for group in groups if group]
 
