@@ -73,22 +73,33 @@ def load_drawn() -> list[Mutant]:
 
 
 def load_kept() -> list[Mutant]:
-    """The mutants in use: each area's first that were not discarded, successors in their place."""
-    successors: dict[str, dict[str, str]] = (
-        json.loads(SUCCESSORS.read_text()) if SUCCESSORS.exists() else {}
-    )
+    """The mutants in use: each area's first that were not discarded."""
     counts = dict.fromkeys(QUOTAS, 0)
     kept = []
     for mutant in load_drawn():
-        if mutant.discarded is not None or counts[mutant.area] == QUOTAS[mutant.area]:
-            continue
-        counts[mutant.area] += 1
-        changes = dict(successors.get(mutant.number, {}))
-        changes.pop("why", None)
-        occurrence = 0 if changes else mutant.occurrence
-        fields = asdict(mutant) | {"occurrence": occurrence} | changes
-        kept.append(Mutant(**fields))
+        if mutant.discarded is None and counts[mutant.area] < QUOTAS[mutant.area]:
+            counts[mutant.area] += 1
+            kept.append(mutant)
     return kept
+
+
+def successors(mutant: Mutant) -> list[Mutant]:
+    """What a mutant became, the newest first, where its statement was written anew."""
+    stored = (
+        json.loads(SUCCESSORS.read_text()).get(mutant.number, []) if SUCCESSORS.exists() else []
+    )
+    changes = [{k: v for k, v in one.items() if k != "why"} for one in reversed(stored)]
+    return [Mutant(**(asdict(mutant) | {"occurrence": 0} | one)) for one in changes]
+
+
+def locate(mutant: Mutant, root: Path) -> tuple[Mutant, Place | None, str]:
+    """The mutant, or the first of its successors, that a tree has a place for; see `find`."""
+    place, how = find(mutant, root)
+    for successor in successors(mutant) if place is None else []:
+        place, found = find(successor, root)
+        if place is not None:
+            return successor, place, f"its successor {found}"
+    return mutant, place, how
 
 
 def head(statement: ast.stmt) -> ast.stmt:

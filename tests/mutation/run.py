@@ -21,7 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from tests.mutation.mutants import Mutant, Place, apply, find, load_kept, write_source
+from tests.mutation.mutants import Mutant, Place, apply, load_kept, locate, write_source
 from tests.mutation.scratch import Outcome, Scratch
 from tests.mutation.table import to_markdown
 
@@ -90,7 +90,7 @@ def _cost(name: str) -> int:
 
 def try_mutant(mutant: Mutant, scratch: Scratch, campaign: Campaign) -> dict[str, Any]:
     """What became of one mutant."""
-    place, how = find(mutant, scratch.root)
+    mutant, place, how = locate(mutant, scratch.root)
     result: dict[str, Any] = {
         "number": mutant.number,
         "kind": mutant.kind,
@@ -186,7 +186,7 @@ def main() -> None:
     mutants = [m for m in load_kept() if not wanted or {m.number, m.area} & wanted]
     if options.check:
         for mutant in mutants:
-            place, how = find(mutant, options.tree)
+            _, place, how = locate(mutant, options.tree)
             print(mutant.number, how, "" if place is None else f"{place.file} {place.name}")
         sys.exit(0)
     suites = [] if options.full else options.suites.split(",")
