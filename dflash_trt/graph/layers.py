@@ -51,10 +51,8 @@ def attention(layer: LayerBuilder, x: str) -> str:
         k = _heads(layer, normed, "k", sizes.kv_heads)
         v = _heads(layer, normed, "v", sizes.kv_heads)
         # The query tables carry 1/sqrt(D), so that no node has to scale q.
-        q = b.node(
-            "RotaryEmbedding", [q, tables.q_cos(b), tables.q_sin(b), rows.positions], "q_rope"
-        )
-        k = b.node("RotaryEmbedding", [k, tables.cos(b), tables.sin(b), rows.positions], "k_rope")
+        q = b.node("RotaryEmbedding", [q, *tables.queries(b), rows.positions], "q_rope")
+        k = b.node("RotaryEmbedding", [k, *tables.keys(b), rows.positions], "k_rope")
         attended = cache_strategy(b.form).attend(layer, q, k, v)
         merged = b.node("Transpose", [attended], "by_row", perm=[0, 2, 1, 3])
         width = sizes.heads * sizes.head_dim

@@ -53,17 +53,13 @@ class RopeTables:
     owner: Owner
     entries: Mapping[str, TensorEntry]
 
-    def cos(self, b: GraphBuilder) -> str:
-        return self._stored(b, "cos")
+    def keys(self, b: GraphBuilder) -> list[str]:
+        """cos and sin [P,D/2] for keys."""
+        return [self._stored(b, kind) for kind in TABLE_KINDS[:2]]
 
-    def sin(self, b: GraphBuilder) -> str:
-        return self._stored(b, "sin")
-
-    def q_cos(self, b: GraphBuilder) -> str:
-        return self._stored(b, "q_cos")
-
-    def q_sin(self, b: GraphBuilder) -> str:
-        return self._stored(b, "q_sin")
+    def queries(self, b: GraphBuilder) -> list[str]:
+        """cos and sin [P,D/2] for queries, which they scale as well."""
+        return [self._stored(b, kind) for kind in TABLE_KINDS[2:]]
 
     def _stored(self, b: GraphBuilder, kind: str) -> str:
         name = f"rope.{self.owner}.{kind}"

@@ -127,7 +127,7 @@ def inject_features(draft: ModelBuilder, taps: list[str]) -> None:
                 caches, updated = cache_values(layer)
                 b.call(
                     kv_feature_injection_function(b.form),
-                    [k, v, norm, tables.cos(b), tables.sin(b), rows.positions, *caches],
+                    [k, v, norm, *tables.keys(b), rows.positions, *caches],
                     "inject",
                     outputs=updated,
                     epsilon=draft.spec.rms_norm_eps,

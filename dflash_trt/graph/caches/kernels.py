@@ -19,6 +19,8 @@ from dflash_trt.graph.model_builder import LayerBuilder
 
 @dataclass(frozen=True, slots=True)
 class KernelStrategy:
+    """`dflash::block_attention`, in the form that the caches have."""
+
     form: GraphForm
     sink_dims: int = 0
 

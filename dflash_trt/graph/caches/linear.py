@@ -21,6 +21,8 @@ AttentionCall = tuple[onnx.FunctionProto, list[str], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class LinearStrategy:
+    """ONNX Runtime's own attention, over numbers or what E4M3 makes of them."""
+
     form: GraphForm
     sink_dims: int = 0
 

@@ -28,6 +28,8 @@ SINK_DIMS = 8
 
 @dataclass(frozen=True, slots=True)
 class NativeStrategy:
+    """TensorRT's own attention, which is told nothing of sinks."""
+
     form: GraphForm
     sink_dims: int = SINK_DIMS
 

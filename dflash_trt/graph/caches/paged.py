@@ -65,6 +65,8 @@ view <page_size, kv_heads> (k_cache, v_cache, page_table) => (k, v)
 
 @dataclass(frozen=True, slots=True)
 class PagedStrategy:
+    """Linear attention behind a gather of pages."""
+
     form: GraphForm
     sink_dims: int = 0
 
