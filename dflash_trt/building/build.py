@@ -15,7 +15,7 @@ from dflash_trt.building.deployment import (
 )
 from dflash_trt.building.profile import apply_profile, profile_arch
 from dflash_trt.building.recipe import (
-    Recipe,
+    PrecisionRecipe,
     check_idle_options,
     choose_recipe,
     find_texts,
@@ -146,7 +146,7 @@ def _write_bundle(
     request: BuildRequest,
     config: BuildConfig,
     path: Path,
-    recipe: Recipe,
+    recipe: PrecisionRecipe,
     engines: EngineOptions | None,
     progress: Progress,
 ) -> BuiltBundle:

@@ -28,7 +28,7 @@ PRECISIONS = (*COMPUTE, *ALGORITHMS)
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class PrecisionRecipe:
     """What graphs compute in, and what is quantised.
 
     `algorithms` has the models that the build quantises; the others stay as they are.
@@ -45,7 +45,7 @@ def choose_recipe(
     options: PrecisionOptions,
     *,
     engines: bool,
-) -> Recipe:
+) -> PrecisionRecipe:
     """The request's options, and the configuration's where they leave room for them.
 
     A precision that is given replaces the configuration's recipe as a whole: its draft_precision
@@ -77,7 +77,7 @@ def choose_recipe(
         )
     # What is not quantised has the one type that everything is computed in.
     floats = [name for name in names.values() if name in COMPUTE] or ["bf16"]
-    return Recipe(
+    return PrecisionRecipe(
         compute=COMPUTE[floats[0]] if engines else Precision.FLOAT32,
         algorithms={owner: ALGORITHMS[name] for owner, name in names.items() if name in ALGORITHMS},
         exclude=exclude,
@@ -106,7 +106,7 @@ def _check_executor(
         )
 
 
-def check_idle_options(recipe: Recipe, options: PrecisionOptions) -> None:
+def check_idle_options(recipe: PrecisionRecipe, options: PrecisionOptions) -> None:
     """Refuses options about what is not going to happen."""
     given = {"--calibration": options.calibration, "--exclude": options.exclude}
     idle = [option for option, value in given.items() if value and not recipe.algorithms]
@@ -122,7 +122,7 @@ def check_idle_options(recipe: Recipe, options: PrecisionOptions) -> None:
 
 
 def find_texts(
-    recipe: Recipe, config: BuildConfig, config_path: Path, calibration: Path | None
+    recipe: PrecisionRecipe, config: BuildConfig, config_path: Path, calibration: Path | None
 ) -> Path | None:
     """The file to calibrate with, once it has proved readable; None where nothing is quantised.
 
@@ -146,7 +146,7 @@ def find_texts(
 
 
 def pair_quantization(
-    recipe: Recipe, pair: Pair, texts: Path, *, quantize_lm_head: bool
+    recipe: PrecisionRecipe, pair: Pair, texts: Path, *, quantize_lm_head: bool
 ) -> PairQuantization:
     """What the build quantises of `pair`, calibrated on `texts`.
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from dflash_trt.backends.tensorrt.library import OperationForm
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.pair import Pair
-from dflash_trt.checkpoints.quantization import Algorithm
+from dflash_trt.checkpoints.quantization import LinearFormat
 from dflash_trt.checkpoints.quantized_weights import (
     count_kv_scales,
     count_parameters,
@@ -47,7 +47,7 @@ class QuantizationSummary(_Strict):
     its scales, which FP8 caches (`kv_dtype`) have where they are FP8's.
     """
 
-    linears: dict[Algorithm, Positive]
+    linears: dict[LinearFormat, Positive]
     excluded: list[str]
     kv_cache: str | None
     kv_scales: Annotated[int, Field(ge=0)]
@@ -162,7 +162,7 @@ class EngineFile(_Strict):
     layers: Positive
     fused_attentions: Annotated[int, Field(ge=0)]
     cache_updates: Annotated[int, Field(ge=0)]
-    quantized_products: dict[Algorithm, Positive] = Field(default_factory=dict)
+    quantized_products: dict[LinearFormat, Positive] = Field(default_factory=dict)
     operations: dict[str, OperationForm] = Field(default_factory=dict)
 
 

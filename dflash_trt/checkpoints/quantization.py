@@ -17,11 +17,11 @@ from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.core.strict_json import is_file, quoted, read_json_object
 from dflash_trt.errors import DflashError
 
-Algorithm = Literal["FP8", "NVFP4"]
+LinearFormat = Literal["FP8", "NVFP4"]
 StatedAlgorithm = Literal["FP8", "NVFP4", "MXFP4", "W4A16_NVFP4"]
 WEIGHTS_ONLY: Literal["W4A16_NVFP4"] = "W4A16_NVFP4"
 """NVFP4 weights whose inputs stay in floating point."""
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+ALGORITHMS: tuple[LinearFormat, ...] = get_args(LinearFormat)
 SUPPORTED = (
     "supported are ModelOpt's FP8 (one scale per tensor) and NVFP4 (blocks of 16), and experts in "
     "MXFP4"

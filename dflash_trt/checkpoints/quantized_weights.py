@@ -17,13 +17,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from dflash_trt.checkpoints.families import LINEARS
-from dflash_trt.checkpoints.quantization import NVFP4_BLOCK, SUPPORTED, Algorithm, Quantization
+from dflash_trt.checkpoints.quantization import NVFP4_BLOCK, SUPPORTED, LinearFormat, Quantization
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError, one_line
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
-QUANTIZED_DTYPES: Mapping[str, Algorithm] = {"F8_E4M3": "FP8", "U8": "NVFP4"}
+QUANTIZED_DTYPES: Mapping[str, LinearFormat] = {"F8_E4M3": "FP8", "U8": "NVFP4"}
 KV_SCALE_SUFFIXES = {"k": ("k_proj.k_scale", "k_scale"), "v": ("v_proj.v_scale", "v_scale")}
 """What follows `…self_attn.` in the names of a KV cache's scales, of K and of V."""
 
@@ -39,7 +39,7 @@ EXPERT_DTYPES = {
     WEIGHT_SCALE_2: "F32",
 }
 """What packed experts are stored as, by the last part of the role."""
-SCALES: Mapping[Algorithm, tuple[str, ...]] = {
+SCALES: Mapping[LinearFormat, tuple[str, ...]] = {
     "FP8": (WEIGHT_SCALE, INPUT_SCALE),
     "NVFP4": (WEIGHT_SCALE, WEIGHT_SCALE_2, INPUT_SCALE),
 }
@@ -62,12 +62,12 @@ def is_packed_expert(role: str) -> bool:
     return role.rpartition(".")[2] in EXPERT_DTYPES
 
 
-def linear_algorithm(weights: Mapping[str, TensorEntry], role: str) -> Algorithm | None:
+def linear_algorithm(weights: Mapping[str, TensorEntry], role: str) -> LinearFormat | None:
     """How the linear of `role` is quantised; None where it is in floating point."""
     return QUANTIZED_DTYPES.get(weights[role].dtype)
 
 
-def quantized_linears(weights: Mapping[str, TensorEntry]) -> dict[str, Algorithm]:
+def quantized_linears(weights: Mapping[str, TensorEntry]) -> dict[str, LinearFormat]:
     """Every quantised linear of a model, by role."""
     found = {role: linear_algorithm(weights, role) for role in weights if is_linear(role)}
     return {role: algorithm for role, algorithm in found.items() if algorithm is not None}
@@ -150,7 +150,7 @@ def _check_expert(entry: TensorEntry, role: str, quantization: Quantization | No
 
 
 def _check_stated(
-    entry: TensorEntry, algorithm: Algorithm | None, quantization: Quantization
+    entry: TensorEntry, algorithm: LinearFormat | None, quantization: Quantization
 ) -> None:
     pattern = quantization.excluding_pattern(entry.name.removesuffix(".weight"))
     if algorithm is None:
@@ -165,14 +165,14 @@ def _check_stated(
         raise _wrong(entry, f"it is {entry.dtype}, but the config says {quantization.algorithm}")
 
 
-def _check_blocks(weight: TensorEntry, algorithm: Algorithm) -> None:
+def _check_blocks(weight: TensorEntry, algorithm: LinearFormat) -> None:
     columns = logical_shape(weight)[-1]
     if algorithm == "NVFP4" and columns % NVFP4_BLOCK:
         raise _wrong(weight, f"its {columns} columns are no multiple of {NVFP4_BLOCK}")
 
 
 def _checked_scale(
-    entry: TensorEntry, weight: TensorEntry, algorithm: Algorithm, suffix: str
+    entry: TensorEntry, weight: TensorEntry, algorithm: LinearFormat, suffix: str
 ) -> TensorEntry:
     if algorithm == "NVFP4" and suffix == WEIGHT_SCALE:
         rows, columns = logical_shape(weight)

@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from dflash_trt.proof.comparison import AcceptanceFigures
-from dflash_trt.proof.twin_comparison import Comparison
+from dflash_trt.proof.twin_comparison import TwinComparison
 
 
-def print_comparison(comparison: Comparison) -> None:
+def print_comparison(comparison: TwinComparison) -> None:
     """The comparison as text."""
     text = comparison.text
     change = text.perplexity / text.twin_perplexity - 1
@@ -37,7 +37,7 @@ def print_comparison(comparison: Comparison) -> None:
         click.echo(f"FAILED: {failure}")
 
 
-def print_comparison_json(comparison: Comparison) -> None:
+def print_comparison_json(comparison: TwinComparison) -> None:
     """The comparison as JSON."""
     acceptances: list[dict[str, Any]] = []
     for one in comparison.acceptances:
@@ -60,7 +60,7 @@ def print_comparison_json(comparison: Comparison) -> None:
     click.echo(json.dumps(answer, indent=2))
 
 
-def _acceptance(comparison: Comparison, figures: AcceptanceFigures) -> str:
+def _acceptance(comparison: TwinComparison, figures: AcceptanceFigures) -> str:
     length, loss = figures.statistics.acceptance_length, comparison.find_loss(figures)
     measured = "     -       -" if length is None else f"{length:6.3f}"
     if length is not None:

@@ -29,7 +29,7 @@ import onnx
 import onnx.parser
 from onnx import TensorProto, helper
 
-from dflash_trt.checkpoints.quantization import Algorithm
+from dflash_trt.checkpoints.quantization import LinearFormat
 from dflash_trt.checkpoints.quantized_weights import INPUT_SCALE, SCALES, read_scalar
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.form import Precision
@@ -154,7 +154,7 @@ def quantized_product(
     weight_name: str,
     weights: Mapping[str, TensorEntry],
     role: str,
-    algorithm: Algorithm,
+    algorithm: LinearFormat,
     name: str,
     precision: Precision | None = None,
 ) -> str:
@@ -179,13 +179,13 @@ def quantized_product(
 
 
 @cache
-def round_function(algorithm: Algorithm) -> onnx.FunctionProto:
+def round_function(algorithm: LinearFormat) -> onnx.FunctionProto:
     """`dflash::fp8_round` or `dflash::nvfp4_round` in operations that ONNX Runtime has."""
     return onnx.parser.parse_function(_FP8_ROUND_CPU if algorithm == "FP8" else _NVFP4_ROUND_CPU)
 
 
 @cache
-def linear_function(algorithm: Algorithm) -> onnx.FunctionProto:
+def linear_function(algorithm: LinearFormat) -> onnx.FunctionProto:
     """`dflash::fp8_linear` or `dflash::nvfp4_linear` in operations that ONNX Runtime has."""
     if algorithm == "FP8":
         return onnx.parser.parse_function(_FP8_LINEAR_CPU)
@@ -199,7 +199,7 @@ def linear_function(algorithm: Algorithm) -> onnx.FunctionProto:
 
 
 @cache
-def tensorrt_function(algorithm: Algorithm, precision: Precision) -> onnx.FunctionProto:
+def tensorrt_function(algorithm: LinearFormat, precision: Precision) -> onnx.FunctionProto:
     """Rounding and product in TensorRT's quantisation layers, the product in `precision`."""
     onnx_type = precision.onnx_type
     if algorithm == "FP8":

@@ -62,7 +62,7 @@ PARAMETERS = tuple(field.name for field in fields(Calibration))
 
 
 @dataclass(frozen=True, slots=True)
-class Accuracy:
+class ProjectionAccuracy:
     """Relative errors of the model on a published table, and whether it was fitted to it.
 
     They are None where the model has no figure to compare; `note` says why.
@@ -87,7 +87,7 @@ class StoredCalibration:
 
     parameters: Calibration
     origin: dict[str, str]
-    accuracy: tuple[Accuracy, ...]
+    accuracy: tuple[ProjectionAccuracy, ...]
     fitted_by: str
 
 
@@ -97,6 +97,6 @@ def read_calibration(path: Path = CALIBRATION_FILE) -> StoredCalibration:
     return StoredCalibration(
         parameters=Calibration(**{name: one["value"] for name, one in raw["parameters"].items()}),
         origin={name: one["origin"] for name, one in raw["parameters"].items()},
-        accuracy=tuple(Accuracy(**one) for one in raw["accuracy"]),
+        accuracy=tuple(ProjectionAccuracy(**one) for one in raw["accuracy"]),
         fitted_by=raw["fitted_by"],
     )

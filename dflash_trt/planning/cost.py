@@ -60,7 +60,7 @@ class Seconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class PassCost:
     """One forward pass.
 
     Args:
@@ -97,7 +97,7 @@ class Replica:
     layout: Layout
     calibration: Calibration
 
-    def time(self, work: Pass) -> Seconds:
+    def time(self, work: PassCost) -> Seconds:
         """Duration of one pass; every GPU of the replica takes as long."""
         model, layout = work.model, self.layout
         ways = layout.attention_ways
@@ -134,7 +134,7 @@ class Replica:
             link=self._communication(model, rows),
         )
 
-    def _mlp(self, work: Pass, rows: int) -> tuple[float, float]:
+    def _mlp(self, work: PassCost, rows: int) -> tuple[float, float]:
         """Weights that one GPU reads of a layer's MLP, and its FLOPs."""
         model, experts = work.model, work.model.experts
         if experts is None:

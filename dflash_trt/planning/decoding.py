@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from dflash_trt.planning.acceptance import AcceptanceCurve
-from dflash_trt.planning.cost import Pass, Replica, Seconds
+from dflash_trt.planning.cost import PassCost, Replica, Seconds
 from dflash_trt.planning.shape import DraftShape, ModelShape
 
 Kind = Literal["autoregressive", "EAGLE-3", "DFlash"]
@@ -52,7 +52,7 @@ class Decoding(Protocol):
 def _target_pass(
     replica: Replica, target: ModelShape, batch: int, rows: int, context: float, extra: int = 0
 ) -> Seconds:
-    work = Pass(
+    work = PassCost(
         model=target,
         sequences=batch,
         rows=rows,
@@ -70,7 +70,7 @@ def prefill(replica: Replica, target: ModelShape, tokens: int) -> float:
     GPUs with sequences of their own prefill one each at the same time.
     """
     prompts = 1 if replica.layout.attention == "tensor" else replica.layout.gpus
-    work = Pass(
+    work = PassCost(
         model=target,
         sequences=prompts,
         rows=tokens,
@@ -126,7 +126,7 @@ class DFlash:
         verify = _target_pass(
             replica, self.target, batch, block, context, self.draft.fc_weights + injection
         )
-        draft = Pass(
+        draft = PassCost(
             model=model,
             sequences=batch,
             rows=block,
@@ -188,7 +188,7 @@ class Eagle3:
         # The embedding's half of q, k and v.
         beside = model.hidden * model.head_dim * (model.heads + 2 * model.kv_heads)
         head = EAGLE_VOCAB * model.hidden
-        first = Pass(
+        first = PassCost(
             model=model,
             sequences=batch,
             rows=drafts + 1,
@@ -197,7 +197,7 @@ class Eagle3:
             head_weights=head,
             extra_weights=beside + draft.fc_weights,
         )
-        later = Pass(
+        later = PassCost(
             model=model,
             sequences=batch,
             rows=self.tree.width,

@@ -34,7 +34,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class TwinComparison:
     """What was measured, and the bounds that it breaks, in words."""
 
     text: TextFigures
@@ -56,7 +56,7 @@ def compare(
     threads: int,
     bounds: Bounds,
     progress: Progress,
-) -> Comparison:
+) -> TwinComparison:
     """Lets both bundles read `texts`, and runs `prompts` with every target beside every draft.
 
     Texts and prompts are token ids. Prompts run greedily and, where `sampling` is not greedy,
@@ -100,7 +100,7 @@ def compare(
                     )
     acceptances.sort(key=lambda one: one.temperature)
     failures = list(_failures(figures, acceptances, bounds))
-    return Comparison(text=figures, acceptances=acceptances, failures=failures)
+    return TwinComparison(text=figures, acceptances=acceptances, failures=failures)
 
 
 def _requests(twins: Twins, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Request]:

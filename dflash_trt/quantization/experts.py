@@ -56,7 +56,7 @@ class ExpertFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class LayerExperts:
     """One matrix of all experts of a layer, in MXFP4; `name` is without `_blocks`."""
 
     name: str
@@ -104,13 +104,13 @@ def has_mxfp4_experts(config: Mapping[str, Any]) -> bool:
     return isinstance(stated, dict) and stated.get("quant_method") == METHOD
 
 
-def find_experts(checkpoint: Checkpoint) -> dict[str, Experts]:
+def find_experts(checkpoint: Checkpoint) -> dict[str, LayerExperts]:
     """The MXFP4 matrices of a checkpoint, by the name of their `_blocks`.
 
     Raises:
         DflashError: there are none, scales are missing or have another shape.
     """
-    found: dict[str, Experts] = {}
+    found: dict[str, LayerExperts] = {}
     for entry in checkpoint.tensors.values():
         if not entry.name.endswith(BLOCKS):
             continue
@@ -126,7 +126,7 @@ def find_experts(checkpoint: Checkpoint) -> dict[str, Experts]:
             raise _wrong(scales, f"it is {scales.dtype} {list(scales.shape)}, not {wanted}")
         if not entry.length:
             raise _wrong(entry, "it is empty")
-        found[entry.name] = Experts(name, entry, scales)
+        found[entry.name] = LayerExperts(name, entry, scales)
     if not found:
         raise DflashError(
             f"states MXFP4, but holds no tensor called *{BLOCKS}",
@@ -200,7 +200,7 @@ class _ExpertRewriting:
         )
 
     def _write_nvfp4(
-        self, experts: Experts, shard: ShardWriter, on_bytes: Callable[[int], None]
+        self, experts: LayerExperts, shard: ShardWriter, on_bytes: Callable[[int], None]
     ) -> TensorReport:
         shift = global_exponent(int(self._largest[experts.name]))
         exact = requantized = 0

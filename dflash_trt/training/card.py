@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dflash_trt.training.evaluate import Metrics
-from dflash_trt.training.recipe import DraftStage, ExpertShape, Recipe, Shape, Stage
+from dflash_trt.training.evaluate import DraftMetrics
+from dflash_trt.training.recipe import DraftStage, ExpertShape, Shape, Stage, TrainingRecipe
 
 CARD = """\
 ---
@@ -162,7 +162,9 @@ def _shape_rows(target: Shape, draft: Shape) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def write_card(recipe: Recipe, metrics: Metrics, versions: str, directory: Path) -> None:
+def write_card(
+    recipe: TrainingRecipe, metrics: DraftMetrics, versions: str, directory: Path
+) -> None:
     """Write README.md beside `target/` and `draft/`, which must be there."""
     shape = recipe.target
     words = GPT_OSS if isinstance(shape, ExpertShape) else QWEN3

@@ -27,7 +27,7 @@ LOAD_KEPT = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CorpusJob:
     """One entry of a header's list."""
 
     name: str
@@ -39,12 +39,12 @@ class Record:
     """What one record says; `following` and `following_owner` belong to the next id."""
 
     number: int
-    job: Job
+    job: CorpusJob
     owner: str
     city: str
     load: int
     outcome: str
-    following: Job
+    following: CorpusJob
     following_owner: str
 
     @property
@@ -145,7 +145,7 @@ def document(seed: int, stream: str, index: int) -> str:
     city = rng.choice(CITIES)
     nouns = rng.sample(NOUNS, rng.randint(3, 4))
     names = zip(rng.sample(ADJECTIVES, len(nouns)), nouns, strict=True)
-    jobs = [Job(f"{adjective} {noun}", rng.choice(TIERS)) for adjective, noun in names]
+    jobs = [CorpusJob(f"{adjective} {noun}", rng.choice(TIERS)) for adjective, noun in names]
     crew = rng.sample(PEOPLE, rng.randint(2, 4))
     load = rng.randint(1, 9)
     parts = [

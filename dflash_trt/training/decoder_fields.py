@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dflash_trt.training.recipe import ExpertShape, Recipe, Shape
+from dflash_trt.training.recipe import ExpertShape, Shape, TrainingRecipe
 from dflash_trt.training.tokenizer import END_ID
 
 
-def decoder_fields(recipe: Recipe, shape: Shape | ExpertShape, layers: int) -> dict[str, Any]:
+def decoder_fields(
+    recipe: TrainingRecipe, shape: Shape | ExpertShape, layers: int
+) -> dict[str, Any]:
     """Arguments of a transformers config for a fresh target with `layers` layers of `shape`."""
     return {
         "vocab_size": recipe.vocab_size,

@@ -18,11 +18,11 @@ from dflash_trt.errors import DflashError
 from dflash_trt.training.card import write_card
 from dflash_trt.training.corpus import HELD_OUT_STREAM, TRAIN_STREAM, documents
 from dflash_trt.training.draft import export_draft, load_draft, train_draft
-from dflash_trt.training.evaluate import Metrics, evaluate
+from dflash_trt.training.evaluate import DraftMetrics, evaluate
 from dflash_trt.training.extras import training_module
 from dflash_trt.training.gpt_oss import save_gpt_oss
 from dflash_trt.training.progress import Printer, Progress
-from dflash_trt.training.recipe import DEMO, GPT_OSS, Recipe
+from dflash_trt.training.recipe import DEMO, GPT_OSS, TrainingRecipe
 from dflash_trt.training.target import corpus_rows, train_target
 from dflash_trt.training.tokenizer import END_ID, save_tokenizer, train_tokenizer
 
@@ -33,7 +33,7 @@ PROMPT_TOKENS = (48, 96)
 RECIPES = {"qwen3": DEMO, "gpt-oss": GPT_OSS}
 
 
-def held_out_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> list[str]:
+def held_out_prompts(recipe: TrainingRecipe, tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """`recipe.prompts` beginnings of held-out documents, 48 to 96 tokens each."""
     prompts = []
     for index, text in enumerate(documents(recipe.seed, HELD_OUT_STREAM, recipe.prompts)):
@@ -67,7 +67,7 @@ def load_target(directory: Path) -> Qwen3ForCausalLM:
     return target
 
 
-def measure(recipe: Recipe, directory: Path) -> Metrics:
+def measure(recipe: TrainingRecipe, directory: Path) -> DraftMetrics:
     """Evaluate the pair that lies in `directory`, as its files say."""
     transformers = training_module("transformers")
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory / "target")
@@ -86,7 +86,7 @@ def library_versions() -> str:
     return ", ".join(f"{name} {training_module(name).__version__}" for name in names)
 
 
-def make_demo_pair(recipe: Recipe, directory: Path, progress: Progress) -> Metrics:
+def make_demo_pair(recipe: TrainingRecipe, directory: Path, progress: Progress) -> DraftMetrics:
     """Train the pair, write `directory` in one move, and return its metrics.
 
     An existing directory is replaced only when the new one is complete.

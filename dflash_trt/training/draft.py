@@ -17,7 +17,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.training.extras import training_module
 from dflash_trt.training.generation import continue_rows
 from dflash_trt.training.progress import Progress
-from dflash_trt.training.recipe import DraftStage, Recipe
+from dflash_trt.training.recipe import DraftStage, TrainingRecipe
 from dflash_trt.training.target import Optimizer, corpus_rows, rate
 from dflash_trt.training.tokenizer import MASK_ID
 
@@ -30,7 +30,7 @@ ROWS_AT_ONCE = 64
 PROMPT_LENGTHS = (48, 64, 80, 96)
 
 
-def draft_options(recipe: Recipe) -> dict[str, Any]:
+def draft_options(recipe: TrainingRecipe) -> dict[str, Any]:
     """ModelOpt's DFlash config for the paper's objective and the recipe's draft.
 
     Every dimension and the rope base are given: ModelOpt 0.47 inherits neither from a
@@ -58,7 +58,7 @@ def draft_options(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def attach_draft(recipe: Recipe, target: Qwen3ForCausalLM) -> Any:
+def attach_draft(recipe: TrainingRecipe, target: Qwen3ForCausalLM) -> Any:
     """A ModelOpt DFlash model over a copy of `target`, which itself stays as it is.
 
     ModelOpt taps one target layer per draft layer; the z-lab contract allows any number, so the
@@ -96,7 +96,7 @@ def sharpen(module: Any, scale: float) -> None:
                 torch.nn.init.constant_(norm.weight, scale)
 
 
-def tapped_features(recipe: Recipe, target: Qwen3ForCausalLM, ids: Tensor) -> Tensor:
+def tapped_features(recipe: TrainingRecipe, target: Qwen3ForCausalLM, ids: Tensor) -> Tensor:
     """Residual streams after the tapped layers, [rows, length, taps * hidden], for int64 ids."""
     torch = training_module("torch")
     with torch.no_grad():
@@ -119,7 +119,7 @@ def draft_loss(model: Any, ids: Tensor, labels: Tensor, features: Tensor) -> Ten
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TrainingRows:
     """Training rows of one length.
 
     Args:
@@ -134,12 +134,12 @@ class Rows:
 
 
 def training_rows(
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     target: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     stage: DraftStage,
     progress: Progress,
-) -> Rows:
+) -> TrainingRows:
     """Corpus rows and the target's own greedy and sampled continuations, with their features."""
     torch = training_module("torch")
     kinds = (
@@ -176,11 +176,11 @@ def training_rows(
                 )
             )
             progress(f"{kind} rows of {length}", rows[-1] + 1, count, 0.0)
-    return Rows(torch.cat(ids), torch.cat(labels), torch.cat(features))
+    return TrainingRows(torch.cat(ids), torch.cat(labels), torch.cat(features))
 
 
 def train_draft(
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     target: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     progress: Progress,
@@ -222,7 +222,7 @@ def export_draft(model: Any, directory: Path) -> None:
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def load_draft(recipe: Recipe, target: Qwen3ForCausalLM, directory: Path) -> Any:
+def load_draft(recipe: TrainingRecipe, target: Qwen3ForCausalLM, directory: Path) -> Any:
     """The exported draft in `directory` over `target`, for evaluation of what was written."""
     safetensors = training_module("safetensors.torch")
     model = attach_draft(recipe, target)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_trt.training.draft import tapped_features
 from dflash_trt.training.extras import training_module
 from dflash_trt.training.generation import continue_rows
-from dflash_trt.training.recipe import Recipe
+from dflash_trt.training.recipe import TrainingRecipe
 from dflash_trt.training.tokenizer import END_ID
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ ANCHORS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class DraftMetrics:
     """The demo pair's figures on held-out documents.
 
     Args:
@@ -59,7 +59,7 @@ def distinct_ngrams(rows: Sequence[Sequence[int]], size: int = 8) -> float:
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
-def drafts_everywhere(recipe: Recipe, model: Any, ids: Tensor, features: Tensor) -> Tensor:
+def drafts_everywhere(recipe: TrainingRecipe, model: Any, ids: Tensor, features: Tensor) -> Tensor:
     """The draft's tokens for a block at every position: [rows, length, block - 1] int64.
 
     Entry [b, n] is drafted from the anchor ids[b, n] and the features of positions below n.
@@ -116,7 +116,7 @@ def accepted_lengths(row: Sequence[int], drafts: Sequence[Sequence[int]], first:
 
 
 def acceptance(
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     target: Qwen3ForCausalLM,
     draft: Any,
     prompts: Sequence[Sequence[int]],
@@ -137,19 +137,19 @@ def acceptance(
 
 
 def evaluate(
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     target: Qwen3ForCausalLM,
     draft: Any,
     prompts: Sequence[Sequence[int]],
     held_out: Tensor,
-) -> Metrics:
+) -> DraftMetrics:
     """The pair's metrics on held-out prompts and on held-out rows [rows, length]."""
     greedy = continue_rows(target, prompts, recipe.new_tokens)
     sampled = continue_rows(target, prompts, recipe.new_tokens, temperature=1.0, seed=recipe.seed)
     outputs = [row[len(prompt) :] for prompt, row in zip(prompts, greedy, strict=True)]
     greedy_steps = acceptance(recipe, target, draft, prompts, greedy)
     sampled_steps = acceptance(recipe, target, draft, prompts, sampled)
-    return Metrics(
+    return DraftMetrics(
         perplexity=perplexity(target, held_out),
         distinct_8grams=distinct_ngrams(outputs),
         acceptance_greedy=sum(greedy_steps) / len(greedy_steps),

@@ -11,7 +11,7 @@ from dflash_trt.quantization.formats import Float32
 from dflash_trt.quantization.mxfp4 import dequantize_mxfp4, quantize_mxfp4
 from dflash_trt.training.decoder_fields import decoder_fields
 from dflash_trt.training.extras import training_module
-from dflash_trt.training.recipe import ExpertShape, Recipe
+from dflash_trt.training.recipe import ExpertShape, TrainingRecipe
 
 EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
 
@@ -27,7 +27,7 @@ QUANTIZATION_CONFIG = {
 }
 
 
-def build_gpt_oss(recipe: Recipe, shape: ExpertShape, layers: int) -> Any:
+def build_gpt_oss(recipe: TrainingRecipe, shape: ExpertShape, layers: int) -> Any:
     """A fresh target with `layers` layers, alternately sliding and full attention.
 
     The head starts as the embedding's copy, as where they are tied: what is copied from the

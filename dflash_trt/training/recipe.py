@@ -74,7 +74,7 @@ class DraftStage(Stage):
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TrainingRecipe:
     """Everything that decides the weights, besides the versions of the libraries."""
 
     seed: int = 0
@@ -127,9 +127,9 @@ class Recipe:
     threads: int = 1
 
 
-DEMO = Recipe()
+DEMO = TrainingRecipe()
 
-GPT_OSS = Recipe(
+GPT_OSS = TrainingRecipe(
     target=ExpertShape(layers=6, intermediate=96),
     target_stages=(
         Stage(length=256, rows=8, steps=600, lr=4e-3, floor=0.25),

@@ -10,7 +10,7 @@ from dflash_trt.training.decoder_fields import decoder_fields
 from dflash_trt.training.extras import training_module
 from dflash_trt.training.gpt_oss import build_gpt_oss, round_experts
 from dflash_trt.training.progress import Progress
-from dflash_trt.training.recipe import ExpertShape, Recipe, Stage
+from dflash_trt.training.recipe import ExpertShape, Stage, TrainingRecipe
 from dflash_trt.training.tokenizer import END_ID
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 
-def build_target(recipe: Recipe, layers: int) -> Qwen3ForCausalLM:
+def build_target(recipe: TrainingRecipe, layers: int) -> Qwen3ForCausalLM:
     """A fresh target with `layers` layers; residual outputs start small, as depth asks."""
     shape = recipe.target
     if isinstance(shape, ExpertShape):
@@ -41,7 +41,7 @@ def build_target(recipe: Recipe, layers: int) -> Qwen3ForCausalLM:
     return model
 
 
-def deepen(recipe: Recipe, model: Qwen3ForCausalLM, layers: int) -> Qwen3ForCausalLM:
+def deepen(recipe: TrainingRecipe, model: Qwen3ForCausalLM, layers: int) -> Qwen3ForCausalLM:
     """The same function with `layers` layers: copies whose outputs are zeroed, spread evenly."""
     torch = training_module("torch")
     deep = build_target(recipe, layers)
@@ -97,7 +97,7 @@ class Optimizer:
     after which nothing is left to copy by.
     """
 
-    def __init__(self, recipe: Recipe, model: Any) -> None:
+    def __init__(self, recipe: TrainingRecipe, model: Any) -> None:
         optim = training_module("torch").optim
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         kinds: dict[str, list[Any]] = {"matrix": [], "embedding": [], "experts": [], "other": []}
@@ -150,7 +150,7 @@ def round_to_bf16(model: Any) -> None:
 
 
 def train_target(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, progress: Progress
+    recipe: TrainingRecipe, tokenizer: PreTrainedTokenizerFast, progress: Progress
 ) -> Qwen3ForCausalLM:
     """The trained target, weights rounded to bf16 values and held in float32."""
     training_module("torch").manual_seed(recipe.seed)

@@ -13,7 +13,7 @@ from dflash_trt.core.records import read_record
 from dflash_trt.hardware.table import find_gpu
 from dflash_trt.trtllm.arguments import Variant
 from dflash_trt.trtllm.rules import check_backend, check_draft_length
-from dflash_trt.trtllm.schema import AttentionBackend, DFlash, check_arguments
+from dflash_trt.trtllm.schema import AttentionBackend, DFlashConfig, check_arguments
 from dflash_trt.trtllm.versions import find_version
 
 RECORD_NAME = "deployment.json"
@@ -103,7 +103,7 @@ def check_deployment(folder: Path, deployment: Deployment) -> int:
     paths = [folder / name for variant in deployment.variants for name in yaml_files(variant)]
     for path in paths:
         speculation = check_arguments(read_yaml(path), version, path)
-        if isinstance(speculation, DFlash):
+        if isinstance(speculation, DFlashConfig):
             check_draft_length(speculation, deployment.trained_block, str(path))
             check_backend(speculation.attention_backend, gpu, str(path))
     return len(paths)

@@ -12,7 +12,7 @@ from dflash_trt.hardware.table import arches
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.planning.memory import Layout
 from dflash_trt.planning.shape import ModelShape
-from dflash_trt.trtllm.schema import AttentionBackend, DFlash
+from dflash_trt.trtllm.schema import AttentionBackend, DFlashConfig
 
 
 def choose_backend(arch: str) -> AttentionBackend:
@@ -33,7 +33,7 @@ def check_backend(backend: AttentionBackend, gpu: Gpu, where: str) -> None:
         )
 
 
-def check_draft_length(speculation: DFlash, trained_block: int, where: str) -> None:
+def check_draft_length(speculation: DFlashConfig, trained_block: int, where: str) -> None:
     """Raises DflashError for draft lengths that the draft was not trained for.
 
     `max_draft_len` K drafts are a block of K + 1; the schedule's smallest batch drafts K.

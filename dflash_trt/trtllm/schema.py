@@ -54,7 +54,7 @@ class Speculation(Section):
     enable_penalty: bool = False
 
 
-class DFlash(Speculation):
+class DFlashConfig(Speculation):
     """DFlashDecodingConfig of 1.3.0rc27."""
 
     decoding_type: Literal["DFlash"]
@@ -63,7 +63,7 @@ class DFlash(Speculation):
     attention_backend: AttentionBackend = "VANILLA"
 
 
-class DFlash14(DFlash):
+class DFlash14(DFlashConfig):
     """DFlashDecodingConfig of 1.4.0rc1.
 
     `context_recompute_tail` is how many prompt tokens at least are computed again after a
@@ -76,7 +76,7 @@ class DFlash14(DFlash):
     skip_ctx_buffer_budget_check: bool = False
 
 
-class Eagle3(Speculation):
+class Eagle3Config(Speculation):
     """Eagle3DecodingConfig, the part that both versions have."""
 
     decoding_type: Literal["Eagle3"]
@@ -89,13 +89,13 @@ class Eagle3(Speculation):
     sa_config: dict[str, Any] | None = None
 
 
-class Eagle313(Eagle3):
+class Eagle313(Eagle3Config):
     """Eagle3DecodingConfig of 1.3.0rc27."""
 
     eagle_choices: list[list[int]] | None = None
 
 
-class Eagle314(Eagle3):
+class Eagle314(Eagle3Config):
     """Eagle3DecodingConfig of 1.4.0rc1."""
 
     moe_backend: DraftMoeBackend | None = None
@@ -210,8 +210,8 @@ class _TritonConfig(Section):
     cancellation_check_period_ms: Positive = 100
 
 
-_DECODING: dict[str, tuple[type[DFlash], type[Eagle3]]] = {
-    "1.3.0rc27": (DFlash, Eagle313),
+_DECODING: dict[str, tuple[type[DFlashConfig], type[Eagle3Config]]] = {
+    "1.3.0rc27": (DFlashConfig, Eagle313),
     "1.4.0rc1": (DFlash14, Eagle314),
 }
 
@@ -236,7 +236,7 @@ _SCHEMAS: dict[str, type[_Arguments]] = {
 
 def check_arguments(
     values: Mapping[str, Any], version: Version, where: str | Path
-) -> DFlash | Eagle3 | None:
+) -> DFlashConfig | Eagle3Config | None:
     """Checks LLM arguments against what `version` documents; returns their speculative_config.
 
     Raises:
@@ -256,13 +256,15 @@ def check_arguments(
             got = one_line(repr(first["input"]), 60)
             what = f"{'.'.join(path)}: {first['msg']}, got {got}"
         raise DflashError(what, where=where, usage=True) from error
-    speculation: DFlash | Eagle3 | None = getattr(checked, "speculative_config", None)
+    speculation: DFlashConfig | Eagle3Config | None = getattr(checked, "speculative_config", None)
     if speculation is not None:
         _check_together(checked, speculation, where)
     return speculation
 
 
-def _check_together(arguments: _Arguments, speculation: DFlash | Eagle3, where: str | Path) -> None:
+def _check_together(
+    arguments: _Arguments, speculation: DFlashConfig | Eagle3Config, where: str | Path
+) -> None:
     """Fields that do not go together, by TensorRT-LLM's feature matrix and its own checks."""
     what = None
     if arguments.pipeline_parallel_size > 1:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dflash_trt.hardware.gpu import Gpu
 from dflash_trt.hardware.table import find_gpu, gpu_names
 from dflash_trt.planning.calibration import PARAMETERS, Calibration, read_calibration
-from dflash_trt.planning.cost import Pass, Replica, Seconds, expected_experts
+from dflash_trt.planning.cost import PassCost, Replica, Seconds, expected_experts
 from dflash_trt.planning.known_pairs import PairShape, find_pair, pair_names
 from dflash_trt.planning.memory import Layout, kv_bytes
 from dflash_trt.planning.published import published_decodings
@@ -32,8 +32,8 @@ BATCHES = st.integers(1, 512)
 ROWS = st.integers(1, 16)
 
 
-def _pass(pair: PairShape, batch: int, rows: int, context: float = 1000) -> Pass:
-    return Pass(
+def _pass(pair: PairShape, batch: int, rows: int, context: float = 1000) -> PassCost:
+    return PassCost(
         model=pair.target,
         sequences=batch,
         rows=rows,

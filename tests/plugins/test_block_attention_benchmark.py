@@ -8,7 +8,7 @@ import pytest
 from dflash_plugins.block_attention.benchmark import (
     PAIRS,
     TARGETS,
-    Point,
+    AttentionPoint,
     Tensors,
     make_tensors,
     measure,
@@ -58,7 +58,7 @@ class InterpretingRunner:
 def test_rivals_compute_the_same(interpreter: Interpreter, cache: DType) -> None:
     shape = AttentionShape(2, 1, 64, 576, block_size=4, compute=DType.FLOAT32, cache=cache)
     runner = InterpretingRunner(interpreter)
-    row = measure(torch, Point("small", shape, 2, 570, 4), runner, "cpu")
+    row = measure(torch, AttentionPoint("small", shape, 2, 570, 4), runner, "cpu")
     assert row["error"] < 1e-5
     assert set(row["rival_seconds"]) == {"sdpa", "flex_attention", "concatenate"}
     names = ["block_attention_split" + "_fp8" * (cache is DType.FLOAT8), "block_attention_merge"]
@@ -82,7 +82,7 @@ def test_a_chunks_rivals_compute_the_same(interpreter: Interpreter, window: int)
         compute=DType.FLOAT32,
         cache=DType.FLOAT32,
     )
-    point = Point("small", shape, 1, 70, 40)
+    point = AttentionPoint("small", shape, 1, 70, 40)
     row = measure(torch, point, InterpretingRunner(interpreter), "cpu")
     assert (row["failed_rivals"], set(row["rival_seconds"])) == ({}, {"sdpa", "flex_attention"})
     assert row["error"] < 1e-5
@@ -95,7 +95,7 @@ def test_paged_points_have_no_rivals_and_scattered_pages(interpreter: Interprete
     shape = AttentionShape(
         2, 1, 64, 96, block_size=4, page_size=32, compute=DType.FLOAT32, cache=DType.FLOAT32
     )
-    point = Point("small", shape, 2, 80, 4)
+    point = AttentionPoint("small", shape, 2, 80, 4)
     row = measure(torch, point, InterpretingRunner(interpreter), "cpu")
     assert (row["error"], row["rival_seconds"], row["launches"]) == (None, {}, 1)
     assert row["failed_rivals"] == {}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.training.recipe import DraftStage, Recipe, Shape, Stage
+from dflash_trt.training.recipe import DraftStage, Shape, Stage, TrainingRecipe
 
 DEMO_PAIR = Path(__file__).parents[2] / "demo_pair"
 TARGET_FILES = {
@@ -22,7 +22,7 @@ TARGET_FILES = {
     "tokenizer_config.json",
 }
 TOY = replace(
-    Recipe(),
+    TrainingRecipe(),
     vocab_size=400,
     tokenizer_documents=50,
     target=Shape(layers=8, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=64),
@@ -51,7 +51,7 @@ def tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
     return {name: (entry["dtype"], entry["shape"]) for name, entry in header.items()}
 
 
-def check_contract(directory: Path, recipe: Recipe) -> None:
+def check_contract(directory: Path, recipe: TrainingRecipe) -> None:
     """What a loader of the z-lab contract relies on, for the pair that `recipe` makes."""
     target = json.loads((directory / "target" / "config.json").read_text())
     draft = json.loads((directory / "draft" / "config.json").read_text())
@@ -89,8 +89,8 @@ def prompts(directory: Path) -> list[str]:
 
 @pytest.mark.skipif(not DEMO_PAIR.exists(), reason="the demo pair is not in this checkout")
 def test_committed_pair() -> None:
-    check_contract(DEMO_PAIR, Recipe())
-    assert len(set(prompts(DEMO_PAIR))) == Recipe().prompts
+    check_contract(DEMO_PAIR, TrainingRecipe())
+    assert len(set(prompts(DEMO_PAIR))) == TrainingRecipe().prompts
     assert "Apache-2.0" in (DEMO_PAIR / "README.md").read_text()
 
 

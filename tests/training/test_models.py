@@ -11,7 +11,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.training.draft import attach_draft, draft_options, tapped_features
 from dflash_trt.training.evaluate import drafts_everywhere
 from dflash_trt.training.generation import continue_rows
-from dflash_trt.training.recipe import Recipe, Shape
+from dflash_trt.training.recipe import Shape, TrainingRecipe
 from dflash_trt.training.target import build_target, deepen, round_to_bf16
 from dflash_trt.training.tokenizer import MASK_ID
 
@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 TINY = replace(
-    Recipe(),
+    TrainingRecipe(),
     vocab_size=96,
     max_length=128,
     target=Shape(layers=6, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48),

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from dflash_trt.errors import DflashError
 from dflash_trt.trtllm.native import check_natively, load_native
 from dflash_trt.trtllm.rules import check_draft_length
-from dflash_trt.trtllm.schema import DFlash, check_arguments
+from dflash_trt.trtllm.schema import DFlashConfig, check_arguments
 from dflash_trt.trtllm.versions import DEFAULT_VERSION, VERSIONS, find_version
 
 DFLASH = {"decoding_type": "DFlash", "max_draft_len": 9, "speculative_model": "z-lab/x"}
@@ -36,7 +36,7 @@ def test_what_every_version_has(version: str) -> None:
         cuda_graph_config={"max_batch_size": 8},
         speculative_config={**DFLASH, "draft_len_schedule": {4: 9, 8: 2}},
     )
-    assert isinstance(speculation, DFlash)
+    assert isinstance(speculation, DFlashConfig)
     assert speculation.draft_len_schedule == {4: 9, 8: 2}
     assert _check(version, speculative_config={"decoding_type": "Eagle3"}).max_draft_len is None
     assert _check(version) is None

@@ -20,7 +20,7 @@ from dflash_perf.extra import require
 from dflash_trt.config import read_yaml
 from dflash_trt.hardware.table import find_gpu
 from dflash_trt.planning.acceptance import AcceptanceCurve
-from dflash_trt.planning.calibration import CALIBRATION_FILE, Accuracy, Calibration
+from dflash_trt.planning.calibration import CALIBRATION_FILE, Calibration, ProjectionAccuracy
 from dflash_trt.planning.cost import Replica
 from dflash_trt.planning.decoding import Autoregressive, Decoding, DFlash, DraftTree, Eagle3
 from dflash_trt.planning.known_pairs import find_pair
@@ -66,7 +66,7 @@ def fit(tables: dict[str, Any]) -> tuple[Calibration, dict[str, float]]:
     return _parameters(np.exp(found.x)), spread
 
 
-def judge(tables: dict[str, Any], parameters: Calibration) -> list[Accuracy]:
+def judge(tables: dict[str, Any], parameters: Calibration) -> list[ProjectionAccuracy]:
     """The errors on every table, fitted or not."""
     found = [
         _accuracy(row["table"], _throughput_errors(tables, row, parameters), fitted=row["fitted"])
@@ -146,7 +146,7 @@ def _speedups(
     return _rates(tables, row, decoding, parameters) / _rates(tables, row, plain, parameters)
 
 
-def _ratio(row: dict[str, Any], parameters: Calibration) -> Accuracy:
+def _ratio(row: dict[str, Any], parameters: Calibration) -> ProjectionAccuracy:
     """A published ratio of two decodings, with the τ that `plan` assumes."""
     pair, gpu = find_pair(row["pair"]), find_gpu(row["gpu"])
     layouts = possible_layouts(gpu, row["gpus"], [pair.target, pair.draft.model])
@@ -160,7 +160,9 @@ def _ratio(row: dict[str, Any], parameters: Calibration) -> Accuracy:
             for kind in ("DFlash", row["over"])
         )
         if mine is None or other is None:
-            return Accuracy(row["statement"], False, None, None, f"{note}, not reachable here")
+            return ProjectionAccuracy(
+                row["statement"], False, None, None, f"{note}, not reachable here"
+            )
         projected = mine.throughput / other.throughput
     else:
         whole = Layout(row["gpus"])
@@ -174,9 +176,13 @@ def _ratio(row: dict[str, Any], parameters: Calibration) -> Accuracy:
     return _accuracy(row["statement"], error, note=f"{note}, {projected:.2f} projected")
 
 
-def _accuracy(table: str, errors: Array, *, fitted: bool = False, note: str = "") -> Accuracy:
+def _accuracy(
+    table: str, errors: Array, *, fitted: bool = False, note: str = ""
+) -> ProjectionAccuracy:
     worst = float(errors[np.argmax(np.abs(errors))])
-    return Accuracy(table, fitted, round(median(np.abs(errors).tolist()), 4), round(worst, 4), note)
+    return ProjectionAccuracy(
+        table, fitted, round(median(np.abs(errors).tolist()), 4), round(worst, 4), note
+    )
 
 
 def origins(tables: dict[str, Any], spread: dict[str, float]) -> dict[str, str]:
@@ -190,7 +196,9 @@ def origins(tables: dict[str, Any], spread: dict[str, float]) -> dict[str, str]:
     }
 
 
-def to_yaml(parameters: Calibration, origin: dict[str, str], found: list[Accuracy]) -> str:
+def to_yaml(
+    parameters: Calibration, origin: dict[str, str], found: list[ProjectionAccuracy]
+) -> str:
     """The content of calibration.yaml."""
     return HEADER + yaml.safe_dump(
         {

@@ -23,7 +23,7 @@ from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.bundle.summary import precision_line
 from dflash_trt.core.progress import SilentProgress
 from dflash_trt.proof.comparison import AcceptanceFigures
-from dflash_trt.proof.twin_comparison import Bounds, Comparison, compare
+from dflash_trt.proof.twin_comparison import Bounds, TwinComparison, compare
 from dflash_trt.proof.twins import check_twins
 from dflash_trt.runtime import Generator, Request, SamplingParams
 
@@ -85,7 +85,7 @@ def measure(work: Work, *, max_tokens: int = 192, threads: int = 1) -> Figures:
 
 
 def _figures(
-    name: str, options: tuple[str, ...], bundle: Bundle, comparison: Comparison
+    name: str, options: tuple[str, ...], bundle: Bundle, comparison: TwinComparison
 ) -> Figures:
     models = (bundle.manifest.target, bundle.manifest.draft)
     return {
@@ -98,7 +98,7 @@ def _figures(
     }
 
 
-def _acceptance(comparison: Comparison, figures: AcceptanceFigures) -> Figures:
+def _acceptance(comparison: TwinComparison, figures: AcceptanceFigures) -> Figures:
     return {
         "target": "high precision" if figures.target == "twin" else "quantised",
         "draft": "high precision" if figures.draft == "twin" else "quantised",

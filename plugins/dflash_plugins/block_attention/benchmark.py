@@ -38,7 +38,7 @@ RANDOM_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class AttentionPoint:
     """One measurement: `batch` sequences that hold `context` positions before `rows` of theirs."""
 
     name: str
@@ -84,7 +84,7 @@ class Point:
         return sum(math.prod(one.shape) * one.dtype.numpy.itemsize for one in specs.values())
 
 
-def points() -> list[Point]:
+def points() -> list[AttentionPoint]:
     """Every pair, type of cache, layout, context and batch; caches as long as they must be."""
     found = []
     for cache in (DType.BFLOAT16, DType.FLOAT8):
@@ -95,7 +95,7 @@ def points() -> list[Point]:
                 for context in CONTEXTS:
                     sized = _sized(replace(shape, **form), context + shape.block_size)
                     found += [
-                        Point(
+                        AttentionPoint(
                             f"{pair} {kind}, {batch} × {context} positions",
                             sized,
                             batch,
@@ -108,7 +108,7 @@ def points() -> list[Point]:
                 for context in CHUNK_CONTEXTS:
                     sized = _sized(replace(shape, **form), context + CHUNK_ROWS)
                     name = f"{target} target {kind}, chunk of {CHUNK_ROWS} at {context}"
-                    found.append(Point(name, sized, 1, context, CHUNK_ROWS))
+                    found.append(AttentionPoint(name, sized, 1, context, CHUNK_ROWS))
     return found
 
 
@@ -116,7 +116,9 @@ def _sized(shape: AttentionShape, held: int) -> AttentionShape:
     return replace(shape, length=-(-held // PAGE_SIZE) * PAGE_SIZE)
 
 
-def measure(torch: Any, point: Point, runner: TorchRunner, device: str = "cuda") -> dict[str, Any]:
+def measure(
+    torch: Any, point: AttentionPoint, runner: TorchRunner, device: str = "cuda"
+) -> dict[str, Any]:
     """The kernels' time at `point` by their fastest tactic, and that of rivals, which compute the
     same.
 
@@ -163,7 +165,9 @@ def measure(torch: Any, point: Point, runner: TorchRunner, device: str = "cuda")
     }
 
 
-def _prepare(point: Point, runner: TorchRunner, tensors: Tensors, tactic: int) -> tuple[Work, Any]:
+def _prepare(
+    point: AttentionPoint, runner: TorchRunner, tensors: Tensors, tactic: int
+) -> tuple[Work, Any]:
     """What attends by `tactic`, and where its result will be."""
     steps: list[Work] = []
     known = dict(tensors)
@@ -179,7 +183,7 @@ def _prepare(point: Point, runner: TorchRunner, tensors: Tensors, tactic: int) -
     return attend, known["attended"]
 
 
-def make_tensors(torch: Any, point: Point, device: str) -> Tensors:
+def make_tensors(torch: Any, point: AttentionPoint, device: str) -> Tensors:
     """Random inputs of `point`, every page somewhere else."""
     first = point.cases[0]
     shape, generator = point.shape, torch.Generator(device=device).manual_seed(0)
@@ -208,7 +212,7 @@ def make_tensors(torch: Any, point: Point, device: str) -> Tensors:
     return tensors
 
 
-def alternatives(torch: Any, point: Point, tensors: Mapping[str, Any]) -> dict[str, Work]:
+def alternatives(torch: Any, point: AttentionPoint, tensors: Mapping[str, Any]) -> dict[str, Work]:
     """The same attention by other means, by name; none for paged caches, which they cannot read.
 
     An FP8 cache is widened first. `concatenate` is what a drafter does that keeps its context and
@@ -243,7 +247,7 @@ def alternatives(torch: Any, point: Point, tensors: Mapping[str, Any]) -> dict[s
     return found if point.is_chunk else found | {"concatenate": concatenate}
 
 
-def _masks(torch: Any, point: Point, device: Any) -> tuple[Any, Any]:
+def _masks(torch: Any, point: AttentionPoint, device: Any) -> tuple[Any, Any]:
     """The causal mask, in a window where there is one, as each rival takes it."""
     from torch.nn.attention.bias import causal_lower_right
     from torch.nn.attention.flex_attention import create_block_mask

@@ -22,7 +22,7 @@ SAMPLING = {
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SamplePoint:
     """Rows of logits, and how all of them are chosen from."""
 
     name: str
@@ -30,7 +30,7 @@ class Point:
     sampling: SamplingParams
 
 
-def points() -> list[Point]:
+def points() -> list[SamplePoint]:
     """Both vocabularies and types of logits, each way of choosing."""
     found = []
     for pair, vocabulary in (("qwen3-8b", 151_936), ("gpt-oss", 201_088)):
@@ -41,11 +41,11 @@ def points() -> list[Point]:
                     case = make_case(
                         name, dtype=dtype, batch=batch, rows=rows, vocabulary=vocabulary
                     )
-                    found.append(Point(name, case, sampling))
+                    found.append(SamplePoint(name, case, sampling))
     return found
 
 
-def measure(torch: Any, point: Point, runner: TorchRunner) -> dict[str, Any]:
+def measure(torch: Any, point: SamplePoint, runner: TorchRunner) -> dict[str, Any]:
     """The kernel's time, and that of PyTorch's argmax where that is the same."""
     logits = point.case.inputs["logits"]
     batch, rows = logits.shape[:2]

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from dflash_trt.checkpoints.quantization import Algorithm
+from dflash_trt.checkpoints.quantization import LinearFormat
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.moe import MOE
 
@@ -25,8 +25,8 @@ SOFTMAX_LAYERS = ("SOFTMAX", "RAGGED_SOFTMAX")
 # A product is quantised where both operands are dequantised: TensorRT takes the two together as
 # one FP8 or FP4 product. A Cast between is part of the pattern.
 DEQUANTIZE_LAYER, CAST_LAYER, MATMUL_LAYER = "DEQUANTIZE", "CAST", "MATRIX_MULTIPLY"
-QUANTIZED_TYPES: dict[str, Algorithm] = {"FP8": "FP8", "FP4": "NVFP4"}
-STORED_TYPES: dict[int, Algorithm] = {
+QUANTIZED_TYPES: dict[str, LinearFormat] = {"FP8": "FP8", "FP4": "NVFP4"}
+STORED_TYPES: dict[int, LinearFormat] = {
     TensorProto.FLOAT8E4M3FN: "FP8",
     TensorProto.FLOAT4E2M1: "NVFP4",
 }
@@ -53,7 +53,7 @@ class NetworkSummary:
     layers: dict[str, int]
     attentions: list[str]
     cache_updates: list[str]
-    quantized_products: dict[str, Algorithm]
+    quantized_products: dict[str, LinearFormat]
     inputs: list[TensorSummary]
     outputs: list[TensorSummary]
 
@@ -119,14 +119,14 @@ def check_network(
         )
 
 
-def _quantized_products(layers: list[Any]) -> dict[str, Algorithm]:
+def _quantized_products(layers: list[Any]) -> dict[str, LinearFormat]:
     """Products whose operands both come from a dequantisation of one 8 or 4 bit type, by name."""
     makers = {
         layer.get_output(index).name: layer
         for layer in layers
         for index in range(layer.num_outputs)
     }
-    found: dict[str, Algorithm] = {}
+    found: dict[str, LinearFormat] = {}
     for layer in layers:
         if layer.type.name != MATMUL_LAYER:
             continue
@@ -147,14 +147,14 @@ def _dequantized_type(tensor: Any, makers: Mapping[str, Any]) -> str | None:
     return str(layer.get_input(0).dtype.name)
 
 
-def _wanted_products(model: onnx.ModelProto) -> dict[str, Algorithm]:
+def _wanted_products(model: onnx.ModelProto) -> dict[str, LinearFormat]:
     """The quantised products of a graph, by the name of their result.
 
     An operand's origin is followed through casts to the DequantizeLinear of the weight's type.
     """
     types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     makers = {output: node for node in model.graph.node for output in node.output}
-    wanted: dict[str, Algorithm] = {}
+    wanted: dict[str, LinearFormat] = {}
     for node in model.graph.node:
         if node.op_type != GEMM:
             continue
