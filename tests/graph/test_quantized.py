@@ -22,7 +22,7 @@ from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import IR_VERSION, OPSET
 from dflash_trt.graph.quantized import (
     FP4_QUANTIZE,
-    Algorithm,
+    LinearFormat,
     linear_function,
     round_function,
     tensorrt_function,
@@ -44,8 +44,8 @@ from tests.reference.quantized import (
 pytestmark = pytest.mark.numeric
 
 Float32 = npt.NDArray[np.float32]
-ALGORITHMS: tuple[Algorithm, ...] = ("FP8", "NVFP4")
-ROUND: dict[Algorithm, Callable[[Float32, np.float32], Float32]] = {
+LINEAR_FORMATS: tuple[LinearFormat, ...] = ("FP8", "NVFP4")
+ROUND: dict[LinearFormat, Callable[[Float32, np.float32], Float32]] = {
     "FP8": round_fp8,
     "NVFP4": round_nvfp4,
 }
@@ -55,7 +55,7 @@ BOUND = stack_error(6)
 """Three layers of a target and three of its draft."""
 
 
-def random_linear(algorithm: Algorithm, rows: int, columns: int) -> dict[str, Any]:
+def random_linear(algorithm: LinearFormat, rows: int, columns: int) -> dict[str, Any]:
     """Tensors of a linear of random codes, by the functions' parameter names."""
     generator = np.random.default_rng(rows)
     if algorithm == "FP8":
@@ -71,13 +71,13 @@ def random_linear(algorithm: Algorithm, rows: int, columns: int) -> dict[str, An
     }
 
 
-def decode(algorithm: Algorithm, linear: dict[str, Any]) -> Float32:
+def decode(algorithm: LinearFormat, linear: dict[str, Any]) -> Float32:
     if algorithm == "FP8":
         return decode_fp8(linear["weight"], linear["weight_scale"])
     return decode_nvfp4(linear["weight"], linear["weight_scale"], linear["weight_scale_2"])
 
 
-def call_model(algorithm: Algorithm, linear: dict[str, Any], columns: int) -> onnx.ModelProto:
+def call_model(algorithm: LinearFormat, linear: dict[str, Any], columns: int) -> onnx.ModelProto:
     rounding, product = round_function(algorithm), linear_function(algorithm)
     types = {np.dtype(np.uint8): TensorProto.UINT8, np.dtype(np.float32): TensorProto.FLOAT}
     initializers = [
@@ -108,7 +108,7 @@ def call_model(algorithm: Algorithm, linear: dict[str, Any], columns: int) -> on
     )
 
 
-def cpu_body(algorithm: Algorithm, linear: dict[str, Any], path: Path) -> Callable[[Any], Any]:
+def cpu_body(algorithm: LinearFormat, linear: dict[str, Any], path: Path) -> Callable[[Any], Any]:
     columns = decode(algorithm, linear).shape[1]
     path.write_bytes(call_model(algorithm, linear, columns).SerializeToString())
     session = open_session(path, 1)
@@ -135,7 +135,7 @@ def rows_of_all_kinds(columns: int) -> Float32:
 
 
 def identity_body(
-    algorithm: Algorithm, size: int, input_scale: np.float32, path: Path
+    algorithm: LinearFormat, size: int, input_scale: np.float32, path: Path
 ) -> Callable[[Any], Any]:
     """The CPU's body over an identity weight: its output is the rounded input itself."""
     codes = np.eye(size, dtype=np.float32)
@@ -152,18 +152,18 @@ def identity_body(
 
 
 @pytest.mark.parametrize("input_scale", INPUT_SCALES, ids=str)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LINEAR_FORMATS)
 def test_the_cpus_body_rounds_inputs_as_the_formats_say(
-    algorithm: Algorithm, input_scale: np.float32, tmp_path: Path
+    algorithm: LinearFormat, input_scale: np.float32, tmp_path: Path
 ) -> None:
     x = rows_of_all_kinds(32)
     got = identity_body(algorithm, 32, input_scale, tmp_path / "linear.onnx")(x)
     np.testing.assert_array_equal(got, ROUND[algorithm](x, input_scale))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LINEAR_FORMATS)
 def test_the_cpus_body_decodes_weights_as_the_formats_say(
-    algorithm: Algorithm, tmp_path: Path
+    algorithm: LinearFormat, tmp_path: Path
 ) -> None:
     """Through inputs of a single 6, which stays 6, so that each output is six times one weight."""
     linear = random_linear(algorithm, 48, 128) | {"input_scale": np.float32(1)}
@@ -172,9 +172,9 @@ def test_the_cpus_body_decodes_weights_as_the_formats_say(
     np.testing.assert_array_equal(got.T, six * decode(algorithm, linear))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LINEAR_FORMATS)
 def test_weights_are_decoded_at_load(
-    algorithm: Algorithm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    algorithm: LinearFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left in the optimised graph reads the activation; the weight is one float tensor."""
     linear = random_linear(algorithm, 64, 96) | {"input_scale": np.float32(0.01)}
@@ -192,8 +192,8 @@ def test_weights_are_decoded_at_load(
     assert not {"Gather", "DequantizeLinear"} & {node.op_type for node in graph.node}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_nan_stays_visible(algorithm: Algorithm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", LINEAR_FORMATS)
+def test_nan_stays_visible(algorithm: LinearFormat, tmp_path: Path) -> None:
     linear = random_linear(algorithm, 32, 32) | {"input_scale": np.float32(0.01)}
     x = np.ones((3, 32), np.float32)
     x[1, 5] = np.nan
@@ -238,8 +238,8 @@ def dynamic_quantize(x: Float32, global_scale: np.float32) -> tuple[Any, Any]:
     return codes.reshape(x.shape), scales
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_both_bodies_compute_the_same_function(algorithm: Algorithm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", LINEAR_FORMATS)
+def test_both_bodies_compute_the_same_function(algorithm: LinearFormat, tmp_path: Path) -> None:
     linear = random_linear(algorithm, 48, 64) | {"input_scale": np.float32(0.0123)}
     x = rows_of_all_kinds(64)[-2500:]
     cpu = cpu_body(algorithm, linear, tmp_path / "linear.onnx")(x)

@@ -9,9 +9,9 @@ import pytest
 
 from dflash_trt.quantization import fp8, nvfp4
 from tests.graph.test_quantized import (
-    ALGORITHMS,
     INPUT_SCALES,
-    Algorithm,
+    LINEAR_FORMATS,
+    LinearFormat,
     decode,
     identity_body,
     random_linear,
@@ -20,16 +20,16 @@ from tests.graph.test_quantized import (
 
 
 @pytest.mark.parametrize("input_scale", INPUT_SCALES, ids=str)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_activations(algorithm: Algorithm, input_scale: np.float32, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", LINEAR_FORMATS)
+def test_activations(algorithm: LinearFormat, input_scale: np.float32, tmp_path: Path) -> None:
     x = rows_of_all_kinds(32)
     codec = {"FP8": fp8.quantize_activation_fp8, "NVFP4": nvfp4.quantize_activation_nvfp4}
     got = identity_body(algorithm, 32, input_scale, tmp_path / "linear.onnx")(x)
     np.testing.assert_array_equal(got, codec[algorithm](x, input_scale))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_weights(algorithm: Algorithm) -> None:
+@pytest.mark.parametrize("algorithm", LINEAR_FORMATS)
+def test_weights(algorithm: LinearFormat) -> None:
     """The other half, the body against this decoding, is in test_quantized.py."""
     linear = random_linear(algorithm, 48, 128)
     if algorithm == "FP8":
