@@ -232,16 +232,12 @@ def test_slots_that_a_step_writes_behind_the_hosts_back_are_cleared(machine: Mac
     executor.release_slots(2)
     assert executor.dropped_steps == 1
     machine.cuda.run()
-    for name in machine.bundle.layout.shapes():
-        shape = executor._caches.shape(name, 2)
-        both = machine.cuda.array(executor._caches.address(name, 0), shape, np.float32)
+    for name, both in machine.caches(executor).items():
         np.testing.assert_array_equal(both[1, :, :length], both[0, :, :length])
         assert both[1, :, :length].any() and not both[1, :, length:].any(), name
     executor.release_slots(0)
     machine.cuda.run()
-    for name in machine.bundle.layout.shapes():
-        shape = executor._caches.shape(name, executor.limits.max_batch)
-        held = machine.cuda.array(executor._caches.address(name, 0), shape, np.float32)
+    for name, held in machine.caches(executor).items():
         assert not held.any(), name
 
 

@@ -25,7 +25,7 @@ pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not 
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from tests.backends.tensorrt.test_tensorrt import Machine, make_machine
+from tests.backends.tensorrt.test_tensorrt import Machine, engine_form, make_machine
 from tests.standins.cuda import FakeCuda
 
 LENGTH, SIZE, SLOTS, VOCAB = 128, 8, 4, 64
@@ -56,11 +56,7 @@ def machine(make_pair: PairFactory, tmp_path: Path) -> Machine:
 def pools(machine: Machine, executor: TensorRtExecutor) -> dict[str, np.ndarray]:
     """The pools themselves, once the device has done what it was told."""
     machine.cuda.run()
-    caches = executor._caches
-    return {
-        name: machine.cuda.array(caches.address(name, 0), caches.shape(name, 1), np.float32)
-        for name in machine.bundle.layout.shapes()
-    }
+    return machine.caches(executor)
 
 
 def poison_free_pages(machine: Machine, executor: TensorRtExecutor, generator: Generator) -> None:
@@ -250,12 +246,21 @@ def test_memory_is_that_of_the_pages(machine: Machine) -> None:
     assert executor.cache_bytes < SLOTS * LENGTH * per_token // 2
 
 
+def say_pool(machine: Machine, pool: PagePool | None) -> None:
+    """Lets the manifest say that the engines have another pool."""
+    limits, length = (
+        replace(machine.bundle.limits, page_pool=pool),
+        machine.bundle.form.cache_length,
+    )
+    assert length is not None
+    machine.bundle = replace(machine.bundle, limits=limits, form=engine_form(length, limits))
+
+
 @pytest.mark.parametrize("pages", [1 << 20, 1 << 40, 1 << 70])
 def test_pools_that_do_not_fit_are_refused(machine: Machine, pages: int) -> None:
     """Before any of it is allocated."""
     machine.cuda = machine.trt.cuda = FakeCuda()
-    limits = replace(machine.bundle.limits, page_pool=PagePool(SIZE, pages))
-    machine.bundle = replace(machine.bundle, limits=limits)
+    say_pool(machine, PagePool(SIZE, pages))
     with pytest.raises(
         DflashError, match=rf"paged caches \({pages} pages of 8 .* do not fit .* fewer --kv-pages"
     ) as caught:
@@ -274,7 +279,6 @@ def test_pools_that_do_not_fit_are_refused(machine: Machine, pages: int) -> None
 def test_an_engine_of_other_pages_is_refused(
     machine: Machine, pool: PagePool | None, message: str
 ) -> None:
-    limits = replace(machine.bundle.limits, page_pool=pool)
-    machine.bundle = replace(machine.bundle, limits=limits)
+    say_pool(machine, pool)
     with pytest.raises(DflashError, match=message):
         machine.open().preload(("target",))

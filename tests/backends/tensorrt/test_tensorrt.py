@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Scores
+from dflash_trt.backends.base import ExecutorLimits, Scores
 from dflash_trt.backends.tensorrt.build.profiles import choose_profile, profiles
 from dflash_trt.backends.tensorrt.library import LIBRARIES
 from dflash_trt.bundle.engines import engine_cache_length
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
-from dflash_trt.graph.tensors import CacheLayout, CacheShape
+from dflash_trt.graph.tensors import CacheLayout, CacheShape, Role
 from dflash_trt.hardware.device import Device
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
 from tests.backends.steps import begin, decode_plainly, forward_rows, random_ids, speculate_until
@@ -28,9 +28,8 @@ from tests.pairs import PairFactory, TinyPair
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 
-from dflash_trt.backends.tensorrt.run.engine_bundle import EngineBundle
+from dflash_trt.backends.tensorrt.run.engines import EngineBundle, Loader
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.backends.tensorrt.run.loader import Loader
 from tests.standins.cuda import FakeCuda
 from tests.standins.cuda import real as real_cuda
 from tests.standins.tensorrt import FAKES, FakeTensorRt, Plan
@@ -47,6 +46,17 @@ class Machine:
     bundle: EngineBundle
     library: str
     folder: Path
+
+    def caches(self, executor: TensorRtExecutor) -> dict[str, np.ndarray]:
+        """Every cache, all slots of it."""
+        slots = {"B": executor.limits.max_batch}
+        return {
+            one.name: self.cuda.array(
+                executor._caches.address(one.name, 0), one.sized(slots), np.float32
+            )
+            for one in self.bundle.tensors("target")
+            if one.role is Role.CACHE
+        }
 
     def open(self) -> TensorRtExecutor:
         library = LIBRARIES[self.library]
@@ -92,8 +102,15 @@ def make_machine(
         (CacheShape(target.kv_heads, target.head_dim),) * target.layers,
         (CacheShape(draft.kv_heads, draft.head_dim),) * draft.layers,
     )
-    bundle = EngineBundle(paths, cpu_limits, layout, length, GraphForm(draws=draws))
+    bundle = EngineBundle(paths, cpu_limits, layout, engine_form(length, cpu_limits, draws=draws))
     return Machine(cuda, trt, bundle, library, folder)
+
+
+def engine_form(length: int, limits: ExecutorLimits, *, draws: bool = False) -> GraphForm:
+    """The form of float32 graphs that stand for engines of `limits`."""
+    pool = limits.page_pool
+    pages = (None, None) if pool is None else (pool.page_size, pool.pages)
+    return GraphForm(cache_length=length, page_size=pages[0], pages=pages[1], draws=draws)
 
 
 REQUESTS = [
@@ -197,9 +214,7 @@ def test_slots_are_moved_and_released(machine: Machine) -> None:
     np.testing.assert_array_equal(forward_rows(executor, ids[:, -2:], [10], first_slot=0), rows)
     executor.release_slots(0)
     machine.cuda.run()
-    for name in machine.bundle.layout.shapes():
-        shape = executor._caches.shape(name, executor.limits.max_batch)
-        held = machine.cuda.array(executor._caches.address(name, 0), shape, np.float32)
+    for name, held in machine.caches(executor).items():
         assert not held.any(), name
 
 
@@ -219,8 +234,8 @@ def test_graphs_do_not_outlive_their_memory(machine: Machine) -> None:
     assert executor.captured == 1
 
 
-def test_old_buckets_are_dropped(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dflash_trt.backends.tensorrt.run.pass_runner.MAX_BUCKETS", 2)
+def test_old_calls_are_dropped(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dflash_trt.backends.tensorrt.run.pass_runner.MAX_CALLS", 2)
     executor = machine.open()
     for rows in (2, 3, 4, 2):
         for _ in range(3):
@@ -304,7 +319,7 @@ def test_failures_are_one_line(
     ("change", "message"),
     [
         ({"limits": {"vocab_size": 300}}, r"logits has shape \[-1, -1, 256\], .* 300"),
-        ({"cache_length": 256}, "has shape .* 512, .* 256"),
+        ({"form": {"cache_length": 256}}, "has shape .* 512, .* 256"),
         ({"form": {"precision": Precision.FLOAT16}}, "is FLOAT, the manifest says HALF"),
         (
             {"form": {"precision": Precision.FLOAT16, "cache_dtype": CacheDtype.FP8}},

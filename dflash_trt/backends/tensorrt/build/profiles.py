@@ -54,10 +54,7 @@ def choose_profile(known: Sequence[Profile], sizes: Mapping[str, int]) -> int | 
     fitting = [
         index
         for index, profile in enumerate(known)
-        if all(
-            profile.axes[axis].low <= size <= profile.axes[axis].high
-            for axis, size in sizes.items()
-        )
+        if all(span.low <= sizes[axis] <= span.high for axis, span in profile.axes.items())
     ]
     return min(fitting, key=lambda index: known[index].axes["S"].high, default=None)
 

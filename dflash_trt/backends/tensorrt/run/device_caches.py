@@ -19,8 +19,6 @@ class DeviceCaches:
         DflashError: the device has no room, or M is one that leaves slots misaligned.
     """
 
-    columns = 0  # no page table
-
     def __init__(
         self,
         device: Device,
@@ -51,11 +49,6 @@ class DeviceCaches:
     def address(self, name: str, slot: int) -> int:
         """Device address of the first byte of `slot` in the named cache."""
         return self._addresses[name] + slot * self._slot_bytes(self._shapes[name])
-
-    def shape(self, name: str, batch: int) -> tuple[int, ...]:
-        """Shape [batch, kv heads, M, D] of a range of `batch` slots."""
-        fixed = self._shapes[name]
-        return batch, fixed.kv_heads, self._length, fixed.head_dim
 
     def bound_slot(self, first_slot: int) -> int:
         """The first slot of what a call binds."""

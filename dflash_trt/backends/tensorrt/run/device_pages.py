@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -45,36 +45,29 @@ class DevicePages:
         columns: int,
         item_bytes: int,
     ) -> None:
-        self.columns = columns
+        self._columns = columns
         self.table_bytes = slots * columns * np.dtype(np.int32).itemsize
         self._bindings = PageBindings(slots, pool)
-        self._shapes = {
-            name: (pool.pages + 1, pool.page_size, fixed.kv_heads, fixed.head_dim)
+        page_bytes = {
+            name: pool.page_size * fixed.kv_heads * fixed.head_dim * item_bytes
             for name, fixed in shapes.items()
         }
-        offsets, end = {}, 0
-        for name, shape in self._shapes.items():
-            offsets[name] = end
-            end += align(math.prod(shape) * item_bytes)
-        self.nbytes = end
+        ends = list(accumulate(align((pool.pages + 1) * size) for size in page_bytes.values()))
+        self.nbytes = ends[-1]
         base = device.allocate(
-            end,
+            self.nbytes,
             f"paged caches ({pool.pages} pages of {pool.page_size} positions)",
             fix="build with fewer --kv-pages",
         )
-        self._addresses = {name: base + offset for name, offset in offsets.items()}
+        offsets = zip(page_bytes, [0, *ends[:-1]], strict=True)
+        self._addresses = {name: base + offset for name, offset in offsets}
         # Tables name it where a sequence has no page; nobody writes there.
-        for name, shape in self._shapes.items():
-            page_bytes = math.prod(shape[1:]) * item_bytes
-            device.clear(self._addresses[name] + pool.pages * page_bytes, page_bytes)
+        for name, size in page_bytes.items():
+            device.clear(self._addresses[name] + pool.pages * size, size)
 
     def address(self, name: str, slot: int) -> int:
         """Device address of the named pool: the same for every slot."""
         return self._addresses[name]
-
-    def shape(self, name: str, batch: int) -> tuple[int, ...]:
-        """Shape [pages + 1, page_size, kv heads, D] of the named pool, whatever the batch."""
-        return self._shapes[name]
 
     def bound_slot(self, first_slot: int) -> int:
         """The first slot of what a call binds: one binding of whole pools serves every range."""
@@ -97,7 +90,7 @@ class DevicePages:
 
     def fill(self, table: Int32Array, first_slot: int) -> None:
         """Writes a call's page table [B,C]: all pages of its slots, so that the next step's fit."""
-        self._bindings.fill(table, first_slot, [self.columns] * len(table))
+        self._bindings.fill(table, first_slot, [self._columns] * len(table))
 
     def move(self, source: int, destination: int, length: int) -> None:
         """Gives `destination` the pages of `source`; no row is copied."""

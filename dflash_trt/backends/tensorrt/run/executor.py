@@ -3,7 +3,7 @@
 A step is two engine runs between two small copies: anchors, starts and mask ids go over, token and
 choice ids come back, and the host waits once. The draft's output lies where the target's input is
 bound, and caches are bound as input and output of the same memory. Each shape is bound once (a
-Bucket); from its third call on it replays a CUDA graph of the step's passes. Where engines draw
+BoundCall); from its third call on it replays a CUDA graph of the step's passes. Where engines draw
 tokens themselves, the next step may be under way while the host looks at this one (lookahead.py).
 
 Rung 3: the engines are built and everything up to the library's own calls is tested against
@@ -29,13 +29,13 @@ from dflash_trt.backends.base import (
     TargetGraph,
     TargetOutput,
 )
-from dflash_trt.backends.tensorrt.run.binder import Binder, lay_out
-from dflash_trt.backends.tensorrt.run.buckets import Bucket, Results, Staging
+from dflash_trt.backends.tensorrt.run.bound_calls import STEP, Binder, BoundCall, Graphs, pack
+from dflash_trt.backends.tensorrt.run.device_caches import DeviceCaches
 from dflash_trt.backends.tensorrt.run.device_pages import DevicePages
-from dflash_trt.backends.tensorrt.run.engine_bundle import EngineBundle
-from dflash_trt.backends.tensorrt.run.loader import Loader
+from dflash_trt.backends.tensorrt.run.engines import EngineBundle, Loader
 from dflash_trt.backends.tensorrt.run.lookahead import Lookahead, Step
 from dflash_trt.backends.tensorrt.run.pass_runner import PassRunner
+from dflash_trt.backends.tensorrt.run.staging import Results, Staging
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,
     CACHE_START,
@@ -74,33 +74,32 @@ class TensorRtExecutor:
         self._loader = loader
         self._runner = PassRunner(bundle, device, loader)
         self._held = [0] * bundle.limits.max_batch
-        self._graph_caches = bundle.layout.graph_caches()
         self._whole_rows: HostBytes | None = None
         self._is_waited_for = True
         self._closed = False
         limits = bundle.limits
-        kept = bundle.candidates
-        self._caches = bundle.allocate_caches(device)
+        self._caches = _allocate_caches(bundle, device)
         block, chunk = limits.block_size, limits.prefill_chunk
-        sizes = [(limits.max_batch, block, block), (1, chunk, min(block, chunk))]
-        columns, draws = bundle.columns, limits.draws
-        most = [
-            lay_out(TOKEN_IDS, *size, kept=kept, columns=columns, draws=draws) for size in sizes
+        decode = {"B": limits.max_batch, "S": block, "R": block}
+        prefill = {"B": 1, "S": chunk, "R": min(block, chunk)}
+        known: list[tuple[Graphs, dict[str, int]]] = [
+            (STEP, decode),
+            (("target",), decode),
+            (("target",), prefill),
         ]
+        most = [pack([bundle.tensors(one) for one in graphs], axes) for graphs, axes in known]
         self._inputs = Staging(device, max(one.size for one, _ in most), "input buffers")
         self._results = Results(device, max(one.size for _, one in most), "output buffers")
         self._pages = self._caches if isinstance(self._caches, DevicePages) else None
         self._lookahead = Lookahead(device, self._inputs, self._results, self._pages)
-        rows = max(batch * picked for batch, _, picked in sizes)
+        rows = max(axes["B"] * axes["R"] for axes in (decode, prefill))
         self._logits = device.allocate(rows * limits.vocab_size * 4, "logits")
         self._binder = Binder(
+            bundle,
             self._caches,
-            self._graph_caches,
             inputs=self._inputs.address,
             outputs=self._results.address,
             logits=self._logits,
-            kept=kept,
-            draws=limits.draws,
         )
 
     @property
@@ -153,15 +152,12 @@ class TensorRtExecutor:
         self.limits.check_sampling(sampling, batch)
         self._hold(first_slot, starts, rows)
         scores = self._known(scores)
-        bound = self._caches.bound_slot(first_slot)
-        key = (graph, bound, batch, rows, picked, scores is Scores.CANDIDATES)
-        bind = partial(self._binder.bind_call, graph, bound, batch, rows, picked, scores)
-        bucket = self._runner.recall(key, bind)
+        call = self._bind((graph,), first_slot, {"B": batch, "S": rows, "R": picked}, scores)
         self._enter_call()
         self._lookahead.drop()
         arguments = {TOKEN_IDS: token_ids, CACHE_START: starts, LOGIT_ROWS: logit_rows}
-        logits = self._begin(bucket, first_slot, arguments, sampling, scores)
-        return TargetOutput(self._finish(bucket), logits, self._candidates(bucket, scores))
+        logits = self._begin(call, first_slot, arguments, sampling, scores)
+        return TargetOutput(self._finish(call), logits, self._candidates(call, scores))
 
     def speculate(
         self,
@@ -178,11 +174,8 @@ class TensorRtExecutor:
         self.limits.check_sampling(sampling, batch)
         self._hold(first_slot, starts, block_size)
         scores = self._known(scores)
-        bound = self._caches.bound_slot(first_slot)
-        key = ("speculate", bound, batch, block_size, scores is Scores.CANDIDATES)
-        bind = partial(self._binder.bind_step, bound, batch, block_size, scores)
-        bucket = self._runner.recall(key, bind)
-        step = None if sampling is None else Step(bucket, first_slot, anchors, starts, sampling)
+        call = self._bind(STEP, first_slot, {"B": batch, "S": block_size, "R": block_size}, scores)
+        step = None if sampling is None else Step(call, first_slot, anchors, starts, sampling)
         logits = None
         self._enter_call()
         if step is None or not self._lookahead.take(step, scores):
@@ -190,12 +183,12 @@ class TensorRtExecutor:
             blocks[:, 0] = anchors
             rows = np.arange(block_size)
             arguments = {BLOCK_IDS: blocks, CACHE_START: starts, LOGIT_ROWS: rows}
-            logits = self._begin(bucket, first_slot, arguments, sampling, scores)
+            logits = self._begin(call, first_slot, arguments, sampling, scores)
         if ahead and step is not None and scores is Scores.NONE:
             self._go_on(step, block_size)
-        choices = self._finish(bucket)
-        drafted = self._read(bucket, DRAFT_TOKEN_IDS)
-        return SpeculationOutput(drafted, choices, logits, self._candidates(bucket, scores))
+        choices = self._finish(call)
+        drafted = self._read(call, DRAFT_TOKEN_IDS)
+        return SpeculationOutput(drafted, choices, logits, self._candidates(call, scores))
 
     def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
         if self._pages is None:
@@ -232,6 +225,13 @@ class TensorRtExecutor:
                 self._runner.close()
                 self._device.close()
 
+    def _bind(
+        self, graphs: Graphs, first_slot: int, axes: Mapping[str, int], scores: Scores
+    ) -> BoundCall:
+        slot = self._caches.bound_slot(first_slot)
+        key = (graphs, slot, *axes.values(), scores is Scores.CANDIDATES)
+        return self._runner.recall(key, partial(self._binder.bind, graphs, slot, axes, scores))
+
     def _enter_call(self) -> None:
         """Begins a call, after waiting for one that an error broke off before it was waited for.
 
@@ -245,7 +245,7 @@ class TensorRtExecutor:
 
     def _begin(
         self,
-        bucket: Bucket,
+        call: BoundCall,
         first_slot: int,
         arguments: Mapping[str, npt.NDArray[np.int64]],
         sampling: Int64Array | None,
@@ -253,19 +253,19 @@ class TensorRtExecutor:
     ) -> FloatArray | None:
         """Enqueues a call; the whole rows, to be waited for, if `scores` asks for them."""
         for name, values in arguments.items():
-            bucket.inputs.view(self._inputs.host, name)[...] = values
+            call.inputs.view(self._inputs.host, name)[...] = values
         if self._pages is not None:
-            self._pages.fill(bucket.inputs.view(self._inputs.host, PAGE_TABLE), first_slot)
+            self._pages.fill(call.inputs.view(self._inputs.host, PAGE_TABLE), first_slot)
         if sampling is not None:
-            bucket.inputs.view(self._inputs.host, SAMPLING)[...] = sampling
-        self._inputs.upload(bucket.inputs.size)
-        self._runner.run(bucket)
+            call.inputs.view(self._inputs.host, SAMPLING)[...] = sampling
+        self._inputs.upload(call.inputs.size)
+        self._runner.run(call)
         logits = None
         if scores is Scores.LOGITS:
             # Not part of what is captured: the memory that rows go to may grow.
-            shape = (*bucket.outputs.shape(CHOICE_IDS), self.limits.vocab_size)
+            shape = (*call.outputs.shape(CHOICE_IDS), self.limits.vocab_size)
             logits = self._download_rows(0, shape)
-        self._results.download(bucket.copied)
+        self._results.download(call.copied)
         return logits
 
     def _go_on(self, step: Step, block_size: int) -> None:
@@ -274,7 +274,7 @@ class TensorRtExecutor:
         Only steps that replay a graph: their contexts are their own, and nothing is captured while
         one is under way.
         """
-        if step.bucket.graph is None:
+        if step.call.graph is None:
             return
         try:
             self._hold(step.first_slot, step.starts + block_size, block_size)
@@ -282,27 +282,27 @@ class TensorRtExecutor:
             return
         self._lookahead.start(step)
 
-    def _finish(self, bucket: Bucket) -> Int64Array:
+    def _finish(self, call: BoundCall) -> Int64Array:
         """Waits for the call; its choices."""
         self._results.wait()
         self._is_waited_for = True
-        self._runner.capture(bucket)
-        choices: Int64Array = self._read(bucket, CHOICE_IDS)
+        self._runner.capture(call)
+        choices: Int64Array = self._read(call, CHOICE_IDS)
         return choices
 
-    def _candidates(self, bucket: Bucket, scores: Scores) -> Candidates | None:
+    def _candidates(self, call: BoundCall, scores: Scores) -> Candidates | None:
         """The candidates of a call that has been waited for, if `scores` asks for them."""
         if scores is not Scores.CANDIDATES:
             return None
-        rows, vocabulary = bucket.outputs.shape(CHOICE_IDS)[1], self.limits.vocab_size
+        rows, vocabulary = call.outputs.shape(CHOICE_IDS)[1], self.limits.vocab_size
 
         def read_row(sequence: int, row: int) -> FloatArray:
             whole = self._download_rows(sequence * rows + row, (vocabulary,))
             self._device.synchronize()
             return whole.copy()
 
-        values: FloatArray = self._read(bucket, CANDIDATE_LOGITS)
-        return Candidates(self._read(bucket, CANDIDATE_IDS), values, read_row)
+        values: FloatArray = self._read(call, CANDIDATE_LOGITS)
+        return Candidates(self._read(call, CANDIDATE_IDS), values, read_row)
 
     def _known(self, scores: Scores) -> Scores:
         """What serves `scores`: engines that draw have no candidates, but whole rows."""
@@ -320,8 +320,8 @@ class TensorRtExecutor:
         self._device.download(memory, self._logits + first_row * self.limits.vocab_size * 4)
         return memory.view(np.float32).reshape(shape)
 
-    def _read(self, bucket: Bucket, name: str) -> npt.NDArray[Any]:
-        return bucket.outputs.view(self._results.host, name)
+    def _read(self, call: BoundCall, name: str) -> npt.NDArray[Any]:
+        return call.outputs.view(self._results.host, name)
 
     def _hold(self, first_slot: int, starts: Int64Array, rows: int) -> None:
         """Notes what this call writes.
@@ -337,3 +337,18 @@ class TensorRtExecutor:
             self._pages.check(ends)
         for slot, end in ends.items():
             self._held[slot] = max(self._held[slot], end)
+
+
+def _allocate_caches(bundle: EngineBundle, device: Device) -> DeviceCaches | DevicePages:
+    """The caches of target and draft on `device`.
+
+    Raises:
+        DflashError: it has no room.
+    """
+    shapes, form, limits = bundle.layout.shapes(), bundle.form, bundle.limits
+    slots, pool, item_bytes = limits.max_batch, limits.page_pool, form.cache_item_bytes
+    assert form.cache_length is not None
+    if pool is None:
+        return DeviceCaches(device, shapes, slots, form.cache_length, item_bytes)
+    columns = pool.cover(form.cache_length)
+    return DevicePages(device, shapes, slots, pool, columns=columns, item_bytes=item_bytes)

@@ -28,8 +28,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflash_trt.backends.base import Int64Array, Scores
-from dflash_trt.backends.tensorrt.run.buckets import Bucket, Layout, Results, Staging
+from dflash_trt.backends.tensorrt.run.bound_calls import BoundCall, PackedTensors
 from dflash_trt.backends.tensorrt.run.device_pages import DevicePages
+from dflash_trt.backends.tensorrt.run.staging import Results, Staging
 from dflash_trt.graph.bindings import BLOCK_IDS, NEW_START, NEXT_BLOCK_IDS, PAGE_TABLE
 from dflash_trt.hardware.device import Device
 
@@ -38,10 +39,10 @@ from dflash_trt.hardware.device import Device
 class Step:
     """What a speculative step is asked for: `anchors` and `starts` [B], `sampling` [B,4].
 
-    Its `bucket` stands for batch and block size.
+    Its `call` stands for batch and block size.
     """
 
-    bucket: Bucket
+    call: BoundCall
     first_slot: int
     anchors: Int64Array
     starts: Int64Array
@@ -50,7 +51,7 @@ class Step:
     def equals(self, other: Step) -> bool:
         """Whether the two are one step; of both, the arguments have to be known by now."""
         return (
-            self.bucket is other.bucket
+            self.call is other.call
             and self.first_slot == other.first_slot
             and np.array_equal(self.anchors, other.anchors)
             and np.array_equal(self.starts, other.starts)
@@ -86,11 +87,11 @@ class Lookahead:
     def start(self, step: Step) -> None:
         """Enqueues the step behind `step`, which has been enqueued or taken just now.
 
-        It replays the bucket's graph, whose contexts nothing else binds.
+        It replays the call's graph, whose contexts nothing else binds.
         """
-        bucket, host = step.bucket, self._results.host
-        inputs, outputs = bucket.inputs, bucket.outputs
-        assert bucket.graph is not None
+        call, host = step.call, self._results.host
+        inputs, outputs = call.inputs, call.outputs
+        assert call.graph is not None
         if self._pages is not None:
             self._upload_table(self._pages, inputs, step.first_slot)
         self._device.copy(
@@ -98,13 +99,13 @@ class Lookahead:
             self._results.address + outputs.offset(NEXT_BLOCK_IDS),
             outputs.end(NEW_START) - outputs.offset(NEXT_BLOCK_IDS),
         )
-        self._device.launch(bucket.graph)
-        self._results.download(bucket.copied, ahead=True)
+        self._device.launch(call.graph)
+        self._results.download(call.copied, ahead=True)
         self.started += 1
         # Views: what the device goes on with is known once `step` has been waited for.
         anchors = outputs.view(host, NEXT_BLOCK_IDS)[:, 0]
         starts = outputs.view(host, NEW_START)
-        self._step = Step(bucket, step.first_slot, anchors, starts, step.sampling.copy())
+        self._step = Step(call, step.first_slot, anchors, starts, step.sampling.copy())
 
     def take(self, step: Step, scores: Scores) -> bool:
         """Whether `step` is the one under way, whose results are then the current ones.
@@ -122,7 +123,7 @@ class Lookahead:
         self._results.turn()
         return True
 
-    def _upload_table(self, pages: DevicePages, inputs: Layout, first_slot: int) -> None:
+    def _upload_table(self, pages: DevicePages, inputs: PackedTensors, first_slot: int) -> None:
         """Enqueues the way of the pages that are bound now to the device.
 
         The buffer was last read two starts ago. Of those steps only the one begun last can be

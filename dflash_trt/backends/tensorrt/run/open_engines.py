@@ -7,11 +7,9 @@ from collections.abc import Iterable
 
 from dflash_trt.backends.base import ExecutorLimits
 from dflash_trt.backends.tensorrt.library import LIBRARIES, load_library
-from dflash_trt.backends.tensorrt.run.engine_bundle import EngineBundle
+from dflash_trt.backends.tensorrt.run.engines import EngineBundle, Loader
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.backends.tensorrt.run.loader import Loader
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.bundle.engines import engine_cache_length
 from dflash_trt.bundle.manifest import EngineSet
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError
@@ -67,13 +65,7 @@ def open_engines(
         library = LIBRARIES[manifest.executor]
         kernel_cache = user_cache_file(f"kernels-{_fingerprint(bundle, engines)}.cache")
         executor = TensorRtExecutor(
-            EngineBundle(
-                paths,
-                limits,
-                layout,
-                engine_cache_length(manifest.limits, manifest.target, manifest.graph_form),
-                manifest.graph_form,
-            ),
+            EngineBundle(paths, limits, layout, manifest.graph_form),
             device,
             Loader(library, load_library(library), kernel_cache if library.is_rtx else None),
         )

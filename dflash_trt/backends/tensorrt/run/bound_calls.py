@@ -1,0 +1,176 @@
+"""Calls bound once: every tensor's device address, for one kind of call, slot range and shape.
+
+A call's small inputs lie beside each other, so that one copy brings them to the device, and so do
+its small outputs. All calls share the same two buffers: they run one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash_trt.backends.base import Scores
+from dflash_trt.backends.tensorrt.run.device_caches import DeviceCaches
+from dflash_trt.backends.tensorrt.run.device_pages import DevicePages
+from dflash_trt.backends.tensorrt.run.engines import EngineBundle, EngineContext, Pass
+from dflash_trt.graph.bindings import (
+    ACCEPTED,
+    BLOCK_IDS,
+    CACHE_START,
+    CANDIDATE_IDS,
+    CANDIDATE_LOGITS,
+    CHOICE_IDS,
+    DRAFT_TOKEN_IDS,
+    LOGIT_ROWS,
+    LOGITS,
+    NEW_START,
+    NEW_TOKENS,
+    NEXT_BLOCK_IDS,
+    PAGE_TABLE,
+    SAMPLING,
+    TOKEN_IDS,
+    GraphName,
+)
+from dflash_trt.graph.tensors import GraphTensor, Role
+from dflash_trt.hardware.device import HostBytes, align
+
+Graphs = tuple[GraphName, ...]
+"""The graphs that a call runs, in order."""
+
+STEP: Graphs = ("draft", "target")
+"""A draft pass, and a verify pass that reads the draft's output where it lies."""
+
+INPUTS = (BLOCK_IDS, TOKEN_IDS, CACHE_START, LOGIT_ROWS, PAGE_TABLE, SAMPLING)
+COPIED_OUTPUTS = (DRAFT_TOKEN_IDS, CHOICE_IDS, NEXT_BLOCK_IDS, NEW_START)
+"""What every call copies back. The next step's ids and starts lie as they do among its inputs."""
+
+OUTPUTS = (*COPIED_OUTPUTS, NEW_TOKENS, ACCEPTED, CANDIDATE_IDS, CANDIDATE_LOGITS)
+
+
+class PackedTensors:
+    """Small tensors of a call one after another, each aligned; `size` bytes in all."""
+
+    def __init__(self, tensors: Iterable[GraphTensor], axes: Mapping[str, int]) -> None:
+        self._kinds = {one.name: (one.sized(axes), one.dtype) for one in tensors}
+        ends = list(accumulate(align(self._nbytes(name)) for name in self._kinds))
+        self._offsets = dict(zip(self._kinds, [0, *ends[:-1]], strict=True))
+        self.size = ends[-1]
+
+    def offset(self, name: str) -> int:
+        return self._offsets[name]
+
+    def end(self, name: str) -> int:
+        """Where the tensor's last byte is followed by the next."""
+        return self._offsets[name] + self._nbytes(name)
+
+    def end_of(self, names: Iterable[str]) -> int:
+        """Where the last of those of `names` ends that are here."""
+        return max(self.end(name) for name in names if name in self._offsets)
+
+    def addresses(self, base: int) -> dict[str, int]:
+        """Where each tensor lies if the first is at `base`."""
+        return {name: base + offset for name, offset in self._offsets.items()}
+
+    def view(self, memory: HostBytes, name: str) -> npt.NDArray[Any]:
+        """The tensor as an array over `memory`, which holds all of them from its first byte."""
+        shape, dtype = self._kinds[name]
+        return memory[self._offsets[name] : self.end(name)].view(dtype).reshape(shape)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._kinds[name][0]
+
+    def _nbytes(self, name: str) -> int:
+        shape, dtype = self._kinds[name]
+        return int(np.prod(shape)) * dtype.itemsize
+
+
+def pack(
+    tables: Iterable[Sequence[GraphTensor]], axes: Mapping[str, int]
+) -> tuple[PackedTensors, PackedTensors]:
+    """Inputs from the host and outputs of a call that runs graphs of these `tables` in turn.
+
+    What one graph gives is no input of those after it. Logits have a buffer of their own.
+    """
+    given: dict[str, GraphTensor] = {}
+    told: dict[str, GraphTensor] = {}
+    for table in tables:
+        for one in table:
+            if one.role is Role.INPUT and one.name not in told:
+                given[one.name] = one
+            elif one.role is Role.OUTPUT and one.name != LOGITS:
+                told[one.name] = one
+    return (
+        PackedTensors([given[name] for name in sorted(given, key=INPUTS.index)], axes),
+        PackedTensors([told[name] for name in sorted(told, key=OUTPUTS.index)], axes),
+    )
+
+
+@dataclass(slots=True)
+class BoundCall:
+    """A call bound once: its passes in order, and where its arguments and results lie.
+
+    `copied` bytes of the outputs come back to the host. `runs` counts calls whose passes were
+    enqueued one by one; `graph` replays the passes once they have been captured, with `contexts` of
+    its own, one per pass.
+    """
+
+    passes: tuple[Pass, ...]
+    inputs: PackedTensors
+    outputs: PackedTensors
+    copied: int
+    runs: int = 0
+    graph: int | None = None
+    contexts: Sequence[EngineContext] = ()
+
+
+class Binder:
+    """Binds calls over buffers that never move.
+
+    Args:
+        bundle: what the engines were built for.
+        caches: the KV caches.
+        inputs, outputs, logits: device addresses of the buffers.
+    """
+
+    def __init__(
+        self,
+        bundle: EngineBundle,
+        caches: DeviceCaches | DevicePages,
+        *,
+        inputs: int,
+        outputs: int,
+        logits: int,
+    ) -> None:
+        self._bundle = bundle
+        self._caches = caches
+        self._inputs = inputs
+        self._outputs = outputs
+        self._logits = logits
+
+    def bind(
+        self, graphs: Graphs, first_slot: int, axes: Mapping[str, int], scores: Scores
+    ) -> BoundCall:
+        """A call of `graphs` on slots from `first_slot` on, whose axes have sizes B, S and R."""
+        tables = {graph: self._bundle.tensors(graph) for graph in graphs}
+        inputs, outputs = pack(tables.values(), axes)
+        places = inputs.addresses(self._inputs) | outputs.addresses(self._outputs)
+        places[LOGITS] = self._logits
+        passes = []
+        for graph, table in tables.items():
+            shapes = {one.name: one.sized(axes) for one in table if one.is_input}
+            addresses = {
+                one.name: self._caches.address(one.updates or one.name, first_slot)
+                if one.role in (Role.CACHE, Role.UPDATED_CACHE)
+                else places[one.name]
+                for one in table
+            }
+            passes.append(Pass(graph, axes, shapes, addresses))
+        copied = outputs.end_of(COPIED_OUTPUTS)
+        if scores is Scores.CANDIDATES:
+            copied = outputs.size
+        return BoundCall(tuple(passes), inputs, outputs, copied)

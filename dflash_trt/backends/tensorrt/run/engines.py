@@ -1,0 +1,301 @@
+"""A bundle's engines: held to the manifest when they are loaded, then run pass by pass.
+
+One code for TensorRT-RTX and TensorRT.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnx import TensorProto
+
+from dflash_trt.backends.base import ExecutorLimits
+from dflash_trt.backends.tensorrt.build.profiles import Profile, choose_profile, profiles
+from dflash_trt.backends.tensorrt.library import Library, make_logger
+from dflash_trt.core.user_cache import read_cache, write_cache
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.graph.bindings import GraphName
+from dflash_trt.graph.form import GraphForm
+from dflash_trt.graph.tensors import CacheLayout, GraphTensor, graph_tensors
+
+TYPE_NAMES: dict[int, str] = {
+    TensorProto.INT32: "INT32",
+    TensorProto.INT64: "INT64",
+    TensorProto.FLOAT: "FLOAT",
+    TensorProto.FLOAT16: "HALF",
+    TensorProto.BFLOAT16: "BF16",
+    TensorProto.FLOAT8E4M3FN: "FP8",
+}
+"""TensorRT's name of each element type in ONNX."""
+
+REBUILD = "build the bundle again; `dflash-trt inspect --verify` says whether its files are whole"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBundle:
+    """Engine files by graph, and what they were built for.
+
+    `limits` are the runtime's, `layout` the caches of both models, `form` that of the graphs that
+    the engines were built from, with their cache length.
+    """
+
+    paths: Mapping[GraphName, Path]
+    limits: ExecutorLimits
+    layout: CacheLayout
+    form: GraphForm
+
+    def tensors(self, graph: GraphName) -> tuple[GraphTensor, ...]:
+        """Every input and output of a graph's engine."""
+        vocab_size, draws = self.limits.vocab_size, self.form.draws
+        return graph_tensors(graph, self.form, self.layout, vocab_size, has_candidates=not draws)
+
+    def check(self, graph: GraphName, native: Any) -> None:
+        """Refuses an engine that is not what the manifest describes.
+
+        Binding would write past its tensors; caches that are not updated in place would be lost.
+
+        Raises:
+            DflashError: names the first thing that differs.
+        """
+        tensors = self.tensors(graph)
+        known = {tensor.name for tensor in tensors}
+        names = {str(native.get_tensor_name(index)) for index in range(native.num_io_tensors)}
+        if names != known:
+            others = ", ".join(sorted(names ^ known))
+            raise _unlike(graph, f"its tensors differ in {others}")
+        for tensor in tensors:
+            name = tensor.name
+            shape, wanted = list(native.get_tensor_shape(name)), list(tensor.sized({}))
+            if shape != wanted:
+                raise _unlike(graph, f"{name} has shape {shape}, the manifest says {wanted}")
+            found, expected = native.get_tensor_dtype(name).name, TYPE_NAMES[tensor.element_type]
+            if found != expected:
+                raise _unlike(graph, f"{name} is {found}, the manifest says {expected}")
+            if tensor.updates and native.get_aliased_input_tensor(name) != tensor.updates:
+                raise _unlike(graph, f"{tensor.updates} is not updated in place")
+        built, profiled = native.num_optimization_profiles, len(profiles(graph, self.limits))
+        if built != profiled:
+            raise _unlike(graph, f"it has {built} profiles, not {profiled}")
+
+
+class Loader:
+    """Deserialises engines and makes their contexts; keeps the library's own messages.
+
+    Args:
+        library: which of the two.
+        trt: its module.
+        kernel_cache: where TensorRT-RTX keeps the kernels that it compiles for shapes as they
+            come up, so that the next process need not; None keeps none.
+    """
+
+    def __init__(self, library: Library, trt: Any, kernel_cache: Path | None) -> None:
+        self._library = library
+        self._trt = trt
+        self._logger = make_logger(trt)
+        self._runtime = trt.Runtime(self._logger)
+        self._cache_path = kernel_cache
+        self._cache: Any = None
+        self._cache_data = b""
+
+    def load(self, path: Path) -> Any:
+        """The engine in the file at `path`, on the device.
+
+        Raises:
+            DflashError: it is not an engine, or not one for this library and device.
+        """
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if self._library.is_rtx:
+                self._check_header(path, data[: self._runtime.engine_header_size])
+            engine = self._runtime.deserialize_cuda_engine(data)
+        if engine is None:
+            raise self.failure("load it", path.name, fix=REBUILD)
+        return engine
+
+    def make_context(
+        self, engine: Any, graph: GraphName, index: int, profile: Profile, stream: int
+    ) -> Any:
+        """A context of `engine` for its profile `index`; its memory is yet to be given.
+
+        Raises:
+            DflashError: the library refuses.
+        """
+        context = engine.create_execution_context(self._context_options(engine, profile))
+        if context is None or not context.set_optimization_profile_async(index, stream):
+            raise self.failure(f"make a context for {profile.name}", f"{graph}.engine")
+        return context
+
+    def failure(self, doing: str, where: str, *, fix: str | None = None) -> DflashError:
+        """An error with what the library last said about it."""
+        said, self._logger.errors[:] = list(self._logger.errors), []
+        cause = one_line(said[0]) if said else "it gives no reason"
+        return DflashError(f"{self._library.name} cannot {doing}: {cause}", where=where, fix=fix)
+
+    def save_kernels(self) -> None:
+        """Writes the kernel cache, if anything was compiled since it was read."""
+        if self._cache is None or self._cache_path is None:
+            return
+        kernels = self._cache.serialize()
+        if kernels is not None and bytes(kernels) != self._cache_data:
+            write_cache(self._cache_path, bytes(kernels))
+
+    def _context_options(self, engine: Any, profile: Profile) -> Any:
+        """Memory comes from the caller: engines run in turn and share it.
+
+        TensorRT-RTX compiles kernels for the shapes of a call. Decode steps have few and are
+        captured after their second run, so they wait for the compiler; chunks have many, and run
+        on general kernels meanwhile.
+        """
+        trt = self._trt
+        user_managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        if not self._library.is_rtx:
+            return user_managed
+        config = engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(user_managed)
+        strategies = trt.DynamicShapesKernelSpecializationStrategy
+        is_decode = profile.name == "decode"
+        config.dynamic_shapes_kernel_specialization_strategy = (
+            strategies.EAGER if is_decode else strategies.LAZY
+        )
+        if self._cache_path is not None:
+            if self._cache is None:
+                self._cache = config.create_runtime_cache()
+                # A cache of another GPU, driver or version is refused, and grows anew.
+                data = read_cache(self._cache_path)
+                if data and self._cache.deserialize(data):
+                    self._cache_data = data
+            config.set_runtime_cache(self._cache)
+        return config
+
+    def _check_header(self, path: Path, header: bytes) -> None:
+        validity, diagnostics = self._runtime.get_engine_validity(header)
+        if validity != self._trt.EngineValidity.INVALID:
+            return
+        kinds = self._trt.EngineInvalidityDiagnostics.__members__.values()
+        reasons = [
+            str(kind.name).lower().replace("_", " ") for kind in kinds if int(kind) & diagnostics
+        ]
+        raise DflashError(
+            f"{self._library.name} does not accept it: {', '.join(reasons) or 'no reason given'}",
+            where=path,
+            fix=REBUILD,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One engine's part of a call: sizes of the axes, inputs' shapes and device addresses."""
+
+    graph: GraphName
+    axes: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]]
+    addresses: Mapping[str, int]
+
+
+class EngineContext:
+    """An execution context: shapes and addresses are set when a pass is not the one before."""
+
+    def __init__(self, graph: GraphName, native: Any, loader: Loader, stream: int) -> None:
+        self._graph = graph
+        self._native = native
+        self._loader = loader
+        self._stream = stream
+        self._bound: Pass | None = None
+
+    def use_scratch(self, address: int, size: int) -> None:
+        """Gives the context the memory that it computes in."""
+        self._native.set_device_memory(address, size)
+
+    def enqueue(self, part: Pass) -> None:
+        """Puts one run into the stream.
+
+        Raises:
+            DflashError: the library refuses a shape, an address or the run.
+        """
+        if self._bound is not part:
+            self._bound = None
+            for name, shape in part.shapes.items():
+                if not self._native.set_input_shape(name, shape):
+                    raise self._failure(f"take {name} of shape {list(shape)}")
+            for name, address in part.addresses.items():
+                if not self._native.set_tensor_address(name, address):
+                    raise self._failure(f"bind {name}")
+            self._bound = part
+        if not self._native.execute_async_v3(self._stream):
+            raise self._failure("run")
+
+    def _failure(self, doing: str) -> DflashError:
+        return self._loader.failure(doing, f"{self._graph}.engine")
+
+
+class LoadedEngine:
+    """An engine and a context per profile.
+
+    Args:
+        graph: which of the three it is.
+        native: the library's engine object.
+        profiles: what it was built for.
+        loader: makes the contexts, and knows what the library has to say.
+        stream: where everything is enqueued.
+    """
+
+    def __init__(
+        self,
+        graph: GraphName,
+        native: Any,
+        profiles: Sequence[Profile],
+        loader: Loader,
+        stream: int,
+    ) -> None:
+        self._graph = graph
+        self._native = native
+        self._profiles = profiles
+        self._loader = loader
+        self._stream = stream
+        self._contexts = [self._make_context(index) for index in range(len(profiles))]
+        self.scratch_bytes = max(
+            int(native.get_device_memory_size_for_profile_v2(index))
+            for index in range(len(profiles))
+        )
+
+    def use_scratch(self, address: int, size: int) -> None:
+        """Gives the shared contexts the memory that they compute in."""
+        for context in self._contexts:
+            context.use_scratch(address, size)
+
+    def shared_context(self, part: Pass) -> EngineContext:
+        """The context of the profile that `part` fits best.
+
+        Raises:
+            ValueError: no profile takes one of this size.
+        """
+        return self._contexts[self._choose(part)]
+
+    def make_context(self, part: Pass, scratch: int, scratch_bytes: int) -> EngineContext:
+        """A context for `part` alone."""
+        context = self._make_context(self._choose(part))
+        context.use_scratch(scratch, scratch_bytes)
+        return context
+
+    def _choose(self, part: Pass) -> int:
+        index = choose_profile(self._profiles, part.axes)
+        if index is None:
+            raise ValueError(f"the {self._graph} engine takes no call of {dict(part.axes)}")
+        return index
+
+    def _make_context(self, index: int) -> EngineContext:
+        native = self._loader.make_context(
+            self._native, self._graph, index, self._profiles[index], self._stream
+        )
+        return EngineContext(self._graph, native, self._loader, self._stream)
+
+
+def _unlike(graph: GraphName, what: str) -> DflashError:
+    return DflashError(
+        f"is not the engine that the manifest describes: {what}",
+        where=f"{graph}.engine",
+        fix="build the bundle again",
+    )
