@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-import dflash_trt
 from dflash_trt.errors import DflashError
 
 NGC_BINARY = Path("/opt/tritonserver/bin/tritonserver")
@@ -85,7 +84,7 @@ def server_environment(binary: TritonServerBinary) -> dict[str, str]:
     """
     environment = dict(os.environ)
     _put_first(environment, "PATH", Path(sys.executable).parent)
-    ours = Path(dflash_trt.__file__).parent.parent
+    ours = Path(__file__).parents[3]  # which has dflash_trt
     if ours != Path(sysconfig.get_path("purelib")):
         _put_first(environment, "PYTHONPATH", ours)
     if binary.wheel is not None:
