@@ -27,6 +27,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "anywhere")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if TYPE_CHECKING:
+    from dflash_trt.serving.server.tritonserver import TritonServerBinary
     from tests.pairs import PairFactory
     from tests.shared import Shared
 
@@ -64,3 +65,17 @@ def make_pair(tmp_path_factory: pytest.TempPathFactory, shared: Shared) -> PairF
     from tests.pairs import PairFactory
 
     return PairFactory(tmp_path_factory.mktemp("pairs"), shared)
+
+
+@pytest.fixture(scope="session")
+def tritonserver() -> TritonServerBinary:
+    """The server that will be started; in CI its absence is a failure."""
+    from dflash_trt.errors import DflashError
+    from dflash_trt.serving.server.tritonserver import find_tritonserver
+
+    try:
+        return find_tritonserver()
+    except DflashError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(error.message)

@@ -15,7 +15,6 @@ Shape = tuple[str, ...]
 Rules = Mapping[str, tuple[str, Shape]]
 """Role → (checkpoint name, symbolic shape)."""
 
-FamilyName = Literal["qwen3", "llama", "gpt_oss", "qwen3_moe"]
 ExpertStorage = Literal["float", "MXFP4", "NVFP4"]
 Routing = Literal["chosen", "all"]
 
@@ -193,7 +192,7 @@ class ExpertRules:
 class Family:
     """A target architecture; defaults are transformers' own where the config is silent."""
 
-    name: FamilyName
+    name: str
     architecture: str
     qk_norm: bool
     default_head_dim: int | None = None
@@ -207,7 +206,7 @@ class Family:
     experts: ExpertRules | None = None
 
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: list[Family] = [
     Family(
         "qwen3",
         "Qwen3ForCausalLM",
@@ -248,7 +247,8 @@ FAMILIES: tuple[Family, ...] = (
             experts=QWEN3_MOE_EXPERTS,
         ),
     ),
-)
+]
+"""All that are known; programs may append their own."""
 
 FOREIGN_KEYS = (
     "attn_logit_softcapping",

@@ -14,7 +14,6 @@ from dflash_trt.checkpoints.families import (
     FOREIGN_KEYS,
     HEAD_NAME,
     Family,
-    FamilyName,
     target_rules,
 )
 from dflash_trt.checkpoints.folder import CONFIG_NAME, Checkpoint, open_checkpoint, read_config
@@ -43,7 +42,7 @@ class TargetSpec(DecoderSpec):
     ("layers.{i}.q_proj.weight_scale" …, see quantized_weights.py). `eos_token_ids` may be empty.
     """
 
-    family: FamilyName
+    family: str
     vocab_size: int
     qk_norm: bool
     attention_bias: bool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +11,10 @@ import pytest
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.cli.main import main
-from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, Request, RequestResult
 from dflash_trt.serving.server.launcher import ServerAddresses, ServerOptions, TritonServer
 from dflash_trt.serving.server.repository import RepositoryOptions, write_repository
-from dflash_trt.serving.server.tritonserver import TritonServerBinary, find_tritonserver
+from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from dflash_trt.text.prompts import read_prompts
 from tests.pairs import SilentProgress
 from tests.serving.client import read_metrics
@@ -31,17 +29,6 @@ from tests.serving.served import (
 from tests.waiting import PATIENCE_S
 
 Generate = Callable[..., RequestResult]
-
-
-@pytest.fixture(scope="session")
-def tritonserver() -> TritonServerBinary:
-    """The server that will be started; in CI its absence is a failure."""
-    try:
-        return find_tritonserver()
-    except DflashError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(error.message)
 
 
 @pytest.fixture(scope="session")
