@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
-import reprlib
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.core.limits import PREFILL_CHUNK, Count
+from dflash_trt.core.validation import validate
+from dflash_trt.core.yaml_files import read_yaml
+from dflash_trt.errors import DflashError, nearest, one_line
 
-MAX_CONFIG_BYTES = 1 << 20
 BUILTIN_PREFIX = "builtin:"
-
-MAX_COUNT = 1 << 24
-PREFILL_CHUNK = 256
-PAGE_SIZE = 64
-PAGE_SIZES = tuple(1 << power for power in range(3, 11))
-
-Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
-
 
 PrecisionName = Literal["fp32", "bf16", "fp16", "fp8", "nvfp4"]
 QUANTIZED: tuple[PrecisionName, ...] = ("fp8", "nvfp4")
@@ -158,7 +149,7 @@ def load_config(target: str) -> tuple[BuildConfig, Path]:
                 fix="`dflash-trt targets` lists them; a path must end in .yaml",
                 usage=True,
             )
-    return _parse(read_yaml(path), path), path
+    return validate(BuildConfig, read_yaml(path), path, usage=True), path
 
 
 def resolve_file(name: str, config_path: Path) -> Path:
@@ -172,68 +163,6 @@ def resolve_builtin(name: str) -> Path | None:
         return None
     folder, _, inner = name.removeprefix(BUILTIN_PREFIX).partition("/")
     return data_folder(folder) / inner
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML without aliases (few lines can stand for gigabytes) and without repeated keys."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases (*name) are not supported; write the value out")
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for number, key in enumerate(keys):
-            if key in keys[:number]:
-                raise yaml.YAMLError(f"key {one_line(key, 60)!r} is given twice")
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file of at most MAX_CONFIG_BYTES.
-
-    Raises:
-        DflashError: unreadable, not YAML, an alias, a key given twice, or not a mapping (usage).
-    """
-    try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise DflashError("is larger than 1 MiB, not a configuration", where=path, usage=True)
-        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise DflashError(f"cannot be read: {reason}", where=path, usage=True) from error
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        # Besides YAMLError, PyYAML lets through what its constructors raise.
-        raise DflashError(
-            f"is not valid YAML: {one_line(error)}", where=path, usage=True
-        ) from error
-    if not isinstance(raw, dict):
-        raise DflashError("must be a YAML mapping of keys", where=path, usage=True)
-    return raw
-
-
-def _parse(raw: dict[str, Any], path: Path) -> BuildConfig:
-    try:
-        return BuildConfig.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            nested: dict[str, type[BaseModel]] = {
-                "profiles": HardwareProfile,
-                "eagle3": Eagle3Source,
-            }
-            model: type[BaseModel] = BuildConfig
-            if len(first["loc"]) > 1:
-                model = nested.get(str(first["loc"][0]), CheckpointSource)
-            hint = nearest(str(first["loc"][-1]), list(model.model_fields))
-            what = f"unknown key {key!r}{hint}"
-        elif first["type"] == "value_error":  # keys that do not go together
-            what = f"{key}: {first['ctx']['error']}" if key else str(first["ctx"]["error"])
-        else:
-            what = f"{key}: {first['msg']}, got {one_line(reprlib.repr(first['input']), 60)}"
-        raise DflashError(what, where=path, usage=True) from error
 
 
 def choose_profile(config: BuildConfig, name: str | None, path: Path) -> str:
@@ -255,10 +184,3 @@ def choose_profile(config: BuildConfig, name: str | None, path: Path) -> str:
             fix = f"choose one of {', '.join(names)}"
         raise DflashError(what, where="--profile", fix=fix, usage=True)
     return name
-
-
-def nearest(name: str, known: list[str]) -> str:
-    """` (nearest: 'x')` for a name that is not known, or all that are where none is like it."""
-    name = name[:100]  # matching takes time that grows with the square
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    return f" (nearest: {close[0]!r})" if close else f" (known: {', '.join(known)})"

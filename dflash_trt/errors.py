@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 
 EXIT_FAILED = 1
@@ -50,3 +51,10 @@ def one_line(text: object, limit: int = 300) -> str:
     """`text` folded to one line of at most `limit` characters, for use inside an error."""
     folded = " ".join(str(text).split())
     return folded if len(folded) <= limit else folded[: limit - 1] + "…"
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """` (nearest: 'x')` for a name that is not known, or all that are where none is like it."""
+    name = name[:100]  # matching takes time that grows with the square
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return f" (nearest: {close[0]!r})" if close else f" (known: {', '.join(known)})"

@@ -19,7 +19,8 @@ from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import PAGE_SIZE, BuildConfig
+from dflash_trt.config import BuildConfig
+from dflash_trt.core.limits import PAGE_SIZE
 from dflash_trt.core.progress import SilentProgress
 from dflash_trt.graph.form import CacheDtype
 from tests.reference.checkpoints import Family, write_draft, write_target

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dflash_trt.backends.tensorrt.library import LIBRARIES, TENSORRT
 from dflash_trt.building.request import CPU, LINEAR, TRTLLM, CacheOptions
-from dflash_trt.config import PAGE_SIZE
+from dflash_trt.core.limits import PAGE_SIZE
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import CacheDtype
 

@@ -21,7 +21,7 @@ from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.target import TargetSpec
-from dflash_trt.config import PREFILL_CHUNK
+from dflash_trt.core.limits import PREFILL_CHUNK
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import (

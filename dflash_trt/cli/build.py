@@ -32,7 +32,7 @@ from dflash_trt.bundle.summary import (
 )
 from dflash_trt.cli.option_group import option_group
 from dflash_trt.cli.progress import StageBars, format_size
-from dflash_trt.config import MAX_COUNT, PAGE_SIZE, PAGE_SIZES
+from dflash_trt.core.limits import MAX_COUNT, PAGE_SIZE, PAGE_SIZES
 from dflash_trt.graph.form import CacheDtype
 from dflash_trt.hardware.arch import DEFAULT_ARCH
 from dflash_trt.trtllm.schema import ATTENTION_BACKENDS

@@ -7,8 +7,14 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from dflash_trt.config import MAX_COUNT, PAGE_SIZE, PAGE_SIZES, Count
 from dflash_trt.errors import DflashError
+
+MAX_COUNT = 1 << 24
+PREFILL_CHUNK = 256
+PAGE_SIZE = 64
+PAGE_SIZES = tuple(1 << power for power in range(3, 11))
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 
 _SIZES = f"a power of two from {PAGE_SIZES[0]} to {PAGE_SIZES[-1]}"
 

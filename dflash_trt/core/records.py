@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
-
-from pydantic import BaseModel, ValidationError
 
 from dflash_trt.core.strict_json import read_json_object
+from dflash_trt.core.validation import Record, validate
 from dflash_trt.errors import DflashError, one_line
 
-Record = TypeVar("Record", bound=BaseModel)
 
-
-def read_record(path: Path, kind: type[Record], schema_version: int, fix: str) -> Record:
+def read_record(
+    path: Path, kind: type[Record], schema_version: int, fix: str, *, usage: bool = False
+) -> Record:
     """The `kind` in the file `path`; `fix` is what an error advises.
+
+    With `usage` it is a file that the user named, and a bad one is wrong usage.
 
     Raises:
         DflashError: unreadable, another schema version, or fields that do not fit.
     """
-    raw = read_json_object(path)
+    try:
+        raw = read_json_object(path)
+    except DflashError as error:
+        if not usage:
+            raise
+        raise DflashError(error.what, where=path, usage=True) from error  # no checkpoint's advice
     version = raw.get("schema_version")
     if version != schema_version:
         raise DflashError(
             f"has schema version {one_line(version, 40)}, this version reads {schema_version}",
             where=path,
             fix=fix,
+            usage=usage,
         )
-    try:
-        return kind.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        what = first["msg"].removeprefix("Value error, ")
-        raise DflashError(
-            one_line(f"{key}: {what}" if key else what), where=path, fix=fix
-        ) from error
+    return validate(kind, raw, path, fix=fix, usage=usage)

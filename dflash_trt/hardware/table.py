@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.config import nearest, read_yaml
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.core.yaml_files import read_yaml
+from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.hardware.arch import Arch
 from dflash_trt.hardware.gpu import Gpu
 

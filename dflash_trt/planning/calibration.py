@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from dflash_trt.config import nearest, read_yaml
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.core.yaml_files import read_yaml
+from dflash_trt.errors import DflashError, nearest, one_line
 
 CALIBRATION_FILE = Path(__file__).with_name("calibration.yaml")
 

@@ -8,8 +8,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.config import nearest, read_yaml
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.core.yaml_files import read_yaml
+from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.planning.shape import DraftShape, Experts, ModelShape
 
 MODELS_FILE = Path(__file__).with_name("models.yaml")

@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 
 from dflash_trt.backends.base import Executor
-from dflash_trt.config import PREFILL_CHUNK
+from dflash_trt.core.limits import PREFILL_CHUNK
 from dflash_trt.runtime.events import TokenEvent
 from dflash_trt.runtime.generator import Generator
 from dflash_trt.runtime.options import GeneratorOptions

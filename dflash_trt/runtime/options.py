@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dflash_trt.config import PREFILL_CHUNK
+from dflash_trt.core.limits import PREFILL_CHUNK
 from dflash_trt.errors import DflashError
 from dflash_trt.speculation.schedule import BlockSchedule
 

@@ -18,12 +18,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dflash_trt.backends.base import TargetGraph
-from dflash_trt.config import Count
-from dflash_trt.core.strict_json import read_json_object
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.core.limits import Count
+from dflash_trt.core.records import read_record
 
 SCHEDULE_NAME = "block_schedule.json"
 SCHEMA_VERSION: Literal[1] = 1
@@ -136,30 +135,7 @@ class BlockSchedule(_Strict):
         Raises:
             DflashError: unreadable, another schema version, or fields that do not fit.
         """
-        try:
-            raw = read_json_object(path)
-        except DflashError as error:  # its advice is about checkpoints
-            raise DflashError(error.what, where=path, usage=True) from error
-        version = raw.get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise DflashError(
-                f"has schema version {one_line(version, 40)}, this version reads {SCHEMA_VERSION}",
-                where=path,
-                fix="run `dflash-trt tune` again",
-                usage=True,
-            )
-        try:
-            return cls.model_validate(raw)
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(str(part) for part in first["loc"])
-            what = first["msg"].removeprefix("Value error, ")
-            raise DflashError(
-                one_line(f"{key}: {what}" if key else what),
-                where=path,
-                fix="run `dflash-trt tune` again",
-                usage=True,
-            ) from error
+        return read_record(path, cls, SCHEMA_VERSION, "run `dflash-trt tune` again", usage=True)
 
     @property
     def max_batch(self) -> int:

@@ -8,8 +8,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dflash_trt.bundle.staging import StagedKind
-from dflash_trt.config import Count, HardwareProfile, read_yaml
+from dflash_trt.config import HardwareProfile
+from dflash_trt.core.limits import Count
 from dflash_trt.core.records import read_record
+from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.hardware.table import find_gpu
 from dflash_trt.trtllm.arguments import Variant
 from dflash_trt.trtllm.rules import check_backend, check_draft_length

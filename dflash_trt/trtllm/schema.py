@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from dflash_trt.config import nearest
-from dflash_trt.errors import DflashError, one_line
-from dflash_trt.trtllm.versions import VERSIONS, Version
+from dflash_trt.core.validation import Location, known_keys, validate
+from dflash_trt.errors import DflashError, nearest
+from dflash_trt.trtllm.versions import Version
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -243,19 +243,14 @@ def check_arguments(
         DflashError: an unknown field, with the nearest or the version that has it; a value that
             the field does not take; fields that exclude each other (usage).
     """
-    try:
-        checked = _SCHEMAS[version.name].model_validate(values)
-    except ValidationError as error:
-        # A misspelt field is also missing under its name: the spelling is the mistake.
-        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-        # Positions in unions are no part of the file.
-        path = [str(part) for part in first["loc"] if part not in ("DFlash", "Eagle3")]
-        if first["type"] == "extra_forbidden":
-            what = _unknown(path, values, version)
-        else:
-            got = one_line(repr(first["input"]), 60)
-            what = f"{'.'.join(path)}: {first['msg']}, got {got}"
-        raise DflashError(what, where=where, usage=True) from error
+
+    def unknown(key: str, location: Location, known: list[str]) -> str:
+        outer, name = location[:-1], location[-1]
+        others = [one for one, schema in _SCHEMAS.items() if name in known_keys(schema, outer)]
+        has = f"; {', '.join(others)} has it" if others else nearest(str(name), known)
+        return f"{key} is no field of TensorRT-LLM {version.name}{has}"
+
+    checked = validate(_SCHEMAS[version.name], values, where, usage=True, unknown=unknown)
     speculation: DFlashConfig | Eagle3Config | None = getattr(checked, "speculative_config", None)
     if speculation is not None:
         _check_together(checked, speculation, where)
@@ -279,33 +274,3 @@ def _check_together(
         what = "max_concurrency and draft_len_schedule exclude each other"
     if what is not None:
         raise DflashError(what, where=where, usage=True)
-
-
-def _unknown(path: list[str], values: Mapping[str, Any], version: Version) -> str:
-    """What is wrong with the field at `path`, which `version` does not have."""
-    kind = None
-    if path[0] == "speculative_config":
-        kind = str(values["speculative_config"].get("decoding_type"))
-    known = _fields(version.name, path[:-1], kind)
-    others = [name for name in VERSIONS if path[-1] in _fields(name, path[:-1], kind)]
-    has = (
-        f"; {', '.join(others)} has it" if others else f" {one_line(nearest(path[-1], known), 200)}"
-    )
-    return f"{'.'.join(path)} is no field of TensorRT-LLM {version.name}{has}"
-
-
-def _fields(version: str, path: list[str], kind: str | None) -> list[str]:
-    """Field names of the section at `path` in `version`."""
-    if not path:
-        return list(_SCHEMAS[version].model_fields)
-    sections: dict[str, type[BaseModel]] = {
-        "kv_cache_config": KvCache,
-        "cuda_graph_config": CudaGraphs,
-        "moe_config": Moe,
-        "triton_config": _TritonConfig,
-    }
-    if path[0] == "speculative_config":
-        dflash, eagle3 = _DECODING[version]
-        return list((eagle3 if kind == "Eagle3" else dflash).model_fields)
-    section = sections.get(path[0])
-    return [] if section is None else list(section.model_fields)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dflash_trt.config import nearest
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError, nearest, one_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from typing import cast
 import numpy as np
 
 from dflash_trt.backends.base import Executor, Int64Array, PagedExecutor, Scores, TargetGraph
-from dflash_trt.config import PREFILL_CHUNK
+from dflash_trt.core.limits import PREFILL_CHUNK
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.generator import Generator

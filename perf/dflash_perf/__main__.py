@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dflash_trt.config import nearest
-from dflash_trt.errors import EXIT_FAILED, EXIT_USAGE, DflashError, one_line
+from dflash_trt.errors import EXIT_FAILED, EXIT_USAGE, DflashError, nearest, one_line
 
 if TYPE_CHECKING:
     from dflash_perf.bench.base import Bench

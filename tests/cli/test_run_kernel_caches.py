@@ -18,8 +18,7 @@ pytest.importorskip("triton", reason="Triton language (the plugins extra) is not
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.bundle.engine_memory import bundle_scratch, split_scratch
 from dflash_trt.cli.main import main
-from dflash_trt.config import MAX_COUNT
-from dflash_trt.core.limits import Limits
+from dflash_trt.core.limits import MAX_COUNT, Limits
 from dflash_trt.kernels import attention
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Run

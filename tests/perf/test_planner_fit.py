@@ -8,7 +8,7 @@ pytest.importorskip("scipy", reason="the perf extra is not installed")
 
 from dflash_perf.bench.planner_fit import FITTED, TABLES, fit, judge
 
-from dflash_trt.config import read_yaml
+from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.planning.calibration import read_calibration
 
 

@@ -17,7 +17,7 @@ from dflash_perf.bench.repeat import spread
 from dflash_perf.bench.step_cost import PAIR, PER_RUN, compare_steps, open_synthetic
 from dflash_perf.synthetic.qwen3 import write_pair
 from dflash_trt.backends.base import Executor
-from dflash_trt.config import PAGE_SIZE
+from dflash_trt.core.limits import PAGE_SIZE
 from dflash_trt.runtime import Generator, Request
 
 POSITIONS = PAIR.target.max_context

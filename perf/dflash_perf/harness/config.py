@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import reprlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dflash_trt.config import nearest, read_yaml
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.core.validation import validate
+from dflash_trt.core.yaml_files import read_yaml
 
 Kind = Literal["llm-api", "completions", "chat"]
 Dataset = Literal["prompts", "speed-bench"]
@@ -207,29 +206,4 @@ def read_sweep_config(path: Path | None, given: dict[str, Any]) -> SweepConfig:
         raw = {key: raw[key] for key in raw if key not in ("concurrency", "request_rate")}
     if {"request_count", "duration_s"} & given.keys():
         raw = {key: raw[key] for key in raw if key not in ("request_count", "duration_s")}
-    return _validate({**raw, **given}, path)
-
-
-def _validate(raw: dict[str, Any], path: Path | None) -> SweepConfig:
-    try:
-        return SweepConfig.model_validate(raw)
-    except ValidationError as error:
-        # A key that is misspelt is also missing under its name: the spelling is the mistake.
-        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-        location = [part for part in first["loc"] if part not in ("bool", "int", "float", "str")]
-        key = ".".join(str(part) for part in location)
-        if first["type"] == "extra_forbidden":
-            models: dict[str, type[BaseModel]] = {
-                "configurations": Configuration,
-                "goodput": Goodput,
-            }
-            model = models.get(str(location[0]), SweepConfig) if len(location) > 1 else SweepConfig
-            hint = nearest(str(location[-1]), list(model.model_fields))
-            what = f"unknown key {key!r}{hint}"
-        elif first["type"] == "missing":
-            what = f"{key} is missing"
-        elif first["type"] == "value_error":
-            what = str(first["ctx"]["error"])
-        else:
-            what = f"{key}: {first['msg']}, got {one_line(reprlib.repr(first['input']), 60)}"
-        raise DflashError(what, where=path or "sweep", usage=True) from error
+    return validate(SweepConfig, {**raw, **given}, path or "sweep", usage=True)

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.config import nearest
 from dflash_trt.core.strict_json import parse_json
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError, nearest, one_line
 
 _SUFFIXES = (".jsonl", ".parquet")
 

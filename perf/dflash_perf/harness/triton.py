@@ -10,8 +10,7 @@ from dflash_perf.harness.config import Configuration, SweepConfig
 from dflash_perf.harness.endpoint import Call
 from dflash_perf.harness.records import ServerCounts
 from dflash_perf.harness.trace import Streaming, Trace
-from dflash_trt.config import nearest
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, nearest
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.client.wire import Response, WireClient, make_input
 

@@ -1,0 +1,51 @@
+"""YAML from users: size-capped, no aliases, no repeated keys, one clear error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dflash_trt.errors import DflashError, one_line
+
+MAX_YAML_BYTES = 1 << 20
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without aliases (few lines can stand for gigabytes) and without repeated keys."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not supported; write the value out")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for number, key in enumerate(keys):
+            if key in keys[:number]:
+                raise yaml.YAMLError(f"key {one_line(key, 60)!r} is given twice")
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file of at most MAX_YAML_BYTES.
+
+    Raises:
+        DflashError: unreadable, not YAML, an alias, a key given twice, or not a mapping (usage).
+    """
+    try:
+        if path.stat().st_size > MAX_YAML_BYTES:
+            raise DflashError("is larger than 1 MiB, not a configuration", where=path, usage=True)
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DflashError(f"cannot be read: {reason}", where=path, usage=True) from error
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        # Besides YAMLError, PyYAML lets through what its constructors raise.
+        raise DflashError(
+            f"is not valid YAML: {one_line(error)}", where=path, usage=True
+        ) from error
+    if not isinstance(raw, dict):
+        raise DflashError("must be a YAML mapping of keys", where=path, usage=True)
+    return raw
