@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from dflash_trt.config import MAX_COUNT, BuildConfig, PrecisionName
+from dflash_trt.config import BuildConfig, PrecisionName
+from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import CacheDtype
 from dflash_trt.trtllm.schema import AttentionBackend
