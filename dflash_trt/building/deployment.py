@@ -23,7 +23,7 @@ from dflash_trt.bundle.quantize import plan_quantization, quantize_pair
 from dflash_trt.bundle.staging import check_destination
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.hub import find_checkpoint, local_checkpoint
-from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.pair import check_draft, check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import (
     QUANTIZED,
@@ -46,7 +46,6 @@ from dflash_trt.speculation.schedule import BlockSchedule
 from dflash_trt.trtllm.plan import (
     DeploymentOptions,
     DeploymentPlan,
-    check_draft,
     plan_deployment,
 )
 from dflash_trt.trtllm.record import DEPLOYMENT, Deployment
@@ -231,14 +230,17 @@ def _read_shapes(sources: Sources, config: BuildConfig, path: Path) -> PairShape
         return read_pair_shape(target, draft)
     known = find_pair(_public_name(config, path))
     if draft is not None:
-        check_draft(read_draft(draft), known)
+        check_draft(read_draft(draft), known.target.sizes, known.target.vocab, known.name)
         return replace(known, draft=read_draft_shape(draft, known.target))
     if target is not None:
         shape = read_target_shape(target)
-        if (shape.layers, shape.hidden) != (known.target.layers, known.target.hidden):
+        mine, wanted = (
+            f"{len(sizes.layers)} layers of width {sizes.hidden_size}"
+            for sizes in (shape.sizes, known.target.sizes)
+        )
+        if mine != wanted:
             raise DflashError(
-                f"has {shape.layers} layers of width {shape.hidden}; the target of "
-                f"{sources.draft.name} has {known.target.layers} of {known.target.hidden}",
+                f"has {mine}; the target of {sources.draft.name} has {wanted}",
                 where=target,
                 fix="pass --draft-checkpoint too",
                 usage=True,

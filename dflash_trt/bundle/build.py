@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, library_version
-from dflash_trt.bundle.engines import build_engines, check_engines, engine_cache_length
+from dflash_trt.bundle.engines import build_engines, check_engines
 from dflash_trt.bundle.graph_folder import GraphFolder
 from dflash_trt.bundle.manifest import (
     MANIFEST_NAME,
@@ -34,13 +34,14 @@ from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.config import BuildConfig
 from dflash_trt.core.hashing import blob_sha256, file_sha256
-from dflash_trt.core.limits import Limits, choose_pool
+from dflash_trt.core.limits import Limits, check_positions, choose_block, choose_pool
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import CacheDtype, GraphForm
 from dflash_trt.graph.tables import compute_tables
 from dflash_trt.graph.target import build_target, build_target_only
+from dflash_trt.memory.caches import engine_cache_length
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.version import __version__
 
@@ -113,7 +114,7 @@ def build_bundle(
         check_engines(pair, limits, options.engines, form, pool, plan)
         library = options.engines.library
         libraries[library.module] = library_version(library)
-    length = engine_cache_length(limits, target_dims(pair), form)
+    length = engine_cache_length(limits, pair.target.sizes, form)
     if options.engines is not None:
         pages = None if pool is None else pool.pages
         form = replace(form, cache_length=length, pages=pages)
@@ -169,23 +170,12 @@ def _describe_origin(
 
 def _limits(pair: Pair, config: BuildConfig) -> Limits:
     """The bundle's limits, refused where the models were not made for them."""
-    longest = min(pair.target.max_position_embeddings, pair.draft.max_position_embeddings)
-    if config.max_seq_len > longest:
-        raise DflashError(
-            f"max_seq_len {config.max_seq_len} exceeds the {longest} positions that the pair "
-            "was trained for",
-            fix=f"pass --max-seq-len {longest} or less",
-            usage=True,
-        )
-    trained = pair.draft.block_size
+    check_positions(
+        config.max_seq_len,
+        min(pair.target.max_position_embeddings, pair.draft.max_position_embeddings),
+    )
     _check_tables(pair, config.max_seq_len)
-    block_size = config.block_size or trained
-    if block_size > trained:
-        raise DflashError(
-            f"block size {block_size} exceeds the draft's trained block of {trained}",
-            fix=f"pass --block-size {trained} or less",
-            usage=True,
-        )
+    block_size = choose_block(config.block_size, pair.draft.block_size)
     if block_size >= config.max_seq_len:
         raise DflashError(
             f"max_seq_len {config.max_seq_len} does not hold one block of {block_size} rows",

@@ -2,60 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from dflash_trt.bundle.manifest import ExpertDims, Manifest, ModelDims, TargetDims
+from dflash_trt.bundle.memory import cache_bytes, estimate_memory
 from dflash_trt.checkpoints.kv_scales import are_fp8
 from dflash_trt.checkpoints.moe import EXPERT_STORAGE
-from dflash_trt.checkpoints.sizes import DecoderSizes
-from dflash_trt.graph.form import GraphForm, Precision
-from dflash_trt.graph.tensors import cache_layout
+from dflash_trt.graph.form import Precision
+from dflash_trt.memory.caches import cache_bytes_per_token
 
 PATTERNS_SHOWN = 4
 PACKED = frozenset(EXPERT_STORAGE.values())
 """Formats of experts whose values share bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryEstimate:
-    """Bytes for `batch` sequences of `context` tokens each.
-
-    On the CPU weights count in the compute type, as ONNX Runtime holds them after loading, but
-    for experts, which it reads out of the checkpoint's files, as stored;
-    `draft_head` is the target's output head once more: the draft's session packs its own copy.
-    Caches count the tokens; linear ones on the CPU take up to twice that, since their length
-    doubles, paged ones up to a page more per sequence, and never more than their pool has.
-    Engines count as their files weigh: the draft's holds its own embedding and output head.
-    """
-
-    batch: int
-    context: int
-    target_weights: int
-    draft_weights: int
-    draft_head: int
-    target_cache: int
-    draft_cache: int
-
-    @property
-    def total(self) -> int:
-        weights = self.target_weights + self.draft_weights + self.draft_head
-        return weights + self.target_cache + self.draft_cache
-
-
-def cache_bytes_per_token(sizes: DecoderSizes, form: GraphForm) -> int:
-    """Bytes of K and V of every layer for one token of one sequence, in graphs of `form`."""
-    shapes = cache_layout(form, sizes).target
-    return 2 * sum(one.kv_heads * one.head_dim for one in shapes) * form.cache_item_bytes
-
-
-def cache_bytes(manifest: Manifest) -> tuple[int, int]:
-    """Bytes per token of the target's and the draft's caches, in the type that they have."""
-    form = manifest.graph_form
-    return (
-        cache_bytes_per_token(manifest.target.sizes, form),
-        cache_bytes_per_token(manifest.draft.sizes, form),
-    )
 
 
 def cache_line(manifest: Manifest) -> str:
@@ -97,13 +56,6 @@ def page_pool_line(manifest: Manifest) -> str | None:
         f"{pool.pages * page:,} bytes, "
         + ("taken as tokens come" if manifest.engines is None else "allocated whole")
     )
-
-
-def engine_bytes(manifest: Manifest) -> dict[str, int]:
-    """Size of each engine's file, by graph; empty for a CPU bundle."""
-    sizes = {file.path: file.bytes for file in manifest.files}
-    engines = manifest.engines.files if manifest.engines else []
-    return {engine.graph: sizes[engine.path] for engine in engines}
 
 
 def precision_line(manifest: Manifest) -> str:
@@ -185,29 +137,6 @@ def attention_line(target: TargetDims) -> str | None:
     return "; ".join(parts) or None
 
 
-def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstimate:
-    """Memory of a running pair: see MemoryEstimate."""
-    tokens, pool = batch * context, manifest.page_pool
-    if pool is not None:
-        tokens = min(tokens, pool.positions)
-    target, draft = manifest.target, manifest.draft
-    item = Precision(manifest.compute_dtype).item_bytes
-    engines = engine_bytes(manifest)
-    target_token, draft_token = cache_bytes(manifest)
-    experts = target.experts
-    decoded = target.parameters - (experts.parameters if experts else 0)
-    stored = experts.weight_bytes if experts else 0
-    return MemoryEstimate(
-        batch=batch,
-        context=context,
-        target_weights=engines.get("target", stored + decoded * item),
-        draft_weights=engines.get("draft", draft.parameters * item),
-        draft_head=0 if engines else target.vocab_size * target.hidden_size * item,
-        target_cache=tokens * target_token,
-        draft_cache=tokens * draft_token,
-    )
-
-
 def summarize(manifest: Manifest, batch: int, context: int) -> dict[str, Any]:
     """The figures of `inspect`, as JSON."""
     memory = estimate_memory(manifest, batch, context)
@@ -229,16 +158,7 @@ def summarize(manifest: Manifest, batch: int, context: int) -> dict[str, Any]:
         "kv_layout": "linear" if manifest.page_pool is None else "paged",
         "page_pool": asdict(manifest.page_pool) if manifest.page_pool else None,
         "kv_dtype": manifest.kv_dtype,
-        "memory_bytes": {
-            "batch": memory.batch,
-            "context": memory.context,
-            "target_weights": memory.target_weights,
-            "draft_weights": memory.draft_weights,
-            "draft_head": memory.draft_head,
-            "target_cache": memory.target_cache,
-            "draft_cache": memory.draft_cache,
-            "total": memory.total,
-        },
+        "memory_bytes": {**asdict(memory), "total": memory.total},
         "files": [file.model_dump() for file in manifest.files],
         "engines": manifest.engines.model_dump() if manifest.engines else None,
     }

@@ -43,7 +43,7 @@ def estimate_memory(target: TargetSpec, draft: DraftSpec | None, positions: int,
     weights = sum(count_parameters(spec.weights) for spec in specs)
     head = target.vocab_size * target.hidden_size
     extra_heads = 0 if draft is None else 2  # the draft's session packs a copy of its own
-    caches = sum(2 * spec.num_layers * spec.num_kv_heads * spec.head_dim for spec in specs)
+    caches = sum(layer.kv_elements for spec in specs for layer in spec.sizes.layers)
     rows = min(rows, positions)
     widest = 4 * target.intermediate_size + 8 * target.hidden_size
     activations = rows * (2 * target.vocab_size + widest + 2 * target.num_heads * positions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_trt.checkpoints.draft import DraftSpec
+from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.errors import DflashError
 
@@ -23,19 +24,28 @@ def check_pair(target: TargetSpec, draft: DraftSpec) -> Pair:
     Raises:
         DflashError: lists everything that does not fit, with both values.
     """
-    problems = list(_mismatches(target, draft))
-    if problems:
-        raise DflashError(
-            f"draft does not fit the target {target.checkpoint.path}: {', '.join(problems)}",
-            where=draft.checkpoint.path,
-            fix="pass the draft that was trained for this target",
-        )
+    check_draft(draft, target.sizes, target.vocab_size, f"the target {target.checkpoint.path}")
     return Pair(target, draft)
 
 
-def _mismatches(target: TargetSpec, draft: DraftSpec) -> list[str]:
+def check_draft(draft: DraftSpec, target: DecoderSizes, vocab_size: int, name: str) -> None:
+    """Refuses a draft of another target than the one of these sizes, which is called `name`.
+
+    Raises:
+        DflashError: lists everything that does not fit, with both values.
+    """
+    problems = _mismatches(draft, target, vocab_size)
+    if problems:
+        raise DflashError(
+            f"draft does not fit {name}: {', '.join(problems)}",
+            where=draft.checkpoint.path,
+            fix="pass the draft that was trained for this target",
+        )
+
+
+def _mismatches(draft: DraftSpec, target: DecoderSizes, vocab_size: int) -> list[str]:
     problems: list[str] = []
-    taps = len(draft.target_layer_ids)
+    layers, taps = len(target.layers), len(draft.target_layer_ids)
     fc_wanted = taps * target.hidden_size
     if draft.fc_input_size != fc_wanted:
         problems.append(
@@ -47,21 +57,18 @@ def _mismatches(target: TargetSpec, draft: DraftSpec) -> list[str]:
             f"draft hidden_size {draft.hidden_size} is not the target's {target.hidden_size}, "
             "whose embedding and lm_head it borrows"
         )
-    outside = [str(i) for i in draft.target_layer_ids if i >= target.num_layers]
+    outside = [str(i) for i in draft.target_layer_ids if i >= layers]
     if outside:
         problems.append(
-            f"target_layer_ids {', '.join(outside)} are past the target's last layer "
-            f"({target.num_layers - 1})"
+            f"target_layer_ids {', '.join(outside)} are past the target's last layer ({layers - 1})"
         )
-    if draft.num_target_layers not in (None, target.num_layers):
-        problems.append(
-            f"num_target_layers {draft.num_target_layers} is not the target's {target.num_layers}"
-        )
-    if draft.mask_token_id >= target.vocab_size:
+    if draft.num_target_layers not in (None, layers):
+        problems.append(f"num_target_layers {draft.num_target_layers} is not the target's {layers}")
+    if draft.mask_token_id >= vocab_size:
         problems.append(
             f"mask_token_id {draft.mask_token_id} is outside the target's vocabulary of "
-            f"{target.vocab_size}"
+            f"{vocab_size}"
         )
-    if draft.vocab_size not in (None, target.vocab_size):
-        problems.append(f"vocab_size {draft.vocab_size} is not the target's {target.vocab_size}")
+    if draft.vocab_size not in (None, vocab_size):
+        problems.append(f"vocab_size {draft.vocab_size} is not the target's {vocab_size}")
     return problems

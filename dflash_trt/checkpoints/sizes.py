@@ -102,6 +102,15 @@ class DecoderSizes:
         )
         return replace(self, layers=tuple(layers))
 
+    def seen_elements(self, context: float) -> float:
+        """Elements that a query of every head meets in all layers, behind `context` tokens."""
+        return sum(
+            layer.heads
+            * layer.head_dim
+            * (context if layer.window is None else min(context, layer.window))
+            for layer in self.layers
+        )
+
     def symbols(self) -> dict[str, int]:
         """The names that weight shapes are written in."""
         return {

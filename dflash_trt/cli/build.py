@@ -21,15 +21,9 @@ from dflash_trt.building.request import (
     OutputOptions,
     PrecisionOptions,
 )
-from dflash_trt.bundle.engine_memory import bundle_scratch
 from dflash_trt.bundle.manifest import EngineSet, Manifest
-from dflash_trt.bundle.summary import (
-    cache_bytes,
-    cache_line,
-    engine_bytes,
-    precision_line,
-    quantization_line,
-)
+from dflash_trt.bundle.memory import bundle_scratch, cache_bytes, engine_bytes
+from dflash_trt.bundle.summary import cache_line, precision_line, quantization_line
 from dflash_trt.cli.option_group import option_group
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.core.limits import MAX_COUNT, PAGE_SIZE, PAGE_SIZES

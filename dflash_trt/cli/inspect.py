@@ -10,13 +10,17 @@ import click
 
 from dflash_trt.bundle.bundle import Bundle, open_bundle, verify_bundle
 from dflash_trt.bundle.manifest import Manifest, ModelDims
-from dflash_trt.bundle.summary import (
+from dflash_trt.bundle.memory import (
+    BundleFit,
     MemoryEstimate,
-    attention_line,
     cache_bytes,
-    cache_line,
     engine_bytes,
     estimate_memory,
+    fit_bundle,
+)
+from dflash_trt.bundle.summary import (
+    attention_line,
+    cache_line,
     experts_line,
     quantization_line,
     storage_formats,
@@ -26,7 +30,6 @@ from dflash_trt.cli.inspect_trtllm import inspect_deployment
 from dflash_trt.cli.options import bundle_argument, json_option
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.hardware.table import find_gpu
-from dflash_trt.planning.bundle_fit import BundleFit, fit_bundle
 from dflash_trt.tuning.bundle_schedule import AUTO, choose_schedule
 
 

@@ -13,10 +13,10 @@ from dflash_trt.cli.options import json_option, parse_numbers
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpu import Gpu
 from dflash_trt.hardware.table import find_gpu, gpu_names
+from dflash_trt.memory.formats import FormatName
+from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.planning.calibration import StoredCalibration, read_calibration
-from dflash_trt.planning.formats import FormatName
 from dflash_trt.planning.known_pairs import PairShape, find_pair
-from dflash_trt.planning.memory import Layout
 from dflash_trt.planning.projection import make_projection
 from dflash_trt.planning.published import published_decodings
 from dflash_trt.planning.read_shapes import read_pair_shape
@@ -163,7 +163,7 @@ def _number(text: str) -> float:
 
 def _layouts(
     gpu: Gpu, gpus: int, pair: PairShape, tensor: int | None, expert: int | None
-) -> tuple[Layout, ...]:
+) -> tuple[GpuLayout, ...]:
     """Those asked for; else all that the GPUs and the pair allow."""
     models = [pair.target, pair.draft.model]
     if tensor is not None and expert is not None:
@@ -178,7 +178,7 @@ def _layouts(
             where=where,
             usage=True,
         )
-    layout = Layout(size) if tensor or size == 1 else Layout(size, "data")
+    layout = GpuLayout(size) if tensor or size == 1 else GpuLayout(size, "data")
     layout.check(*models)
     return (layout,)
 

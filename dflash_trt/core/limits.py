@@ -60,6 +60,30 @@ class PagePool:
         return -(-positions // self.page_size)
 
 
+def check_positions(max_seq_len: int, longest: int, where: str | None = None) -> None:
+    """Raises DflashError for more positions than the pair was trained for (usage)."""
+    if max_seq_len > longest:
+        raise DflashError(
+            f"max_seq_len {max_seq_len} exceeds the {longest} positions that the pair was "
+            "trained for",
+            where=where,
+            fix=f"pass --max-seq-len {longest} or less",
+            usage=True,
+        )
+
+
+def choose_block(wanted: int | None, trained: int, where: str | None = None) -> int:
+    """The block that is `wanted`, or the trained one; DflashError for a longer one (usage)."""
+    if wanted is not None and wanted > trained:
+        raise DflashError(
+            f"block size {wanted} exceeds the draft's trained block of {trained}",
+            where=where,
+            fix=f"pass --block-size {trained} or less",
+            usage=True,
+        )
+    return wanted or trained
+
+
 def choose_pool(limits: Limits, page_size: int = PAGE_SIZE, pages: int | None = None) -> PagePool:
     """The pool of a bundle of `limits`; `pages` None: enough for every full sequence.
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from dflash_trt.hardware.gpu import Gpu
+from dflash_trt.memory.caches import kv_bytes
+from dflash_trt.memory.gpus import GpuLayout
+from dflash_trt.memory.shape import ModelShape
+from dflash_trt.memory.weights import attention_bytes
 from dflash_trt.planning.calibration import Calibration
-from dflash_trt.planning.memory import KV_ITEM_BYTES, Layout, attention_bytes
-from dflash_trt.planning.shape import ModelShape
 
 ACTIVATION_BYTES = 2
 LIMITS = {
@@ -94,7 +96,7 @@ class Replica:
     """A layout of one kind of GPU, under a calibration."""
 
     gpu: Gpu
-    layout: Layout
+    layout: GpuLayout
     calibration: Calibration
 
     def time(self, work: PassCost) -> Seconds:
@@ -106,31 +108,29 @@ class Replica:
         rows = local * work.rows
         attention_format, mlp_format = model.formats
 
-        weights = model.layers * attention_bytes(model, layout)
-        compute = model.layers * self._arithmetic(
-            2 * rows * model.attention_weights / ways, attention_format.flops(self.gpu)
-        )
+        depth, weights, compute = len(model.sizes.layers), 0.0, 0.0
+        for layer, layers in model.sizes.kinds().items():
+            weights += len(layers) * attention_bytes(model, layer, layout)
+            compute += len(layers) * self._arithmetic(
+                2 * rows * model.attention_weights(layer) / ways, attention_format.flops(self.gpu)
+            )
         mlp_weights, mlp_flops = self._mlp(work, rows)
-        weights += model.layers * mlp_format.bytes(1) * mlp_weights
-        compute += model.layers * self._arithmetic(mlp_flops, mlp_format.flops(self.gpu))
+        weights += depth * mlp_format.bytes(1) * mlp_weights
+        compute += depth * self._arithmetic(mlp_flops, mlp_format.flops(self.gpu))
         others = (work.extra_weights + work.head_weights) / ways
-        weights += 2 * (others + model.layers * model.router_weights)
+        weights += 2 * (others + depth * model.router_weights)
         dense = 2 * rows * work.extra_weights + 2 * local * work.head_rows * work.head_weights
         compute += self._arithmetic(dense / ways, self.gpu.bf16)
 
-        seen = sum(
-            work.context if window is None else min(work.context, window)
-            for window in model.layer_windows
-        )
-        cache = 2 * seen * model.kv_heads * model.head_dim * KV_ITEM_BYTES / layout.kv_ways(model)
-        scores = 4 * rows * seen * model.heads * model.head_dim / ways
+        cache = kv_bytes(model.sizes, work.context, layout)
+        scores = 4 * rows * model.sizes.seen_elements(work.context) / ways
         compute += self._arithmetic(scores, self.gpu.bf16)
         reach = self.gpu.bandwidth * self.calibration.bandwidth_fraction
         return Seconds(
             weights=weights / reach,
             kv=local * cache / reach,
             compute=compute,
-            launch=model.layers * self.calibration.layer_overhead_us * 1e-6,
+            launch=depth * self.calibration.layer_overhead_us * 1e-6,
             link=self._communication(model, rows),
         )
 
@@ -141,9 +141,9 @@ class Replica:
             share = model.mlp_weights / self.layout.attention_ways
             return share, 2 * rows * share
         tokens = work.sequences * work.rows
-        touched = expected_experts(experts.count, experts.per_token, tokens)
+        touched = expected_experts(experts.experts, experts.chosen, tokens)
         share = model.mlp_weights / self.layout.gpus
-        return touched * share, 2 * tokens * experts.per_token * share
+        return touched * share, 2 * tokens * experts.chosen * share
 
     def _arithmetic(self, flops: float, rate: float) -> float:
         return flops / (rate * self.calibration.flops_fraction)
@@ -157,12 +157,12 @@ class Replica:
         n = self.layout.gpus
         if n == 1:
             return 0.0
-        row = model.hidden * ACTIVATION_BYTES
+        row = model.sizes.hidden_size * ACTIVATION_BYTES
         if self.layout.attention == "tensor":
             moved = 2 * (n - 1) / n * rows * row
         elif model.experts is not None:
-            moved = min(model.experts.per_token, n) * (n - 1) / n * rows * row
+            moved = min(model.experts.chosen, n) * (n - 1) / n * rows * row
         else:
             return 0.0
         link = self.gpu.link_bandwidth * self.calibration.link_fraction
-        return 2 * model.layers * (self.calibration.collective_us * 1e-6 + moved / link)
+        return 2 * len(model.sizes.layers) * (self.calibration.collective_us * 1e-6 + moved / link)

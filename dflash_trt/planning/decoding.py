@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from dflash_trt.checkpoints.sizes import DecoderSizes
+from dflash_trt.memory.shape import DraftShape, ModelShape
 from dflash_trt.planning.acceptance import AcceptanceCurve
 from dflash_trt.planning.cost import PassCost, Replica, Seconds
-from dflash_trt.planning.shape import DraftShape, ModelShape
 
 Kind = Literal["autoregressive", "EAGLE-3", "DFlash"]
 EAGLE_TAPS = 3
@@ -122,7 +123,7 @@ class DFlash:
 
     def step(self, replica: Replica, batch: int, context: float, drafts: int) -> Seconds:
         model, block = self.draft.model, drafts + 1
-        injection = 2 * model.layers * model.hidden * model.kv_heads * model.head_dim
+        injection = model.sizes.hidden_size * sum(one.kv_elements for one in model.sizes.layers)
         verify = _target_pass(
             replica, self.target, batch, block, context, self.draft.fc_weights + injection
         )
@@ -169,7 +170,7 @@ class Eagle3:
             model=eagle_model(self.target),
             block_size=self.tree.depth + 1,
             taps=EAGLE_TAPS,
-            target_hidden=self.target.hidden,
+            target_hidden=self.target.sizes.hidden_size,
         )
 
     def drafts(self) -> Iterator[int]:
@@ -186,8 +187,8 @@ class Eagle3:
         model = draft.model
         verify = _target_pass(replica, self.target, batch, self.verified(drafts), context)
         # The embedding's half of q, k and v.
-        beside = model.hidden * model.head_dim * (model.heads + 2 * model.kv_heads)
-        head = EAGLE_VOCAB * model.hidden
+        beside = model.sizes.hidden_size * model.sizes.layer.projection_elements
+        head = EAGLE_VOCAB * model.sizes.hidden_size
         first = PassCost(
             model=model,
             sequences=batch,
@@ -212,15 +213,14 @@ class Eagle3:
 
 def eagle_model(target: ModelShape) -> ModelShape:
     """The layer of an EAGLE-3 draft for `target`."""
-    per_token = 1 if target.experts is None else target.experts.per_token
+    sizes = target.sizes
+    per_token = 1 if sizes.experts is None else sizes.experts.chosen
     return ModelShape(
-        layers=1,
-        hidden=target.hidden,
-        heads=target.heads,
-        kv_heads=target.kv_heads,
-        head_dim=target.head_dim,
-        intermediate=per_token * target.intermediate,
+        sizes=DecoderSizes(
+            hidden_size=sizes.hidden_size,
+            intermediate_size=per_token * sizes.mlp_size,
+            layers=(sizes.layer,),
+        ),
         vocab=target.vocab,
-        layer_windows=(None,),
         max_context=target.max_context,
     )

@@ -8,9 +8,10 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.checkpoints.sizes import DecoderSizes, ExpertSizes, LayerSizes
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.errors import DflashError, nearest, one_line
-from dflash_trt.planning.shape import DraftShape, Experts, ModelShape
+from dflash_trt.memory.shape import DraftShape, ModelShape
 
 MODELS_FILE = Path(__file__).with_name("models.yaml")
 
@@ -77,7 +78,10 @@ def _pair(name: str, raw: dict[str, Any]) -> PairShape:
         name=name,
         target=target,
         draft=DraftShape(
-            model=_model(draft), block_size=block_size, taps=taps, target_hidden=target.hidden
+            model=_model(draft),
+            block_size=block_size,
+            taps=taps,
+            target_hidden=target.sizes.hidden_size,
         ),
         dflash=PublishedTau(**raw["dflash"]),
         eagle3=PublishedTau(**eagle3),
@@ -87,10 +91,19 @@ def _pair(name: str, raw: dict[str, Any]) -> PairShape:
 
 def _model(raw: dict[str, Any]) -> ModelShape:
     fields = dict(raw)
+    heads, kv_heads, head_dim = map(fields.pop, ("heads", "kv_heads", "head_dim"))
+    width = fields.pop("intermediate")
     windows = [window or None for window in fields.pop("windows", [0])]
     experts, per_token = fields.pop("experts", None), fields.pop("experts_per_token", None)
     return ModelShape(
+        sizes=DecoderSizes(
+            hidden_size=fields.pop("hidden"),
+            intermediate_size=width,
+            layers=tuple(
+                LayerSizes(heads, kv_heads, head_dim, window)
+                for window in islice(cycle(windows), fields.pop("layers"))
+            ),
+            experts=None if experts is None else ExpertSizes(experts, per_token, width),
+        ),
         **fields,
-        layer_windows=tuple(islice(cycle(windows), fields["layers"])),
-        experts=None if experts is None else Experts(experts, per_token),
     )

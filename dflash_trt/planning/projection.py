@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dflash_trt.errors import DflashError
+from dflash_trt.memory.gpus import GpuLayout
+from dflash_trt.memory.users import MemoryFit
 from dflash_trt.planning.calibration import PARAMETERS
 from dflash_trt.planning.decoding import Autoregressive, Decoding, DFlash, Eagle3, Kind
 from dflash_trt.planning.known_pairs import PairShape
-from dflash_trt.planning.memory import Layout, MemoryFit
 from dflash_trt.planning.search import (
     PlanPoint,
     Site,
@@ -76,7 +77,7 @@ class Projection:
         return max(self.points[kind], key=lambda point: point.interactivity)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> GpuLayout:
         """Where DFlash's answer runs, or its fastest point where there is no answer."""
         return (self.answer("DFlash") or self.fastest("DFlash")).layout
 
@@ -93,7 +94,7 @@ class Projection:
         ]
         return list(zip(*both, strict=True))
 
-    def memory(self, layout: Layout, kind: Kind, context: int | None = None) -> MemoryFit:
+    def memory(self, layout: GpuLayout, kind: Kind, context: int | None = None) -> MemoryFit:
         """What `kind` takes of a GPU's memory, at another context than the workload's if given."""
         workload = replace(self.workload, context=context or self.workload.context)
         return memory_of(self.site, layout, self.decodings[kind], workload)

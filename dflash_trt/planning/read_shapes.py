@@ -12,11 +12,11 @@ from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_H
 from dflash_trt.checkpoints.folder import CONFIG_NAME, read_config
 from dflash_trt.checkpoints.layer_types import SLIDING
 from dflash_trt.checkpoints.relatives import read_architecture
-from dflash_trt.checkpoints.sizes import MAX_WIDTH, DecoderSizes, read_sizes
+from dflash_trt.checkpoints.sizes import MAX_WIDTH, ExpertSizes, read_sizes
 from dflash_trt.errors import DflashError
-from dflash_trt.planning.formats import FormatName
+from dflash_trt.memory.formats import FormatName
+from dflash_trt.memory.shape import DraftShape, ModelShape
 from dflash_trt.planning.known_pairs import PairShape
-from dflash_trt.planning.shape import DraftShape, Experts, ModelShape
 
 MAX_EXPERTS = 2**16
 MAX_TAPS = 1024
@@ -49,19 +49,20 @@ def read_target_shape(folder: Path) -> ModelShape:
     config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
     if read_architecture(config) in DRAFT_ARCHITECTURES:
         raise DflashError("is a DFlash draft, not a target", where=config.where, usage=True)
-    dims = read_sizes(config, None)
-    experts = _read_experts(config)
+    sizes = read_sizes(config, None)
+    sizes = sizes.with_layers(_read_windows(config, len(sizes.layers)))
     vocab = config.integer("vocab_size", high=MAX_WIDTH)
-    shape = _shape(config, dims, vocab, _read_windows(config, len(dims.layers)))
+    experts = _read_experts(config, sizes.intermediate_size)
     if experts is not None:
-        width = config.integer("moe_intermediate_size", dims.intermediate_size, high=MAX_WIDTH)
-        shape = replace(shape, experts=experts, intermediate=width)
+        sizes = replace(sizes, experts=experts, intermediate_size=experts.intermediate_size)
     stated = config.child("quantization_config")
     name = stated.text("quant_method", "").lower()
     if name == "modelopt":
         name = stated.text("quant_algo", "").lower()
-    return replace(
-        shape,
+    return ModelShape(
+        sizes=sizes,
+        vocab=vocab,
+        max_context=read_max_positions(config),
         tied_embeddings=config.flag("tie_word_embeddings", False),
         mlp_format=_STATED_FORMATS.get(name, "bf16"),
         attention_format=(
@@ -82,42 +83,27 @@ def read_draft_shape(folder: Path, target: ModelShape) -> DraftShape:
             usage=True,
         )
     inner = config.child("dflash_config")
-    dims = read_sizes(config, DRAFT_DEFAULT_HEAD_DIM)
-    windows = read_layer_attention(config, inner, len(dims.layers)).windows
+    sizes = read_sizes(config, DRAFT_DEFAULT_HEAD_DIM)
+    sizes = sizes.with_layers(read_layer_attention(config, inner, len(sizes.layers)).windows)
     block = inner if inner.has("block_size") else config
-    taps = len(dims.layers)
+    taps = len(sizes.layers)
     if inner.has("target_layer_ids"):
         taps = len(inner.integers("target_layer_ids", low=0, high=MAX_TAPS, limit=MAX_TAPS))
     return DraftShape(
-        model=_shape(config, dims, target.vocab, windows),
+        model=ModelShape(sizes=sizes, vocab=target.vocab, max_context=read_max_positions(config)),
         block_size=block.integer("block_size", low=2, high=4096),
         taps=taps,
-        target_hidden=target.hidden,
+        target_hidden=target.sizes.hidden_size,
     )
 
 
-def _shape(
-    config: ConfigFields, sizes: DecoderSizes, vocab: int, windows: tuple[int | None, ...]
-) -> ModelShape:
-    layer = sizes.layer
-    return ModelShape(
-        layers=len(sizes.layers),
-        hidden=sizes.hidden_size,
-        heads=layer.heads,
-        kv_heads=layer.kv_heads,
-        head_dim=layer.head_dim,
-        intermediate=sizes.intermediate_size,
-        vocab=vocab,
-        layer_windows=windows,
-        max_context=read_max_positions(config),
-    )
-
-
-def _read_experts(config: ConfigFields) -> Experts | None:
+def _read_experts(config: ConfigFields, dense_size: int) -> ExpertSizes | None:
     for key in ("num_local_experts", "num_experts"):
         if config.has(key):
             count = config.integer(key, high=MAX_EXPERTS)
-            return Experts(count, config.integer("num_experts_per_tok", high=count))
+            chosen = config.integer("num_experts_per_tok", high=count)
+            width = config.integer("moe_intermediate_size", dense_size, high=MAX_WIDTH)
+            return ExpertSizes(count, chosen, width)
     return None
 
 

@@ -8,11 +8,12 @@ from functools import lru_cache
 
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpu import Gpu
+from dflash_trt.memory.gpus import GpuLayout
+from dflash_trt.memory.shape import ModelShape
+from dflash_trt.memory.users import MemoryFit, fit_memory
 from dflash_trt.planning.calibration import Calibration
 from dflash_trt.planning.cost import Replica, Seconds
 from dflash_trt.planning.decoding import Autoregressive, Decoding, Kind, prefill
-from dflash_trt.planning.memory import Layout, MemoryFit, fit_memory
-from dflash_trt.planning.shape import ModelShape
 
 MAX_BATCH = 4096
 _EVERY_UP_TO = 16
@@ -53,7 +54,7 @@ class PlanPoint:
     """
 
     kind: Kind
-    layout: Layout
+    layout: GpuLayout
     batch: int
     drafts: int
     verified: int
@@ -80,18 +81,18 @@ class Site:
 
     gpu: Gpu
     gpus: int
-    layouts: tuple[Layout, ...]
+    layouts: tuple[GpuLayout, ...]
     calibration: Calibration
 
 
-def possible_layouts(gpu: Gpu, gpus: int, models: Sequence[ModelShape]) -> tuple[Layout, ...]:
+def possible_layouts(gpu: Gpu, gpus: int, models: Sequence[ModelShape]) -> tuple[GpuLayout, ...]:
     """Layouts that divide both `gpus` and the models, within reach of the GPU's link."""
-    found: list[Layout] = []
+    found: list[GpuLayout] = []
     for size in range(1, min(gpus, gpu.link_gpus) + 1):
         if gpus % size:
             continue
-        for layout in (Layout(size), Layout(size, "data")):
-            if layout == Layout(1, "data"):
+        for layout in (GpuLayout(size), GpuLayout(size, "data")):
+            if layout == GpuLayout(1, "data"):
                 continue
             try:
                 layout.check(*models)
@@ -101,7 +102,7 @@ def possible_layouts(gpu: Gpu, gpus: int, models: Sequence[ModelShape]) -> tuple
     return tuple(found)
 
 
-def memory_of(site: Site, layout: Layout, decoding: Decoding, workload: Workload) -> MemoryFit:
+def memory_of(site: Site, layout: GpuLayout, decoding: Decoding, workload: Workload) -> MemoryFit:
     """The fit of the widest step of `decoding`."""
     return fit_memory(
         site.gpu,
@@ -152,7 +153,7 @@ def answer(
 
 
 def best_at(
-    site: Site, layout: Layout, decoding: Decoding, workload: Workload, batch: int
+    site: Site, layout: GpuLayout, decoding: Decoding, workload: Workload, batch: int
 ) -> PlanPoint:
     """The best number of drafts for `batch` sequences of one replica, whether they fit or not."""
     replica = Replica(site.gpu, layout, site.calibration)

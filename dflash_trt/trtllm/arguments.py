@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dflash_trt.trtllm.memory import DEFAULT_FRACTION
+from dflash_trt.memory.deployment import DEFAULT_FRACTION
 from dflash_trt.trtllm.plan import DeploymentPlan
 
 Variant = Literal["autoregressive", "eagle3", "dflash"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.config import QUANTIZED, BuildConfig, HardwareProfile
+from dflash_trt.core.limits import check_positions, choose_block
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpu import Gpu
 from dflash_trt.hardware.table import find_gpu
+from dflash_trt.memory.deployment import DeploymentSize, MemoryBudget, plan_memory
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.speculation.schedule import BlockSchedule
-from dflash_trt.trtllm.memory import MemoryBudget, plan_memory
 from dflash_trt.trtllm.rules import (
     check_backend,
     check_parallelism,
@@ -106,16 +106,11 @@ def plan_deployment(
     pair = _as_quantized(pair, config)
     backend = options.backend or choose_backend(gpu.arch)
     check_backend(backend, gpu, "--attention-backend")
-    block = _check_block(config.block_size, pair.draft.block_size)
-    longest = min(pair.target.max_context, pair.draft.model.max_context)
-    if config.max_seq_len > longest:
-        raise DflashError(
-            f"max_seq_len {config.max_seq_len} exceeds the {longest} positions that the pair was "
-            "trained for",
-            where=where,
-            fix=f"pass --max-seq-len {longest} or less",
-            usage=True,
-        )
+    trained = pair.draft.block_size
+    block = choose_block(config.block_size, trained, where="--block-size")
+    check_positions(
+        config.max_seq_len, min(pair.target.max_context, pair.draft.model.max_context), where
+    )
     schedule = None
     if options.schedule is not None:
         schedule = _read_schedule(options.schedule, config.max_batch, block - 1)
@@ -133,39 +128,18 @@ def plan_deployment(
         backend=backend,
         recompute_tail=_check_tail(options),
         memory=plan_memory(
-            pair, gpu, profile.gpus, backend, config.max_batch, config.max_seq_len, where
+            DeploymentSize(
+                target=pair.target,
+                draft=pair.draft,
+                gpu=gpu,
+                gpus=profile.gpus,
+                pages_draft=backend != "VANILLA",
+                max_batch=config.max_batch,
+                max_seq_len=config.max_seq_len,
+            ),
+            where,
         ),
     )
-
-
-def check_draft(draft: DraftSpec, pair: PairShape) -> None:
-    """Refuses a draft of another target than the one whose shape is known.
-
-    For where the target's checkpoint is not at hand; `checkpoints.pair` compares two that are.
-
-    Raises:
-        DflashError: says what does not fit.
-    """
-    target = pair.target
-    problems = []
-    if draft.num_target_layers not in (None, target.layers):
-        problems.append(f"num_target_layers {draft.num_target_layers}, not {target.layers}")
-    if max(draft.target_layer_ids) >= target.layers:
-        problems.append(f"taps layer {max(draft.target_layer_ids)} of {target.layers}")
-    taps = len(draft.target_layer_ids)
-    if draft.fc_input_size != taps * target.hidden:
-        problems.append(
-            f"fc takes {draft.fc_input_size} features, {taps} tapped layers of {target.hidden} "
-            f"give {taps * target.hidden}"
-        )
-    if draft.mask_token_id >= target.vocab:
-        problems.append(f"mask_token_id {draft.mask_token_id} of {target.vocab} tokens")
-    if problems:
-        raise DflashError(
-            f"is no draft of {pair.name}: {', '.join(problems)}",
-            where=draft.checkpoint.path,
-            fix="pass the draft that was trained for this target",
-        )
 
 
 def _as_quantized(pair: PairShape, config: BuildConfig) -> PairShape:
@@ -176,19 +150,6 @@ def _as_quantized(pair: PairShape, config: BuildConfig) -> PairShape:
     if config.draft_precision in ("fp8", "nvfp4"):
         draft = replace(draft, model=draft.model.in_format(config.draft_precision))
     return replace(pair, target=target, draft=draft)
-
-
-def _check_block(wanted: int | None, trained: int) -> int:
-    block = wanted or trained
-    if block > trained:
-        raise DflashError(
-            f"block {block} is max_draft_len {block - 1}, and the draft was trained with a block "
-            f"of {trained}",
-            where="--block-size",
-            fix=f"pass {trained} or less",
-            usage=True,
-        )
-    return block
 
 
 def _read_schedule(path: Path, max_batch: int, longest: int) -> dict[int, int]:

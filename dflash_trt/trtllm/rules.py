@@ -9,9 +9,9 @@ from dflash_trt.config import QUANTIZED, HardwareProfile
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpu import Gpu
 from dflash_trt.hardware.table import arches
+from dflash_trt.memory.gpus import GpuLayout
+from dflash_trt.memory.shape import ModelShape
 from dflash_trt.planning.known_pairs import PairShape
-from dflash_trt.planning.memory import Layout
-from dflash_trt.planning.shape import ModelShape
 from dflash_trt.trtllm.schema import AttentionBackend, DFlashConfig
 
 
@@ -76,7 +76,7 @@ def check_parallelism(profile: HardwareProfile, pair: PairShape, where: str) -> 
     """Raises DflashError where a model cannot be split as `profile` says."""
     ways, experts = profile.expert_parallel, pair.target.experts
     try:
-        Layout(profile.tensor_parallel).check(pair.target, pair.draft.model)
+        GpuLayout(profile.tensor_parallel).check(pair.target, pair.draft.model)
     except DflashError as error:
         what = f"tensor_parallel {profile.tensor_parallel}: {error.what}"
         raise DflashError(what, where=where, usage=True) from error
@@ -87,9 +87,9 @@ def check_parallelism(profile: HardwareProfile, pair: PairShape, where: str) -> 
             fix="leave it out",
             usage=True,
         )
-    if ways is not None and experts is not None and experts.count % ways:
+    if ways is not None and experts is not None and experts.experts % ways:
         raise DflashError(
-            f"expert_parallel {ways} does not divide {experts.count} experts",
+            f"expert_parallel {ways} does not divide {experts.experts} experts",
             where=where,
             usage=True,
         )

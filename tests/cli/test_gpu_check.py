@@ -16,9 +16,9 @@ from dflash_trt.backends.tensorrt.build.profiles import profiles
 from dflash_trt.backends.tensorrt.library import TENSORRT
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.bundle.engines import engine_cache_length
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import Precision
+from dflash_trt.memory.caches import engine_cache_length
 from tests.cli.conftest import Run
 from tests.cli.test_build_plugins import AOT_FLAG, PluginBuilder, PluginTensorRt
 
@@ -39,7 +39,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, engine_config: Path, tmp_path: Pat
     def open_registered(bundle: Bundle) -> Any:
         engines = bundle.manifest.engines
         for engine in engines.files if engines else ():
-            limits, target = bundle.manifest.limits, bundle.manifest.target
+            limits, target = bundle.manifest.limits, bundle.manifest.target.sizes
             length = engine_cache_length(limits, target, bundle.manifest.graph_form)
             graph = bundle.folder / f"{engine.graph}.onnx"
             plan = Plan(graph, profiles(engine.graph, limits), length)

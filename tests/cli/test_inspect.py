@@ -75,7 +75,7 @@ def test_users_that_fit_on_a_gpu(run: Run, bundle: Path) -> None:
     assert fit["token"] == TARGET_TOKEN_BYTES + DRAFT_TOKEN_BYTES
     assert fit["weights"] == 4 * (TARGET_PARAMETERS + DRAFT_PARAMETERS + 300 * 64)
     # 4 sequences × block 8 × 300 logits beside the runtime's allowance.
-    assert fit["workspace"] == 2 * 10**9 + 4 * 8 * 300 * 4
+    assert fit["workspace"] == (4 << 30) + 4 * 8 * 300 * 4
     room = 32 * 10**9 - fit["weights"] - fit["workspace"]
     assert fit["users"]["100"] == room // (100 * fit["token"])
     assert run("inspect", bundle, "--json").json["fit"] is None

@@ -12,9 +12,9 @@ import pytest
 
 from dflash_trt.config import data_folder
 from dflash_trt.hardware.table import find_gpu
+from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.planning.calibration import read_calibration
 from dflash_trt.planning.known_pairs import find_pair
-from dflash_trt.planning.memory import Layout
 from dflash_trt.planning.projection import make_projection
 from dflash_trt.planning.published import published_decodings
 from dflash_trt.planning.search import Site, Workload
@@ -116,7 +116,7 @@ def test_no_label_covers_another() -> None:
     from dflash_perf.report.style import chart_style
 
     for gpu in ("b300", "rtx-pro-6000"):
-        layouts = (Layout(),)
+        layouts = (GpuLayout(),)
         site = Site(find_gpu(gpu), 1, layouts, read_calibration().parameters)
         pair = find_pair("qwen3-8b")
         plan = make_projection(

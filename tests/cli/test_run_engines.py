@@ -13,8 +13,8 @@ import pytest
 
 from dflash_trt.backends.tensorrt.build.profiles import profiles
 from dflash_trt.bundle.bundle import open_bundle
-from dflash_trt.bundle.engines import engine_cache_length
 from dflash_trt.cli.main import main
+from dflash_trt.memory.caches import engine_cache_length
 from tests.cli.conftest import Run
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
@@ -44,7 +44,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, cuda: FakeCuda) -> F
     bundle = open_bundle(folder)
     assert bundle.manifest.engines is not None
     limits = bundle.manifest.limits
-    length = engine_cache_length(limits, bundle.manifest.target, bundle.manifest.graph_form)
+    length = engine_cache_length(limits, bundle.manifest.target.sizes, bundle.manifest.graph_form)
     for engine in bundle.manifest.engines.files:
         graph = folder / f"{engine.graph}.onnx"
         plan = Plan(graph, profiles(engine.graph, limits), length, bundle.manifest.page_pool)

@@ -16,10 +16,11 @@ pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not 
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
 from dflash_trt.bundle.bundle import open_bundle
-from dflash_trt.bundle.engine_memory import bundle_scratch, split_scratch
+from dflash_trt.bundle.memory import bundle_scratch
 from dflash_trt.cli.main import main
 from dflash_trt.core.limits import MAX_COUNT, Limits
 from dflash_trt.kernels import attention
+from dflash_trt.memory.workspace import split_scratch
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Run
 from tests.cli.test_build_plugins import PluginTensorRt
@@ -118,7 +119,7 @@ def test_workspace_counts_the_shares(
     # Decode steps split 128 positions in two; a chunk's rows are not split, but for a few.
     assert shares >= 2 * heads * rows * (64 + 1) * 4
     with_shares = run("inspect", fp8, "--gpu", "b200", "--json").json["fit"]["workspace"]
-    monkeypatch.setattr("dflash_trt.planning.bundle_fit.bundle_scratch", lambda manifest: 0)
+    monkeypatch.setattr("dflash_trt.bundle.memory.bundle_scratch", lambda manifest: 0)
     assert (
         with_shares - shares
         == run("inspect", fp8, "--gpu", "b200", "--json").json["fit"]["workspace"]
@@ -135,17 +136,17 @@ def test_shares_of_a_large_batch(fp8: Path) -> None:
     manifest = open_bundle(fp8).manifest
     windows = [None, 128]
     target = manifest.target.model_copy(
-        update={"heads": 64, "head_dim": 64, "layer_windows": windows}
+        update={"layers": 2, "heads": 64, "head_dim": 64, "layer_windows": windows}
     )
     draft = manifest.draft.model_copy(update={"heads": 64, "head_dim": 64})
     limits = Limits(max_batch=64, max_seq_len=1 << 17, block_size=8, prefill_chunk=512)
     form = manifest.graph_form
     split = 64 * 64 * 32 * 8 * 65 * 4
-    assert split_scratch(target, draft, limits, form, 1 << 17) == split
+    assert split_scratch(target.sizes, draft.sizes, limits, form, 1 << 17) == split
     narrow = draft.model_copy(update={"head_dim": 96})  # native attention: no kernel has it
     linear = manifest.model_copy(update={"page_pool": None, "kv_dtype": "auto"}).graph_form
-    assert split_scratch(target, draft, limits, linear, 1 << 17) == split
-    assert split_scratch(target, narrow, limits, linear, 1 << 17) == 0
+    assert split_scratch(target.sizes, draft.sizes, limits, linear, 1 << 17) == split
+    assert split_scratch(target.sizes, narrow.sizes, limits, linear, 1 << 17) == 0
 
 
 @pytest.mark.parametrize(

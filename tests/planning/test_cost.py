@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from dflash_trt.hardware.gpu import Gpu
 from dflash_trt.hardware.table import find_gpu, gpu_names
+from dflash_trt.memory.caches import kv_bytes
+from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.planning.calibration import PARAMETERS, Calibration, read_calibration
 from dflash_trt.planning.cost import PassCost, Replica, Seconds, expected_experts
 from dflash_trt.planning.known_pairs import PairShape, find_pair, pair_names
-from dflash_trt.planning.memory import Layout, kv_bytes
 from dflash_trt.planning.published import published_decodings
 
 CALIBRATION = read_calibration().parameters
@@ -60,13 +61,14 @@ def test_experts_touched_as_simulated(count: int, per_token: int, tokens: int) -
 def test_never_faster_than_a_roofline(pair: PairShape, gpu: Gpu, batch: int, rows: int) -> None:
     """Against bytes and FLOPs counted apart, on hardware without any overhead."""
     target, work = pair.target, _pass(pair, batch, rows)
-    time = Replica(gpu, Layout(), IDEAL).time(work).total
-    per_token = 1 if target.experts is None else target.experts.per_token
-    active = target.layers * (target.attention_weights + per_token * target.mlp_weights)
+    time = Replica(gpu, GpuLayout(), IDEAL).time(work).total
+    per_token = 1 if target.experts is None else target.experts.chosen
+    attention = sum(map(target.attention_weights, target.sizes.layers))
+    active = attention + len(target.sizes.layers) * per_token * target.mlp_weights
     fastest = max(rate for rate in (gpu.bf16, gpu.fp8, gpu.fp4) if rate is not None)
     assert time >= 2 * batch * rows * active / fastest
     # At least one token's experts, at 4 bits or more, and every sequence's cache.
-    assert time >= (active / 2 + batch * kv_bytes(target, 1000)) / gpu.bandwidth
+    assert time >= (active / 2 + batch * kv_bytes(target.sizes, 1000)) / gpu.bandwidth
 
 
 @given(PAIRS, GPUS, BATCHES, ROWS, st.floats(1.0, 4.0), st.sampled_from([1, 2, 4, 8]))
@@ -74,13 +76,13 @@ def test_better_hardware_is_never_slower(
     pair: PairShape, gpu: Gpu, batch: int, rows: int, factor: float, size: int
 ) -> None:
     work = _pass(pair, batch, rows)
-    base = Replica(gpu, Layout(size), CALIBRATION).time(work).total
+    base = Replica(gpu, GpuLayout(size), CALIBRATION).time(work).total
     for better in (
         replace(gpu, bandwidth=gpu.bandwidth * factor),
         replace(gpu, bf16=gpu.bf16 * factor),
         replace(gpu, link_bandwidth=gpu.link_bandwidth * factor),
     ):
-        assert Replica(better, Layout(size), CALIBRATION).time(work).total <= base * (1 + 1e-12)
+        assert Replica(better, GpuLayout(size), CALIBRATION).time(work).total <= base * (1 + 1e-12)
 
 
 @given(PAIRS, GPUS, BATCHES, ROWS, st.sampled_from(["tensor", "data"]))
@@ -89,7 +91,7 @@ def test_more_work_takes_longer(
 ) -> None:
     if attention == "data" and pair.target.experts is None:
         attention = "tensor"
-    replica = Replica(gpu, Layout(4, attention), CALIBRATION)  # type: ignore[arg-type]
+    replica = Replica(gpu, GpuLayout(4, attention), CALIBRATION)  # type: ignore[arg-type]
     base = replica.time(_pass(pair, batch, rows)).total
     assert replica.time(_pass(pair, batch, rows + 1)).total > base
     assert replica.time(_pass(pair, batch + 4, rows)).total > base
@@ -101,7 +103,7 @@ def test_each_parameter_pulls_its_way(pair: PairShape, gpu: Gpu, batch: int) -> 
     decoding = published_decodings(pair)[-1]
 
     def step(calibration: Calibration) -> float:
-        return decoding.step(Replica(gpu, Layout(2), calibration), batch, 1000, 3).total
+        return decoding.step(Replica(gpu, GpuLayout(2), calibration), batch, 1000, 3).total
 
     base = step(CALIBRATION)
     for name in PARAMETERS:
@@ -117,7 +119,7 @@ def test_seconds_add_up_and_name_the_largest() -> None:
 
 def test_one_token_of_qwen3_4b_by_hand() -> None:
     pair, gpu = find_pair("qwen3-4b"), find_gpu("b200")
-    time = Replica(gpu, Layout(), IDEAL).time(_pass(pair, 1, 1))
+    time = Replica(gpu, GpuLayout(), IDEAL).time(_pass(pair, 1, 1))
     # All weights but no embedding of its own (it is tied), and 36 layers of 1,000 tokens.
     assert time.weights == pytest.approx(8.04e9 / 8e12, rel=0.01)
     assert time.kv == pytest.approx(1000 * 147456 / 8e12)

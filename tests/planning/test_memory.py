@@ -8,16 +8,11 @@ from hypothesis import strategies as st
 
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.table import find_gpu, gpu_names
+from dflash_trt.memory.caches import dense_draft_context_bytes, kv_bytes, kv_bytes_per_token
+from dflash_trt.memory.gpus import GpuLayout
+from dflash_trt.memory.users import fit_memory
+from dflash_trt.memory.weights import draft_weight_bytes, target_weight_bytes
 from dflash_trt.planning.known_pairs import find_pair, pair_names
-from dflash_trt.planning.memory import (
-    Layout,
-    dense_draft_context_bytes,
-    draft_weight_bytes,
-    fit_memory,
-    kv_bytes,
-    kv_bytes_per_token,
-    target_weight_bytes,
-)
 
 PAIRS = st.sampled_from(pair_names()).map(find_pair)
 GPUS = st.sampled_from(gpu_names()).map(find_gpu)
@@ -25,10 +20,10 @@ GPUS = st.sampled_from(gpu_names()).map(find_gpu)
 
 def test_gpt_oss_120b_by_hand() -> None:
     pair = find_pair("gpt-oss-120b")
-    assert kv_bytes_per_token(pair.target) == 36 * 2 * 8 * 64 * 2
+    assert kv_bytes_per_token(pair.target.sizes) == 36 * 2 * 8 * 64 * 2
     # Half of the layers hold a window of 128.
-    assert kv_bytes(pair.target, 1000) == (18 * 128 + 18 * 1000) * 2 * 8 * 64 * 2
-    assert kv_bytes_per_token(pair.draft.model) == 16 * 1024
+    assert kv_bytes(pair.target.sizes, 1000) == (18 * 128 + 18 * 1000) * 2 * 8 * 64 * 2
+    assert kv_bytes_per_token(pair.draft.model.sizes) == 16 * 1024
     # 65 sequences of 131,072 + 10 tokens, 16 KiB each.
     assert dense_draft_context_bytes(pair.draft, 64, 131072) == 65 * 131082 * 16 * 1024
 
@@ -37,33 +32,35 @@ def test_tensor_parallelism_splits_all_but_the_router() -> None:
     target = find_pair("gpt-oss-120b").target
     router = 36 * 2 * 2880 * 128
     whole = target_weight_bytes(target) - router
-    assert target_weight_bytes(target, Layout(8)) == pytest.approx(whole / 8 + router)
+    assert target_weight_bytes(target, GpuLayout(8)) == pytest.approx(whole / 8 + router)
 
 
 def test_expert_parallelism_splits_experts_alone() -> None:
     target = find_pair("gpt-oss-120b").target
     experts = 36 * 128 * target.mlp_weights * 4.25 / 8
     whole = target_weight_bytes(target)
-    assert target_weight_bytes(target, Layout(8, "data")) == pytest.approx(whole - experts * 7 / 8)
+    assert target_weight_bytes(target, GpuLayout(8, "data")) == pytest.approx(
+        whole - experts * 7 / 8
+    )
 
 
 def test_kv_heads_are_copied_beyond_their_number() -> None:
     target = find_pair("qwen3-coder-30b-a3b").target
-    assert target.kv_heads == 4
-    assert Layout(8).kv_ways(target) == 4
-    by_eight = fit_memory(find_gpu("h200"), target, None, context=4096, layout=Layout(8))
-    by_four = fit_memory(find_gpu("h200"), target, None, context=4096, layout=Layout(4))
+    assert target.sizes.layer.kv_heads == 4
+    assert GpuLayout(8).kv_ways(target.sizes.layer) == 4
+    by_eight = fit_memory(find_gpu("h200"), target, None, context=4096, layout=GpuLayout(8))
+    by_four = fit_memory(find_gpu("h200"), target, None, context=4096, layout=GpuLayout(4))
     assert by_eight.target_kv == by_four.target_kv
 
 
 def test_layouts_that_cannot_be() -> None:
     pair = find_pair("gpt-oss-120b")
     with pytest.raises(DflashError, match="3 GPUs do not divide 64 attention heads"):
-        Layout(3).check(pair.target, pair.draft.model)
+        GpuLayout(3).check(pair.target, pair.draft.model)
     with pytest.raises(DflashError, match="experts"):
-        Layout(3, "data").check(pair.target)
+        GpuLayout(3, "data").check(pair.target)
     with pytest.raises(DflashError, match="no experts"):
-        Layout(2, "data").check(find_pair("qwen3-8b").target)
+        GpuLayout(2, "data").check(find_pair("qwen3-8b").target)
 
 
 @given(
@@ -72,7 +69,7 @@ def test_layouts_that_cannot_be() -> None:
 def test_longer_contexts_never_hold_more_users(
     pair, gpu, context: int, more: int, size: int
 ) -> None:  # type: ignore[no-untyped-def]
-    layout = Layout(size)
+    layout = GpuLayout(size)
     short, long = (
         fit_memory(gpu, pair.target, pair.draft, context=length, layout=layout, rows=8)
         for length in (context, context + more)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.table import find_gpu
+from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.planning.acceptance import AcceptanceCurve, read_acceptance
 from dflash_trt.planning.calibration import PARAMETERS, read_calibration
 from dflash_trt.planning.decoding import Autoregressive, DFlash
 from dflash_trt.planning.known_pairs import find_pair
-from dflash_trt.planning.memory import Layout
 from dflash_trt.planning.projection import Projection, better, make_projection
 from dflash_trt.planning.published import published_decodings
 from dflash_trt.planning.search import (
@@ -175,4 +175,4 @@ def test_a_file_that_is_no_json_is_no_broken_download(tmp_path: Path) -> None:
 def test_layout_of_one_gpu_needs_no_link() -> None:
     site, pair = _site("b300", 1, "gpt-oss-120b"), find_pair("gpt-oss-120b")
     points = project(site, Autoregressive(pair.target), WORKLOAD)
-    assert points and all(point.step.link == 0 and point.layout == Layout() for point in points)
+    assert points and all(point.step.link == 0 and point.layout == GpuLayout() for point in points)

@@ -10,8 +10,8 @@ import pytest
 
 from dflash_trt.config import data_folder
 from dflash_trt.errors import DflashError
+from dflash_trt.memory.weights import draft_weight_bytes, target_weight_bytes
 from dflash_trt.planning.known_pairs import find_pair, pair_names
-from dflash_trt.planning.memory import draft_weight_bytes, target_weight_bytes
 from dflash_trt.planning.read_shapes import read_pair_shape, read_target_shape
 
 # Bytes of checkpoints: parameters x 2 of the model cards; for gpt-oss the sizes in GiB that its

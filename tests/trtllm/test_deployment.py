@@ -126,7 +126,7 @@ def test_a_draft_of_another_target(run: Run, pair: Path, tmp_path: Path) -> None
     common = ["build", "--executor", "trtllm", "--target", "qwen3-8b", "--profile", "b200x1"]
     folder = pair.parent
     run(*common, "--draft-checkpoint", folder / "draft", *output).fails(
-        1, "is no draft of qwen3-8b", "tapped layers of 4096"
+        1, "draft does not fit qwen3-8b", "tapped layers of 4096"
     )
     run(*common, "--target-checkpoint", folder / "target", *output).fails(
         2, "has 6 layers of width 64", "--draft-checkpoint too"

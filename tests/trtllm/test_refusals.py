@@ -28,7 +28,7 @@ def _refused(run: Run, tmp_path: Path, *options: object) -> str:
         (["--target", "gpt-oss-120b"], ["which profile of gpt-oss-120b.yaml", "b300x8, b300x1"]),
         ([*OSS[:2], "--profile", "b300x9"], ["no profile 'b300x9'", "(nearest: 'b300x8')"]),
         (["--target", "demo"], ["demo.yaml has no hardware profiles"]),
-        ([*B200, "--block-size", 17], ["block 17 is max_draft_len 16", "a block of 16"]),
+        ([*B200, "--block-size", 17], ["block size 17", "trained block of 16", "--block-size 16"]),
         ([*B200, "--attention-backend", "FA4"], ["FA4 does not run on B200", "choose TRTLLM"]),
         (
             [*OSS[:2], "--profile", "rtx-pro-6000x1", "--attention-backend", "TRTLLM"],
@@ -122,7 +122,7 @@ def test_experts_and_small_gpus(run: Run, tmp_path: Path) -> None:
     line = _refused(
         run, tmp_path, *_own(tmp_path, split, "qwen3-coder-30b-a3b"), "--block-size", 17
     )
-    assert "max_draft_len 16" in line  # 128 experts, 32 heads and 4 KV heads can be split so
+    assert "trained block of 16" in line  # 128 experts, 32 heads and 4 KV heads can be split so
     line = _refused(run, tmp_path, *_own(tmp_path, "gpu: rtx-5090", "gpt-oss-120b"))
     assert "the weights take 66,737,479,680 bytes a GPU, of 32,000,000,000" in line
 

@@ -16,6 +16,7 @@ from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.process import build_synthetic, engine_bytes
 from dflash_perf.bench.repeat import show, spread
 from dflash_perf.synthetic.qwen3 import resize, write_pair
+from dflash_trt.checkpoints.sizes import LayerSizes
 from dflash_trt.planning.known_pairs import find_pair
 
 Executor = Literal["cpu", "tensorrt-rtx"]
@@ -24,7 +25,7 @@ TWO_GB = resize(
     layers=18,
     draft_layers=5,
     hidden=2048,
-    heads=16,
+    layer=LayerSizes(heads=16, kv_heads=8, head_dim=128),
     intermediate=6144,
     vocab=32_000,
     max_context=8192,

@@ -29,7 +29,7 @@ def measure(
     limit: Annotated[float, "GiB of memory."] = 19.0,
     arch: str = "sm_120",
 ) -> Figures:
-    pair = resize(QWEN3_8B, layers=layers, draft_layers=QWEN3_8B.draft.model.layers)
+    pair = resize(QWEN3_8B, layers=layers, draft_layers=len(QWEN3_8B.draft.model.sizes.layers))
     size = write_pair(work.folder, pair, dtype="BF16", random=True, is_nvfp4=True)
     click.echo(f"{layers} layers, {size / 1e9:.2f} GB of weights")
     figures: Figures = {

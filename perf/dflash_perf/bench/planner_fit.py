@@ -19,12 +19,12 @@ from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.extra import require
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.hardware.table import find_gpu
+from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.planning.acceptance import AcceptanceCurve
 from dflash_trt.planning.calibration import CALIBRATION_FILE, Calibration, ProjectionAccuracy
 from dflash_trt.planning.cost import Replica
 from dflash_trt.planning.decoding import Autoregressive, Decoding, DFlash, DraftTree, Eagle3
 from dflash_trt.planning.known_pairs import find_pair
-from dflash_trt.planning.memory import Layout
 from dflash_trt.planning.published import published_decodings
 from dflash_trt.planning.search import Site, Workload, answer, best_at, possible_layouts
 
@@ -118,7 +118,7 @@ def _rates(
     tables: dict[str, Any], row: dict[str, Any], decoding: Decoding, parameters: Calibration
 ) -> Array:
     """tokens/s at each concurrency, all drafts used."""
-    replica = Replica(find_gpu(row["gpu"]), Layout(), parameters)
+    replica = Replica(find_gpu(row["gpu"]), GpuLayout(), parameters)
     drafts = max(decoding.drafts())
     return np.array(
         [
@@ -165,7 +165,7 @@ def _ratio(row: dict[str, Any], parameters: Calibration) -> ProjectionAccuracy:
             )
         projected = mine.throughput / other.throughput
     else:
-        whole = Layout(row["gpus"])
+        whole = GpuLayout(row["gpus"])
         speedups = [
             best_at(site, whole, ways[row["of"]], workload, batch).throughput
             / best_at(site, whole, ways["autoregressive"], workload, batch).throughput

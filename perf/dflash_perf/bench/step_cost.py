@@ -21,6 +21,7 @@ from dflash_perf.synthetic.qwen3 import resize, write_pair
 from dflash_trt.backends.base import Executor, Scores, hold_positions
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.checkpoints.sizes import LayerSizes
 from dflash_trt.planning.known_pairs import find_pair
 
 HELD = 100
@@ -32,9 +33,7 @@ PAIR = resize(
     draft_layers=2,
     block_size=BLOCK_SIZE,
     hidden=64,
-    heads=2,
-    kv_heads=1,
-    head_dim=32,
+    layer=LayerSizes(heads=2, kv_heads=1, head_dim=32),
     intermediate=192,
     vocab=512,
     max_context=max(LENGTHS),

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from dflash_perf.front import FrontPoint, pareto_front
 from dflash_perf.report.tables import DASH, Table
+from dflash_trt.memory.caches import dense_draft_context_bytes
 from dflash_trt.planning.calibration import StoredCalibration
 from dflash_trt.planning.cost import Seconds
 from dflash_trt.planning.decoding import Kind
-from dflash_trt.planning.memory import dense_draft_context_bytes
 from dflash_trt.planning.projection import TAU, Projection, Sensitivity, better
 
 NOT_REACHABLE = "not reachable"

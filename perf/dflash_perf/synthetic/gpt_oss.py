@@ -62,19 +62,19 @@ def write_expert_layer(folder: Path, experts: int) -> int:
 def _target_config(pair: PairShape) -> dict[str, Any]:
     model = pair.target
     assert model.experts is not None
-    kinds = ["full_attention" if w is None else "sliding_attention" for w in model.layer_windows]
+    kinds = ["full_attention" if w is None else "sliding_attention" for w in model.sizes.windows]
     return config_sizes(model) | {
         "architectures": ["GptOssForCausalLM"],
         "attention_bias": True,
         "attention_dropout": 0.0,
         "eos_token_id": EOS_TOKEN_IDS[0],
-        "experts_per_token": model.experts.per_token,
+        "experts_per_token": model.experts.chosen,
         "initial_context_length": 4096,
         "initializer_range": 0.02,
         "layer_types": kinds,
         "model_type": "gpt_oss",
-        "num_experts_per_tok": model.experts.per_token,
-        "num_local_experts": model.experts.count,
+        "num_experts_per_tok": model.experts.chosen,
+        "num_local_experts": model.experts.experts,
         "output_router_logits": False,
         "pad_token_id": _PAD,
         "quantization_config": _QUANTIZATION,
@@ -89,7 +89,7 @@ def _target_config(pair: PairShape) -> dict[str, Any]:
         },
         "rope_theta": _ROPE_THETA,
         "router_aux_loss_coef": 0.9,
-        "sliding_window": next(window for window in model.layer_windows if window),
+        "sliding_window": next(window for window in model.sizes.windows if window),
         "swiglu_limit": 7.0,
         "use_cache": True,
     }
@@ -98,18 +98,22 @@ def _target_config(pair: PairShape) -> dict[str, Any]:
 def _target_tensors(pair: PairShape) -> Tensors:
     model = pair.target
     assert model.experts is not None
-    hidden, vocab, experts = model.hidden, (model.vocab, model.hidden), model.experts.count
+    hidden, vocab, experts = (
+        model.sizes.hidden_size,
+        (model.vocab, model.sizes.hidden_size),
+        model.experts.experts,
+    )
     layer: Shapes = {
         "mlp.router.weight": (experts, hidden),
         "mlp.router.bias": (experts,),
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
-        "self_attn.sinks": (model.heads,),
+        "self_attn.sinks": (model.sizes.layer.heads,),
     }
     for name, shape in attention_shapes(model).items():
         layer |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
     tensors: Tensors = {"model.embed_tokens.weight": ("BF16", vocab)}
-    for number in range(model.layers):
+    for number in range(len(model.sizes.layers)):
         prefix = f"model.layers.{number}"
         tensors |= _expert_tensors(pair, experts, f"{prefix}.mlp.experts")
         tensors |= {f"{prefix}.{name}": ("BF16", shape) for name, shape in layer.items()}
@@ -120,7 +124,7 @@ def _target_tensors(pair: PairShape) -> Tensors:
 
 def _expert_tensors(pair: PairShape, experts: int, prefix: str) -> Tensors:
     """The MXFP4 tensors of one layer's `experts`, whose names begin with `prefix`."""
-    hidden, ffn = pair.target.hidden, pair.target.intermediate
+    hidden, ffn = pair.target.sizes.hidden_size, pair.target.sizes.mlp_size
     return {
         f"{prefix}.gate_up_proj_blocks": ("U8", (experts, 2 * ffn, hidden // 32, 16)),
         f"{prefix}.gate_up_proj_scales": ("U8", (experts, 2 * ffn, hidden // 32)),

@@ -7,27 +7,46 @@ from pathlib import Path
 from typing import Any
 
 from dflash_perf.synthetic.tensors import Shapes, Tensors, write_checkpoint
+from dflash_trt.checkpoints.sizes import DecoderSizes, LayerSizes
+from dflash_trt.memory.shape import DraftShape, ModelShape
 from dflash_trt.planning.known_pairs import PairShape
-from dflash_trt.planning.shape import DraftShape, ModelShape
 
 _EXCLUDED = ("lm_head", "model.embed_tokens", "fc")
 
 
 def resize(
-    pair: PairShape, *, layers: int, draft_layers: int, block_size: int | None = None, **sizes: Any
+    pair: PairShape,
+    *,
+    layers: int,
+    draft_layers: int,
+    block_size: int | None = None,
+    hidden: int | None = None,
+    intermediate: int | None = None,
+    vocab: int | None = None,
+    max_context: int | None = None,
+    layer: LayerSizes | None = None,
 ) -> PairShape:
-    """A dense pair with other numbers of layers; `sizes` replaces fields of both ModelShapes."""
+    """A dense pair of other sizes, target and draft alike."""
 
     def change(model: ModelShape, layers: int) -> ModelShape:
-        return replace(model, layers=layers, layer_windows=(None,) * layers, **sizes)
+        sizes = model.sizes
+        return replace(
+            model,
+            sizes=DecoderSizes(
+                hidden_size=hidden or sizes.hidden_size,
+                intermediate_size=intermediate or sizes.intermediate_size,
+                layers=(layer or sizes.layer,) * layers,
+            ),
+            vocab=vocab or model.vocab,
+            max_context=max_context or model.max_context,
+        )
 
     target = change(pair.target, layers)
-    model = change(pair.draft.model, draft_layers)
     draft = replace(
         pair.draft,
-        model=model,
+        model=change(pair.draft.model, draft_layers),
         block_size=block_size or pair.draft.block_size,
-        target_hidden=target.hidden,
+        target_hidden=target.sizes.hidden_size,
     )
     return replace(pair, target=target, draft=draft)
 
@@ -44,9 +63,9 @@ def write_pair(
     """
     target, draft = pair.target, pair.draft
     shapes: Shapes = {
-        "model.embed_tokens.weight": (target.vocab, target.hidden),
-        "model.norm.weight": (target.hidden,),
-        "lm_head.weight": (target.vocab, target.hidden),
+        "model.embed_tokens.weight": (target.vocab, target.sizes.hidden_size),
+        "model.norm.weight": (target.sizes.hidden_size,),
+        "lm_head.weight": (target.vocab, target.sizes.hidden_size),
     } | _layer_shapes("model.layers", target)
     target_config = {
         "architectures": ["Qwen3ForCausalLM"],
@@ -71,12 +90,12 @@ def write_pair(
 def config_sizes(model: ModelShape) -> dict[str, Any]:
     """What the config.json of every family states of a model's sizes."""
     return {
-        "num_hidden_layers": model.layers,
-        "hidden_size": model.hidden,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_dim,
-        "intermediate_size": model.intermediate,
+        "num_hidden_layers": len(model.sizes.layers),
+        "hidden_size": model.sizes.hidden_size,
+        "num_attention_heads": model.sizes.layer.heads,
+        "num_key_value_heads": model.sizes.layer.kv_heads,
+        "head_dim": model.sizes.layer.head_dim,
+        "intermediate_size": model.sizes.mlp_size,
         "vocab_size": model.vocab,
         "max_position_embeddings": model.max_context,
         "hidden_act": "silu",
@@ -86,7 +105,7 @@ def config_sizes(model: ModelShape) -> dict[str, Any]:
 
 def draft_config(pair: PairShape, mask_token_id: int) -> dict[str, Any]:
     """A draft's config.json; its taps are spread evenly over the target's layers."""
-    layers, taps = pair.target.layers, pair.draft.taps
+    layers, taps = len(pair.target.sizes.layers), pair.draft.taps
     ids = [1 + round(tap * (layers - 4) / (taps - 1)) for tap in range(taps)]
     return {
         "architectures": ["DFlashDraftModel"],
@@ -101,7 +120,7 @@ def draft_config(pair: PairShape, mask_token_id: int) -> dict[str, Any]:
 
 def draft_shapes(draft: DraftShape) -> Shapes:
     """The draft's tensors."""
-    hidden = draft.model.hidden
+    hidden = draft.model.sizes.hidden_size
     return {
         "fc.weight": (hidden, draft.target_hidden * draft.taps),
         "hidden_norm.weight": (hidden,),
@@ -111,28 +130,31 @@ def draft_shapes(draft: DraftShape) -> Shapes:
 
 def attention_shapes(model: ModelShape) -> Shapes:
     """The weights of one layer's attention, by name."""
-    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    queries, keys = (
+        model.sizes.layer.heads * model.sizes.layer.head_dim,
+        model.sizes.layer.kv_heads * model.sizes.layer.head_dim,
+    )
     return {
-        "self_attn.q_proj": (queries, model.hidden),
-        "self_attn.k_proj": (keys, model.hidden),
-        "self_attn.v_proj": (keys, model.hidden),
-        "self_attn.o_proj": (model.hidden, queries),
+        "self_attn.q_proj": (queries, model.sizes.hidden_size),
+        "self_attn.k_proj": (keys, model.sizes.hidden_size),
+        "self_attn.v_proj": (keys, model.sizes.hidden_size),
+        "self_attn.o_proj": (model.sizes.hidden_size, queries),
     }
 
 
 def _layer_shapes(prefix: str, model: ModelShape) -> Shapes:
     layer = attention_shapes(model) | {
-        "input_layernorm": (model.hidden,),
-        "post_attention_layernorm": (model.hidden,),
-        "self_attn.q_norm": (model.head_dim,),
-        "self_attn.k_norm": (model.head_dim,),
-        "mlp.gate_proj": (model.intermediate, model.hidden),
-        "mlp.up_proj": (model.intermediate, model.hidden),
-        "mlp.down_proj": (model.hidden, model.intermediate),
+        "input_layernorm": (model.sizes.hidden_size,),
+        "post_attention_layernorm": (model.sizes.hidden_size,),
+        "self_attn.q_norm": (model.sizes.layer.head_dim,),
+        "self_attn.k_norm": (model.sizes.layer.head_dim,),
+        "mlp.gate_proj": (model.sizes.mlp_size, model.sizes.hidden_size),
+        "mlp.up_proj": (model.sizes.mlp_size, model.sizes.hidden_size),
+        "mlp.down_proj": (model.sizes.hidden_size, model.sizes.mlp_size),
     }
     return {
         f"{prefix}.{number}.{name}.weight": shape
-        for number in range(model.layers)
+        for number in range(len(model.sizes.layers))
         for name, shape in layer.items()
     }
 

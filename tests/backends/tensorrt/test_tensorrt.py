@@ -15,12 +15,12 @@ import pytest
 from dflash_trt.backends.base import ExecutorLimits, Scores
 from dflash_trt.backends.tensorrt.build.profiles import choose_profile, profiles
 from dflash_trt.backends.tensorrt.library import LIBRARIES
-from dflash_trt.bundle.engines import engine_cache_length
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.tensors import CacheLayout, CacheShape, Role
 from dflash_trt.hardware.device import Device
+from dflash_trt.memory.caches import engine_cache_length
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
 from tests.backends.steps import begin, decode_plainly, forward_rows, random_ids, speculate_until
 from tests.pairs import PairFactory, TinyPair
@@ -85,7 +85,7 @@ def make_machine(
     cpu = built.open()
     cpu_limits = replace(cpu.limits, prefill_chunk=16, takes_any_chunk=False, draws=draws)
     cpu.close()
-    length = engine_cache_length(manifest.limits, manifest.target, manifest.graph_form)
+    length = engine_cache_length(manifest.limits, manifest.target.sizes, manifest.graph_form)
     paths = {}
     for graph in GRAPH_NAMES:
         paths[graph] = folder / f"{graph}.engine"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dflash_trt.bundle.bundle import Bundle, verify_bundle
-from dflash_trt.bundle.summary import engine_bytes
+from dflash_trt.bundle.memory import engine_bytes
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.target import read_target

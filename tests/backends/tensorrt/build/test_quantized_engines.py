@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import dflash_trt.backends.tensorrt.build.builder as builder
-from dflash_trt.bundle.summary import engine_bytes, estimate_memory
+from dflash_trt.bundle.memory import engine_bytes, estimate_memory
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.quantized_weights import quantized_linears

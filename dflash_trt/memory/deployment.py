@@ -8,24 +8,18 @@ beside the KV cache's pool, of which it is told a share of the free memory only
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpu import Gpu
-from dflash_trt.planning.known_pairs import PairShape
-from dflash_trt.planning.memory import (
-    Layout,
-    dense_draft_context_bytes,
-    draft_weight_bytes,
-    kv_bytes,
-    target_weight_bytes,
-)
-from dflash_trt.trtllm.schema import AttentionBackend
+from dflash_trt.memory.caches import dense_draft_context_bytes, kv_bytes
+from dflash_trt.memory.gpus import GpuLayout
+from dflash_trt.memory.shape import DraftShape, ModelShape
+from dflash_trt.memory.weights import draft_weight_bytes, target_weight_bytes
+from dflash_trt.memory.workspace import RUNTIME_BYTES
 
-RUNTIME_BYTES = 4 << 30
-"""What TensorRT-LLM's own check of the draft's context sets aside (pull request 19466)."""
 CONTEXT_SHARE = 0.7
-"""Of what the KV cache leaves: how much of it that check lets the draft's context have."""
+"""Of what the weights leave: the most that TensorRT-LLM's check lets the draft's context have."""
 DEFAULT_FRACTION = 0.9
 LEAST_FRACTION = 0.1
 PAGE_TOKENS = 32
@@ -56,33 +50,35 @@ class MemoryBudget:
         return self.kv_pool // self.kv_sequence
 
 
-def draft_context_bytes(
-    pair: PairShape, gpus: int, backend: AttentionBackend, max_batch: int, max_seq_len: int
-) -> int:
-    """Bytes of the draft's context on each of `gpus`; the paged backends round up to pages."""
-    block = pair.draft.block_size
-    if backend != "VANILLA":
-        max_seq_len = -(-(max_seq_len + block) // PAGE_TOKENS) * PAGE_TOKENS - block
-    whole = dense_draft_context_bytes(pair.draft, max_batch, max_seq_len)
-    return whole // Layout(gpus).kv_ways(pair.draft.model)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentSize:
+    """What memory is asked for; `pages_draft` says that the draft's context is held in pages."""
+
+    target: ModelShape
+    draft: DraftShape
+    gpu: Gpu
+    gpus: int
+    pages_draft: bool
+    max_batch: int
+    max_seq_len: int
 
 
-def plan_memory(
-    pair: PairShape,
-    gpu: Gpu,
-    gpus: int,
-    backend: AttentionBackend,
-    max_batch: int,
-    max_seq_len: int,
-    where: str,
-) -> MemoryBudget:
-    """How the memory of each of `gpus` is used.
+def draft_context_bytes(size: DeploymentSize) -> int:
+    """Bytes of the draft's context on each GPU; the paged backends round up to pages."""
+    block, length = size.draft.block_size, size.max_seq_len
+    if size.pages_draft:
+        length = -(-(length + block) // PAGE_TOKENS) * PAGE_TOKENS - block
+    return dense_draft_context_bytes(size.draft, size.max_batch, length, GpuLayout(size.gpus))
+
+
+def plan_memory(size: DeploymentSize, where: str) -> MemoryBudget:
+    """How the memory of each GPU is used.
 
     Raises:
         DflashError: weights, draft context and one sequence do not fit; says the bytes, and the
             batch that does; `where` names the profile.
     """
-    budget = _budget(pair, gpu, gpus, backend, max_batch, max_seq_len)
+    budget, gpu = _budget(size), size.gpu
     if _fits(budget):
         return budget
     if budget.weights + RUNTIME_BYTES >= budget.gpu_memory:
@@ -94,13 +90,13 @@ def plan_memory(
             usage=True,
         )
     most = bisect_left(
-        range(1, max_batch + 1),
+        range(1, size.max_batch + 1),
         True,
-        key=lambda batch: not _fits(_budget(pair, gpu, gpus, backend, batch, max_seq_len)),
+        key=lambda batch: not _fits(_budget(replace(size, max_batch=batch))),
     )
     fix = f"pass --max-batch {most} or less, or " if most else ""
     raise DflashError(
-        f"the draft context of {max_batch} × {max_seq_len} tokens takes "
+        f"the draft context of {size.max_batch} × {size.max_seq_len} tokens takes "
         f"{budget.draft_context:,} bytes a GPU, the weights {budget.weights:,}, and a {gpu.title} "
         f"has {budget.gpu_memory:,}, which leaves too little for the KV cache",
         where=where,
@@ -109,18 +105,11 @@ def plan_memory(
     )
 
 
-def _budget(
-    pair: PairShape,
-    gpu: Gpu,
-    gpus: int,
-    backend: AttentionBackend,
-    max_batch: int,
-    max_seq_len: int,
-) -> MemoryBudget:
-    layout = Layout(gpus)
-    weights = int(target_weight_bytes(pair.target, layout) + draft_weight_bytes(pair.draft, layout))
+def _budget(size: DeploymentSize) -> MemoryBudget:
+    layout, gpu = GpuLayout(size.gpus), size.gpu
+    weights = int(target_weight_bytes(size.target, layout) + draft_weight_bytes(size.draft, layout))
     free = max(1, gpu.memory_bytes - weights - RUNTIME_BYTES)
-    context = draft_context_bytes(pair, gpus, backend, max_batch, max_seq_len)
+    context = draft_context_bytes(size)
     share = min(DEFAULT_FRACTION, 1 - context / (CONTEXT_SHARE * free))
     fraction = max(0.0, int(share * 100) / 100)
     return MemoryBudget(
@@ -129,7 +118,7 @@ def _budget(
         draft_context=context,
         fraction=fraction,
         kv_pool=max(0, int(fraction * (free - context))),
-        kv_sequence=int(kv_bytes(pair.target, max_seq_len) / layout.kv_ways(pair.target)),
+        kv_sequence=int(kv_bytes(size.target.sizes, size.max_seq_len, layout)),
     )
 
 

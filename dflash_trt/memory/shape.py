@@ -1,66 +1,52 @@
-"""The shapes of a target and its drafters: what bytes and FLOPs are computed from."""
+"""The models of a pair as far as bytes and FLOPs go: sizes, and what weights are stored in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dflash_trt.planning.formats import FORMATS, FormatName, WeightFormat
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """A mixture-of-experts layer: each token goes through `per_token` of `count`."""
-
-    count: int
-    per_token: int
+from dflash_trt.checkpoints.sizes import DecoderSizes, ExpertSizes, LayerSizes
+from dflash_trt.memory.formats import FORMATS, FormatName, WeightFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder's sizes in elements.
+    """A decoder with its vocabulary.
 
     Args:
-        intermediate: width of the MLP, of one expert where there are experts.
-        layer_windows: per layer, None where it attends to everything, else w: a query at p sees
-            keys j with p - j < w.
         tied_embeddings: the output head is the embedding.
         max_context: positions that its RoPE covers.
         attention_format, mlp_format: of the linears of each; the rest is bf16.
     """
 
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
+    sizes: DecoderSizes
     vocab: int
-    layer_windows: tuple[int | None, ...]
     max_context: int
-    experts: Experts | None = None
     tied_embeddings: bool = False
     attention_format: FormatName = "bf16"
     mlp_format: FormatName = "bf16"
 
     @property
-    def attention_weights(self) -> int:
+    def experts(self) -> ExpertSizes | None:
+        return self.sizes.experts
+
+    def attention_weights(self, layer: LayerSizes) -> int:
         """Of q, k, v and o of one layer."""
-        return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        return 2 * self.sizes.hidden_size * layer.head_dim * (layer.heads + layer.kv_heads)
 
     @property
     def mlp_weights(self) -> int:
         """Of gate, up and down of one layer: of one expert where there are experts."""
-        return 3 * self.hidden * self.intermediate
+        return 3 * self.sizes.hidden_size * self.sizes.mlp_size
 
     @property
     def router_weights(self) -> int:
         """Of one layer."""
-        return 0 if self.experts is None else self.hidden * self.experts.count
+        return 0 if self.experts is None else self.sizes.hidden_size * self.experts.experts
 
     @property
     def vocab_weights(self) -> int:
         """Of the embedding, and of the output head."""
-        return self.vocab * self.hidden
+        return self.vocab * self.sizes.hidden_size
 
     @property
     def formats(self) -> tuple[WeightFormat, WeightFormat]:
@@ -90,4 +76,4 @@ class DraftShape:
 
     @property
     def fc_weights(self) -> int:
-        return self.taps * self.target_hidden * self.model.hidden
+        return self.taps * self.target_hidden * self.model.sizes.hidden_size

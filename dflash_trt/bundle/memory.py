@@ -1,0 +1,134 @@
+"""What a bundle takes of a machine's memory, and how many users a GPU holds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dflash_trt.bundle.manifest import Manifest
+from dflash_trt.graph.form import Precision
+from dflash_trt.hardware.gpu import Gpu
+from dflash_trt.kernels.attention import SPLIT_ATTENTION
+from dflash_trt.memory.caches import cache_bytes_per_token
+from dflash_trt.memory.workspace import LOGITS_ITEM_BYTES, RUNTIME_BYTES, split_scratch
+
+_CONTEXTS = (2048, 8192, 32768, 131072)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Bytes for `batch` sequences of `context` tokens each.
+
+    On the CPU weights count in the compute type, as ONNX Runtime holds them after loading, but
+    for experts, which it reads out of the checkpoint's files, as stored;
+    `draft_head` is the target's output head once more: the draft's session packs its own copy.
+    Caches count the tokens; linear ones on the CPU take up to twice that, since their length
+    doubles, paged ones up to a page more per sequence, and never more than their pool has.
+    Engines count as their files weigh: the draft's holds its own embedding and output head.
+    """
+
+    batch: int
+    context: int
+    target_weights: int
+    draft_weights: int
+    draft_head: int
+    target_cache: int
+    draft_cache: int
+
+    @property
+    def total(self) -> int:
+        weights = self.target_weights + self.draft_weights + self.draft_head
+        return weights + self.target_cache + self.draft_cache
+
+
+def cache_bytes(manifest: Manifest) -> tuple[int, int]:
+    """Bytes per token of the target's and the draft's caches, in the type that they have."""
+    form = manifest.graph_form
+    return (
+        cache_bytes_per_token(manifest.target.sizes, form),
+        cache_bytes_per_token(manifest.draft.sizes, form),
+    )
+
+
+def engine_bytes(manifest: Manifest) -> dict[str, int]:
+    """Size of each engine's file, by graph; empty for a CPU bundle."""
+    sizes = {file.path: file.bytes for file in manifest.files}
+    engines = manifest.engines.files if manifest.engines else []
+    return {engine.graph: sizes[engine.path] for engine in engines}
+
+
+def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstimate:
+    """Memory of a running pair: see MemoryEstimate."""
+    tokens, pool = batch * context, manifest.page_pool
+    if pool is not None:
+        tokens = min(tokens, pool.positions)
+    target, draft = manifest.target, manifest.draft
+    item = Precision(manifest.compute_dtype).item_bytes
+    engines = engine_bytes(manifest)
+    target_token, draft_token = cache_bytes(manifest)
+    experts = target.experts
+    decoded = target.parameters - (experts.parameters if experts else 0)
+    stored = experts.weight_bytes if experts else 0
+    return MemoryEstimate(
+        batch=batch,
+        context=context,
+        target_weights=engines.get("target", stored + decoded * item),
+        draft_weights=engines.get("draft", draft.parameters * item),
+        draft_head=0 if engines else target.vocab_size * target.hidden_size * item,
+        target_cache=tokens * target_token,
+        draft_cache=tokens * draft_token,
+    )
+
+
+def bundle_scratch(manifest: Manifest) -> int:
+    """Bytes of `split_scratch` of a bundle; 0 where its engines do not split attention."""
+    engines = manifest.engines
+    if engines is None or not any(
+        name.startswith(SPLIT_ATTENTION) for one in engines.files for name in one.operations
+    ):
+        return 0
+    target, draft = manifest.target.sizes, manifest.draft.sizes
+    form = manifest.graph_form
+    return split_scratch(target, draft, manifest.limits, form, engines.cache_length)
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFit:
+    """Bytes of a bundle on one GPU, in the type that it computes in, and who fits beside them.
+
+    Args:
+        weights: of target and draft, a head that the draft holds of its own included.
+        workspace: runtime, the logits of a full batch of blocks, the shares of split attention.
+        token: of both caches, for one token of one sequence.
+        users: by context, sequences of so many tokens.
+    """
+
+    gpu: str
+    gpu_memory: int
+    weights: int
+    workspace: int
+    token: int
+    users: dict[int, int]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def fit_bundle(manifest: Manifest, gpu: Gpu, context: int) -> BundleFit:
+    """What fits on `gpu` at `context` tokens and at usual lengths that the target covers.
+
+    Caches count whole: they do not shrink to a sliding window. Paged ones count by the pages
+    that such a sequence holds, whatever the bundle's own pool has.
+    """
+    one = estimate_memory(manifest, 1, 1)
+    weights = one.target_weights + one.draft_weights + one.draft_head
+    rows = manifest.limits.max_batch * manifest.limits.block_size
+    workspace = RUNTIME_BYTES + rows * manifest.target.vocab_size * LOGITS_ITEM_BYTES
+    workspace += bundle_scratch(manifest)
+    token = one.target_cache + one.draft_cache
+    free = max(0, gpu.memory_bytes - weights - workspace)
+    longest = manifest.target.max_position_embeddings
+    contexts = sorted({context, *(length for length in _CONTEXTS if length <= longest)})
+    step = manifest.page_pool.page_size if manifest.page_pool else 1
+    users = {length: free // (token * -(-length // step) * step) for length in contexts}
+    return BundleFit(gpu.title, gpu.memory_bytes, weights, workspace, token, users)

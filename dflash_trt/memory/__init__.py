@@ -1,0 +1,1 @@
+"""Bytes of weights, KV caches and workspace: whoever asks what fits where asks here."""

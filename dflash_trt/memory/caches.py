@@ -1,0 +1,69 @@
+"""Bytes of KV caches: of a graph's form, of a planned context, of a draft's context held whole."""
+
+from __future__ import annotations
+
+from dflash_trt.checkpoints.sizes import DecoderSizes
+from dflash_trt.core.limits import Limits
+from dflash_trt.graph.caches import stores_sinks
+from dflash_trt.graph.form import GraphForm
+from dflash_trt.graph.tensors import cache_layout
+from dflash_trt.memory.gpus import ONE_GPU, GpuLayout
+from dflash_trt.memory.shape import DraftShape
+
+KV_ITEM_BYTES = 2
+POSITION_STEP = 16
+
+
+def cache_bytes_per_token(sizes: DecoderSizes, form: GraphForm) -> int:
+    """Bytes of K and V of every layer for one token of one sequence, in graphs of `form`."""
+    shapes = cache_layout(form, sizes).target
+    return 2 * sum(one.kv_heads * one.head_dim for one in shapes) * form.cache_item_bytes
+
+
+def engine_cache_length(limits: Limits, target: DecoderSizes, form: GraphForm) -> int:
+    """M of engines of graphs of `form`, whose own cache length is not used.
+
+    A slot of their caches holds max_seq_len positions, one more where they store the target's sinks
+    (graph/caches/native.py), and as many more as keep slots aligned for TensorRT: 16 positions of 8
+    narrow elements are 256 bytes, and head sizes are multiples of 8; paged ones, whole pages.
+    """
+    has_sinks = any(layer.has_sinks for layer in target.layers)
+    positions = limits.max_seq_len + stores_sinks(has_sinks, form)
+    step = form.page_size or POSITION_STEP
+    return -(-positions // step) * step
+
+
+def kv_bytes_per_token(sizes: DecoderSizes, item_bytes: int = KV_ITEM_BYTES) -> int:
+    """Bytes of K and V of every layer for one token of one sequence, windows aside."""
+    return sum(layer.kv_elements for layer in sizes.layers) * item_bytes
+
+
+def kv_bytes(
+    sizes: DecoderSizes,
+    context: float,
+    layout: GpuLayout = ONE_GPU,
+    item_bytes: int = KV_ITEM_BYTES,
+) -> float:
+    """Bytes on one GPU of a sequence of `context` tokens; a window holds no more than itself."""
+    total = 0.0
+    for layer, layers in sizes.kinds().items():
+        positions = sum(
+            context if one.window is None else min(context, one.window) for one in layers
+        )
+        total += positions * layer.kv_elements * item_bytes / layout.kv_ways(layer)
+    return total
+
+
+def dense_draft_context_bytes(
+    draft: DraftShape, max_batch: int, max_seq_len: int, layout: GpuLayout = ONE_GPU
+) -> int:
+    """Bytes on one GPU of a draft context that is allocated at once.
+
+    As TensorRT-LLM's VANILLA backend does: [max_batch + 1, layers, max_seq_len + block, kv heads,
+    head size] for K and for V, whatever the windows and whatever is really held.
+    """
+    tokens = (max_batch + 1) * (max_seq_len + draft.block_size)
+    return sum(
+        tokens * len(layers) * layer.kv_elements * KV_ITEM_BYTES // layout.kv_ways(layer)
+        for layer, layers in draft.model.sizes.kinds().items()
+    )

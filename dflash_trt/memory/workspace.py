@@ -1,0 +1,55 @@
+"""Bytes beside weights and caches: the runtime, a pass's rows, the shares of split attention."""
+
+from __future__ import annotations
+
+from dflash_trt.checkpoints.sizes import DecoderSizes
+from dflash_trt.core.limits import Limits
+from dflash_trt.graph.form import GraphForm
+from dflash_trt.kernels.attention import scratch_bytes
+from dflash_trt.memory.shape import ModelShape
+
+RUNTIME_BYTES = 4 << 30
+"""Of CUDA's context, libraries and captured graphs on one GPU: an allowance, not a measurement.
+
+As much as TensorRT-LLM's own check of a draft's context sets aside (pull request 19466).
+"""
+LOGITS_ITEM_BYTES = 4
+
+
+def row_bytes(target: ModelShape, vocab_ways: int) -> float:
+    """Activations of one row: residual, normed copy, widest projection (bf16), and its logits."""
+    sizes = target.sizes
+    wide = max(2 * sizes.mlp_size, *(layer.projection_elements for layer in sizes.kinds()))
+    return 2 * (2 * sizes.hidden_size + wide) + LOGITS_ITEM_BYTES * target.vocab / vocab_ways
+
+
+def split_scratch(
+    target: DecoderSizes, draft: DecoderSizes, limits: Limits, form: GraphForm, capacity: int
+) -> int:
+    """Bytes that attention's shares take in the largest call of engines of graphs of `form`.
+
+    `capacity` is the length of their caches. The draft's attention is the plugins', the target's
+    where only kernels read its caches. Layers run one after another and engines in turn, so that
+    the largest is all there is.
+    """
+    calls = [(draft, limits.max_batch, limits.block_size)]
+    if form.has_kernel_caches:
+        calls += [
+            (target, limits.max_batch, limits.block_size),
+            (target, 1, limits.prefill_chunk),
+        ]
+    return max(
+        scratch_bytes(
+            capacity=capacity,
+            block_size=limits.block_size,
+            window=window or 0,
+            query_heads=heads,
+            head_dim=head_dim,
+            batch=batch,
+            rows=rows,
+        )
+        for sizes, batch, rows in calls
+        for heads, head_dim, window in {
+            (layer.heads, layer.head_dim, layer.window) for layer in sizes.layers
+        }
+    )
