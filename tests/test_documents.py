@@ -1,0 +1,88 @@
+"""The documents: short enough to be read, and true of the files and commands that they name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.cli.main import COMMANDS
+from dflash_trt.config import target_names
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+FOLDERS = ("", "plugins/dflash_plugins", "plugins/dflash_plugins/block_attention")
+"""Where a path in a document may begin."""
+PATH = re.compile(r"[\w.\-/]+\.(?:py|md|yaml|png|toml)|[\w.\-/]+/")
+"""A code span that is a path: a file of the project, or a folder with its stroke."""
+EXAMPLES = ("results/", "NAME.py", "NAME.yaml", "FILE.yaml", "model.yaml", "model.py", "1/", "DIR/")
+
+
+def _missing(document: Path) -> list[str]:
+    """Paths in code spans, code blocks apart, that are nowhere they could be meant to be."""
+    prose = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    missing = []
+    for part in re.split(r"\n\n|\n(?=\|)", prose):
+        names = [span for span in re.findall(r"`([^`]+)`", part) if PATH.fullmatch(span)]
+        # What a paragraph, or a row of a table, names may stand in a folder that it names as well.
+        folders = [*FOLDERS, *(name for name in names if name.endswith("/"))]
+        bases = [ROOT / folder for folder in folders] + [
+            ROOT / "dflash_trt" / one for one in folders
+        ]
+        for name in names:
+            if name.endswith(EXAMPLES) or any((base / name).exists() for base in bases):
+                continue
+            missing += [] if (document.parent / name).exists() else [name]
+    return missing
+
+
+@pytest.mark.parametrize(
+    ("document", "most"), [("README.md", 130), ("docs/structure.md", 75)], ids=str
+)
+def test_is_short_enough_to_be_read(document: str, most: int) -> None:
+    assert len((ROOT / document).read_text(encoding="utf-8").splitlines()) <= most
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_files_that_exist(document: Path) -> None:
+    assert not _missing(document)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", document.read_text(encoding="utf-8"))
+    inside = [link for link in links if not link.startswith("http")]
+    assert not [link for link in inside if not (document.parent / link).exists()]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_commands_that_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    named = re.findall(r"(?:^\$ |`)dflash-trt ([a-z]+)", text, flags=re.MULTILINE)
+    assert not set(named) - set(COMMANDS)
+
+
+def test_every_command_has_a_row() -> None:
+    rows = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+    assert not [name for name in COMMANDS if f"| `dflash-trt {name}" not in rows]
+
+
+def test_named_targets_exist() -> None:
+    targets = {
+        name
+        for document in DOCUMENTS
+        for name in re.findall(r"build --target ([\w.\-]+)", document.read_text(encoding="utf-8"))
+    }
+    assert targets - {"NAME"} <= set(target_names())
+
+
+def test_the_structure_names_every_package() -> None:
+    structure = (ROOT / "docs/structure.md").read_text(encoding="utf-8")
+    packages = [path.parent.name for path in (ROOT / "dflash_trt").glob("*/__init__.py")]
+    assert not [name for name in packages if f"`{name}/" not in structure]
