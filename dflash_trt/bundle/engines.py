@@ -44,7 +44,7 @@ def check_engines(
     Raises:
         DflashError: the library is missing, has no kernel for the pair's head sizes or needs
             another GPU, the pair exceeds the largest device of the architecture, or the block
-            what plugins settle in a step.
+            has more rows than the plugins can accept in one step.
     """
     algorithms = {} if plan is None else {o: one.algorithm for o, one in plan.options.items()}
     check_buildable(pair, options, form, algorithms)

@@ -1,4 +1,4 @@
-"""`dflash-trt`: a small command line over library functions, each command in commands/."""
+"""`dflash-trt`: a small command line over library functions, each command a module of cli/."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class BlockSchedule(_Strict):
 
     `fallback` is the graph that decodes where the block is 1: "target" keeps the drafter's context
     complete, "target_only" is faster and leaves a gap that must be filled before drafting again.
-    `bundle` identifies the bundle it was measured on (see `bundle.schedule_file.fingerprint`).
+    `bundle` identifies the bundle it was measured on (see `tuning.bundle_schedule.fingerprint`).
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION

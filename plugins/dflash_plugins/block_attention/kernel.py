@@ -1,37 +1,8 @@
 """`block_attention`: a block's S query rows over the KV cache, and the merge of its shares.
 
-An ahead-of-time plugin is exactly one launch without a workspace. Where few positions can be seen
-one program per KV head is enough, and `block_attention` writes the result. Else
-`block_attention_split` gives each KV head several programs, which write the attention over their
-shares of the cache to outputs that `block_attention_merge` joins: two plugins, one launch each.
-A single launch in which the last program reduces would need counters that are zero beforehand,
-and a plugin's outputs are not; atomic sums would make results depend on timing.
-
-Shares. Cache positions below splits·RUN go to programs in runs of RUN, those above in tiles of
-TILE, in turn. So a share depends on positions and on `splits` alone, never on lengths, the batch
-or the neighbours; and short contexts are not cut into shares so small that writing them costs more
-than reading the cache. Tiles that no row of a program sees are not read, and programs without a
-position return at once: work follows the positions held, but for B·H_kv·splits launches.
-
-A call's rows decide on `splits` (launch.py): a block has the most, so a causal row of it has the
-same operations in the same order whatever S, the sequence's length or its slot. A prompt's chunk
-has fewer the more rows it has, down to one: its rows are programs enough, and shares of them all
-would be hundreds of megabytes that are written and read again.
-
-Cost of splitting: each share that has positions is written and read once more as float32, which
-against its part of the cache is 2·4·group·S / (RUN·2·bytes of a cache element): an eighth for
-group 4, S 8, RUN 512 and bfloat16, less above splits·RUN positions. The outputs are allocated
-whether written or not, for a number of rows that grows with S (launch.py, share_rows): for a block
-B·H_q·splits·S·(D + 1) floats.
-
-Rows. All group·S rows of a KV head are one tile, so the cache is read once however many query
-heads share it. Row m of a KV head is query head m // S of its group and row m % S of the block,
-which is how q [B,H_q,S,D] lies in memory. More than BLOCK_M rows take several programs; those of a
-chunk each see fewer positions than the chunk: their own rows' windows, and none past them where
-causal.
-
-Products run in q's type with float32 sums; a narrower cache (bfloat16, FP8) is widened to it first.
-q is pre-scaled by 1/sqrt(D), as for `trt::TRT_Attention`.
+Why it is split, and what a share is: docs/design/block-attention.md. q is pre-scaled by 1/sqrt(D),
+as for `trt::TRT_Attention`. Products run in q's type with float32 sums; a narrower cache (bfloat16,
+FP8) is widened to it first.
 """
 
 from __future__ import annotations
