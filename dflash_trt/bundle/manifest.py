@@ -241,6 +241,8 @@ class Manifest(_Strict):
             raise ValueError(f"paged or FP8 caches do not go with executor {self.executor}")
         if pool is not None and pool.positions < self.limits.max_seq_len:
             raise ValueError("page_pool does not hold one sequence of limits.max_seq_len")
+        if self.engines is not None and self.engines.cache_length < self.limits.max_seq_len:
+            raise ValueError("engines.cache_length does not hold limits.max_seq_len")
         known = {file.path for file in self.files}
         for engine in self.engines.files if self.engines else ():
             if engine.path not in known or engine.summary not in known:

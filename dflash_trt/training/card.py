@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.training.evaluate import DraftMetrics
-from dflash_trt.training.recipe import DraftStage, ExpertShape, Shape, Stage, TrainingRecipe
+from dflash_trt.training.recipe import DraftStage, Stage, TrainingRecipe
 
 CARD = """\
 ---
@@ -116,9 +117,9 @@ GPT_OSS = {
     "storage": "experts MXFP4, the rest bf16",
     "about": """\
 The target has what
-gpt-oss has, in small: {shape.experts} experts of which {shape.experts_per_token} are chosen for a
-token, attention sinks, a sliding window of {shape.sliding_window} positions in every second layer,
-YaRN from {shape.original_length} to {recipe.max_length} positions, biases, and experts stored in
+gpt-oss has, in small: {experts.experts} experts of which {experts.chosen} are chosen for a
+token, attention sinks, a sliding window of {sizes.windows[0]} positions in every second layer,
+YaRN from {recipe.yarn_length} to {recipe.max_length} positions, biases, and experts stored in
 native MXFP4 (`_blocks` and `_scales`).""",
     "arguments": "--family gpt-oss --output demo_pair/gpt_oss",
     "others": "the rest\n(experts at {recipe.expert_rate:g} of it)",
@@ -145,19 +146,19 @@ def _stages(stages: Sequence[Stage]) -> str:
     return "\n".join(f"- {_stage(stage)}" for stage in stages)
 
 
-def _shape_rows(target: Shape, draft: Shape) -> str:
+def _size_rows(target: DecoderSizes, draft: DecoderSizes) -> str:
+    layers = (target.layer, draft.layer)
     rows = (
         (
             "layers x hidden",
-            f"{target.layers} x {target.hidden}",
-            f"{draft.layers} x {draft.hidden}",
+            f"{len(target.layers)} x {target.hidden_size}",
+            f"{len(draft.layers)} x {draft.hidden_size}",
         ),
         (
             "heads / kv heads x head size",
-            f"{target.heads} / {target.kv_heads} x {target.head_dim}",
-            f"{draft.heads} / {draft.kv_heads} x {draft.head_dim}",
+            *(f"{one.heads} / {one.kv_heads} x {one.head_dim}" for one in layers),
         ),
-        ("feed-forward", str(target.intermediate), str(draft.intermediate)),
+        ("feed-forward", str(target.mlp_size), str(draft.mlp_size)),
     )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -166,15 +167,18 @@ def write_card(
     recipe: TrainingRecipe, metrics: DraftMetrics, versions: str, directory: Path
 ) -> None:
     """Write README.md beside `target/` and `draft/`, which must be there."""
-    shape = recipe.target
-    words = GPT_OSS if isinstance(shape, ExpertShape) else QWEN3
+    sizes = recipe.target
+    words = QWEN3 if sizes.experts is None else GPT_OSS
     card = CARD.format(
-        **{key: text.format(shape=shape, recipe=recipe) for key, text in words.items()},
+        **{
+            key: text.format(sizes=sizes, experts=sizes.experts, recipe=recipe)
+            for key, text in words.items()
+        },
         recipe=recipe,
         m=metrics,
         versions=versions,
         taps=", ".join(map(str, recipe.draft_taps)),
-        shapes=_shape_rows(recipe.target, recipe.draft),
+        shapes=_size_rows(recipe.target, recipe.draft),
         target_stages=_stages(recipe.target_stages),
         draft_stages=_stages(recipe.draft_stages),
         target_bytes=(directory / "target" / "model.safetensors").stat().st_size,

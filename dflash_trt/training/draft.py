@@ -36,7 +36,7 @@ def draft_options(recipe: TrainingRecipe) -> dict[str, Any]:
     Every dimension and the rope base are given: ModelOpt 0.47 inherits neither from a
     transformers 5 target, and a rope base that differs from the exported one ruins acceptance.
     """
-    shape = recipe.draft
+    sizes = recipe.draft
     return {
         "dflash_offline": True,
         "dflash_block_size": recipe.block_size,
@@ -46,14 +46,14 @@ def draft_options(recipe: TrainingRecipe) -> dict[str, Any]:
         "dflash_self_logit_distillation": False,
         "dflash_num_anchors": recipe.draft_anchors,
         "dflash_architecture_config": {
-            "num_hidden_layers": shape.layers,
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.kv_heads,
-            "head_dim": shape.head_dim,
-            "intermediate_size": shape.intermediate,
+            "num_hidden_layers": len(sizes.layers),
+            "num_attention_heads": sizes.layer.heads,
+            "num_key_value_heads": sizes.layer.kv_heads,
+            "head_dim": sizes.layer.head_dim,
+            "intermediate_size": sizes.intermediate_size,
             "max_position_embeddings": recipe.max_length,
             "rope_parameters": {"rope_type": "default", "rope_theta": recipe.rope_theta},
-            "initializer_range": shape.hidden**-0.5,
+            "initializer_range": sizes.hidden_size**-0.5,
         },
     }
 

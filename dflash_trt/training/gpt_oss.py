@@ -11,7 +11,7 @@ from dflash_trt.quantization.formats import Float32
 from dflash_trt.quantization.mxfp4 import dequantize_mxfp4, quantize_mxfp4
 from dflash_trt.training.decoder_fields import decoder_fields
 from dflash_trt.training.extras import training_module
-from dflash_trt.training.recipe import ExpertShape, TrainingRecipe
+from dflash_trt.training.recipe import TrainingRecipe
 
 EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
 
@@ -27,7 +27,7 @@ QUANTIZATION_CONFIG = {
 }
 
 
-def build_gpt_oss(recipe: TrainingRecipe, shape: ExpertShape, layers: int) -> Any:
+def build_gpt_oss(recipe: TrainingRecipe, layers: int) -> Any:
     """A fresh target with `layers` layers, alternately sliding and full attention.
 
     The head starts as the embedding's copy, as where they are tied: what is copied from the
@@ -35,22 +35,24 @@ def build_gpt_oss(recipe: TrainingRecipe, shape: ExpertShape, layers: int) -> An
     """
     torch = training_module("torch")
     transformers = training_module("transformers")
+    experts = recipe.target.experts
+    assert experts is not None
     config = transformers.GptOssConfig(
-        **decoder_fields(recipe, shape, layers),
-        num_local_experts=shape.experts,
-        num_experts_per_tok=shape.experts_per_token,
-        sliding_window=shape.sliding_window,
+        **decoder_fields(recipe, recipe.target, layers),
+        num_local_experts=experts.experts,
+        num_experts_per_tok=experts.chosen,
+        sliding_window=recipe.target.windows[0],
         rope_parameters={
             "rope_type": "yarn",
             "rope_theta": recipe.rope_theta,
-            "factor": recipe.max_length / shape.original_length,
+            "factor": recipe.max_length / recipe.yarn_length,
             "beta_fast": 32.0,
             "beta_slow": 1.0,
             "truncate": False,
-            "original_max_position_embeddings": shape.original_length,
+            "original_max_position_embeddings": recipe.yarn_length,
         },
         output_router_logits=True,
-        router_aux_loss_coef=shape.balance,
+        router_aux_loss_coef=recipe.balance,
         attn_implementation="eager",
     )
     model = transformers.GptOssForCausalLM(config)

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from dflash_trt.checkpoints.sizes import DecoderSizes, ExpertSizes, LayerSizes
 
 TRAINED_LENGTH = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A Qwen3-style decoder's dimensions."""
+def small_sizes(
+    layers: int,
+    hidden: int = 64,
+    heads: int = 2,
+    kv_heads: int = 1,
+    head_dim: int = 32,
+    intermediate: int = 192,
+) -> DecoderSizes:
+    """A Qwen3-style decoder."""
+    return DecoderSizes(
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        layers=(LayerSizes(heads, kv_heads, head_dim),) * layers,
+    )
 
-    layers: int
-    hidden: int = 64
-    heads: int = 2
-    kv_heads: int = 1
-    head_dim: int = 32
-    intermediate: int = 192
 
+def expert_sizes(sizes: DecoderSizes, window: int = 64) -> DecoderSizes:
+    """A gpt-oss decoder: four experts as wide as an MLP of `sizes`, two chosen.
 
-@dataclass(frozen=True, slots=True)
-class ExpertShape(Shape):
-    """A gpt-oss decoder's dimensions; every second layer sees `sliding_window` positions.
-
-    YaRN stretches rotary embeddings from `original_length` positions to the recipe's
-    `max_length`. `balance` weighs the loss that keeps all experts in use.
+    Every second layer, the first among them, sees `window` positions; all have sinks.
     """
-
-    experts: int = 4
-    experts_per_token: int = 2
-    sliding_window: int = 64
-    original_length: int = 256
-    balance: float = 0.01
+    windows = (None if index % 2 else window for index in range(len(sizes.layers)))
+    return replace(
+        sizes.with_layers(windows, has_sinks=True),
+        experts=ExpertSizes(experts=4, chosen=2, intermediate_size=sizes.intermediate_size),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +78,18 @@ class DraftStage(Stage):
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecipe:
-    """Everything that decides the weights, besides the versions of the libraries."""
+    """Everything that decides the weights, besides the versions of the libraries.
+
+    Of gpt-oss alone: `balance` weighs the loss that keeps all experts in use, and YaRN stretches
+    rotary embeddings from `yarn_length` positions to `max_length`.
+    """
 
     seed: int = 0
     vocab_size: int = 464
     tokenizer_documents: int = 2000
     rope_theta: float = 10_000.0
     block_size: int = 8
-    target: Shape = Shape(layers=32)
+    target: DecoderSizes = small_sizes(layers=32)
     target_stages: tuple[Stage, ...] = (
         Stage(layers=8, length=256, rows=8, steps=900, lr=4e-3, floor=0.25),
         Stage(length=512, rows=4, steps=700, lr=3e-3, warmup=20, floor=0.3),
@@ -91,7 +98,9 @@ class TrainingRecipe:
     )
     embedding_rate: float = 0.1
     expert_rate: float = 1.0
-    draft: Shape = Shape(layers=2, heads=4, kv_heads=2, intermediate=256)
+    balance: float = 0.01
+    yarn_length: int = 256
+    draft: DecoderSizes = small_sizes(layers=2, heads=4, kv_heads=2, intermediate=256)
     draft_taps: tuple[int, ...] = (1, 8, 15, 22, 29)
     draft_loss_gamma: float = 4.0
     draft_anchors: int = 48
@@ -130,7 +139,7 @@ class TrainingRecipe:
 DEMO = TrainingRecipe()
 
 GPT_OSS = TrainingRecipe(
-    target=ExpertShape(layers=6, intermediate=96),
+    target=expert_sizes(small_sizes(layers=6, intermediate=96)),
     target_stages=(
         Stage(length=256, rows=8, steps=600, lr=4e-3, floor=0.25),
         Stage(length=512, rows=4, steps=350, lr=3e-3, warmup=20, floor=0.1),

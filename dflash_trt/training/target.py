@@ -10,7 +10,7 @@ from dflash_trt.training.decoder_fields import decoder_fields
 from dflash_trt.training.extras import training_module
 from dflash_trt.training.gpt_oss import build_gpt_oss, round_experts
 from dflash_trt.training.progress import Progress
-from dflash_trt.training.recipe import ExpertShape, Stage, TrainingRecipe
+from dflash_trt.training.recipe import Stage, TrainingRecipe
 from dflash_trt.training.tokenizer import END_ID
 
 if TYPE_CHECKING:
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 
 def build_target(recipe: TrainingRecipe, layers: int) -> Qwen3ForCausalLM:
     """A fresh target with `layers` layers; residual outputs start small, as depth asks."""
-    shape = recipe.target
-    if isinstance(shape, ExpertShape):
-        expert_model: Qwen3ForCausalLM = build_gpt_oss(recipe, shape, layers)
+    if recipe.target.experts is not None:
+        expert_model: Qwen3ForCausalLM = build_gpt_oss(recipe, layers)
         return expert_model
     torch = training_module("torch")
     transformers = training_module("transformers")
     config = transformers.Qwen3Config(
-        **decoder_fields(recipe, shape, layers),
+        **decoder_fields(recipe, recipe.target, layers),
         rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
         tie_word_embeddings=True,
     )
@@ -154,7 +153,7 @@ def train_target(
 ) -> Qwen3ForCausalLM:
     """The trained target, weights rounded to bf16 values and held in float32."""
     training_module("torch").manual_seed(recipe.seed)
-    model = build_target(recipe, recipe.target_stages[0].layers or recipe.target.layers)
+    model = build_target(recipe, recipe.target_stages[0].layers or len(recipe.target.layers))
     row = 0
     for number, stage in enumerate(recipe.target_stages):
         if stage.layers and stage.layers != model.config.num_hidden_layers:

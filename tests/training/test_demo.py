@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.training.recipe import DraftStage, Shape, Stage, TrainingRecipe
+from dflash_trt.training.recipe import DraftStage, Stage, TrainingRecipe, small_sizes
 
 DEMO_PAIR = Path(__file__).parents[2] / "demo_pair"
 TARGET_FILES = {
@@ -25,12 +25,12 @@ TOY = replace(
     TrainingRecipe(),
     vocab_size=400,
     tokenizer_documents=50,
-    target=Shape(layers=8, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=64),
+    target=small_sizes(layers=8, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=64),
     target_stages=(
         Stage(layers=4, length=64, rows=2, steps=3, lr=1e-3),
         Stage(layers=8, length=64, rows=2, steps=2, lr=1e-3),
     ),
-    draft=Shape(layers=1, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=64),
+    draft=small_sizes(layers=1, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=64),
     draft_taps=(1, 4, 6),
     draft_anchors=8,
     draft_stages=(
@@ -61,8 +61,8 @@ def check_contract(directory: Path, recipe: TrainingRecipe) -> None:
     assert draft["block_size"] == recipe.block_size
     assert draft["dflash_config"]["mask_token_id"] == 1
     assert draft["dflash_config"]["target_layer_ids"] == list(recipe.draft_taps)
-    assert draft["num_target_layers"] == target["num_hidden_layers"] == recipe.target.layers
-    assert draft["hidden_size"] == target["hidden_size"] == recipe.target.hidden
+    assert draft["num_target_layers"] == target["num_hidden_layers"] == len(recipe.target.layers)
+    assert draft["hidden_size"] == target["hidden_size"] == recipe.target.hidden_size
     assert draft["vocab_size"] == target["vocab_size"] == recipe.vocab_size
     assert draft["rope_theta"] == target["rope_parameters"]["rope_theta"] == recipe.rope_theta
     assert draft["torch_dtype"] == target["dtype"] == "bfloat16"
@@ -74,9 +74,9 @@ def check_contract(directory: Path, recipe: TrainingRecipe) -> None:
     assert len(vocabulary["model"]["vocab"]) == recipe.vocab_size
 
     weights = tensors(directory / "draft" / "model.safetensors")
-    assert len(weights) == 3 + 11 * recipe.draft.layers
-    fused = len(recipe.draft_taps) * recipe.target.hidden
-    assert weights["fc.weight"] == ("BF16", [recipe.draft.hidden, fused])
+    assert len(weights) == 3 + 11 * len(recipe.draft.layers)
+    fused = len(recipe.draft_taps) * recipe.target.hidden_size
+    assert weights["fc.weight"] == ("BF16", [recipe.draft.hidden_size, fused])
     everything = [*weights.values(), *tensors(directory / "target" / "model.safetensors").values()]
     assert {dtype for dtype, _ in everything} == {"BF16"}
     assert 2 * sum(prod(shape) for _, shape in everything) <= 12 * 10**6

@@ -10,7 +10,7 @@ import pytest
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.training.recipe import GPT_OSS, DraftStage, ExpertShape, Shape, Stage
+from dflash_trt.training.recipe import GPT_OSS, DraftStage, Stage, expert_sizes, small_sizes
 
 pytestmark = pytest.mark.numeric
 
@@ -22,12 +22,14 @@ TOY = replace(
     GPT_OSS,
     vocab_size=400,
     tokenizer_documents=50,
-    target=ExpertShape(layers=6, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=32),
+    target=expert_sizes(
+        small_sizes(layers=6, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=32)
+    ),
     target_stages=(
         Stage(length=64, rows=2, steps=2, lr=1e-3),
         Stage(length=64, rows=2, steps=2, lr=1e-3, round_experts=True),
     ),
-    draft=Shape(layers=1, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=64),
+    draft=small_sizes(layers=1, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=64),
     draft_taps=(1, 4),
     draft_anchors=8,
     draft_stages=(
@@ -41,11 +43,14 @@ TOY = replace(
 def test_the_committed_pair_is_what_the_recipe_says() -> None:
     target, draft = read_target(COMMITTED / "target"), read_draft(COMMITTED / "draft")
     check_pair(target, draft)
-    shape = GPT_OSS.target
-    assert isinstance(shape, ExpertShape) and target.moe is not None
-    assert (target.moe.experts, target.moe.chosen) == (shape.experts, shape.experts_per_token)
+    wanted = GPT_OSS.target
+    assert wanted.experts is not None and target.moe is not None
+    assert (target.moe.experts, target.moe.chosen) == (4, 2)
+    assert (wanted.experts.experts, wanted.experts.chosen) == (4, 2)
     assert target.moe.storage == "MXFP4" and target.has_sinks
-    assert target.layer_windows == (shape.sliding_window, None) * 3
+    assert target.layer_windows == (64, None) * 3
+    assert replace(target.sizes, experts=None) == replace(wanted, experts=None)
+    assert draft.sizes == GPT_OSS.draft.with_layers((None, None), (False, False))
     assert target.rope.kind == "yarn" and target.rope.theta == draft.rope.theta
     assert tuple(draft.target_layer_ids) == GPT_OSS.draft_taps
     size = sum(path.stat().st_size for path in COMMITTED.rglob("*.safetensors"))

@@ -11,7 +11,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.training.draft import attach_draft, draft_options, tapped_features
 from dflash_trt.training.evaluate import drafts_everywhere
 from dflash_trt.training.generation import continue_rows
-from dflash_trt.training.recipe import Shape, TrainingRecipe
+from dflash_trt.training.recipe import TrainingRecipe, small_sizes
 from dflash_trt.training.target import build_target, deepen, round_to_bf16
 from dflash_trt.training.tokenizer import MASK_ID
 
@@ -27,8 +27,8 @@ TINY = replace(
     TrainingRecipe(),
     vocab_size=96,
     max_length=128,
-    target=Shape(layers=6, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48),
-    draft=Shape(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48),
+    target=small_sizes(layers=6, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48),
+    draft=small_sizes(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48),
     draft_taps=(0, 2, 5),
 )
 
