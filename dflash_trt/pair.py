@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from collections.abc import Generator as Iterating
 from contextlib import aclosing, closing
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import check_runnable, open_executor
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.graph.bindings import GraphName
 from dflash_trt.runtime import (
     Generator,
     GeneratorOptions,
@@ -69,6 +70,8 @@ class LoadedPair:
         block_size: rows of every verify step, anchor included; None is the trained block.
         block_schedule: which block at how many sequences: "auto" (the bundle's own, unless what it
             would decide is fixed), "none", or a file.
+        graphs: to open from the start beside those that decoding needs, so that no measurement
+            waits for one.
 
     Raises:
         DflashError: this machine cannot run the bundle, or a schedule that does not fit.
@@ -82,6 +85,7 @@ class LoadedPair:
         speculation: bool = True,
         block_size: int | None = None,
         block_schedule: str | Path = AUTO,
+        graphs: Iterable[GraphName] = (),
     ) -> None:
         if type(threads) is not int or threads < 1:
             raise DflashError(
@@ -100,6 +104,8 @@ class LoadedPair:
             prefill_chunk=bundle.manifest.limits.prefill_chunk,
             schedule=self.schedule,
         )
+        needed = needed_graphs(speculation=speculation, schedule=self.schedule)
+        self._graphs = dict.fromkeys([*needed, *graphs])
         self._host = GeneratorHost(self.open_runner)
         self._renderer: ChatRenderer | None = None
         self._rendering = threading.Lock()
@@ -276,11 +282,7 @@ class LoadedPair:
 
     def open_runner(self) -> JobRunner:
         """An executor and a generator of their own, for a `GeneratorWorker`; else see `run`."""
-        executor = open_executor(
-            self.bundle,
-            threads=self._threads,
-            graphs=needed_graphs(speculation=self._options.speculation, schedule=self.schedule),
-        )
+        executor = open_executor(self.bundle, threads=self._threads, graphs=self._graphs)
         generator = Generator(
             executor,
             tokenizer=self.tokenizer.core if self.bundle.tokenizer_folder else None,

@@ -10,9 +10,8 @@ import click
 from click.core import ParameterSource
 
 from dflash_trt.backends.base import TargetGraph
-from dflash_trt.backends.registry import check_runnable, open_executor
 from dflash_trt.bundle.attach import replace_file
-from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
+from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.cli.options import (
     bundle_argument,
     json_option,
@@ -24,7 +23,9 @@ from dflash_trt.cli.options import (
 from dflash_trt.cli.progress import StageBars
 from dflash_trt.core.publish import file_error
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Generator, Request, SamplingParams
+from dflash_trt.graph.bindings import GRAPH_NAMES
+from dflash_trt.pair import LoadedPair
+from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import NO_SPECULATION, SCHEDULE_NAME, BlockSchedule
 from dflash_trt.text.encode import encode_prompts
@@ -36,6 +37,7 @@ from dflash_trt.tuning.blocks import (
     measure,
 )
 from dflash_trt.tuning.bundle_schedule import (
+    NONE,
     encode_schedule,
     fingerprint,
     remove_schedule,
@@ -120,7 +122,7 @@ def command(
     if remove:
         _remove(opened, context)
         return
-    check_runnable(opened)
+    pair = LoadedPair(opened, threads=threads, block_schedule=NONE, graphs=GRAPH_NAMES)
     manifest = opened.manifest
     limits = manifest.limits
     options = TuningOptions(
@@ -139,20 +141,14 @@ def command(
         prefill_chunk=limits.prefill_chunk,
         eos_token_ids=tuple(manifest.target.eos_token_ids),
     )
-    tokenizer = load_tokenizer(opened)
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     requests = [
         Request(prompt_ids=tuple(ids), max_tokens=max_tokens, sampling=sampling)
-        for ids in encode_prompts(tokenizer, prompt, prompt_file, opened.prompts, raw=raw)
+        for ids in encode_prompts(pair.tokenizer, prompt, prompt_file, opened.prompts, raw=raw)
     ]
-    executor = open_executor(opened, threads=threads, graphs=("target", "draft", "target_only"))
-    try:
-        for request in requests:
-            Generator(executor).check(request)
-        with StageBars() as bars:
-            measured = measure(executor, requests, options, bars)
-    finally:
-        executor.close()
+    with pair, StageBars() as bars:
+        pair.check(requests)
+        measured = measure(pair.executor, requests, options, bars)
     schedule = derive_schedule(
         measured,
         limits.max_batch,

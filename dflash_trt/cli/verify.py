@@ -13,8 +13,8 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import Progress
 
-from dflash_trt.backends.registry import check_runnable, open_executor
-from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
+from dflash_trt.backends.registry import check_runnable
+from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.cli.against import print_comparison, print_comparison_json
 from dflash_trt.cli.options import (
     bundle_argument,
@@ -26,12 +26,14 @@ from dflash_trt.cli.options import (
 )
 from dflash_trt.cli.progress import StageBars
 from dflash_trt.errors import EXIT_FAILED, DflashError
+from dflash_trt.pair import LoadedPair
 from dflash_trt.proof.twin_comparison import Bounds, compare
 from dflash_trt.proof.twins import check_twins
 from dflash_trt.proof.verification import Mode, ModeReport, Speed, measure_speed, verify
 from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.text.encode import encode_prompts
 from dflash_trt.text.prompts import read_prompts
+from dflash_trt.tuning.bundle_schedule import NONE
 
 PROOF_OPTIONS = {"blocks": "--block-size", "batches": "--batch", "repeats": "--repeats"}
 COMPARISON_OPTIONS = {
@@ -121,20 +123,20 @@ def command(
     ):
         if bound is not None and math.isnan(bound):  # click's ranges let it pass
             raise DflashError("nan is no bound", where=option, usage=True)
-    opened = open_bundle(bundle)
-    check_runnable(opened)
-    limits = opened.manifest.limits
+    pair = LoadedPair(open_bundle(bundle), threads=threads, block_schedule=NONE)
+    limits = pair.bundle.manifest.limits
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    tokenizer = load_tokenizer(opened)
-    prompts = encode_prompts(tokenizer, prompt, prompt_file, opened.prompts, raw=raw)
+    prompts = encode_prompts(pair.tokenizer, prompt, prompt_file, pair.bundle.prompts, raw=raw)
     if against is not None:
         twin = open_bundle(against)
         check_runnable(twin)
-        texts = prompts if text_file is None else map(tokenizer.encode, read_prompts(text_file))
+        texts = (
+            prompts if text_file is None else map(pair.tokenizer.encode, read_prompts(text_file))
+        )
         bounds = Bounds(agreement=fail_below_agreement, tau_loss=max_tau_loss)
         with StageBars() as bars:
             comparison = compare(
-                check_twins(opened, twin),
+                check_twins(pair.bundle, twin),
                 prompts,
                 list(texts),
                 sampling,
@@ -160,13 +162,11 @@ def command(
         for block in block_sizes
         for batch in batch_sizes
     ]
-    executor = open_executor(opened, threads=threads)
-    eos = opened.manifest.target.eos_token_ids
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True) as progress:
+    eos = pair.bundle.manifest.target.eos_token_ids
+    with pair, Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("comparing", total=len(requests) * (len(modes) + 1) * max_tokens)
         reports = verify(
-            executor,
+            pair.executor,
             requests,
             modes,
             eos_token_ids=eos,
@@ -176,14 +176,13 @@ def command(
         progress.remove_task(task)
         task = progress.add_task("timing", total=2 * repeats)
         speed = measure_speed(
-            executor,
+            pair.executor,
             requests,
             block_size=block_sizes[-1],
             repeats=repeats,
             eos_token_ids=eos,
             on_run=lambda: progress.advance(task),
         )
-    executor.close()
     failed = not all(report.is_lossless for report in reports)
     if as_json:
         _print_json(reports, speed, failed)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-import dflash_trt.cli.verify as command
 from dflash_trt.backends.base import SpeculationOutput
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.proof.verification import Mode, verify
@@ -50,7 +49,7 @@ def _doctor(monkeypatch: pytest.MonkeyPatch, **fault: Any) -> None:
     def open_doctored(*arguments: Any, **options: Any) -> Any:
         return _Doctored(open_executor(*arguments, **options), **fault)
 
-    monkeypatch.setattr(command, "open_executor", open_doctored)
+    monkeypatch.setattr("dflash_trt.pair.open_executor", open_doctored)
 
 
 def test_identical(run: Run, bundle: Path) -> None:
@@ -176,8 +175,7 @@ def test_differences_that_json_has_no_number_for(
             return output
 
     monkeypatch.setattr(
-        command,
-        "open_executor",
+        "dflash_trt.pair.open_executor",
         lambda *a, **o: Poisoned(open_executor(*a, **o), step=0, row=0, bit=0),
     )
     common = ["verify", bundle, "--prompt", "cab", "--max-tokens", 4, "--repeats", 0, "--json"]

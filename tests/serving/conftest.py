@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.backends.registry import open_executor
-from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
+import dflash_trt
+from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.cli.main import main
-from dflash_trt.runtime import Generator, Request, RequestResult
+from dflash_trt.runtime import RequestResult
 from dflash_trt.serving.server.launcher import ServerAddresses, ServerOptions, TritonServer
 from dflash_trt.serving.server.repository import RepositoryOptions, write_repository
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
@@ -103,20 +103,12 @@ def addresses(server: TritonServer) -> ServerAddresses:
 @pytest.fixture(scope="session")
 def generate(bundle: Bundle) -> Iterator[Generate]:
     """What `dflash-trt generate` does with a prompt, in this process."""
-    tokenizer = load_tokenizer(bundle)
-    executor = open_executor(bundle, threads=1)
+    with dflash_trt.load(bundle.folder) as pair:
 
-    def call(prompt: str, **fields: object) -> RequestResult:
-        engine = Generator(
-            executor,
-            tokenizer=tokenizer.core,
-            eos_token_ids=bundle.manifest.target.eos_token_ids,
-        )
-        request = Request(prompt_ids=tuple(tokenizer.encode(prompt)), **fields)  # type: ignore[arg-type]
-        return engine.generate([request])[0]
+        def call(prompt: str, **fields: object) -> RequestResult:
+            return pair.generate([prompt], **fields)[0]  # type: ignore[arg-type]
 
-    yield call
-    executor.close()
+        yield call
 
 
 def wait_idle(addresses: ServerAddresses | Served, ended: float | None = None) -> dict[str, float]:

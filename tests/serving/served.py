@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dflash_trt.backends.registry import open_executor
-from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
+import dflash_trt
 from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
-from dflash_trt.runtime import Generator, Request, RequestResult, SamplingParams
+from dflash_trt.runtime import Request, RequestResult, SamplingParams
 from dflash_trt.text.prompts import read_prompts
 from tests.waiting import PATIENCE_S
 
@@ -49,13 +48,8 @@ class Local:
     """The bundle's engine in this process: what served texts must equal."""
 
     def __init__(self, bundle: Path) -> None:
-        opened = open_bundle(bundle)
-        self.tokenizer = load_tokenizer(opened)
-        self._generator = Generator(
-            open_executor(opened),
-            tokenizer=self.tokenizer.core,
-            eos_token_ids=opened.manifest.target.eos_token_ids,
-        )
+        self.pair = dflash_trt.load(bundle)
+        self.tokenizer = self.pair.tokenizer
 
     def run(
         self,
@@ -68,13 +62,13 @@ class Local:
     ) -> RequestResult:
         """The result for a text, or for a user's message."""
         request = self._request(prompt, max_tokens, sampling, stops, chat)
-        return self._generator.generate([request])[0]
+        return self.pair.run([request])[0]
 
     def run_all(
         self, prompts: Sequence[str], max_tokens: int, samplings: Sequence[SamplingParams]
     ) -> list[RequestResult]:
         """Results of several prompts, which take the samplings in turn."""
-        return self._generator.generate(
+        return self.pair.run(
             [
                 self._request(prompt, max_tokens, samplings[number % len(samplings)])
                 for number, prompt in enumerate(prompts)

@@ -17,12 +17,12 @@ import click
 from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.bundles import requests_of
 from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
-from dflash_trt.backends.base import Executor
-from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.graph.bindings import GRAPH_NAMES
-from dflash_trt.runtime import Generator, GeneratorOptions, Request, total
+from dflash_trt.pair import LoadedPair
+from dflash_trt.runtime import GeneratorOptions, Request, total
 from dflash_trt.runtime.statistics import RequestStatistics
+from dflash_trt.tuning.bundle_schedule import NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +41,15 @@ class DecodeRun:
 
 
 def decode(
-    executor: Executor,
+    pair: LoadedPair,
     requests: list[Request],
     options: GeneratorOptions,
     *,
-    eos: list[int],
     batch: int,
     seconds: float,
 ) -> DecodeRun:
     """Decodes `requests` in groups of `batch`, again and again until `seconds` have passed."""
-    generator = Generator(executor, eos_token_ids=eos, options=options)
+    generator = pair.make_generator(options)
     statistics: list[RequestStatistics] = []
     steps = 0
     started = time.perf_counter()
@@ -91,18 +90,15 @@ def measure(
     opened = open_bundle(bundle)
     manifest = opened.manifest
     requests = requests_of(opened, max_tokens, temperature)
-    executor = open_executor(opened, threads=threads, graphs=GRAPH_NAMES)
+    pair = LoadedPair(opened, threads=threads, block_schedule=NONE, graphs=GRAPH_NAMES)
     options = {
         "target_only": GeneratorOptions(speculation=False),
         "dflash": GeneratorOptions(block_size=block_size),
     }
     by_batch: Figures = {}
     for size in batch:
-        run = partial(decode, executor, requests, batch=size, seconds=seconds)
-        ways = {
-            name: partial(run, one, eos=manifest.target.eos_token_ids)
-            for name, one in options.items()
-        }
+        run = partial(decode, pair, requests, batch=size, seconds=seconds)
+        ways = {name: partial(run, one) for name, one in options.items()}
         by_batch[str(size)] = _summarize(take_turns(ways, work.runs))
         _show(size, by_batch[str(size)])
     settings = {

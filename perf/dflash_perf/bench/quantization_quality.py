@@ -9,7 +9,6 @@ cost; it says nothing about speed.
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,14 +17,14 @@ import click
 from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.bundles import requests_of
 from dflash_perf.bench.process import build
-from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.bundle.summary import precision_line
 from dflash_trt.core.progress import SilentProgress
+from dflash_trt.pair import LoadedPair
 from dflash_trt.proof.comparison import AcceptanceFigures
 from dflash_trt.proof.twin_comparison import Bounds, TwinComparison, compare
 from dflash_trt.proof.twins import check_twins
-from dflash_trt.runtime import Generator, Request, SamplingParams
+from dflash_trt.runtime import Request, SamplingParams
 
 # Attention's linears are a quarter of a layer's weights; ModelOpt's name is NVFP4_MLP_ONLY.
 _MLP = ("--exclude", "*.self_attn.*")
@@ -50,9 +49,8 @@ def build_demo(folder: Path, *options: str) -> Bundle:
 
 def continue_prompts(bundle: Bundle, requests: list[Request], threads: int) -> list[list[int]]:
     """Each prompt and what the bundle makes of it, greedily, as token ids."""
-    with closing(open_executor(bundle, threads=threads)) as executor:
-        generator = Generator(executor, eos_token_ids=bundle.manifest.target.eos_token_ids)
-        results = generator.generate(requests)
+    with LoadedPair(bundle, threads=threads) as pair:
+        results = pair.run(requests)
     return [
         [*request.prompt_ids, *result.token_ids]
         for request, result in zip(requests, results, strict=True)

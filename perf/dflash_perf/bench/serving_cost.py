@@ -21,10 +21,11 @@ from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.bundles import prompt_file, requests_of
 from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
 from dflash_perf.bench.served import serve, sweep_once
-from dflash_trt.backends.registry import open_executor
-from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
-from dflash_trt.runtime import Generator, GeneratorOptions, Request
+from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.pair import LoadedPair
+from dflash_trt.runtime import Generator, Request
 from dflash_trt.serving.server.repository import RepositoryOptions
+from dflash_trt.tuning.bundle_schedule import NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +34,6 @@ class Rate:
 
     tokens_per_second: float
     host_us: float = 0.0
-
-
-def open_generator(bundle: Bundle) -> Generator:
-    """The generator as a server runs it: texts of answers are made too."""
-    return Generator(
-        open_executor(bundle, threads=1, graphs=("target", "draft")),
-        tokenizer=load_tokenizer(bundle).core,
-        eos_token_ids=bundle.manifest.target.eos_token_ids,
-        options=GeneratorOptions(prefill_chunk=bundle.manifest.limits.prefill_chunk),
-    )
 
 
 def run_in_process(generator: Generator, requests: list[Request], clients: int) -> Rate:
@@ -73,7 +64,9 @@ def measure(
     max_tokens: int = 128,
 ) -> Figures:
     opened = open_bundle(bundle)
-    prompts, generator, folders = prompt_file(opened), open_generator(opened), numbers()
+    # As a server runs it: texts of answers are made too.
+    generator = LoadedPair(opened, block_schedule=NONE).open_runner().generator
+    prompts, folders = prompt_file(opened), numbers()
     queue = list(islice(cycle(requests_of(opened, max_tokens)), requests))
 
     def run_served(address: str, streams: int) -> Rate:

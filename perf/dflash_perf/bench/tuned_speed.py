@@ -24,28 +24,25 @@ import click
 from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.bundles import requests_of
 from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
-from dflash_trt.backends.base import Executor
-from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
-from dflash_trt.runtime import Generator, GeneratorOptions, Request
-from dflash_trt.tuning.bundle_schedule import AUTO, choose_schedule
+from dflash_trt.pair import LoadedPair
+from dflash_trt.runtime import GeneratorOptions, Request
 
 TUNED, PLAIN = "tuned", "target_only"
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def run_closed_loop(
-    executor: Executor,
+    pair: LoadedPair,
     requests: list[Request],
     concurrency: int,
     options: GeneratorOptions,
-    eos: list[int],
     clock: Callable[[], float],
 ) -> tuple[float, int]:
     """Decodes `requests`, `concurrency` at a time: output tokens/s, and how many tokens."""
-    generator = Generator(executor, eos_token_ids=eos, options=options)
+    generator = pair.make_generator(options)
     waiting = deque(requests)
     tokens = live = 0
     started = clock()
@@ -86,15 +83,15 @@ def measure(
 ) -> Figures:
     if clock == "cpu" and threads > 1:
         raise DflashError("is for one thread", where="--clock cpu", usage=True)
-    opened = open_bundle(bundle)
-    limits = opened.manifest.limits
-    schedule = choose_schedule(opened, AUTO)
+    pair = LoadedPair(open_bundle(bundle), threads=threads, graphs=GRAPH_NAMES)
+    manifest, schedule = pair.bundle.manifest, pair.schedule
+    limits = manifest.limits
     if schedule is None or schedule.measured is None:
         raise DflashError("has no schedule", where=bundle, fix="`dflash-trt tune` it", usage=True)
     if max(concurrency) > limits.max_batch:
         what = f"the bundle holds {limits.max_batch} sequences"
         raise DflashError(what, where="--concurrency", usage=True)
-    requests = requests_of(opened, max_tokens, temperature, prompt_file)
+    requests = requests_of(pair.bundle, max_tokens, temperature, prompt_file)
     chunk = limits.prefill_chunk
     options = {
         TUNED: GeneratorOptions(prefill_chunk=chunk, schedule=schedule),
@@ -102,7 +99,6 @@ def measure(
     }
     for block in schedule.measured.block_sizes:
         options[f"block {block}"] = GeneratorOptions(block_size=block, prefill_chunk=chunk)
-    executor = open_executor(opened, threads=threads, graphs=GRAPH_NAMES)
     click.echo(f"schedule: {schedule.describe()}")
     by_concurrency: Figures = {}
     for level in concurrency:
@@ -111,14 +107,13 @@ def measure(
         def run(
             way: GeneratorOptions, queue: list[Request], level: int = level
         ) -> tuple[float, int]:
-            eos = opened.manifest.target.eos_token_ids
-            return run_closed_loop(executor, queue, level, way, eos, CLOCKS[clock])
+            return run_closed_loop(pair, queue, level, way, CLOCKS[clock])
 
         run(options[TUNED], queue[:level])  # warm up
         ways = {name: partial(run, way, queue) for name, way in options.items()}
         found = take_turns(ways, work.runs, rotate=True)
         totals = {tokens for runs in found.values() for _, tokens in runs}
-        if executor.is_bitwise and len(totals) > 1:
+        if pair.executor.is_bitwise and len(totals) > 1:
             raise AssertionError(f"ways of decoding differ in their outputs: {totals} tokens")
         figures = summarize({name: [rate for rate, _ in runs] for name, runs in found.items()})
         by_concurrency[str(level)] = figures
@@ -134,7 +129,7 @@ def measure(
         "clock": clock,
     }
     return {
-        "pair": opened.manifest.name,
+        "pair": manifest.name,
         "settings": settings,
         "schedule": [entry.model_dump() for entry in schedule.blocks],
         "fallback": schedule.fallback,
