@@ -1,1 +1,1 @@
-"""What shows that a bundle is right: verification, comparison with a twin, checks of machines."""
+"""Evidence that a bundle is right: verification, comparison with a twin, checks of machines."""

@@ -49,7 +49,7 @@ class TextFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceFigures:
-    """What drafts were worth to one combination of target and draft."""
+    """Acceptance of one combination of target and draft."""
 
     target: Side
     draft: Side
@@ -58,7 +58,7 @@ class AcceptanceFigures:
 
     @property
     def tokens(self) -> int:
-        """Tokens emitted by verify steps, which the acceptance length is the mean of."""
+        """Tokens emitted by verify steps; the acceptance length is their mean per step."""
         histogram = self.statistics.acceptance_histogram
         return sum(emitted * count for emitted, count in enumerate(histogram, start=1))
 

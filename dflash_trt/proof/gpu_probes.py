@@ -1,4 +1,4 @@
-"""What has to be true of engines on a GPU, each a probe of a running executor.
+"""Probes of a running executor: what must hold for engines on a GPU.
 
 The CPU executor's float32 logits are the reference. A narrow engine differs from them by rounding,
 so a probe measures that noise where nothing can be wrong, and holds what it asks about to it.
@@ -41,7 +41,7 @@ class Probe:
 def run_probes(
     gpu: TensorRtExecutor, cpu: Executor, requests: Sequence[Request], prefill_chunk: int
 ) -> Iterator[Probe]:
-    """All probes, in the order in which one rests on another, each as it is done."""
+    """Runs all probes, each after those it depends on, and yields each result."""
     prompt = np.array([requests[0].prompt_ids], dtype=np.int64)
     limits = gpu.limits
     length = min(prompt.shape[1], prefill_chunk, limits.max_seq_len - limits.block_size)

@@ -1,4 +1,4 @@
-"""Two bundles of one pair in different precision: are they, and what lies between them."""
+"""Checks that two bundles hold one pair in different precision, and crosses their models."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def read_pair(bundle: Bundle) -> Pair:
 def crossed_bundles(twins: Twins, progress: Progress) -> Iterator[tuple[Bundle, Bundle]]:
     """Temporary bundles: the twin's target with the bundle's draft, and the other way round.
 
-    A draft's projections are part of the target's graph, so that other pairs need other graphs;
-    KV caches hold what those of the target's own bundle hold.
+    A draft's projections are part of the target's graph, so each combination needs its own graphs.
+    KV caches keep the form that the target's own bundle has.
     They lie beside the bundle where that can be written, so that weights are linked.
     """
     parent = twins.bundle.folder.resolve().parent

@@ -38,7 +38,7 @@ from dflash_trt.text.detokenise import TextStream
 
 
 class RequestFailedError(DflashError):
-    """One request cannot go on; `request_id` says which. All others can, once it is cancelled."""
+    """Request `request_id` cannot continue. The others can, once it is cancelled."""
 
     def __init__(self, request_id: int, error: DflashError) -> None:
         super().__init__(error.what, where=error.where, fix=error.fix, usage=error.usage)
@@ -248,7 +248,7 @@ class Generator:
     def _decode(self, batch: DecodeBatch, *, goes_on: bool) -> None:
         """One pass over `batch`.
 
-        It `goes_on` where the executor may begin the next step: one of the same requests.
+        `goes_on` allows the executor to begin the next step of the same requests ahead of time.
         """
         states, rows = batch.states, batch.rows
         anchors = np.array([state.token_ids[-1] for state in states], dtype=np.int64)
@@ -289,7 +289,7 @@ class Generator:
     def _prefill(self, chunk: PrefillChunk) -> None:
         """One prompt chunk; the last one also yields the request's first token.
 
-        A preempted request has its tokens, and only needs its rows back.
+        A preempted request keeps its output; only its cache rows are computed again.
         """
         state, length = chunk.state, len(chunk.token_ids)
         chooses = chunk.is_last and not state.token_ids
@@ -334,7 +334,7 @@ class Generator:
         self._executor.release_slots(self._scheduler.used_slots)
 
     def _take(self, state: RequestState, tokens: list[int], known: RowScores) -> int:
-        """Appends `tokens` as far as the request goes; returns how many it took."""
+        """Appends `tokens` up to the end of the output; returns how many were taken."""
         if state.request.sampling.greedy:  # drawing looks for itself
             known.check(len(tokens), state.next_position)
         taken = state.append_tokens(tokens)
@@ -373,7 +373,7 @@ class Generator:
 
 @contextmanager
 def _blaming(state: RequestState) -> Iterator[None]:
-    """Says whose fault an error is."""
+    """Turns an error about `state` into one that names its request."""
     try:
         yield
     except DflashError as error:

@@ -1,4 +1,4 @@
-"""A generator in a user's own process: it steps on the thread that waits, or on one of its own."""
+"""A generator in the user's process; steps run on the waiting thread, or on a thread of its own."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class GeneratorHost:
         self._worker.submit(job)
 
     def _next(self, heard: SimpleQueue[Heard]) -> Heard:
-        """The next event, for which this thread takes steps if no other does."""
+        """The next event; this thread runs steps for it unless another thread does."""
         with self._lock:
             if self._worker is None:
                 runner = self._opened()
@@ -161,7 +161,7 @@ class GeneratorHost:
             return self._worker
 
     def _lend_runner(self) -> JobRunner:
-        """For the worker: what runs here already, and after a failure another."""
+        """The runner for the worker: the open one, or a new one after a failure."""
         if self._worker is not None or self._runner is None:
             self._runner = self._open_runner()
         return self._runner

@@ -1,4 +1,4 @@
-"""Jobs on a generator, a turn at a time: what was asked for since the last step, then a step."""
+"""Runs jobs on a generator in turns: first cancellations and deadlines, then one step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class JobRunner:
 
     @property
     def live(self) -> int:
-        """Jobs that have not heard their end."""
+        """Jobs whose listener has not been told of their end."""
         return len(self._live)
 
     @property
@@ -50,7 +50,7 @@ class JobRunner:
         )
 
     def add(self, job: Job) -> None:
-        """Takes a job; its listener hears the rest, a refusal included."""
+        """Submits a job; all that follows, a refusal too, goes to its listener."""
         try:
             self._live[self.generator.submit(job.request, job.arrived_at)] = job
         except DflashError as error:
@@ -84,7 +84,7 @@ class JobRunner:
             self._deliver(event)
 
     def take_jobs(self) -> list[Job]:
-        """The jobs that have not ended, for whoever ends them; they hear no more from here."""
+        """Hands over the jobs that have not ended; this runner tells them nothing more."""
         jobs, self._live = list(self._live.values()), {}
         self._failures.clear()
         return jobs

@@ -71,7 +71,7 @@ class Pacer:
         self._factors: list[float] = []
 
     def block_size(self, batch: int) -> int:
-        """Rows of a step of `batch` sequences as things are; 1 is no speculation."""
+        """Rows of a step of `batch` sequences at current acceptance; 1 is no speculation."""
         block = self._chosen.get(batch)
         if block is None:
             block = self._previous.get(batch, self._schedule.block_size(batch))
@@ -101,16 +101,16 @@ class Pacer:
         self._seen[rows, trials, accepted] += 1
 
     def prefill_graph(self, state: RequestState, batch: int) -> TargetGraph:
-        """What `state`'s next prompt chunk runs through when `batch` sequences will decode."""
+        """The graph for `state`'s next prompt chunk when `batch` sequences will decode."""
         drafts = state.rows > 1 and self.block_size(batch) != NO_SPECULATION
         return "target" if drafts and state.injected_until is None else self.fallback
 
     def fill_gap(
         self, executor: Executor, states: Sequence[RequestState], chunk_tokens: int
     ) -> None:
-        """Gives the drafter one chunk of what it misses of one of `states`, if that pays.
+        """Fills one chunk of the gap in one request's drafter context, if that pays.
 
-        The rows that the target's own cache gets with it are those it has.
+        The target's own cache is written the same rows that it already holds.
         """
         slot = self._find_gap(states)
         if slot is None:

@@ -1,4 +1,4 @@
-"""Who holds which page of the KV pool, and which pages still hold a known prefix."""
+"""Page allocation: who holds which page of the KV pool, and which pages hold a known prefix."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PageAllocator:
         return self._count - len(self._holders)
 
     def take(self) -> int:
-        """A page of one's own; the longest idle one is forgotten for it where none is free.
+        """Takes a page for sole use; if none is free, the page idle for longest loses its prefix.
 
         Raises:
             ValueError: none is available.
@@ -75,7 +75,7 @@ class PageAllocator:
             self._key_of[page] = key
 
     def release(self, page: int) -> None:
-        """Lets go of a page; the last holder leaves it idle if it was published, else free."""
+        """Gives a page up; after the last holder it is idle if it was published, else free."""
         self._holders[page] -= 1
         if self._holders[page]:
             return

@@ -60,8 +60,8 @@ class PageTables:
     def admit(self, state: RequestState, slot: int, end: int) -> bool:
         """Gives `state` pages for positions up to `end`, shared ones first, and binds them.
 
-        What is shared counts as prefilled; at least one token is left to run, since somebody
-        must compute what comes next. False, and nothing changed, where pages are too few.
+        Shared positions count as prefilled. At least one token is left to run, since its row yields
+        the next token. False, with nothing changed, if there are too few pages.
         """
         sequence = self._sequences.setdefault(state.request_id, _Sequence())
         full = (state.prefill_length - 1) // self._pool.page_size
@@ -85,7 +85,7 @@ class PageTables:
         return True
 
     def reserve(self, state: RequestState, slot: int, end: int) -> bool:
-        """Gives a running request pages up to `end`; False, and nothing changed, if too few."""
+        """Gives a running request pages up to `end`; False, with nothing changed, if too few."""
         sequence = self._sequences[state.request_id]
         missing = self._pool.cover(end) - len(sequence.page_ids)
         if missing > self._allocator.available:
@@ -96,7 +96,7 @@ class PageTables:
         return True
 
     def trim(self, state: RequestState, slot: int, end: int) -> bool:
-        """Takes a running request's pages behind `end`, where it holds no row; whether it had any.
+        """Takes a running request's pages beyond `end`, which hold no row; whether it had any.
 
         `end` is at least the end of what it has cached.
         """
@@ -118,14 +118,14 @@ class PageTables:
         sequence.published = max(sequence.published, full)
 
     def vacate(self, state: RequestState) -> None:
-        """Takes a running request's pages; whoever comes with its tokens may share them yet."""
+        """Takes a preempted request's pages; those with the same prefix can still share them."""
         self.publish(state)
         sequence = self._sequences[state.request_id]
         self._let_go(sequence.page_ids)
         sequence.page_ids, sequence.published = [], 0
 
     def forget(self, state: RequestState) -> None:
-        """Lets go of a request for good, running or not."""
+        """Frees the pages of a request that ended or was cancelled, running or not."""
         sequence = self._sequences.get(state.request_id)
         if sequence is None:  # it never got to the head of the queue
             return

@@ -1,4 +1,4 @@
-"""A request, what became of it so far, and what came of it in the end."""
+"""A request, its state inside the generator, and its result."""
 
 from __future__ import annotations
 

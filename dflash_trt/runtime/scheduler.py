@@ -67,18 +67,18 @@ class Scheduler:
 
     @property
     def upcoming(self) -> int:
-        """Sequences that will decode together once the prompts known of are prefilled."""
+        """Sequences that will decode together once all known prompts are prefilled."""
         return min(len(self.running) + len(self._waiting), self._slots.capacity)
 
     @property
     def will_prefill(self) -> bool:
-        """Whether a prompt is being prefilled, or waits for no slot."""
+        """Whether a prompt is being prefilled, or can start because a slot is free."""
         is_placed = self._slots.prefilling is not None
         return is_placed or (bool(self._waiting) and self._slots.can_place())
 
     @property
     def used_slots(self) -> int:
-        """Slots from this one on hold nothing that is needed."""
+        """The index from which on slots hold nothing that is needed."""
         return self._slots.used
 
     def add(self, state: RequestState) -> None:
@@ -128,7 +128,7 @@ class Scheduler:
         self._slots.start_decoding()
 
     def release(self, state: RequestState) -> None:
-        """Forgets `state`, wherever it is."""
+        """Takes a request out, waiting or running, and frees its pages and slot."""
         if self._paging is not None:
             self._paging.forget(state)
         if not self._slots.release(state):
@@ -160,7 +160,7 @@ class Scheduler:
                 paging.reserve(state, slot, self._block_end(state, blocks=2))
 
     def _trim(self, paging: PageTables) -> bool:
-        """Takes back pages behind the next blocks; whether there were any."""
+        """Takes back pages beyond the next blocks; returns whether there were any."""
         decoding = enumerate(self._slots.decoding)
         freed = [paging.trim(state, slot, self._block_end(state)) for slot, state in decoding]
         return any(freed)
@@ -169,7 +169,7 @@ class Scheduler:
         return min(state.cached_length + blocks * state.rows, self._max_seq_len)
 
     def _preempt(self, state: RequestState, paging: PageTables) -> None:
-        """Sends a running request back to the head of the queue, without its pages."""
+        """Preempts a running request: it loses its pages and waits at the head of the queue."""
         paging.vacate(state)
         self._slots.release(state)
         state.preempt()
@@ -183,5 +183,5 @@ class Scheduler:
 
 
 def _age(state: RequestState) -> int:
-    """Smaller for older requests."""
+    """Sort key; smaller for older requests."""
     return state.request_id

@@ -1,4 +1,4 @@
-"""What an executor said about one sequence's rows, and the tokens chosen from it."""
+"""An executor's scores for one sequence's rows, and the tokens chosen from them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def rows_by_sequence(
 
 
 def needed_scores(limits: ExecutorLimits, sampling: SamplingParams) -> Scores:
-    """What choosing takes of a row: nothing, its candidates (a small top-k), or all of it."""
+    """How much of a row choosing needs: nothing, its candidates (a small top-k), or all of it."""
     if limits.draws or sampling.greedy:
         return Scores.NONE
     is_small = sampling.top_k is not None and sampling.top_k <= MAX_CANDIDATE_TOP_K
@@ -91,7 +91,7 @@ def needed_scores(limits: ExecutorLimits, sampling: SamplingParams) -> Scores:
 
 
 def sampling_input(limits: ExecutorLimits, params: Sequence[SamplingParams]) -> Int64Array | None:
-    """What an executor is given of how tokens are chosen: nothing unless it draws them itself."""
+    """Sampling parameters for an executor that draws tokens itself; None for any other."""
     return pack_sampling(params) if limits.draws else None
 
 

@@ -44,7 +44,7 @@ class SlotTable:
 
     @property
     def used(self) -> int:
-        """Slots from this one on hold nothing that is needed."""
+        """The index from which on slots hold nothing that is needed."""
         prefilled = 0 if self._prefilling is None else self._prefill_slot + 1
         return max(len(self._decoding), prefilled)
 
@@ -81,5 +81,5 @@ class SlotTable:
         return True
 
     def find(self, state: RequestState) -> int | None:
-        """The slot that `state` decodes in; None where it does not."""
+        """The slot that `state` decodes in; None if it has none."""
         return next((slot for slot, one in enumerate(self._decoding) if one is state), None)

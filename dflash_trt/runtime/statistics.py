@@ -1,4 +1,4 @@
-"""What a request cost and what its drafts were worth.
+"""A request's times, and how many of its drafts were accepted.
 
 Definitions, with n = output tokens and "step" = one decode pass of the target:
 

@@ -1,4 +1,4 @@
-"""An executor that knows how long it has been at work."""
+"""An executor that measures its own running time."""
 
 from __future__ import annotations
 

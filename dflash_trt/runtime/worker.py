@@ -1,4 +1,4 @@
-"""The thread that owns the generator: jobs in, events out, between two steps everything else."""
+"""The thread that owns the generator. It takes jobs and cancellations between two steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GeneratorWorker:
     Args:
         open_runner: opens a generator; called again when an executor has failed. It may have jobs.
         capacity: jobs in slots and in the queue together; None is any number.
-        owner: what it works for, as messages name it.
+        owner: the name that messages use for what it serves.
         remedy: what to do when no other generator opens.
     """
 
@@ -117,7 +117,7 @@ class GeneratorWorker:
         return has_jobs or bool(self._arrived) or self._closing
 
     def _end_all(self, failure: Failure) -> None:
-        """Ends what is in the generator and what is still on its way there."""
+        """Ends the jobs in the generator and those still queued for it."""
         with self._changed:
             jobs = [] if self._runner is None else self._runner.take_jobs()
             jobs += self._arrived

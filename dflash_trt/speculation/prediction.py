@@ -1,4 +1,4 @@
-"""What a decode step of some batch and block will bring, from what `tune` measured.
+"""Predicts tokens and seconds of a decode step by batch and block, from `tune`'s measurements.
 
     tokens/s of a batch with block S = batch x E(S) / seconds(batch, S)
     E(S) = 1 + sum over j = 1 … S-1 of the product of the first j acceptance rates
@@ -21,7 +21,7 @@ class StepPrediction:
     Args:
         measured: times and acceptance.
         fallback: the graph of steps without drafts.
-        longest: leaves out blocks above this.
+        longest: the largest block that is considered.
     """
 
     def __init__(self, measured: Measurements, fallback: TargetGraph, longest: int) -> None:
@@ -42,7 +42,7 @@ class StepPrediction:
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """The blocks it knows, 1 (no speculation) first."""
+        """The measured blocks, ascending; the first is 1, no speculation."""
         return tuple(self._seconds)
 
     def rates(self, block: int) -> tuple[float, ...] | None:
@@ -50,7 +50,7 @@ class StepPrediction:
         return self._rates.get(block)
 
     def seconds(self, batch: int, block: int) -> float:
-        """One step's time: between measured batches in proportion, past them per sequence."""
+        """Seconds of a step: interpolated between measured batches, proportional past the last."""
         times, batches = self._seconds[block], self._batches
         if batch >= batches[-1]:
             return times[-1] * batch / batches[-1]

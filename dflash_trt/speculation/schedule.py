@@ -8,7 +8,7 @@
 
 An entry holds up to `max_batch` sequences, the last one for all above it too; block 1 is no
 speculation. What `tune` measured comes along, in `measured`: the runtime needs it to follow live
-acceptance and to bring requests back from plain decoding. Without it a schedule is only obeyed.
+acceptance and to bring requests back from plain decoding. Without it the schedule never adapts.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class BlockSchedule(_Strict):
         return drafts
 
     def describe(self) -> str:
-        """The schedule in words, and what decodes where there are no drafts."""
+        """The schedule in words, with the graph that decodes where there are no drafts."""
         parts, first = [], 1
         for entry in self.blocks:
             block = entry.block_size

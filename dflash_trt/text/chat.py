@@ -56,7 +56,7 @@ class ChatRenderer:
         self._worker: subprocess.Popen[bytes] | None = None
 
     def knows(self, variable: str) -> bool:
-        """Whether the template speaks of a variable at all."""
+        """Whether the template uses the variable."""
         return re.search(rf"\b{re.escape(variable)}\b", self._template) is not None
 
     def render(
@@ -82,7 +82,7 @@ class ChatRenderer:
             self._worker = None
 
     def _ask(self, job: bytes) -> bytes:
-        """The worker's line about a job; without its end when the worker ended or hangs."""
+        """The worker's line about a job; incomplete if the worker ended or hangs."""
         if self._worker is None or self._worker.poll() is not None:
             self.close()
             self._worker = subprocess.Popen(

@@ -31,7 +31,7 @@ class Detokenizer:
         self._emitted = 0
 
     def push(self, token_id: int) -> str:
-        """The text that `token_id` settles; may be empty."""
+        """The text that is certain after `token_id`; may be empty."""
         if token_id in self._special_ids:
             return ""
         self._window.append(token_id)

@@ -33,7 +33,7 @@ _LONGEST_HEADER = 256
 
 @dataclass(frozen=True, slots=True)
 class HarmonyPiece:
-    """What an answer grew by: the answer's own text, and the reasoning's."""
+    """New text of an answer: its content and its reasoning."""
 
     content: str = ""
     reasoning: str = ""
@@ -89,7 +89,7 @@ class HarmonyStream:
         self._text = self._open_text()
 
     def push(self, token_ids: Sequence[int]) -> HarmonyPiece:
-        """What these tokens settle; may be empty."""
+        """The text that is certain after these tokens; may be empty."""
         pieces = HarmonyPiece()
         for token_id in token_ids:
             special = self._form.special.get(token_id)

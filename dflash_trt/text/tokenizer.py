@@ -63,7 +63,7 @@ class BundleTokenizer:
         return [self._encode(text, special=False) for text in texts]
 
     def open_renderer(self) -> ChatRenderer | None:
-        """What renders conversations of any length up to the answer; None without a template."""
+        """A renderer of conversations, up to the answer; None without a template."""
         if self.chat_template is None:
             return None
         return ChatRenderer(self.chat_template, self._special_tokens())

@@ -64,7 +64,7 @@ class TuningOptions:
         rounds: how often every kind of step is timed.
         threads: CPU threads that the executor was opened with, to be recorded.
         prefill_chunk: most prompt tokens of one prefill pass.
-        eos_token_ids: what ends an output.
+        eos_token_ids: token ids that end an output.
     """
 
     block_sizes: tuple[int, ...]
@@ -182,7 +182,7 @@ def _decode(
 
 
 class _Bench:
-    """Slots filled with text, and steps over them that change nothing but scratch rows."""
+    """Slots filled with text, and decode steps over them that only overwrite scratch rows."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class _Bench:
     def _bind_pages(self, positions: int) -> None:
         """Gives slots pages of their own; where the pool is too small, they share some.
 
-        What they read is then another's, which takes the same time.
+        A shared page holds another slot's rows; reading them takes the same time.
         """
         pool = self._executor.limits.page_pool
         if pool is None:

@@ -17,7 +17,7 @@ AUTO, NONE = "auto", "none"
 
 
 def fingerprint(manifest: Manifest) -> str:
-    """Names what a schedule was measured on: the graphs, weights and engines, by their hashes.
+    """Identifies what a schedule was measured on, by the hashes of graphs, weights and engines.
 
     Weights count by size and header, which every manifest has.
     """
@@ -60,7 +60,7 @@ def remove_schedule(bundle: Bundle) -> Bundle:
 
 
 def note_threads(schedule: BlockSchedule | None, threads: int) -> str | None:
-    """A line to show where a schedule was measured with another number of threads."""
+    """A warning if the schedule was measured with another number of threads, else None."""
     if schedule is None or schedule.measured is None or schedule.measured.threads == threads:
         return None
     return (
