@@ -1,20 +1,7 @@
 """Which block the next step has: the schedule by batch, corrected by live acceptance.
 
-Outputs never depend on it: every block, and none, gives the same tokens.
-
-**Live acceptance.** Drafts accepted are counted beside those that the schedule's measurements
-expected; the quotient by draft position scales the measured rates. Every WINDOW_STEPS steps old
-counts fade (FADING) and blocks are chosen anew; one is left only for another that is predicted to
-be MARGIN faster. Without drafts there is nothing to count, so the counts fade until drafting is
-tried again.
-
-**Gaps.** Where the schedule does not speculate and its fallback is target_only, the drafter's
-context misses what is decoded (or prefilled) meanwhile. When the batch has fallen and drafting
-would pay again, a request goes on without drafts until what they would have saved since equals
-the price of running the rows missed before through the injecting target, like a prompt; then it
-does that, if what is left of its output can save as much again. So a batch that swings pays at
-most a prefill of what was decoded without drafts, and a request near its end pays nothing. Gaps
-are filled chunk by chunk while no prompt is waiting to be prefilled.
+Outputs never depend on it: every block, and none, gives the same tokens. How live acceptance is
+counted, and when gaps in a drafter's context are filled: docs/design/pacing.md.
 """
 
 from __future__ import annotations

@@ -1,24 +1,8 @@
 """Looking ahead: a decode step that is under way before anyone asks for it.
 
-Where tokens are drawn and accepted in the engine, a verify step leaves on the device what the next
-draft pass takes: the bonus tokens with mask ids behind them, and the new lengths. So the next step
-can be enqueued at once: one copy of those onto the inputs, the step's graph, and a download into
-the other of two host buffers. The device works on while the host looks at the tokens before. Where
-caches are paged, the step's page table goes over first: sequences got pages since the last one.
-
-It is a bet on what the caller asks for next, and losing it is harmless. A call that differs in
-anything from what the device went on with drops the result. Everything is in one stream, so all
-that the host enqueues from then on finds the dropped step's writes done: rows written behind them,
-slots moved and cleared, inputs uploaded. Those writes lie at and behind the accepted lengths of its
-slots, where no call reads before it writes, and the executor counts them among the rows that a
-released slot is cleared of.
-
-Pages: which of them a step's rows go to is fixed when it is enqueued, by the table that is uploaded
-between it and the step before. Pages that a slot gets afterwards lie behind all that the step
-reads or writes, so that it stays good; a slot that is bound to others has none of its rows, and the
-step is dropped. A page that changes hands, as its sequence ended or was preempted, is written by
-its next owner later in the stream than by a dropped step, and read only then. Pages that sequences
-share are full of accepted tokens' rows: no step under way writes there.
+Where the engine draws and accepts, the next step's inputs are on the device when a step ends, so
+the next step is enqueued at once and runs while the host reads the tokens. A call that asks for
+anything else drops it. Why that is safe, with pages too: docs/design/looking-ahead.md.
 """
 
 from __future__ import annotations
