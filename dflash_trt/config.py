@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -73,6 +74,83 @@ class Eagle3Source(CheckpointSource):
     max_draft_len: Annotated[int, Field(ge=1, le=64, strict=True)] = 3
 
 
+Window = Annotated[int, Field(ge=0, strict=True)]
+
+
+class PublishedDecoder(BaseModel):
+    """A decoder's sizes in elements, as its config.json has them.
+
+    `windows` repeats over the layers, 0 is full attention; `intermediate` is the width of one
+    expert where there are experts. Formats are those of the published checkpoint.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    layers: Count
+    hidden: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    intermediate: Count
+    windows: Annotated[tuple[Window, ...], Field(min_length=1)] = (0,)
+
+
+class PublishedTarget(PublishedDecoder):
+    """A target's sizes."""
+
+    vocab: Count
+    max_context: Count
+    tied_embeddings: bool = False
+    experts: Count | None = None
+    experts_per_token: Count | None = None
+    mlp_format: Literal["bf16", "mxfp4"] = "bf16"
+
+    @model_validator(mode="after")
+    def _experts_of_some(self) -> Self:
+        if (self.experts is None) != (self.experts_per_token is None):
+            raise ValueError("experts and experts_per_token go together")
+        return self
+
+
+class PublishedDraft(PublishedDecoder):
+    """A DFlash draft's sizes: its trained block, anchor included, and the layers that it taps."""
+
+    block_size: Count
+    taps: Count
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTau:
+    """An acceptance length (tokens per verify step, bonus included), of what, and who says so."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    tau: float
+    workload: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTree(PublishedTau):
+    """The same of an EAGLE-3 drafter, whose `tree` is [depth, width, verified rows].
+
+    The DFlash paper states trees of 60 rows; their depth and width are assumed.
+    """
+
+    tree: tuple[Count, Count, Count]
+
+
+class PublishedPair(BaseModel):
+    """What is public of a pair without its weights: sizes and acceptance lengths."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    target: PublishedTarget
+    draft: PublishedDraft
+    dflash: PublishedTau
+    eagle3: PublishedTree
+
+
 class BuildConfig(BaseModel):
     """What `build` needs to know about a pair.
 
@@ -82,7 +160,8 @@ class BuildConfig(BaseModel):
     `precision` is the target's, and the draft's without a `draft_precision` of its own; `exclude`
     has patterns of modules that fp8 and nvfp4 leave as they are. `calibration` is a .jsonl of
     texts, relative to the YAML; without it the `prompts` serve. `profiles` are hardware, by the
-    names that `build --profile` takes.
+    names that `build --profile` takes; `shape` is what plans and deployments need to know of a pair
+    whose checkpoints are not here.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -102,6 +181,7 @@ class BuildConfig(BaseModel):
     exclude: tuple[str, ...] = ()
     profiles: dict[str, HardwareProfile] = {}
     eagle3: Eagle3Source | None = None
+    shape: PublishedPair | None = None
 
     @model_validator(mode="after")
     def _exclude_from_something(self) -> BuildConfig:

@@ -32,11 +32,10 @@ from dflash_trt.config import (
     Eagle3Source,
     load_config,
     resolve_builtin,
-    target_names,
 )
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.planning.known_pairs import PairShape, find_pair
+from dflash_trt.planning.known_pairs import PairShape, as_pair, find_pair, pair_names
 from dflash_trt.planning.read_shapes import (
     read_draft_shape,
     read_pair_shape,
@@ -228,7 +227,7 @@ def _read_shapes(sources: Sources, config: BuildConfig, path: Path) -> PairShape
     if target is not None and draft is not None:
         check_pair(read_target(target), read_draft(draft))
         return read_pair_shape(target, draft)
-    known = find_pair(_public_name(config, path))
+    known = _public_pair(config, path)
     if draft is not None:
         check_draft(read_draft(draft), known.target.sizes, known.target.vocab, known.name)
         return replace(known, draft=read_draft_shape(draft, known.target))
@@ -249,16 +248,18 @@ def _read_shapes(sources: Sources, config: BuildConfig, path: Path) -> PairShape
     return known
 
 
-def _public_name(config: BuildConfig, path: Path) -> str:
-    """The shipped configuration of the same checkpoints: a user's copy has another name."""
-    for name in target_names():
+def _public_pair(config: BuildConfig, path: Path) -> PairShape:
+    """The configuration's own shape, or that of the shipped one of the same checkpoints."""
+    if config.shape is not None:
+        return as_pair(path.stem, config.shape)
+    for name in pair_names():
         one = load_config(name)[0]
         if (one.target.checkpoint, one.draft.checkpoint) == (
             config.target.checkpoint,
             config.draft.checkpoint,
         ):
-            return name
-    return path.stem
+            return find_pair(name)
+    return find_pair(path.stem)
 
 
 def _quantization(

@@ -22,7 +22,10 @@ def command(as_json: bool) -> None:
     configs = {name: load_config(name)[0] for name in target_names()}
     missing = targets_not_yet()
     if as_json:
-        shown = {name: {"supported": True, **one.model_dump()} for name, one in configs.items()}
+        shown = {
+            name: {"supported": True, **one.model_dump(exclude={"shape"})}
+            for name, one in configs.items()
+        }
         shown |= {name: {"supported": False, "reason": why} for name, why in missing.items()}
         click.echo(json.dumps(shown, indent=2))
         return

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 from dflash_trt.checkpoints.sizes import DecoderSizes, ExpertSizes, LayerSizes
-from dflash_trt.core.yaml_files import read_yaml
+from dflash_trt.config import (
+    PublishedDecoder,
+    PublishedPair,
+    PublishedTarget,
+    PublishedTau,
+    data_folder,
+    load_config,
+    target_names,
+)
 from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.memory.shape import DraftShape, ModelShape
-
-MODELS_FILE = Path(__file__).with_name("models.yaml")
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedTau:
-    """An acceptance length, of which workload, and who says so."""
-
-    tau: float
-    workload: str
-    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +37,8 @@ class PairShape:
 
 
 def pair_names() -> list[str]:
-    """Names that `find_pair` knows."""
-    return list(_read())
+    """Names that `find_pair` knows: the shipped configurations that have a `shape`."""
+    return list(_read(data_folder("build_configs")))
 
 
 def find_pair(name: str) -> PairShape:
@@ -51,7 +47,7 @@ def find_pair(name: str) -> PairShape:
     Raises:
         DflashError: none is; names the nearest.
     """
-    known = _read()
+    known = _read(data_folder("build_configs"))
     if name not in known:
         raise DflashError(
             f"no shapes are known of {one_line(name, 60)!r}{nearest(name, list(known))}",
@@ -63,47 +59,51 @@ def find_pair(name: str) -> PairShape:
 
 
 @cache
-def _read() -> dict[str, PairShape]:
-    return {name: _pair(name, raw) for name, raw in read_yaml(MODELS_FILE).items()}
+def _read(folder: Path) -> dict[str, PairShape]:
+    """The pairs in `folder`, which is where `load_config` finds names."""
+    shapes = {name: load_config(name)[0].shape for name in target_names()}
+    return {name: as_pair(name, shape) for name, shape in shapes.items() if shape is not None}
 
 
-def _pair(name: str, raw: dict[str, Any]) -> PairShape:
-    target = _model(raw["target"])
-    draft = dict(raw["draft"])
-    block_size, taps = draft.pop("block_size"), draft.pop("taps")
-    draft |= {"vocab": target.vocab, "max_context": target.max_context}
-    eagle3 = dict(raw["eagle3"])
-    depth, width, verified = eagle3.pop("tree")
+def as_pair(name: str, shape: PublishedPair) -> PairShape:
+    """A configuration's `shape` as what bytes and FLOPs are computed from."""
+    target, draft, eagle3 = shape.target, shape.draft, shape.eagle3
     return PairShape(
         name=name,
-        target=target,
+        target=_target(target),
         draft=DraftShape(
-            model=_model(draft),
-            block_size=block_size,
-            taps=taps,
-            target_hidden=target.sizes.hidden_size,
+            model=ModelShape(
+                sizes=_sizes(draft), vocab=target.vocab, max_context=target.max_context
+            ),
+            block_size=draft.block_size,
+            taps=draft.taps,
+            target_hidden=target.hidden,
         ),
-        dflash=PublishedTau(**raw["dflash"]),
-        eagle3=PublishedTau(**eagle3),
-        eagle3_tree=(depth, width, verified),
+        dflash=shape.dflash,
+        eagle3=PublishedTau(eagle3.tau, eagle3.workload, eagle3.source),
+        eagle3_tree=eagle3.tree,
     )
 
 
-def _model(raw: dict[str, Any]) -> ModelShape:
-    fields = dict(raw)
-    heads, kv_heads, head_dim = map(fields.pop, ("heads", "kv_heads", "head_dim"))
-    width = fields.pop("intermediate")
-    windows = [window or None for window in fields.pop("windows", [0])]
-    experts, per_token = fields.pop("experts", None), fields.pop("experts_per_token", None)
+def _target(target: PublishedTarget) -> ModelShape:
+    sizes = _sizes(target)
+    if target.experts is not None and target.experts_per_token is not None:
+        experts = ExpertSizes(target.experts, target.experts_per_token, target.intermediate)
+        sizes = replace(sizes, experts=experts)
     return ModelShape(
-        sizes=DecoderSizes(
-            hidden_size=fields.pop("hidden"),
-            intermediate_size=width,
-            layers=tuple(
-                LayerSizes(heads, kv_heads, head_dim, window)
-                for window in islice(cycle(windows), fields.pop("layers"))
-            ),
-            experts=None if experts is None else ExpertSizes(experts, per_token, width),
-        ),
-        **fields,
+        sizes=sizes,
+        vocab=target.vocab,
+        max_context=target.max_context,
+        tied_embeddings=target.tied_embeddings,
+        mlp_format=target.mlp_format,
+    )
+
+
+def _sizes(decoder: PublishedDecoder) -> DecoderSizes:
+    windows = islice(cycle(decoder.windows), decoder.layers)
+    heads = decoder.heads, decoder.kv_heads, decoder.head_dim
+    return DecoderSizes(
+        hidden_size=decoder.hidden,
+        intermediate_size=decoder.intermediate,
+        layers=tuple(LayerSizes(*heads, window or None) for window in windows),
     )

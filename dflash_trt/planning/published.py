@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dflash_trt.config import PublishedTau
 from dflash_trt.errors import DflashError
 from dflash_trt.planning.acceptance import AcceptanceCurve, read_acceptance
 from dflash_trt.planning.decoding import DFlash, DraftTree, Eagle3
-from dflash_trt.planning.known_pairs import PairShape, PublishedTau
+from dflash_trt.planning.known_pairs import PairShape
 
 
 def published_decodings(
