@@ -44,6 +44,14 @@ def _refusal(path: Path | str) -> str:
             ["unknown key 'target.revison'", "nearest: 'revision'"],
         ),
         ("description: d\ntarget: {checkpoint: t}\n", ["draft", "required"]),
+        (
+            PAIR + "shape: {target: {layrs: 3}}\n",
+            ["errors: unknown key 'shape.target.layrs' (nearest: ", " more: ", "shape.draft, "],
+        ),
+        (
+            PAIR.replace("checkpoint: t", "checkpont: t") + "max_batch: 0\nblock_size: 1\n",
+            ["3 errors: ", "'target.checkpont'", "max_batch: ", "block_size: "],
+        ),
         (PAIR.replace("{checkpoint: t}", "t"), ["target", "got 't'"]),
         (PAIR.replace("{checkpoint: t}", "{checkpoint: 3}"), ["target.checkpoint", "got 3"]),
         (PAIR + 'max_batch: "4"\n', ["max_batch", "integer", "got '4'"]),

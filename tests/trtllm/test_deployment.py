@@ -44,6 +44,19 @@ def test_every_shipped_profile(run: Run, tmp_path: Path, public: list[tuple[str,
         assert shown["memory"]["sequences"] >= 1
 
 
+def test_a_pair_of_ones_own(run: Run, tmp_path: Path) -> None:
+    """With a shape in its configuration it needs no checkpoints, and no public pair."""
+    path = load_config("gpt-oss-20b")[1]
+    text = path.read_text(encoding="utf-8").replace("openai/", "someone/")
+    (tmp_path / "own.yaml").write_text(text, encoding="utf-8")
+    own, public = (
+        _build(run, tmp_path / name, "--target", target, "--profile", "b200x1")
+        for name, target in (("own", tmp_path / "own.yaml"), ("public", path))
+    )
+    assert (own["name"], own["target"]) == ("own", "someone/gpt-oss-20b")
+    assert own["memory"] == public["memory"]
+
+
 def test_several_nodes(run: Run, tmp_path: Path) -> None:
     _build(run, tmp_path / "d", "--target", "gpt-oss-120b", "--profile", "gb300x8")
     readme = (tmp_path / "d" / "README.md").read_text(encoding="utf-8")
