@@ -12,6 +12,11 @@ from itertools import combinations
 import pytest
 
 
+def exhaustive(*values: object) -> object:
+    """The values of one case, for `parametrize`, that a daily run leaves out."""
+    return pytest.param(*values, marks=pytest.mark.exhaustive)
+
+
 def mark_exhaustive(items: Sequence[pytest.Item]) -> None:
     """Marks the cases of tests marked `covering` that a daily run leaves out."""
     tests: dict[str, list[pytest.Function]] = {}

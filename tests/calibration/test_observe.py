@@ -134,7 +134,6 @@ def anchors_of(built: TinyPair, text: list[int]) -> list[int]:
     return place_anchors(len(text), built.pair.draft.block_size, 2048, BLOCKS_PER_SEQUENCE)
 
 
-@pytest.mark.slow
 def test_a_target_equals_modelopts_max_calibration(make_pair: PairFactory) -> None:
     pytest.importorskip("modelopt", reason="needs nvidia-modelopt (the train extra)")
     import modelopt.torch.quantization as mtq

@@ -13,6 +13,7 @@ from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from tests.cli.conftest import Run
 from tests.cli.test_build_plugins import PluginTensorRt, full  # noqa: F401
 from tests.cli.test_run_engines import stand_in
+from tests.covering import exhaustive
 from tests.standins.cuda import FakeCuda
 from tests.standins.stub_builder import FullTensorRt
 
@@ -21,7 +22,8 @@ SAMPLED = ["--temperature", 30, "--seed", 7]  # the pair is very sure of itself
 
 
 @pytest.mark.parametrize(
-    "options", [SAMPLED, [*SAMPLED, "--top-k", 9, "--top-p", 0.95], ["--no-speculation"], []]
+    "options",
+    [exhaustive(SAMPLED), [*SAMPLED, "--top-k", 9, "--top-p", 0.95], ["--no-speculation"], []],
 )
 def test_tokens_are_those_that_the_runtime_draws(
     run: Run,

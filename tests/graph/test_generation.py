@@ -51,6 +51,7 @@ MIXTURE_TOKENS = 40
 MORE_PROMPTS = ([1, 60, 2], [7] * 50, list(range(2, 40)), [9, 9, 5, 20, 33])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("name", MIXTURES)
 def test_mixtures_of_experts_emit_the_tokens_that_transformers_does(

@@ -15,7 +15,7 @@ from tests.lossless.test_lossless import OUTPUT, assert_same, make_requests, run
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
 
-pytestmark = pytest.mark.numeric
+pytestmark = [pytest.mark.numeric, pytest.mark.covering(1)]
 
 PAGING = {"page_size": 8, "pages": 61}
 WINDOW = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
@@ -63,6 +63,7 @@ def executor(request: pytest.FixtureRequest, case: Case) -> Executor:
     return open_executor(case.bundles[request.param].bundle, threads=1)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(("batch", "block", "chunk"), [(1, 3, 17), (8, 8, 5)])
 def test_speculation_keeps_every_bit(
     case: Case, executor: Executor, batch: int, block: int, chunk: int

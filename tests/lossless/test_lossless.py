@@ -20,6 +20,7 @@ from dflash_trt.runtime import (
     total,
 )
 from dflash_trt.text.prompts import read_prompts
+from tests.covering import exhaustive
 from tests.pairs import PairFactory
 from tests.reference.compare import assert_bitwise_equal
 
@@ -83,8 +84,8 @@ def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         "qwen3",
         "demo",
         "gpt_oss",
-        pytest.param("llama", marks=pytest.mark.exhaustive),
-        pytest.param("nvfp4", marks=pytest.mark.exhaustive),
+        exhaustive("llama"),
+        exhaustive("nvfp4"),
     ],
 )
 def case(request: pytest.FixtureRequest, make_pair: PairFactory, demo_bundle: Bundle) -> Case:
@@ -128,10 +129,7 @@ def test_batching_the_baseline_keeps_every_bit(case: Case, batch: int) -> None:
             assert_same(want, got, f"target_only, batch {batch}")
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(3, 8))],
-)
+@pytest.mark.parametrize("seed", [0, 1, 2, *map(exhaustive, range(3, 8))])
 def test_admissions_and_cancellations_in_flight_keep_every_bit(case: Case, seed: int) -> None:
     """Requests come and go at random; whatever a request has said is what it says alone."""
     rng = random.Random(seed)
@@ -188,13 +186,14 @@ def test_a_seed_gives_the_same_tokens_with_speculation_on_or_off(
     assert any(result.token_ids != tokens for result, tokens in zip(expected, greedy, strict=True))
 
 
-def test_accepted_drafts_of_every_count_keep_every_bit(demo_bundle: Bundle) -> None:
+@pytest.mark.parametrize("tokens", [96, exhaustive(256)])
+def test_accepted_drafts_of_every_count_keep_every_bit(demo_bundle: Bundle, tokens: int) -> None:
     """Random prompts accept few drafts; the demo's own accept every count from 0 to 7."""
     executor = open_executor(demo_bundle, threads=1)
     assert demo_bundle.prompts is not None
     tokenizer = load_tokenizer(demo_bundle)
     requests = [
-        Request(prompt_ids=tuple(tokenizer.encode(text)), max_tokens=256)
+        Request(prompt_ids=tuple(tokenizer.encode(text)), max_tokens=tokens)
         for text in read_prompts(demo_bundle.prompts)
     ]
     expected = run_baseline(executor, requests)

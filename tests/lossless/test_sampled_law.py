@@ -13,6 +13,7 @@ from scipy.stats import chisquare
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.runtime import Generator, Request, SamplingParams
 from tests.backends.steps import forward_rows
+from tests.covering import exhaustive
 from tests.pairs import PairFactory
 from tests.sampling.test_choice import exact_law
 
@@ -50,11 +51,10 @@ def exact_joint(executor: OnnxRuntimeExecutor, sampling: SamplingParams) -> np.n
     return joint
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampling", "seeds"),
     [
-        (SamplingParams(temperature=1.0), 20_000),
+        exhaustive(SamplingParams(temperature=1.0), 20_000),
         (SamplingParams(temperature=1.0, top_k=4, top_p=0.9), 10_000),
     ],
     ids=["temperature", "top_k and top_p"],

@@ -15,7 +15,6 @@ ATTEMPTS = 5
 ROUNDED = 1e-4  # times on disk are whole microseconds
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("streams", [1, 16])
 def test_near_the_truth(stub: Stub, prompts: Path, tmp_path: Path, streams: int) -> None:
     """Several tokens a message; the truth is when the server took and sent each, by its own log.
@@ -33,7 +32,6 @@ def test_near_the_truth(stub: Stub, prompts: Path, tmp_path: Path, streams: int)
     pytest.fail(f"off by more than {BOUND:.0%}: {done.errors}")
 
 
-@pytest.mark.slow
 def test_many_streams(stub: Stub, prompts: Path, tmp_path: Path) -> None:
     """All are answered and counted; how late a busy machine is with so many says nothing."""
     _check_never_early(measure_once(stub, prompts, tmp_path / "many", "timed_many", 256, 512))

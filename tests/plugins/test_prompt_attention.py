@@ -29,6 +29,7 @@ from dflash_trt.kernels.attention import (
     share_rows,
     split_count,
 )
+from tests.covering import exhaustive
 
 pytestmark = pytest.mark.numeric
 
@@ -47,8 +48,8 @@ def check(run: Run, shape: AttentionShape, inputs: Inputs) -> None:
     ("length", "rows", "lengths", "shares", "page_size"),
     [
         (96, 70, [70, 96], None, 24),
-        (2 * RUN, 17, [17, 600], 1, None),
-        (2 * RUN, 17, [900], 1, 16),
+        exhaustive(2 * RUN, 17, [17, 600], 1, None),
+        exhaustive(2 * RUN, 17, [900], 1, 16),
         (3 * RUN, 32, [RUN + 1, 3 * RUN], 2, 24),
     ],
 )
@@ -69,7 +70,8 @@ def test_chunks_of_every_number_of_shares(
 
 
 @pytest.mark.parametrize(
-    ("window", "is_causal"), [(0, False), (1, True), (40, True), (40, False), (600, True)]
+    ("window", "is_causal"),
+    [(0, False), (40, True), (40, False), exhaustive(1, True), exhaustive(600, True)],
 )
 def test_windows_of_a_chunks_rows(interpreter: Interpreter, window: int, is_causal: bool) -> None:
     """What the first row's window leaves behind is NaN."""
@@ -90,7 +92,7 @@ def test_a_row_reads_nothing_of_what_follows_it(interpreter: Interpreter) -> Non
     assert_same_bits(poisoned[:, :, :128], attended[:, :, :128])
 
 
-@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("window", [exhaustive(0), 40])
 def test_a_program_of_more_rows_computes_the_same(interpreter: Interpreter, window: int) -> None:
     shape = replace(SHAPE, query_heads=2, length=2 * RUN, block_size=2, window=window)
     inputs = make_inputs(shape, [600], rows=70)
@@ -149,7 +151,7 @@ def test_shares_fit_what_grows_with_rows(capacity: int, block_size: int) -> None
     assert splits[-1] == 1
 
 
-@pytest.mark.parametrize("rows", [15, 16, 17, 32, 33])
+@pytest.mark.parametrize("rows", [15, 16, 17, exhaustive(32), exhaustive(33)])
 def test_shares_of_a_chunk_stay_inside(interpreter: Interpreter, rows: int) -> None:
     """Their guards are whole, and what the last share does not fill stays as it was."""
     shape = replace(SHAPE, length=3 * RUN)

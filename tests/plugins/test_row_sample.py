@@ -13,6 +13,7 @@ from dflash_plugins.testing.numeric import Array, assert_same_bits
 
 from dflash_trt.graph.row_sample import row_sample_function
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
+from tests.covering import exhaustive
 from tests.plugins.bodies import run_body
 
 pytestmark = pytest.mark.numeric
@@ -35,9 +36,9 @@ def check(interpreter: Interpreter, logits: Array, params: Sequence[SamplingPara
     ("dtype", "vocabulary"),
     [
         (DType.FLOAT32, 1),
-        (DType.FLOAT32, 4099),
+        exhaustive(DType.FLOAT32, 4099),
         (DType.FLOAT16, 13),
-        (DType.BFLOAT16, 4096),
+        exhaustive(DType.BFLOAT16, 4096),
         (DType.BFLOAT16, 5000),
     ],
 )
@@ -47,7 +48,7 @@ def test_tokens_are_numpys(interpreter: Interpreter, dtype: DType, vocabulary: i
     check(interpreter, logits.astype(dtype.numpy), PARAMS)
 
 
-@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
+@pytest.mark.parametrize("dtype", [exhaustive(DType.FLOAT16), DType.BFLOAT16])
 def test_kernel_and_body_draw_the_same_tokens(interpreter: Interpreter, dtype: DType) -> None:
     """The node that a graph has and the plugin that stands for it; -1 and large positions too."""
     generator = np.random.default_rng(5)

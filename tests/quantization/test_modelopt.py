@@ -16,6 +16,7 @@ import torch
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.quantization.linears import Algorithm
 from dflash_trt.quantization.scales import Activations
+from tests.covering import exhaustive
 from tests.quantization.reading import raw, read_json, read_tensors
 from tests.quantization.running import quantize
 from tests.reference.checkpoints import Storage, write_target
@@ -77,8 +78,8 @@ def _role(quantizer: str) -> str:
     scope="module",
     params=[
         ("float32", Algorithm.NVFP4, ()),
-        ("bfloat16", Algorithm.NVFP4, ("*.layers.1.mlp.*", "*.o_proj*")),
-        ("float32", Algorithm.FP8, ()),
+        exhaustive(("bfloat16", Algorithm.NVFP4, ("*.layers.1.mlp.*", "*.o_proj*"))),
+        exhaustive(("float32", Algorithm.FP8, ())),
         ("bfloat16", Algorithm.FP8, ("*.layers.0.self_attn.*",)),
     ],
     ids=lambda case: f"{case[1].value}-{case[0]}",
@@ -88,7 +89,6 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return found
 
 
-@pytest.mark.slow
 def test_every_tensor_has_the_same_name_type_and_shape(exported: Exported) -> None:
     def signatures(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
         return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
@@ -96,7 +96,6 @@ def test_every_tensor_has_the_same_name_type_and_shape(exported: Exported) -> No
     assert signatures(exported.ours) == signatures(exported.theirs)
 
 
-@pytest.mark.slow
 def test_every_tensor_has_the_same_bytes(exported: Exported) -> None:
     """Except FP8 codes of bf16 weights, which ModelOpt rounds twice; see quantization/fp8.py."""
     for name, theirs in exported.theirs.items():
@@ -115,7 +114,6 @@ def test_every_tensor_has_the_same_bytes(exported: Exported) -> None:
             np.testing.assert_array_equal(raw(ours), raw(theirs), name)
 
 
-@pytest.mark.slow
 def test_the_configs_have_the_same_fields(exported: Exported) -> None:
     theirs = read_json(exported.their_folder / "config.json")["quantization_config"]
     ours = read_json(exported.our_folder / "config.json")["quantization_config"]
@@ -134,7 +132,6 @@ def test_the_configs_have_the_same_fields(exported: Exported) -> None:
     assert set(ignored) == meant
 
 
-@pytest.mark.slow
 def test_modelopts_own_decoder_reads_what_we_wrote(exported: Exported) -> None:
     qtensor = pytest.importorskip("modelopt.torch.quantization.qtensor")
     for name, weight in exported.source.items():

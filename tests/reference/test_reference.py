@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tests.covering import exhaustive
+
 from .checkpoints import RopeStyle, write_draft, write_target
 from .compare import assert_bitwise_equal, max_relative_error, stack_error
 from .draft import DraftConfig, ReferenceDraft, default_layer_ids
@@ -128,7 +130,7 @@ def test_cached_and_full_greedy_agree(pair: tuple[Any, ReferenceDraft]) -> None:
     assert max_relative_error(cached.logits, full.logits) < stack_error(6)
 
 
-@pytest.mark.parametrize("block_size", [2, 3, 5, 8])
+@pytest.mark.parametrize("block_size", [exhaustive(2), exhaustive(3), 5, 8])
 def test_dflash_emits_the_greedy_tokens(pair: tuple[Any, ReferenceDraft], block_size: int) -> None:
     target, draft = pair
     for prompt in (PROMPT, [7], PROMPT * 4):
@@ -302,7 +304,6 @@ def set_rotary(module: Any) -> None:
     module.rotary_emb = Qwen3RotaryEmbedding(config=module._rotary_config)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 9])
 def test_block_equals_modelopts_module(tmp_path: Path, window: int | None) -> None:
     """ModelOpt's DFlashModule with our weights; the window as an explicit mask (SDPA has none)."""
@@ -336,7 +337,6 @@ def test_block_equals_modelopts_module(tmp_path: Path, window: int | None) -> No
     assert max_relative_error(output.final_hidden, expected) < stack_error(3)
 
 
-@pytest.mark.slow
 def test_a_draft_exported_by_modelopt_loads_and_agrees(tmp_path: Path) -> None:
     speculative = pytest.importorskip("modelopt.torch.speculative")
     export = pytest.importorskip("modelopt.torch.export")

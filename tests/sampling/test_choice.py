@@ -18,6 +18,7 @@ from dflash_trt.sampling.noise import (
     draw_gumbel,
     philox4x32,
 )
+from tests.covering import exhaustive
 from tests.standins.executor import FakeExecutor, score_next
 
 pytestmark = pytest.mark.numeric
@@ -92,14 +93,13 @@ def exact_law(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 @pytest.mark.parametrize(
     "filters",
     [
-        {"temperature": 1.0},
         {"temperature": 0.6},
-        {"temperature": 1.5, "top_k": 5},
-        {"temperature": 1.0, "top_p": 0.8},
+        exhaustive({"temperature": 1.0}),
+        exhaustive({"temperature": 1.5, "top_k": 5}),
+        exhaustive({"temperature": 1.0, "top_p": 0.8}),
         {"temperature": 0.9, "top_k": 6, "top_p": 0.9},
     ],
 )
-@pytest.mark.slow
 def test_draws_follow_the_law(filters: dict[str, float]) -> None:
     logits = np.array([[0.3, 2.0, -1.0, 1.1, 0.0, 1.1, -0.4, 0.9]], dtype=np.float32)
     position = np.array([3])
@@ -123,7 +123,7 @@ def test_draws_at_consecutive_positions_are_independent() -> None:
     assert chisquare(pairs, SEEDS / 2 * np.outer(law, law).ravel()).pvalue > 0.001
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_speculated_tokens_follow_the_law() -> None:
     """First, second and third token of one prompt over many seeds, through the generator."""
     executor = FakeExecutor(max_batch=8, vocab_size=5, block_size=4)

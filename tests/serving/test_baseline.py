@@ -16,8 +16,6 @@ from tests.serving.conftest import Generate
 from tests.serving.served import PROMPTS, Local, Served, serving
 from tests.serving.test_clients import SAMPLINGS, classic_fields, llm_fields
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def baseline(tritonserver: TritonServerBinary, chat_bundle: Path) -> Iterator[Served]:

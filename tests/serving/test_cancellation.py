@@ -22,8 +22,6 @@ from tests.serving.conftest import Generate, count_ended, start_server, wait_idl
 from tests.serving.served import LONG_CONTEXT
 from tests.waiting import PATIENCE_S, wait_until
 
-pytestmark = pytest.mark.slow
-
 CANCELLED = 'dflash_requests{outcome="cancelled"}'
 ENDLESS = {"ignore_eos": True}
 

@@ -91,7 +91,6 @@ def _check_same(result: RequestResult | None, expected: RequestResult) -> None:
     )
 
 
-@pytest.mark.slow
 def test_answers_are_the_engines(served: Served, local: Local) -> None:
     expected = local.run_all(PROMPTS[: len(SAMPLINGS)], 32, SAMPLINGS)
     requests = [
@@ -107,7 +106,6 @@ def test_answers_are_the_engines(served: Served, local: Local) -> None:
         assert all(delta.result is None for delta in deltas[:-1])
 
 
-@pytest.mark.slow
 def test_without_a_limit_the_context_is_it(served: Served) -> None:
     request = GenerationRequest(prompt=PROMPTS[0], ignore_eos=True, streaming=False)
     larger = replace(
@@ -119,7 +117,6 @@ def test_without_a_limit_the_context_is_it(served: Served) -> None:
         assert one.prompt_tokens + one.output_tokens == 1024
 
 
-@pytest.mark.slow
 def test_closing_cancels(served: Served) -> None:
     async def leave_all() -> None:
         model = ServedModel(served.grpc.removeprefix("grpc://"))
@@ -136,7 +133,6 @@ def test_closing_cancels(served: Served) -> None:
     assert after[COMPLETED] - before[COMPLETED] == 1, "the last one only"
 
 
-@pytest.mark.slow
 def test_refusals(served: Served) -> None:
     with pytest.raises(ServedModelError, match="tokens do not fit") as caught:
         _run(served, GenerationRequest(prompt="a b c " * 600))

@@ -25,8 +25,6 @@ from tests.serving.client import (
 )
 from tests.serving.conftest import Generate, count_ended, wait_idle
 
-pytestmark = pytest.mark.slow
-
 SAMPLINGS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.7, "seed": 11},

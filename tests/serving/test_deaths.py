@@ -13,12 +13,11 @@ from tritonclient.utils import InferenceServerException
 
 from dflash_trt.serving.server.launcher import TritonServer
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
+from tests.covering import exhaustive
 from tests.serving.client import CLASSIC, LLM, StreamClient, ask_grpc
 from tests.serving.conftest import Generate, start_server
 from tests.serving.test_cancellation import ENDLESS, long_fields
 from tests.waiting import PATIENCE_S, wait_until
-
-pytestmark = pytest.mark.slow
 
 
 def _stub(server: TritonServer, model: str) -> int:
@@ -32,7 +31,7 @@ def _stub(server: TritonServer, model: str) -> int:
     return next(int(line.split()[0]) for line in children if f"/{model}/" in line)
 
 
-@pytest.mark.parametrize("model", [LLM, CLASSIC])
+@pytest.mark.parametrize("model", [LLM, exhaustive(CLASSIC)])
 def test_after_a_killed_model_a_restart_serves(
     tritonserver: TritonServerBinary,
     long_repository: Path,
@@ -67,6 +66,7 @@ def test_after_a_killed_model_a_restart_serves(
     _expect_service(repository, generate, prompts)
 
 
+@pytest.mark.exhaustive
 def test_a_killed_server_is_an_error_and_its_successor_serves(
     tritonserver: TritonServerBinary,
     long_repository: Path,

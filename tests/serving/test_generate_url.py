@@ -23,7 +23,6 @@ def _without_times(record: object) -> object:
     return [_without_times(item) for item in record] if isinstance(record, list) else record
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -51,7 +50,6 @@ def test_the_same_output(run: Run, served: Served, options: list[object]) -> Non
     assert records[1]["time_to_first_token_s"] > 0
 
 
-@pytest.mark.slow
 def test_many_prompts(run: Run, served: Served, tmp_path: Path) -> None:  # noqa: F811
     file = tmp_path / "many.jsonl"
     # More than the server holds: the client keeps the rest back.
@@ -68,7 +66,6 @@ def test_many_prompts(run: Run, served: Served, tmp_path: Path) -> None:  # noqa
     assert _without_times(records[0]) == _without_times(records[1])
 
 
-@pytest.mark.slow
 def test_a_chat_template_is_not_skipped_in_silence(
     run: Run,  # noqa: F811
     served: Served,
@@ -77,7 +74,6 @@ def test_a_chat_template_is_not_skipped_in_silence(
     outcome.fails(2, "has a chat template", "--raw")
 
 
-@pytest.mark.slow
 def test_what_the_server_refuses(run: Run, served: Served) -> None:  # noqa: F811
     arguments = ["generate", "--url", served.grpc, "--raw", "--prompt", "a b c " * 600]
     run(*arguments).fails(1, "tokens do not fit: the context of 1024")
@@ -85,7 +81,6 @@ def test_what_the_server_refuses(run: Run, served: Served) -> None:  # noqa: F81
     run(*hot).fails(2, "temperature: 1e+40 is too large to be sent")
 
 
-@pytest.mark.slow
 def test_a_text_that_changes_is_an_error(
     run: Run,  # noqa: F811
     served: Served,

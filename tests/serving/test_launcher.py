@@ -50,14 +50,13 @@ def _traces(server: TritonServer) -> list[Path]:
     return [folder, *Path("/dev/shm").glob(f"{folder.name}*")]
 
 
-@pytest.mark.slow
 def test_runs_models_with_this_interpreter_and_leaves_nothing(
     tritonserver: TritonServerBinary, tmp_path: Path
 ) -> None:
     log = tmp_path / "log" / "server.log"
     log.parent.mkdir()
     repository = _write_repository(
-        tmp_path / "repository",
+        tmp_path / "my models",
         "import numpy, os, sys; print('python', sys.prefix, os.listdir('.'), flush=True)",
     )
     with TritonServer(_options(repository, log_file=log)) as server:
@@ -86,14 +85,7 @@ def _own_addresses() -> list[str]:
     return [str(one[4][0]) for one in found if not str(one[4][0]).startswith("127.")]
 
 
-@pytest.mark.slow
-def test_a_path_with_spaces_serves(tritonserver: TritonServerBinary, tmp_path: Path) -> None:
-    repository = _write_repository(tmp_path / "my models")
-    with TritonServer(_options(repository)) as server:
-        server.wait_ready(PATIENCE_S)
-
-
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_server_takes_its_models_along(
     tritonserver: TritonServerBinary, tmp_path: Path
 ) -> None:
@@ -120,7 +112,7 @@ def _is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_that_does_not_load_is_said(
     tritonserver: TritonServerBinary, tmp_path: Path
 ) -> None:
@@ -132,7 +124,7 @@ def test_a_model_that_does_not_load_is_said(
         server.wait_ready(PATIENCE_S)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_server_that_is_not_ready_in_time_is_said(
     tritonserver: TritonServerBinary, tmp_path: Path
 ) -> None:
@@ -192,7 +184,7 @@ def test_addresses_are_what_a_client_writes(host: str, reached: str) -> None:
     assert launcher.client_address(host, 8000) == reached
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("host", ["localhost", "::1"])
 def test_names_and_ipv6_serve(tritonserver: TritonServerBinary, tmp_path: Path, host: str) -> None:
     """Triton server looks up no names, and writes IPv6 in one way for gRPC, in another for HTTP."""
@@ -214,7 +206,7 @@ def _need_ipv6() -> None:
             pytest.skip("this machine has no IPv6")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_of_two_servers_on_the_same_ports_one_is_ready(
     tritonserver: TritonServerBinary, tmp_path: Path
 ) -> None:

@@ -15,8 +15,6 @@ from tests.serving.conftest import count_ended, wait_idle
 from tests.serving.served import PROMPTS, SAMPLINGS, SLOTS, Local, Served
 from tests.waiting import PATIENCE_S, wait_until
 
-pytestmark = pytest.mark.slow
-
 CANCELLED = 'dflash_requests{outcome="cancelled"}'
 
 

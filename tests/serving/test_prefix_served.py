@@ -16,8 +16,6 @@ from tests.serving.client import CLASSIC, LLM, ask_grpc
 from tests.serving.served import PROMPTS, Served, serving
 from tests.waiting import PATIENCE_S
 
-pytestmark = pytest.mark.slow
-
 PAGE = 16
 PROMPT = "".join(PROMPTS[:3])
 

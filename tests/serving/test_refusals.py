@@ -17,8 +17,6 @@ from tests.serving.client import CLASSIC, LLM, Answer, StreamClient, ask_grpc, p
 from tests.serving.conftest import Generate, count_ended, wait_idle
 from tests.waiting import PATIENCE_S
 
-pytestmark = pytest.mark.slow
-
 MAX = "sampling_param_max_tokens"
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

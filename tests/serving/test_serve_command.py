@@ -326,7 +326,6 @@ def _open_stream(url: str, max_tokens: int) -> http.client.HTTPResponse:
     return answer
 
 
-@pytest.mark.slow
 def test_requests_in_flight_end_before_the_server(
     serve_bundle: tuple[subprocess.Popen[str], str],
 ) -> None:
@@ -339,7 +338,7 @@ def test_requests_in_flight_end_before_the_server(
     assert process.returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_server_ends_the_front_and_its_requests(
     serve_bundle: tuple[subprocess.Popen[str], str],
 ) -> None:

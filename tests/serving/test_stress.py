@@ -1,6 +1,6 @@
 """Many requests of every kind at once: each ends exactly once, with the right text or error.
 
-`DFLASH_STRESS_REQUESTS=2000` runs the full number.
+`DFLASH_STRESS_REQUESTS=2000` and `-m exhaustive` run the full number.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from tritonclient.utils import InferenceServerException
 
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.server.launcher import ServerAddresses, TritonServer
+from tests.covering import exhaustive
 from tests.serving.client import CLASSIC, LLM, StreamClient
 from tests.serving.conftest import Generate, count_ended, wait_idle
 
-pytestmark = pytest.mark.slow
-
 REQUESTS = int(os.environ.get("DFLASH_STRESS_REQUESTS", "300"))
 CLIENTS = 32
-WARM_UP = max(150, REQUESTS // 2)
 MEMORY_MARGIN = 0.02
 KINDS = ("whole", "streamed", "streamed", "stopped", "cancelled", "left", "refused")
 
@@ -160,26 +158,27 @@ def _memory(server: TritonServer) -> int:
     return total
 
 
+@pytest.mark.parametrize("count", [100, exhaustive(REQUESTS)])
 def test_every_request_ends_once_and_right(
-    server: TritonServer, addresses: ServerAddresses, pool_of_cases: list[Case]
+    server: TritonServer, addresses: ServerAddresses, pool_of_cases: list[Case], count: int
 ) -> None:
     randoms = random.Random(3)
-    warmed = _run(addresses.grpc, iter(randoms.choices(pool_of_cases, k=WARM_UP)))
+    warmed = _run(addresses.grpc, iter(randoms.choices(pool_of_cases, k=max(50, count // 2))))
     before = wait_idle(addresses)
     memory = _memory(server)
-    cases = randoms.choices(pool_of_cases, k=REQUESTS)
+    cases = randoms.choices(pool_of_cases, k=count)
     outcomes = _run(addresses.grpc, iter(cases))
     wrong = [outcome for outcome in outcomes if ":" in outcome]
     assert not wrong, wrong[:3]
-    assert sum(outcomes.values()) == REQUESTS
+    assert sum(outcomes.values()) == count
     # A client that leaves at once may be gone before the server has read its request, or before
     # the server has told anybody of it.
-    after = wait_idle(addresses, count_ended(before) + REQUESTS - outcomes["left"])
-    assert count_ended(after) - count_ended(before) <= REQUESTS + warmed["left"]
+    after = wait_idle(addresses, count_ended(before) + count - outcomes["left"])
+    assert count_ended(after) - count_ended(before) <= count + warmed["left"]
     for outcome in ("failed", "overflow", "timed_out"):
         name = f'dflash_requests{{outcome="{outcome}"}}'
         assert after[name] == before[name], name
     grown = _memory(server) / memory - 1
-    print(f"{REQUESTS} requests: {dict(outcomes)}; memory {memory / 2**20:.0f} MiB, {grown:+.2%}")
-    if REQUESTS >= 2000:
+    print(f"{count} requests: {dict(outcomes)}; memory {memory / 2**20:.0f} MiB, {grown:+.2%}")
+    if count >= 2000:
         assert grown < MEMORY_MARGIN

@@ -93,7 +93,6 @@ def test_every_parameter_is_trained_by_its_kind() -> None:
     assert scales == [1.0, TOY.embedding_rate, TOY.expert_rate]
 
 
-@pytest.mark.slow
 def test_recipe_end_to_end(tmp_path: Path) -> None:
     pytest.importorskip("modelopt")
     from dflash_trt.training.demo import make_demo_pair

@@ -127,7 +127,6 @@ def url(run: Run, tmp_path: Path) -> Iterator[str]:
         server.wait(PATIENCE_S)
 
 
-@pytest.mark.slow
 def test_the_repository_serves(url: str) -> None:
     config = json.loads(_get(f"{url}/config"))
     assert config["max_batch_size"] == 0

@@ -25,6 +25,7 @@ from tests.backends.steps import (
     run_chunks,
     speculate_until,
 )
+from tests.covering import exhaustive
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
 
@@ -124,10 +125,7 @@ DAILY_PAIRS = {"qwen3", "qwen3_nvfp4", "gpt_oss"}
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(name, marks=[pytest.mark.exhaustive] * (name not in DAILY_PAIRS))
-        for name in PAIRS
-    ],
+    params=[name if name in DAILY_PAIRS else exhaustive(name) for name in PAIRS],
 )
 def built(request: pytest.FixtureRequest, make_pair: PairFactory) -> TinyPair:
     return make_pair(**PAIRS[request.param], max_batch=SLOTS, max_seq_len=1024)
@@ -338,7 +336,7 @@ def test_fitted_drafts_are_accepted_now_and_then(make_pair: PairFactory) -> None
     assert max(sequence.accepted) >= 3
 
 
-@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
+@pytest.mark.parametrize("threads", [exhaustive(1), 2])
 def test_matrices_large_enough_to_be_split_over_threads_keep_the_bits(
     make_pair: PairFactory, threads: int
 ) -> None:

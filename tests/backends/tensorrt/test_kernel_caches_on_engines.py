@@ -113,6 +113,7 @@ def make_requests(seed: int) -> list[Request]:
     ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", FORMS)
 def test_any_traffic_keeps_every_token(
     built: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -128,7 +128,6 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("speculation", [True, False])
 def test_whole_generations_are_the_cpus(
     machine: Machine, built: TinyPair, speculation: bool

@@ -10,6 +10,7 @@ import pytest
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import Precision
 from tests.backends.tensorrt.build.conftest import BuildEngines
+from tests.covering import exhaustive
 from tests.pairs import PairFactory
 
 TWO_TAPS = {"target_layer_ids": [0, 1]}
@@ -18,11 +19,10 @@ CASES: dict[str, tuple[str, dict[str, Any], Precision]] = {
     "gpt_oss-mxfp4-fp16": ("gpt_oss", {"mxfp4": True, "rope": "yarn"}, Precision.FLOAT16),
     "qwen3_moe-bf16": ("qwen3_moe", {"dtype": "bfloat16"}, Precision.BFLOAT16),
 }
-SLOW = {"gpt_oss-bf16"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
+    "name", [exhaustive("gpt_oss-bf16"), "gpt_oss-mxfp4-fp16", "qwen3_moe-bf16"]
 )
 def test_engines_of_mixtures(
     make_pair: PairFactory, build_engines: BuildEngines, name: str

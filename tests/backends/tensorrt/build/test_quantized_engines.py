@@ -21,6 +21,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.target import build_target
 from tests.backends.tensorrt.build.conftest import BuildEngines
+from tests.covering import exhaustive
 from tests.pairs import PairFactory
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.quantized import Algorithm, quantize_folder
@@ -44,7 +45,7 @@ CASES: dict[str, Case] = {
     "nvfp4-64-bf16": (QWEN3_64, "NVFP4", Precision.BFLOAT16, "sm_120"),
     "fp8-128-fp16": (LLAMA_128, "FP8", Precision.FLOAT16, "sm_89"),
 }
-SLOW_CASES: dict[str, Case] = {
+MORE_CASES: dict[str, Case] = {
     "nvfp4-128-fp16": (LLAMA_128, "NVFP4", Precision.FLOAT16, "sm_121"),
     "fp8-64-bf16": (QWEN3_64, "FP8", Precision.BFLOAT16, "sm_120"),
 }
@@ -68,13 +69,11 @@ def expected_products(pair: Pair) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize(
-    "name", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_CASES)]
-)
+@pytest.mark.parametrize("name", [*CASES, *map(exhaustive, MORE_CASES)])
 def test_every_quantised_linear_becomes_a_quantised_product(
     make_pair: PairFactory, build_engines: BuildEngines, name: str
 ) -> None:
-    arguments, algorithm, precision, arch = (CASES | SLOW_CASES)[name]
+    arguments, algorithm, precision, arch = (CASES | MORE_CASES)[name]
     pair = make_pair(**arguments, quantize=quantize(algorithm)).pair
     bundle = build_engines(pair, precision, arch)
     manifest = bundle.manifest
@@ -133,7 +132,7 @@ def test_a_product_that_is_not_quantised_is_refused(
         build_engines(pair, Precision.BFLOAT16)
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param("FP8", marks=pytest.mark.slow), "NVFP4"])
+@pytest.mark.parametrize("algorithm", [exhaustive("FP8"), "NVFP4"])
 def test_engines_weigh_what_their_stored_weights_do(
     tmp_path: Path, build_engines: BuildEngines, algorithm: Algorithm
 ) -> None:
