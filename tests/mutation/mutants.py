@@ -16,6 +16,8 @@ FOLDER = Path(__file__).parent
 DRAWN = FOLDER / "mutants.json"
 SUCCESSORS = FOLDER / "successors.json"
 MODULE = "<module>"
+# Characters of a statement that is hardly found in another function by chance.
+_LONG = 20
 
 # How many of each area's drawn mutants are kept: the first that were not discarded.
 QUOTAS = {
@@ -178,7 +180,8 @@ def find(mutant: Mutant, root: Path) -> tuple[Place | None, str]:
     """Where the mutant's statement stands in a tree now, and how it was found or why not.
 
     The same file and function come first, then the function in any file, then one of the same
-    last name, then any function; each of these must leave one place only.
+    last name, then any function; each of these must leave one place only. A statement as short as
+    a `break` is looked for in functions of its own's name alone.
     """
     key = key_of(mutant.before)
     equal = [p for file in source_files(root) for p in places(root, file) if p.key == key]
@@ -192,7 +195,7 @@ def find(mutant: Mutant, root: Path) -> tuple[Place | None, str]:
         ("in another function of its package", lambda p: f"/{package}/" in p.file),
         ("in another function", lambda p: True),
     ]
-    for how, holds in attempts:
+    for how, holds in attempts if len(mutant.before) >= _LONG else attempts[:4]:
         chosen = [place for place in equal if holds(place)]
         functions = {(place.file, place.name) for place in chosen}
         if len(functions) == 1 and mutant.occurrence < len(chosen):
