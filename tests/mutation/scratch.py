@@ -13,6 +13,7 @@ from pathlib import Path
 
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.*?)?)(?: - (.*))?$", re.MULTILINE)
 _TEST = re.compile(r"^(tests/\S+\.py::.*?)(?: (?:PASSED|SKIPPED|XFAIL|FAILED|ERROR)\b.*)?$")
+_FOLDERS = re.compile(r"(?:/[\w.-]+){2,}/")
 _ENDS_WITHOUT_TESTS = 5
 _POLL_S = 0.5
 _LONGEST_HOW = 160
@@ -78,7 +79,8 @@ class Scratch:
         if process.returncode in (0, _ENDS_WITHOUT_TESTS):
             return Outcome()
         if match := _FAILED.search(text):
-            return Outcome(match[1].strip(), (match[2] or "").strip()[:_LONGEST_HOW])
+            how = _FOLDERS.sub("…/", (match[2] or "").strip())
+            return Outcome(match[1].strip(), how[:_LONGEST_HOW])
         return Outcome("collection", " ".join(text.split())[-_LONGEST_HOW:])
 
 
