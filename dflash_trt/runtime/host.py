@@ -34,6 +34,7 @@ class GeneratorHost:
         self._lock = threading.Lock()
         self._runner: JobRunner | None = None
         self._worker: GeneratorWorker | None = None
+        self._is_lent = False
         self._closed = False
 
     def open(self) -> JobRunner:
@@ -152,19 +153,20 @@ class GeneratorHost:
     def _start_worker(self) -> GeneratorWorker:
         with self._lock:
             if self._worker is None:
-                self._opened()
+                runner = self._opened()
                 worker = GeneratorWorker(
-                    self._lend_runner, owner="pair", remedy="load the bundle again"
+                    partial(self._lend, runner), owner="pair", remedy="load the bundle again"
                 )
                 worker.start()
                 self._worker = worker
             return self._worker
 
-    def _lend_runner(self) -> JobRunner:
+    def _lend(self, runner: JobRunner) -> JobRunner:
         """The runner for the worker: the open one, or a new one after a failure."""
-        if self._worker is not None or self._runner is None:
-            self._runner = self._open_runner()
-        return self._runner
+        if self._is_lent:
+            self._runner = runner = self._open_runner()
+        self._is_lent = True
+        return runner
 
 
 def _note(heard: SimpleQueue[Heard], index: int, event: TokenEvent | Failure) -> None:
