@@ -181,3 +181,18 @@ def count(executor: OnnxRuntimeExecutor) -> dict[str, CountingSession]:
 
 def random_ids(vocab: int, *shape: int, seed: int = 0) -> npt.NDArray[np.int64]:
     return np.random.default_rng(seed).integers(0, vocab, shape)
+
+
+SLIDING = {
+    "num_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window": 16,
+}
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """ids [T] and their logits [T,V]."""
+
+    ids: Int64Array
+    logits: FloatArray

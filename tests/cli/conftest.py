@@ -7,12 +7,15 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dflash_trt.cli.main import main
 from tests.cli.bigram import write_bigram_pair
+
+if TYPE_CHECKING:
+    from tests.standins.plugin_tensorrt import PluginTensorRt
 
 
 @dataclass(frozen=True)
@@ -101,3 +104,11 @@ def with_template(own_pair: Path, tmp_path: Path, run: Run) -> Callable[[str], P
         return folder
 
     return build
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PluginTensorRt:
+    """A TensorRT with plugins that `build` finds, and a GPU beside it."""
+    from tests.standins.plugin_tensorrt import stand_in_builder
+
+    return stand_in_builder(monkeypatch, tmp_path)

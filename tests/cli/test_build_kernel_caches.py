@@ -22,10 +22,8 @@ from dflash_plugins.table import operations
 
 from dflash_trt.kernels import attention as kernel_facts
 from tests.cli.conftest import Run
-from tests.cli.test_build_plugins import FULL, PluginTensorRt, full
 from tests.pairs import PairFactory
-
-__all__ = ["full"]  # a fixture
+from tests.standins.plugin_tensorrt import FULL, PluginTensorRt
 
 CACHES = {
     "paged": ["--kv-layout", "paged", "--page-size", "16", "--kv-pages", "9"],

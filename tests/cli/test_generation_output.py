@@ -12,8 +12,7 @@ from dflash_trt.cli.generation_output import TextWriter, print_json
 from dflash_trt.runtime import TokenEvent, total
 from dflash_trt.text.harmony import HarmonyFormat
 from tests.serving.fronts import result_of
-from tests.text.harmony import encode, make_harmony
-from tests.text.test_harmony import ANALYSIS, FINAL
+from tests.text.harmony import ANALYSIS, FINAL, encode, make_harmony
 
 FORM = HarmonyFormat.find(make_harmony())
 assert FORM is not None

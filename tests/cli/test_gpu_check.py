@@ -20,7 +20,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import Precision
 from dflash_trt.memory.caches import engine_cache_length
 from tests.cli.conftest import Run
-from tests.cli.test_build_plugins import AOT_FLAG, PluginBuilder, PluginTensorRt
+from tests.standins.plugin_tensorrt import AOT_FLAG, PluginBuilder, PluginTensorRt
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")

@@ -76,7 +76,7 @@ def test_a_pair_of_ones_own(run: Run, tmp_path: Path) -> None:
 
 def test_a_page_and_a_picture(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the perf extra is not installed")
-    from tests.perf.test_report import Page
+    from tests.perf.page import Page
 
     page = tmp_path / "new" / "plan.html"
     assert run(*QWEN, "-o", page).code == 0

@@ -11,10 +11,10 @@ import pytest
 
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from tests.cli.conftest import Run
-from tests.cli.test_build_plugins import PluginTensorRt, full  # noqa: F401
-from tests.cli.test_run_engines import stand_in
 from tests.covering import exhaustive
 from tests.standins.cuda import FakeCuda
+from tests.standins.engines import stand_in
+from tests.standins.plugin_tensorrt import PluginTensorRt
 from tests.standins.stub_builder import FullTensorRt
 
 BUILD = ["--executor", "tensorrt", "--precision", "fp16", "--max-seq-len", "100"]
@@ -29,7 +29,7 @@ def test_tokens_are_those_that_the_runtime_draws(
     run: Run,
     engine_config: Path,
     tmp_path: Path,
-    full: PluginTensorRt,  # noqa: F811
+    full: PluginTensorRt,
     monkeypatch: pytest.MonkeyPatch,
     options: list[Any],
 ) -> None:

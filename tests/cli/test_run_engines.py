@@ -11,18 +11,16 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.backends.tensorrt.build.profiles import profiles
-from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.cli.main import main
-from dflash_trt.memory.caches import engine_cache_length
 from tests.cli.conftest import Run
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 
 from tests.standins.cuda import FakeCuda
+from tests.standins.engines import stand_in
 from tests.standins.stub_builder import FullTensorRt, StubBuilder
-from tests.standins.tensorrt import FakeTensorRt, Plan
+from tests.standins.tensorrt import FakeTensorRt
 
 ABAB = "ababababab"
 
@@ -36,24 +34,6 @@ def rtx_bundle(engine_config: Path, tmp_path_factory: pytest.TempPathFactory) ->
         patch.setattr("tensorrt_rtx.Builder", StubBuilder)
         assert main(["build", "--target", str(engine_config), *options, "-o", str(folder)]) == 0
     return folder
-
-
-def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, cuda: FakeCuda) -> FakeTensorRt:
-    """Puts a stand-in GPU and library under everything that opens the bundle in `folder`."""
-    trt = FakeTensorRt(cuda)
-    bundle = open_bundle(folder)
-    assert bundle.manifest.engines is not None
-    limits = bundle.manifest.limits
-    length = engine_cache_length(limits, bundle.manifest.target.sizes, bundle.manifest.graph_form)
-    for engine in bundle.manifest.engines.files:
-        graph = folder / f"{engine.graph}.onnx"
-        plan = Plan(graph, profiles(engine.graph, limits), length, bundle.manifest.page_pool)
-        trt.add(folder / engine.path, plan)
-    monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: cuda)
-    monkeypatch.setattr(
-        "dflash_trt.backends.tensorrt.run.open_engines.load_library", lambda library: trt
-    )
-    return trt
 
 
 @pytest.fixture(autouse=True)

@@ -23,10 +23,10 @@ from dflash_trt.kernels import attention
 from dflash_trt.memory.workspace import split_scratch
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Run
-from tests.cli.test_build_plugins import PluginTensorRt
-from tests.cli.test_run_engines import stand_in
 from tests.standins.cuda import FakeCuda
+from tests.standins.engines import stand_in
 from tests.standins.plugin import FakePlugin
+from tests.standins.plugin_tensorrt import PluginTensorRt
 from tests.standins.tensorrt import FakeTensorRt
 
 ENGINES = ["--executor", "tensorrt", "--precision", "fp16", "--plugins", "--max-seq-len", "128"]

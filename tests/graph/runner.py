@@ -20,6 +20,7 @@ from dflash_trt.graph.bindings import (
 from dflash_trt.graph.form import CPU_FORM
 from dflash_trt.graph.tensors import cache_layout
 from tests.pairs import TinyPair
+from tests.reference.compare import stack_error
 
 Int64Array = npt.NDArray[np.int64]
 Outputs = dict[str, npt.NDArray[Any]]
@@ -83,3 +84,11 @@ def chunks(length: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
         end = min(start + sizes[index % len(sizes)], length)
         yield start, end
         start, index = end, index + 1
+
+
+BOUND = stack_error(9)
+"""Six layers of a target, and three of a draft where it reads them."""
+
+
+def tokens(vocab: int, batch: int, length: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(0, vocab, (batch, length))

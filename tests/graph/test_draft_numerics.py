@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt.graph.bindings import DRAFT_TOKEN_IDS
-from tests.graph.runner import GraphRunner
-from tests.graph.test_target_numerics import BOUND, tokens
+from tests.graph.runner import BOUND, GraphRunner, tokens
 from tests.graph.variants import VARIANTS, build
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import max_relative_error

@@ -30,7 +30,7 @@ from dflash_trt.graph.functions import DFLASH_DOMAIN
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.sampling.choice import choose_tokens
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
-from tests.graph.test_form import build
+from tests.graph.builds import build
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,30 +11,14 @@ import pytest
 from onnx import TensorProto
 
 from dflash_trt.backends.onnxruntime.executor import open_session
-from dflash_trt.checkpoints.safetensors_header import read_header
 from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
 from dflash_trt.graph.check import check_graph
-from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
-from dflash_trt.graph.target import build_target, build_target_only
+from tests.graph.builds import PAIRS, build
 from tests.pairs import PairFactory, TinyPair
 
 pytestmark = pytest.mark.numeric
 
-PAIRS: dict[str, Callable[[PairFactory], TinyPair]] = {
-    "qwen3": lambda make_pair: make_pair(copy_weights=True),
-    "llama_tied": lambda make_pair: make_pair(
-        "llama",
-        {"dtype": "bfloat16", "tie": True, "attention_bias": True, "rope": "llama3"},
-        {
-            "dtype": "float16",
-            "num_layers": 2,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "sliding_window": 16,
-        },
-        copy_weights=True,
-    ),
-}
 # sha256 of the CPU's graphs, file offsets and version left out: what runs on the CPU changes
 # on purpose only. Recorded before graphs had any other form.
 GOLDEN = {
@@ -51,23 +34,6 @@ GOLDEN = {
 @pytest.fixture(params=list(PAIRS))
 def built(request: pytest.FixtureRequest, make_pair: PairFactory) -> TinyPair:
     return PAIRS[request.param](make_pair)
-
-
-def build(built: TinyPair, graph: GraphName, form: GraphForm) -> onnx.ModelProto:
-    """A graph over the bundle's own files."""
-    folder = built.bundle.folder
-    tables = read_header(folder / "weights" / "tables.safetensors")
-    sources = (built.pair.target.weights, built.pair.draft.weights)
-    shards = {
-        entry.file: f"weights/{owner}/shard-00000.safetensors"
-        for owner, weights in zip(("target", "draft"), sources, strict=True)
-        for entry in weights.values()
-    }
-    shards |= {entry.file: "weights/tables.safetensors" for entry in tables.values()}
-    arguments = (tables, lambda entry: shards[entry.file], form)
-    if graph == "target_only":
-        return build_target_only(built.pair.target, *arguments)
-    return (build_draft if graph == "draft" else build_target)(built.pair, *arguments)
 
 
 @pytest.mark.parametrize("name", list(PAIRS))

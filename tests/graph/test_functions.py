@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
-import onnxruntime as ort
 import pytest
 from dflash_plugins.block_attention.error_bound import masked_error_bound
 from dflash_plugins.testing.numeric import assert_close, epsilon, sum_error
@@ -21,33 +19,14 @@ from dflash_trt.graph.functions import (
     swiglu_function,
 )
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
-from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.rows import Rows
+from tests.graph.functions import FloatArray, builder, random, run
 from tests.reference.compare import max_relative_error
 
 pytestmark = pytest.mark.numeric
 
-FloatArray = npt.NDArray[np.float32]
 HEADS, KV_HEADS, HEAD_DIM, LENGTH = 4, 2, 16, 48
 UNIT = epsilon(np.float32)
-
-
-def builder() -> GraphBuilder:
-    return GraphBuilder("test", lambda entry: entry.file.name)
-
-
-def run(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[npt.NDArray[Any]]:
-    onnx.checker.check_model(model, full_check=True)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return list(session.run(None, feeds))
-
-
-def random(seed: int, *shape: int) -> FloatArray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def attend(

@@ -19,7 +19,7 @@ from dflash_trt.backends.onnxruntime.session import open_session
 from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
 from dflash_trt.graph.check import check_graph
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
-from tests.graph.test_form import build
+from tests.graph.builds import build
 from tests.pairs import PairFactory, TinyPair
 
 Array = npt.NDArray[Any]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
-import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto
 
@@ -18,54 +14,21 @@ from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
 from dflash_trt.quantization.fp8 import dequantize_fp8, quantize_fp8
-from tests.graph.test_functions import builder, random
+from tests.graph.functions import Array, random, run_function
 
 pytestmark = pytest.mark.numeric
 
-Array = npt.NDArray[Any]
 
 BATCH, KV_HEADS, HEADS, HEAD_DIM, ROWS = 2, 2, 6, 16, 5
 LENGTH, SIZE, PAGES = 24, 8, 7
 STARTS = (3, 19)
 TABLE = np.array([[5, 0, 6], [2, 4, 1]], np.int32)  # sequence 0 holds no third page: nobody's
 SCALES = np.array([0.03, 1.75], np.float32)
-KINDS: dict[Any, int] = {
-    np.float32: TensorProto.FLOAT,
-    np.float16: TensorProto.FLOAT16,
-    np.int32: TensorProto.INT32,
-    np.int64: TensorProto.INT64,
-    ml_dtypes.float8_e4m3fn: TensorProto.FLOAT8E4M3FN,
-}
 
 
 def form(precision: Precision, *, is_paged: bool, is_fp8: bool = True) -> GraphForm:
     dtype = CacheDtype.FP8 if is_fp8 else CacheDtype.COMPUTE
     return GraphForm(precision, page_size=SIZE if is_paged else None, cache_dtype=dtype)
-
-
-def run_function(
-    function: onnx.FunctionProto, feeds: Mapping[str, Array], **attributes: Any
-) -> list[Array]:
-    """A function's outputs; codes are uint8."""
-    b = builder()
-    for name, array in feeds.items():
-        b.input(name, KINDS[array.dtype.type], array.shape)
-    results = [f"result_{name}" for name in function.output]
-    for name in results:  # caches come last
-        like = feeds["q"] if "attended" in name else feeds[name.split("_", 1)[1][:-4]]
-        b.output(name, KINDS[like.dtype.type], like.shape)
-    b.call(function, list(function.input), "call", outputs=results, **attributes)
-    session = ort.InferenceSession(
-        b.finish().SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    given = {}
-    for name, array in feeds.items():
-        is_code = array.dtype.type is ml_dtypes.float8_e4m3fn
-        value = array.view(np.uint8) if is_code else array
-        given[name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
-            np.ascontiguousarray(value), KINDS[array.dtype.type]
-        )
-    return [value.numpy() for value in session.run_with_ort_values(None, given)]
 
 
 def caches(made: GraphForm) -> dict[str, Array]:

@@ -19,8 +19,8 @@ from dflash_trt.backends.onnxruntime.executor import open_session
 from dflash_trt.checkpoints.safetensors_header import read_header
 from dflash_trt.graph.caches.sink_attention import sink_attention_function
 from dflash_trt.graph.form import GraphForm, Precision
+from tests.graph.builds import build
 from tests.graph.runner import GraphRunner
-from tests.graph.test_form import build
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.compare import max_relative_error, stack_error

@@ -14,8 +14,8 @@ from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.functions import AttentionOverload, attention_function
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
-from tests.graph.test_form import PAIRS, build
-from tests.graph.test_functions import builder, random, run
+from tests.graph.builds import PAIRS, build
+from tests.graph.functions import builder, random, run
 from tests.pairs import PairFactory
 from tests.reference.compare import assert_bitwise_equal
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dflash_trt.graph.quantized import LinearFormat
 from dflash_trt.quantization import fp8, nvfp4
-from tests.graph.test_quantized import (
+from tests.graph.linears import (
     INPUT_SCALES,
     LINEAR_FORMATS,
-    LinearFormat,
     decode,
     identity_body,
     random_linear,

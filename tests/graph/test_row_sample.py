@@ -17,7 +17,7 @@ from dflash_trt.graph.row_sample import row_sample_function
 from dflash_trt.sampling.choice import choose_tokens
 from dflash_trt.sampling.noise import TARGET_STREAM, draw_gumbel, philox4x32
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
-from tests.graph.test_functions import builder, random
+from tests.graph.functions import builder, random
 
 pytestmark = pytest.mark.numeric
 

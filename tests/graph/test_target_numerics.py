@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache
 
 from dflash_trt.graph.bindings import CHOICE_IDS, LOGITS, GraphName
-from tests.graph.runner import GraphRunner, chunks
+from tests.graph.runner import BOUND, GraphRunner, chunks, tokens
 from tests.graph.variants import VARIANTS, build
 from tests.pairs import PairFactory
 from tests.reference.compare import assert_bitwise_equal, max_relative_error, stack_error
@@ -19,14 +19,8 @@ from tests.reference.generate import forward_with_taps
 
 pytestmark = pytest.mark.numeric
 
-BOUND = stack_error(9)
-"""Six layers of a target, and three of a draft where it reads them."""
 ODD_CHUNKS = (7, 1, 13, 2, 29)
 LENGTH = 75
-
-
-def tokens(vocab: int, batch: int, length: int, seed: int = 0) -> npt.NDArray[np.int64]:
-    return np.random.default_rng(seed).integers(0, vocab, (batch, length))
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import pytest
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
-from tests.lossless.test_lossless import OUTPUT, assert_same, make_requests, run, run_baseline
+from tests.lossless.runs import OUTPUT, assert_same, make_requests, run, run_baseline
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
 

@@ -21,13 +21,13 @@ from dflash_trt.runtime import (
 )
 from dflash_trt.text.prompts import read_prompts
 from tests.covering import exhaustive
+from tests.lossless.runs import OUTPUT, assert_same, make_requests, run, run_baseline
 from tests.pairs import PairFactory
 from tests.reference.compare import assert_bitwise_equal
 
 BATCHES = (1, 4, 8)
 BLOCKS = (2, 3, 5, 8)
 CHUNKS = (5, 17, 64)
-OUTPUT = 72
 EXTRA = {"gpt_oss": {"num_layers": 4, "experts": 4, "chosen": 2, "mxfp4": True, "rope": "yarn"}}
 NVFP4 = {owner: {"algorithm": "NVFP4"} for owner in ("target", "draft")}
 
@@ -39,36 +39,6 @@ class Case:
     executor: Executor
     requests: list[Request]
     expected: list[RequestResult]
-
-
-def make_requests(vocab: int, count: int, sampling: SamplingParams | None = None) -> list[Request]:
-    """Ragged prompts of 1 … 90 tokens."""
-    rng = random.Random(count)
-    lengths = [1, 2, 90, *(rng.randint(1, 90) for _ in range(count - 3))]
-    return [
-        Request(
-            prompt_ids=tuple(rng.randrange(2, vocab - 1) for _ in range(length)),
-            max_tokens=OUTPUT,
-            sampling=sampling or SamplingParams(),
-            ignore_eos=True,
-        )
-        for length in lengths
-    ]
-
-
-def run(executor: Executor, requests: list[Request], **options: object) -> list[RequestResult]:
-    settings = GeneratorOptions(record_logits=True, **options)  # type: ignore[arg-type]
-    return Generator(executor, options=settings).generate(requests)
-
-
-def run_baseline(executor: Executor, requests: list[Request]) -> list[RequestResult]:
-    return [run(executor, [request], speculation=False)[0] for request in requests]
-
-
-def assert_same(expected: RequestResult, actual: RequestResult, name: str) -> None:
-    assert actual.token_ids == expected.token_ids, name
-    assert expected.logits is not None and actual.logits is not None
-    assert_bitwise_equal(actual.logits, expected.logits, name)
 
 
 @pytest.fixture(scope="module")

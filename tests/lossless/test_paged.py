@@ -14,7 +14,7 @@ from dflash_trt.backends.base import Executor
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
-from tests.lossless.test_lossless import OUTPUT, assert_same, make_requests, run, run_baseline
+from tests.lossless.runs import OUTPUT, assert_same, make_requests, run, run_baseline
 from tests.pairs import PairFactory, TinyPair
 
 LENGTH, SIZE = 192, 8

@@ -15,7 +15,7 @@ from dflash_trt.runtime import Generator, Request, SamplingParams
 from tests.backends.steps import forward_rows
 from tests.covering import exhaustive
 from tests.pairs import PairFactory
-from tests.sampling.test_choice import exact_law
+from tests.sampling.law import exact_law
 
 VOCAB = 10  # holds every token of the prompts that drafts are fitted on
 LENGTH = 3

@@ -12,7 +12,7 @@ import pytest
 from dflash_trt.backends.base import Scores
 from dflash_trt.runtime import Generator, GeneratorOptions, RequestResult, SamplingParams
 from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
-from tests.lossless.test_lossless import OUTPUT, make_requests, run_baseline
+from tests.lossless.runs import OUTPUT, make_requests, run_baseline
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
 from tests.runtime.schedules import invent_measurements

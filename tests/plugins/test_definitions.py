@@ -27,7 +27,7 @@ from dflash_trt.graph.block_attention import block_attention_function
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
-from tests.graph.test_kv_cache_update import run_function
+from tests.graph.functions import run_function
 
 pytestmark = pytest.mark.numeric
 

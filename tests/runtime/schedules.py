@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from dflash_trt.runtime import GeneratorOptions
 from dflash_trt.speculation.schedule import (
     BlockSchedule,
     Measurements,
@@ -73,3 +74,26 @@ def schedules(largest_block: int, max_batch: int) -> st.SearchStrategy[BlockSche
         st.one_of(measured, measured, measured, st.none()),
         st.sampled_from([True, False, False, False]),
     )
+
+
+EOS = 14
+VOCAB_SIZE = 16
+MAX_SEQ_LEN = 40
+TRAINED_BLOCK = 8
+
+
+options = st.builds(
+    GeneratorOptions,
+    speculation=st.sampled_from([True, True, True, False]),
+    block_size=st.none() | st.integers(2, TRAINED_BLOCK),
+    prefill_chunk=st.sampled_from([1, 2, 3, 7, 16, 512]),
+    record_logits=st.booleans(),
+)
+
+
+scheduled_options = st.builds(
+    GeneratorOptions,
+    schedule=schedules(TRAINED_BLOCK, 5),
+    prefill_chunk=st.sampled_from([1, 2, 3, 7, 16, 512]),
+    record_logits=st.just(True),
+)

@@ -20,17 +20,11 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams, choose_tokens
 from dflash_trt.runtime.scores import MAX_CANDIDATE_TOP_K
 from dflash_trt.sampling.choice import choose_candidate
+from tests.sampling.candidates import pick_candidates
 from tests.standins.executor import FakeExecutor
 
 VOCAB = 40
 KEPT = 12
-
-
-def pick_candidates(logits: FloatArray, count: int, seed: int) -> Int64Array:
-    """Ids [..., count] of the highest of `logits` [..., V]; equal ones in a random order."""
-    shuffle = np.random.default_rng(seed).permutation(logits.shape[-1])
-    order = np.argsort(-logits[..., shuffle], axis=-1, kind="stable")[..., :count]
-    return shuffle[order].astype(np.int64)
 
 
 class CandidateExecutor(FakeExecutor):

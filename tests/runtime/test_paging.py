@@ -12,7 +12,7 @@ from dflash_trt.core.limits import PagePool
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from dflash_trt.runtime.paging import PageTables
 from tests.runtime.reference import decode_plainly
-from tests.runtime.test_scenarios import (
+from tests.runtime.schedules import (
     EOS,
     MAX_SEQ_LEN,
     TRAINED_BLOCK,

@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from tests.runtime.reference import decode_plainly
-from tests.runtime.schedules import schedules
+from tests.runtime.schedules import (
+    EOS,
+    MAX_SEQ_LEN,
+    TRAINED_BLOCK,
+    VOCAB_SIZE,
+    options,
+    scheduled_options,
+)
 from tests.standins.executor import FakeExecutor, check_step_calls
-
-EOS = 14
-VOCAB_SIZE = 16
-MAX_SEQ_LEN = 40
-TRAINED_BLOCK = 8
 
 token_ids = st.integers(0, VOCAB_SIZE - 1)
 samplings = st.builds(
@@ -34,19 +36,6 @@ requests = st.builds(
     ignore_eos=st.booleans(),
     speculate=st.sampled_from([True, True, True, False]),
     block_size=st.none() | st.integers(2, TRAINED_BLOCK),
-)
-options = st.builds(
-    GeneratorOptions,
-    speculation=st.sampled_from([True, True, True, False]),
-    block_size=st.none() | st.integers(2, TRAINED_BLOCK),
-    prefill_chunk=st.sampled_from([1, 2, 3, 7, 16, 512]),
-    record_logits=st.booleans(),
-)
-scheduled_options = st.builds(
-    GeneratorOptions,
-    schedule=schedules(TRAINED_BLOCK, 5),
-    prefill_chunk=st.sampled_from([1, 2, 3, 7, 16, 512]),
-    record_logits=st.just(True),
 )
 actions = st.lists(
     st.one_of(

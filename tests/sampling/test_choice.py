@@ -19,6 +19,7 @@ from dflash_trt.sampling.noise import (
     philox4x32,
 )
 from tests.covering import exhaustive
+from tests.sampling.law import exact_law
 from tests.standins.executor import FakeExecutor, score_next
 
 pytestmark = pytest.mark.numeric
@@ -70,24 +71,6 @@ def test_noise_is_bounded() -> None:
         uniform = np.float64(word + 0.5) * 2.0**-32
         assert 0 < uniform < 1
         assert -np.log(-np.log(uniform)) == bound
-
-
-def exact_law(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """The distribution by its definition, in plain loops."""
-    ranked = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
-    ranked = ranked[: params.top_k]
-    top = float(logits[ranked[0]])
-    weights = [math.exp((float(logits[token]) - top) / params.temperature) for token in ranked]
-    kept, reached = [], 0.0
-    for token, weight in zip(ranked, weights, strict=True):
-        if reached >= params.top_p * sum(weights) and params.top_p < 1:
-            break
-        kept.append((token, weight))
-        reached += weight
-    law = np.zeros(len(logits))
-    for token, weight in kept:
-        law[token] = weight / reached
-    return law
 
 
 @pytest.mark.parametrize(

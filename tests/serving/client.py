@@ -18,6 +18,7 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from tests.serving.served import LONG_CONTEXT
 from tests.waiting import PATIENCE_S
 
 LLM = "tensorrt_llm"
@@ -204,3 +205,29 @@ def read_metrics(address: str) -> dict[str, float]:
         lines = response.read().decode().splitlines()
     figures = (line.rpartition(" ") for line in lines if line.startswith("dflash_"))
     return {name: float(value) for name, _, value in figures}
+
+
+ENDLESS = {"ignore_eos": True}
+
+
+def long_fields(model: str, prompt: str, **fields: Any) -> dict[str, Any]:
+    """A request that runs to the end of the context: thousands of steps, where it is long."""
+    max_tokens = {"sampling_param_max_tokens" if model == LLM else "max_tokens": 2 * LONG_CONTEXT}
+    streaming = {"streaming" if model == LLM else "stream": True}
+    return {"text_input": prompt, **max_tokens, **streaming, **fields}
+
+
+SAMPLINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7, "seed": 11},
+    {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "seed": 2**64 - 1},
+]
+
+
+def llm_fields(prompt: str, sampling: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    named = {f"sampling_param_{name}": value for name, value in sampling.items()}
+    return {"text_input": prompt, "sampling_param_max_tokens": 48, **named, **fields}
+
+
+def classic_fields(prompt: str, sampling: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"text_input": prompt, "max_tokens": 48, **sampling, **fields}

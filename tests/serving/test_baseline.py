@@ -11,10 +11,17 @@ import pytest
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.server.launcher import ServerAddresses
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
-from tests.serving.client import CLASSIC, LLM, ask_grpc, read_metrics
+from tests.serving.client import (
+    CLASSIC,
+    LLM,
+    SAMPLINGS,
+    ask_grpc,
+    classic_fields,
+    llm_fields,
+    read_metrics,
+)
 from tests.serving.conftest import Generate
 from tests.serving.served import PROMPTS, Local, Served, serving
-from tests.serving.test_clients import SAMPLINGS, classic_fields, llm_fields
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,20 +16,22 @@ from dflash_trt.serving.server.launcher import ServerAddresses
 from dflash_trt.serving.server.repository import RepositoryOptions, write_repository
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.pairs import SilentProgress
-from tests.serving.client import CLASSIC, LLM, Answer, StreamClient, ask_grpc, post, read_metrics
+from tests.serving.client import (
+    CLASSIC,
+    ENDLESS,
+    LLM,
+    Answer,
+    StreamClient,
+    ask_grpc,
+    long_fields,
+    post,
+    read_metrics,
+)
 from tests.serving.conftest import Generate, count_ended, start_server, wait_idle
 from tests.serving.served import LONG_CONTEXT
 from tests.waiting import PATIENCE_S, wait_until
 
 CANCELLED = 'dflash_requests{outcome="cancelled"}'
-ENDLESS = {"ignore_eos": True}
-
-
-def long_fields(model: str, prompt: str, **fields: Any) -> dict[str, Any]:
-    """A request that runs to the end of the context: thousands of steps, where it is long."""
-    max_tokens = {"sampling_param_max_tokens" if model == LLM else "max_tokens": 2 * LONG_CONTEXT}
-    streaming = {"streaming" if model == LLM else "stream": True}
-    return {"text_input": prompt, **max_tokens, **streaming, **fields}
 
 
 def count_held(addresses: ServerAddresses) -> tuple[float, float]:

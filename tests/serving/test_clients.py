@@ -18,27 +18,15 @@ from dflash_trt.serving.server.launcher import ServerAddresses
 from tests.serving.client import (
     CLASSIC,
     LLM,
+    SAMPLINGS,
     ask_grpc,
+    classic_fields,
+    llm_fields,
     make_inputs,
     post,
     read_message,
 )
 from tests.serving.conftest import Generate, count_ended, wait_idle
-
-SAMPLINGS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.7, "seed": 11},
-    {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "seed": 2**64 - 1},
-]
-
-
-def llm_fields(prompt: str, sampling: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    named = {f"sampling_param_{name}": value for name, value in sampling.items()}
-    return {"text_input": prompt, "sampling_param_max_tokens": 48, **named, **fields}
-
-
-def classic_fields(prompt: str, sampling: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    return {"text_input": prompt, "max_tokens": 48, **sampling, **fields}
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "narrowed"])

@@ -14,9 +14,8 @@ from tritonclient.utils import InferenceServerException
 from dflash_trt.serving.server.launcher import TritonServer
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.covering import exhaustive
-from tests.serving.client import CLASSIC, LLM, StreamClient, ask_grpc
+from tests.serving.client import CLASSIC, ENDLESS, LLM, StreamClient, ask_grpc, long_fields
 from tests.serving.conftest import Generate, start_server
-from tests.serving.test_cancellation import ENDLESS, long_fields
 from tests.waiting import PATIENCE_S, wait_until
 
 

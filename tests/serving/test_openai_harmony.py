@@ -11,8 +11,7 @@ import openai
 import pytest
 
 from tests.serving.fronts import ScriptedModel, Switch, running_front
-from tests.text.harmony import encode, make_harmony
-from tests.text.test_harmony import ANALYSIS, CALL, FINAL
+from tests.text.harmony import ANALYSIS, CALL, FINAL, encode, make_harmony
 from tests.waiting import PATIENCE_S
 
 # What gpt-oss's own template leans on: macros, namespaces, tests for what is not defined, dates,

@@ -31,7 +31,7 @@ from dflash_trt.graph.bindings import (
     PAGE_TABLE,
     SAMPLING,
 )
-from tests.runtime.test_candidates import pick_candidates
+from tests.sampling.candidates import pick_candidates
 from tests.standins.cuda import FakeCuda
 
 SCRATCH_BYTES = 5000

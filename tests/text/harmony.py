@@ -6,7 +6,15 @@ from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from dflash_trt.text.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
+from dflash_trt.text.harmony import (
+    CALL,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    MESSAGE,
+    RETURN,
+    START,
+)
 
 SPECIAL = (START, END, MESSAGE, CHANNEL, RETURN, CALL, CONSTRAIN, "<|endoftext|>")
 
@@ -25,3 +33,11 @@ def make_harmony() -> Tokenizer:
 def encode(text: str) -> list[int]:
     """Token ids; harmony's tokens are written as themselves."""
     return list(make_harmony().encode(text).ids)
+
+
+ANALYSIS = "<|channel|>analysis<|message|>Simple: 2 + 2, é 🙂.<|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>2 + 2 = 4 🙂.<|return|>"
+CALL = (
+    "<|start|>assistant<|channel|>commentary to=functions.get <|constrain|>json<|message|>"
+    '{"location": "Tokyo"}<|call|>'
+)

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models
 
 from dflash_trt.runtime import Generator, Request
 from dflash_trt.runtime.events import make_event
@@ -15,26 +15,7 @@ from dflash_trt.runtime.request import RequestState
 from dflash_trt.runtime.statistics import StatisticsRecorder
 from dflash_trt.text.detokenise import Detokenizer, StopStrings, TextStream
 from tests.standins.executor import FakeExecutor
-
-SAMPLE = "The cache holds 12 keys; größer — 深い 深層 學習 🙂🙃 naïve, the key of the block.\n" * 5
-
-
-@cache
-def make_byte_level() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(
-        [SAMPLE],
-        trainers.BpeTrainer(
-            vocab_size=320,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
-    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
-    tokenizer.add_tokens([AddedToken("<think>", special=False)])
-    return tokenizer
+from tests.text.tokenizers import make_byte_level
 
 
 @cache

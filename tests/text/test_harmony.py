@@ -7,17 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_trt.text.harmony import HarmonyFormat, HarmonyPiece
-from tests.text.harmony import SPECIAL, encode, make_harmony
-from tests.text.test_detokenise import make_byte_level
+from tests.text.harmony import ANALYSIS, CALL, FINAL, SPECIAL, encode, make_harmony
+from tests.text.tokenizers import make_byte_level
 
 FORM = HarmonyFormat.find(make_harmony())
-
-ANALYSIS = "<|channel|>analysis<|message|>Simple: 2 + 2, é 🙂.<|end|>"
-FINAL = "<|start|>assistant<|channel|>final<|message|>2 + 2 = 4 🙂.<|return|>"
-CALL = (
-    "<|start|>assistant<|channel|>commentary to=functions.get <|constrain|>json<|message|>"
-    '{"location": "Tokyo"}<|call|>'
-)
 
 
 def _parse(text: str, *, stops: tuple[str, ...] = (), at_once: bool = False) -> HarmonyPiece:

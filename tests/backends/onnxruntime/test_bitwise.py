@@ -6,16 +6,17 @@ The baseline is always `target_only` fed one row at a time, in slot 0, of an exe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import FloatArray, Int64Array, Scores, TargetGraph
+from dflash_trt.backends.base import Int64Array, Scores, TargetGraph
 from dflash_trt.backends.onnxruntime import caches
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from tests.backends.steps import (
+    SLIDING,
+    Baseline,
     arrays,
     begin,
     cache_length,
@@ -32,11 +33,6 @@ from tests.reference.compare import assert_bitwise_equal
 SLOTS = 8
 PROMPT = 140  # past the first cache length of 128
 GRAPHS: tuple[TargetGraph, ...] = ("target", "target_only")
-SLIDING = {
-    "num_layers": 3,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "sliding_window": 16,
-}
 PAIRS: dict[str, dict[str, Any]] = {
     "qwen3": {
         "target": {"vocab": 64, "num_layers": 4},
@@ -110,14 +106,6 @@ PAIRS: dict[str, dict[str, Any]] = {
         "draft": {"target_layer_ids": [0, 1]},
     },
 }
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """ids [T] and their logits [T,V]."""
-
-    ids: Int64Array
-    logits: FloatArray
 
 
 DAILY_PAIRS = {"qwen3", "qwen3_nvfp4", "gpt_oss"}

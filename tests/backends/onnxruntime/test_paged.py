@@ -12,8 +12,9 @@ import pytest
 from dflash_trt.backends.base import Int64Array, Scores, TargetGraph
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.errors import DflashError
-from tests.backends.onnxruntime.test_bitwise import SLIDING, Baseline
 from tests.backends.steps import (
+    SLIDING,
+    Baseline,
     begin,
     decode_plainly,
     forward_rows,

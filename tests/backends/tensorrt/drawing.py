@@ -19,7 +19,7 @@ from dflash_trt.graph.form import GraphForm
 from dflash_trt.runtime import Generator, Request, RequestResult, SamplingParams
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.sampling.params import pack_sampling
-from tests.graph.test_form import build
+from tests.graph.builds import build
 from tests.pairs import TinyPair
 
 GREEDY = SamplingParams()

@@ -15,7 +15,7 @@ from tests.pairs import PairFactory, TinyPair
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 
-from tests.backends.tensorrt.test_tensorrt import make_machine
+from tests.backends.tensorrt.machine import make_machine
 from tests.standins.cuda import real
 
 

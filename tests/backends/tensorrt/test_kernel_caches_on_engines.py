@@ -29,11 +29,11 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.runtime import Generator, GeneratorOptions, Request
 from tests.backends.steps import random_ids, run_chunks
-from tests.cli.test_build_plugins import PluginTensorRt
-from tests.cli.test_run_engines import stand_in
 from tests.pairs import PairFactory, SilentProgress, TinyPair
 from tests.standins.cuda import FakeCuda
+from tests.standins.engines import stand_in
 from tests.standins.plugin import FakePlugin
+from tests.standins.plugin_tensorrt import PluginTensorRt
 
 LENGTH, SIZE, SLOTS, VOCAB = 96, 8, 3, 64
 PAGES = LENGTH // SIZE + 3

@@ -37,7 +37,7 @@ from tests.backends.tensorrt.drawing import (
     play,
     write_graphs,
 )
-from tests.backends.tensorrt.test_tensorrt import REQUESTS, SLIDING, Machine, make_machine
+from tests.backends.tensorrt.machine import REQUESTS, SLIDING, Machine, make_machine
 
 ROWS, VOCAB, LENGTH = 6, 64, 96
 

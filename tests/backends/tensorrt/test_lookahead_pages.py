@@ -33,7 +33,7 @@ from tests.backends.tensorrt.drawing import (
     play,
     write_graphs,
 )
-from tests.backends.tensorrt.test_tensorrt import Machine, make_machine
+from tests.backends.tensorrt.machine import Machine, make_machine
 
 LENGTH, SIZE, BLOCK, SLOTS, VOCAB = 112, 16, 8, 4, 64
 PAGES = 8

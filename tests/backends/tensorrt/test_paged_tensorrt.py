@@ -25,7 +25,7 @@ pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not 
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from tests.backends.tensorrt.test_tensorrt import Machine, engine_form, make_machine
+from tests.backends.tensorrt.machine import Machine, engine_form, make_machine
 from tests.standins.cuda import FakeCuda
 
 LENGTH, SIZE, SLOTS, VOCAB = 128, 8, 4, 64

@@ -13,9 +13,9 @@ from dflash_trt.backends.registry import open_executor
 from dflash_trt.graph.form import Precision
 from dflash_trt.runtime import Generator, GeneratorOptions, Request
 from tests.backends.tensorrt.build.conftest import build
-from tests.cli.test_run_engines import stand_in
 from tests.pairs import PairFactory
 from tests.standins.cuda import FakeCuda
+from tests.standins.engines import stand_in
 from tests.standins.stub_builder import StubBuilder
 
 PROMPTS = ([3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8], [31] * 40, [40], list(range(2, 60)))

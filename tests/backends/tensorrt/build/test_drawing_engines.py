@@ -15,7 +15,7 @@ from dflash_trt.core.limits import Limits
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.form import GraphForm, Precision
 from tests.backends.tensorrt.build.conftest import RecordedProgress
-from tests.graph.test_form import build
+from tests.graph.builds import build
 from tests.pairs import PairFactory
 
 LIMITS = Limits(max_batch=2, max_seq_len=256, block_size=8, prefill_chunk=64)

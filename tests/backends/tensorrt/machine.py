@@ -1,0 +1,103 @@
+"""A pair's engines on a stand-in GPU beside the CPU's executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from dflash_trt.backends.base import ExecutorLimits
+from dflash_trt.backends.tensorrt.build.profiles import profiles
+from dflash_trt.backends.tensorrt.library import LIBRARIES
+from dflash_trt.backends.tensorrt.run.engines import EngineBundle, Loader
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.graph.bindings import GRAPH_NAMES
+from dflash_trt.graph.form import GraphForm
+from dflash_trt.graph.tensors import CacheLayout, CacheShape, Role
+from dflash_trt.hardware.device import Device
+from dflash_trt.memory.caches import engine_cache_length
+from dflash_trt.runtime import Request, SamplingParams
+from tests.pairs import TinyPair
+from tests.standins.cuda import FakeCuda
+from tests.standins.tensorrt import FakeTensorRt, Plan
+
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+REQUESTS = [
+    Request(prompt_ids=(3, 1, 4, 1, 5, 9, 2, 6), max_tokens=24),
+    Request(prompt_ids=tuple(range(2, 39)), max_tokens=9),
+    Request(
+        prompt_ids=(2, 7, 1, 8, 2, 8),
+        max_tokens=20,
+        sampling=SamplingParams(temperature=0.9, top_k=20, top_p=0.9, seed=5),
+    ),
+    Request(prompt_ids=(5, 5, 5), max_tokens=14, block_size=3),
+    Request(prompt_ids=(8, 2), max_tokens=30, speculate=False),
+    Request(prompt_ids=(1, 2, 3), max_tokens=17, sampling=SamplingParams(temperature=1.2, seed=8)),
+    Request(prompt_ids=tuple(range(20)), max_tokens=500),  # to the end of the context
+]
+
+
+@dataclass
+class Machine:
+    """A stand-in GPU with a pair's engines."""
+
+    cuda: FakeCuda
+    trt: FakeTensorRt
+    bundle: EngineBundle
+    library: str
+    folder: Path
+
+    def caches(self, executor: TensorRtExecutor) -> dict[str, np.ndarray]:
+        """Every cache, all slots of it."""
+        slots = {"B": executor.limits.max_batch}
+        return {
+            one.name: self.cuda.array(
+                executor._caches.address(one.name, 0), one.sized(slots), np.float32
+            )
+            for one in self.bundle.tensors("target")
+            if one.role is Role.CACHE
+        }
+
+    def open(self) -> TensorRtExecutor:
+        library = LIBRARIES[self.library]
+        cache = self.folder / "kernels.cache" if library.is_rtx else None
+        return TensorRtExecutor(self.bundle, Device(self.cuda), Loader(library, self.trt, cache))
+
+
+def make_machine(
+    built: TinyPair, folder: Path, library: str, graphs: Path, *, draws: bool = False
+) -> Machine:
+    """A stand-in whose engines, in `folder`, run the graphs in the folder `graphs`."""
+    manifest = built.bundle.manifest
+    cuda = FakeCuda()
+    trt = FakeTensorRt(cuda)
+    cpu = built.open()
+    cpu_limits = replace(cpu.limits, prefill_chunk=16, takes_any_chunk=False, draws=draws)
+    cpu.close()
+    length = engine_cache_length(manifest.limits, manifest.target.sizes, manifest.graph_form)
+    paths = {}
+    for graph in GRAPH_NAMES:
+        paths[graph] = folder / f"{graph}.engine"
+        paths[graph].write_text(f"engine of {graph}")
+        plan = Plan(
+            graphs / f"{graph}.onnx",
+            profiles(graph, cpu_limits),
+            length,
+            cpu_limits.page_pool,
+        )
+        trt.add(paths[graph], plan)
+    target, draft = manifest.target, manifest.draft
+    layout = CacheLayout(
+        (CacheShape(target.kv_heads, target.head_dim),) * target.layers,
+        (CacheShape(draft.kv_heads, draft.head_dim),) * draft.layers,
+    )
+    bundle = EngineBundle(paths, cpu_limits, layout, engine_form(length, cpu_limits, draws=draws))
+    return Machine(cuda, trt, bundle, library, folder)
+
+
+def engine_form(length: int, limits: ExecutorLimits, *, draws: bool = False) -> GraphForm:
+    """The form of float32 graphs that stand for engines of `limits`."""
+    pool = limits.page_pool
+    pages = (None, None) if pool is None else (pool.page_size, pool.pages)
+    return GraphForm(cache_length=length, page_size=pages[0], pages=pages[1], draws=draws)

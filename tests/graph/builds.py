@@ -1,0 +1,46 @@
+"""Two small pairs, and graphs of any form over a pair's own weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+
+from dflash_trt.checkpoints.safetensors_header import read_header
+from dflash_trt.graph.bindings import GraphName
+from dflash_trt.graph.draft import build_draft
+from dflash_trt.graph.form import GraphForm
+from dflash_trt.graph.target import build_target, build_target_only
+from tests.pairs import PairFactory, TinyPair
+
+PAIRS: dict[str, Callable[[PairFactory], TinyPair]] = {
+    "qwen3": lambda make_pair: make_pair(copy_weights=True),
+    "llama_tied": lambda make_pair: make_pair(
+        "llama",
+        {"dtype": "bfloat16", "tie": True, "attention_bias": True, "rope": "llama3"},
+        {
+            "dtype": "float16",
+            "num_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 16,
+        },
+        copy_weights=True,
+    ),
+}
+
+
+def build(built: TinyPair, graph: GraphName, form: GraphForm) -> onnx.ModelProto:
+    """A graph over the bundle's own files."""
+    folder = built.bundle.folder
+    tables = read_header(folder / "weights" / "tables.safetensors")
+    sources = (built.pair.target.weights, built.pair.draft.weights)
+    shards = {
+        entry.file: f"weights/{owner}/shard-00000.safetensors"
+        for owner, weights in zip(("target", "draft"), sources, strict=True)
+        for entry in weights.values()
+    }
+    shards |= {entry.file: "weights/tables.safetensors" for entry in tables.values()}
+    arguments = (tables, lambda entry: shards[entry.file], form)
+    if graph == "target_only":
+        return build_target_only(built.pair.target, *arguments)
+    return (build_draft if graph == "draft" else build_target)(built.pair, *arguments)

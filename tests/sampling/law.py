@@ -1,0 +1,27 @@
+"""The law that sampled tokens follow, by its definition."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dflash_trt.runtime import SamplingParams
+
+
+def exact_law(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """The distribution by its definition, in plain loops."""
+    ranked = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    ranked = ranked[: params.top_k]
+    top = float(logits[ranked[0]])
+    weights = [math.exp((float(logits[token]) - top) / params.temperature) for token in ranked]
+    kept, reached = [], 0.0
+    for token, weight in zip(ranked, weights, strict=True):
+        if reached >= params.top_p * sum(weights) and params.top_p < 1:
+            break
+        kept.append((token, weight))
+        reached += weight
+    law = np.zeros(len(logits))
+    for token, weight in kept:
+        law[token] = weight / reached
+    return law
