@@ -132,6 +132,7 @@ def test_admissions_and_cancellations_in_flight_keep_every_bit(case: Case, seed:
     assert generator.has_work is False
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "sampling",
     [

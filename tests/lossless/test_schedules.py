@@ -12,6 +12,7 @@ import pytest
 from dflash_trt.backends.base import Scores
 from dflash_trt.runtime import Generator, GeneratorOptions, RequestResult, SamplingParams
 from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
+from tests.covering import exhaustive
 from tests.lossless.runs import OUTPUT, make_requests, run_baseline
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
@@ -69,7 +70,9 @@ def random_schedule(rng: random.Random) -> BlockSchedule:
 
 
 @pytest.mark.parametrize(
-    "sampling", [SamplingParams(), SamplingParams(temperature=0.8, seed=5)], ids=["greedy", "drawn"]
+    "sampling",
+    [exhaustive(SamplingParams()), SamplingParams(temperature=0.8, seed=5)],
+    ids=["greedy", "drawn"],
 )
 def test_random_schedules_keep_every_bit(
     executor: Watched, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -77,6 +78,16 @@ def start(tmp_path: Path, fake_server: Path) -> Generator[Serve, None, None]:
         process.communicate()
 
 
+@contextmanager
+def _handling(number: signal.Signals, how: signal.Handlers) -> Iterator[None]:
+    """What is started within begins with this handling of the signal."""
+    before = signal.signal(number, how)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 def _wait_ready(process: subprocess.Popen[str], lines: int = 3) -> list[str]:
     """What it prints once it is ready."""
     assert process.stdout is not None
@@ -90,7 +101,8 @@ def test_runs_until_a_signal(
     start: Serve, repository: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     log = tmp_path / "server.log"
-    process = start("well", repository, *FREE, "--log-file", log)
+    with _handling(signal.SIGHUP, signal.SIG_DFL):  # these tests may run under `nohup`
+        process = start("well", repository, *FREE, "--log-file", log)
     addresses = _wait_ready(process)
     assert [line.split()[0] for line in addresses] == ["gRPC", "HTTP", "metrics"]
     assert all("://127.0.0.1:" in line for line in addresses)
@@ -105,11 +117,8 @@ def test_runs_until_a_signal(
 
 def test_nohup_is_heeded(start: Serve, repository: Path) -> None:
     """What ignores SIGHUP from the start goes on doing so."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
+    with _handling(signal.SIGHUP, signal.SIG_IGN):
         process = start("well", repository, *FREE)
-    finally:
-        signal.signal(signal.SIGHUP, before)
     _wait_ready(process)
     process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):

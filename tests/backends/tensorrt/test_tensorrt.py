@@ -43,6 +43,7 @@ def machine(request: pytest.FixtureRequest, built: TinyPair, tmp_path: Path) -> 
     return make_machine(built, tmp_path, request.param, built.bundle.folder)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("speculation", [True, False])
 def test_whole_generations_are_the_cpus(
     machine: Machine, built: TinyPair, speculation: bool
