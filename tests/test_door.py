@@ -22,6 +22,7 @@ from dflash_trt import DflashError, LoadedPair, SamplingParams
 from dflash_trt.cli.main import main
 from dflash_trt.text.harmony import HarmonyFormat
 from tests.cli.bigram import END, token, write_bigram_pair
+from tests.inspection import loaded_graphs
 from tests.text.harmony import encode, make_harmony
 from tests.waiting import wait_until
 
@@ -117,7 +118,7 @@ def test_statistics_of_a_known_text(pair: LoadedPair) -> None:
 def test_without_speculation_only_the_baseline_graph_opens(folder: Path, pair: LoadedPair) -> None:
     with dflash_trt.load(folder, speculation=False) as baseline:
         plain = baseline.generate(PROMPTS, SAMPLED, max_tokens=20)
-        assert set(baseline.executor._sessions) == {"target_only"}  # type: ignore[attr-defined]
+        assert loaded_graphs(baseline.executor) == {"target_only"}
     assert all(one.statistics.drafted_tokens == 0 for one in plain)
     drafted = pair.generate(PROMPTS, SAMPLED, max_tokens=20)
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]

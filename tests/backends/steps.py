@@ -15,15 +15,6 @@ from dflash_trt.runtime import SamplingParams
 from dflash_trt.sampling.params import pack_sampling
 
 
-def arrays(executor: OnnxRuntimeExecutor) -> dict[str, FloatArray]:
-    """The executor's caches themselves, [slots, kv heads, M, D] by name."""
-    return executor._caches._arrays
-
-
-def cache_length(executor: OnnxRuntimeExecutor) -> int:
-    return executor._caches.length
-
-
 def forward_rows(
     executor: OnnxRuntimeExecutor,
     ids: Sequence[Sequence[int]] | Int64Array,

@@ -11,6 +11,7 @@ import pytest
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
+from tests.inspection import arrays
 from tests.lossless.runs import OUTPUT, assert_same, make_requests, run, run_baseline
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
@@ -149,7 +150,7 @@ def test_caches_hold_what_codes_stand_for(case: Case) -> None:
     run(opened, case.requests[:2])
     target = case.plain.pair.target
     scaled = target.quantization is not None
-    for name, cache in opened._caches._arrays.items():  # type: ignore[union-attr]
+    for name, cache in arrays(opened).items():
         scale = np.float32(0.01 if scaled and name.startswith("target") else 1)
         codes = (cache / scale).astype("float8_e4m3fn").astype(np.float32)
         assert np.abs(codes).max() <= 448

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.base import Executor
-from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
+from tests.inspection import page_tables, poison_free_pages, pools
 from tests.lossless.runs import OUTPUT, assert_same, make_requests, run, run_baseline
 from tests.pairs import PairFactory, TinyPair
 
@@ -42,20 +42,10 @@ def paged(request: pytest.FixtureRequest, make_pair: PairFactory) -> Executor:
     return open_executor(built.bundle, threads=1)
 
 
-def poison_free_pages(generator: Generator, executor: Executor) -> None:
-    """NaN in every row of every page that no request holds and no prefix keeps."""
-    assert isinstance(executor, OnnxRuntimeExecutor) and generator._paging is not None
-    allocator = generator._paging._allocator
-    known = {*allocator._holders, *allocator._key_of}
-    free = [page for page in range(allocator._count) if page not in known]
-    for pool in executor._caches._pools.values():  # type: ignore[union-attr]
-        pool[free] = np.nan
-
-
 def finish(generator: Generator, executor: Executor) -> dict[int, RequestResult]:
     results = {}
     while generator.has_work:
-        poison_free_pages(generator, executor)
+        poison_free_pages(generator, pools(executor))
         for event in generator.step():
             if event.result is not None:
                 results[event.request_id] = event.result
@@ -108,12 +98,11 @@ def test_a_draft_without_the_shared_context_would_be_noticed(
     """The check of acceptance above can fail: without the drafter's rows fewer are accepted."""
     built = make_pair(**PAIR, paging={"page_size": SIZE})
     executor = open_executor(built.bundle, threads=1)
-    assert isinstance(executor, OnnxRuntimeExecutor)
     prompt = (3, 1, 4, 1, 5, 9, 2, 6) * 4  # what the draft was fitted on
     request = Request(prompt_ids=prompt, max_tokens=OUTPUT, ignore_eos=True)
     generator = Generator(executor)
     (whole,) = generator.generate([request])
-    for name, pool in executor._caches._pools.items():  # type: ignore[union-attr]
+    for name, pool in pools(executor).items():
         if name.startswith("draft_"):
             pool[...] = 0
     (starved,) = generator.generate([request])
@@ -151,7 +140,7 @@ def test_any_traffic_keeps_every_bit(linear: TinyPair, paged: Executor, seed: in
             live[generator.submit(requests[index])] = index
         if live and rng.random() < 0.03:
             generator.cancel(rng.choice(list(live)))
-        poison_free_pages(generator, paged)
+        poison_free_pages(generator, pools(paged))
         for event in generator.step():
             if event.result is None:
                 continue
@@ -181,10 +170,10 @@ def test_memory_follows_the_tokens_held(make_pair: PairFactory, kv_dtype: str) -
     gc.collect()  # what other tests have left behind must not go meanwhile
     before = touched_bytes()
     executor = built.open()
-    pools = executor._caches._pools.values()  # type: ignore[union-attr]
+    mapped = pools(executor).values()
     pool = executor.limits.page_pool
     assert pool is not None and pool.pages == 64 * (1 << 15) // 64
-    page_bytes = sum(pool[0].nbytes for pool in pools)
+    page_bytes = sum(one[0].nbytes for one in mapped)
     assert touched_bytes() - before < (1 << 20)
     generator = Generator(executor)
     rng = random.Random(0)
@@ -194,14 +183,13 @@ def test_memory_follows_the_tokens_held(make_pair: PairFactory, kv_dtype: str) -
     while generator.used_slots < 64:
         generator.step()
     generator.step()
-    assert generator._paging is not None
-    held = generator._paging.held
+    held = page_tables(generator).held
     # Each request is at most one page, and one block, ahead of its tokens.
     assert held * 64 < generator.cached_tokens + 64 * (64 + 8)
     touched = touched_bytes() - before
     assert held * page_bytes <= touched + (1 << 20)
     assert touched < 1.1 * held * page_bytes + (4 << 20), (touched, held * page_bytes)
-    assert touched < sum(pool.nbytes for pool in pools) / 50
+    assert touched < sum(one.nbytes for one in mapped) / 50
     executor.close()
 
 

@@ -13,6 +13,7 @@ from dflash_trt.backends.base import Scores
 from dflash_trt.runtime import Generator, GeneratorOptions, RequestResult, SamplingParams
 from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
 from tests.covering import exhaustive
+from tests.inspection import arrays
 from tests.lossless.runs import OUTPUT, make_requests, run_baseline
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
@@ -142,7 +143,7 @@ def test_filling_a_gap_writes_the_same_cache(pair: TinyPair, chunk: int) -> None
             for start in range(0, PROMPT + 60, chunk):
                 part = ids[:, start : start + chunk]
                 executor.forward("target", 2, part, np.array([start]), row, Scores.NONE)
-        caches.append({n: a.copy() for n, a in executor._caches._arrays.items()})
+        caches.append({n: a.copy() for n, a in arrays(executor).items()})
         executor.close()
     injected, filled = caches
     for name, array in injected.items():

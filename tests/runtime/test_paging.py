@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dflash_trt.core.limits import PagePool
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
-from dflash_trt.runtime.paging import PageTables
+from tests.inspection import free_pages, page_tables
 from tests.runtime.reference import decode_plainly
 from tests.runtime.schedules import (
     EOS,
@@ -41,17 +41,9 @@ def make_executor(
     )
 
 
-def paging_of(generator: Generator) -> PageTables:
-    paging = generator._scheduler._paging
-    assert paging is not None
-    return paging
-
-
 def poison_what_nobody_may_read(generator: Generator, executor: PagedFakeExecutor) -> None:
     """Every page that is neither held nor found by a key."""
-    allocator = paging_of(generator)._allocator
-    known = {*allocator._holders, *allocator._key_of}
-    executor.poison(page for page in range(allocator._count) if page not in known)
+    executor.poison(free_pages(generator))
 
 
 def run(generator: Generator, executor: PagedFakeExecutor) -> dict[int, RequestResult]:
@@ -71,7 +63,7 @@ def run(generator: Generator, executor: PagedFakeExecutor) -> dict[int, RequestR
             if event.result is not None:
                 results[event.request_id] = event.result
     assert streams == {request_id: result.token_ids for request_id, result in results.items()}
-    assert paging_of(generator).held == 0 and not paging_of(generator)._sequences
+    assert page_tables(generator).held == 0 and not page_tables(generator)._sequences
     return results
 
 
@@ -153,7 +145,7 @@ def test_every_output_is_the_plain_one(
             assert (result.finish_reason, length) == (reason, len(tokens))
         if options.record_logits and length:
             assert result.logits is not None and (result.logits == logits[:length]).all()
-    assert paging_of(generator).held == 0 and not paging_of(generator)._sequences
+    assert page_tables(generator).held == 0 and not page_tables(generator)._sequences
 
 
 @pytest.mark.parametrize("draws", [False, True])
@@ -276,7 +268,7 @@ def test_drafts_that_were_refused_are_never_shared() -> None:
     generator.submit(ask(*range(7), max_tokens=3))
     generator.step()  # prefill: 7 rows and the first token
     generator.step()  # a block of 8: rows 7 … 14, of which one is accepted
-    paging = paging_of(generator)
+    paging = page_tables(generator)
     generator._scheduler.plan_decode()
     assert paging._sequences[0].published == 2
     assert len(paging._sequences[0].page_ids) == 4
@@ -292,7 +284,7 @@ def test_a_prompt_cancelled_halfway_leaves_what_it_has_computed() -> None:
     generator.step()
     generator.step()
     assert generator.cancel(doomed)
-    assert paging_of(generator).held == 0
+    assert page_tables(generator).held == 0
     generator.step()
     request = ask(*prompt, 3, max_tokens=4)
     (result,) = generator.generate([request])
@@ -321,6 +313,6 @@ def test_pages_follow_the_tokens_held() -> None:
         generator.step()
         positions = [state.cached_length for state in generator._scheduler.running]
         most = sum(-(-(length + TRAINED_BLOCK) // SIZE) for length in positions)
-        assert paging_of(generator).held <= most
-        held.append(paging_of(generator).held)
+        assert page_tables(generator).held <= most
+        held.append(page_tables(generator).held)
     assert max(held) > 8 and held[-1] == 0

@@ -17,9 +17,7 @@ from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from tests.backends.steps import (
     SLIDING,
     Baseline,
-    arrays,
     begin,
-    cache_length,
     decode_plainly,
     forward_rows,
     random_ids,
@@ -27,6 +25,7 @@ from tests.backends.steps import (
     speculate_until,
 )
 from tests.covering import exhaustive
+from tests.inspection import arrays, cache_length
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
 

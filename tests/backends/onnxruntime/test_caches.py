@@ -7,6 +7,7 @@ import pytest
 
 from dflash_trt.backends.onnxruntime.caches import FIRST_LENGTH, LENGTH_STEP, LinearCaches
 from dflash_trt.graph.tensors import CacheShape
+from tests.inspection import cache_arrays
 
 SHAPES = {"target_k_0": CacheShape(2, 4), "target_v_0": CacheShape(2, 4), "x": CacheShape(1, 3)}
 
@@ -22,9 +23,9 @@ def fit(caches: LinearCaches, longest: int) -> None:
 
 def fill(caches: LinearCaches) -> dict[str, np.ndarray]:
     """Distinct numbers everywhere; returns a copy."""
-    for index, array in enumerate(caches._arrays.values()):
+    for index, array in enumerate(cache_arrays(caches).values()):
         array[...] = np.arange(array.size, dtype=np.float32).reshape(array.shape) + index / 4
-    return {name: array.copy() for name, array in caches._arrays.items()}
+    return {name: array.copy() for name, array in cache_arrays(caches).items()}
 
 
 def test_they_start_small_zeroed_and_contiguous() -> None:
@@ -32,7 +33,7 @@ def test_they_start_small_zeroed_and_contiguous() -> None:
     assert caches.length == FIRST_LENGTH
     assert list(caches.names()) == list(SHAPES)
     for name, shape in SHAPES.items():
-        array = caches._arrays[name]
+        array = cache_arrays(caches)[name]
         assert array.shape == (3, shape.kv_heads, FIRST_LENGTH, shape.head_dim)
         assert array.dtype == np.float32
         assert array.flags.c_contiguous
@@ -56,7 +57,7 @@ def test_clearing_a_slot_leaves_the_others() -> None:
     caches = make()
     before = fill(caches)
     caches.clear(1)
-    for name, array in caches._arrays.items():
+    for name, array in cache_arrays(caches).items():
         assert not array[1].any()
         np.testing.assert_array_equal(array[[0, 2]], before[name][[0, 2]])
 
@@ -69,7 +70,7 @@ def test_growth_doubles_up_to_the_limit(held: int, length: int) -> None:
     caches = make(1000)
     fit(caches, held)
     assert caches.length == length
-    assert all(array.shape[2] == length for array in caches._arrays.values())
+    assert all(array.shape[2] == length for array in cache_arrays(caches).values())
 
 
 @pytest.mark.parametrize("max_seq_len", [100, 129, 200, 1000, 1024, 5000])
@@ -87,7 +88,7 @@ def test_growth_keeps_every_position_of_every_slot() -> None:
     caches = make()
     before = fill(caches)
     fit(caches, 300)
-    for name, array in caches._arrays.items():
+    for name, array in cache_arrays(caches).items():
         np.testing.assert_array_equal(array[:, :, :128], before[name])
         assert not array[:, :, 128:].any()
 
@@ -96,7 +97,7 @@ def test_a_move_drops_the_slots_that_hold_nothing() -> None:
     caches = make()
     before = fill(caches)
     caches.fit([0, 200, 3])
-    for name, array in caches._arrays.items():
+    for name, array in cache_arrays(caches).items():
         np.testing.assert_array_equal(array[1:, :, :128], before[name][1:])
         assert not array[0].any()
 
@@ -111,7 +112,7 @@ def test_shrinking_waits_for_a_quarter_and_keeps_the_front() -> None:
     assert caches.length == 512
     fit(caches, 3)
     assert caches.length == FIRST_LENGTH
-    for name, array in caches._arrays.items():
+    for name, array in cache_arrays(caches).items():
         np.testing.assert_array_equal(array, before[name][:, :, :FIRST_LENGTH])
 
 
@@ -139,7 +140,7 @@ def test_generation_counts_the_moves_and_addresses_hold_between_them() -> None:
 def test_address_points_at_the_first_byte_of_the_slot() -> None:
     caches = make()
     fill(caches)
-    for name, array in caches._arrays.items():
+    for name, array in cache_arrays(caches).items():
         for slot in range(3):
             assert caches.address(name, slot) == array[slot:].ctypes.data
         assert caches.shape(name, 2) == list(array[:2].shape)
@@ -149,7 +150,7 @@ def test_move_copies_the_front_of_one_slot_and_nothing_else() -> None:
     caches = make()
     before = fill(caches)
     caches.move(2, 0, 17)
-    for name, array in caches._arrays.items():
+    for name, array in cache_arrays(caches).items():
         np.testing.assert_array_equal(array[0, :, :17], before[name][2, :, :17])
         np.testing.assert_array_equal(array[0, :, 17:], before[name][0, :, 17:])
         np.testing.assert_array_equal(array[1:], before[name][1:])

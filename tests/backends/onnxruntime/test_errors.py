@@ -14,6 +14,7 @@ from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.errors import DflashError
 from tests.backends.steps import random_ids
+from tests.inspection import arrays
 from tests.pairs import PairFactory
 
 Damage = Callable[[Path], object]
@@ -143,7 +144,7 @@ def test_a_sequence_that_overflowed_does_not_poison_the_next(bundle: Bundle) -> 
     expected = executor.forward("target", 0, ids, starts, rows, Scores.LOGITS).logits
     assert expected is not None
     expected = expected.copy()
-    for array in executor._caches._arrays.values():
+    for array in arrays(executor).values():
         array[0] = np.nan
     executor.release_slots(0)
     again = executor.forward("target", 0, ids, starts, rows, Scores.LOGITS).logits

@@ -9,7 +9,8 @@ import pytest
 
 from dflash_trt.backends.base import Executor, Scores
 from dflash_trt.backends.onnxruntime.executor import MAX_BINDINGS, OnnxRuntimeExecutor
-from tests.backends.steps import arrays, cache_length, count, forward_rows, random_ids, run_chunks
+from tests.backends.steps import count, forward_rows, random_ids, run_chunks
+from tests.inspection import arrays, cache_length, loaded_graphs
 from tests.pairs import PairFactory
 from tests.reference.compare import assert_bitwise_equal
 
@@ -202,4 +203,4 @@ def test_plain_decoding_opens_neither_the_draft_nor_the_injecting_target(
     executor: OnnxRuntimeExecutor,
 ) -> None:
     forward_rows(executor, [[1, 2]], [0], graph="target_only")
-    assert list(executor._sessions) == ["target_only"]
+    assert loaded_graphs(executor) == {"target_only"}

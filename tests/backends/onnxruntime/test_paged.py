@@ -22,6 +22,7 @@ from tests.backends.steps import (
     run_chunks,
     speculate_until,
 )
+from tests.inspection import pools
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
 
@@ -85,10 +86,6 @@ def poison(executor: OnnxRuntimeExecutor) -> None:
     """NaN in every page but the one that is nobody's."""
     for pool in pools(executor).values():
         pool[:-1] = np.nan
-
-
-def pools(executor: OnnxRuntimeExecutor) -> dict[str, Any]:
-    return executor._caches._pools  # type: ignore[union-attr]
 
 
 def bind_shuffled(executor: OnnxRuntimeExecutor, seed: int = 0) -> list[list[int]]:

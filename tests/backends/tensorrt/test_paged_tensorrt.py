@@ -26,6 +26,7 @@ pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not 
 
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from tests.backends.tensorrt.machine import Machine, engine_form, make_machine
+from tests.inspection import poison_free_pages
 from tests.standins.cuda import FakeCuda
 
 LENGTH, SIZE, SLOTS, VOCAB = 128, 8, 4, 64
@@ -59,16 +60,6 @@ def pools(machine: Machine, executor: TensorRtExecutor) -> dict[str, np.ndarray]
     return machine.caches(executor)
 
 
-def poison_free_pages(machine: Machine, executor: TensorRtExecutor, generator: Generator) -> None:
-    """NaN in every row of every page that no request holds and no prefix keeps."""
-    assert generator._paging is not None
-    allocator = generator._paging._allocator
-    known = {*allocator._holders, *allocator._key_of}
-    free = [page for page in range(allocator._count) if page not in known]
-    for pool in pools(machine, executor).values():
-        pool[free] = np.nan
-
-
 def expect(linear: TinyPair, requests: list[Request]) -> list[RequestResult]:
     executor = linear.open()
     results = [Generator(executor).generate([request])[0] for request in requests]
@@ -99,7 +90,7 @@ def test_preemption_changes_no_token(machine: Machine, linear: TinyPair) -> None
     ids = [generator.submit(request) for request in requests]
     results: dict[int, RequestResult] = {}
     while generator.has_work:
-        poison_free_pages(machine, executor, generator)
+        poison_free_pages(generator, pools(machine, executor))
         results |= {e.request_id: e.result for e in generator.step() if e.result is not None}
     for index, want in zip(ids, expected, strict=True):
         assert results[index].token_ids == want.token_ids
@@ -164,7 +155,7 @@ def test_any_traffic_keeps_every_token(machine: Machine, linear: TinyPair, seed:
             live[generator.submit(requests[index])] = index
         if live and rng.random() < 0.05:
             generator.cancel(rng.choice(list(live)))
-        poison_free_pages(machine, executor, generator)
+        poison_free_pages(generator, pools(machine, executor))
         for event in generator.step():
             if event.result is None:
                 continue

@@ -1,0 +1,63 @@
+"""What tests look at inside executors and generators: the one place that knows private names."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dflash_trt.backends.base import Executor, FloatArray
+from dflash_trt.backends.onnxruntime.caches import LinearCaches
+from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from dflash_trt.backends.onnxruntime.paged import PagedCaches
+from dflash_trt.runtime import Generator
+from dflash_trt.runtime.paging import PageTables
+
+
+def cache_arrays(caches: LinearCaches) -> dict[str, FloatArray]:
+    """The caches themselves, [slots, kv heads, M, D] by name."""
+    return caches._arrays
+
+
+def arrays(executor: Executor) -> dict[str, FloatArray]:
+    """An executor's linear caches, [slots, kv heads, M, D] by name."""
+    assert isinstance(executor, OnnxRuntimeExecutor)
+    assert isinstance(executor._caches, LinearCaches)
+    return cache_arrays(executor._caches)
+
+
+def cache_length(executor: OnnxRuntimeExecutor) -> int:
+    """Positions that its linear caches are allocated for."""
+    assert isinstance(executor._caches, LinearCaches)
+    return executor._caches.length
+
+
+def pools(executor: Executor) -> dict[str, FloatArray]:
+    """An executor's pools, [pages, ...] by name."""
+    assert isinstance(executor, OnnxRuntimeExecutor)
+    assert isinstance(executor._caches, PagedCaches)
+    return executor._caches._pools
+
+
+def page_tables(generator: Generator) -> PageTables:
+    """Who holds which page."""
+    assert generator._paging is not None
+    return generator._paging
+
+
+def free_pages(generator: Generator) -> list[int]:
+    """Pages that no request holds and no prefix keeps."""
+    allocator = page_tables(generator)._allocator
+    known = {*allocator._holders, *allocator._key_of}
+    return [page for page in range(allocator._count) if page not in known]
+
+
+def poison_free_pages(generator: Generator, pools: dict[str, FloatArray]) -> None:
+    """NaN in every row of every page that nobody may read."""
+    free = free_pages(generator)
+    for pool in pools.values():
+        pool[free] = np.nan
+
+
+def loaded_graphs(executor: Executor) -> set[str]:
+    """Names of the graphs that have a session."""
+    assert isinstance(executor, OnnxRuntimeExecutor)
+    return set(executor._sessions)
