@@ -53,7 +53,8 @@ def test_all_around_the_kernels_builds(
     folder = shutil.copytree(built.bundle.folder, tmp_path / "bundle")
     (folder / f"{graph}.onnx").write_bytes(model.SerializeToString())
     options = EngineOptions(find_arch("sm_120"), Precision.BFLOAT16)
-    summary = build_engine(graph, folder, options, LIMITS, RecordedProgress()).summary
+    length = LIMITS.max_seq_len
+    summary = build_engine(graph, folder, options, LIMITS, length, RecordedProgress()).summary
     tensors = {one.name: (one.dtype, one.shape) for one in (*summary.inputs, *summary.outputs)}
     assert tensors["sampling"] == ("INT64", ["B", 4])
     assert tensors["choice_ids"][0] == "INT64" and len(tensors["choice_ids"][1]) == 2
