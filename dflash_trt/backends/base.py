@@ -33,6 +33,65 @@ class Scores(IntEnum):
     LOGITS = 2
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetCall:
+    """Rows for the target, in slots first_slot … first_slot+B-1.
+
+    `token_ids` [B,S] stand at the cache positions from `starts` [B] on; `logit_rows` [B,R] are
+    the rows (0 … S-1) whose choice is wanted. "target" also injects the rows into the draft's
+    cache; "target_only" is the autoregressive baseline and leaves the draft's cache alone.
+    `sampling` [B,4] (see pack_sampling) is there if and only if `limits.draws`.
+    """
+
+    graph: TargetGraph
+    first_slot: int
+    token_ids: Int64Array
+    starts: Int64Array
+    logit_rows: Int64Array
+    scores: Scores = Scores.NONE
+    sampling: Int64Array | None = None
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return len(self.starts)
+
+    @property
+    def rows(self) -> int:
+        """S."""
+        return self.token_ids.shape[1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepCall:
+    """A block to draft and to verify, in slots first_slot … first_slot+B-1.
+
+    `starts` [B] are the cache positions of the `anchors` [B], which are not yet cached.
+    `block_size` is 2 … limits.block_size; `sampling` is as in TargetCall.
+
+    `ahead` says that the caller expects to go on with the same slots, block size and sampling
+    from the tokens that this step settles. The executor may begin to; results never depend on it.
+    """
+
+    first_slot: int
+    anchors: Int64Array
+    starts: Int64Array
+    block_size: int
+    scores: Scores = Scores.NONE
+    sampling: Int64Array | None = None
+    ahead: bool = False
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return len(self.starts)
+
+    @property
+    def rows(self) -> int:
+        """S."""
+        return self.block_size
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorLimits(Limits):
     """A bundle's limits, and what else whoever calls its executor must know.
@@ -52,35 +111,28 @@ class ExecutorLimits(Limits):
         """Rows of a prefill pass where `wanted` are asked for."""
         return wanted if self.takes_any_chunk else min(wanted, self.prefill_chunk)
 
-    def check_logit_rows(self, logit_rows: Int64Array, rows: int) -> None:
-        """Raises ValueError when a row that is asked for is not among the `rows` of a call."""
-        if not 0 <= logit_rows.min() <= logit_rows.max() < rows:
-            raise ValueError(f"logit rows {logit_rows.tolist()} are not within {rows} rows")
-
-    def check_block_size(self, block_size: int) -> None:
-        """Raises ValueError when the drafter has no such block."""
-        if not 2 <= block_size <= self.block_size:
-            raise ValueError(f"block size {block_size} is not 2 … {self.block_size}")
-
-    def check_sampling(self, sampling: Int64Array | None, batch: int) -> None:
-        """Raises ValueError unless `batch` sequences have a sampling each, or none is taken."""
-        given = None if sampling is None else sampling.shape
-        wanted = (batch, 4) if self.draws else None
-        if given != wanted:
-            raise ValueError(f"sampling has shape {given}, not {wanted}")
-
-    def slot_ends(self, first_slot: int, starts: Int64Array, rows: int) -> dict[int, int]:
-        """Where `rows` rows from `starts` end, by slot.
+    def check(self, call: TargetCall | StepCall) -> dict[int, int]:
+        """Where the rows of `call` end, by slot.
 
         Raises:
-            ValueError: slots or positions outside the limits; a write past a slot would land in
-                the neighbour's, and TensorRT does not define it.
+            ValueError: logit rows, block size, sampling, slots or positions outside the limits;
+                a write past a slot would land in the neighbour's, and TensorRT does not define it.
         """
-        slots = range(first_slot, first_slot + len(starts))
-        ends = [start + rows for start in starts.tolist()]
-        if first_slot < 0 or slots.stop > self.max_batch:
+        if isinstance(call, StepCall):
+            if not 2 <= call.block_size <= self.block_size:
+                raise ValueError(f"block size {call.block_size} is not 2 … {self.block_size}")
+        elif not 0 <= call.logit_rows.min() <= call.logit_rows.max() < call.rows:
+            picked = call.logit_rows.tolist()
+            raise ValueError(f"logit rows {picked} are not within {call.rows} rows")
+        given = None if call.sampling is None else call.sampling.shape
+        wanted = (call.batch, 4) if self.draws else None
+        if given != wanted:
+            raise ValueError(f"sampling has shape {given}, not {wanted}")
+        slots = range(call.first_slot, call.first_slot + call.batch)
+        if call.first_slot < 0 or slots.stop > self.max_batch:
             raise ValueError(f"slots {slots} are not within {self.max_batch}")
-        if min(ends) < rows or max(ends) > self.max_seq_len:
+        ends = (call.starts + call.rows).tolist()
+        if min(ends) < call.rows or max(ends) > self.max_seq_len:
             raise ValueError(f"rows end at {ends}, past {self.max_seq_len} or before 0")
         return dict(zip(slots, ends, strict=True))
 
@@ -140,47 +192,15 @@ class Executor(Protocol):
         """Whether a row's logits have the same bits whatever runs beside it."""
         ...
 
-    def forward(
-        self,
-        graph: TargetGraph,
-        first_slot: int,
-        token_ids: Int64Array,
-        starts: Int64Array,
-        logit_rows: Int64Array,
-        scores: Scores,
-        sampling: Int64Array | None = None,
-    ) -> TargetOutput:
-        """Runs `token_ids` [B,S] through the target in slots first_slot … first_slot+B-1.
+    def forward(self, call: TargetCall) -> TargetOutput:
+        """Runs rows through the target; every one must end within `limits.max_seq_len`.
 
-        `starts` [B] are the cache positions of row 0, `logit_rows` [B,R] the rows (0 … S-1)
-        whose choice is wanted. "target" also injects the rows into the draft's cache;
-        "target_only" is the autoregressive baseline and leaves the draft's cache alone.
-        `sampling` [B,4] (see pack_sampling in sampling/params.py) is there if and only if
-        `limits.draws`.
-        Every `starts[b] + S` must be at most `limits.max_seq_len`.
         Rows may be run again: what a slot holds behind them stays, until it is released.
         """
         ...
 
-    def speculate(
-        self,
-        first_slot: int,
-        anchors: Int64Array,
-        starts: Int64Array,
-        block_size: int,
-        scores: Scores,
-        sampling: Int64Array | None = None,
-        ahead: bool = False,
-    ) -> SpeculationOutput:
-        """Drafts a block from `anchors` [B] and verifies it, in the slots from first_slot on.
-
-        `block_size` is 2 … limits.block_size; `starts` [B] are the cache positions of the
-        anchors, which are not yet cached. `sampling` is as in `forward`.
-
-        `ahead` says that the caller expects to go on with the same slots, block size and sampling
-        from the tokens that this step settles. The executor may begin to; results never depend
-        on it.
-        """
+    def speculate(self, call: StepCall) -> SpeculationOutput:
+        """Drafts a block and verifies it."""
         ...
 
     def move_slot(self, source: int, destination: int, length: int) -> None:

@@ -19,7 +19,14 @@ from typing import Literal
 
 import numpy as np
 
-from dflash_trt.backends.base import Executor, FloatArray, Int64Array, Scores, hold_positions
+from dflash_trt.backends.base import (
+    Executor,
+    FloatArray,
+    Int64Array,
+    Scores,
+    TargetCall,
+    hold_positions,
+)
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.generator import Generator
 from dflash_trt.runtime.options import GeneratorOptions
@@ -166,15 +173,9 @@ def find_loss(reference: AcceptanceFigures, figures: AcceptanceFigures) -> float
 def _read(executor: Executor, ids: Int64Array, start: int) -> FloatArray:
     """Logits [R,V] after each of `ids` [R], which stand at `start` … in slot 0."""
     rows = np.arange(len(ids))
-    output = executor.forward(
-        "target_only",
-        0,
-        ids[None],
-        np.array([start]),
-        rows[None],
-        Scores.LOGITS,
-        sampling_input(executor.limits, [SamplingParams()]),
-    )
+    greedy, starts = sampling_input(executor.limits, [SamplingParams()]), np.array([start])
+    call = TargetCall("target_only", 0, ids[None], starts, rows[None], Scores.LOGITS, greedy)
+    output = executor.forward(call)
     assert output.logits is not None
     logits: FloatArray = output.logits[0]
     find_highest(logits, start + 1 + rows)

@@ -15,7 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from dflash_trt.backends.base import Executor, FloatArray, Int64Array, Scores, TargetGraph
+from dflash_trt.backends.base import (
+    Executor,
+    FloatArray,
+    Int64Array,
+    Scores,
+    StepCall,
+    TargetCall,
+    TargetGraph,
+)
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.proof.verification import Comparison, Mode, measure_speed
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
@@ -129,13 +137,8 @@ def _probe_lengths(gpu: Executor, cpu: Executor, prompt: Int64Array) -> Probe:
 
 def _probe_graphs(gpu: TensorRtExecutor) -> Probe:
     """A step is captured at its second call, and replays what it did before."""
-    anchors, starts = np.array([1]), np.array([0])
-    answers = [
-        gpu.speculate(
-            0, anchors, starts, gpu.limits.block_size, Scores.NONE, _greedy(gpu, 1)
-        ).choice_ids.tolist()
-        for _ in range(5)
-    ]
+    step = _make_step(gpu, np.array([1]), np.array([0]))
+    answers = [gpu.speculate(step).choice_ids.tolist() for _ in range(5)]
     changed = sum(answer != answers[0] for answer in answers)
     return Probe(
         name="CUDA graphs replay the step",
@@ -192,7 +195,8 @@ def _probe_drawing(gpu: Executor, prompt: Int64Array) -> Probe:
         # Seeds of all 64 bits.
         sampling = SamplingParams(temperature, top_k, top_p, (seed * 0x9E3779B97F4A7C15) % 2**64)
         packed = sampling_input(gpu.limits, [sampling])
-        output = gpu.forward("target", 0, prompt[:, :rows], start, picked, Scores.LOGITS, packed)
+        ids = prompt[:, :rows]
+        output = gpu.forward(TargetCall("target", 0, ids, start, picked, Scores.LOGITS, packed))
         assert output.logits is not None
         expected = choose_tokens(output.logits[0], picked[0] + 1, sampling)
         same += int((output.choice_ids[0] == expected).sum())
@@ -236,7 +240,7 @@ def _decode(
     not. Where the context ends the sequences begin anew, without looking ahead over it.
     """
     batch, block = gpu.limits.max_batch, gpu.limits.block_size
-    sampling, length = _greedy(gpu, batch), prompt.shape[1] - 1
+    length = prompt.shape[1] - 1
     anchors, starts = np.repeat(prompt[0, -1:], batch), np.full(batch, length)
     tokens: list[list[int]] = []
     started, before, dropped = 0.0, 0, gpu.dropped_steps
@@ -244,7 +248,8 @@ def _decode(
         if number == 3:  # its graph has been captured
             started, before = time.perf_counter(), gpu.ahead_steps
         goes_on = starts.max() + 2 * block <= gpu.limits.max_seq_len
-        output = gpu.speculate(0, anchors, starts, block, Scores.NONE, sampling, ahead and goes_on)
+        step = replace(_make_step(gpu, anchors, starts), ahead=ahead and goes_on)
+        output = gpu.speculate(step)
         settled = [
             accept_block(ids[1:].tolist(), own.tolist().__getitem__)
             for ids, own in zip(output.token_ids, output.choice_ids, strict=True)
@@ -265,24 +270,10 @@ def _probe_speed(gpu: TensorRtExecutor, requests: Sequence[Request]) -> list[Pro
     figures: dict[str, Any] = {"cache_bytes": gpu.cache_bytes}
     for batch in sorted({1, limits.max_batch}):
         zeros = np.zeros(batch, np.int64)
-        figures[f"dflash_step_ms_batch_{batch}"] = _time(
-            partial(
-                gpu.speculate, 0, zeros, zeros, limits.block_size, Scores.NONE, _greedy(gpu, batch)
-            )
-        )
-        column = zeros[:, None]
-        figures[f"target_only_step_ms_batch_{batch}"] = _time(
-            partial(
-                gpu.forward,
-                "target_only",
-                0,
-                column,
-                zeros,
-                column,
-                Scores.NONE,
-                _greedy(gpu, batch),
-            )
-        )
+        step, column = _make_step(gpu, zeros, zeros), zeros[:, None]
+        plain = TargetCall("target_only", 0, column, zeros, column, sampling=step.sampling)
+        figures[f"dflash_step_ms_batch_{batch}"] = _time(partial(gpu.speculate, step))
+        figures[f"target_only_step_ms_batch_{batch}"] = _time(partial(gpu.forward, plain))
     speed = measure_speed(gpu, requests, block_size=limits.block_size, repeats=3)
     probes = [
         Probe(
@@ -320,11 +311,18 @@ def _forward(
 ) -> FloatArray:
     """Logits [B,rows,V] of the last `rows` rows."""
     picked = np.tile(np.arange(ids.shape[1] - rows, ids.shape[1]), (len(ids), 1))
+    greedy = _greedy(executor, len(ids))
     output = executor.forward(
-        graph, slot, ids, np.array(starts), picked, Scores.LOGITS, _greedy(executor, len(ids))
+        TargetCall(graph, slot, ids, np.array(starts), picked, Scores.LOGITS, greedy)
     )
     assert output.logits is not None
     return output.logits.copy()
+
+
+def _make_step(gpu: Executor, anchors: Int64Array, starts: Int64Array) -> StepCall:
+    """A greedy step of the largest block, in the slots from 0 on."""
+    block, greedy = gpu.limits.block_size, _greedy(gpu, len(anchors))
+    return StepCall(0, anchors, starts, block, sampling=greedy)
 
 
 def _greedy(executor: Executor, batch: int) -> Int64Array | None:

@@ -14,6 +14,8 @@ from dflash_trt.backends.base import (
     Int64Array,
     Scores,
     SpeculationOutput,
+    StepCall,
+    TargetCall,
     TargetGraph,
     TargetOutput,
 )
@@ -258,21 +260,14 @@ class Generator:
         output: SpeculationOutput | TargetOutput
         if rows > 1:
             ahead = goes_on and not any(state.ends_next for state in states)
-            output = self._executor.speculate(
-                batch.first_slot, anchors, starts, rows, scores, sampling, ahead
-            )
+            step = StepCall(batch.first_slot, anchors, starts, rows, scores, sampling, ahead)
+            output = self._executor.speculate(step)
             drafts = output.token_ids[:, 1:].tolist()
         else:
             graph = self._graph if self._pacer is None else self._pacer.fallback
-            output = self._executor.forward(
-                graph,
-                batch.first_slot,
-                anchors[:, None],
-                starts,
-                np.zeros((len(states), 1), dtype=np.int64),
-                scores,
-                sampling,
-            )
+            row, ids = np.zeros((len(states), 1), dtype=np.int64), anchors[:, None]
+            plain = TargetCall(graph, batch.first_slot, ids, starts, row, scores, sampling)
+            output = self._executor.forward(plain)
             drafts = [[] for _ in states]
             if graph != self._graph:
                 for state in states:
@@ -299,7 +294,7 @@ class Generator:
         graph = self._graph
         if self._pacer is not None:
             graph = self._pacer.prefill_graph(state, self._scheduler.upcoming)
-        output = self._executor.forward(
+        call = TargetCall(
             graph,
             chunk.slot,
             np.array([chunk.token_ids], dtype=np.int64),
@@ -310,6 +305,7 @@ class Generator:
             Scores.LOGITS if chooses and reads_logits else Scores.NONE,
             self._pack_sampling([state]),
         )
+        output = self._executor.forward(call)
         if graph != self._graph:
             state.skip_injection()
         if not chooses:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dflash_trt.backends.base import Executor, ExecutorLimits, Scores, TargetGraph
+from dflash_trt.backends.base import Executor, ExecutorLimits, TargetCall, TargetGraph
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.request import RequestState
 from dflash_trt.runtime.scores import sampling_input
@@ -106,15 +106,15 @@ class Pacer:
         assert state.injected_until is not None
         start = state.injected_until
         end = min(start + chunk_tokens, state.cached_length)
-        executor.forward(
+        call = TargetCall(
             "target",
             slot,
             np.array([state.ids(start, end)], dtype=np.int64),
             np.array([start], dtype=np.int64),
             np.zeros((1, 1), dtype=np.int64),
-            Scores.NONE,
-            sampling_input(executor.limits, [state.request.sampling]),
+            sampling=sampling_input(executor.limits, [state.request.sampling]),
         )
+        executor.forward(call)
         state.injected_until = None if end == state.cached_length else end
 
     def _find_gap(self, states: Sequence[RequestState]) -> int | None:

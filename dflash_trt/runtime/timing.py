@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from dflash_trt.backends.base import (
     Executor,
     ExecutorLimits,
-    Int64Array,
-    Scores,
     SpeculationOutput,
-    TargetGraph,
+    StepCall,
+    TargetCall,
     TargetOutput,
 )
 
@@ -32,35 +31,13 @@ class TimedExecutor:
     def is_bitwise(self) -> bool:
         return self._executor.is_bitwise
 
-    def forward(
-        self,
-        graph: TargetGraph,
-        first_slot: int,
-        token_ids: Int64Array,
-        starts: Int64Array,
-        logit_rows: Int64Array,
-        scores: Scores,
-        sampling: Int64Array | None = None,
-    ) -> TargetOutput:
+    def forward(self, call: TargetCall) -> TargetOutput:
         with self._measure():
-            return self._executor.forward(
-                graph, first_slot, token_ids, starts, logit_rows, scores, sampling
-            )
+            return self._executor.forward(call)
 
-    def speculate(
-        self,
-        first_slot: int,
-        anchors: Int64Array,
-        starts: Int64Array,
-        block_size: int,
-        scores: Scores,
-        sampling: Int64Array | None = None,
-        ahead: bool = False,
-    ) -> SpeculationOutput:
+    def speculate(self, call: StepCall) -> SpeculationOutput:
         with self._measure():
-            return self._executor.speculate(
-                first_slot, anchors, starts, block_size, scores, sampling, ahead
-            )
+            return self._executor.speculate(call)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         with self._measure():

@@ -23,7 +23,14 @@ from typing import cast
 
 import numpy as np
 
-from dflash_trt.backends.base import Executor, Int64Array, PagedExecutor, Scores, TargetGraph
+from dflash_trt.backends.base import (
+    Executor,
+    Int64Array,
+    PagedExecutor,
+    StepCall,
+    TargetCall,
+    TargetGraph,
+)
 from dflash_trt.core.limits import PREFILL_CHUNK
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
@@ -213,9 +220,10 @@ class _Bench:
         for slot, text in enumerate(self._texts):
             for start in range(0, len(text), self._chunk):
                 ids = np.array([text[start : start + self._chunk]], dtype=np.int64)
-                self._executor.forward(
-                    graph, slot, ids, np.array([start]), row, Scores.NONE, self._sampling(1)
+                call = TargetCall(
+                    graph, slot, ids, np.array([start]), row, sampling=self._sampling(1)
                 )
+                self._executor.forward(call)
         return (time.perf_counter() - started) / sum(map(len, self._texts))
 
     def _bind_pages(self, positions: int) -> None:
@@ -256,12 +264,7 @@ class _Bench:
             *(
                 partial(
                     self._executor.speculate,
-                    0,
-                    anchors,
-                    starts,
-                    block,
-                    self._scores,
-                    self._sampling(batch),
+                    StepCall(0, anchors, starts, block, self._scores, self._sampling(batch)),
                 )
                 for block in self._options.block_sizes
             ),
@@ -269,9 +272,8 @@ class _Bench:
 
     def _plain(self, graph: TargetGraph, anchors: Int64Array, starts: Int64Array) -> None:
         row = np.zeros((len(anchors), 1), dtype=np.int64)
-        self._executor.forward(
-            graph, 0, anchors[:, None], starts, row, self._scores, self._sampling(len(anchors))
-        )
+        ids, sampling = anchors[:, None], self._sampling(len(anchors))
+        self._executor.forward(TargetCall(graph, 0, ids, starts, row, self._scores, sampling))
 
     def _sampling(self, batch: int) -> Int64Array | None:
         return None if self._packed is None else self._packed[:batch]

@@ -9,10 +9,35 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.backends.base import FloatArray, Int64Array, Scores, TargetGraph
+from dflash_trt.backends.base import (
+    FloatArray,
+    Int64Array,
+    Scores,
+    StepCall,
+    TargetCall,
+    TargetGraph,
+)
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.sampling.params import pack_sampling
+
+
+def one_chunk(
+    ids: Int64Array,
+    row: int = 0,
+    *,
+    graph: TargetGraph = "target",
+    slot: int = 0,
+    start: int = 0,
+    **rest: Any,
+) -> TargetCall:
+    """A pass of one sequence's `ids` [1,S] that wants the choice of one row."""
+    return TargetCall(graph, slot, ids, np.array([start]), np.array([[row]]), **rest)
+
+
+def one_step(rows: int = 4, *, anchor: int = 1, slot: int = 0, start: int = 0) -> StepCall:
+    """A step of one sequence."""
+    return StepCall(slot, np.array([anchor]), np.array([start]), rows)
 
 
 def forward_rows(
@@ -27,8 +52,9 @@ def forward_rows(
     token_ids = np.asarray(ids, np.int64)
     rows = np.broadcast_to(np.arange(token_ids.shape[1]), token_ids.shape)
     greedy = pack_sampling([SamplingParams()] * len(token_ids)) if executor.limits.draws else None
+    places = np.asarray(starts, np.int64)
     output = executor.forward(
-        graph, first_slot, token_ids, np.asarray(starts, np.int64), rows, Scores.LOGITS, greedy
+        TargetCall(graph, first_slot, token_ids, places, rows, Scores.LOGITS, greedy)
     )
     assert output.logits is not None
     np.testing.assert_array_equal(output.choice_ids, output.logits.argmax(-1))
@@ -95,13 +121,9 @@ def step(
     executor: OnnxRuntimeExecutor, sequences: Sequence[Generated], block_size: int, first_slot: int
 ) -> None:
     """One speculative step of sequences that sit in the slots from `first_slot` on."""
-    out = executor.speculate(
-        first_slot,
-        np.array([s.anchor for s in sequences]),
-        np.array([s.start for s in sequences]),
-        block_size,
-        Scores.LOGITS,
-    )
+    anchors = np.array([s.anchor for s in sequences])
+    starts = np.array([s.start for s in sequences])
+    out = executor.speculate(StepCall(first_slot, anchors, starts, block_size, Scores.LOGITS))
     assert out.logits is not None
     np.testing.assert_array_equal(out.choice_ids, out.logits.argmax(-1))
     assert out.token_ids.shape == out.choice_ids.shape == (len(sequences), block_size)

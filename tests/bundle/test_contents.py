@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from dflash_trt import __version__
-from dflash_trt.backends.base import Scores
+from dflash_trt.backends.base import Scores, TargetCall
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import open_bundle, verify_bundle
 from dflash_trt.errors import DflashError
@@ -39,7 +39,7 @@ def _runs(folder: Path) -> bool:
     """Whether ONNX Runtime opens all three graphs and gives finite logits."""
     executor = open_executor(open_bundle(folder), threads=1, graphs=("target_only", "draft"))
     ids, starts = np.array([[5, 6]]), np.array([0])
-    output = executor.forward("target", 0, ids, starts, np.array([[1]]), Scores.LOGITS)
+    output = executor.forward(TargetCall("target", 0, ids, starts, np.array([[1]]), Scores.LOGITS))
     assert output.logits is not None
     finite = bool(np.isfinite(output.logits).all())
     executor.close()

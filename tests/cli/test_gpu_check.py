@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import dflash_trt.proof.gpu_check as gpu_check
+from dflash_trt.backends.base import SpeculationOutput, StepCall, TargetCall, TargetOutput
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.tensorrt.build.profiles import profiles
 from dflash_trt.backends.tensorrt.library import TENSORRT
@@ -117,9 +118,9 @@ def test_tensorrt_is_checked_with_plugins_too(
 def _wrong_beside_others(trt: FakeTensorRt, monkeypatch: pytest.MonkeyPatch) -> None:
     real = TensorRtExecutor.forward
 
-    def forward(self: TensorRtExecutor, graph: Any, slot: int, ids: Any, *rest: Any) -> Any:
-        output = real(self, graph, slot, ids, *rest)
-        if len(ids) > 1 and output.logits is not None:
+    def forward(self: TensorRtExecutor, call: TargetCall) -> TargetOutput:
+        output = real(self, call)
+        if call.batch > 1 and output.logits is not None:
             output.logits[...] = output.logits[:, ::-1].copy()
         return output
 
@@ -129,8 +130,8 @@ def _wrong_beside_others(trt: FakeTensorRt, monkeypatch: pytest.MonkeyPatch) -> 
 def _other_tokens(trt: FakeTensorRt, monkeypatch: pytest.MonkeyPatch) -> None:
     real = TensorRtExecutor.speculate
 
-    def speculate(self: TensorRtExecutor, *rest: Any) -> Any:
-        output = real(self, *rest)
+    def speculate(self: TensorRtExecutor, call: StepCall) -> SpeculationOutput:
+        output = real(self, call)
         output.choice_ids[...] = 5
         return output
 

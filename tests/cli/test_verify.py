@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from dflash_trt.backends.base import SpeculationOutput
+from dflash_trt.backends.base import SpeculationOutput, StepCall
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.proof.verification import Mode, verify
 from dflash_trt.runtime import Request
@@ -34,8 +34,8 @@ class _Doctored:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
 
-    def speculate(self, *arguments: Any) -> SpeculationOutput:
-        output: SpeculationOutput = self._executor.speculate(*arguments)
+    def speculate(self, call: StepCall) -> SpeculationOutput:
+        output: SpeculationOutput = self._executor.speculate(call)
         if self._calls == self._step and output.logits is not None:
             if self._bit is None:
                 output.choice_ids[0, self._row] = token("!")
@@ -168,8 +168,8 @@ def test_differences_that_json_has_no_number_for(
     run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Poisoned(_Doctored):
-        def speculate(self, *arguments: Any) -> SpeculationOutput:
-            output: SpeculationOutput = self._executor.speculate(*arguments)
+        def speculate(self, call: StepCall) -> SpeculationOutput:
+            output: SpeculationOutput = self._executor.speculate(call)
             if output.logits is not None:
                 output.logits[0, 0, 3] = -np.inf
             return output

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Scores
+from dflash_trt.backends.base import StepCall, TargetCall
 from dflash_trt.runtime import Generator, GeneratorOptions, RequestResult, SamplingParams
 from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
 from tests.covering import exhaustive
@@ -39,13 +39,13 @@ class Watched:
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
 
-    def forward(self, graph: str, *arguments: object) -> object:
-        self.kinds.append(graph)
-        return self.inner.forward(graph, *arguments)  # type: ignore[attr-defined]
+    def forward(self, call: TargetCall) -> object:
+        self.kinds.append(call.graph)
+        return self.inner.forward(call)  # type: ignore[attr-defined]
 
-    def speculate(self, *arguments: object) -> object:
+    def speculate(self, call: StepCall) -> object:
         self.kinds.append("speculate")
-        return self.inner.speculate(*arguments)  # type: ignore[attr-defined]
+        return self.inner.speculate(call)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -136,13 +136,13 @@ def test_filling_a_gap_writes_the_same_cache(pair: TinyPair, chunk: int) -> None
     caches = []
     for graph in ("target", "target_only"):
         executor = pair.open()
-        executor.forward(graph, 2, ids[:, :PROMPT], zero, row, Scores.NONE)
+        executor.forward(TargetCall(graph, 2, ids[:, :PROMPT], zero, row))
         for at in range(PROMPT, PROMPT + 60):
-            executor.forward(graph, 2, ids[:, at : at + 1], np.array([at]), row, Scores.NONE)
+            executor.forward(TargetCall(graph, 2, ids[:, at : at + 1], np.array([at]), row))
         if graph == "target_only":
             for start in range(0, PROMPT + 60, chunk):
                 part = ids[:, start : start + chunk]
-                executor.forward("target", 2, part, np.array([start]), row, Scores.NONE)
+                executor.forward(TargetCall("target", 2, part, np.array([start]), row))
         caches.append({n: a.copy() for n, a in arrays(executor).items()})
         executor.close()
     injected, filled = caches

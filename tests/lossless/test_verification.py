@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import FloatArray, Int64Array, Scores, SpeculationOutput
+from dflash_trt.backends.base import FloatArray, SpeculationOutput, StepCall
 from dflash_trt.proof.verification import Comparison, Mode, ModeReport, verify
 from dflash_trt.runtime import Request, RequestResult, RequestStatistics
 from tests.standins.executor import FakeExecutor
@@ -30,17 +30,8 @@ class Doctored(FakeExecutor):
     def is_bitwise(self) -> bool:
         return self.bitwise
 
-    def speculate(
-        self,
-        first_slot: int,
-        anchors: Int64Array,
-        starts: Int64Array,
-        block_size: int,
-        scores: Scores,
-        sampling: Int64Array | None = None,
-        ahead: bool = False,
-    ) -> SpeculationOutput:
-        output = super().speculate(first_slot, anchors, starts, block_size, scores)
+    def speculate(self, call: StepCall) -> SpeculationOutput:
+        output = super().speculate(call)
         assert output.logits is not None
         self.change(output.logits)
         return SpeculationOutput(output.token_ids, output.logits.argmax(-1), output.logits)
@@ -141,18 +132,9 @@ def test_a_batch_is_full_even_with_fewer_prompts() -> None:
     batches: list[int] = []
 
     class Counting(FakeExecutor):
-        def speculate(
-            self,
-            first_slot: int,
-            anchors: Int64Array,
-            starts: Int64Array,
-            block_size: int,
-            scores: Scores,
-            sampling: Int64Array | None = None,
-            ahead: bool = False,
-        ) -> SpeculationOutput:
-            batches.append(len(anchors))
-            return super().speculate(first_slot, anchors, starts, block_size, scores)
+        def speculate(self, call: StepCall) -> SpeculationOutput:
+            batches.append(call.batch)
+            return super().speculate(call)
 
     heard: list[int] = []
     request = Request(prompt_ids=PROMPTS[0], max_tokens=20)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +15,8 @@ from dflash_trt.backends.base import (
     Int64Array,
     Scores,
     SpeculationOutput,
-    TargetGraph,
+    StepCall,
+    TargetCall,
     TargetOutput,
 )
 from dflash_trt.errors import DflashError
@@ -36,31 +39,13 @@ class CandidateExecutor(FakeExecutor):
         self.asked: list[Scores] = []
         self.whole_rows = 0
 
-    def forward(
-        self,
-        graph: TargetGraph,
-        first_slot: int,
-        token_ids: Int64Array,
-        starts: Int64Array,
-        logit_rows: Int64Array,
-        scores: Scores,
-        sampling: Int64Array | None = None,
-    ) -> TargetOutput:
-        output = super().forward(graph, first_slot, token_ids, starts, logit_rows, Scores.LOGITS)
-        return TargetOutput(*self._answer(output, scores))
+    def forward(self, call: TargetCall) -> TargetOutput:
+        output = super().forward(replace(call, scores=Scores.LOGITS))
+        return TargetOutput(*self._answer(output, call.scores))
 
-    def speculate(
-        self,
-        first_slot: int,
-        anchors: Int64Array,
-        starts: Int64Array,
-        block_size: int,
-        scores: Scores,
-        sampling: Int64Array | None = None,
-        ahead: bool = False,
-    ) -> SpeculationOutput:
-        output = super().speculate(first_slot, anchors, starts, block_size, Scores.LOGITS)
-        return SpeculationOutput(output.token_ids, *self._answer(output, scores))
+    def speculate(self, call: StepCall) -> SpeculationOutput:
+        output = super().speculate(replace(call, scores=Scores.LOGITS))
+        return SpeculationOutput(output.token_ids, *self._answer(output, call.scores))
 
     def _answer(
         self, output: TargetOutput | SpeculationOutput, scores: Scores

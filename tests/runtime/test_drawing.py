@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Int64Array, Scores, SpeculationOutput, TargetOutput
+from dflash_trt.backends.base import (
+    Scores,
+    SpeculationOutput,
+    StepCall,
+    TargetCall,
+    TargetOutput,
+)
 from dflash_trt.runtime import (
     Generator,
     GeneratorOptions,
@@ -39,33 +46,25 @@ class DrawingExecutor(FakeExecutor):
         self.kept: list[bool] = []
         self._expected: tuple[int, list[int], list[int], int] | None = None
 
-    def forward(self, *arguments: object) -> TargetOutput:  # type: ignore[override]
-        self.scores.add(arguments[5])  # type: ignore[arg-type]
+    def forward(self, call: TargetCall) -> TargetOutput:
+        self.scores.add(call.scores)
         self._settle(None)
-        return super().forward(*arguments)  # type: ignore[arg-type]
+        return super().forward(call)
 
-    def speculate(
-        self,
-        first_slot: int,
-        anchors: Int64Array,
-        starts: Int64Array,
-        block_size: int,
-        scores: Scores,
-        sampling: Int64Array | None = None,
-        ahead: bool = False,
-    ) -> SpeculationOutput:
-        self.scores.add(scores)
-        self.hints.append(ahead)
-        self._settle((first_slot, anchors.tolist(), starts.tolist(), block_size))
-        output = super().speculate(first_slot, anchors, starts, block_size, scores, sampling)
-        if ahead:
+    def speculate(self, call: StepCall) -> SpeculationOutput:
+        self.scores.add(call.scores)
+        self.hints.append(call.ahead)
+        slot, rows = call.first_slot, call.rows
+        self._settle((slot, call.anchors.tolist(), call.starts.tolist(), rows))
+        output = super().speculate(call)
+        if call.ahead:
             accepted = [
-                next((i for i, token in enumerate(ids[1:]) if token != own[i]), block_size - 1)
+                next((i for i, token in enumerate(ids[1:]) if token != own[i]), rows - 1)
                 for ids, own in zip(output.token_ids, output.choice_ids, strict=True)
             ]
             anchors = np.take_along_axis(output.choice_ids, np.array(accepted)[:, None], axis=1)
-            starts = starts + np.array(accepted) + 1
-            self._expected = first_slot, anchors[:, 0].tolist(), starts.tolist(), block_size
+            starts = call.starts + np.array(accepted) + 1
+            self._expected = slot, anchors[:, 0].tolist(), starts.tolist(), rows
         return output
 
     def _settle(self, call: tuple[int, list[int], list[int], int] | None) -> None:
@@ -102,9 +101,9 @@ def test_what_is_drawn_is_the_output(record_logits: bool) -> None:
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2])
 def test_rows_that_are_not_finite_fail_their_request_alone(sampling: SamplingParams) -> None:
     class Broken(DrawingExecutor):
-        def _run(self, *args: object, **kwargs: object) -> np.ndarray:
-            logits = super()._run(*args, **kwargs)  # type: ignore[arg-type]
-            positions = args[2][:, None] + np.arange(logits.shape[1])  # type: ignore[index]
+        def _run(self, call: TargetCall | StepCall, *rest: Any, **options: Any) -> np.ndarray:
+            logits = super()._run(call, *rest, **options)
+            positions = call.starts[:, None] + np.arange(call.rows)
             sick = self._cached[: len(logits), :1] == 7
             logits[(positions >= 12) & sick] = np.nan
             return logits

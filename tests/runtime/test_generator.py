@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import SpeculationOutput
+from dflash_trt.backends.base import SpeculationOutput, StepCall
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams, TokenEvent
 from tests.runtime.reference import decode_plainly
@@ -273,11 +273,11 @@ def test_a_request_that_ended_before_a_failing_pass_is_not_run_again() -> None:
     class FailsOnce(FakeExecutor):
         failures = 0
 
-        def speculate(self, first_slot: int, *args: object) -> SpeculationOutput:  # type: ignore[override]
-            if first_slot == 1 and self.failures == 0:
+        def speculate(self, call: StepCall) -> SpeculationOutput:
+            if call.first_slot == 1 and self.failures == 0:
                 self.failures += 1
                 raise DflashError("out of luck")
-            return super().speculate(first_slot, *args)  # type: ignore[arg-type]
+            return super().speculate(call)
 
     executor = FailsOnce(draft_skill=1.0)
     generator = Generator(executor)

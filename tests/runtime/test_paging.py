@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflash_trt.backends.base import SpeculationOutput, StepCall
 from dflash_trt.core.limits import PagePool
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from tests.inspection import free_pages, page_tables
@@ -153,12 +154,12 @@ def test_who_looks_ahead_has_the_pages_of_two_blocks(draws: bool) -> None:
     covered: list[bool] = []
 
     class Watched(PagedFakeExecutor):
-        def speculate(self, first_slot: int, anchors: Any, starts: Any, *rest: Any) -> Any:
-            rows, is_ahead = rest[0], rest[-1]
-            for slot, start in enumerate(starts.tolist() if is_ahead else (), start=first_slot):
-                ahead = min(start + 2 * rows, self.limits.max_seq_len)
+        def speculate(self, call: StepCall) -> SpeculationOutput:
+            starts = call.starts.tolist() if call.ahead else ()
+            for slot, start in enumerate(starts, start=call.first_slot):
+                ahead = min(start + 2 * call.rows, self.limits.max_seq_len)
                 covered.append(len(self._bound[slot]) * self._size >= ahead)
-            return super().speculate(first_slot, anchors, starts, *rest)
+            return super().speculate(call)
 
     executor = Watched(PagePool(4, 40), draws=draws)
     generator = Generator(executor)

@@ -31,14 +31,14 @@ class SteppedExecutor(FakeExecutor):
         self.closed = False
         self.poisoned: int | None = None
 
-    def _run(self, first_slot, token_ids, starts, injects):  # type: ignore[no-untyped-def]
+    def _run(self, call, token_ids, injects):  # type: ignore[no-untyped-def]
         if self.stepped:
             self.permits.acquire()
         if self.error is not None:
             raise self.error
-        logits = super()._run(first_slot, token_ids, starts, injects)
-        for index in range(len(token_ids)):
-            if self.poisoned is not None and self._cached[first_slot + index, 0] == self.poisoned:
+        logits = super()._run(call, token_ids, injects)
+        for index, slot in enumerate(range(call.first_slot, call.first_slot + call.batch)):
+            if self.poisoned is not None and self._cached[slot, 0] == self.poisoned:
                 logits[index] = np.nan
         return logits
 

@@ -18,9 +18,9 @@ from dflash_trt.backends.base import (
     ExecutorLimits,
     FloatArray,
     Int64Array,
-    Scores,
     SpeculationOutput,
-    TargetGraph,
+    StepCall,
+    TargetCall,
     TargetOutput,
 )
 from dflash_trt.sampling.choice import choose_tokens
@@ -104,51 +104,31 @@ class FakeExecutor:
     def is_bitwise(self) -> bool:
         return True
 
-    def forward(
-        self,
-        graph: TargetGraph,
-        first_slot: int,
-        token_ids: Int64Array,
-        starts: Int64Array,
-        logit_rows: Int64Array,
-        scores: Scores,
-        sampling: Int64Array | None = None,
-    ) -> TargetOutput:
-        self._limits.check_sampling(sampling, len(token_ids))
-        self._begin(graph, first_slot, *token_ids.shape)
-        assert logit_rows.shape[0] == token_ids.shape[0]
-        logits = self._run(first_slot, token_ids, starts, graph == "target")
-        logits = np.take_along_axis(logits, logit_rows[:, :, None], axis=1)
-        positions = starts[:, None] + logit_rows + 1
-        return TargetOutput(*self._hand_out(logits, scores, sampling, positions))
+    def forward(self, call: TargetCall) -> TargetOutput:
+        self._begin(call.graph, call)
+        assert call.logit_rows.shape[0] == call.batch
+        logits = self._run(call, call.token_ids, call.graph == "target")
+        logits = np.take_along_axis(logits, call.logit_rows[:, :, None], axis=1)
+        positions = call.starts[:, None] + call.logit_rows + 1
+        return TargetOutput(*self._hand_out(logits, call, positions))
 
-    def speculate(
-        self,
-        first_slot: int,
-        anchors: Int64Array,
-        starts: Int64Array,
-        block_size: int,
-        scores: Scores,
-        sampling: Int64Array | None = None,
-        ahead: bool = False,
-    ) -> SpeculationOutput:
-        self._limits.check_sampling(sampling, len(anchors))
-        self._begin("speculate", first_slot, len(anchors), block_size)
-        assert 2 <= block_size <= self._limits.block_size
+    def speculate(self, call: StepCall) -> SpeculationOutput:
+        self._begin("speculate", call)
+        places = zip(call.anchors.tolist(), call.starts.tolist(), strict=True)
         token_ids = np.array(
             [
-                self._draft(first_slot + index, int(anchors[index]), int(starts[index]), block_size)
-                for index in range(len(anchors))
+                self._draft(slot, anchor, start, call.rows)
+                for slot, (anchor, start) in enumerate(places, start=call.first_slot)
             ],
             dtype=np.int64,
         )
-        logits = self._run(first_slot, token_ids, starts, injects=True)
+        logits = self._run(call, token_ids, injects=True)
         self._last_output.append(token_ids)
-        positions = starts[:, None] + np.arange(1, block_size + 1)
-        return SpeculationOutput(token_ids, *self._hand_out(logits, scores, sampling, positions))
+        positions = call.starts[:, None] + np.arange(1, call.rows + 1)
+        return SpeculationOutput(token_ids, *self._hand_out(logits, call, positions))
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
-        self._begin("move", destination, 1, length)
+        self._note("move", destination, 1, length)
         assert source != destination
         for cache, empty in ((self._cached, NEVER_WRITTEN), (self._injected, False)):
             cache[destination, :length] = cache[source, :length]
@@ -163,8 +143,11 @@ class FakeExecutor:
     def close(self) -> None:
         """Nothing to release."""
 
-    def _begin(self, kind: str, first_slot: int, sequences: int, rows: int) -> None:
-        assert sequences >= 1 and 0 <= first_slot <= self._limits.max_batch - sequences
+    def _begin(self, kind: str, call: TargetCall | StepCall) -> None:
+        self._limits.check(call)
+        self._note(kind, call.first_slot, call.batch, call.rows)
+
+    def _note(self, kind: str, first_slot: int, sequences: int, rows: int) -> None:
         for array in self._last_output:
             array[...] = -1
         self._last_output = []
@@ -180,18 +163,15 @@ class FakeExecutor:
             history += (token_id,)
         return list(history[start:])
 
-    def _run(
-        self, first_slot: int, token_ids: Int64Array, starts: Int64Array, injects: bool
-    ) -> FloatArray:
+    def _run(self, call: TargetCall | StepCall, token_ids: Int64Array, injects: bool) -> FloatArray:
         """Writes the rows, then reads each row's history back: logits [B,S,V]."""
-        sequences, rows = token_ids.shape
-        assert starts.shape == (sequences,)
+        rows, starts = call.rows, call.starts
+        assert starts.shape == (len(token_ids),)
         assert token_ids.dtype == starts.dtype == np.int64
         assert ((token_ids >= 0) & (token_ids < self._limits.vocab_size)).all()
-        assert (starts >= 0).all() and (starts + rows <= self._limits.max_seq_len).all()
-        logits = np.empty((sequences, rows, self._limits.vocab_size), dtype=np.float32)
+        logits = np.empty((*token_ids.shape, self._limits.vocab_size), dtype=np.float32)
         for index, start in enumerate(starts.tolist()):
-            slot = first_slot + index
+            slot = call.first_slot + index
             self._write(slot, start, token_ids[index], injects)
             history = self._read(slot, start + rows)
             for row in range(rows):
@@ -219,18 +199,15 @@ class FakeExecutor:
     def _hand_out(
         self,
         logits: FloatArray,
-        scores: Scores,
-        sampling: Int64Array | None,
+        call: TargetCall | StepCall,
         positions: Int64Array,
     ) -> tuple[Int64Array, FloatArray | None]:
-        if sampling is None:
-            choice_ids = logits.argmax(axis=-1)
-        else:
-            choice_ids = np.array(
-                [draw(*rows) for rows in zip(logits, positions, sampling, strict=True)]
-            )
+        choice_ids = logits.argmax(axis=-1)
+        if call.sampling is not None:
+            drawn = zip(logits, positions, call.sampling, strict=True)
+            choice_ids = np.array([draw(*rows) for rows in drawn])
         self._last_output += [choice_ids, logits]
-        return choice_ids, logits if scores else None
+        return choice_ids, logits if call.scores else None
 
 
 def check_step_calls(calls: Sequence[Call]) -> None:

@@ -21,6 +21,8 @@ from dflash_trt.backends.base import (
     Int64Array,
     Scores,
     SpeculationOutput,
+    StepCall,
+    TargetCall,
     TargetGraph,
     TargetOutput,
 )
@@ -129,60 +131,37 @@ class OnnxRuntimeExecutor:
     def is_bitwise(self) -> bool:
         return True
 
-    def forward(
-        self,
-        graph: TargetGraph,
-        first_slot: int,
-        token_ids: Int64Array,
-        starts: Int64Array,
-        logit_rows: Int64Array,
-        scores: Scores,
-        sampling: Int64Array | None = None,
-    ) -> TargetOutput:
-        batch, rows = token_ids.shape
-        self._limits.check_sampling(sampling, batch)
-        self._limits.check_logit_rows(logit_rows, rows)
-        columns = self._hold(first_slot, starts, rows)
-        want_logits = scores is not Scores.NONE  # whole rows serve as candidates too
-        key = (graph, first_slot, batch, rows, columns, logit_rows.shape[1], want_logits)
+    def forward(self, call: TargetCall) -> TargetOutput:
+        columns = self._hold(call)
+        want_logits = call.scores is not Scores.NONE
+        batch, picked = call.logit_rows.shape
+        key = (call.graph, call.first_slot, batch, call.rows, picked, columns, want_logits)
         binding = self._recall(key)
         if not isinstance(binding, _Binding):
-            ids = np.empty((batch, rows), np.int64)
+            ids = np.empty((batch, call.rows), np.int64)
             places = _Places.make(batch, columns)
             binding = self._bind_target(
-                graph, first_slot, ids, places, logit_rows.shape[1], want_logits
+                call.graph, call.first_slot, ids, places, picked, want_logits
             )
             self._remember(key, binding)
-        binding.ids[...] = token_ids
-        self._fill(binding.places, first_slot, starts, rows)
+        binding.ids[...] = call.token_ids
+        self._fill(binding.places, call)
         assert binding.logit_rows is not None and binding.choice_ids is not None
-        binding.logit_rows[...] = logit_rows
-        self._run(graph, binding)
+        binding.logit_rows[...] = call.logit_rows
+        self._run(call.graph, binding)
         return TargetOutput(binding.choice_ids, binding.logits)
 
-    def speculate(
-        self,
-        first_slot: int,
-        anchors: Int64Array,
-        starts: Int64Array,
-        block_size: int,
-        scores: Scores,
-        sampling: Int64Array | None = None,
-        ahead: bool = False,
-    ) -> SpeculationOutput:
-        batch = len(anchors)
-        self._limits.check_sampling(sampling, batch)
-        self._limits.check_block_size(block_size)
-        columns = self._hold(first_slot, starts, block_size)
-        want_logits = scores is not Scores.NONE
-        key = ("speculate", first_slot, batch, block_size, columns, want_logits)
+    def speculate(self, call: StepCall) -> SpeculationOutput:
+        columns = self._hold(call)
+        want_logits = call.scores is not Scores.NONE
+        key = ("speculate", call.first_slot, call.batch, call.rows, columns, want_logits)
         step = self._recall(key)
         if not isinstance(step, _Step):
-            places = _Places.make(batch, columns)
-            step = self._bind_step(first_slot, places, block_size, want_logits)
+            places = _Places.make(call.batch, columns)
+            step = self._bind_step(call.first_slot, places, call.rows, want_logits)
             self._remember(key, step)
-        step.draft.ids[:, 0] = anchors
-        self._fill(step.draft.places, first_slot, starts, block_size)
+        step.draft.ids[:, 0] = call.anchors
+        self._fill(step.draft.places, call)
         self._run("draft", step.draft)
         self._run("target", step.verify)
         assert step.verify.choice_ids is not None
@@ -209,19 +188,20 @@ class OnnxRuntimeExecutor:
         self._sessions.clear()
         self._caches = LinearCaches({}, 0, 0)
 
-    def _hold(self, first_slot: int, starts: Int64Array, rows: int) -> int:
-        """Lets the caches follow what this call writes; forgets addresses that moved.
+    def _hold(self, call: TargetCall | StepCall) -> int:
+        """Lets the caches follow what `call` writes; forgets addresses that moved.
 
         Returns the columns of the call's page table, 0 where the caches have none.
 
         Raises:
-            ValueError: slots or positions outside the limits, before anything is touched: a
-                write past a slot would land in the neighbour's.
+            ValueError: the call is outside the limits; nothing has been touched.
         """
         if self._closed:
             raise ValueError("the executor is closed")
-        ends = self._limits.slot_ends(first_slot, starts, rows)
-        columns = self._caches.enter(ends, rows) if isinstance(self._caches, PagedCaches) else 0
+        ends = self._limits.check(call)
+        columns = 0
+        if isinstance(self._caches, PagedCaches):
+            columns = self._caches.enter(ends, call.rows)
         for slot, end in ends.items():
             # Rows may be run again behind others that are still needed.
             self._held[slot] = max(self._held[slot], end)
@@ -232,11 +212,12 @@ class OnnxRuntimeExecutor:
                 self._bindings.clear()
         return columns
 
-    def _fill(self, places: _Places, first_slot: int, starts: Int64Array, rows: int) -> None:
-        places.starts[...] = starts
+    def _fill(self, places: _Places, call: TargetCall | StepCall) -> None:
+        places.starts[...] = call.starts
         if places.page_table is not None:
             assert isinstance(self._caches, PagedCaches)
-            self._caches.fill(places.page_table, (starts + rows).tolist(), first_slot)
+            ends = (call.starts + call.rows).tolist()
+            self._caches.fill(places.page_table, ends, call.first_slot)
 
     def preload(self, graphs: Iterable[GraphName]) -> None:
         """Opens sessions ahead of the first request, whose time they would count towards."""

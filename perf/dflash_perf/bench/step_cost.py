@@ -18,7 +18,7 @@ from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.process import build_synthetic
 from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
 from dflash_perf.synthetic.qwen3 import resize, write_pair
-from dflash_trt.backends.base import Executor, Scores, hold_positions
+from dflash_trt.backends.base import Executor, StepCall, TargetCall, hold_positions
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.checkpoints.sizes import LayerSizes
@@ -52,8 +52,8 @@ def open_synthetic(folder: Path, max_seq_len: int, held: int, layout: str = "lin
     hold_positions(executor, 0, max_seq_len)
     ids = np.arange(held, dtype=np.int64)[None] % PAIR.target.vocab
     zero, last = np.zeros(1, np.int64), np.array([[held - 1]])
-    executor.forward("target", 0, ids, zero, last, Scores.NONE)
-    executor.forward("target_only", 0, ids, zero, last, Scores.NONE)
+    executor.forward(TargetCall("target", 0, ids, zero, last))
+    executor.forward(TargetCall("target_only", 0, ids, zero, last))
     return executor
 
 
@@ -63,10 +63,10 @@ def time_steps(executor: Executor, *, speculative: bool, seconds: float, held: i
     count, started = 0, time.perf_counter()
     while time.perf_counter() - started < seconds:
         if speculative:
-            executor.speculate(0, np.array([7]), start, BLOCK_SIZE, Scores.NONE)
+            executor.speculate(StepCall(0, np.array([7]), start, BLOCK_SIZE))
         else:
             token, row = np.array([[7]]), np.zeros((1, 1), np.int64)
-            executor.forward("target_only", 0, token, start, row, Scores.NONE)
+            executor.forward(TargetCall("target_only", 0, token, start, row))
         count += 1
     return (time.perf_counter() - started) / count * 1e3
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Int64Array, Scores, TargetGraph
+from dflash_trt.backends.base import Int64Array, Scores, StepCall, TargetCall, TargetGraph
 from dflash_trt.backends.onnxruntime import caches
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from tests.backends.steps import (
@@ -251,7 +251,9 @@ def test_a_rows_logits_do_not_depend_on_how_many_rows_are_picked(
     ids, starts = baseline.ids[None, :40], np.zeros(1, np.int64)
     for rows in ([39], [0, 39], [5, 5, 5], list(range(0, 40, 3))):
         picked = np.array([rows])
-        logits = executor.forward("target", 0, ids, starts, picked, Scores.LOGITS).logits
+        logits = executor.forward(
+            TargetCall("target", 0, ids, starts, picked, Scores.LOGITS)
+        ).logits
         assert logits is not None
         assert_bitwise_equal(logits[0], baseline.logits[rows], f"rows {rows}")
 
@@ -281,14 +283,14 @@ def test_drafts_do_not_depend_on_batch_slot_or_cache_length(
     block = built.pair.draft.block_size
     alone = built.open()
     run_chunks(alone, ids[:40].tolist(), (40,))
-    expected = alone.speculate(0, anchors, starts, block, Scores.NONE).token_ids.copy()
+    expected = alone.speculate(StepCall(0, anchors, starts, block)).token_ids.copy()
     monkeypatch.setattr(caches, "FIRST_LENGTH", 512)
     crowd = built.open()
     for slot in range(5):
         prompt = ids if slot == 3 else ids_like(baseline, slot)
         run_chunks(crowd, prompt[: 40 + 11 * (slot != 3) * slot].tolist(), (13,), slot=slot)
     starts = np.array([40, 51, 62, 40, 84])
-    drafts = crowd.speculate(0, np.full(5, anchors[0]), starts, block, Scores.NONE).token_ids
+    drafts = crowd.speculate(StepCall(0, np.full(5, anchors[0]), starts, block)).token_ids
     np.testing.assert_array_equal(drafts[3], expected[0])
 
 

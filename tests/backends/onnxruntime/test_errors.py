@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Executor, Scores
+from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.errors import DflashError
-from tests.backends.steps import random_ids
+from tests.backends.steps import forward_rows, one_chunk, one_step, random_ids
 from tests.inspection import arrays
 from tests.pairs import PairFactory
 
@@ -37,12 +37,11 @@ def bundle(make_pair: PairFactory, tmp_path: Path) -> Bundle:
 
 
 def decode(executor: Executor) -> None:
-    ids, row = np.array([[1, 2]]), np.array([[1]])
-    executor.forward("target_only", 0, ids, np.array([0]), row, Scores.NONE)
+    executor.forward(one_chunk(np.array([[1, 2]]), 1, graph="target_only"))
 
 
 def speculate(executor: Executor) -> None:
-    executor.speculate(0, np.array([1]), np.array([0]), 4, Scores.NONE)
+    executor.speculate(one_step())
 
 
 USES: dict[str, Callable[[Executor], None]] = {
@@ -83,13 +82,12 @@ def test_a_token_outside_the_vocabulary_is_one_line_and_harms_nothing(
     bundle: Bundle, token: int
 ) -> None:
     executor = open_executor(bundle, threads=1)
-    ids, starts, rows = random_ids(256, 1, 4), np.array([0]), np.array([[3]])
-    expected = executor.forward("target", 0, ids, starts, rows, Scores.NONE).choice_ids.copy()
+    call = one_chunk(random_ids(256, 1, 4), 3)
+    expected = executor.forward(call).choice_ids.copy()
     with pytest.raises(DflashError) as caught:
-        executor.forward("target", 0, np.full((1, 4), token), starts, rows, Scores.NONE)
+        executor.forward(one_chunk(np.full((1, 4), token), 3))
     check_line(caught.value, "target.onnx")
-    again = executor.forward("target", 0, ids, starts, rows, Scores.NONE).choice_ids
-    np.testing.assert_array_equal(again, expected)
+    np.testing.assert_array_equal(executor.forward(call).choice_ids, expected)
 
 
 LIMIT = 512
@@ -114,9 +112,7 @@ def test_a_call_outside_the_limits_is_refused_before_anything_is_written(
     ids = random_ids(256, 1, rows)
     held = list(executor._held)
     with pytest.raises(ValueError, match=r"slots|rows"):
-        executor.forward(
-            "target", first_slot, ids, np.array([start]), np.array([[logit_row]]), Scores.NONE
-        )
+        executor.forward(one_chunk(ids, logit_row, slot=first_slot, start=start))
     assert executor._held == held
 
 
@@ -126,29 +122,24 @@ def test_a_block_that_the_draft_was_not_trained_for_is_refused(
 ) -> None:
     executor = open_executor(bundle, threads=1)
     with pytest.raises(ValueError, match="block size"):
-        executor.speculate(0, np.array([1]), np.array([0]), block_size, Scores.NONE)
+        executor.speculate(one_step(block_size))
 
 
 def test_a_closed_executor_refuses_to_work(bundle: Bundle) -> None:
     executor = open_executor(bundle, threads=1)
     executor.close()
     with pytest.raises(ValueError, match="closed"):
-        executor.forward(
-            "target", 0, random_ids(256, 1, 4), np.array([0]), np.array([[3]]), Scores.NONE
-        )
+        decode(executor)
 
 
 def test_a_sequence_that_overflowed_does_not_poison_the_next(bundle: Bundle) -> None:
     executor = open_executor(bundle, threads=1)
-    ids, starts, rows = random_ids(256, 1, 4), np.array([0]), np.array([[3]])
-    expected = executor.forward("target", 0, ids, starts, rows, Scores.LOGITS).logits
-    assert expected is not None
-    expected = expected.copy()
+    ids = random_ids(256, 1, 4)
+    expected = forward_rows(executor, ids, [0])
     for array in arrays(executor).values():
         array[0] = np.nan
     executor.release_slots(0)
-    again = executor.forward("target", 0, ids, starts, rows, Scores.LOGITS).logits
-    np.testing.assert_array_equal(again, expected)
+    np.testing.assert_array_equal(forward_rows(executor, ids, [0]), expected)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Executor, Scores
+from dflash_trt.backends.base import Executor, Scores, StepCall, TargetCall
 from dflash_trt.backends.onnxruntime.executor import MAX_BINDINGS, OnnxRuntimeExecutor
-from tests.backends.steps import count, forward_rows, random_ids, run_chunks
+from tests.backends.steps import count, forward_rows, one_step, random_ids, run_chunks
 from tests.inspection import arrays, cache_length, loaded_graphs
 from tests.pairs import PairFactory
 from tests.reference.compare import assert_bitwise_equal
@@ -38,7 +38,7 @@ def forward(graph: str, first_slot: int, starts: list[int], rows: int) -> Call:
 def speculate(first_slot: int, starts: list[int], rows: int) -> Call:
     anchors = np.arange(len(starts))
     return lambda executor: executor.speculate(
-        first_slot, anchors, np.array(starts), rows, Scores.NONE
+        StepCall(first_slot, anchors, np.array(starts), rows)
     )
 
 
@@ -85,25 +85,25 @@ def test_logits_come_only_when_wanted_and_choices_are_their_argmax(
 ) -> None:
     ids, starts, rows = random_ids(256, 2, 6), np.array([0, 0]), np.array([[5, 0], [3, 3]])
     name = "target" if graph == "target" else "target_only"
-    with_logits = executor.forward(name, 0, ids, starts, rows, Scores.LOGITS)  # type: ignore[arg-type]
+    with_logits = executor.forward(TargetCall(name, 0, ids, starts, rows, Scores.LOGITS))  # type: ignore[arg-type]
     assert with_logits.logits is not None
     assert with_logits.logits.shape == (2, 2, 256)
     assert with_logits.logits.dtype == np.float32
     choices = with_logits.choice_ids.copy()
     np.testing.assert_array_equal(choices, with_logits.logits.argmax(-1))
-    without = executor.forward(name, 0, ids, starts, rows, Scores.NONE)  # type: ignore[arg-type]
+    without = executor.forward(TargetCall(name, 0, ids, starts, rows))  # type: ignore[arg-type]
     assert without.logits is None
     np.testing.assert_array_equal(without.choice_ids, choices)
 
 
 def test_speculation_gives_logits_only_when_wanted(executor: OnnxRuntimeExecutor) -> None:
     anchors, starts = np.array([3, 4]), np.array([0, 0])
-    wanted = executor.speculate(0, anchors, starts, 5, Scores.LOGITS)
+    wanted = executor.speculate(StepCall(0, anchors, starts, 5, Scores.LOGITS))
     assert wanted.logits is not None
     np.testing.assert_array_equal(wanted.choice_ids, wanted.logits.argmax(-1))
     np.testing.assert_array_equal(wanted.token_ids[:, 0], anchors)
     choices, tokens = wanted.choice_ids.copy(), wanted.token_ids.copy()
-    unwanted = executor.speculate(0, anchors, starts, 5, Scores.NONE)
+    unwanted = executor.speculate(StepCall(0, anchors, starts, 5))
     assert unwanted.logits is None
     np.testing.assert_array_equal(unwanted.choice_ids, choices)
     np.testing.assert_array_equal(unwanted.token_ids, tokens)
@@ -115,7 +115,7 @@ def test_a_speculative_step_verifies_what_the_draft_proposed(
     prompt = random_ids(256, 20).tolist()
     run_chunks(executor, prompt, (20,))
     run_chunks(executor, prompt, (20,), slot=1)
-    step = executor.speculate(0, np.array([7]), np.array([20]), 8, Scores.LOGITS)
+    step = executor.speculate(StepCall(0, np.array([7]), np.array([20]), 8, Scores.LOGITS))
     assert step.logits is not None
     expected = step.logits[0].copy()
     block = step.token_ids[0].tolist()
@@ -127,7 +127,7 @@ def test_decode_steps_reuse_one_binding(executor: OnnxRuntimeExecutor) -> None:
     for start in range(0, 60, 3):
         forward_rows(executor, random_ids(256, 2, 3), [start, start])
         forward_rows(executor, random_ids(256, 1, 1), [start], graph="target_only")
-        executor.speculate(0, np.array([1, 2]), np.array([start, start]), 4, Scores.NONE)
+        executor.speculate(StepCall(0, np.array([1, 2]), np.array([start, start]), 4))
     assert sessions["target"].bindings == 2, "one for forward, one for verify"
     assert sessions["draft"].bindings == 1
     assert sessions["target_only"].bindings == 1
@@ -194,7 +194,7 @@ def test_the_last_position_of_the_context_can_be_used(make_pair: PairFactory) ->
     executor = make_pair(max_seq_len=150, max_batch=2).open()
     ids = random_ids(256, 150).tolist()
     logits = run_chunks(executor, ids, (47,))
-    executor.speculate(0, np.array([3]), np.array([142]), 8, Scores.NONE)
+    executor.speculate(one_step(8, anchor=3, start=142))
     alone = make_pair(max_batch=SLOTS).open()
     assert_bitwise_equal(logits, run_chunks(alone, ids, (150,)), "another limit")
 

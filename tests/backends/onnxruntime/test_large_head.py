@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Executor, FloatArray, Scores
+from dflash_trt.backends.base import Executor, FloatArray, Scores, TargetCall
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.build import BuildOptions, build_bundle
 from dflash_trt.bundle.bundle import open_bundle
@@ -131,7 +131,7 @@ def forward(executor: Executor, ids: np.ndarray, start: int, picked: list[int]) 
     """Logits [B,R,V] after the rows `picked` of ids [B,S]."""
     rows = np.tile(picked, (len(ids), 1))
     starts = np.full(len(ids), start)
-    logits = executor.forward("target_only", 0, ids, starts, rows, Scores.LOGITS).logits
+    logits = executor.forward(TargetCall("target_only", 0, ids, starts, rows, Scores.LOGITS)).logits
     assert logits is not None
     return logits.copy()
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Int64Array, Scores, TargetGraph
+from dflash_trt.backends.base import Int64Array, TargetGraph
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.errors import DflashError
 from tests.backends.steps import (
@@ -18,6 +18,7 @@ from tests.backends.steps import (
     begin,
     decode_plainly,
     forward_rows,
+    one_step,
     random_ids,
     run_chunks,
     speculate_until,
@@ -170,7 +171,7 @@ def test_a_page_shared_by_two_sequences_is_read_by_both_and_written_by_neither(
     logits = run_chunks(executor, ids[kept:], (5,), slot=1, start=kept)
     assert_bitwise_equal(logits, baseline.logits[kept:], "after the shared pages")
     drafts = [
-        executor.speculate(slot, np.array([5]), np.array([PROMPT]), 4, Scores.NONE).token_ids.copy()
+        executor.speculate(one_step(anchor=5, slot=slot, start=PROMPT)).token_ids.copy()
         for slot in (0, 1)
     ]
     np.testing.assert_array_equal(drafts[0], drafts[1])
@@ -211,7 +212,7 @@ def test_writes_stay_on_the_pages_of_their_rows(executor: OnnxRuntimeExecutor) -
     bound = bind_shuffled(executor, seed=2)
     size = pools(executor)["target_k_0"].shape[1]
     run_chunks(executor, random_ids(60, 70).tolist(), (33,), slot=3)
-    executor.speculate(3, np.array([5]), np.array([70]), 4, Scores.NONE)
+    executor.speculate(one_step(anchor=5, slot=3, start=70))
     written = bound[3][: -(-74 // size)]
     for name, pool in pools(executor).items():
         rest = np.delete(pool, [*written, len(pool) - 1], axis=0)

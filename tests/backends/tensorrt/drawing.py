@@ -6,19 +6,26 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dflash_trt.backends.base import ExecutorLimits, Int64Array, Scores, SpeculationOutput
+from dflash_trt.backends.base import (
+    ExecutorLimits,
+    Int64Array,
+    Scores,
+    SpeculationOutput,
+    StepCall,
+)
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.runtime import Generator, Request, RequestResult, SamplingParams
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.sampling.params import pack_sampling
+from tests.backends.steps import one_chunk
 from tests.graph.builds import build
 from tests.pairs import TinyPair
 
@@ -48,10 +55,8 @@ class Patient:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
 
-    def speculate(self, *arguments: Any) -> SpeculationOutput:
-        *same, ahead = arguments
-        assert isinstance(ahead, bool)
-        return self._executor.speculate(*same, False)
+    def speculate(self, call: StepCall) -> SpeculationOutput:
+        return self._executor.speculate(replace(call, ahead=False))
 
 
 @dataclass
@@ -76,23 +81,16 @@ class Decoding:
         sampling, anchors = pack_sampling(params), []
         prompts = prompts[: len(params)]
         for index, prompt in enumerate(prompts):
-            output = executor.forward(
-                "target",
-                first_slot + index,
-                np.array([prompt]),
-                np.array([0]),
-                np.array([[len(prompt) - 1]]),
-                Scores.NONE,
-                sampling[index : index + 1],
-            )
-            anchors.append(output.choice_ids[0, 0])
+            slot, own, last = first_slot + index, sampling[index : index + 1], len(prompt) - 1
+            call = one_chunk(np.array([prompt]), last, slot=slot, sampling=own)
+            anchors.append(executor.forward(call).choice_ids[0, 0])
         starts = np.array([*map(len, prompts)])
         return cls(executor, sampling, np.array(anchors), starts, first_slot)
 
     def call(self, *, ahead: bool = False, scores: Scores = Scores.NONE) -> SpeculationOutput:
         rows = self.executor.limits.block_size
         return self.executor.speculate(
-            self.first_slot, self.anchors, self.starts, rows, scores, self.sampling, ahead
+            StepCall(self.first_slot, self.anchors, self.starts, rows, scores, self.sampling, ahead)
         )
 
     def step(self, *, ahead: bool) -> list[list[int]]:

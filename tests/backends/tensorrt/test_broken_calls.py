@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Scores
 from dflash_trt.errors import DflashError
-from tests.backends.steps import begin, decode_plainly, random_ids, step
+from tests.backends.steps import begin, decode_plainly, one_chunk, random_ids, step
 from tests.pairs import PairFactory, TinyPair
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
@@ -42,9 +40,7 @@ def test_arguments_on_their_way_are_not_overwritten(
             with pytest.raises(DflashError, match=failing):
                 step(executor, sequences, 6, 0)
             assert machine.cuda.queue
-            executor.forward(
-                "target", 2, random_ids(200, 1, 16), np.array([0]), np.array([[0]]), Scores.NONE
-            )
+            executor.forward(one_chunk(random_ids(200, 1, 16), slot=2))
         step(executor, sequences, 6, 0)
     for sequence, tokens in zip(sequences, expected, strict=True):
         assert sequence.output == tokens[: len(sequence.output)]

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Int64Array, Scores
+from dflash_trt.backends.base import Int64Array, Scores, StepCall, TargetCall
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.runtime import Generator, GeneratorOptions
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.sampling.params import pack_sampling
-from tests.backends.steps import random_ids
+from tests.backends.steps import one_chunk, one_step, random_ids
 from tests.pairs import PairFactory, TinyPair
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
@@ -164,15 +163,8 @@ def test_only_the_step_that_was_begun_is_taken(machine: Machine, change: str) ->
     for ahead, decoding in zip((True, False), decodings, strict=True):
         one = decoding.executor
         for start in (0, 16):  # so that slot 2 holds as much
-            one.forward(
-                "target",
-                2,
-                random_ids(VOCAB, 1, 16),
-                np.array([start]),
-                np.array([[0]]),
-                Scores.NONE,
-                decoding.sampling[:1],
-            )
+            ids, sampling = random_ids(VOCAB, 1, 16), decoding.sampling[:1]
+            one.forward(one_chunk(ids, slot=2, start=start, sampling=sampling))
         for first_slot in (1, 0):  # both shapes have been captured
             moved = replace(decoding, first_slot=first_slot)
             for _ in range(3):
@@ -185,20 +177,13 @@ def test_only_the_step_that_was_begun_is_taken(machine: Machine, change: str) ->
     for decoding in decodings:
         one = decoding.executor
         if change == "forward":
-            output: Any = one.forward(
-                "target",
-                0,
-                decoding.anchors[:, None],
-                decoding.starts,
-                np.zeros((2, 1), np.int64),
-                Scores.NONE,
-                decoding.sampling,
-            )
-            answers.append([output.choice_ids.copy()])
+            ids, row = decoding.anchors[:, None], np.zeros((2, 1), np.int64)
+            plain = TargetCall("target", 0, ids, decoding.starts, row, sampling=decoding.sampling)
+            answers.append([one.forward(plain).choice_ids.copy()])
             continue
         if change == "block_size":
             output = one.speculate(
-                0, decoding.anchors, decoding.starts, 4, Scores.NONE, decoding.sampling
+                StepCall(0, decoding.anchors, decoding.starts, 4, sampling=decoding.sampling)
             )
         else:
             call = CHANGES.get(change, lambda same: same)(decoding)
@@ -297,11 +282,9 @@ def test_calls_without_their_sampling(
 ) -> None:
     executor = machine.open()
     with pytest.raises(ValueError, match=message):
-        executor.speculate(0, np.array([1]), np.array([0]), 4, Scores.NONE, sampling)
+        executor.speculate(replace(one_step(), sampling=sampling))
     with pytest.raises(ValueError, match=message):
-        executor.forward(
-            "target", 0, np.array([[1]]), np.array([0]), np.array([[0]]), Scores.NONE, sampling
-        )
+        executor.forward(one_chunk(np.array([[1]]), sampling=sampling))
 
 
 def test_sampling_that_is_not_taken(built: TinyPair, tmp_path: Path) -> None:
@@ -309,9 +292,7 @@ def test_sampling_that_is_not_taken(built: TinyPair, tmp_path: Path) -> None:
     cpu = built.open()
     for executor in (plain.open(), cpu):
         with pytest.raises(ValueError, match=r"shape \(1, 4\), not None"):
-            executor.speculate(
-                0, np.array([1]), np.array([0]), 4, Scores.NONE, pack_sampling([GREEDY])
-            )
+            executor.speculate(replace(one_step(), sampling=pack_sampling([GREEDY])))
     cpu.close()
 
 

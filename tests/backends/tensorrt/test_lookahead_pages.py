@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.backends.base import ExecutorLimits, Scores
+from dflash_trt.backends.base import ExecutorLimits, StepCall
 from dflash_trt.graph.form import CacheDtype, GraphForm
 from dflash_trt.runtime import Generator, Request
 from tests.pairs import PairFactory, TinyPair
@@ -199,7 +199,7 @@ def test_a_step_of_other_slots_is_dropped(machine: Machine) -> None:
     assert executor.dropped_steps == 1, "the same call again is not the step begun"
     one.call(ahead=True)
     executor.speculate(
-        1, following.anchors, following.starts, BLOCK, Scores.NONE, following.sampling
+        StepCall(1, following.anchors, following.starts, BLOCK, sampling=following.sampling)
     )
     assert executor.dropped_steps == 2
     one.call(ahead=True)

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Scores
 from dflash_trt.core.limits import PagePool
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
-from tests.backends.steps import forward_rows, random_ids, run_chunks
+from tests.backends.steps import forward_rows, one_step, random_ids, run_chunks
 from tests.pairs import PairFactory, TinyPair
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
@@ -173,7 +172,7 @@ def test_one_binding_serves_every_slot(machine: Machine) -> None:
     for slot in range(SLOTS):
         executor.bind_pages(slot, [slot])
     for slot in (0, 0, 2, 3):
-        executor.speculate(slot, np.array([3]), np.array([0]), 4, Scores.NONE)
+        executor.speculate(one_step(anchor=3, slot=slot))
     assert executor.captured == 1 and machine.cuda.launches == 2
 
 
@@ -200,7 +199,7 @@ def test_writes_stay_on_the_pages_of_their_rows(machine: Machine) -> None:
         pool[:-1] = np.nan
     executor.bind_pages(3, [7, 2, 11])
     run_chunks(executor, random_ids(VOCAB, 13).tolist(), (6,), slot=3)
-    executor.speculate(3, np.array([5]), np.array([13]), 4, Scores.NONE)
+    executor.speculate(one_step(anchor=5, slot=3, start=13))
     for name, pool in pools(machine, executor).items():
         rest = np.delete(pool, [7, 2, 11, len(pool) - 1], axis=0)
         assert np.isnan(rest).all() and not pool[-1].any(), name

@@ -12,13 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Scores
+from dflash_trt.backends.base import Scores, StepCall
 from dflash_trt.backends.tensorrt.build.profiles import choose_profile, profiles
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.hardware.device import Device
 from dflash_trt.runtime import Generator, GeneratorOptions
-from tests.backends.steps import begin, decode_plainly, forward_rows, random_ids, speculate_until
+from tests.backends.steps import (
+    begin,
+    decode_plainly,
+    forward_rows,
+    one_chunk,
+    one_step,
+    random_ids,
+    speculate_until,
+)
 from tests.backends.tensorrt.machine import SLIDING
 from tests.pairs import PairFactory, TinyPair
 
@@ -84,7 +92,7 @@ def test_a_step_is_two_copies_and_one_replay(machine: Machine) -> None:
     expected, counts = None, []
     for _ in range(4):
         copies, launches = machine.cuda.copies, machine.cuda.launches
-        step = executor.speculate(0, anchors, starts, 6, Scores.NONE)
+        step = executor.speculate(StepCall(0, anchors, starts, 6))
         assert step.logits is None and step.candidates is None
         got = (step.token_ids.copy(), step.choice_ids.copy())
         expected = expected or got
@@ -92,11 +100,11 @@ def test_a_step_is_two_copies_and_one_replay(machine: Machine) -> None:
         counts.append((machine.cuda.copies - copies, machine.cuda.launches - launches))
     assert counts == [(2, 0), (2, 0), (2, 1), (2, 1)]
     # Other scores of a captured shape: rows are copied beside the graph, candidates are its own.
-    whole = executor.speculate(0, anchors, starts, 6, Scores.LOGITS)
+    whole = executor.speculate(StepCall(0, anchors, starts, 6, Scores.LOGITS))
     assert machine.cuda.launches == 3 and whole.logits is not None
     logits = whole.logits.copy()
     for _ in range(3):
-        some = executor.speculate(0, anchors, starts, 6, Scores.CANDIDATES)
+        some = executor.speculate(StepCall(0, anchors, starts, 6, Scores.CANDIDATES))
         assert some.candidates is not None and some.logits is None
         ids, values = some.candidates.token_ids, some.candidates.logits
         assert ids.shape == values.shape == (2, 6, 128)
@@ -136,15 +144,15 @@ def test_slots_are_moved_and_released(machine: Machine) -> None:
 def test_graphs_do_not_outlive_their_memory(machine: Machine) -> None:
     """target_only's own memory is larger than the draft's: what was captured before is redone."""
     executor = machine.open()
-    token, start, row = np.array([[3]]), np.array([0]), np.array([[0]])
+    call = one_chunk(np.array([[3]]), graph="target_only", scores=Scores.LOGITS)
     for _ in range(3):
-        first = executor.forward("target_only", 0, token, start, row, Scores.LOGITS)
+        first = executor.forward(call)
     assert executor.captured == 1 and first.logits is not None
     expected = first.logits.copy()
     executor.preload(("target",))
     assert executor.captured == 0
     for _ in range(3):
-        again = executor.forward("target_only", 0, token, start, row, Scores.LOGITS)
+        again = executor.forward(call)
         np.testing.assert_array_equal(again.logits, expected)
     assert executor.captured == 1
 
@@ -154,7 +162,7 @@ def test_old_calls_are_dropped(machine: Machine, monkeypatch: pytest.MonkeyPatch
     executor = machine.open()
     for rows in (2, 3, 4, 2):
         for _ in range(3):
-            executor.speculate(0, np.array([1]), np.array([0]), rows, Scores.NONE)
+            executor.speculate(one_step(rows))
     assert executor.captured == 2 and len(machine.cuda.executables) == 2
 
 
@@ -162,7 +170,7 @@ def test_a_step_that_cannot_be_captured_still_runs(machine: Machine) -> None:
     executor = machine.open()
     machine.cuda.fail["cudaGraphInstantiate"] = real_cuda.cudaError_t.cudaErrorNotSupported
     for _ in range(4):
-        executor.speculate(0, np.array([1]), np.array([0]), 4, Scores.NONE)
+        executor.speculate(one_step())
     assert executor.captured == 0
     assert executor.capture_error == "cudaGraphInstantiate: operation not supported"
 
@@ -170,21 +178,11 @@ def test_a_step_that_cannot_be_captured_still_runs(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda e: e.speculate(0, np.array([1]), np.array([0]), 7, Scores.NONE), "block size 7"),
-        (lambda e: e.speculate(4, np.array([1]), np.array([0]), 4, Scores.NONE), "slots"),
-        (lambda e: e.speculate(0, np.array([1]), np.array([509]), 4, Scores.NONE), "rows end at"),
-        (
-            lambda e: e.forward(
-                "target", 0, random_ids(9, 1, 17), np.array([0]), np.array([[0]]), Scores.NONE
-            ),
-            "takes no call of",
-        ),
-        (
-            lambda e: e.forward(
-                "target", 0, random_ids(9, 1, 4), np.array([0]), np.array([[4]]), Scores.NONE
-            ),
-            "logit rows",
-        ),
+        (lambda e: e.speculate(one_step(7)), "block size 7"),
+        (lambda e: e.speculate(one_step(slot=4)), "slots"),
+        (lambda e: e.speculate(one_step(start=509)), "rows end at"),
+        (lambda e: e.forward(one_chunk(random_ids(9, 1, 17))), "takes no call of"),
+        (lambda e: e.forward(one_chunk(random_ids(9, 1, 4), 4)), "logit rows"),
     ],
 )
 def test_calls_outside_the_limits(
@@ -195,7 +193,7 @@ def test_calls_outside_the_limits(
         call(executor)
     executor.close()
     with pytest.raises(ValueError, match="closed"):
-        executor.speculate(0, np.array([1]), np.array([0]), 4, Scores.NONE)
+        executor.speculate(one_step())
     executor.close()
 
 
@@ -226,7 +224,7 @@ def test_failures_are_one_line(
     executor = machine.open()
     damage(machine)
     with pytest.raises(DflashError, match=message) as caught:
-        executor.speculate(0, np.array([1]), np.array([0]), 4, Scores.NONE)
+        executor.speculate(one_step())
     assert "\n" not in caught.value.message
 
 

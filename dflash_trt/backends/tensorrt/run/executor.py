@@ -13,6 +13,7 @@ stand-ins that compute; none of it has run on a GPU. `doctor --gpu-check` runs i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,8 @@ from dflash_trt.backends.base import (
     Int64Array,
     Scores,
     SpeculationOutput,
-    TargetGraph,
+    StepCall,
+    TargetCall,
     TargetOutput,
 )
 from dflash_trt.backends.tensorrt.run.bound_calls import STEP, Binder, BoundCall, Graphs, pack
@@ -136,59 +138,35 @@ class TensorRtExecutor:
         for graph in graphs:
             self._runner.engine(graph)
 
-    def forward(
-        self,
-        graph: TargetGraph,
-        first_slot: int,
-        token_ids: Int64Array,
-        starts: Int64Array,
-        logit_rows: Int64Array,
-        scores: Scores,
-        sampling: Int64Array | None = None,
-    ) -> TargetOutput:
-        batch, rows = token_ids.shape
-        picked = logit_rows.shape[1]
-        self.limits.check_logit_rows(logit_rows, rows)
-        self.limits.check_sampling(sampling, batch)
-        self._hold(first_slot, starts, rows)
-        scores = self._known(scores)
-        call = self._bind((graph,), first_slot, {"B": batch, "S": rows, "R": picked}, scores)
+    def forward(self, call: TargetCall) -> TargetOutput:
+        self._hold(call)
+        scores, picked = self._known(call.scores), call.logit_rows.shape[1]
+        axes = {"B": call.batch, "S": call.rows, "R": picked}
+        bound = self._bind((call.graph,), call.first_slot, axes, scores)
         self._enter_call()
         self._lookahead.drop()
-        arguments = {TOKEN_IDS: token_ids, CACHE_START: starts, LOGIT_ROWS: logit_rows}
-        logits = self._begin(call, first_slot, arguments, sampling, scores)
-        return TargetOutput(self._finish(call), logits, self._candidates(call, scores))
+        ids = {TOKEN_IDS: call.token_ids, LOGIT_ROWS: call.logit_rows}
+        logits = self._begin(bound, call, ids, scores)
+        return TargetOutput(self._finish(bound), logits, self._candidates(bound, scores))
 
-    def speculate(
-        self,
-        first_slot: int,
-        anchors: Int64Array,
-        starts: Int64Array,
-        block_size: int,
-        scores: Scores,
-        sampling: Int64Array | None = None,
-        ahead: bool = False,
-    ) -> SpeculationOutput:
-        batch = len(anchors)
-        self.limits.check_block_size(block_size)
-        self.limits.check_sampling(sampling, batch)
-        self._hold(first_slot, starts, block_size)
-        scores = self._known(scores)
-        call = self._bind(STEP, first_slot, {"B": batch, "S": block_size, "R": block_size}, scores)
-        step = None if sampling is None else Step(call, first_slot, anchors, starts, sampling)
+    def speculate(self, call: StepCall) -> SpeculationOutput:
+        self._hold(call)
+        scores, rows = self._known(call.scores), call.rows
+        bound = self._bind(STEP, call.first_slot, {"B": call.batch, "S": rows, "R": rows}, scores)
+        step = Step(bound, call)
         logits = None
         self._enter_call()
-        if step is None or not self._lookahead.take(step, scores):
-            blocks = np.full((batch, block_size), self.limits.mask_token_id, np.int64)
-            blocks[:, 0] = anchors
-            rows = np.arange(block_size)
-            arguments = {BLOCK_IDS: blocks, CACHE_START: starts, LOGIT_ROWS: rows}
-            logits = self._begin(call, first_slot, arguments, sampling, scores)
-        if ahead and step is not None and scores is Scores.NONE:
-            self._go_on(step, block_size)
-        choices = self._finish(call)
-        drafted = self._read(call, DRAFT_TOKEN_IDS)
-        return SpeculationOutput(drafted, choices, logits, self._candidates(call, scores))
+        if scores is not Scores.NONE or not self._lookahead.take(step):
+            self._lookahead.drop()
+            blocks = np.full((call.batch, rows), self.limits.mask_token_id, np.int64)
+            blocks[:, 0] = call.anchors
+            ids = {BLOCK_IDS: blocks, LOGIT_ROWS: np.arange(rows)}
+            logits = self._begin(bound, call, ids, scores)
+        if call.ahead and self.limits.draws and scores is Scores.NONE:
+            self._go_on(step)
+        choices = self._finish(bound)
+        drafted = self._read(bound, DRAFT_TOKEN_IDS)
+        return SpeculationOutput(drafted, choices, logits, self._candidates(bound, scores))
 
     def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
         if self._pages is None:
@@ -245,64 +223,64 @@ class TensorRtExecutor:
 
     def _begin(
         self,
-        call: BoundCall,
-        first_slot: int,
-        arguments: Mapping[str, npt.NDArray[np.int64]],
-        sampling: Int64Array | None,
+        bound: BoundCall,
+        call: TargetCall | StepCall,
+        ids: Mapping[str, Int64Array],
         scores: Scores,
     ) -> FloatArray | None:
         """Enqueues a call; the whole rows, to be waited for, if `scores` asks for them."""
+        arguments = {**ids, CACHE_START: call.starts}
+        if call.sampling is not None:
+            arguments[SAMPLING] = call.sampling
         for name, values in arguments.items():
-            call.inputs.view(self._inputs.host, name)[...] = values
+            bound.inputs.view(self._inputs.host, name)[...] = values
         if self._pages is not None:
-            self._pages.fill(call.inputs.view(self._inputs.host, PAGE_TABLE), first_slot)
-        if sampling is not None:
-            call.inputs.view(self._inputs.host, SAMPLING)[...] = sampling
-        self._inputs.upload(call.inputs.size)
-        self._runner.run(call)
+            self._pages.fill(bound.inputs.view(self._inputs.host, PAGE_TABLE), call.first_slot)
+        self._inputs.upload(bound.inputs.size)
+        self._runner.run(bound)
         logits = None
         if scores is Scores.LOGITS:
             # Not part of what is captured: the memory that rows go to may grow.
-            shape = (*call.outputs.shape(CHOICE_IDS), self.limits.vocab_size)
+            shape = (*bound.outputs.shape(CHOICE_IDS), self.limits.vocab_size)
             logits = self._download_rows(0, shape)
-        self._results.download(call.copied)
+        self._results.download(bound.copied)
         return logits
 
-    def _go_on(self, step: Step, block_size: int) -> None:
+    def _go_on(self, step: Step) -> None:
         """Enqueues the step behind `step` as well, where its rows fit in any case.
 
         Only steps that replay a graph: their contexts are their own, and nothing is captured while
         one is under way.
         """
-        if step.call.graph is None:
+        if step.bound.graph is None:
             return
         try:
-            self._hold(step.first_slot, step.starts + block_size, block_size)
+            self._hold(replace(step.call, starts=step.call.starts + step.call.rows))
         except ValueError:
             return
         self._lookahead.start(step)
 
-    def _finish(self, call: BoundCall) -> Int64Array:
+    def _finish(self, bound: BoundCall) -> Int64Array:
         """Waits for the call; its choices."""
         self._results.wait()
         self._is_waited_for = True
-        self._runner.capture(call)
-        choices: Int64Array = self._read(call, CHOICE_IDS)
+        self._runner.capture(bound)
+        choices: Int64Array = self._read(bound, CHOICE_IDS)
         return choices
 
-    def _candidates(self, call: BoundCall, scores: Scores) -> Candidates | None:
+    def _candidates(self, bound: BoundCall, scores: Scores) -> Candidates | None:
         """The candidates of a call that has been waited for, if `scores` asks for them."""
         if scores is not Scores.CANDIDATES:
             return None
-        rows, vocabulary = call.outputs.shape(CHOICE_IDS)[1], self.limits.vocab_size
+        rows, vocabulary = bound.outputs.shape(CHOICE_IDS)[1], self.limits.vocab_size
 
         def read_row(sequence: int, row: int) -> FloatArray:
             whole = self._download_rows(sequence * rows + row, (vocabulary,))
             self._device.synchronize()
             return whole.copy()
 
-        values: FloatArray = self._read(call, CANDIDATE_LOGITS)
-        return Candidates(self._read(call, CANDIDATE_IDS), values, read_row)
+        values: FloatArray = self._read(bound, CANDIDATE_LOGITS)
+        return Candidates(self._read(bound, CANDIDATE_IDS), values, read_row)
 
     def _known(self, scores: Scores) -> Scores:
         """What serves `scores`: engines that draw have no candidates, but whole rows."""
@@ -320,19 +298,18 @@ class TensorRtExecutor:
         self._device.download(memory, self._logits + first_row * self.limits.vocab_size * 4)
         return memory.view(np.float32).reshape(shape)
 
-    def _read(self, call: BoundCall, name: str) -> npt.NDArray[Any]:
-        return call.outputs.view(self._results.host, name)
+    def _read(self, bound: BoundCall, name: str) -> npt.NDArray[Any]:
+        return bound.outputs.view(self._results.host, name)
 
-    def _hold(self, first_slot: int, starts: Int64Array, rows: int) -> None:
-        """Notes what this call writes.
+    def _hold(self, call: TargetCall | StepCall) -> None:
+        """Notes what `call` writes.
 
         Raises:
-            ValueError: slots or positions outside the limits or a slot's pages, before anything
-                is enqueued: TensorRT does not define a write past a cache's end.
+            ValueError: it is outside the limits or a slot's pages; nothing has been enqueued.
         """
         if self._closed:
             raise ValueError("the executor is closed")
-        ends = self.limits.slot_ends(first_slot, starts, rows)
+        ends = self.limits.check(call)
         if self._pages is not None:
             self._pages.check(ends)
         for slot, end in ends.items():

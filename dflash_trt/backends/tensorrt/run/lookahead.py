@@ -7,11 +7,11 @@ anything else drops it. Why that is safe, with pages too: docs/design/looking-ah
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dflash_trt.backends.base import Int64Array, Scores
+from dflash_trt.backends.base import StepCall
 from dflash_trt.backends.tensorrt.run.bound_calls import BoundCall, PackedTensors
 from dflash_trt.backends.tensorrt.run.device_pages import DevicePages
 from dflash_trt.backends.tensorrt.run.staging import Results, Staging
@@ -21,25 +21,21 @@ from dflash_trt.hardware.device import Device
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a speculative step is asked for: `anchors` and `starts` [B], `sampling` [B,4].
+    """What a speculative step is asked for, and what is bound for its batch and block size."""
 
-    Its `call` stands for batch and block size.
-    """
-
-    call: BoundCall
-    first_slot: int
-    anchors: Int64Array
-    starts: Int64Array
-    sampling: Int64Array
+    bound: BoundCall
+    call: StepCall
 
     def equals(self, other: Step) -> bool:
         """Whether the two are one step; of both, the arguments have to be known by now."""
+        mine, others = self.call, other.call
+        assert mine.sampling is not None and others.sampling is not None
         return (
-            self.call is other.call
-            and self.first_slot == other.first_slot
-            and np.array_equal(self.anchors, other.anchors)
-            and np.array_equal(self.starts, other.starts)
-            and np.array_equal(self.sampling, other.sampling)
+            self.bound is other.bound
+            and mine.first_slot == others.first_slot
+            and np.array_equal(mine.anchors, others.anchors)
+            and np.array_equal(mine.starts, others.starts)
+            and np.array_equal(mine.sampling, others.sampling)
         )
 
 
@@ -73,35 +69,32 @@ class Lookahead:
 
         It replays the call's graph, whose contexts nothing else binds.
         """
-        call, host = step.call, self._results.host
-        inputs, outputs = call.inputs, call.outputs
-        assert call.graph is not None
+        bound, call, host = step.bound, step.call, self._results.host
+        inputs, outputs = bound.inputs, bound.outputs
+        assert bound.graph is not None and call.sampling is not None
         if self._pages is not None:
-            self._upload_table(self._pages, inputs, step.first_slot)
+            self._upload_table(self._pages, inputs, call.first_slot)
         self._device.copy(
             self._inputs.address + inputs.offset(BLOCK_IDS),
             self._results.address + outputs.offset(NEXT_BLOCK_IDS),
             outputs.end(NEW_START) - outputs.offset(NEXT_BLOCK_IDS),
         )
-        self._device.launch(call.graph)
-        self._results.download(call.copied, ahead=True)
+        self._device.launch(bound.graph)
+        self._results.download(bound.copied, ahead=True)
         self.started += 1
         # Views: what the device goes on with is known once `step` has been waited for.
         anchors = outputs.view(host, NEXT_BLOCK_IDS)[:, 0]
         starts = outputs.view(host, NEW_START)
-        self._step = Step(call, step.first_slot, anchors, starts, step.sampling.copy())
+        sampling = call.sampling.copy()
+        following = replace(call, anchors=anchors, starts=starts, sampling=sampling)
+        self._step = Step(bound, following)
 
-    def take(self, step: Step, scores: Scores) -> bool:
+    def take(self, step: Step) -> bool:
         """Whether `step` is the one under way, whose results are then the current ones.
 
-        If it is not, or more of it is wanted than a step ahead brings to the host, then the one
-        under way is dropped.
+        More of it than its choices must not be wanted: the rest stays on the device.
         """
-        expected = self._step
-        if expected is None:
-            return False
-        if scores is not Scores.NONE or not expected.equals(step):
-            self.drop()
+        if self._step is None or not self._step.equals(step):
             return False
         self._step = None
         self._results.turn()
