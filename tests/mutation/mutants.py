@@ -1,23 +1,28 @@
 """A mutant: one statement of the source replaced by a wrong one, and where it stands in a tree.
 
-A mutant names its statement by the function it stands in and by its syntax, not by line or file,
-so that it survives moved files and reformatted lines.
+A mutant names its statement by its function and its syntax, not by file and line. Where the rest
+of the statement was written anew, the expression around what was changed is enough.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import accumulate
 from pathlib import Path
+from typing import TypeVar
+
+Node = TypeVar("Node", ast.stmt, ast.expr)
 
 FOLDER = Path(__file__).parent
 DRAWN = FOLDER / "mutants.json"
 SUCCESSORS = FOLDER / "successors.json"
 MODULE = "<module>"
-# Characters of a statement that is hardly found in another function by chance.
-_LONG = 20
+# Characters of what is hardly found in another function by chance, and twice in its own.
+_LONG, _SHORT = 20, 8
 
 # How many of each area's drawn mutants are kept: the first that were not discarded.
 QUOTAS = {
@@ -59,15 +64,35 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A statement in a file of a tree, as bytes [start, end) of the source."""
+    """Bytes [start, end) of a file, and what is written over them there."""
 
     file: str
     name: str
     start: int
     end: int
-    indent: int
-    is_elif: bool
+    replacement: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """A statement of a tree; `key` is equal for equal ones, `starts` are offsets of lines."""
+
+    file: str
+    name: str
+    node: ast.stmt
     key: str
+    starts: list[int]
+
+    def place(self, node: ast.stmt | ast.expr, replacement: str) -> Place:
+        """That of the statement or an expression in it; a compound one's ends at its body."""
+        line, column = node.end_lineno, node.end_col_offset
+        if body := getattr(node, "body", None) if isinstance(node, ast.stmt) else None:
+            decorators = getattr(body[0], "decorator_list", [])
+            line, column = min(one.lineno for one in (body[0], *decorators)), body[0].col_offset
+            replacement += f"\n{' ' * column}"
+        start = self.starts[node.lineno - 1] + node.col_offset
+        end = self.starts[(line or 0) - 1] + (column or 0)
+        return Place(self.file, self.name, start, end, replacement)
 
 
 def load_drawn() -> list[Mutant]:
@@ -95,13 +120,17 @@ def successors(mutant: Mutant) -> list[Mutant]:
 
 
 def locate(mutant: Mutant, root: Path) -> tuple[Mutant, Place | None, str]:
-    """The mutant, or the first of its successors, that a tree has a place for; see `find`."""
-    place, how = find(mutant, root)
-    for successor in successors(mutant) if place is None else []:
-        place, found = find(successor, root)
-        if place is not None:
-            return successor, place, f"its successor {found}"
-    return mutant, place, how
+    """The mutant or the first of its successors that a tree has a place for, and how it was found.
+
+    Whole statements come before parts of them; without a place it says why.
+    """
+    versions = [mutant, *successors(mutant)]
+    for find in (_find_statement, _find_part):
+        for version in versions:
+            place, how = find(version, root)
+            if place is not None:
+                return version, place, how if version is mutant else f"its successor {how}"
+    return mutant, None, _find_statement(mutant, root)[1]
 
 
 def head(statement: ast.stmt) -> ast.stmt:
@@ -120,11 +149,9 @@ def text_of(statement: ast.stmt) -> str:
     return text.removesuffix("...").rstrip() if hasattr(statement, "body") else text
 
 
-def key_of(text: str) -> str:
-    """What is equal for equal statements, however they are written."""
-    source = f"{text} ..." if text.endswith(":") else text
-    (statement,) = ast.parse(source).body
-    return ast.dump(head(statement))
+def _parse(text: str) -> ast.stmt:
+    (statement,) = ast.parse(f"{text} ..." if text.endswith(":") else text).body
+    return head(statement)
 
 
 def statements(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
@@ -146,77 +173,98 @@ def statements(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
     yield from walk(tree.body, MODULE)
 
 
-def places(root: Path, file: str) -> list[Place]:
-    """Every simple statement and every first line of a compound one in a file."""
-    source = (root / file).read_bytes()
-    starts = [0]
-    for line in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+@cache
+def _statements_of(root: Path) -> tuple[_Statement, ...]:
+    """Every simple statement and first line of a compound one in a tree's source."""
     found = []
-    for name, statement in statements(ast.parse(source)):
-        if isinstance(statement, ast.Try | ast.Match | ast.FunctionDef | ast.ClassDef):
-            continue
-        start = starts[statement.lineno - 1] + statement.col_offset
-        end = starts[(statement.end_lineno or 0) - 1] + (statement.end_col_offset or 0)
-        indent = -1
-        if body := getattr(statement, "body", None):
-            line = min(
-                [body[0].lineno, *(d.lineno for d in getattr(body[0], "decorator_list", []))]
-            )
-            indent = body[0].col_offset
-            end = starts[line - 1] + indent
-        is_elif = source[start:].startswith(b"elif")
-        key = ast.dump(head(statement))
-        found.append(Place(file, name, start, end, indent, is_elif, key))
-    return found
+    for path in sorted([*root.glob("dflash_trt/**/*.py"), *root.glob("plugins/**/*.py")]):
+        file, source = str(path.relative_to(root)), path.read_bytes()
+        starts = list(accumulate(map(len, source.splitlines(keepends=True)), initial=0))
+        for name, node in statements(ast.parse(source)):
+            if not isinstance(node, ast.Try | ast.Match | ast.FunctionDef | ast.ClassDef):
+                found.append(_Statement(file, name, node, ast.dump(head(node)), starts))
+    return tuple(found)
 
 
-def source_files(root: Path) -> list[str]:
-    paths = [*root.glob("dflash_trt/**/*.py"), *root.glob("plugins/**/*.py")]
-    return sorted(str(path.relative_to(root)) for path in paths)
+def _find_statement(mutant: Mutant, root: Path) -> tuple[Place | None, str]:
+    """The place of the mutant's whole statement."""
+    key = ast.dump(_parse(mutant.before))
+    equal = [(one, one.node) for one in _statements_of(root) if one.key == key]
+    chosen, how = _choose(mutant, equal, len(mutant.before), mutant.occurrence)
+    return chosen and chosen[0].place(chosen[1], mutant.after), how
 
 
-def find(mutant: Mutant, root: Path) -> tuple[Place | None, str]:
-    """Where the mutant's statement stands in a tree now, and how it was found or why not.
+def _find_part(mutant: Mutant, root: Path) -> tuple[Place | None, str]:
+    """The place of the largest expression around what was changed that stands in one function."""
+    for before, after in _changed_parts(_parse(mutant.before), _parse(mutant.after)):
+        key, length = ast.dump(before), len(ast.unparse(before))
+        if length < _SHORT:
+            break
+        holders = [one for one in _statements_of(root) if key in one.key]
+        nodes = [(one, node) for one in holders for node in ast.walk(head(one.node))]
+        equal = [
+            (one, node)
+            for one, node in nodes
+            if isinstance(node, ast.expr) and ast.dump(node) == key
+        ]
+        chosen, how = _choose(mutant, equal, length)
+        if chosen is not None:
+            return chosen[0].place(chosen[1], f"({ast.unparse(after)})"), f"in part {how}"
+    return None, ""
+
+
+def _changed_parts(before: ast.AST, after: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Expressions around the one change between two statements, the largest first."""
+    while type(before) is type(after):
+        pairs = zip(ast.iter_child_nodes(before), ast.iter_child_nodes(after), strict=False)
+        differing = [(b, a) for b, a in pairs if ast.dump(b) != ast.dump(a)]
+        if len(differing) != 1:
+            return
+        ((before, after),) = differing
+        if isinstance(before, ast.expr) and isinstance(after, ast.expr):
+            yield before, after
+
+
+def _choose(
+    mutant: Mutant, equal: Sequence[tuple[_Statement, Node]], length: int, occurrence: int = 0
+) -> tuple[tuple[_Statement, Node] | None, str]:
+    """One of equal pieces of code, and how it was found or why not.
 
     The same file and function come first, then the function in any file, then one of the same
-    last name, then any function; each of these must leave one place only. A statement as short as
+    last name, then any function; each of these must leave one function only. What is as short as
     a `break` is looked for in functions of its own's name alone.
     """
-    key = key_of(mutant.before)
-    equal = [p for file in source_files(root) for p in places(root, file) if p.key == key]
     last = mutant.name.rpartition(".")[2]
-    package = str(Path(mutant.file).parent.name)
-    attempts = [
-        ("in its file", lambda p: p.file == mutant.file and p.name == mutant.name),
-        ("in a file of that name", lambda p: _stem(p) == _stem(mutant) and p.name == mutant.name),
-        ("in another file", lambda p: p.name == mutant.name),
-        ("in a function of that name", lambda p: p.name.rpartition(".")[2] == last != MODULE),
-        ("in another function of its package", lambda p: f"/{package}/" in p.file),
-        ("in another function", lambda p: True),
+    package = f"/{Path(mutant.file).parent.name}/"
+    stem = Path(mutant.file).stem
+    attempts: list[tuple[str, Callable[[_Statement], bool]]] = [
+        ("in its file", lambda one: (one.file, one.name) == (mutant.file, mutant.name)),
+        (
+            "in a file of that name",
+            lambda one: (Path(one.file).stem, one.name) == (stem, mutant.name),
+        ),
+        ("in another file", lambda one: one.name == mutant.name),
+        ("in a function of that name", lambda one: one.name.rpartition(".")[2] == last != MODULE),
+        ("in another function of its package", lambda one: package in one.file),
+        ("in another function", lambda one: True),
     ]
-    for how, holds in attempts if len(mutant.before) >= _LONG else attempts[:4]:
-        chosen = [place for place in equal if holds(place)]
-        functions = {(place.file, place.name) for place in chosen}
-        if len(functions) == 1 and mutant.occurrence < len(chosen):
-            return chosen[mutant.occurrence], how
+    for how, holds in attempts if length >= _LONG else attempts[:4]:
+        chosen = [(one, node) for one, node in equal if holds(one)]
+        functions = {(one.file, one.name) for one, _ in chosen}
+        if len(functions) == 1 and occurrence < len(chosen):
+            return chosen[occurrence], how
     return None, "the statement is gone" if not equal else "the statement stands in several places"
 
 
-def _stem(placed: Place | Mutant) -> str:
-    return Path(placed.file).stem
-
-
-def apply(mutant: Mutant, place: Place, root: Path) -> None:
-    """Writes the wrong statement over the right one."""
+def apply(place: Place, root: Path) -> None:
+    """Writes the wrong code over the right one."""
     path = root / place.file
     source = path.read_bytes()
-    text = f"el{mutant.after}" if place.is_elif else mutant.after
-    if place.indent >= 0:
-        text = f"{text}\n{' ' * place.indent}"
-    changed = source[: place.start] + text.encode() + source[place.end :]
+    is_elif = source[place.start :].startswith(b"elif")
+    replacement = f"el{place.replacement}" if is_elif else place.replacement
+    changed = source[: place.start] + replacement.encode() + source[place.end :]
     if ast.dump(ast.parse(changed)) == ast.dump(ast.parse(source)):
-        raise ValueError(f"{mutant.number} changes nothing")
+        raise ValueError(f"a mutant changes nothing of {place.file}")
     write_source(path, changed)
 
 

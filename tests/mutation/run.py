@@ -25,67 +25,43 @@ from tests.mutation.mutants import Mutant, Place, apply, load_kept, locate, writ
 from tests.mutation.scratch import Outcome, Scratch
 from tests.mutation.table import to_markdown
 
-# The other folders of tests in rising cost; those that are not listed come behind these.
-BY_COST = (
-    "frozen lossless bundle checkpoints planning quantization calibration runtime speculation text "
-    "tuning proof trtllm reference training perf graph engines commands cli executors backends "
-    "serving plugins"
-).split()
-# This many files are tried before the rest of their folders are so much as collected.
+# Tried before the other files are so much as collected.
 _MOST_TELLING = 3
-# What an area's mutants are tried on besides the folder of their own package.
-RELATED = {"executors": ["executors", "engines", "backends"], "quantization": ["checkpoints"]}
+# Besides the folders that mirror the mutant's package, unless all are asked for.
+_USUAL = {"lossless", "cli"}
+# What an area's mutants are tried on besides.
+_RELATED = {"executors": ["backends"], "quantization": ["checkpoints"]}
 
 
 @dataclass(slots=True)
 class Campaign:
     """What one run of the mutants was asked for, and the tests found red without any of them."""
 
-    suites: list[str]
+    is_full: bool
     pytest_args: list[str]
     stall_s: float
     red: set[str] = field(default_factory=set)
     green: set[str] = field(default_factory=set)
 
 
-def related_folders(mutant: Mutant, place: Place, root: Path) -> list[str]:
-    """Folders of tests/ that mirror where the mutant stands, or stood when it was drawn."""
-    wanted = [Path(file).parts[1] for file in (place.file, mutant.file) if "/" in file]
-    wanted += [Path(place.file).parts[1:-1][-1], mutant.area, *RELATED.get(mutant.area, [])]
-    return [name for name in dict.fromkeys(wanted) if (root / "tests" / name).is_dir()]
+def ordered_files(mutant: Mutant, place: Place, root: Path, is_full: bool) -> list[str]:
+    """Test files of the folders in question: those that mirror where the mutant stands first.
 
+    Among them those come first that speak of its function or module.
+    """
+    stem, *names = Path(place.file).stem, *place.name.split(".")
+    patterns = [re.compile(rf"\b{re.escape(word.strip('_'))}\b") for word in (stem, *names)]
+    mirrors = {*Path(place.file).parts[1:-1], Path(mutant.file).parts[1], mutant.area}
+    mirrors |= set(_RELATED.get(mutant.area, []))
 
-def ordered_files(folder: Path, mutant: Mutant, place: Place) -> list[str]:
-    """The test files of a folder: those that speak of the mutated function or module first."""
-    words = [Path(place.file).stem, *place.name.split(".")]
-    patterns = [re.compile(rf"\b{re.escape(word.strip('_'))}\b") for word in words]
-
-    def rank(path: Path) -> tuple[int, int]:
-        text = path.read_text()
+    def rank(path: Path) -> tuple[bool, int, int]:
+        text = (root / path).read_text()
         spoken = sum(pattern.search(text) is not None for pattern in patterns)
-        named = Path(place.file).stem in path.stem
-        return -spoken - 2 * named, len(text)
+        return path.parts[1] not in mirrors, -spoken - 2 * (stem in path.stem), len(text)
 
-    return [str(path) for path in sorted(folder.rglob("test_*.py"), key=rank)]
-
-
-def stages(mutant: Mutant, place: Place, root: Path, suites: list[str]) -> list[list[str]]:
-    """Test files in the order in which they are tried; a stage is one pytest process."""
-    tests = root / "tests"
-    first = related_folders(mutant, place, root)
-    known = [path.name for path in sorted(tests.iterdir()) if path.is_dir()]
-    others = sorted(set(known) - set(first), key=lambda n: (n not in BY_COST, _cost(n), n))
-    wanted = [name for name in others if not suites or name in suites]
-    if suites and "related" not in suites:
-        first = []
-    nearest = [file for name in first for file in ordered_files(tests / name, mutant, place)]
-    groups = [nearest[:_MOST_TELLING], nearest[_MOST_TELLING:]]
-    groups += [ordered_files(tests / name, mutant, place) for name in wanted]
-    return [[str(Path(file).relative_to(root)) for file in group] for group in groups if group]
-
-
-def _cost(name: str) -> int:
-    return BY_COST.index(name) if name in BY_COST else 0
+    paths = [path.relative_to(root) for path in root.glob("tests/*/**/test_*.py")]
+    wanted = [path for path in paths if is_full or path.parts[1] in mirrors | _USUAL]
+    return [str(path) for path in sorted(wanted, key=rank)]
 
 
 def try_mutant(mutant: Mutant, scratch: Scratch, campaign: Campaign) -> dict[str, Any]:
@@ -101,34 +77,30 @@ def try_mutant(mutant: Mutant, scratch: Scratch, campaign: Campaign) -> dict[str
     if place is None:
         return result | {"result": "does not apply"}
     started = time.monotonic()
-    suites: list[str] = []
-    for files in stages(mutant, place, scratch.root, campaign.suites):
-        suites += list(dict.fromkeys(Path(file).parts[1] for file in files))
-        killer = _run_stage(mutant, place, files, scratch, campaign)
-        if killer is not None:
-            seconds = round(time.monotonic() - started, 1)
-            return result | {
-                "result": "killed",
-                "by": killer.test,
-                "how": killer.how,
-                "seconds": seconds,
-            }
-    seconds = round(time.monotonic() - started, 1)
-    return result | {"result": "survived", "suites": suites, "seconds": seconds}
+    files = ordered_files(mutant, place, scratch.root, campaign.is_full)
+    for stage in (files[:_MOST_TELLING], files[_MOST_TELLING:]):
+        if stage and (killer := _run_stage(place, stage, scratch, campaign)) is not None:
+            result |= {"result": "killed", "by": killer.test, "how": killer.how}
+            break
+    else:
+        suites = sorted({Path(file).parts[1] for file in files})
+        result |= {"result": "survived", "suites": suites}
+    return result | {"seconds": round(time.monotonic() - started, 1)}
 
 
 def _run_stage(
-    mutant: Mutant, place: Place, files: list[str], scratch: Scratch, campaign: Campaign
+    place: Place, files: list[str], scratch: Scratch, campaign: Campaign
 ) -> Outcome | None:
     """The test that killed the mutant, if one of the files did."""
+    path = scratch.root / place.file
     while True:
-        original = (scratch.root / place.file).read_bytes()
-        apply(mutant, place, scratch.root)
+        original = path.read_bytes()
+        apply(place, scratch.root)
         try:
             arguments = [*files, *campaign.pytest_args]
             outcome = scratch.pytest(arguments, campaign.stall_s, without=sorted(campaign.red))
         finally:
-            write_source(scratch.root / place.file, original)
+            write_source(path, original)
         if outcome.test is None:
             return None
         if outcome.test in campaign.green:
@@ -172,9 +144,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation.run", description=__doc__)
     parser.add_argument("--tree", type=Path, default=Path.cwd(), help="the tree to try them on")
     parser.add_argument("--only", default="", help="numbers of mutants or areas, with commas")
-    parser.add_argument("--suites", default="related,lossless,commands,cli", help="folders of "
-                        "tests/ to try, `related` for those of the mutant's package")  # fmt: skip
-    parser.add_argument("--full", action="store_true", help="every folder of tests/")
+    parser.add_argument("--full", action="store_true", help="every folder of tests/, not only "
+                        "those of the mutant's package and a few")  # fmt: skip
     parser.add_argument("--workers", type=int, default=1, help="mutants at a time")
     parser.add_argument("--stall", type=float, default=300, help="seconds until a test hangs")
     parser.add_argument("--check", action="store_true", help="only find them; run no test")
@@ -185,12 +156,13 @@ def main() -> None:
     wanted = set(filter(None, options.only.split(",")))
     mutants = [m for m in load_kept() if not wanted or {m.number, m.area} & wanted]
     if options.check:
+        gone = 0
         for mutant in mutants:
             _, place, how = locate(mutant, options.tree)
             print(mutant.number, how, "" if place is None else f"{place.file} {place.name}")
-        sys.exit(0)
-    suites = [] if options.full else options.suites.split(",")
-    campaign = Campaign(suites, options.pytest_args, options.stall)
+            gone += place is None
+        sys.exit(gone > 0)
+    campaign = Campaign(options.full, options.pytest_args, options.stall)
     results: dict[str, dict[str, Any]] = {}
     if options.output.exists() and not options.again:
         stored = json.loads(options.output.read_text())
