@@ -59,7 +59,6 @@ benchmark: $(VENV)/.installed-test
 	$(BENCH) quantize-cost --output perf/results
 	$(BENCH) quantization-quality --output perf/results
 	$(BENCH) paged-cost --output perf/results
-	$(BENCH) expert-cost --output perf/results
 	$(BIN)/dflash-trt build --target demo --max-batch 32 --overwrite -o build/tuned-bundle
 	$(BIN)/dflash-trt tune build/tuned-bundle
 	$(BENCH) tuned-speed build/tuned-bundle --clock cpu --runs 3 --output perf/results

@@ -46,6 +46,7 @@ def test_a_record_has_what_its_figures_depend_on(
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["records"]
     record = json.loads(path.read_text())
     assert list(record)[:5] == ["name", "date", "command", "machine", "load_average_at_end"]
+    assert record["options"] == {"runs": 2, "seconds": 0.01}
     assert record["name"] == "step-cost"
     day = datetime.fromisoformat(record["date"])
     assert abs((datetime.now(UTC) - day).total_seconds()) < 3600
@@ -97,10 +98,10 @@ def test_a_file_that_is_not_there_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = tmp_path / "none"
-    arguments = ["bench", "aiperf-check", "--aiperf", str(missing), "--url", "http://127.0.0.1:1"]
-    arguments += ["--model", "m", "--tokenizer", str(missing), "--input-file", str(missing)]
-    assert main(arguments) == 1
-    assert capsys.readouterr().err == f"error: {missing}: No such file or directory\n"
+    assert main(["bench", "step-cost", "--scratch", str(missing)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {missing}/")
+    assert error.endswith(": No such file or directory\n") and error.count("\n") == 1
 
 
 def test_without_a_name_the_list_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

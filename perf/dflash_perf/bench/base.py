@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
@@ -36,7 +36,7 @@ class Work:
     runs: int
 
 
-Measure = TypeVar("Measure", bound=Callable[..., Figures])
+Measure = TypeVar("Measure", bound=Callable[..., Figures | None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +44,16 @@ class Bench:
     """A benchmark, called as its module is; the text at the top of the module is its help.
 
     Args:
-        measure: takes a Work and its own options, prints what it finds and returns the figures.
-            Its signature declares the options: a positional parameter is an argument, and
-            Annotated adds a help text or a click type.
+        measure: takes a Work and its own options, prints what it finds and returns the figures;
+            None where it writes files of its own. Its signature declares the options: a
+            positional parameter is an argument, and Annotated adds a help text.
         runs: how often it measures unless told otherwise.
         variant: an option whose value, where it is not the default, is part of a record's name.
-        is_recorded: False for one that writes files of its own and returns nothing.
     """
 
-    measure: Callable[..., Figures]
+    measure: Callable[..., Figures | None]
     runs: int = 1
     variant: str | None = None
-    is_recorded: bool = True
 
     @property
     def name(self) -> str:
@@ -71,6 +69,10 @@ class Bench:
         return self.text.partition("\n")[0]
 
     @property
+    def is_recorded(self) -> bool:
+        return get_type_hints(self.measure)["return"] is not NoneType
+
+    @property
     def options(self) -> list[click.Parameter]:
         """Its own arguments and options."""
         hints = get_type_hints(self.measure, include_extras=True)
@@ -80,14 +82,9 @@ class Bench:
     def command(self) -> click.Command:
         """The benchmark as a command."""
         folder = click.Path(file_okay=False, path_type=Path)
-        shared = [
-            click.Option(
-                ["--runs"],
-                type=click.IntRange(1),
-                default=self.runs,
-                show_default=True,
-                help="How often to measure.",
-            ),
+        runs = partial(click.Option, ["--runs"], type=_KINDS[int], help="How often to measure.")
+        shared: list[click.Parameter] = [
+            runs(default=self.runs, show_default=True),
             click.Option(["--scratch"], type=folder, help="Where to put its files."),
         ]
         if self.is_recorded:
@@ -107,9 +104,10 @@ class Bench:
     ) -> None:
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
             figures = self.measure(Work(Path(folder), runs), **options)
-        if output is not None:
-            context = click.get_current_context()
-            click.echo(write_record(output, self.record_name(options), context.obj, figures))
+        if output is not None and figures is not None:
+            record = {"options": {"runs": runs, **options}, **figures}
+            arguments = click.get_current_context().obj
+            click.echo(write_record(output, self.record_name(options), arguments, record))
 
 
 DECLARED: dict[str, Bench] = {}
@@ -129,17 +127,13 @@ def bench(**settings: Any) -> Callable[[Measure], Measure]:
 
 def _to_click(found: inspect.Parameter, kind: Any) -> click.Parameter:
     """The argument or option that sets a parameter of type `kind`."""
-    text, stated = None, None
-    if get_origin(kind) is Annotated:
-        kind, *extras = get_args(kind)
-        text = next((extra for extra in extras if isinstance(extra, str)), None)
-        stated = next((extra for extra in extras if isinstance(extra, click.ParamType)), None)
+    kind, text = get_args(kind) if get_origin(kind) is Annotated else (kind, None)
     if get_origin(kind) is UnionType:  # with None
         kind = get_args(kind)[0]
     is_many = get_origin(kind) is tuple
     kind = get_args(kind)[0] if is_many else kind
     is_choice = get_origin(kind) is Literal
-    shown = stated or (click.Choice(get_args(kind)) if is_choice else _KINDS[kind])
+    shown = click.Choice(get_args(kind)) if is_choice else _KINDS[kind]
     if found.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
         return click.Argument([found.name], type=shown)
     option = partial(click.Option, [f"--{found.name.replace('_', '-')}"], help=text)

@@ -13,22 +13,17 @@ from typing import Annotated, Literal
 import click
 
 from dflash_perf.bench.base import Figures, Work, bench
-from dflash_perf.bench.process import build_synthetic, engine_bytes
+from dflash_perf.bench.process import build_synthetic
 from dflash_perf.bench.repeat import show, spread
 from dflash_perf.synthetic.qwen3 import resize, write_pair
-from dflash_trt.checkpoints.sizes import LayerSizes
+from dflash_trt.checkpoints.sizes import DecoderSizes, LayerSizes
 from dflash_trt.planning.known_pairs import find_pair
 
 Executor = Literal["cpu", "tensorrt-rtx"]
+LAYER = LayerSizes(heads=16, kv_heads=8, head_dim=128)
+SIZES = DecoderSizes(hidden_size=2048, intermediate_size=6144, layers=(LAYER,) * 18)
 TWO_GB = resize(
-    find_pair("qwen3-8b"),
-    layers=18,
-    draft_layers=5,
-    hidden=2048,
-    layer=LayerSizes(heads=16, kv_heads=8, head_dim=128),
-    intermediate=6144,
-    vocab=32_000,
-    max_context=8192,
+    find_pair("qwen3-8b"), SIZES, draft_layers=5, block_size=16, vocab=32_000, max_context=8192
 )
 
 
@@ -43,10 +38,10 @@ def measure(work: Work, *, executor: Annotated[Executor, "What to build for."] =
     click.echo(
         f"{size / 1e9:.2f} GB of weights: {show(seconds, '.2f')} s, peak {memory['max']:.2f} GiB"
     )
+    engines = {one.stem: one.stat().st_size for one in bundles[0].glob("engines/*/*.engine")}
     return {
-        "executor": executor,
         "weight_bytes": size,
         "seconds": seconds,
         "peak_memory_gib": memory,
-        "engine_bytes": engine_bytes(bundles[0]),
+        "engine_bytes": engines,
     }

@@ -1,12 +1,14 @@
-"""Benchmarks of a bundle: its prompts, and requests of them."""
+"""Benchmarks of a bundle: its prompts, requests of them, and a closed loop that decodes these."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Request, SamplingParams
+from dflash_trt.runtime import Generator, Request, SamplingParams
 from dflash_trt.text.prompts import read_prompts
 
 
@@ -21,10 +23,8 @@ def prompt_file(bundle: Bundle) -> Path:
     return bundle.prompts
 
 
-def requests_of(
-    bundle: Bundle, max_tokens: int, temperature: float = 0.0, prompts: Path | None = None
-) -> list[Request]:
-    """A request for each of the `prompts`, or of the bundle's own."""
+def requests_of(bundle: Bundle, max_tokens: int, temperature: float = 0.0) -> list[Request]:
+    """A request for each of the bundle's prompts."""
     encode = load_tokenizer(bundle).encode
     return [
         Request(
@@ -32,5 +32,19 @@ def requests_of(
             max_tokens=max_tokens,
             sampling=SamplingParams(temperature=temperature, seed=seed),
         )
-        for seed, text in enumerate(read_prompts(prompts or prompt_file(bundle)))
+        for seed, text in enumerate(read_prompts(prompt_file(bundle)))
     ]
+
+
+def decode_all(generator: Generator, requests: Iterable[Request], concurrency: int) -> int:
+    """Decodes `requests`, so many in flight until none is left; returns the output tokens."""
+    waiting = iter(requests)
+    tokens, free = 0, concurrency
+    while True:
+        for request in islice(waiting, free):
+            generator.submit(request)
+        if not generator.has_work:
+            return tokens
+        events = generator.step()
+        tokens += sum(len(event.token_ids) for event in events)
+        free = sum(event.result is not None for event in events)

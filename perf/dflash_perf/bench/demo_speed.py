@@ -88,7 +88,6 @@ def measure(
     threads: int = 1,
 ) -> Figures:
     opened = open_bundle(bundle)
-    manifest = opened.manifest
     requests = requests_of(opened, max_tokens, temperature)
     pair = LoadedPair(opened, threads=threads, block_schedule=NONE, graphs=GRAPH_NAMES)
     options = {
@@ -101,15 +100,7 @@ def measure(
         ways = {name: partial(run, one) for name, one in options.items()}
         by_batch[str(size)] = _summarize(take_turns(ways, work.runs))
         _show(size, by_batch[str(size)])
-    settings = {
-        "block_size": block_size or manifest.limits.block_size,
-        "prompts": len(requests),
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "threads": threads,
-        "seconds_per_run": seconds,
-    }
-    return {"pair": manifest.name, "settings": settings, "by_batch": by_batch}
+    return {"pair": opened.manifest.name, "prompts": len(requests), "by_batch": by_batch}
 
 
 def _summarize(runs: dict[str, list[DecodeRun]]) -> Figures:

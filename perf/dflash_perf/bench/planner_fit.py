@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from dflash_perf.bench.base import Figures, Work, bench
+from dflash_perf.bench.base import Work, bench
 from dflash_perf.extra import require
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.hardware.table import find_gpu
@@ -215,8 +215,8 @@ def to_yaml(
     )
 
 
-@bench(is_recorded=False)
-def measure(work: Work, *, write: Annotated[bool, "Replace the planner's calibration."]) -> Figures:
+@bench()
+def measure(work: Work, *, write: Annotated[bool, "Replace the planner's calibration."]) -> None:
     require("fitting the planner", "scipy")
     tables = read_yaml(TABLES)
     parameters, spread = fit(tables)
@@ -224,4 +224,3 @@ def measure(work: Work, *, write: Annotated[bool, "Replace the planner's calibra
     click.echo(text)
     if write:
         CALIBRATION_FILE.write_text(text, encoding="utf-8")
-    return {}

@@ -79,7 +79,7 @@ def measure(work: Work, *, max_tokens: int = 192, threads: int = 1) -> Figures:
         figures.append(_figures(name, options, bundle, comparison))
     for line in _table(figures):
         click.echo(line)
-    return {"max_tokens": max_tokens, "temperature": 0.0, "recipes": figures}
+    return {"recipes": figures}
 
 
 def _figures(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dflash_perf.bench import (  # noqa: F401
-    aiperf_check,
     build_cost,
     demo_speed,
-    expert_cost,
     harness_timing,
     kernel_resources,
-    nvfp4_build_cost,
     paged_cost,
     planner_fit,
     quantization_quality,

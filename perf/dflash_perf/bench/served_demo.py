@@ -17,7 +17,7 @@ from typing import Annotated
 
 import yaml
 
-from dflash_perf.bench.base import Figures, Work, bench
+from dflash_perf.bench.base import Work, bench
 from dflash_perf.bench.bundles import prompt_file
 from dflash_perf.bench.served import serve
 from dflash_trt.bundle.bundle import open_bundle
@@ -26,7 +26,7 @@ from dflash_trt.serving.server.repository import RepositoryOptions
 from dflash_trt.tuning.bundle_schedule import AUTO, NONE, choose_schedule
 
 
-@bench(runs=3, is_recorded=False)
+@bench(runs=3)
 def measure(
     work: Work,
     bundle: Path,
@@ -36,7 +36,7 @@ def measure(
     blocks: Annotated[str, "Fixed blocks to compare."] = "4,8",
     osl: Annotated[int, "Most output tokens."] = 128,
     interactivity: Annotated[str, "Tokens/s per user."] = "600",
-) -> Figures:
+) -> None:
     opened = open_bundle(bundle)
     prompts = prompt_file(opened).resolve()
     served = {
@@ -66,7 +66,6 @@ def measure(
         _run("sweep", "--config", str(config), *options, "-o", str(results))
     report = str(output_dir / "report.html")
     _run("report", str(results), "--interactivity", interactivity, "-o", report)
-    return {}
 
 
 def _run(*arguments: str) -> None:

@@ -18,7 +18,7 @@ from typing import Annotated
 import click
 
 from dflash_perf.bench.base import Figures, Work, bench
-from dflash_perf.bench.bundles import prompt_file, requests_of
+from dflash_perf.bench.bundles import decode_all, prompt_file, requests_of
 from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
 from dflash_perf.bench.served import serve, sweep_once
 from dflash_trt.bundle.bundle import open_bundle
@@ -37,18 +37,10 @@ class Rate:
 
 
 def run_in_process(generator: Generator, requests: list[Request], clients: int) -> Rate:
-    """Feeds the generator so that `clients` requests are always in it."""
-    waiting = iter(requests)
+    """Decodes `requests`, so that `clients` of them are always in the generator."""
     host = generator.step_seconds - generator.executor_seconds
-    started, tokens = time.perf_counter(), 0
-    for request in islice(waiting, clients):
-        generator.submit(request)
-    while generator.has_work:
-        for event in generator.step():
-            tokens += len(event.token_ids)
-            if event.result is not None:
-                for following in islice(waiting, 1):
-                    generator.submit(following)
+    started = time.perf_counter()
+    tokens = decode_all(generator, requests, clients)
     seconds = time.perf_counter() - started
     host = generator.step_seconds - generator.executor_seconds - host
     return Rate(tokens / seconds, host / tokens * 1e6)
@@ -86,8 +78,7 @@ def measure(
             take_turns(ways, 1)  # warms both up
             rates = take_turns(ways, work.runs)
             by_clients[str(streams)] = _summarize(streams, rates["alone"], rates["served"])
-    settings = {"requests": requests, "max_tokens": max_tokens, "threads": 1}
-    return {"pair": opened.manifest.name, "settings": settings, "by_clients": by_clients}
+    return {"pair": opened.manifest.name, "by_clients": by_clients}
 
 
 def _summarize(clients: int, alone: list[Rate], served: list[Rate]) -> Figures:

@@ -21,20 +21,18 @@ from dflash_perf.synthetic.qwen3 import resize, write_pair
 from dflash_trt.backends.base import Executor, StepCall, TargetCall, hold_positions
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import open_bundle
-from dflash_trt.checkpoints.sizes import LayerSizes
+from dflash_trt.checkpoints.sizes import DecoderSizes, LayerSizes
 from dflash_trt.planning.known_pairs import find_pair
 
 HELD = 100
 LENGTHS = (512, 4096)
 BLOCK_SIZE = 8
+LAYER = LayerSizes(heads=2, kv_heads=1, head_dim=32)
 PAIR = resize(
     find_pair("qwen3-8b"),
-    layers=32,
+    DecoderSizes(hidden_size=64, intermediate_size=192, layers=(LAYER,) * 32),
     draft_layers=2,
     block_size=BLOCK_SIZE,
-    hidden=64,
-    layer=LayerSizes(heads=2, kv_heads=1, head_dim=32),
-    intermediate=192,
     vocab=512,
     max_context=max(LENGTHS),
 )

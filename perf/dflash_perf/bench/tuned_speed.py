@@ -5,24 +5,23 @@ number are done, so every way of decoding does the same work and emits the same 
 ramp-down included. Ways are interleaved, run after run, each run in another order. The figure is
 tokens/s of the tuned runtime / the best of target_only and every fixed block, by medians; the
 spread is that of the neighbouring runs. Seconds are the wall's, or with `--clock cpu` those that
-this process computed, which says the same of one thread and holds on a busy machine.
+this process computed on its one thread, which holds on a busy machine.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Literal
+from typing import Literal
 
 import click
 
 from dflash_perf.bench.base import Figures, Work, bench
-from dflash_perf.bench.bundles import requests_of
+from dflash_perf.bench.bundles import decode_all, requests_of
 from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.errors import DflashError
@@ -32,28 +31,6 @@ from dflash_trt.runtime import GeneratorOptions, Request
 
 TUNED, PLAIN = "tuned", "target_only"
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-
-
-def run_closed_loop(
-    pair: LoadedPair,
-    requests: list[Request],
-    concurrency: int,
-    options: GeneratorOptions,
-    clock: Callable[[], float],
-) -> tuple[float, int]:
-    """Decodes `requests`, `concurrency` at a time: output tokens/s, and how many tokens."""
-    generator = pair.make_generator(options)
-    waiting = deque(requests)
-    tokens = live = 0
-    started = clock()
-    while waiting or live:
-        while waiting and live < concurrency:
-            generator.submit(waiting.popleft())
-            live += 1
-        for event in generator.step():
-            tokens += len(event.token_ids)
-            live -= event.result is not None
-    return tokens / (clock() - started), tokens
 
 
 def summarize(rates: dict[str, list[float]]) -> Figures:
@@ -77,40 +54,37 @@ def measure(
     least_requests: int = 16,
     max_tokens: int = 128,
     temperature: float = 0.0,
-    prompt_file: Annotated[Path | None, "Other prompts than the bundle's."] = None,
-    threads: int = 1,
     clock: Literal["wall", "cpu"] = "wall",
 ) -> Figures:
-    if clock == "cpu" and threads > 1:
-        raise DflashError("is for one thread", where="--clock cpu", usage=True)
-    pair = LoadedPair(open_bundle(bundle), threads=threads, graphs=GRAPH_NAMES)
-    manifest, schedule = pair.bundle.manifest, pair.schedule
-    limits = manifest.limits
+    pair = LoadedPair(open_bundle(bundle), threads=1, graphs=GRAPH_NAMES)
+    limits, schedule = pair.bundle.manifest.limits, pair.schedule
     if schedule is None or schedule.measured is None:
         raise DflashError("has no schedule", where=bundle, fix="`dflash-trt tune` it", usage=True)
     if max(concurrency) > limits.max_batch:
         what = f"the bundle holds {limits.max_batch} sequences"
         raise DflashError(what, where="--concurrency", usage=True)
-    requests = requests_of(pair.bundle, max_tokens, temperature, prompt_file)
-    chunk = limits.prefill_chunk
+    requests = requests_of(pair.bundle, max_tokens, temperature)
+    common = GeneratorOptions(prefill_chunk=limits.prefill_chunk)
     options = {
-        TUNED: GeneratorOptions(prefill_chunk=chunk, schedule=schedule),
-        PLAIN: GeneratorOptions(speculation=False, prefill_chunk=chunk),
+        TUNED: replace(common, schedule=schedule),
+        PLAIN: replace(common, speculation=False),
     }
     for block in schedule.measured.block_sizes:
-        options[f"block {block}"] = GeneratorOptions(block_size=block, prefill_chunk=chunk)
+        options[f"block {block}"] = replace(common, block_size=block)
     click.echo(f"schedule: {schedule.describe()}")
+
+    def run(way: GeneratorOptions, queue: list[Request], level: int) -> tuple[float, int]:
+        """Output tokens/s, and how many tokens."""
+        generator = pair.make_generator(way)
+        started = CLOCKS[clock]()
+        tokens = decode_all(generator, queue, level)
+        return tokens / (CLOCKS[clock]() - started), tokens
+
     by_concurrency: Figures = {}
     for level in concurrency:
         queue = list(islice(cycle(requests), max(least_requests, 2 * level)))
-
-        def run(
-            way: GeneratorOptions, queue: list[Request], level: int = level
-        ) -> tuple[float, int]:
-            return run_closed_loop(pair, queue, level, way, CLOCKS[clock])
-
-        run(options[TUNED], queue[:level])  # warm up
-        ways = {name: partial(run, way, queue) for name, way in options.items()}
+        run(options[TUNED], queue[:level], level)  # warm up
+        ways = {name: partial(run, way, queue, level) for name, way in options.items()}
         found = take_turns(ways, work.runs, rotate=True)
         totals = {tokens for runs in found.values() for _, tokens in runs}
         if pair.executor.is_bitwise and len(totals) > 1:
@@ -120,17 +94,9 @@ def measure(
         _show(level, figures)
     worst = min(row["tuned_to_best"] for row in by_concurrency.values())
     click.echo(f"worst: {worst:.3f} of the best fixed choice")
-    settings = {
-        "prompts": len(requests),
-        "least_requests": least_requests,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "threads": threads,
-        "clock": clock,
-    }
     return {
-        "pair": manifest.name,
-        "settings": settings,
+        "pair": pair.bundle.manifest.name,
+        "prompts": len(requests),
         "schedule": [entry.model_dump() for entry in schedule.blocks],
         "fallback": schedule.fallback,
         "worst_tuned_to_best": worst,

@@ -53,12 +53,6 @@ def write_gpt_oss_120b(folder: Path) -> int:
     )
 
 
-def write_expert_layer(folder: Path, experts: int) -> int:
-    """A checkpoint of random experts of one layer and nothing else; its bytes."""
-    tensors = _expert_tensors(find_pair("gpt-oss-120b"), experts, "model.layers.0.mlp.experts")
-    return write_checkpoint(folder, {"quantization_config": _QUANTIZATION}, tensors, random=True)
-
-
 def _target_config(pair: PairShape) -> dict[str, Any]:
     model = pair.target
     assert model.experts is not None

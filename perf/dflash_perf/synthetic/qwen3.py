@@ -7,59 +7,31 @@ from pathlib import Path
 from typing import Any
 
 from dflash_perf.synthetic.tensors import Shapes, Tensors, write_checkpoint
-from dflash_trt.checkpoints.sizes import DecoderSizes, LayerSizes
+from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.memory.shape import DraftShape, ModelShape
 from dflash_trt.planning.known_pairs import PairShape
 
-_EXCLUDED = ("lm_head", "model.embed_tokens", "fc")
-
 
 def resize(
-    pair: PairShape,
-    *,
-    layers: int,
-    draft_layers: int,
-    block_size: int | None = None,
-    hidden: int | None = None,
-    intermediate: int | None = None,
-    vocab: int | None = None,
-    max_context: int | None = None,
-    layer: LayerSizes | None = None,
+    pair: PairShape, sizes: DecoderSizes, *, draft_layers: int, block_size: int, **both: Any
 ) -> PairShape:
-    """A dense pair of other sizes, target and draft alike."""
-
-    def change(model: ModelShape, layers: int) -> ModelShape:
-        sizes = model.sizes
-        return replace(
-            model,
-            sizes=DecoderSizes(
-                hidden_size=hidden or sizes.hidden_size,
-                intermediate_size=intermediate or sizes.intermediate_size,
-                layers=(layer or sizes.layer,) * layers,
-            ),
-            vocab=vocab or model.vocab,
-            max_context=max_context or model.max_context,
-        )
-
-    target = change(pair.target, layers)
+    """A dense pair of other sizes; `both` are fields of target and draft, such as `vocab`."""
+    drafted = replace(sizes, layers=sizes.layers[:draft_layers])
     draft = replace(
         pair.draft,
-        model=change(pair.draft.model, draft_layers),
-        block_size=block_size or pair.draft.block_size,
-        target_hidden=target.sizes.hidden_size,
+        model=replace(pair.draft.model, sizes=drafted, **both),
+        block_size=block_size,
+        target_hidden=sizes.hidden_size,
     )
-    return replace(pair, target=target, draft=draft)
+    return replace(pair, target=replace(pair.target, sizes=sizes, **both), draft=draft)
 
 
-def write_pair(
-    folder: Path, pair: PairShape, *, dtype: str, random: bool, is_nvfp4: bool = False
-) -> int:
+def write_pair(folder: Path, pair: PairShape, *, dtype: str, random: bool) -> int:
     """Writes `folder`/target and `folder`/draft; returns the bytes of weights.
 
     Args:
         dtype: safetensors code, "F32" or "BF16".
         random: False leaves the weights as holes.
-        is_nvfp4: store the layers' linears as ModelOpt does in NVFP4, the rest in `dtype`.
     """
     target, draft = pair.target, pair.draft
     shapes: Shapes = {
@@ -79,10 +51,6 @@ def write_pair(
         ("draft", draft_shapes(draft), draft_config(pair, target.vocab - 1)),
     ):
         tensors: Tensors = {key: (dtype, shape) for key, shape in model_shapes.items()}
-        if is_nvfp4:
-            tensors = _quantize(tensors)
-            stated = {"quant_algo": "NVFP4", "group_size": 16, "ignore": list(_EXCLUDED)}
-            config = config | {"quantization_config": {"quant_method": "modelopt", **stated}}
         size += write_checkpoint(folder / name, config, tensors, random=random)
     return size
 
@@ -157,18 +125,3 @@ def _layer_shapes(prefix: str, model: ModelShape) -> Shapes:
         for number in range(len(model.sizes.layers))
         for name, shape in layer.items()
     }
-
-
-def _quantize(tensors: Tensors) -> Tensors:
-    """ModelOpt's NVFP4 layout of the same weights."""
-    quantized: Tensors = {}
-    for name, (dtype, shape) in tensors.items():
-        module = name.removesuffix(".weight")
-        if len(shape) == 1 or module in _EXCLUDED:
-            quantized[name] = dtype, shape
-            continue
-        rows, columns = shape
-        quantized[name] = "U8", (rows, columns // 2)
-        quantized[f"{module}.weight_scale"] = "F8_E4M3", (rows, columns // 16)
-        quantized[f"{module}.weight_scale_2"] = quantized[f"{module}.input_scale"] = "F32", ()
-    return quantized
