@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,36 +22,24 @@ MAX_DIMENSION = 2**63 - 1
 LENGTH_PREFIX_BYTES = 8
 
 ITEM_BYTES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "F8_E8M0": 1,
-    "F8_E4M3FNUZ": 1,
-    "F8_E5M2FNUZ": 1,
-    "U16": 2,
-    "I16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "U32": 4,
-    "I32": 4,
-    "F32": 4,
-    "U64": 8,
-    "I64": 8,
-    "F64": 8,
-    "C64": 8,
+    code: size
+    for size, codes in {
+        1: "BOOL U8 I8 F8_E4M3 F8_E5M2 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
+        2: "U16 I16 F16 BF16",
+        4: "U32 I32 F32",
+        8: "U64 I64 F64 C64",
+    }.items()
+    for code in codes.split()
 }
 """Bytes per element of each dtype code that is understood (whole bytes only)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where one tensor lies.
+    """Where one tensor lies: `length` bytes at byte `offset` of `file`.
 
-    `dtype` is the safetensors code ("F32", "BF16", …), `file` the resolved path (a hub blob
-    where the snapshot is made of symlinks), `offset` the absolute byte offset of the data in
-    it, `length` its size in bytes.
+    `dtype` is the safetensors code ("F32", "BF16", …); `file` is resolved, so a hub blob where the
+    snapshot is made of symlinks.
     """
 
     name: str
@@ -64,13 +53,32 @@ class TensorEntry:
     def num_elements(self) -> int:
         return math.prod(self.shape)
 
+    def pieces(self, size: int) -> Iterator[bytes]:
+        """The tensor's bytes, `size` at a time and what is left at the end.
+
+        Raises DflashError when the file has become shorter than its header says.
+        """
+        with self.file.open("rb") as file:
+            file.seek(self.offset)
+            for start in range(0, self.length, size):
+                wanted = min(size, self.length - start)
+                data = file.read(wanted)
+                if len(data) < wanted:
+                    what = f"ends inside tensor {quoted(self.name)}; it changed while it was read"
+                    raise DflashError(what, where=self.file)
+                yield data
+
+    def error(self, what: str, fix: str) -> DflashError:
+        """An error that names the tensor and its file."""
+        return DflashError(f"tensor {quoted(self.name)}: {what}", where=self.file, fix=fix)
+
 
 def read_header(path: str | Path) -> dict[str, TensorEntry]:
     """Every tensor of `path` by name, in file order.
 
     Raises:
         DflashError: the file is truncated, or its header lies (length, JSON, dtype, shape,
-            offsets, holes, overlaps, bytes nobody claims).
+            offsets, holes, overlaps, bytes of no tensor).
     """
     path = Path(path)
     raw, file_size = _read_raw_header(path)
@@ -107,15 +115,12 @@ def _read_raw_header(path: Path) -> tuple[bytes, int]:
             length = int.from_bytes(prefix, "little")
             # Both limits come before the read, so a lying length allocates nothing.
             if length > MAX_HEADER_BYTES:
-                raise _corrupt(
-                    path, f"header claims {length} bytes, over the limit of {MAX_HEADER_BYTES}"
-                )
-            if LENGTH_PREFIX_BYTES + length > file_size:
-                raise _corrupt(
-                    path,
-                    f"truncated: header claims {length} bytes but only "
-                    f"{file_size - LENGTH_PREFIX_BYTES} follow its length",
-                )
+                what = f"header claims {length} bytes, over the limit of {MAX_HEADER_BYTES}"
+                raise _corrupt(path, what)
+            follow = file_size - LENGTH_PREFIX_BYTES
+            if length > follow:
+                what = f"header claims {length} bytes but only {follow} follow its length"
+                raise _corrupt(path, f"truncated: {what}")
             header = file.read(length)
     except (OSError, ValueError) as error:
         raise DflashError(f"cannot be read ({one_line(error)})", where=path) from None
@@ -147,11 +152,8 @@ def _entry(name: str, fields: Any, path: Path, resolved: Path, data_start: int) 
     begin, end = offsets
     expected = math.prod(shape) * ITEM_BYTES[dtype]
     if end - begin != expected:
-        raise _corrupt(
-            where,
-            f"shape {list(shape)} of {dtype} needs {expected} bytes, "
-            f"data_offsets give {end - begin}",
-        )
+        what = f"shape {list(shape)} of {dtype} needs {expected} bytes"
+        raise _corrupt(where, f"{what}, data_offsets give {end - begin}")
     return TensorEntry(name, dtype, shape, resolved, data_start + begin, expected)
 
 
@@ -170,16 +172,11 @@ def _check_layout(entries: list[TensorEntry], path: Path, data_start: int, file_
     position = data_start
     previous: TensorEntry | None = None
     for entry in entries:
-        if entry.offset < position and previous is not None:
-            raise _corrupt(
-                f"{path} tensor {quoted(entry.name)}",
-                f"overlaps tensor {quoted(previous.name)} by {position - entry.offset} bytes",
-            )
-        if entry.offset > position:
-            raise _corrupt(
-                f"{path} tensor {quoted(entry.name)}",
-                f"leaves a hole of {entry.offset - position} bytes before it",
-            )
+        where, gap = f"{path} tensor {quoted(entry.name)}", entry.offset - position
+        if gap < 0 and previous is not None:
+            raise _corrupt(where, f"overlaps tensor {quoted(previous.name)} by {-gap} bytes")
+        if gap > 0:
+            raise _corrupt(where, f"leaves a hole of {gap} bytes before it")
         position = entry.offset + entry.length
         previous = entry
     if position > file_size:

@@ -21,14 +21,11 @@ from dflash_trt.cli.convert_experts import BF16, convert, interruption_note
 from dflash_trt.cli.options import json_option
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.errors import DflashError
-from dflash_trt.quantization.checkpoint import (
-    QuantizedCheckpoint,
-    checkpoint_key,
-    quantize_checkpoint,
-)
+from dflash_trt.quantization.checkpoint import quantize_checkpoint
 from dflash_trt.quantization.experts import has_mxfp4_experts
 from dflash_trt.quantization.linears import Algorithm, QuantizeOptions, select_linears
 from dflash_trt.quantization.partial import check_destination
+from dflash_trt.quantization.rewrite import Rewritten, checkpoint_key
 from dflash_trt.quantization.scales import Activations
 from dflash_trt.text.encode import encode_calibration
 
@@ -153,7 +150,7 @@ def _activations(
     return Activations(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), observe)
 
 
-def _describe(written: QuantizedCheckpoint) -> str:
+def _describe(written: Rewritten) -> str:
     kept = ", ".join(written.kept[:MODULES_SHOWN])
     more = len(written.kept) - MODULES_SHOWN
     tail = f" and {more} more" if more > 0 else ""
@@ -165,11 +162,11 @@ def _describe(written: QuantizedCheckpoint) -> str:
     )
 
 
-def _to_json(written: QuantizedCheckpoint) -> dict[str, Any]:
+def _to_json(written: Rewritten) -> dict[str, Any]:
     worst = max(written.errors, key=written.errors.__getitem__)
     return {
         "output": str(written.folder),
-        "algorithm": written.algorithm.value,
+        "algorithm": written.algorithm,
         "source_bytes": written.source_bytes,
         "bytes": written.bytes,
         "shards": written.shards,

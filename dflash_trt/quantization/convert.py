@@ -7,18 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dflash_trt.checkpoints.safetensors_header import ITEM_BYTES, TensorEntry
-from dflash_trt.core.strict_json import quoted
-from dflash_trt.errors import DflashError
-from dflash_trt.quantization.formats import Float32
+from dflash_trt.checkpoints.safetensors_header import ITEM_BYTES
 from dflash_trt.quantization.fp8 import dequantize_fp8, quantize_fp8
 from dflash_trt.quantization.linears import Algorithm, Linear
 from dflash_trt.quantization.nvfp4 import BLOCK, dequantize_nvfp4, quantize_nvfp4
-from dflash_trt.quantization.rows import iterate_rows
+from dflash_trt.quantization.rows import iterate_rows, sum_of_squares
 from dflash_trt.quantization.scales import Scales
 from dflash_trt.quantization.shards import ShardWriter, TensorLayout
-
-_COPY_CHUNK = 8 << 20
 
 
 def linear_layout(linear: Linear, algorithm: Algorithm) -> list[TensorLayout]:
@@ -61,31 +56,10 @@ def write_linear(
             shard.write(f"{module}.weight_scale", blocks)
         shard.write(name, codes)
         decoded -= rows
-        error += _sum_of_squares(decoded)
-        norm += _sum_of_squares(rows)
+        error += sum_of_squares(decoded)
+        norm += sum_of_squares(rows)
         on_bytes(rows.size * ITEM_BYTES[linear.weight.dtype])
     per_tensor = "weight_scale" if algorithm is Algorithm.FP8 else "weight_scale_2"
     shard.write(f"{module}.{per_tensor}", np.asarray(scales.weight, "<f4").tobytes())
     shard.write(f"{module}.input_scale", np.asarray(scales.input, "<f4").tobytes())
     return math.sqrt(error / norm) if norm else 0.0
-
-
-def copy_tensor(entry: TensorEntry, shard: ShardWriter, on_bytes: Callable[[int], None]) -> None:
-    """A tensor that stays as it is, byte for byte."""
-    with entry.file.open("rb") as file:
-        file.seek(entry.offset)
-        left = entry.length
-        while left:
-            data = file.read(min(left, _COPY_CHUNK))
-            if not data:
-                what = f"ends inside tensor {quoted(entry.name)}; it changed while it was read"
-                raise DflashError(what, where=entry.file)
-            shard.write(entry.name, data)
-            on_bytes(len(data))
-            left -= len(data)
-
-
-def _sum_of_squares(values: Float32) -> float:
-    # In double precision: squares of weights near float32's ends would overflow or vanish.
-    doubles = values.astype(np.float64)
-    return float(np.einsum("ij,ij->", doubles, doubles))  # one thread, unlike np.dot

@@ -1,9 +1,7 @@
 """Rewrites gpt-oss's native MXFP4 experts as NVFP4 or bf16, expert by expert.
 
-gpt-oss stores the experts of a layer as `X_blocks` U8 [E, out, in/32, 16] and `X_scales` U8
-[E, out, in/32]. They become what ModelOpt exports for fused experts, transposed: `X` U8
-[E, in/2, out] with `X_weight_scale` F8_E4M3 [E, in/16, out] and a scalar `X_weight_scale_2`, or
-`X` BF16 [E, in, out]. Everything else, attention and router included, is copied.
+The layouts of both are in checkpoints/quantized_weights.py; bf16 is `X` [E, in, out]. Everything
+else, attention and router included, is copied.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from dflash_trt.core.progress import Progress
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.formats import E8M0_NAN, Codes
-from dflash_trt.quantization.layout import hf_quant_config, quantization_config
 from dflash_trt.quantization.mxfp4 import MX_BLOCK
 from dflash_trt.quantization.nvfp4 import BLOCK
 from dflash_trt.quantization.partial import PartialCheckpoint, TensorReport
@@ -36,7 +33,7 @@ from dflash_trt.quantization.recode import (
     mxfp4_to_bf16,
     mxfp4_to_nvfp4,
 )
-from dflash_trt.quantization.rewrite import Description, Rewritten, rewrite_checkpoint
+from dflash_trt.quantization.rewrite import Rewriting, Rewritten, rewrite_checkpoint
 from dflash_trt.quantization.shards import ShardWriter, TensorLayout
 
 METHOD = "mxfp4"
@@ -46,6 +43,7 @@ LARGEST_SCALE = 252
 
 _CHUNK = 4 << 20
 _STRIP = 256
+_FIX = "download the checkpoint again"
 
 
 class ExpertFormat(StrEnum):
@@ -82,20 +80,12 @@ class LayerExperts:
 
         Raises DflashError when a file has become shorter than its header says.
         """
-        with self.blocks.file.open("rb") as codes, self.scales.file.open("rb") as scales:
-            codes.seek(self.blocks.offset)
-            scales.seek(self.scales.offset)
-            for _ in range(self.count):
-                packed = codes.read(self.blocks.length // self.count)
-                factors = scales.read(self.scales.length // self.count)
-                if len(packed) * self.count < self.blocks.length:
-                    raise _short(self.blocks)
-                if len(factors) * self.count < self.scales.length:
-                    raise _short(self.scales)
-                yield (
-                    np.frombuffer(packed, np.uint8).reshape(self.rows, -1),
-                    np.frombuffer(factors, np.uint8).reshape(self.rows, -1),
-                )
+        packed, scales = (
+            entry.pieces(entry.length // self.count) for entry in (self.blocks, self.scales)
+        )
+        for pair in zip(packed, scales, strict=True):
+            codes, factors = (np.frombuffer(data, np.uint8) for data in pair)
+            yield codes.reshape(self.rows, -1), factors.reshape(self.rows, -1)
 
 
 def has_mxfp4_experts(config: Mapping[str, Any]) -> bool:
@@ -117,42 +107,36 @@ def find_experts(checkpoint: Checkpoint) -> dict[str, LayerExperts]:
         name = entry.name.removesuffix(BLOCKS)
         scales = checkpoint.tensors.get(name + SCALES)
         if scales is None:
-            raise _wrong(entry, f"{quoted(name + SCALES)} is missing")
+            raise entry.error(f"{quoted(name + SCALES)} is missing", _FIX)
         if entry.dtype != "U8" or len(entry.shape) != 4 or entry.shape[3] != MX_BLOCK // 2:
-            raise _wrong(entry, f"it is {entry.dtype} {list(entry.shape)}, not U8 [E, out, in/32, "
-                         f"{MX_BLOCK // 2}]")  # fmt: skip
+            wanted = f"U8 [E, out, in/32, {MX_BLOCK // 2}]"
+            raise entry.error(f"it is {entry.dtype} {list(entry.shape)}, not {wanted}", _FIX)
         if scales.dtype != "U8" or scales.shape != entry.shape[:3]:
             wanted = f"U8 {list(entry.shape[:3])}"
-            raise _wrong(scales, f"it is {scales.dtype} {list(scales.shape)}, not {wanted}")
+            raise scales.error(f"it is {scales.dtype} {list(scales.shape)}, not {wanted}", _FIX)
         if not entry.length:
-            raise _wrong(entry, "it is empty")
+            raise entry.error("it is empty", _FIX)
         found[entry.name] = LayerExperts(name, entry, scales)
     if not found:
         raise DflashError(
             f"states MXFP4, but holds no tensor called *{BLOCKS}",
             where=checkpoint.path,
-            fix="download the checkpoint again",
+            fix=_FIX,
         )
     return found
 
 
-class _ExpertRewriting:
+class _ExpertRewriting(Rewriting):
     """MXFP4 experts become another format."""
 
     def __init__(self, checkpoint: Checkpoint, form: ExpertFormat) -> None:
+        algorithm = WEIGHTS_ONLY if form is ExpertFormat.NVFP4 else None
+        stage = f"converting experts to {form}"
+        super().__init__(stage, {"experts": form}, _kept(checkpoint), algorithm)
         self._form = form
         self._experts = find_experts(checkpoint)
         self._dropped = {one.scales.name for one in self._experts.values()}
-        self._excluded = _excluded(checkpoint)
         self._largest: Mapping[str, float] = {}
-
-    @property
-    def stage(self) -> str:
-        return f"converting experts to {self._form}"
-
-    @property
-    def key(self) -> Mapping[str, Any]:
-        return {"experts": self._form}
 
     def layout(self, entry: TensorEntry) -> list[TensorLayout] | None:
         if entry.name in self._dropped:
@@ -191,14 +175,6 @@ class _ExpertRewriting:
             return experts.name, TensorReport(error=0.0, exact=blocks)
         return experts.name, self._write_nvfp4(experts, shard, on_bytes)
 
-    def describe(self) -> Description:
-        if self._form is ExpertFormat.BF16:
-            return Description(None, None)
-        return Description(
-            quantization_config(WEIGHTS_ONLY, self._excluded),
-            hf_quant_config(WEIGHTS_ONLY, self._excluded),
-        )
-
     def _write_nvfp4(
         self, experts: LayerExperts, shard: ShardWriter, on_bytes: Callable[[int], None]
     ) -> TensorReport:
@@ -230,8 +206,8 @@ def convert_experts(
 ) -> Rewritten:
     """Writes a copy of a gpt-oss checkpoint whose experts have another format.
 
-    Shards keep their names; memory stays at a few times one expert's matrix. The reports count,
-    for each matrix, blocks of 16 that keep every value and those that were quantised again.
+    Shards keep their names; memory stays at a few times one expert's matrix. The reports count
+    each matrix's blocks of 16 that keep every value, and those that were quantised again.
 
     Raises:
         DflashError: see `find_experts` and `rewrite_checkpoint`; scales that are NaN or so large
@@ -249,7 +225,7 @@ def _turned(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return turned
 
 
-def _excluded(checkpoint: Checkpoint) -> list[str]:
+def _kept(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Patterns of every module that stays as it is: those that MXFP4's statement has, and more."""
     stated = checkpoint.config[CONFIG_KEY].get("modules_to_not_convert") or []
     patterns = [f"{name}*" if "*" in name and not name.endswith("*") else name for name in stated]
@@ -259,33 +235,16 @@ def _excluded(checkpoint: Checkpoint) -> list[str]:
         if entry.name.endswith(".weight") and len(entry.shape) > 1
     )
     rest = {one for one in matrices if not any(fnmatchcase(one, p) for p in patterns)}
-    return [*patterns, *sorted(rest)]
+    return (*patterns, *sorted(rest))
 
 
 def _largest_scale(entry: TensorEntry, on_bytes: Callable[[int], None]) -> int:
     """The largest E8M0 code of a tensor."""
     largest = 0
-    with entry.file.open("rb") as file:
-        file.seek(entry.offset)
-        left = entry.length
-        while left:
-            data = file.read(min(left, _CHUNK))
-            if not data:
-                raise _short(entry)
-            largest = max(largest, int(np.frombuffer(data, np.uint8).max()))
-            left -= len(data)
-            on_bytes(len(data))
+    for data in entry.pieces(_CHUNK):
+        largest = max(largest, int(np.frombuffer(data, np.uint8).max()))
+        on_bytes(len(data))
     if largest > LARGEST_SCALE:
         what = "NaN" if largest == E8M0_NAN else f"2^{largest - 127}, more than bf16 holds"
-        raise _wrong(entry, f"a block's scale is {what}")
+        raise entry.error(f"a block's scale is {what}", _FIX)
     return largest
-
-
-def _short(entry: TensorEntry) -> DflashError:
-    what = f"ends inside tensor {quoted(entry.name)}; it changed while it was read"
-    return DflashError(what, where=entry.file)
-
-
-def _wrong(entry: TensorEntry, what: str) -> DflashError:
-    fix = "download the checkpoint again"
-    return DflashError(f"tensor {quoted(entry.name)}: {what}", where=entry.file, fix=fix)

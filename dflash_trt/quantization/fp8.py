@@ -1,15 +1,7 @@
 """FP8: E4M3 codes with one float32 scale per tensor, for weights and for activations.
 
-Every operation below is one float32 operation, in the order written: this is the definition
-that graphs and kernels are compared with.
-
-    scale  = amax / 448            1 where that is 0
-    code   = E4M3(value / scale)   clipped to ±448, round to nearest, ties to even
-    value' = code * scale
-
-ModelOpt 0.47 divides in the checkpoint's type, so of bf16 and fp16 weights it writes
-E4M3(bf16(value / scale)): rounded twice, about 3 % of codes are a neighbour of the correctly
-rounded ones here. Of float32 weights the codes are the same.
+Every operation is one float32 operation in the order written: graphs and kernels are compared with
+this. docs/design/quantised-linears.md has the formulas, and where ModelOpt rounds otherwise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The JSON of ModelOpt's unified Hugging Face layout, as its 0.47 writes it."""
+"""The JSON of ModelOpt's unified Hugging Face layout, as its 0.47 writes it.
+
+`algorithm` is ModelOpt's `quant_algo`; `kept` are modules, or patterns of them, that stay in
+floating point.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,11 @@ from dflash_trt.quantization.linears import Algorithm
 from dflash_trt.quantization.nvfp4 import BLOCK
 from dflash_trt.version import __version__
 
-QUANT_CONFIG_NAME = "hf_quant_config.json"
 PRODUCER = {"name": "dflash-trt", "version": __version__}
 
 
 def quantization_config(algorithm: str, kept: Sequence[str]) -> dict[str, Any]:
-    """config.json's `quantization_config`, by which loaders know a quantised checkpoint.
-
-    `algorithm` is ModelOpt's `quant_algo`; `kept` are modules, or patterns of them, that stay in
-    floating point.
-    """
+    """config.json's `quantization_config`, by which loaders know a quantised checkpoint."""
     element: dict[str, Any] = {"dynamic": False, "type": "float"}
     if algorithm == Algorithm.FP8:
         element["num_bits"] = 8
@@ -37,10 +36,8 @@ def quantization_config(algorithm: str, kept: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def hf_quant_config(
-    algorithm: str, kept: Sequence[str], kv_cache: str | None = None
-) -> dict[str, Any]:
-    """hf_quant_config.json: the same in the form of older loaders.
+def hf_quant_config(algorithm: str, kept: Sequence[str], kv_cache: str | None) -> dict[str, Any]:
+    """hf_quant_config.json, which older loaders read.
 
     `kv_cache` is what the source states of its KV cache, whose scales are copied.
     """

@@ -1,4 +1,4 @@
-"""Which linears of a model are quantised, and which were left out on purpose."""
+"""Which linears of a model are quantised, and which stay as they are."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.checkpoints.quantized_weights import FLOAT_DTYPES
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.nvfp4 import BLOCK
-from dflash_trt.quantization.rows import READABLE_DTYPES
 
 FUSED_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Linears with one input, which servers fuse into one: they share the scales of a fused one."""
+"""Linears of one input, which servers fuse: they share scales."""
 
 LAYER_LINEARS = (*FUSED_GROUPS[0], "o_proj", *FUSED_GROUPS[1], "down_proj")
 LM_HEAD = "lm_head"
@@ -50,8 +50,8 @@ class QuantizeOptions:
 class Linear:
     """One weight to quantise.
 
-    `role` is the checkpoint reader's name ("layers.0.q_proj"), `module` the model's own
-    ("model.layers.0.self_attn.q_proj"), `group` the same for linears that share an input.
+    `role` is the checkpoint reader's name ("layers.0.q_proj"), `module` the model's
+    ("model.layers.0.self_attn.q_proj"); linears that share an input have one `group`.
     """
 
     role: str
@@ -62,10 +62,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The linears to quantise, in the reader's order, and the modules that stay as they are.
-
-    `kept` are linears and embeddings, sorted; norms are no candidates and not named.
-    """
+    """The linears to quantise, in the reader's order; `kept` are other linears and embeddings."""
 
     linears: tuple[Linear, ...]
     kept: tuple[str, ...]
@@ -96,7 +93,7 @@ def select_linears(spec: DecoderSpec, options: QuantizeOptions) -> Selection:
         kept.append(LM_HEAD)  # tied: the embedding's tensor, but a module of its own
     for pattern in options.exclude:
         if pattern not in matched:
-            example = (linears[0].module if linears else kept[0]) if linears or kept else "none"
+            example = linears[0].module if linears else kept[0]
             raise DflashError(
                 f"{pattern!r} matches no linear of {spec.checkpoint.path}",
                 where="--exclude",
@@ -136,7 +133,7 @@ def refuse_quantized(
     if config.get("quantization_config") or config.get("compression_config"):
         raise DflashError("is quantized already", where=spec.checkpoint.path, fix=fix)
     for weight in spec.weights.values():
-        if weight.dtype not in READABLE_DTYPES:
+        if weight.dtype not in FLOAT_DTYPES:
             what = f"is quantized already: tensor {quoted(weight.name)} is {weight.dtype}"
             raise DflashError(what, where=spec.checkpoint.path, fix=fix)
 
@@ -153,21 +150,16 @@ def refuse_experts(spec: DecoderSpec) -> None:
 
 def _wanted_outside_layers(spec: DecoderSpec, options: QuantizeOptions) -> list[str]:
     """The roles outside the layers that were asked for."""
-    wanted: list[str] = []
     if options.quantize_lm_head:
         if not isinstance(spec, TargetSpec):
             raise _no_such("--quantize-lm-head", "a draft borrows the target's lm_head")
         if spec.tie_word_embeddings:
-            raise _no_such(
-                "--quantize-lm-head",
-                "the lm_head is tied to the embedding, which stays in high precision",
-            )
-        wanted.append(LM_HEAD)
-    if options.quantize_fc:
-        if isinstance(spec, TargetSpec):
-            raise _no_such("--quantize-fc", "only a draft has fc")
-        wanted.append(FC)
-    return wanted
+            what = "the lm_head is tied to the embedding, which stays in high precision"
+            raise _no_such("--quantize-lm-head", what)
+    if options.quantize_fc and isinstance(spec, TargetSpec):
+        raise _no_such("--quantize-fc", "only a draft has fc")
+    asked = {LM_HEAD: options.quantize_lm_head, FC: options.quantize_fc}
+    return [role for role, is_asked in asked.items() if is_asked]
 
 
 def _no_such(option: str, what: str) -> DflashError:
@@ -186,14 +178,13 @@ def _check_blocks(spec: DecoderSpec, linears: list[Linear]) -> None:
     odd = [linear for linear in linears if linear.weight.shape[1] % BLOCK]
     if not odd:
         return
-    first, more = odd[0], len(odd) - 1
+    weight, module, more = odd[0].weight, odd[0].module, len(odd) - 1
     tail = f" (and {more} more)" if more else ""
+    pattern = f"'*.{module.rpartition('.')[2]}'" if "." in module else module
     raise DflashError(
-        f"tensor {quoted(first.weight.name)} has {first.weight.shape[1]} input columns{tail}; "
+        f"tensor {quoted(weight.name)} has {weight.shape[1]} input columns{tail}; "
         f"NVFP4 needs multiples of {BLOCK}",
         where=spec.checkpoint.path,
-        fix=f"add --exclude '*.{first.module.rpartition('.')[2]}'"
-        if "." in first.module
-        else f"add --exclude {first.module}",
+        fix=f"add --exclude {pattern}",
         usage=True,
     )

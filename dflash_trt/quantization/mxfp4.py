@@ -1,14 +1,7 @@
 """MXFP4: E2M1 codes with a power-of-two scale (E8M0) per 32 columns.
 
 Format: OCP Microscaling Formats 1.0, as gpt-oss checkpoints store it. The scale is the smallest
-power of two for which nothing is clipped:
-
-    exponent = ceil(log2(amax32 / 6))     the division in float32, the logarithm exact;
-                                          -127 for a block of zeros, clipped to -127 … 127
-    code     = E2M1(value / 2^exponent)   round to nearest, ties to even
-    value'   = code * 2^exponent
-
-ModelOpt 0.47 chooses the same scales but rounds ties towards zero and writes zeros as -0.
+power of two that clips nothing; docs/design/quantised-linears.md has the formulas.
 """
 
 from __future__ import annotations

@@ -1,19 +1,7 @@
 """NVFP4: E2M1 codes, an E4M3 scale per 16 columns, one float32 scale per tensor.
 
-Every operation below is one float32 operation, in the order written: this is the definition
-that graphs and kernels are compared with. Blocks are 16 neighbours of the last axis, `amax16`
-is a block's largest magnitude, `global` the tensor's own scale (`weight_scale_2`, `input_scale`).
-
-    global = amax / 2688                    (6 · 448) 1 where that is 0
-    block  = E4M3(amax16 / (6 * global))    clipped to 448, round to nearest, ties to even
-    step   = block * global
-    code   = E2M1(value / step)             clipped to ±6, round to nearest, ties to even;
-                                            0 where step is 0
-    value' = code * step
-
-Weights and activations differ in one thing: a weight's block scale is at least 2^-9, and 1 where
-amax16 / (6 * global) is 0, as ModelOpt writes it; an activation's may be 0, and its block is 0.
-The sign of a zero is not part of the definition.
+Every operation is one float32 operation in the order written: graphs and kernels are compared with
+this. docs/design/quantised-linears.md has the formulas, and how weights and activations differ.
 """
 
 from __future__ import annotations

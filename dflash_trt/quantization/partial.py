@@ -1,4 +1,4 @@
-"""A checkpoint in the making: a folder that survives a kill, and a note of what is finished."""
+"""A checkpoint being written: a folder that survives a kill, and a note of what is finished."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from dflash_trt.checkpoints.quantization import QUANT_CONFIG_NAME
 from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.core import publish
 from dflash_trt.errors import DflashError
-from dflash_trt.quantization.layout import QUANT_CONFIG_NAME
 
 # Inside the partial folder, beside its lock.
 _NEW_NAME = "checkpoint"
@@ -23,19 +23,15 @@ _STATE_NAME = "state.json"
 _WORK_NAME = "work"
 
 
-class Origin(Enum):
-    """Whether a run begins, goes on where another was interrupted, or cannot use what it left."""
-
-    FRESH = "fresh"
-    CONTINUED = "continued"
-    RESTARTED = "restarted"
+Origin = Literal["fresh", "continued", "restarted"]
+"""Whether a run begins, goes on where another was interrupted, or cannot use what it left."""
 
 
 class TensorReport(BaseModel):
     """How a tensor was converted.
 
-    `error` is relative, |W' - W| / |W| in the Frobenius norm, over what was requantised.
-    Of blocks whose scale was converted, `exact` keep every value and `requantized` do not.
+    `error` is |W' - W| / |W| in the Frobenius norm, over what was requantised. Of blocks whose
+    scale was converted, `exact` keep every value and `requantized` do not.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -58,9 +54,8 @@ class FinishedShard(BaseModel):
 class State(BaseModel):
     """What an interrupted run leaves for the next.
 
-    `key` stands for the source and the options; `weights` and `activations` are largest
-    magnitudes by role (of MXFP4 weights: codes of scales), None until they are known; `shards`
-    are finished, by file name.
+    `key` stands for source and options; `weights` and `activations` are largest magnitudes by role
+    (of MXFP4: codes of scales), None until known; `shards` are the finished ones, by file name.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -72,23 +67,20 @@ class State(BaseModel):
 
 
 class PartialCheckpoint:
-    """The folder `folder` to write into, and the state beside it.
-
-    `workspace` is an empty folder for temporary files.
-    """
+    """The folder to write into, the state beside it, and an empty `workspace` for other files."""
 
     def __init__(self, root: Path, key: str) -> None:
         self.folder = root / _NEW_NAME
         self.workspace = root / _WORK_NAME
         self._path = root / _STATE_NAME
-        self.origin = Origin.FRESH
+        self.origin: Origin = "fresh"
         self.state = State(key=key)
         if self._path.exists() or self.folder.exists():
             found = self._read()
-            self.origin = Origin.RESTARTED
             if found is not None and found.key == key and self.folder.is_dir():
-                self.origin, self.state = Origin.CONTINUED, found
+                self.origin, self.state = "continued", found
             else:
+                self.origin = "restarted"
                 shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(exist_ok=True)
         shutil.rmtree(self.workspace, ignore_errors=True)
@@ -130,14 +122,14 @@ class PartialCheckpoint:
 def partial_checkpoint(
     destination: Path, key: str, *, overwrite: bool
 ) -> Iterator[PartialCheckpoint]:
-    """Yields a checkpoint in the making that becomes `destination` on success.
+    """Yields a checkpoint that becomes `destination` on success.
 
-    An error leaves nothing. A run that was interrupted (Ctrl-C or a kill) leaves the folder of
-    `partial_folder`; the next run with the same key finds its finished shards there.
+    An error leaves nothing. An interrupted run (Ctrl-C or a kill) leaves `partial_folder`; the
+    next run with the same key finds its finished shards there.
 
     Raises:
         DflashError: `destination` exists (without `overwrite`), is not a quantised checkpoint,
-            cannot be written, or another process is at work on it.
+            cannot be written, or is being written by another process.
     """
     destination = destination.resolve()
     check_destination(destination, overwrite=overwrite)

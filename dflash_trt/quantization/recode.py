@@ -1,15 +1,8 @@
-"""MXFP4 weights in other formats: the same values, wherever the format can hold them.
+"""MXFP4 weights as NVFP4 or bf16: the same values, wherever the format can hold them.
 
-MXFP4 is E2M1 codes with a power of two per 32 columns; NVFP4 is E2M1 codes with an E4M3 scale per
-16 and one float32 per tensor. A block of 32 becomes two of 16 with its codes and its scale, where
-that scale, divided by one power of two for the whole tensor, is a power of two of E4M3:
-
-    shift = largest exponent - 8                 so that 2^8 is the largest scale
-    scale = E4M3(2^(exponent - shift))           exact for exponent - shift in -9 … 8
-    value = code * scale * 2^shift               the float32 it was
-
-Blocks further below the largest are quantised again (`nvfp4.py`), and counted where a value of
-theirs changes. NVIDIA's ModelOpt casts checkpoints by the same rule (`cast_mxfp4_to_nvfp4`).
+Blocks that NVFP4's range of scales does not reach are quantised again, and counted where a value
+changes. ModelOpt casts checkpoints by the same rule (`cast_mxfp4_to_nvfp4`), which
+docs/design/quantised-linears.md explains.
 """
 
 from __future__ import annotations
@@ -23,13 +16,13 @@ import numpy.typing as npt
 from dflash_trt.quantization.formats import (
     E8M0_BIAS,
     Codes,
-    Float32,
     decode_e8m0,
     decode_packed_e2m1,
     encode_e4m3,
 )
 from dflash_trt.quantization.mxfp4 import MX_BLOCK, dequantize_mxfp4
 from dflash_trt.quantization.nvfp4 import BLOCK, dequantize_nvfp4, quantize_nvfp4
+from dflash_trt.quantization.rows import sum_of_squares
 
 LARGEST_EXPONENT = 8
 SMALLEST_EXPONENT = -9
@@ -88,8 +81,8 @@ def mxfp4_to_nvfp4(packed: Codes, scales: Codes, shift: int) -> Recoded:
         block_scales,
         count - requantized,
         requantized,
-        _sum_of_squares(difference.reshape(-1, BLOCK)[changed]),
-        _sum_of_squares(values.reshape(-1, BLOCK)[changed]),
+        sum_of_squares(difference.reshape(-1, BLOCK)[changed]),
+        sum_of_squares(values.reshape(-1, BLOCK)[changed]),
     )
 
 
@@ -116,8 +109,3 @@ def _bf16_pairs() -> npt.NDArray[np.uint32]:
     # subnormal ones either, the smallest being 2^-128.
     bits = (values.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
     return np.ascontiguousarray(bits).view(np.uint32).reshape(-1)
-
-
-def _sum_of_squares(values: Float32) -> float:
-    doubles = values.astype(np.float64)
-    return float(np.einsum("ij,ij->", doubles, doubles))

@@ -5,68 +5,61 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, Checkpoint
-from dflash_trt.checkpoints.quantization import CONFIG_KEY
+from dflash_trt.checkpoints.quantization import CONFIG_KEY, QUANT_CONFIG_NAME
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, header_sha256
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
-from dflash_trt.quantization.convert import copy_tensor
-from dflash_trt.quantization.layout import QUANT_CONFIG_NAME
-from dflash_trt.quantization.partial import (
-    Origin,
-    PartialCheckpoint,
-    TensorReport,
-    partial_checkpoint,
-)
+from dflash_trt.quantization.layout import hf_quant_config, quantization_config
+from dflash_trt.quantization.partial import PartialCheckpoint, TensorReport, partial_checkpoint
 from dflash_trt.quantization.shards import ShardWriter, TensorLayout, shard_bytes
 from dflash_trt.version import __version__
 
-# Tokenizer, generation defaults, chat template: whatever describes and is neither weight nor code.
+# Tokenizer, generation defaults, chat template, licence: neither weights nor code.
 _COPIED_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _COPIED_PREFIXES = ("LICENSE", "NOTICE")
 _WRITTEN_NAMES = (CONFIG_NAME, INDEX_NAME, QUANT_CONFIG_NAME)
+_COPY_CHUNK = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What a checkpoint states of its precision; None for one in floating point.
+class Rewriting(ABC):
+    """What becomes of a checkpoint's tensors; those that it does not name are copied.
 
-    `quantization_config` is config.json's, `hf_quant_config` the file of that name.
+    `stage` is what its progress is called. `key` is JSON that is equal for two runs which must
+    write the same of one source. The copy states `algorithm`, ModelOpt's `quant_algo` (None: it
+    is in floating point), the modules `kept` as they were, and the source's `kv_cache` format.
     """
 
-    quantization_config: dict[str, Any] | None
-    hf_quant_config: dict[str, Any] | None
+    def __init__(
+        self,
+        stage: str,
+        key: Mapping[str, Any],
+        kept: tuple[str, ...],
+        algorithm: str | None,
+        kv_cache: str | None = None,
+    ) -> None:
+        self.stage, self.key, self.kept = stage, key, kept
+        self.algorithm, self.kv_cache = algorithm, kv_cache
 
-
-class Rewriting(Protocol):
-    """What becomes of a checkpoint's tensors; those that it does not name are copied."""
-
-    @property
-    def stage(self) -> str:
-        """What its progress is called."""
-
-    @property
-    def key(self) -> Mapping[str, Any]:
-        """JSON that is equal for two runs which must write the same of one source."""
-
+    @abstractmethod
     def layout(self, entry: TensorEntry) -> list[TensorLayout] | None:
         """What is written in place of a tensor: None copies it, an empty list drops it."""
 
+    @abstractmethod
     def prepare(self, partial: PartialCheckpoint, progress: Progress) -> None:
         """Finds the scales; what they come from is kept in `partial` for a run that continues."""
 
+    @abstractmethod
     def write(
         self, entry: TensorEntry, shard: ShardWriter, on_bytes: Callable[[int], None]
     ) -> tuple[str, TensorReport]:
         """Writes the layout of a tensor; the module that it belongs to, and how it went."""
-
-    def describe(self) -> Description:
-        """What the new checkpoint states of its precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +67,23 @@ class Rewritten:
     """What was written.
 
     `source_bytes` and `bytes` count tensors before and after; `reports` are of the converted
-    modules; `resumed_shards` were finished by an interrupted run.
+    modules, `kept` the others (or patterns of them); `resumed_shards` were finished by an
+    interrupted run.
     """
 
     folder: Path
+    algorithm: str | None
     source_bytes: int
     bytes: int
     reports: dict[str, TensorReport]
+    kept: tuple[str, ...]
     shards: int
     resumed_shards: int
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Relative Frobenius error of each converted module."""
+        return {module: report.error for module, report in self.reports.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +109,8 @@ def rewrite_checkpoint(
 ) -> Rewritten:
     """Writes `checkpoint` again with `rewriting` applied to its tensors.
 
-    Shards keep their names. `destination` is whole or absent; an interrupted run is continued by
-    the next one with the same source and `rewriting.key`, after its last finished shard.
+    Shards keep their names. `destination` is whole or absent; the next run with the same source
+    and `rewriting.key` continues an interrupted one after its last finished shard.
 
     Raises:
         DflashError: see `partial_checkpoint`; a destination that overlaps the source; a disk
@@ -118,8 +119,8 @@ def rewrite_checkpoint(
     _check_apart(checkpoint.path, destination)
     shards = _plan_shards(checkpoint, rewriting)
     copied = _files_to_copy(checkpoint.path)
-    key = _key(checkpoint, rewriting)
-    with partial_checkpoint(destination, key, overwrite=overwrite) as partial:
+    parts = {"version": __version__, "source": checkpoint_key(checkpoint), **rewriting.key}
+    with partial_checkpoint(destination, _digest(parts), overwrite=overwrite) as partial:
         finished = {shard.name for shard in shards if partial.is_finished(shard.name)}
         _announce(partial, len(finished), len(shards), progress)
         pending = [shard for shard in shards if shard.name not in finished]
@@ -138,9 +139,11 @@ def rewrite_checkpoint(
         }
     return Rewritten(
         folder=destination,
+        algorithm=rewriting.algorithm,
         source_bytes=sum(shard.source_bytes for shard in shards),
         bytes=sum(tensor.num_bytes for shard in shards for tensor in shard.layout),
         reports=reports,
+        kept=rewriting.kept,
         shards=len(shards),
         resumed_shards=len(finished),
     )
@@ -159,6 +162,10 @@ def checkpoint_key(checkpoint: Checkpoint) -> str:
         # The time tells weights apart that were saved again under the same header.
         shards.append([file.name, status.st_size, status.st_mtime_ns, header_sha256(file)])
     parts = {"path": str(checkpoint.path.resolve()), "config": checkpoint.config, "shards": shards}
+    return _digest(parts)
+
+
+def _digest(parts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -200,22 +207,16 @@ def _files_to_copy(folder: Path) -> list[Path]:
     )
 
 
-def _key(checkpoint: Checkpoint, rewriting: Rewriting) -> str:
-    """Equal for two runs that must write the same."""
-    parts = {"version": __version__, "source": checkpoint_key(checkpoint), **rewriting.key}
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
 def _announce(partial: PartialCheckpoint, finished: int, count: int, progress: Progress) -> None:
-    if partial.origin is Origin.CONTINUED:
+    if partial.origin == "continued":
         progress.stage(f"continuing: {finished} of {count} shards are finished", None)
-    elif partial.origin is Origin.RESTARTED:
+    elif partial.origin == "restarted":
         progress.stage("starting over: the checkpoint or the options have changed", None)
 
 
 def _check_space(pending: list[_Shard], copied: list[Path], folder: Path, shown: Path) -> None:
     size = _needed_bytes(pending, copied)
-    # A shard that was half-written is written again from its start.
+    # A half-written shard is written again from its start.
     torn = [folder / shard.name for shard in pending]
     free = shutil.disk_usage(folder).free
     free += sum(path.stat().st_size for path in torn if path.exists())
@@ -238,7 +239,9 @@ def _write_shard(
         for entry in shard.entries:
             layout = rewriting.layout(entry)
             if layout is None:
-                copy_tensor(entry, writer, progress.advance)
+                for data in entry.pieces(_COPY_CHUNK):
+                    writer.write(entry.name, data)
+                    progress.advance(len(data))
             elif layout:
                 module, report = rewriting.write(entry, writer, progress.advance)
                 reports[module] = report
@@ -250,13 +253,13 @@ def _write_shard(
 def _write_descriptions(
     checkpoint: Checkpoint, rewriting: Rewriting, shards: list[_Shard], folder: Path
 ) -> None:
-    described = rewriting.describe()
     config = {key: value for key, value in checkpoint.config.items() if key != CONFIG_KEY}
-    if described.quantization_config is not None:
-        config[CONFIG_KEY] = described.quantization_config
+    algorithm, kept = rewriting.algorithm, rewriting.kept
+    if algorithm is not None:
+        config[CONFIG_KEY] = quantization_config(algorithm, kept)
+        stated = hf_quant_config(algorithm, kept, rewriting.kv_cache)
+        _write_json(folder / QUANT_CONFIG_NAME, stated)
     _write_json(folder / CONFIG_NAME, config)
-    if described.hf_quant_config is not None:
-        _write_json(folder / QUANT_CONFIG_NAME, described.hf_quant_config)
     if [shard.name for shard in shards] != [SINGLE_NAME]:
         total = sum(tensor.num_bytes for shard in shards for tensor in shard.layout)
         names = {tensor.name: shard.name for shard in shards for tensor in shard.layout}

@@ -12,8 +12,6 @@ from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.formats import Float32
 
-READABLE_DTYPES = ("F32", "F16", "BF16")
-
 # What fits a core's cache with everything computed from it; one row where rows are longer.
 CHUNK_ELEMENTS = 1 << 17
 
@@ -23,18 +21,10 @@ def iterate_rows(entry: TensorEntry) -> Iterator[Float32]:
 
     Raises DflashError when the file has become shorter than its header says.
     """
-    rows, columns = entry.shape
-    step = max(1, CHUNK_ELEMENTS // max(columns, 1))
-    row_bytes = columns * ITEM_BYTES[entry.dtype]
-    with entry.file.open("rb") as file:
-        file.seek(entry.offset)
-        for start in range(0, rows, step):
-            count = min(step, rows - start)
-            data = file.read(count * row_bytes)
-            if len(data) < count * row_bytes:
-                what = f"ends inside tensor {quoted(entry.name)}; it changed while it was read"
-                raise DflashError(what, where=entry.file)
-            yield _decode(data, entry.dtype).reshape(count, columns)
+    columns = entry.shape[1]
+    rows = max(1, CHUNK_ELEMENTS // columns)
+    for data in entry.pieces(rows * columns * ITEM_BYTES[entry.dtype]):
+        yield _decode(data, entry.dtype).reshape(-1, columns)
 
 
 def largest_magnitude(entry: TensorEntry, on_bytes: Callable[[int], None]) -> float:
@@ -51,6 +41,12 @@ def largest_magnitude(entry: TensorEntry, on_bytes: Callable[[int], None]) -> fl
             fix="such a checkpoint cannot be quantized, nor used",
         )
     return float(largest)
+
+
+def sum_of_squares(values: Float32) -> float:
+    """Of a matrix, in double precision: squares near float32's ends would overflow or vanish."""
+    doubles = values.astype(np.float64)
+    return float(np.einsum("ij,ij->", doubles, doubles))  # one thread, unlike np.dot
 
 
 def _decode(data: bytes, dtype: str) -> Float32:

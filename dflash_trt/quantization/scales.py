@@ -1,11 +1,11 @@
-"""The scales of linears: from largest magnitudes of weights and of inputs to float32 factors."""
+"""The scales of linears, from the largest magnitudes of their weights and inputs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +21,9 @@ from dflash_trt.quantization.nvfp4 import nvfp4_global_scale
 class Activations:
     """Largest input magnitude of each linear, by role, and how to observe it.
 
-    `key` changes whenever the magnitudes might (other texts, other weights): an interrupted run
-    is continued, and `observe` not called again, only where it is the same. `observe` is given
-    a folder for its temporary files, which lies beside the destination.
+    `key` changes with whatever the magnitudes depend on (texts, weights): only where it is the
+    same is an interrupted run continued, without another call of `observe`. That is given a folder
+    beside the destination for temporary files.
     """
 
     key: str
@@ -45,20 +45,19 @@ class Scales:
 
 
 def compute_scales(
-    linears: Iterable[Linear],
+    linears: Collection[Linear],
     algorithm: Algorithm,
     weights: Mapping[str, float],
     activations: Mapping[str, float],
 ) -> dict[str, Scales]:
     """Role → scales, from role → largest magnitude of weights and of inputs.
 
-    As ModelOpt does it, linears that servers fuse share the input scale, and NVFP4's global
-    weight scale: the largest of the group.
+    As in ModelOpt, linears that servers fuse share the largest input scale of the group and the
+    largest of NVFP4's global weight scales.
 
     Raises:
         DflashError: a linear's input was not observed, or never differed from zero.
     """
-    linears = list(linears)
     _check_activations(linears, activations)
     scale = fp8_scale if algorithm is Algorithm.FP8 else nvfp4_global_scale
     inputs = _group_maxima(linears, activations)
@@ -72,14 +71,14 @@ def compute_scales(
     }
 
 
-def _group_maxima(linears: list[Linear], amax: Mapping[str, float]) -> dict[str, float]:
+def _group_maxima(linears: Collection[Linear], amax: Mapping[str, float]) -> dict[str, float]:
     maxima: dict[str, float] = {}
     for linear in linears:
         maxima[linear.group] = max(maxima.get(linear.group, 0.0), amax[linear.role])
     return maxima
 
 
-def _check_activations(linears: list[Linear], activations: Mapping[str, float]) -> None:
+def _check_activations(linears: Collection[Linear], activations: Mapping[str, float]) -> None:
     missing = [linear.module for linear in linears if linear.role not in activations]
     if missing:
         shown = ", ".join(missing[:NAMES_SHOWN])

@@ -10,8 +10,9 @@ from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.core.progress import Unit
-from dflash_trt.quantization.checkpoint import QuantizedCheckpoint, quantize_checkpoint
+from dflash_trt.quantization.checkpoint import quantize_checkpoint
 from dflash_trt.quantization.linears import LAYER_LINEARS, Algorithm, QuantizeOptions
+from dflash_trt.quantization.rewrite import Rewritten
 from dflash_trt.quantization.scales import Activations
 
 
@@ -50,7 +51,7 @@ def quantize(
     activations: Activations | None = None,
     progress: Stages | None = None,
     **options: Any,
-) -> QuantizedCheckpoint:
+) -> Rewritten:
     """`quantize_checkpoint` with magnitudes made up."""
     return quantize_checkpoint(
         spec,
