@@ -45,8 +45,8 @@ def estimate_memory(target: TargetSpec, draft: DraftSpec | None, positions: int,
     extra_heads = 0 if draft is None else 2  # the draft's session packs a copy of its own
     caches = sum(layer.kv_elements for spec in specs for layer in spec.sizes.layers)
     rows = min(rows, positions)
-    widest = 4 * target.intermediate_size + 8 * target.hidden_size
-    activations = rows * (2 * target.vocab_size + widest + 2 * target.num_heads * positions)
+    widest = 4 * target.sizes.intermediate_size + 8 * target.hidden_size
+    activations = rows * (2 * target.vocab_size + widest + 2 * target.sizes.layer.heads * positions)
     elements = 1.1 * weights + extra_heads * head + caches * positions + activations
     return int(elements * np.dtype(np.float32).itemsize)
 

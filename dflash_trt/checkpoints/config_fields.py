@@ -73,8 +73,7 @@ class ConfigFields:
     def child(self, key: str) -> ConfigFields:
         """The object under `key`; empty when absent."""
         value = self.values.get(key)
-        if value is None:
-            value = {}
+        value = {} if value is None else value
         if not isinstance(value, dict):
             raise self.error(key, "must be an object")
         return ConfigFields(value, self.where, f"{self.prefix}{key}.")
@@ -91,9 +90,8 @@ class ConfigFields:
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.values.get(key)
-        if value is not None:
-            return value
-        if default is None:
+        value = default if value is None else value
+        if value is None:
             what = f"{self.prefix}{key} is missing"
             raise DflashError(what, where=self.where, fix="add it, or download the config again")
-        return default
+        return value

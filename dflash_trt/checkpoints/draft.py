@@ -7,13 +7,13 @@ from pathlib import Path
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.decoder import DecoderSpec, read_max_positions, read_norm_eps
-from dflash_trt.checkpoints.draft_attention import read_layer_attention
 from dflash_trt.checkpoints.families import (
     DRAFT_ARCHITECTURES,
     DRAFT_DEFAULT_HEAD_DIM,
     DRAFT_WEIGHTS,
 )
 from dflash_trt.checkpoints.folder import CONFIG_NAME, open_checkpoint, read_config
+from dflash_trt.checkpoints.layer_types import read_layer_attention
 from dflash_trt.checkpoints.name_map import match_weights
 from dflash_trt.checkpoints.quantization import read_quantization
 from dflash_trt.checkpoints.quantized_weights import logical_shape
@@ -29,28 +29,19 @@ from dflash_trt.errors import DflashError
 
 MAX_BLOCK_SIZE = 4096
 UNDERSTOOD_KEYS = frozenset(
-    {
-        "attention_sink_bias",
-        "block_size",
-        "causal",
-        "mask_token_id",
-        "projector_type",
-        "swa_window_size",
-        "target_layer_ids",
-        "use_aux_hidden_state",
-        "use_swa",
-    }
+    "attention_sink_bias block_size causal mask_token_id projector_type swa_window_size "
+    "target_layer_ids use_aux_hidden_state use_swa".split()
 )
-"""Keys of dflash_config whose meaning is known; any other may change what the draft computes."""
+"""Keys of dflash_config that are known; any other may change what the draft computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSpec(DecoderSpec):
     """A DFlash draft.
 
-    `block_size` counts the anchor. `target_layer_ids` are 0-based decoder layers of the target
-    whose output is tapped, in the order in which `fc` takes them. `vocab_size` and
-    `num_target_layers` are None where the config is silent.
+    `block_size` counts the anchor. `target_layer_ids` are the target's layers, from 0, whose
+    outputs are tapped, in the order of `fc`'s columns. `vocab_size` and `num_target_layers` are
+    None where the config is silent.
     """
 
     block_size: int
@@ -68,8 +59,8 @@ class DraftSpec(DecoderSpec):
 def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> tuple[int, ...]:
     """The tapped layers where the config names none: evenly spread from 1 to N - 3.
 
-    round(1 + i (N - 4) / (L - 1)) for i in 0 … L - 1, N // 2 for L = 1; Python's round, as
-    upstream uses it (ties go to the even number).
+    round(1 + i (N - 4) / (L - 1)) for i in 0 … L - 1, N // 2 for L = 1. As upstream, ties are
+    rounded to even.
     """
     if num_draft_layers == 1:
         return (num_target_layers // 2,)
@@ -94,27 +85,19 @@ def read_draft(folder: str | Path) -> DraftSpec:
     rms_norm_eps, max_positions = read_norm_eps(config), read_max_positions(config)
     attention = read_layer_attention(config, inner, len(sizes.layers))
     sizes = sizes.with_layers(attention.windows, attention.causal)
-    num_target_layers = (
-        config.integer("num_target_layers", high=MAX_LAYERS)
-        if config.has("num_target_layers")
-        else None
-    )
-    block_size = _either(config, inner, "block_size").integer(
-        "block_size", low=2, high=MAX_BLOCK_SIZE
-    )
+    num_target_layers = None
+    if config.has("num_target_layers"):
+        num_target_layers = config.integer("num_target_layers", high=MAX_LAYERS)
+    stated = _either(config, inner, "block_size")
+    block_size = stated.integer("block_size", low=2, high=MAX_BLOCK_SIZE)
     mask_token_id = _either(config, inner, "mask_token_id").integer("mask_token_id", low=0)
     target_layer_ids = _read_target_layer_ids(config, inner, num_target_layers, len(sizes.layers))
     rope = read_rope(config, default_theta=None)
 
     checkpoint = open_checkpoint(folder)
     refuse_relative_tensors(config, checkpoint.tensors)
-    weights = match_weights(
-        checkpoint,
-        DRAFT_WEIGHTS,
-        len(sizes.layers),
-        sizes.symbols(),
-        quantization=quantization,
-    )
+    layers, symbols = len(sizes.layers), sizes.symbols()
+    weights = match_weights(checkpoint, DRAFT_WEIGHTS, layers, symbols, quantization=quantization)
     return DraftSpec(
         block_size=block_size,
         mask_token_id=mask_token_id,

@@ -1,8 +1,7 @@
-"""Families as data: which checkpoint tensor plays which role, and in which shape.
+"""Families as data: which checkpoint tensor has which role, and which shape.
 
-`{i}` is the layer and `{e}` the expert; shapes are written in the symbols of
-`DecoderSizes.symbols`, `MoeSpec.symbols` and "vocab", with `*` between factors; "?" is a size that
-the family leaves open.
+`{i}` is the layer, `{e}` the expert. Shapes are written in the symbols of `DecoderSizes.symbols`,
+`MoeSpec.symbols` and "vocab", with `*` between factors; "?" is any size.
 """
 
 from __future__ import annotations
@@ -55,69 +54,44 @@ GPT_OSS_ROUTER: Rules = {
     "layers.{i}.router": ("layers.{i}.mlp.router.weight", ("experts", "hidden")),
     "layers.{i}.router.bias": ("layers.{i}.mlp.router.bias", ("experts",)),
 }
-_GPT_OSS_EXPERTS = "layers.{i}.mlp.experts"
-GPT_OSS_BIASES: Rules = {
-    "layers.{i}.experts.gate_up.bias": (
-        f"{_GPT_OSS_EXPERTS}.gate_up_proj_bias",
-        ("experts", "gate_up"),
-    ),
-    "layers.{i}.experts.down.bias": (f"{_GPT_OSS_EXPERTS}.down_proj_bias", ("experts", "hidden")),
-}
+
+
+def _fused(parts: Mapping[str, tuple[str, str, str]]) -> Rules:
+    """gpt-oss's two matrices of experts: end of role → end of name, shape of gate_up, of down."""
+    return {
+        f"layers.{{i}}.experts.{matrix}{part}": (
+            f"layers.{{i}}.mlp.experts.{matrix}_proj{suffix}",
+            tuple(shapes[number].split()),
+        )
+        for number, matrix in enumerate(("gate_up", "down"))
+        for part, (suffix, *shapes) in parts.items()
+    }
+
+
+GPT_OSS_BIASES = _fused({".bias": ("_bias", "experts gate_up", "experts hidden")})
 GPT_OSS_EXPERTS: Mapping[ExpertStorage, Rules] = {
-    "float": {
-        "layers.{i}.experts.gate_up": (
-            f"{_GPT_OSS_EXPERTS}.gate_up_proj",
-            ("experts", "hidden", "gate_up"),
-        ),
-        "layers.{i}.experts.down": (
-            f"{_GPT_OSS_EXPERTS}.down_proj",
-            ("experts", "expert_ffn", "hidden"),
-        ),
-    },
-    "MXFP4": {
-        "layers.{i}.experts.gate_up.blocks": (
-            f"{_GPT_OSS_EXPERTS}.gate_up_proj_blocks",
-            ("experts", "gate_up", "hidden_blocks", "block_bytes"),
-        ),
-        "layers.{i}.experts.gate_up.scales": (
-            f"{_GPT_OSS_EXPERTS}.gate_up_proj_scales",
-            ("experts", "gate_up", "hidden_blocks"),
-        ),
-        "layers.{i}.experts.down.blocks": (
-            f"{_GPT_OSS_EXPERTS}.down_proj_blocks",
-            ("experts", "hidden", "ffn_blocks", "block_bytes"),
-        ),
-        "layers.{i}.experts.down.scales": (
-            f"{_GPT_OSS_EXPERTS}.down_proj_scales",
-            ("experts", "hidden", "ffn_blocks"),
-        ),
-    },
-    "NVFP4": {
-        "layers.{i}.experts.gate_up.blocks": (
-            f"{_GPT_OSS_EXPERTS}.gate_up_proj",
-            ("experts", "hidden_bytes", "gate_up"),
-        ),
-        "layers.{i}.experts.gate_up.weight_scale": (
-            f"{_GPT_OSS_EXPERTS}.gate_up_proj_weight_scale",
-            ("experts", "hidden_steps", "gate_up"),
-        ),
-        "layers.{i}.experts.gate_up.weight_scale_2": (
-            f"{_GPT_OSS_EXPERTS}.gate_up_proj_weight_scale_2",
-            (),
-        ),
-        "layers.{i}.experts.down.blocks": (
-            f"{_GPT_OSS_EXPERTS}.down_proj",
-            ("experts", "ffn_bytes", "hidden"),
-        ),
-        "layers.{i}.experts.down.weight_scale": (
-            f"{_GPT_OSS_EXPERTS}.down_proj_weight_scale",
-            ("experts", "ffn_steps", "hidden"),
-        ),
-        "layers.{i}.experts.down.weight_scale_2": (
-            f"{_GPT_OSS_EXPERTS}.down_proj_weight_scale_2",
-            (),
-        ),
-    },
+    "float": _fused({"": ("", "experts hidden gate_up", "experts expert_ffn hidden")}),
+    "MXFP4": _fused(
+        {
+            ".blocks": (
+                "_blocks",
+                "experts gate_up hidden_blocks block_bytes",
+                "experts hidden ffn_blocks block_bytes",
+            ),
+            ".scales": ("_scales", "experts gate_up hidden_blocks", "experts hidden ffn_blocks"),
+        }
+    ),
+    "NVFP4": _fused(
+        {
+            ".blocks": ("", "experts hidden_bytes gate_up", "experts ffn_bytes hidden"),
+            ".weight_scale": (
+                "_weight_scale",
+                "experts hidden_steps gate_up",
+                "experts ffn_steps hidden",
+            ),
+            ".weight_scale_2": ("_weight_scale_2", "", ""),
+        }
+    ),
 }
 """All experts of a layer in one tensor; gate and up alternate along "gate_up". Floats lie
 [in, out], MXFP4 [out, in / 32] blocks of 16 bytes with one E8M0 scale each. NVFP4 lies as
@@ -165,10 +139,10 @@ DRAFT_WEIGHTS: Rules = {
 LINEARS = frozenset(
     {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "fc", "lm_head"}
 )
-"""Last parts of the roles of matrices in products: those that a checkpoint may quantise."""
+"""Last parts of the roles of matrices that a checkpoint may quantise."""
 
 HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
-"""Buffers that old exporters saved and that are recomputed from the config."""
+"""Buffers of old exporters, which the config determines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
-from dflash_trt.core.strict_json import is_file, quoted, read_json, read_json_object
+from dflash_trt.core.strict_json import is_file, quoted, read_json_object
 from dflash_trt.errors import DflashError, one_line
-
-__all__ = ["Checkpoint", "open_checkpoint", "read_config", "read_json"]
 
 CONFIG_NAME = "config.json"
 SINGLE_NAME = "model.safetensors"
@@ -22,10 +20,9 @@ NAMES_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder whose headers have been read and found consistent; no weight is loaded.
+    """A folder whose headers have been read and agree; no weight is loaded.
 
-    `files` are the shards as the folder names them, sorted; a shard may be a symlink into a
-    hub cache, and `TensorEntry.file` is then what it resolves to.
+    `files` are the shards by their names in the folder, sorted; `TensorEntry.file` is resolved.
     """
 
     path: Path
@@ -137,13 +134,16 @@ def _check_shard_name(shard: Any, index_path: Path) -> None:
 
 
 def _check_index(weight_map: dict[str, str], shard_of: dict[str, str], index_path: Path) -> None:
-    problems = []
-    for name, shard in weight_map.items():
-        if shard_of.get(name) != shard:
-            problems.append(f"{quoted(name)} is not in {shard}")
-    for name, shard in shard_of.items():
-        if name not in weight_map:
-            problems.append(f"{quoted(name)} in {shard} is not in the index")
+    problems = [
+        f"{quoted(name)} is not in {shard}"
+        for name, shard in weight_map.items()
+        if shard_of.get(name) != shard
+    ]
+    problems += [
+        f"{quoted(name)} in {shard} is not in the index"
+        for name, shard in shard_of.items()
+        if name not in weight_map
+    ]
     if problems:
         shown = ", ".join(problems[:NAMES_SHOWN])
         more = len(problems) - NAMES_SHOWN

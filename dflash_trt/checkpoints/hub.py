@@ -13,13 +13,11 @@ ALLOWED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
 
 
 def find_checkpoint(name: str, *, base: Path, revision: str | None, option: str) -> Path:
-    """The folder of checkpoint `name`: a folder relative to `base`, else a hub name.
+    """The folder of checkpoint `name`: a path relative to `base`, else `owner/name` on the hub.
 
     Args:
-        name: a path or `owner/name`.
-        base: the folder that relative paths start from.
         revision: hub branch, tag or commit; None for the default.
-        option: the command-line option that names a local folder instead, for the error.
+        option: the command-line option that takes a local folder, for the error.
     """
     return local_checkpoint(name, base=base) or _download(name, revision, option)
 

@@ -1,8 +1,7 @@
 """The scales of an FP8 KV cache that a checkpoint states, one for K and one for V of each layer.
 
-ModelOpt writes `…self_attn.k_proj.k_scale` and `…self_attn.v_proj.v_scale`, others
-`…self_attn.k_scale` and `…self_attn.v_scale`: scalars; code · scale is the value. Those of a cache
-in another format belong to other codes, and FP8's would clip by them.
+ModelOpt writes `…self_attn.k_proj.k_scale` and `…self_attn.v_proj.v_scale`, others leave out the
+projection. Scales of a cache in another format belong to other codes: FP8's would clip by them.
 """
 
 from __future__ import annotations
@@ -11,17 +10,16 @@ import math
 from collections.abc import Mapping
 
 from dflash_trt.checkpoints.quantization import Quantization
-from dflash_trt.checkpoints.quantized_weights import KV_SCALE_SUFFIXES, read_scalar
+from dflash_trt.checkpoints.quantized_weights import KV_SCALE_SUFFIXES, read_positive_scalar
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.core.strict_json import quoted
-from dflash_trt.errors import DflashError
 
+_FIX = "export the checkpoint again, or leave out --kv-dtype fp8"
 UNSTATED = 1.0
-"""The scale of a cache of which the checkpoint says nothing: E4M3 reaches 448."""
+"""The scale where the checkpoint states none: E4M3 reaches 448."""
 
 
 def are_fp8(kv_cache_algorithm: str | None) -> bool:
-    """Whether the scales beside a cache that is so stated are FP8's; unstated ones are."""
+    """Whether a cache that is stated so has FP8's scales; an unstated one has."""
     return kv_cache_algorithm in (None, "FP8")
 
 
@@ -54,16 +52,5 @@ def read_kv_scales(
 
 def _read(entry: TensorEntry) -> float:
     if entry.dtype != "F32" or math.prod(entry.shape) != 1:
-        raise _wrong(entry, f"it is {entry.dtype} {list(entry.shape)}, not an F32 scalar")
-    value = read_scalar(entry)
-    if not math.isfinite(value) or value <= 0:
-        raise _wrong(entry, f"its value is {value:g}, not a finite number above 0")
-    return value
-
-
-def _wrong(entry: TensorEntry, what: str) -> DflashError:
-    return DflashError(
-        f"tensor {quoted(entry.name)}: {what}",
-        where=entry.file,
-        fix="export the checkpoint again, or leave out --kv-dtype fp8",
-    )
+        raise entry.error(f"it is {entry.dtype} {list(entry.shape)}, not an F32 scalar", _FIX)
+    return read_positive_scalar(entry, _FIX)

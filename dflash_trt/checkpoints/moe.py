@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.families import ExpertRules, ExpertStorage, Family, Routing
+from dflash_trt.checkpoints.families import ExpertStorage, Family, Routing
 from dflash_trt.checkpoints.quantization import NVFP4_BLOCK, WEIGHTS_ONLY, Quantization
 from dflash_trt.checkpoints.sizes import MAX_WIDTH, ExpertSizes
 
@@ -15,11 +15,11 @@ MX_BLOCK = 32
 """Columns of an MXFP4 matrix that share one E8M0 scale (OCP Microscaling Formats 1.0)."""
 
 EXPERT_STORAGE: Mapping[str | None, ExpertStorage] = {"MXFP4": "MXFP4", WEIGHTS_ONLY: "NVFP4"}
-"""Statements of a config that are about experts, and how they are then stored."""
+"""How experts are stored, by the algorithm that a config states; else as floats."""
 
 DEFAULT_CLAMP = 7.0
 DEFAULT_GAIN = 1.702
-"""gpt-oss's own, for a config that states none."""
+"""gpt-oss's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +83,16 @@ def read_moe(
             raise config.error(key, f"must be a multiple of {step} for experts")
     count_key = next(filter(config.has, rules.count_keys), rules.count_keys[0])
     experts = config.integer(count_key, low=2, high=MAX_EXPERTS)
+    clamp = None
+    if rules.is_clamped:
+        limit = config.number("swiglu_limit", DEFAULT_CLAMP)
+        clamp = Clamp(limit, config.number("swiglu_alpha", DEFAULT_GAIN))
     return MoeSpec(
         experts=experts,
         chosen=config.integer("num_experts_per_tok", high=experts),
         intermediate_size=size,
         routing=rules.routing,
         is_normalized=config.flag("norm_topk_prob", False),
-        clamp=_read_clamp(config, rules),
+        clamp=clamp,
         storage=storage,
-    )
-
-
-def _read_clamp(config: ConfigFields, rules: ExpertRules) -> Clamp | None:
-    if not rules.is_clamped:
-        return None
-    return Clamp(
-        config.number("swiglu_limit", DEFAULT_CLAMP), config.number("swiglu_alpha", DEFAULT_GAIN)
     )

@@ -1,4 +1,4 @@
-"""The one function that obeys the families' name maps."""
+"""Finds the tensors of a checkpoint by its family's name map."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def match_weights(
     """Role → tensor for every rule, expanded over the layers, and the scales of quantised linears.
 
     Args:
-        symbols: value of each symbol that the rules' shapes use.
+        symbols: value of each symbol of the rules' shapes.
         ignored: exact names that may be present and are not used.
 
     Raises:
@@ -51,12 +51,13 @@ def match_weights(
             continue
         weights[role] = entry
         actual = entry.shape if is_packed_expert(role) else logical_shape(entry)
-        if not _fits(actual, shape, symbols):
-            wanted = ", ".join(_size(term, symbols) for term in shape)
-            misshapen.append(f"{quoted(name)} is {list(actual)}, not [{wanted}]")
+        wanted = [_size(term, symbols) for term in shape]
+        fits = [size in ("?", str(n)) for size, n in zip(wanted, actual, strict=False)]
+        if len(actual) != len(wanted) or not all(fits):
+            misshapen.append(f"{quoted(name)} is {list(actual)}, not [{', '.join(wanted)}]")
     scales: dict[str, TensorEntry] = {}
     misfit = bool(missing or misshapen)
-    if not misfit:  # else scales are not looked for, and none is unexpected
+    if not misfit:  # else no scale is looked for, and none is unexpected
         check_quantized(weights, quantization)
         scales = find_scales(checkpoint.tensors, weights)
     used = {entry.name for entry in (*weights.values(), *scales.values())}
@@ -90,15 +91,6 @@ def _expand(rules: Rules, num_layers: int, experts: int) -> Rules:
                 place = {"i": i, "e": e}
                 expanded[role.format_map(place)] = (name.format_map(place), shape)
     return expanded
-
-
-def _fits(actual: tuple[int, ...], shape: Shape, symbols: Mapping[str, int]) -> bool:
-    if len(actual) != len(shape):
-        return False
-    return all(
-        term == "?" or str(size) == _size(term, symbols)
-        for size, term in zip(actual, shape, strict=True)
-    )
 
 
 def _size(term: str, symbols: Mapping[str, int]) -> str:

@@ -29,21 +29,11 @@ def check_pair(target: TargetSpec, draft: DraftSpec) -> Pair:
 
 
 def check_draft(draft: DraftSpec, target: DecoderSizes, vocab_size: int, name: str) -> None:
-    """Refuses a draft of another target than the one of these sizes, which is called `name`.
+    """Refuses a draft of another target than `name`, which has these sizes.
 
     Raises:
         DflashError: lists everything that does not fit, with both values.
     """
-    problems = _mismatches(draft, target, vocab_size)
-    if problems:
-        raise DflashError(
-            f"draft does not fit {name}: {', '.join(problems)}",
-            where=draft.checkpoint.path,
-            fix="pass the draft that was trained for this target",
-        )
-
-
-def _mismatches(draft: DraftSpec, target: DecoderSizes, vocab_size: int) -> list[str]:
     problems: list[str] = []
     layers, taps = len(target.layers), len(draft.target_layer_ids)
     fc_wanted = taps * target.hidden_size
@@ -65,10 +55,13 @@ def _mismatches(draft: DraftSpec, target: DecoderSizes, vocab_size: int) -> list
     if draft.num_target_layers not in (None, layers):
         problems.append(f"num_target_layers {draft.num_target_layers} is not the target's {layers}")
     if draft.mask_token_id >= vocab_size:
-        problems.append(
-            f"mask_token_id {draft.mask_token_id} is outside the target's vocabulary of "
-            f"{vocab_size}"
-        )
+        what = f"mask_token_id {draft.mask_token_id} is outside the target's vocabulary"
+        problems.append(f"{what} of {vocab_size}")
     if draft.vocab_size not in (None, vocab_size):
         problems.append(f"vocab_size {draft.vocab_size} is not the target's {vocab_size}")
-    return problems
+    if problems:
+        raise DflashError(
+            f"draft does not fit {name}: {', '.join(problems)}",
+            where=draft.checkpoint.path,
+            fix="pass the draft that was trained for this target",
+        )

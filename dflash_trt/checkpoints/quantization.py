@@ -1,9 +1,9 @@
 """How a checkpoint says that it is quantised: ModelOpt's two files, read as one statement.
 
 ModelOpt writes `hf_quant_config.json` ({"producer", "quantization": {"quant_algo", …}}) and
-`quantization_config` in config.json (with "quant_method": "modelopt" and an "ignore" list);
-its export of DFlash drafts puts the first form in both places. gpt-oss checkpoints state
-{"quant_method": "mxfp4", "modules_to_not_convert"} there: their experts alone are quantised.
+config.json's `quantization_config` ({"quant_method": "modelopt", "ignore", …}); of DFlash drafts
+it exports the first form in both. gpt-oss states {"quant_method": "mxfp4",
+"modules_to_not_convert"} in config.json: its experts alone are quantised.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.core.strict_json import is_file, quoted, read_json_object
@@ -23,8 +23,8 @@ WEIGHTS_ONLY: Literal["W4A16_NVFP4"] = "W4A16_NVFP4"
 """NVFP4 weights whose inputs stay in floating point."""
 ALGORITHMS: tuple[LinearFormat, ...] = get_args(LinearFormat)
 SUPPORTED = (
-    "supported are ModelOpt's FP8 (one scale per tensor) and NVFP4 (blocks of 16), and experts in "
-    "MXFP4"
+    "supported are ModelOpt's FP8 (one scale per tensor) and NVFP4 (blocks of 16), "
+    "and experts in MXFP4"
 )
 
 NVFP4_BLOCK = 16
@@ -39,10 +39,10 @@ MAX_PATTERNS = 1 << 16
 class Quantization:
     """What the config says of the weights.
 
-    `algorithm` is None where only the KV cache is quantised. `excluded` are the patterns of
-    modules that stay in floating point; `kv_cache_algorithm` says what the scales of a
-    KV cache are for (kv_scales.py), not what caches hold. `group_size` is 16 for NVFP4, else
-    None. "MXFP4" and "W4A16_NVFP4" are the experts' of a mixture alone (moe.py).
+    `algorithm` is None where only the KV cache is quantised; "MXFP4" and "W4A16_NVFP4" are those
+    of experts (moe.py). `excluded` are patterns of modules in floating point. `group_size` is 16
+    for NVFP4, else None. `kv_cache_algorithm` says what a KV cache's scales are for
+    (kv_scales.py), not what caches hold.
     """
 
     algorithm: StatedAlgorithm | None
@@ -109,12 +109,9 @@ def _read_statement(
         algorithm = name
     elif _kv_cache_algorithm(fields) is None:
         raise fields.error("quant_algo", "must name an algorithm")
-    return Quantization(
-        algorithm=algorithm,
-        excluded=_excluded(fields, excluded_key),
-        group_size=_group_size(fields, algorithm),
-        kv_cache_algorithm=_kv_cache_algorithm(fields),
-    )
+    excluded = _excluded(fields, excluded_key)
+    group_size = _group_size(fields, algorithm)
+    return Quantization(algorithm, excluded, group_size, _kv_cache_algorithm(fields))
 
 
 def _excluded(fields: ConfigFields, key: str) -> tuple[str, ...]:
@@ -158,19 +155,18 @@ def _kv_cache_algorithm(fields: ConfigFields) -> str | None:
 
 def _check_agreement(first: Quantization, second: Quantization, path: Path) -> None:
     """config.json need not repeat the KV cache's algorithm; everything else must be the same."""
+    stated: list[tuple[str, Any, Any]] = [
+        ("quant_algo", first.algorithm, second.algorithm),
+        ("the exclude list", sorted(first.excluded), sorted(second.excluded)),
+    ]
+    kv_caches = (first.kv_cache_algorithm, second.kv_cache_algorithm)
+    if None not in kv_caches:
+        stated.append(("the KV cache", *kv_caches))
     differences = [
         f"{name} is {quoted(ours)} in one and {quoted(theirs)} in the other"
-        for name, ours, theirs in (
-            ("quant_algo", first.algorithm, second.algorithm),
-            ("the exclude list", sorted(first.excluded), sorted(second.excluded)),
-        )
+        for name, ours, theirs in stated
         if ours != theirs
     ]
-    kv = (first.kv_cache_algorithm, second.kv_cache_algorithm)
-    if None not in kv and kv[0] != kv[1]:
-        differences.append(
-            f"the KV cache is {quoted(kv[0])} in one and {quoted(kv[1])} in the other"
-        )
     if differences:
         raise DflashError(
             f"disagrees with {CONFIG_KEY} in config.json: {', '.join(differences)}",

@@ -1,4 +1,4 @@
-"""The tensors of a quantised linear: its packed weight and the scales beside it, checked.
+"""The tensors of a quantised linear: its packed weight and the scales beside it.
 
 Layout (ModelOpt's unified Hugging Face export) of a linear `X` [out, in]:
 FP8: `X.weight` F8_E4M3 [out, in], `X.weight_scale` and `X.input_scale` F32 scalars.
@@ -22,6 +22,7 @@ from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError, one_line
 
+_FIX = "export the checkpoint again"
 FLOAT_DTYPES = ("F32", "F16", "BF16")
 QUANTIZED_DTYPES: Mapping[str, LinearFormat] = {"F8_E4M3": "FP8", "U8": "NVFP4"}
 KV_SCALE_SUFFIXES = {"k": ("k_proj.k_scale", "k_scale"), "v": ("v_proj.v_scale", "v_scale")}
@@ -110,7 +111,7 @@ def find_scales(
             name = f"{module}.{suffix}"
             entry = tensors.get(name)
             if entry is None:
-                raise _wrong(weight, f"{algorithm} needs {quoted(name)}, which is missing")
+                raise weight.error(f"{algorithm} needs {quoted(name)}, which is missing", _FIX)
             scales[f"{role}.{suffix}"] = _checked_scale(entry, weight, algorithm, suffix)
     return scales
 
@@ -129,13 +130,11 @@ def check_quantized(weights: Mapping[str, TensorEntry], quantization: Quantizati
         algorithm = QUANTIZED_DTYPES.get(entry.dtype) if is_linear(role) else None
         if algorithm is None and entry.dtype not in FLOAT_DTYPES:
             fix = SUPPORTED if is_linear(role) else f"it must be {', '.join(FLOAT_DTYPES)}"
-            raise _wrong(entry, f"its dtype {entry.dtype} is not supported here", fix)
+            raise entry.error(f"its dtype {entry.dtype} is not supported here", fix)
         if algorithm is not None and quantization is None:
-            raise _wrong(
-                entry,
-                f"it is {entry.dtype}, but config.json has no quantization_config",
-                "download the checkpoint's config.json and hf_quant_config.json again",
-            )
+            what = f"it is {entry.dtype}, but config.json has no quantization_config"
+            fix = "download the checkpoint's config.json and hf_quant_config.json again"
+            raise entry.error(what, fix)
         if is_linear(role) and quantization is not None:
             _check_stated(entry, algorithm, quantization)
 
@@ -144,52 +143,47 @@ def _check_expert(entry: TensorEntry, role: str, quantization: Quantization | No
     wanted = EXPERT_DTYPES[role.rpartition(".")[2]]
     if entry.dtype != wanted:
         stated = None if quantization is None else quantization.algorithm
-        raise _wrong(entry, f"its dtype is {entry.dtype}, {stated} is stored as {wanted}")
+        raise entry.error(f"its dtype is {entry.dtype}, {stated} is stored as {wanted}", _FIX)
     if role.endswith(WEIGHT_SCALE_2):
-        _check_scalar(entry)
+        read_positive_scalar(entry)
 
 
 def _check_stated(
     entry: TensorEntry, algorithm: LinearFormat | None, quantization: Quantization
 ) -> None:
+    stated, says = quantization.algorithm, None
     pattern = quantization.excluding_pattern(entry.name.removesuffix(".weight"))
     if algorithm is None:
-        if pattern is None and quantization.algorithm not in (None, "MXFP4"):
-            stated = quantization.algorithm
-            raise _wrong(entry, f"it is {entry.dtype}, but the config says {stated} and does not "
-                         "exclude it")  # fmt: skip
-        return
-    if pattern is not None:
-        raise _wrong(entry, f"it is {entry.dtype}, but the config excludes {quoted(pattern)}")
-    if algorithm != quantization.algorithm:
-        raise _wrong(entry, f"it is {entry.dtype}, but the config says {quantization.algorithm}")
+        if pattern is None and stated not in (None, "MXFP4"):
+            says = f"says {stated} and does not exclude it"
+    elif pattern is not None:
+        says = f"excludes {quoted(pattern)}"
+    elif algorithm != stated:
+        says = f"says {stated}"
+    if says is not None:
+        raise entry.error(f"it is {entry.dtype}, but the config {says}", _FIX)
 
 
 def _check_blocks(weight: TensorEntry, algorithm: LinearFormat) -> None:
     columns = logical_shape(weight)[-1]
     if algorithm == "NVFP4" and columns % NVFP4_BLOCK:
-        raise _wrong(weight, f"its {columns} columns are no multiple of {NVFP4_BLOCK}")
+        raise weight.error(f"its {columns} columns are no multiple of {NVFP4_BLOCK}", _FIX)
 
 
 def _checked_scale(
     entry: TensorEntry, weight: TensorEntry, algorithm: LinearFormat, suffix: str
 ) -> TensorEntry:
+    stored = f"{entry.dtype} {list(entry.shape)}"
     if algorithm == "NVFP4" and suffix == WEIGHT_SCALE:
         rows, columns = logical_shape(weight)
-        wanted = (rows, columns // NVFP4_BLOCK)
-        if entry.dtype != "F8_E4M3" or entry.shape != wanted:
-            raise _unlike(entry, f"F8_E4M3 {list(wanted)}")
+        wanted = f"F8_E4M3 {[rows, columns // NVFP4_BLOCK]}"
+        if stored != wanted:
+            raise entry.error(f"it is {stored}, not {wanted}", _FIX)
         return entry
     if entry.dtype != "F32" or entry.shape not in ((), (1,)):
-        raise _unlike(entry, "an F32 scalar")
-    _check_scalar(entry)
+        raise entry.error(f"it is {stored}, not an F32 scalar", _FIX)
+    read_positive_scalar(entry)
     return replace(entry, shape=())
-
-
-def _check_scalar(entry: TensorEntry) -> None:
-    value = read_scalar(entry)
-    if not math.isfinite(value) or value <= 0:
-        raise _wrong(entry, f"its value is {value:g}, not a finite number above 0")
 
 
 def read_scalar(entry: TensorEntry) -> float:
@@ -203,12 +197,12 @@ def read_scalar(entry: TensorEntry) -> float:
     return float(value)
 
 
-def _unlike(entry: TensorEntry, wanted: str) -> DflashError:
-    return _wrong(entry, f"it is {entry.dtype} {list(entry.shape)}, not {wanted}")
-
-
-def _wrong(entry: TensorEntry, what: str, fix: str = "export the checkpoint again") -> DflashError:
-    return DflashError(f"tensor {quoted(entry.name)}: {what}", where=entry.file, fix=fix)
+def read_positive_scalar(entry: TensorEntry, fix: str = _FIX) -> float:
+    """The same; DflashError with this `fix` unless it is finite and above 0."""
+    value = read_scalar(entry)
+    if not math.isfinite(value) or value <= 0:
+        raise entry.error(f"its value is {value:g}, not a finite number above 0", fix)
+    return value
 
 
 def count_kv_scales(names: Iterable[str]) -> int:

@@ -1,15 +1,13 @@
 """Rotary position embedding as the checkpoint's config states it, and its tables.
 
-Shapes: D head size, P positions. Sources: RoFormer (arXiv 2104.09864); YaRN (arXiv 2309.00071);
-the llama3 variant is Llama 3.1's frequency scaling. Both as transformers' modeling_rope_utils
-computes them.
+Shapes: D head size, P positions. Sources: RoFormer (arXiv 2104.09864), YaRN (arXiv 2309.00071),
+Llama 3.1's frequency scaling; the last two as in transformers' modeling_rope_utils.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,31 +21,34 @@ DEFAULT_THETA = 10_000.0
 """transformers' base for a config that states none (Llama 2's are like that)."""
 
 UNDERSTOOD_KEYS = frozenset(
-    {
-        "rope_type",
-        "type",
-        "rope_theta",
-        "partial_rotary_factor",
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-        "beta_fast",
-        "beta_slow",
-        "truncate",
-        "attention_factor",
-    }
+    "rope_type type rope_theta partial_rotary_factor factor low_freq_factor high_freq_factor "
+    "original_max_position_embeddings beta_fast beta_slow truncate attention_factor".split()
 )
 SUPPORTED = "the RoPE variants supported are default, llama3 and yarn"
 
 
 @dataclass(frozen=True, slots=True)
-class YarnSpec:
-    """What YaRN states beside `factor`; the betas are turns within the original context.
+class Llama3Scaling:
+    """Wavelengths above original / low are stretched by `factor`, below original / high kept.
+
+    `original_max_position_embeddings` is the context before RoPE was stretched.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """The betas are turns within the original context.
 
     `attention_factor` multiplies cos and sin; `truncate` rounds the ramp's ends to whole pairs.
     """
 
+    factor: float
+    original_max_position_embeddings: int
     attention_factor: float
     beta_fast: float = 32.0
     beta_slow: float = 1.0
@@ -56,15 +57,10 @@ class YarnSpec:
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """`theta` is the frequency base; the other numbers are those of kinds "llama3" and "yarn"."""
+    """`theta` is the frequency base; without a scaling the variant is transformers' "default"."""
 
     theta: float
-    kind: Literal["default", "llama3", "yarn"] = "default"
-    factor: float | None = None
-    low_freq_factor: float | None = None
-    high_freq_factor: float | None = None
-    original_max_position_embeddings: int | None = None
-    yarn: YarnSpec | None = None
+    scaling: Llama3Scaling | YarnScaling | None = None
 
 
 def read_rope(config: ConfigFields, default_theta: float | None = DEFAULT_THETA) -> RopeSpec:
@@ -92,7 +88,7 @@ def read_rope(config: ConfigFields, default_theta: float | None = DEFAULT_THETA)
     if kind == "default":
         return RopeSpec(theta)
     if kind == "yarn":
-        return _read_yarn(config, scaling, theta)
+        return RopeSpec(theta, _read_yarn(config, scaling))
     if kind != "llama3":
         raise scaling.unsupported(kind_key, SUPPORTED)
     low = scaling.number("low_freq_factor")
@@ -100,15 +96,14 @@ def read_rope(config: ConfigFields, default_theta: float | None = DEFAULT_THETA)
     if high <= low:
         raise scaling.error("high_freq_factor", f"must be above low_freq_factor ({low:g})")
     original = _read_original(config, scaling)
-    return RopeSpec(theta, "llama3", scaling.number("factor"), low, high, original)
+    return RopeSpec(theta, Llama3Scaling(scaling.number("factor"), low, high, original))
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> FloatArray:
     """Radians per position of each rotated pair, float32 [D/2].
 
-    The power is taken in float64 and rounded once: that is what transformers' float32 power
-    gives up to its last bit, and it does not depend on the machine. One unit in the last
-    place matters: at position 100,000 it turns a pair by 0.006 radians.
+    The power is taken in float64 and rounded once: transformers' float32 power up to its last
+    bit, on any machine. That bit matters: at position 100,000 it turns a pair by 0.006 radians.
     """
     if head_dim <= 0 or head_dim % 2:
         raise DflashError(
@@ -117,9 +112,9 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> FloatArray:
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     powers = np.power(np.float64(spec.theta), exponents.astype(np.float64)).astype(np.float32)
     frequencies: FloatArray = np.float32(1.0) / powers
-    if spec.kind == "yarn":
-        return _scale_yarn(spec, powers, frequencies)
-    return _scale_llama3(spec, frequencies) if spec.kind == "llama3" else frequencies
+    if isinstance(spec.scaling, YarnScaling):
+        return _scale_yarn(spec.scaling, spec.theta, powers, frequencies)
+    return frequencies if spec.scaling is None else _scale_llama3(spec.scaling, frequencies)
 
 
 def tables(spec: RopeSpec, head_dim: int, positions: int) -> tuple[FloatArray, FloatArray]:
@@ -129,8 +124,8 @@ def tables(spec: RopeSpec, head_dim: int, positions: int) -> tuple[FloatArray, F
     # The float32 angle is part of the definition; its cosine is rounded once, from float64.
     wide = angles.astype(np.float64)
     cos, sin = np.cos(wide).astype(np.float32), np.sin(wide).astype(np.float32)
-    if spec.yarn is not None:
-        factor = np.float32(spec.yarn.attention_factor)
+    if isinstance(spec.scaling, YarnScaling):
+        factor = np.float32(spec.scaling.attention_factor)
         return cos * factor, sin * factor
     return cos, sin
 
@@ -144,35 +139,28 @@ def _check_keys(scaling: ConfigFields) -> None:
 def _read_original(config: ConfigFields, scaling: ConfigFields) -> int:
     """The context that the model was trained with before its RoPE was stretched."""
     key = "original_max_position_embeddings"
-    if config.has(key):
-        return config.integer(key)
-    if scaling.has(key):
-        return scaling.integer(key)
+    for fields in (config, scaling):
+        if fields.has(key):
+            return fields.integer(key)
     return config.integer("max_position_embeddings")
 
 
-def _read_yarn(config: ConfigFields, scaling: ConfigFields, theta: float) -> RopeSpec:
+def _read_yarn(config: ConfigFields, scaling: ConfigFields) -> YarnScaling:
     factor = scaling.number("factor")
     fast, slow = scaling.number("beta_fast", 32.0), scaling.number("beta_slow", 1.0)
     if fast < slow:
         raise scaling.error("beta_fast", f"must not be below beta_slow ({slow:g})")
     stretched = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    yarn = YarnSpec(
-        scaling.number("attention_factor", stretched),
-        fast,
-        slow,
-        scaling.flag("truncate", True),
-    )
+    attention_factor = scaling.number("attention_factor", stretched)
+    truncate = scaling.flag("truncate", True)
     original = _read_original(config, scaling)
-    return RopeSpec(theta, "yarn", factor, original_max_position_embeddings=original, yarn=yarn)
+    return YarnScaling(factor, original, attention_factor, fast, slow, truncate)
 
 
-def _scale_llama3(spec: RopeSpec, frequencies: FloatArray) -> FloatArray:
+def _scale_llama3(scaling: Llama3Scaling, frequencies: FloatArray) -> FloatArray:
     """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
-    factor, low, high = spec.factor, spec.low_freq_factor, spec.high_freq_factor
-    original = spec.original_max_position_embeddings
-    if factor is None or low is None or high is None or original is None:
-        raise DflashError("a llama3 RoPE needs all its numbers", where="RoPE")
+    factor, low, high = scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor
+    original = scaling.original_max_position_embeddings
     one = np.float32(1.0)
     wavelengths = np.float32(2 * math.pi) / frequencies
     is_long = wavelengths > np.float32(original / low)
@@ -184,16 +172,16 @@ def _scale_llama3(spec: RopeSpec, frequencies: FloatArray) -> FloatArray:
     return scaled.astype(np.float32)
 
 
-def _scale_yarn(spec: RopeSpec, powers: FloatArray, frequencies: FloatArray) -> FloatArray:
+def _scale_yarn(
+    yarn: YarnScaling, theta: float, powers: FloatArray, frequencies: FloatArray
+) -> FloatArray:
     """Pairs that turn often are kept, those that turn seldom are stretched, a ramp between."""
-    yarn, factor, original = spec.yarn, spec.factor, spec.original_max_position_embeddings
-    if yarn is None or factor is None or original is None:
-        raise DflashError("a yarn RoPE needs all its numbers", where="RoPE")
+    original = yarn.original_max_position_embeddings
     pairs = len(powers)
 
     def pair_of(turns: float) -> float:
         """The (fractional) pair that makes `turns` turns within the original context."""
-        return pairs * math.log(original / (turns * 2 * math.pi)) / math.log(spec.theta)
+        return pairs * math.log(original / (turns * 2 * math.pi)) / math.log(theta)
 
     low, high = pair_of(yarn.beta_fast), pair_of(yarn.beta_slow)
     if yarn.truncate:
@@ -204,5 +192,5 @@ def _scale_yarn(spec: RopeSpec, powers: FloatArray, frequencies: FloatArray) -> 
     one = np.float32(1.0)
     ramp = (np.arange(pairs, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
     kept = one - np.clip(ramp, 0, 1)
-    stretched = one / (np.float32(factor) * powers)
+    stretched = one / (np.float32(yarn.factor) * powers)
     return (stretched * (one - kept) + frequencies * kept).astype(np.float32)

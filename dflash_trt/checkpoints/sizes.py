@@ -1,4 +1,4 @@
-"""The sizes of a decoder, whatever it is for; one layer may differ from another."""
+"""The sizes of a decoder, layer by layer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ Windows = tuple[int | None, ...]
 class LayerSizes:
     """One layer's attention: query heads and KV heads, of `head_dim` elements each.
 
-    With `window` w a query at p sees keys j with |p - j| < w, without one everything;
-    `is_causal` says that it sees none after p besides. `has_sinks`: every head's softmax has one
-    more term.
+    A query at p sees keys j with |p - j| < `window` (None: all), of these none after p where
+    `is_causal`. `has_sinks`: every head's softmax has one more term.
     """
 
     heads: int
@@ -62,11 +61,7 @@ class DecoderSizes:
 
     @property
     def layer(self) -> LayerSizes:
-        """The layer that all are like, but for what they see.
-
-        Raises:
-            ValueError: layers have other sizes than their neighbours.
-        """
+        """The sizes that all layers have; ValueError where they differ."""
         kinds = self.kinds()
         if len(kinds) != 1:
             raise ValueError(f"layers of {len(kinds)} sizes")
@@ -131,9 +126,9 @@ def _kinds(layers: tuple[LayerSizes, ...]) -> Mapping[LayerSizes, Sequence[Layer
 
 
 def read_sizes(config: ConfigFields, default_head_dim: int | None) -> DecoderSizes:
-    """Sizes, checked on their own and against each other; experts and windows are not read.
+    """Sizes, each checked and against each other; experts and windows are not read.
 
-    `default_head_dim` is what the family takes when the config states none; None means
+    `default_head_dim` is the family's for a config that states none; None means
     hidden_size / num_attention_heads.
     """
     hidden = config.integer("hidden_size", high=MAX_WIDTH)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.decoder import DecoderSpec, read_max_positions, read_norm_eps
@@ -37,8 +37,7 @@ TIED_SAMPLE_BYTES = 64 * 1024
 class TargetSpec(DecoderSpec):
     """A decoder of a known family.
 
-    The roles of its `weights` are in families.py ("embed_tokens", "lm_head" unless tied,
-    "layers.{i}.q_proj.bias" …); a quantised linear's scales lie beside it
+    The roles of its `weights` are in families.py; a quantised linear's scales lie beside it
     ("layers.{i}.q_proj.weight_scale" …, see quantized_weights.py). `eos_token_ids` may be empty.
     """
 
@@ -168,9 +167,8 @@ def _read_windows(config: ConfigFields, family: Family, num_layers: int) -> tupl
 
 
 def _check_tied_head(checkpoint: Checkpoint, embedding: TensorEntry) -> None:
-    """A head that is stored beside a tied embedding must be the same tensor.
+    """A head stored beside a tied embedding must equal it: transformers unties two that differ.
 
-    transformers unties two that differ, so running on would use another head than it does.
     Samples settle it: a head trained on its own differs everywhere.
     """
     head = checkpoint.tensors[HEAD_NAME]
@@ -185,30 +183,21 @@ def _check_tied_head(checkpoint: Checkpoint, embedding: TensorEntry) -> None:
 
 def _samples(entry: TensorEntry) -> list[bytes]:
     """The start, middle and end of a tensor's bytes."""
-    latest = max(entry.length - TIED_SAMPLE_BYTES, 0)
+    size = min(TIED_SAMPLE_BYTES, entry.length)
+    latest = entry.length - size
     with entry.file.open("rb") as file:
         return [
-            _read_at(file, entry.offset + start, min(TIED_SAMPLE_BYTES, entry.length))
+            os.pread(file.fileno(), size, entry.offset + start)
             for start in (0, latest // 2, latest)
         ]
 
 
-def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
-    file.seek(offset)
-    return file.read(size)
-
-
 def _read_eos_token_ids(folder: Path, config: ConfigFields) -> tuple[int, ...]:
     """The ids that end a text: generation_config.json knows them best, config.json next."""
-    path = folder / GENERATION_CONFIG_NAME
+    key, path, fields = "eos_token_id", folder / GENERATION_CONFIG_NAME, config
     if is_file(path):
         generation = ConfigFields(read_json_object(path), path)
-        if generation.has("eos_token_id"):
-            return _eos_token_ids(generation)
-    return _eos_token_ids(config) if config.has("eos_token_id") else ()
-
-
-def _eos_token_ids(fields: ConfigFields) -> tuple[int, ...]:
-    if isinstance(fields.values["eos_token_id"], list):
-        return fields.integers("eos_token_id", low=0, high=MAX_VOCAB, limit=256)
-    return (fields.integer("eos_token_id", low=0, high=MAX_VOCAB),)
+        fields = generation if generation.has(key) else config
+    if isinstance(fields.values.get(key), list):
+        return fields.integers(key, low=0, high=MAX_VOCAB, limit=256)
+    return (fields.integer(key, low=0, high=MAX_VOCAB),) if fields.has(key) else ()

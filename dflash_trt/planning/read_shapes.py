@@ -7,10 +7,9 @@ from pathlib import Path
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.decoder import read_max_positions
-from dflash_trt.checkpoints.draft_attention import read_layer_attention
 from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_HEAD_DIM
 from dflash_trt.checkpoints.folder import CONFIG_NAME, read_config
-from dflash_trt.checkpoints.layer_types import SLIDING
+from dflash_trt.checkpoints.layer_types import SLIDING, read_layer_attention
 from dflash_trt.checkpoints.relatives import read_architecture
 from dflash_trt.checkpoints.sizes import MAX_WIDTH, ExpertSizes, read_sizes
 from dflash_trt.errors import DflashError

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.checkpoints.folder import open_checkpoint, read_json
+from dflash_trt.checkpoints.folder import open_checkpoint
 from dflash_trt.checkpoints.target import read_target
+from dflash_trt.core.strict_json import read_json
 
 MakeCheckpoint = Callable[..., Path]
 Refused = Callable[..., Any]

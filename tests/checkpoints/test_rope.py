@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,16 @@ import pytest
 from dflash_plugins.testing.numeric import epsilon
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.rope import RopeSpec, inverse_frequencies, read_rope, tables
+from dflash_trt.checkpoints.rope import (
+    Llama3Scaling,
+    RopeSpec,
+    inverse_frequencies,
+    read_rope,
+    tables,
+)
+from tests.checkpoints.conftest import Refused
 
 pytestmark = pytest.mark.numeric
-
-Refused = Callable[..., Any]
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -24,7 +29,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-LLAMA3_SPEC = RopeSpec(500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
+LLAMA3_SPEC = RopeSpec(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192))
 
 
 def rope(**config: Any) -> RopeSpec:
@@ -44,7 +49,7 @@ def test_llama3_in_both_spellings() -> None:
     assert rope(rope_parameters={**LLAMA3, "rope_theta": 5e5}) == LLAMA3_SPEC
     short = {k: v for k, v in LLAMA3.items() if k != "original_max_position_embeddings"}
     spec = rope(rope_scaling=short, max_position_embeddings=4096)
-    assert spec.original_max_position_embeddings == 4096
+    assert spec.scaling == Llama3Scaling(8.0, 1.0, 4.0, 4096)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope", "linear", "proportional"])
@@ -100,21 +105,16 @@ def test_tables_by_hand() -> None:
         RopeSpec(1e6),
         RopeSpec(1e7),
         LLAMA3_SPEC,
-        RopeSpec(1e4, "llama3", 32, 1, 4, 64),
+        RopeSpec(1e4, Llama3Scaling(32, 1, 4, 64)),
     ],
 )
 def test_against_transformers(spec: RopeSpec, head_dim: int) -> None:
     """Nearly all frequencies to the last place; cos and sin to 1e-6, given equal frequencies."""
     torch = pytest.importorskip("torch")
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
-    parameters: dict[str, Any] = {"rope_theta": spec.theta, "rope_type": spec.kind}
-    if spec.kind == "llama3":
-        parameters |= {
-            "factor": spec.factor,
-            "low_freq_factor": spec.low_freq_factor,
-            "high_freq_factor": spec.high_freq_factor,
-            "original_max_position_embeddings": spec.original_max_position_embeddings,
-        }
+    parameters: dict[str, Any] = {"rope_theta": spec.theta, "rope_type": "default"}
+    if spec.scaling is not None:
+        parameters |= {"rope_type": "llama3", **asdict(spec.scaling)}
     config = llama.LlamaConfig(
         hidden_size=head_dim * 2,
         num_attention_heads=2,

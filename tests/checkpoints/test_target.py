@@ -24,8 +24,8 @@ LLAMA = {"architectures": ["LlamaForCausalLM"]}
 def test_qwen3(make_target: MakeCheckpoint, dtype: str, shards: int) -> None:
     target = read_target(make_target(dtype=dtype, shards=shards))
     assert (target.family, target.qk_norm, target.attention_bias) == ("qwen3", True, False)
-    assert (target.num_layers, target.num_heads, target.num_kv_heads) == (6, 4, 2)
-    assert (target.hidden_size, target.head_dim, target.intermediate_size) == (16, 8, 24)
+    assert (target.num_layers, target.sizes.layer.heads, target.sizes.layer.kv_heads) == (6, 4, 2)
+    assert (target.hidden_size, target.head_dim, target.sizes.intermediate_size) == (16, 8, 24)
     assert (target.vocab_size, target.max_position_embeddings) == (40, 128)
     assert target.weights["layers.5.q_norm"].name == "model.layers.5.self_attn.q_norm.weight"
     assert target.weights["layers.0.k_proj"].shape == (16, 16)

@@ -131,7 +131,8 @@ def test_inputs_and_outputs_are_those_of_the_bindings(built: TinyPair, graph: Gr
     assert shapes[inputs[0]] == ["B", "S"]
     spec = built.pair.draft if graph == "draft" else built.pair.target
     cache = "draft_k_0" if graph == "draft" else "target_k_0"
-    assert shapes[cache] == shapes[f"{cache}_out"] == ["B", spec.num_kv_heads, "M", spec.head_dim]
+    layer = spec.sizes.layer
+    assert shapes[cache] == shapes[f"{cache}_out"] == ["B", layer.kv_heads, "M", layer.head_dim]
 
 
 def test_names_lead_to_the_layer(built: TinyPair, graph: GraphName) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.rope import YarnScaling
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.training.recipe import GPT_OSS, DraftStage, Stage, expert_sizes, small_sizes
 
@@ -51,7 +52,7 @@ def test_the_committed_pair_is_what_the_recipe_says() -> None:
     assert target.layer_windows == (64, None) * 3
     assert replace(target.sizes, experts=None) == replace(wanted, experts=None)
     assert draft.sizes == GPT_OSS.draft.with_layers((None, None), (False, False))
-    assert target.rope.kind == "yarn" and target.rope.theta == draft.rope.theta
+    assert isinstance(target.rope.scaling, YarnScaling) and target.rope.theta == draft.rope.theta
     assert tuple(draft.target_layer_ids) == GPT_OSS.draft_taps
     size = sum(path.stat().st_size for path in COMMITTED.rglob("*.safetensors"))
     assert size < 1_000_000

@@ -175,5 +175,5 @@ def test_logits_are_near_the_cpus_and_memory_is_that_of_pages_and_codes(
     assert np.abs(got - want).max() < (0.08 if dtype else 0.01) * np.abs(want).max()
     positions = (PAGES + 1) * SIZE if "pages" in form else SLOTS * LENGTH
     models = (built.pair.target, built.pair.draft)
-    elements = sum(2 * spec.num_layers * spec.num_kv_heads * 64 for spec in models)
+    elements = sum(2 * spec.num_layers * spec.sizes.layer.kv_heads * 64 for spec in models)
     assert executor.cache_bytes == positions * elements * (1 if dtype else 2)
