@@ -15,8 +15,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.form import Precision
 from dflash_trt.quantization.linears import Algorithm
-from dflash_trt.text.encode import encode_calibration
-from dflash_trt.text.prompts import read_prompts
+from dflash_trt.text.prompts import encode_calibration, read_prompts
 
 COMPUTE = {
     "fp32": Precision.FLOAT32,

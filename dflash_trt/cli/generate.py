@@ -24,8 +24,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime import Request, SamplingParams, total
 from dflash_trt.serving.client.client import GenerationRequest
-from dflash_trt.text.encode import encode_prompts
-from dflash_trt.text.prompts import read_texts
+from dflash_trt.text.prompts import encode_prompts, read_texts
 from dflash_trt.tuning.bundle_schedule import AUTO, NONE
 
 LOCAL_OPTIONS = {"bundle", "block_size", "block_schedule", "no_speculation", "view", "threads"}

@@ -27,7 +27,7 @@ from dflash_trt.quantization.linears import Algorithm, QuantizeOptions, select_l
 from dflash_trt.quantization.partial import check_destination
 from dflash_trt.quantization.rewrite import Rewritten, checkpoint_key
 from dflash_trt.quantization.scales import Activations
-from dflash_trt.text.encode import encode_calibration
+from dflash_trt.text.prompts import encode_calibration
 
 PRECISIONS = {"fp8": Algorithm.FP8, "nvfp4": Algorithm.NVFP4}
 MODULES_SHOWN = 4

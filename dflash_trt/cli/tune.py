@@ -28,7 +28,7 @@ from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import NO_SPECULATION, SCHEDULE_NAME, BlockSchedule
-from dflash_trt.text.encode import encode_prompts
+from dflash_trt.text.prompts import encode_prompts
 from dflash_trt.tuning.blocks import (
     TuningOptions,
     candidate_batches,

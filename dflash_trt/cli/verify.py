@@ -31,8 +31,7 @@ from dflash_trt.proof.twin_comparison import Bounds, compare
 from dflash_trt.proof.twins import check_twins
 from dflash_trt.proof.verification import Mode, ModeReport, Speed, measure_speed, verify
 from dflash_trt.runtime import Request, SamplingParams
-from dflash_trt.text.encode import encode_prompts
-from dflash_trt.text.prompts import read_prompts
+from dflash_trt.text.prompts import encode_prompts, read_prompts
 from dflash_trt.tuning.bundle_schedule import NONE
 
 PROOF_OPTIONS = {"blocks": "--block-size", "batches": "--batch", "repeats": "--repeats"}

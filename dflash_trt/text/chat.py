@@ -19,35 +19,12 @@ MAX_WORKER_SECONDS = 10
 Message = Mapping[str, str]
 
 
-def render_chats(
-    template: str, conversations: Sequence[Sequence[Message]], special_tokens: Mapping[str, str]
-) -> list[str]:
-    """Renders each conversation (messages of role and content) with a Jinja template.
+class ChatRenderer:
+    """Renders conversations (messages of role and content) with a Jinja template.
 
     jinja2's sandbox keeps a template from reaching Python objects, but not from looping or
-    allocating without end; so it runs in a worker with bounded memory, time and output.
-
-    Raises:
-        DflashError: the template fails, exceeds a limit, or refuses a conversation.
-    """
-    try:
-        done = subprocess.run(
-            _worker_command(),
-            input=_describe_job(template, conversations, special_tokens),
-            capture_output=True,
-            timeout=_worker_timeout_s(),
-            check=False,
-        )
-        output = done.stdout if done.returncode == 0 else b""
-    except subprocess.TimeoutExpired:
-        output = b""
-    return _read_answer(output)
-
-
-class ChatRenderer:
-    """Renders with one template many times: its worker is kept, and restarted when it ended.
-
-    For one thread at a time.
+    allocating without end; so it runs in a worker with bounded memory, time and output. The worker
+    is kept, and started again when it has ended. For one thread at a time.
     """
 
     def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
@@ -68,11 +45,10 @@ class ChatRenderer:
             DflashError: the template fails, exceeds a limit, or refuses the conversation.
         """
         given = {**self._special_tokens, **(variables or {})}
-        output = self._ask(_describe_job(self._template, [conversation], given))
+        output = self._ask(_describe_job(self._template, conversation, given))
         if not output.endswith(b"\n"):
             self.close()
-        (text,) = _read_answer(output)
-        return text
+        return _read_answer(output)
 
     def close(self) -> None:
         """Ends the worker."""
@@ -86,7 +62,7 @@ class ChatRenderer:
         if self._worker is None or self._worker.poll() is not None:
             self.close()
             self._worker = subprocess.Popen(
-                _worker_command(),
+                [sys.executable, "-P", str(Path(__file__).with_name("chat_worker.py"))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -97,25 +73,21 @@ class ChatRenderer:
             self._worker.stdin.flush()
         except BrokenPipeError:
             return b""
-        # It writes when it has rendered: once something is there, the rest follows.
-        ready, _, _ = select.select([self._worker.stdout], [], [], _worker_timeout_s())
+        # It writes when it has rendered: once something is there, the rest follows. It bounds its
+        # processor time itself; this timeout is for a machine that is busy.
+        ready, _, _ = select.select([self._worker.stdout], [], [], 6 * MAX_WORKER_SECONDS)
         return self._worker.stdout.readline() if ready else b""
 
 
 def _describe_job(
-    template: str, conversations: Sequence[Sequence[Message]], variables: Mapping[str, str]
+    template: str, conversation: Sequence[Message], variables: Mapping[str, str]
 ) -> bytes:
     """A line of the worker's stdin."""
+    # Defined and empty, as transformers does it.
+    usual = {"add_generation_prompt": True, "tools": None, "documents": None}
     job = {
         "template": template,
-        "conversations": conversations,
-        # Defined and empty, as transformers does it.
-        "variables": {
-            "add_generation_prompt": True,
-            "tools": None,
-            "documents": None,
-            **variables,
-        },
+        "variables": {"messages": conversation, **usual, **variables},
         "max_characters": MAX_RENDERED_CHARACTERS,
         "max_bytes": MAX_WORKER_BYTES,
         "max_seconds": MAX_WORKER_SECONDS,
@@ -123,28 +95,17 @@ def _describe_job(
     return json.dumps(job).encode() + b"\n"
 
 
-def _worker_command() -> list[str]:
-    return [sys.executable, "-P", str(Path(__file__).with_name("chat_worker.py"))]
-
-
-def _worker_timeout_s() -> float:
-    """The worker bounds its processor time itself; this is for a machine that is busy."""
-    return 6 * MAX_WORKER_SECONDS
-
-
-def _read_answer(output: bytes) -> list[str]:
-    """Raises DflashError when there are no texts in it."""
+def _read_answer(output: bytes) -> str:
+    """The text in it; DflashError when there is none."""
     try:
         answer = json.loads(output) if output else {}
     except ValueError as error:
         raise _failed("its worker gave no answer") from error
-    if "texts" in answer:
-        texts: list[str] = answer["texts"]
-        return texts
-    raise _failed(
-        answer.get("error")
-        or f"takes more than {MAX_WORKER_SECONDS} s or {MAX_WORKER_BYTES >> 20} MiB"
-    )
+    if "text" in answer:
+        text: str = answer["text"]
+        return text
+    limits = f"{MAX_WORKER_SECONDS} s or {MAX_WORKER_BYTES >> 20} MiB"
+    raise _failed(answer.get("error") or f"takes more than {limits}")
 
 
 def _failed(what: str) -> DflashError:

@@ -1,6 +1,6 @@
 """Renders a chat template in a process of its own, which chat.py starts and bounds.
 
-Reads JSON jobs from stdin, a line each, and writes {"texts": […]} or {"error": "…"} for each to
+Reads JSON jobs from stdin, a line each, and writes {"text": "…"} or {"error": "…"} for each to
 stdout. Imports nothing of the project: it starts quickly, and a template has little to find here.
 """
 
@@ -21,24 +21,20 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 def render(job: dict[str, Any]) -> dict[str, Any]:
-    """The job's conversations as texts; the helpers are the ones published templates call."""
+    """The job's conversation as text; the helpers are those that published templates call."""
     try:
-        template = _compile(job["template"])
-        texts: list[str] = []
-        for messages in job["conversations"]:
-            pieces: list[str] = []
-            room: int = job["max_characters"]
-            for piece in template.generate(messages=messages, **job["variables"]):
-                pieces.append(piece)
-                room -= len(piece)
-                if room < 0:
-                    return {"error": f"renders more than {job['max_characters']:,} characters"}
-            texts.append("".join(pieces))
-        return {"texts": texts}
+        pieces: list[str] = []
+        room: int = job["max_characters"]
+        for piece in _compile(job["template"]).generate(**job["variables"]):
+            pieces.append(piece)
+            room -= len(piece)
+            if room < 0:
+                return {"error": f"renders more than {job['max_characters']:,} characters"}
+        return {"text": "".join(pieces)}
     except MemoryError:
         return {"error": f"needs more than {job['max_bytes'] >> 20} MiB"}
     except Exception as error:
-        if isinstance(error, TemplateError) and type(error) is TemplateError:
+        if type(error) is TemplateError:
             return {"error": str(error)}  # raise_exception's own words
         return {"error": f"{type(error).__name__}: {error}"}
 

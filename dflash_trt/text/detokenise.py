@@ -67,15 +67,11 @@ class StopStrings:
         self._stop_strings = tuple(stop_strings)
         self._held = ""
         self.match: str | None = None
-
-    @property
-    def matched(self) -> bool:
-        """True once a stop string was completed; `match` is the one that comes first."""
-        return self.match is not None
+        """The stop string that was completed, the first in the text."""
 
     def push(self, piece: str) -> str:
         """The text now certain to come before any stop string; empty once one was found."""
-        if self.matched or not piece:
+        if self.match is not None or not piece:
             return ""
         text = self._held + piece
         found = [(at, stop) for stop in self._stop_strings if (at := text.find(stop)) >= 0]
@@ -111,7 +107,7 @@ class TextStream:
     @property
     def stopped(self) -> bool:
         """True once a stop string was completed."""
-        return self._stop_strings.matched
+        return self._stop_strings.match is not None
 
     @property
     def stop_string(self) -> str | None:

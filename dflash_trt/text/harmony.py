@@ -1,21 +1,16 @@
 """gpt-oss's harmony output: messages on channels, told apart token by token.
 
-Format: https://github.com/openai/harmony, docs/format.md. A model answers with messages
-
-    <|start|>assistant<|channel|>analysis<|message|>...<|end|>
-    <|start|>assistant<|channel|>final<|message|>...<|return|>
-
-of which the first begins where the prompt ended, after the role. The final channel is the answer
-and the analysis channel the reasoning; commentary without a recipient is addressed to the user
-too. A message with a recipient (`to=functions.name`) calls a tool: it stays in the answer as the
-text it is, special tokens included, for whoever runs tools.
+Format: https://github.com/openai/harmony, docs/format.md. An answer is `analysis` (the reasoning)
+and `final` messages, `<|start|>assistant<|channel|>NAME<|message|>TEXT<|end|>`; the prompt ends
+with the first one's `<|start|>assistant`. Commentary without a recipient is for the user too. A
+message with a recipient (`to=functions.name`) calls a tool: it stays in the answer as the text it
+is, special tokens included, for whoever runs tools.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from tokenizers import Tokenizer
 
@@ -27,8 +22,7 @@ _NEEDED = (START, END, MESSAGE, CHANNEL, RETURN)
 _ENDS = (END, RETURN, CALL)
 _REASONING_CHANNEL = "analysis"
 _ROLE, _RECIPIENT = "assistant", "to="
-_LONGEST_HEADER = 256
-"""Characters, beyond which what began as a header is text."""
+_LONGEST_HEADER = 256  # characters, beyond which what began as a header is text
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +61,6 @@ class HarmonyFormat:
         return HarmonyStream(self, stop_strings)
 
 
-class _Place(Enum):
-    HEADER = "header"
-    CONTENT = "content"
-    OUTSIDE = "outside"
-
-
 class HarmonyStream:
     """One answer's tokens, as they come, to its content and its reasoning.
 
@@ -82,8 +70,7 @@ class HarmonyStream:
     def __init__(self, form: HarmonyFormat, stop_strings: Sequence[str]) -> None:
         self._form = form
         self._stop_strings = tuple(stop_strings)
-        self._place = _Place.HEADER  # the prompt has begun it
-        self._header: list[int] = []
+        self._header: list[int] | None = []  # the prompt has begun it; None outside of a header
         self._is_reasoning = False
         self._is_call = False
         self._text = self._open_text()
@@ -98,52 +85,51 @@ class HarmonyStream:
 
     def flush(self) -> HarmonyPiece:
         """The text still held back; call once, after the last token."""
-        return self._end_header() if self._place is _Place.HEADER else self._end_text()
+        return self._end_text() if self._header is None else self._end_header()
 
     def _take(self, token_id: int) -> HarmonyPiece:
         """An ordinary token, or a special one of another format, which has no text."""
-        if self._place is not _Place.HEADER:
+        if self._header is None:
             return self._say(self._text.push(token_id))
         self._header.append(token_id)
         return HarmonyPiece() if self._may_be_header() else self._leave_header()
 
     def _turn(self, token_id: int, special: str) -> HarmonyPiece:
         if special == START:
-            piece = self._end_text()
-            self._place, self._header = _Place.HEADER, []
-            return piece
+            return self._begin_header([])
         if special in _ENDS:
-            piece = self._end_header() if self._place is _Place.HEADER else self._end_text()
+            piece = self.flush()
             if self._is_call:
                 piece += HarmonyPiece(content=special)
-            self._place, self._is_reasoning, self._is_call = _Place.OUTSIDE, False, False
-            self._header = []
+            self._header, self._is_reasoning, self._is_call = None, False, False
             return piece
-        if special == MESSAGE and self._place is _Place.HEADER:
+        if self._header is None:
+            # A channel may come without its <|start|>, which models leave out at times.
+            return self._begin_header([token_id]) if special == CHANNEL else HarmonyPiece()
+        if special == MESSAGE:
             return self._begin_message()
-        if special == CHANNEL and self._place is not _Place.HEADER:
-            # Without its <|start|>, which models leave out at times.
-            piece = self._end_text()
-            self._place, self._header = _Place.HEADER, [token_id]
-            return piece
-        if self._place is _Place.HEADER:
-            self._header.append(token_id)
+        self._header.append(token_id)
         return HarmonyPiece()
+
+    def _begin_header(self, token_ids: list[int]) -> HarmonyPiece:
+        piece = self._end_text()
+        self._header = token_ids
+        return piece
 
     def _begin_message(self) -> HarmonyPiece:
         header = self._decode_header()
         channel = header.partition(CHANNEL)[2].split(maxsplit=1)
         self._is_call = _RECIPIENT in header
         self._is_reasoning = channel[:1] == [_REASONING_CHANNEL] and not self._is_call
-        self._place = _Place.CONTENT
+        self._header = None
         self._text = self._open_text()
         shown = header.removeprefix(_ROLE) + MESSAGE
         return HarmonyPiece(content=shown if self._is_call else "")
 
     def _leave_header(self) -> HarmonyPiece:
         """The header was text all along."""
-        self._place, self._is_reasoning = _Place.OUTSIDE, False
-        held, self._header = self._header, []
+        held, self._header = self._header or [], None
+        self._is_reasoning = False
         return self._say("".join(map(self._text.push, held)))
 
     def _end_header(self) -> HarmonyPiece:
@@ -162,10 +148,10 @@ class HarmonyStream:
         return begins or self._has_special()
 
     def _has_special(self) -> bool:
-        return any(token_id in self._form.special for token_id in self._header)
+        return any(token_id in self._form.special for token_id in self._header or ())
 
     def _decode_header(self) -> str:
-        return self._form.tokenizer.decode(self._header, skip_special_tokens=False)
+        return self._form.tokenizer.decode(self._header or [], skip_special_tokens=False)
 
     def _say(self, text: str) -> HarmonyPiece:
         return HarmonyPiece(reasoning=text) if self._is_reasoning else HarmonyPiece(content=text)

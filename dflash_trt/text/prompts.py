@@ -1,4 +1,4 @@
-"""Prompts: given as text, or read from a file, one whole text or many as JSON lines."""
+"""Prompts: text given or read from a file, whole or as JSON lines; and their token ids."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError
+from dflash_trt.text.tokenizer import BundleTokenizer
 
 MAX_PROMPT_FILE_BYTES = 256 << 20
 
@@ -25,8 +26,8 @@ def read_prompts(path: Path) -> list[str]:
             raise DflashError(f"has {size:,} bytes, more than prompts can be", where=path)
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise DflashError(f"cannot be read: {reason}", where=path, usage=True) from error
+        what = f"cannot be read: {error.strerror or error}"
+        raise DflashError(what, where=path, usage=True) from error
     except UnicodeDecodeError as error:
         raise DflashError(f"is not UTF-8 at byte {error.start}", where=path, usage=True) from error
     if path.suffix == ".jsonl":
@@ -62,12 +63,43 @@ def read_texts(
     for number, text in enumerate(texts, start=1):
         problem = _find_problem(text)
         if problem is not None:
-            raise DflashError(
-                problem,
-                where=f"{file}, prompt {number}" if file else "--prompt",
-                usage=True,
-            )
+            where = f"{file}, prompt {number}" if file else "--prompt"
+            raise DflashError(problem, where=where, usage=True)
     return texts
+
+
+def encode_prompts(
+    tokenizer: BundleTokenizer,
+    prompt: str | None,
+    prompt_file: Path | None,
+    default_file: Path | None,
+    *,
+    raw: bool,
+) -> list[list[int]]:
+    """Token ids of the prompts asked for, through the chat template where there is one.
+
+    Raises:
+        DflashError: both or neither given, an empty prompt, a file that cannot be used.
+    """
+    texts = read_texts(prompt, prompt_file, default_file)
+    if tokenizer.chat_template is not None and not raw:
+        return tokenizer.encode_chats(texts)
+    return [tokenizer.encode(text) for text in texts]
+
+
+def encode_calibration(folder: Path, file: Path) -> list[list[int]]:
+    """Token ids of the texts in `file`, as the tokenizer of the checkpoint in `folder` reads them.
+
+    Raises:
+        DflashError: the checkpoint has no tokenizer, or a file that cannot be used.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        raise DflashError(
+            "has no tokenizer.json, which calibration texts need",
+            where=folder,
+            fix="download the checkpoint's tokenizer",
+        )
+    return encode_prompts(BundleTokenizer(folder), None, file, None, raw=False)
 
 
 def _read_line(line: str, where: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.text.chat import ChatRenderer, render_chats
+from dflash_trt.text.chat import ChatRenderer
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -44,7 +45,12 @@ class BundleTokenizer:
 
         `special` False leaves those out: for text of a chat template, which writes its own.
         """
-        return self._encode(text, special=special)
+        try:
+            return list(self.core.encode(text, add_special_tokens=special).ids)
+        except Exception as error:
+            raise DflashError(
+                f"cannot encode {one_line(ascii(text), 40)}: {one_line(error)}", where="tokenizer"
+            ) from error
 
     def encode_chats(self, messages: Sequence[str]) -> list[list[int]]:
         """For each message, token ids of a conversation that begins with it, up to the answer.
@@ -52,32 +58,20 @@ class BundleTokenizer:
         Raises:
             DflashError: there is no template, or it fails.
         """
-        if self.chat_template is None:
+        renderer = self.open_renderer()
+        if renderer is None:
             raise DflashError("the tokenizer has no chat template", usage=True)
-        texts = render_chats(
-            self.chat_template,
-            [[{"role": "user", "content": message}] for message in messages],
-            self._special_tokens(),
-        )
+        with closing(renderer):
+            texts = [renderer.render([{"role": "user", "content": text}]) for text in messages]
         # The template writes the special tokens itself.
-        return [self._encode(text, special=False) for text in texts]
+        return [self.encode(text, special=False) for text in texts]
 
     def open_renderer(self) -> ChatRenderer | None:
         """A renderer of conversations, up to the answer; None without a template."""
         if self.chat_template is None:
             return None
-        return ChatRenderer(self.chat_template, self._special_tokens())
-
-    def _special_tokens(self) -> dict[str, str]:
-        return {key: _token_text(self._config.get(key)) for key in SPECIAL_TOKENS}
-
-    def _encode(self, text: str, *, special: bool) -> list[int]:
-        try:
-            return list(self.core.encode(text, add_special_tokens=special).ids)
-        except Exception as error:
-            raise DflashError(
-                f"cannot encode {one_line(ascii(text), 40)}: {one_line(error)}", where="tokenizer"
-            ) from error
+        tokens = {key: _token_text(self._config.get(key)) for key in SPECIAL_TOKENS}
+        return ChatRenderer(self.chat_template, tokens)
 
 
 def _read_template(folder: Path, config: dict[str, Any]) -> str | None:

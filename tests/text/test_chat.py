@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Generator
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models
 
 from dflash_trt.errors import DflashError
 from dflash_trt.text import chat
-from dflash_trt.text.chat import ChatRenderer, render_chats
+from dflash_trt.text.chat import ChatRenderer
 from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.cli.bigram import write_tokenizer
+from tests.inspection import chat_worker
 
 HELLO = [{"role": "user", "content": "hi"}]
 CHATML = """{%- if tools %}{{ '<tools>' }}{% endif %}
@@ -44,8 +45,8 @@ LLAMA = """{{- bos_token }}
 
 
 def _render(template: str, **tokens: str) -> str:
-    (text,) = render_chats(template, [HELLO], tokens)
-    return text
+    with closing(ChatRenderer(template, tokens)) as renderer:
+        return renderer.render(HELLO)
 
 
 def _refusal(template: str) -> str:
@@ -66,13 +67,6 @@ def test_as_transformers_does_it(template: str) -> None:
         conversations=[HELLO], chat_template=template, add_generation_prompt=True, bos_token="<s>"
     )
     assert _render(template, bos_token="<s>") == expected[0]
-
-
-def test_conversations_do_not_mix() -> None:
-    conversations = [[{"role": "user", "content": text}] for text in ("é", "", "<b>&\x00")]
-    template = "{{ messages[0].content }}|{{ messages | length }}"
-    assert render_chats(template, conversations, {}) == ["é|1", "|1", "<b>&\x00|1"]
-    assert render_chats(template, [], {}) == []
 
 
 @pytest.mark.parametrize(
@@ -130,8 +124,11 @@ def test_endless_templates_are_stopped(template: str, monkeypatch: pytest.Monkey
     assert "takes more than 1 s" in _refusal(template)
 
 
-def test_a_broken_interpreter_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/echo")
+@pytest.mark.parametrize("interpreter", ["/bin/echo", "/bin/true"])
+def test_a_broken_interpreter_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, interpreter: str
+) -> None:
+    monkeypatch.setattr(sys, "executable", interpreter)
     _refusal("x")
 
 
@@ -141,16 +138,17 @@ def _tokenizer(folder: Path, **config: Any) -> BundleTokenizer:
     return BundleTokenizer(folder)
 
 
-def test_where_templates_come_from(tmp_path: Path) -> None:
+NAMED = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [("a", "a"), (NAMED, "d"), (NAMED[:1], None), (["d", 3], None), (3, None)]
+)
+def test_where_templates_come_from(tmp_path: Path, given: object, found: str | None) -> None:
     assert _tokenizer(tmp_path).chat_template is None
-    assert _tokenizer(tmp_path, chat_template="a").chat_template == "a"
-    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    assert _tokenizer(tmp_path, chat_template=named).chat_template == "d"
-    assert _tokenizer(tmp_path, chat_template=named[:1]).chat_template is None
-    assert _tokenizer(tmp_path, chat_template=["d", 3]).chat_template is None
-    assert _tokenizer(tmp_path, chat_template=3).chat_template is None
+    assert _tokenizer(tmp_path, chat_template=given).chat_template == found
     (tmp_path / "chat_template.jinja").write_text("file")
-    assert _tokenizer(tmp_path, chat_template="a").chat_template == "file"
+    assert _tokenizer(tmp_path, chat_template=given).chat_template == "file"
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"x" * ((1 << 20) + 1)])
@@ -183,8 +181,6 @@ def test_settings_of_the_tokenizers_training_do_not_apply(tmp_path: Path) -> Non
 
 
 def test_a_text_the_tokenizer_has_no_token_for(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, models
-
     Tokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
     tokenizer = BundleTokenizer(tmp_path)
     assert tokenizer.encode("a") == [0]
@@ -192,55 +188,34 @@ def test_a_text_the_tokenizer_has_no_token_for(tmp_path: Path) -> None:
         tokenizer.encode("b")
 
 
-@pytest.fixture
-def renderer() -> Generator[Callable[[str], ChatRenderer], None, None]:
-    """Opens renderers for a test."""
-    with ExitStack() as stack:
-
-        def open_one(template: str) -> ChatRenderer:
-            one = ChatRenderer(template, {"eos_token": "<end>"})
-            stack.callback(one.close)
-            return one
-
-        yield open_one
-
-
-def test_a_worker_is_kept(renderer: Callable[[str], ChatRenderer]) -> None:
-    one = renderer("{{ messages[0].content }}{{ eos_token }}{{ messages | length }}")
-    for text in ("a", "é\n\u2028", "x" * 1_000_000):
-        message = {"role": "user", "content": text}
-        assert one.render([message] * 2) == f"{text}<end>2"
-        assert one._worker is not None
-    kept = one._worker.pid
-    one._worker.kill()
-    one._worker.wait()
-    assert one.render([message]).endswith("1") and one._worker.pid != kept
+def test_a_worker_is_kept() -> None:
+    template = "{{ messages[0].content }}{{ eos_token }}{{ messages | length }}"
+    with closing(ChatRenderer(template, {"eos_token": "<end>"})) as renderer:
+        for text in ("a", "", "é\n\u2028", "<b>&\x00", "x" * 1_000_000):
+            message = {"role": "user", "content": text}
+            assert renderer.render([message] * 2) == f"{text}<end>2"
+        kept = chat_worker(renderer)
+        kept.kill()
+        kept.wait()
+        assert renderer.render([message]).endswith("1")
+        assert chat_worker(renderer).pid != kept.pid
 
 
-def test_a_kept_worker_has_the_limits_of_each_job(
-    renderer: Callable[[str], ChatRenderer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kept_worker_has_the_limits_of_each_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "MAX_WORKER_SECONDS", 1)
-    one = renderer(
+    template = (
         "{{ raise_exception('no') if messages[0].content == 'no' }}"
         "{% if messages[0].content == 'loop' %}"
         "{{ (9 + messages | length) ** (10 ** 8) }}{% endif %}"
         "{% if messages[0].content == 'large' %}{{ messages[0].role * 10 ** 9 }}{% endif %}fine"
     )
-    for content, piece in (
-        ("no", "refuses the conversation: no"),
-        ("large", "needs more than 512 MiB"),
-        ("loop", "takes more than 1 s"),
-        ("loop", "takes more than 1 s"),
-    ):
-        with pytest.raises(DflashError, match=piece):
-            one.render([{"role": "user", "content": content}])
-        assert one.render([{"role": "user", "content": ""}]) == "fine"
-
-
-def test_a_renderer_without_a_worker_is_one_line(
-    renderer: Callable[[str], ChatRenderer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/true")
-    with pytest.raises(DflashError, match="chat template: "):
-        renderer("x").render([{"role": "user", "content": ""}])
+    with closing(ChatRenderer(template, {})) as renderer:
+        for content, piece in (
+            ("no", "refuses the conversation: no"),
+            ("large", "needs more than 512 MiB"),
+            ("loop", "takes more than 1 s"),
+            ("loop", "takes more than 1 s"),
+        ):
+            with pytest.raises(DflashError, match=piece):
+                renderer.render([{"role": "user", "content": content}])
+            assert renderer.render([{"role": "user", "content": ""}]) == "fine"
