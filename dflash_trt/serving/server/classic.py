@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dflash_trt.serving.server.inputs import Tensors, check_unimplemented, read_scalar, refuse
-from dflash_trt.serving.server.replies import Outputs
+from dflash_trt.serving.server.replies import TIMES, Outputs
 
 # Inputs of the same meaning and type: the name here, the name there.
 RENAMED = {
@@ -57,12 +57,6 @@ ALWAYS = (
     "acceptance_rate",
     "total_draft_tokens",
     "total_accepted_draft_tokens",
-)
-TIMES = (
-    "arrival_time_ns",
-    "first_scheduled_time_ns",
-    "first_token_time_ns",
-    "last_token_time_ns",
 )
 
 

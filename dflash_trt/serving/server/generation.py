@@ -75,7 +75,7 @@ class GenerationReader:
         max_seq_len: int,
         streaming_text: StreamingText,
         *,
-        speculation: bool = True,
+        speculation: bool,
     ) -> None:
         self._tokenizer = tokenizer
         self._speculation = speculation
@@ -88,30 +88,33 @@ class GenerationReader:
         """Raises DflashError (usage) naming the first input that cannot be served."""
         check_unimplemented(tensors, UNIMPLEMENTED)
         text = self._read_text(tensors)
-        sampling = _read_sampling(tensors)
+        special = read_flag(parameters, "add_special_tokens", True)
         max_tokens = read_scalar(tensors, f"{_SAMPLING}max_tokens", int)
         if max_tokens is not None and max_tokens < 1:
             raise refuse(f"{_SAMPLING}max_tokens", f"{max_tokens} is not at least 1")
-        stop_strings = tuple(filter(None, read_texts(tensors, f"{_SAMPLING}stop")))
         exclude = read_scalar(tensors, f"{_SAMPLING}exclude_input_from_output", bool)
+
+        def is_set(name: str) -> bool:
+            return bool(read_scalar(tensors, name, bool))
+
         return Generation(
             request=Request(
-                prompt_ids=tuple(self._encode(text, parameters)),
+                prompt_ids=tuple(self._tokenizer.encode(text, special=special)),
                 max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
-                sampling=sampling,
+                sampling=_read_sampling(tensors),
                 stop_token_ids=_read_end_id(parameters),
-                stop_strings=stop_strings,
+                stop_strings=tuple(filter(None, read_texts(tensors, f"{_SAMPLING}stop"))),
                 ignore_eos=read_flag(parameters, "ignore_eos", False),
                 block_size=self._read_block_size(parameters),
             ),
-            streaming=bool(read_scalar(tensors, "streaming", bool)),
+            streaming=is_set("streaming"),
             streaming_text=check_streaming_text(
                 parameters.get("streaming_text", self._streaming_text)
             ),
             lead=text if exclude is False else "",
-            return_finish_reason=bool(read_scalar(tensors, "return_finish_reason", bool)),
-            return_stop_reason=bool(read_scalar(tensors, "return_stop_reason", bool)),
-            return_perf_metrics=bool(read_scalar(tensors, f"{_SAMPLING}return_perf_metrics", bool)),
+            return_finish_reason=is_set("return_finish_reason"),
+            return_stop_reason=is_set("return_stop_reason"),
+            return_perf_metrics=is_set(f"{_SAMPLING}return_perf_metrics"),
             errors_as_output=read_flag(parameters, "errors_as_output", False),
             acknowledge=read_flag(parameters, "acknowledge", False),
         )
@@ -123,22 +126,16 @@ class GenerationReader:
         if not texts[0]:
             raise refuse("text_input", "the prompt is empty")
         if len(texts[0]) > self._max_characters:
-            raise refuse(
-                "text_input", f"{len(texts[0]):,} characters cannot fit the model's context"
-            )
+            what = f"{len(texts[0]):,} characters cannot fit the model's context"
+            raise refuse("text_input", what)
         return texts[0]
-
-    def _encode(self, text: str, parameters: Mapping[str, Any]) -> list[int]:
-        if read_flag(parameters, "add_special_tokens", True):
-            return self._tokenizer.encode(text)
-        return self._tokenizer.encode(text, special=False)
 
     def _read_block_size(self, parameters: Mapping[str, Any]) -> int | None:
         """Rows of this request's verify steps; None is the trained block."""
         size = parameters.get("block_size")
         if size is None:
             return None
-        if isinstance(size, bool) or not isinstance(size, int):
+        if type(size) is not int:
             raise refuse("block_size", f"{one_line(repr(size), 40)} is not an integer")
         if not self._speculation:
             raise refuse("block_size", "it needs speculation, which is off here", "leave it out")
@@ -180,6 +177,6 @@ def _read_sampling(tensors: Tensors) -> SamplingParams:
 def _read_end_id(parameters: Mapping[str, Any]) -> tuple[int, ...]:
     """A further token that ends the output; a negative one is none."""
     end_id = parameters.get("end_id", -1)
-    if isinstance(end_id, bool) or not isinstance(end_id, int):
+    if type(end_id) is not int:
         raise refuse("end_id", f"{one_line(repr(end_id), 40)} is not a token id")
     return (end_id,) if end_id >= 0 else ()

@@ -5,17 +5,15 @@ from __future__ import annotations
 import http.client
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections import deque
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from tempfile import TemporaryDirectory
 
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.serving.server.tritonserver import (
@@ -73,15 +71,30 @@ class TritonServer:
             raise DflashError("is not a model repository", where=options.repository, usage=True)
         self.origin = binary.path
         self._exit_timeout_s = options.exit_timeout_s
-        self._held_ports: dict[str, socket.socket] = {}
-        self._folder = Path(tempfile.mkdtemp(prefix="dflash-trt-server-"))
-        # Nobody else's: the server goes by it, and so does its shared memory, whose names are the
-        # machine's.
-        self._name = self._folder.name
-        try:
+        ports = {
+            "http": options.http_port,
+            "grpc": options.grpc_port,
+            "metrics": options.metrics_port,
+        }
+        with ExitStack() as stack:
+            folder = TemporaryDirectory(prefix="dflash-trt-server-", ignore_cleanup_errors=True)
+            self._folder = Path(stack.enter_context(folder))
+            # Nobody else's: the server goes by it, and so does its shared memory, whose names are
+            # the machine's.
+            self._name = self._folder.name
             self.log_file = (options.log_file or self._folder / "server.log").absolute()
-            self._held_ports = _hold_ports(options)
-            self.addresses = _addresses(options.host, self._held_ports)
+            # The server needs seconds to bind its own sockets beside these, which it may since
+            # nobody listens here; until then the system gives the ports to nobody else.
+            self._held_ports = {
+                protocol: stack.enter_context(bind_port(options.host, port, f"--{protocol}-port"))
+                for protocol, port in ports.items()
+            }
+            self.addresses = ServerAddresses(
+                *(
+                    client_address(options.host, held.getsockname()[1])
+                    for held in self._held_ports.values()
+                )
+            )
             with self.log_file.open("wb") as log:
                 self._process = subprocess.Popen(
                     self._command(binary, options),
@@ -94,10 +107,7 @@ class TritonServer:
                     # A terminal's Ctrl-C reaches the launcher alone, which decides what follows.
                     process_group=0,
                 )
-        except BaseException:
-            self._release_ports()
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
+            self._resources = stack.pop_all()
 
     def _command(self, binary: TritonServerBinary, options: ServerOptions) -> list[str]:
         command = [
@@ -118,12 +128,7 @@ class TritonServer:
     def __enter__(self) -> TritonServer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _spaceless(self, repository: Path) -> Path:
@@ -167,19 +172,16 @@ class TritonServer:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.is_ready():
+            problem = None
             if self.exit_code is not None:
-                raise DflashError(
-                    f"ended with exit code {self.exit_code} before it was ready: "
-                    f"{self.last_error()}",
-                    where=self.origin,
-                )
-            if deadline is not None and time.monotonic() > deadline:
-                raise DflashError(
-                    f"was not ready within {timeout_s:g} s: {self.last_error()}",
-                    where=self.origin,
-                )
+                problem = f"ended with exit code {self.exit_code} before it was ready"
+            elif deadline is not None and time.monotonic() > deadline:
+                problem = f"was not ready within {timeout_s:g} s"
+            if problem is not None:
+                raise DflashError(f"{problem}: {self.last_error()}", where=self.origin)
             time.sleep(_POLL_S)
-        self._release_ports()
+        for held in self._held_ports.values():
+            held.close()
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Waits until the server has ended; its exit code.
@@ -211,13 +213,8 @@ class TritonServer:
             os.killpg(self.pid, signal.SIGKILL)  # models outlive a server that was killed
         for region in _SHARED_MEMORY.glob(f"{self._name}*"):
             region.unlink(missing_ok=True)
-        self._release_ports()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._resources.close()
         return code
-
-    def _release_ports(self) -> None:
-        for held in self._held_ports.values():
-            held.close()
 
     def last_error(self) -> str:
         """What the log gives as the reason: of a model, else of the server, else its last line."""
@@ -249,31 +246,6 @@ def _get(address: str, path: str) -> bytes | None:
         return None
     finally:
         connection.close()
-
-
-def _hold_ports(options: ServerOptions) -> dict[str, socket.socket]:
-    """Sockets bound to the three ports, by protocol.
-
-    A server that starts needs seconds to bind its own beside them, which it may since nobody
-    listens here; until then the system gives the ports to nobody who asks for any free one.
-
-    Raises:
-        DflashError: a port is taken, or the host is no address of this machine (usage).
-    """
-    wanted = {
-        "http": options.http_port,
-        "grpc": options.grpc_port,
-        "metrics": options.metrics_port,
-    }
-    held: dict[str, socket.socket] = {}
-    try:
-        for protocol, port in wanted.items():
-            held[protocol] = bind_port(options.host, port, f"--{protocol}-port")
-    except BaseException:
-        for one in held.values():
-            one.close()
-        raise
-    return held
 
 
 def bind_port(host: str, port: int, option: str) -> socket.socket:
@@ -317,8 +289,3 @@ def client_address(host: str, port: int) -> str:
     # What listens everywhere is reached here by the loopback address.
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
-
-
-def _addresses(host: str, held: dict[str, socket.socket]) -> ServerAddresses:
-    ports = (held[protocol].getsockname()[1] for protocol in ("http", "grpc", "metrics"))
-    return ServerAddresses(*(client_address(host, port) for port in ports))

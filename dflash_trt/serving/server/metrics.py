@@ -40,7 +40,6 @@ GAUGES = {
     "dflash_cache_usage": "Share of the KV caches that requests hold: positions, or pages.",
     "dflash_acceptance_length": "Tokens per verify step (tau) since the start.",
 }
-REQUESTS = "dflash_requests"
 
 
 class Metrics:
@@ -57,9 +56,9 @@ class Metrics:
         self._load = load
         self._families: list[Any] = []  # a family must outlive its metrics
         family = utils.MetricFamily
-        self._requests = self._family(utils, REQUESTS, "Requests by outcome.", family.COUNTER)
+        requests = self._family(utils, "dflash_requests", "Requests by outcome.", family.COUNTER)
         self._outcomes = {
-            outcome: self._requests.Metric(labels={"outcome": outcome.value}) for outcome in Outcome
+            outcome: requests.Metric(labels={"outcome": outcome.value}) for outcome in Outcome
         }
         self._counters = {
             name: self._family(utils, name, text, family.COUNTER).Metric(labels={})
@@ -95,8 +94,9 @@ class Metrics:
         self._families.clear()
 
     def _family(self, utils: Any, name: str, text: str, kind: Any) -> Any:
-        self._families.append(utils.MetricFamily(name=name, description=text, kind=kind))
-        return self._families[-1]
+        family = utils.MetricFamily(name=name, description=text, kind=kind)
+        self._families.append(family)
+        return family
 
     def _run(self) -> None:
         while True:
@@ -140,14 +140,15 @@ class Metrics:
 
     def _show_load(self) -> None:
         load = self._load()
-        self._show("dflash_active_slots", load.active)
-        self._show("dflash_waiting_requests", load.waiting)
-        self._show("dflash_cached_tokens", load.cached_tokens)
-        self._show("dflash_cache_usage", load.cache_usage)
+        figures: dict[str, float] = {
+            "dflash_active_slots": load.active,
+            "dflash_waiting_requests": load.waiting,
+            "dflash_cached_tokens": load.cached_tokens,
+            "dflash_cache_usage": load.cache_usage,
+        }
         if self._steps:
-            self._show("dflash_acceptance_length", self._step_tokens / self._steps)
-
-    def _show(self, name: str, value: float) -> None:
-        if self._shown.get(name) != value:
-            self._gauges[name].set(value)
-            self._shown[name] = value
+            figures["dflash_acceptance_length"] = self._step_tokens / self._steps
+        for name, value in figures.items():
+            if self._shown.get(name) != value:
+                self._gauges[name].set(value)
+                self._shown[name] = value

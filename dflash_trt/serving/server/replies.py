@@ -18,6 +18,14 @@ from dflash_trt.serving.server.inputs import as_strings
 
 Outputs = dict[str, npt.NDArray[Any]]
 
+# Nanoseconds since the epoch.
+TIMES = (
+    "arrival_time_ns",
+    "first_scheduled_time_ns",
+    "first_token_time_ns",
+    "last_token_time_ns",
+)
+
 # Of TritonError; there is no code of its own for a deadline, Triton server itself uses this one.
 ERROR_CODES = {
     Outcome.REFUSED: "INVALID_ARG",
@@ -230,22 +238,23 @@ class Reply:
     def _describe(self, result: RequestResult) -> Outputs:
         """What only the last message has."""
         statistics, wanted = result.statistics, self._generation
-        outputs: Outputs = {
-            "num_input_tokens": _int32(statistics.prompt_tokens),
-            "num_output_tokens": _int32(statistics.output_tokens),
-            "num_verify_steps": _int32(statistics.steps),
-            "acceptance_histogram": np.array(statistics.acceptance_histogram, dtype=np.int32),
-            "position_trials": np.array(statistics.position_trials, dtype=np.int32),
-            "position_accepts": np.array(statistics.position_accepts, dtype=np.int32),
-            "total_draft_tokens": _int32(statistics.drafted_tokens),
-            "total_accepted_draft_tokens": _int32(statistics.accepted_tokens),
+        figures: dict[str, int | tuple[int, ...] | None] = {
+            "num_input_tokens": statistics.prompt_tokens,
+            "num_output_tokens": statistics.output_tokens,
+            "num_verify_steps": statistics.steps,
+            "acceptance_histogram": statistics.acceptance_histogram,
+            "position_trials": statistics.position_trials,
+            "position_accepts": statistics.position_accepts,
+            "total_draft_tokens": statistics.drafted_tokens,
+            "total_accepted_draft_tokens": statistics.accepted_tokens,
+            "cached_prompt_tokens": statistics.cached_prompt_tokens,
+            "preemptions": statistics.preemptions,
         }
-        for name, count in (
-            ("cached_prompt_tokens", statistics.cached_prompt_tokens),
-            ("preemptions", statistics.preemptions),
-        ):
-            if count is not None:
-                outputs[name] = _int32(count)
+        outputs: Outputs = {
+            name: np.atleast_1d(np.array(value, dtype=np.int32))
+            for name, value in figures.items()
+            if value is not None
+        }
         if statistics.acceptance_rate is not None:
             outputs["acceptance_rate"] = np.array([statistics.acceptance_rate], dtype=np.float32)
         if wanted.return_finish_reason:
@@ -254,17 +263,9 @@ class Reply:
             reason = "" if result.stop_reason is None else str(result.stop_reason)
             outputs["stop_reason"] = as_strings([reason])
         if wanted.return_perf_metrics:
-            for name, seconds in (
-                ("arrival_time_ns", 0.0),
-                ("first_scheduled_time_ns", statistics.queue_s),
-                ("first_token_time_ns", statistics.time_to_first_token_s),
-                ("last_token_time_ns", statistics.end_to_end_s),
-            ):
+            moments = (0.0, statistics.queue_s, statistics.time_to_first_token_s)
+            for name, seconds in zip(TIMES, (*moments, statistics.end_to_end_s), strict=True):
                 if seconds is not None:
                     moment = self._arrived_ns + round(seconds * 1e9)
                     outputs[name] = np.array([moment], dtype=np.int64)
         return outputs
-
-
-def _int32(value: int) -> npt.NDArray[np.int32]:
-    return np.array([value], dtype=np.int32)

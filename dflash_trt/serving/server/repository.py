@@ -90,20 +90,10 @@ def write_repository(
             shutil.copyfile(template / model / "1" / "model.py", folder / model / "1" / "model.py")
             config = Template((template / model / "config.pbtxt").read_text(encoding="utf-8"))
             (folder / model / "config.pbtxt").write_text(config.substitute(values), "utf-8")
-        _place_bundle(opened, folder / BUNDLE_FOLDER, progress)
+        inner = folder / BUNDLE_FOLDER
+        names = [*(file.path for file in opened.manifest.files), MANIFEST_NAME]
+        files = {inner / name: opened.folder / name for name in names}
+        place_files(files, inner, "the bundle", progress)
         if schedule is not None and options.block_schedule != AUTO:
-            write_schedule(open_bundle(folder / BUNDLE_FOLDER), schedule)
+            write_schedule(open_bundle(inner), schedule)
     return Packaged(opened, schedule if options.speculation else None)
-
-
-def is_repository(folder: Path) -> bool:
-    """Whether `folder` looks like what `write_repository` writes."""
-    return (folder / REPOSITORY.marker).is_file()
-
-
-def _place_bundle(bundle: Bundle, folder: Path, progress: Progress) -> None:
-    """Brings the files that the manifest names, and it, into `folder`."""
-    names = [*(file.path for file in bundle.manifest.files), MANIFEST_NAME]
-    place_files(
-        {folder / name: bundle.folder / name for name in names}, folder, "the bundle", progress
-    )

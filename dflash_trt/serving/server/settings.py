@@ -24,25 +24,23 @@ class ModelSettings:
     def text(self, name: str) -> str:
         """The parameter `name`; DflashError when config.pbtxt has none."""
         if name not in self._parameters:
-            raise DflashError("is missing", where=f"config.pbtxt: parameters: {name}")
+            raise _wrong(name, "is missing")
         return self._parameters[name]["string_value"]
 
     def switch(self, name: str) -> bool:
         """A parameter that is on (True) or off."""
         text = self.text(name)
         if text not in ("on", "off"):
-            raise DflashError(
-                f"{one_line(repr(text), 40)} is neither on nor off",
-                where=f"config.pbtxt: parameters: {name}",
-            )
+            raise _wrong(name, f"{one_line(repr(text), 40)} is neither on nor off")
         return text == "on"
 
     def count(self, name: str, least: int) -> int:
         """A parameter that is a whole number of at least `least`."""
         text = self.text(name)
         if not text.isdecimal() or int(text) < least:
-            raise DflashError(
-                f"{text!r} is not a whole number of at least {least}",
-                where=f"config.pbtxt: parameters: {name}",
-            )
+            raise _wrong(name, f"{text!r} is not a whole number of at least {least}")
         return int(text)
+
+
+def _wrong(name: str, what: str) -> DflashError:
+    return DflashError(what, where=f"config.pbtxt: parameters: {name}")
