@@ -13,7 +13,6 @@ import numpy as np
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import FinishReason, RequestResult, RequestStatistics, SamplingParams
 from dflash_trt.serving.client.errors import ServedModelError, explain
-from dflash_trt.serving.client.text_assembly import TextAssembler
 from dflash_trt.serving.client.wire import MODEL, Response, WireClient, make_input
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 # Of INT32; beyond any context and any vocabulary, so that it limits nothing.
 _LARGEST = 2**31 - 1
+_UNDECODED = "�"
 # What a repository of `dflash-trt package` can do beyond the contract.
 _EXTENSIONS = {"streaming_text": "delta", "errors_as_output": True}
 
@@ -65,11 +65,43 @@ class TextDelta:
     result: RequestResult | None = None
 
 
+class TextAssembler:
+    """Turns a stream's text outputs into pieces that join to the final text.
+
+    Args:
+        cumulative: an output is all text so far; False when it is the new piece.
+
+    A server that decodes tokens as they come shows the bytes of a half character as U+FFFD
+    until the rest is there. Of a cumulative text such an end is held back, up to the last output.
+    """
+
+    def __init__(self, *, cumulative: bool) -> None:
+        self._cumulative = cumulative
+        self.text = ""
+
+    def push(self, output: str, *, final: bool) -> str:
+        """The piece that `output` adds to `text`.
+
+        Raises:
+            ServedModelError: a cumulative text took back what it had said before.
+        """
+        if not self._cumulative:
+            self.text += output
+            return output
+        if not final:
+            output = output.rstrip(_UNDECODED)
+        if not output.startswith(self.text):
+            what = "a streamed text changed after it was sent"
+            raise ServedModelError(what, "failed", where=MODEL)
+        piece = output[len(self.text) :]
+        self.text = output
+        return piece
+
+
 class ServedModel:
     """The model `tensorrt_llm` of the server at `address` (host:port).
 
-    Belongs to the event loop it was made in. The result's times are this client's
-    own, from submission on.
+    Belongs to the event loop it was made in. A result's times are measured here, from submission.
 
     Raises:
         DflashError: tritonclient is not installed.
@@ -120,7 +152,7 @@ class ServedModel:
                     continue
                 final = reason in get_args(FinishReason)
                 output = response.text("text_output").decode(errors="replace")
-                text = _push(assembler, output, final)
+                text = assembler.push(output, final=final)
                 newest = response.numbers("output_ids")
                 token_ids = newest if cumulative else token_ids + newest
                 if final:
@@ -197,13 +229,6 @@ def _to_parameters(request: GenerationRequest) -> dict[str, Any]:
     return wanted
 
 
-def _push(assembler: TextAssembler, text: str, final: bool) -> str:
-    try:
-        return assembler.push(text, final=final)
-    except ValueError as error:
-        raise ServedModelError(str(error), "failed", where=MODEL) from None
-
-
 def _read_statistics(response: Response, first_s: float, end_s: float) -> RequestStatistics:
     """The figures of the last response; seconds since the submission."""
 
@@ -213,12 +238,9 @@ def _read_statistics(response: Response, first_s: float, end_s: float) -> Reques
     def read(name: str) -> int:
         value = find(name)
         if value is None:
-            raise ServedModelError(
-                f"its last answer has no {name}",
-                "failed",
-                where=MODEL,
-                fix="serve a repository that `dflash-trt package` made",
-            )
+            fix = "serve a repository that `dflash-trt package` made"
+            what = f"its last answer has no {name}"
+            raise ServedModelError(what, "failed", where=MODEL, fix=fix)
         return value
 
     return RequestStatistics(

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
@@ -21,10 +22,10 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime import RequestResult
 from dflash_trt.serving.client.client import GenerationRequest, TextDelta
 from dflash_trt.serving.openai.errors import ApiError, as_api_error
-from dflash_trt.serving.openai.reply import Kind, ReplyWriter, error_event
+from dflash_trt.serving.openai.reply import ReplyWriter, error_event
 from dflash_trt.serving.openai.request import CompletionRequest, read_chat, read_completion
 from dflash_trt.text.chat import ChatRenderer
-from dflash_trt.text.harmony import HarmonyFormat, HarmonyStream
+from dflash_trt.text.harmony import HarmonyFormat
 
 MAX_BODY_BYTES = 16 << 20
 EFFORT = "reasoning_effort"
@@ -68,23 +69,21 @@ def create_app(
     )
 
 
+@dataclass(frozen=True, slots=True)
 class _Api:
-    def __init__(
-        self,
-        model: str,
-        upstream: Upstream,
-        renderer: ChatRenderer | None,
-        harmony: HarmonyFormat | None,
-    ) -> None:
-        self._harmony = harmony
-        self._model = model
-        self._upstream = upstream
-        self._renderer = renderer
-        self._render_thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
-        self._created = int(time.time())
+    """The routes; fields as in `create_app`."""
+
+    model: str
+    upstream: Upstream
+    renderer: ChatRenderer | None
+    harmony: HarmonyFormat | None
+    render_thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="chat-template")
+    )
+    created: int = field(default_factory=lambda: int(time.time()))
 
     async def health(self, request: Request) -> Response:
-        return Response(status_code=200 if await self._upstream.is_ready() else 503)
+        return Response(status_code=200 if await self.upstream.is_ready() else 503)
 
     async def list_models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._describe_model()]})
@@ -96,71 +95,53 @@ class _Api:
     async def complete(self, request: Request) -> Response:
         asked = read_completion(await _read_json(request))
         self._check_model(asked.model)
-        return await self._answer(request, asked, "completion", asked.prompt or "")
+        return await self._answer(request, asked)
 
     async def chat(self, request: Request) -> Response:
         asked = read_chat(await _read_json(request))
         self._check_model(asked.model)
         prompt = await _unless_gone(request, self._render(asked))
-        return await self._answer(request, asked, "chat", prompt)
+        generation = replace(asked.generation, prompt=prompt)
+        return await self._answer(request, replace(asked, generation=generation))
 
-    async def _answer(
-        self, request: Request, asked: CompletionRequest, kind: Kind, prompt: str
-    ) -> Response:
-        channels: HarmonyStream | None = None
-        if kind == "chat" and self._harmony is not None:
-            channels = self._harmony.open(asked.stop_strings)
-        writer = ReplyWriter(
-            kind, self._model, include_usage=asked.include_usage, channels=channels
-        )
-        deltas = self._upstream.stream(
-            GenerationRequest(
-                prompt=prompt,
-                max_tokens=asked.max_tokens,
-                sampling=asked.sampling,
-                stop_strings=asked.stop_strings,
-                ignore_eos=asked.ignore_eos,
-                streaming=asked.stream,
-                add_special_tokens=kind == "completion",
-            )
-        )
-        if not asked.stream:
+    async def _answer(self, request: Request, asked: CompletionRequest) -> Response:
+        channels = None
+        if asked.is_chat and self.harmony is not None:
+            channels = self.harmony.open(asked.generation.stop_strings)
+        writer = ReplyWriter(asked, channels)
+        deltas = self.upstream.stream(asked.generation)
+        if not asked.generation.streaming:
             return JSONResponse(writer.whole(await _unless_gone(request, _finish(deltas))))
         # Not before the first answer is it known which status the reply has.
         first = await _unless_gone(request, anext(deltas))
         return _EventStream(deltas, _events(first, deltas, writer))
 
     async def _render(self, asked: CompletionRequest) -> str:
-        if self._renderer is None:
-            raise ApiError(
-                f"{self._model} has no chat template; use /v1/completions", param="messages"
-            )
+        if self.renderer is None:
+            what = f"{self.model} has no chat template; use /v1/completions"
+            raise ApiError(what, param="messages")
         variables: dict[str, str] = {}
         if asked.reasoning_effort is not None:
-            if not self._renderer.knows(EFFORT):
-                raise ApiError(f"{self._model} reasons at no given effort", param=EFFORT)
+            if not self.renderer.knows(EFFORT):
+                raise ApiError(f"{self.model} reasons at no given effort", param=EFFORT)
             variables[EFFORT] = asked.reasoning_effort
         prompt = await asyncio.get_running_loop().run_in_executor(
-            self._render_thread, self._renderer.render, asked.messages or (), variables
+            self.render_thread, self.renderer.render, asked.messages, variables
         )
         if not prompt:
             raise ApiError("the chat template makes no text of them", param="messages")
         return prompt
 
     def _check_model(self, name: str) -> None:
-        if name != self._model:
-            raise ApiError(
-                f"there is no such model here, only {self._model!r}",
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
+        if name != self.model:
+            what = f"there is no such model here, only {self.model!r}"
+            raise ApiError(what, status=404, param="model", code="model_not_found")
 
     def _describe_model(self) -> dict[str, Any]:
         return {
-            "id": self._model,
+            "id": self.model,
             "object": "model",
-            "created": self._created,
+            "created": self.created,
             "owned_by": "dflash-trt",
         }
 
@@ -186,17 +167,12 @@ async def _events(
     first: TextDelta, deltas: AsyncGenerator[TextDelta, None], writer: ReplyWriter
 ) -> AsyncGenerator[bytes, None]:
     """The reply's events; an error after the first of them is an event too."""
-    yield writer.opening() + _describe(first, writer)
+    yield writer.opening() + writer.piece(first)
     try:
         async for delta in deltas:
-            yield _describe(delta, writer)
+            yield writer.piece(delta)
     except DflashError as error:
         yield error_event(error)
-
-
-def _describe(delta: TextDelta, writer: ReplyWriter) -> bytes:
-    piece = writer.piece(delta)
-    return piece if delta.result is None else piece + writer.ending(delta.result)
 
 
 async def _finish(deltas: AsyncGenerator[TextDelta, None]) -> RequestResult:

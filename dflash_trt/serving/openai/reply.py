@@ -6,47 +6,33 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import RequestResult, RequestStatistics
 from dflash_trt.serving.client.client import TextDelta
 from dflash_trt.serving.openai.errors import as_api_error
+from dflash_trt.serving.openai.request import CompletionRequest
 from dflash_trt.text.harmony import HarmonyPiece, HarmonyStream
-
-Kind = Literal["completion", "chat"]
-DONE = b"data: [DONE]\n\n"
 
 
 class ReplyWriter:
-    """One request's replies; all of them carry the same id.
+    """A request's replies; all of them carry the same id.
 
-    Args:
-        kind: of the request.
-        model: the name to answer under.
-        include_usage: a stream's last chunk has the token counts, the others say null.
-        channels: tells a chat's answer from its reasoning, where the model has channels.
+    `channels` tells a chat's answer from its reasoning, where the model has channels.
     """
 
-    def __init__(
-        self,
-        kind: Kind,
-        model: str,
-        *,
-        include_usage: bool = False,
-        channels: HarmonyStream | None = None,
-    ) -> None:
-        self._chat = kind == "chat"
+    def __init__(self, asked: CompletionRequest, channels: HarmonyStream | None) -> None:
+        self._chat = asked.is_chat
         self._channels = channels
-        self._include_usage = include_usage
-        prefix, name = (
+        self._include_usage = asked.include_usage
+        prefix, self._object = (
             ("chatcmpl", "chat.completion") if self._chat else ("cmpl", "text_completion")
         )
-        self._object = name
         self._head: dict[str, Any] = {
             "id": f"{prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
-            "model": model,
+            "model": asked.model,
         }
 
     def whole(self, result: RequestResult) -> dict[str, Any]:
@@ -61,7 +47,7 @@ class ReplyWriter:
             **self._head,
             "object": self._object,
             "choices": [choice],
-            "usage": describe_usage(result.statistics),
+            "usage": _describe_usage(result.statistics),
         }
 
     def opening(self) -> bytes:
@@ -69,18 +55,19 @@ class ReplyWriter:
         return self._chunk({"role": "assistant", "content": ""}) if self._chat else b""
 
     def piece(self, delta: TextDelta) -> bytes:
-        """The chunks with more text; none while there is nothing to show yet."""
+        """The chunks of a delta; none while there is nothing to show yet."""
         if self._channels is not None and delta.token_ids:
-            return self._chunks(self._channels.push(delta.token_ids))
-        return self._chunks(HarmonyPiece(content=delta.text))
+            chunks = self._chunks(self._channels.push(delta.token_ids))
+        else:
+            chunks = self._chunks(HarmonyPiece(content=delta.text))
+        return chunks if delta.result is None else chunks + self._end(delta.result)
 
-    def ending(self, result: RequestResult) -> bytes:
-        """The last chunks of a stream."""
+    def _end(self, result: RequestResult) -> bytes:
         last = b"" if self._channels is None else self._chunks(self._channels.flush())
         last += self._chunk({}, result.finish_reason)
         if self._include_usage:
-            last += self._event([], describe_usage(result.statistics))
-        return last + DONE
+            last += self._event([], _describe_usage(result.statistics))
+        return last + b"data: [DONE]\n\n"
 
     def _message(self, result: RequestResult) -> dict[str, Any]:
         if self._channels is None:
@@ -111,10 +98,10 @@ class ReplyWriter:
         }
         if self._include_usage:
             body["usage"] = usage
-        return to_event(body)
+        return _to_event(body)
 
 
-def describe_usage(statistics: RequestStatistics) -> dict[str, Any]:
+def _describe_usage(statistics: RequestStatistics) -> dict[str, Any]:
     """Token counts. Drafts go under the names that OpenAI has for predicted output.
 
     What came of the prompt from a prefix cache is said where there is one.
@@ -132,7 +119,7 @@ def describe_usage(statistics: RequestStatistics) -> dict[str, Any]:
     }
 
 
-def to_event(body: Mapping[str, Any]) -> bytes:
+def _to_event(body: Mapping[str, Any]) -> bytes:
     """One server-sent event."""
     # ASCII: some readers of event streams take U+2028 for the end of a line.
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
@@ -140,4 +127,4 @@ def to_event(body: Mapping[str, Any]) -> bytes:
 
 def error_event(error: DflashError) -> bytes:
     """An error after the status line has gone: the stream ends with it, without [DONE]."""
-    return to_event(as_api_error(error).to_json())
+    return _to_event(as_api_error(error).to_json())

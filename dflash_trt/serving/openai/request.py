@@ -10,6 +10,7 @@ from typing import Any
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import SamplingParams
+from dflash_trt.serving.client.client import GenerationRequest
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.text.chat import Message
 
@@ -57,25 +58,24 @@ _NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """What both kinds of request have in common, and the prompt of one of them.
+    """What both kinds of request ask for.
 
     Args:
-        prompt: of /v1/completions, else None.
-        messages: of /v1/chat/completions, else None.
+        generation: for the served model; a chat's prompt is empty until its template has run.
+        messages: of a chat, at least one; none of a completion.
         reasoning_effort: of a chat whose template knows such a thing; None leaves it to that.
         include_usage: a stream ends with the token counts.
     """
 
     model: str
-    prompt: str | None = None
-    messages: tuple[Message, ...] | None = None
-    reasoning_effort: str | None = None
-    max_tokens: int | None
-    sampling: SamplingParams
-    stop_strings: tuple[str, ...]
-    ignore_eos: bool
-    stream: bool
+    generation: GenerationRequest
     include_usage: bool
+    messages: tuple[Message, ...] = ()
+    reasoning_effort: str | None = None
+
+    @property
+    def is_chat(self) -> bool:
+        return bool(self.messages)
 
 
 def read_completion(body: Any) -> CompletionRequest:
@@ -91,11 +91,8 @@ def read_completion(body: Any) -> CompletionRequest:
     if isinstance(prompt, list):
         raise ApiError("one text a request, no list of texts or token ids", param="prompt")
     max_tokens = _read_count(fields, "max_tokens")
-    return CompletionRequest(
-        prompt=_check_text(prompt, "prompt"),
-        max_tokens=DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens,
-        **_read_common(fields),
-    )
+    max_tokens = DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens
+    return CompletionRequest(**_read_common(fields, _check_text(prompt, "prompt"), max_tokens))
 
 
 def read_chat(body: Any) -> CompletionRequest:
@@ -118,9 +115,8 @@ def read_chat(body: Any) -> CompletionRequest:
         raise ApiError("differs from max_completion_tokens", param="max_tokens")
     return CompletionRequest(
         messages=tuple(_read_message(item, f"messages[{i}]") for i, item in enumerate(messages)),
-        max_tokens=older if max_tokens is None else max_tokens,
         reasoning_effort=effort,
-        **_read_common(fields),
+        **_read_common(fields, "", older if max_tokens is None else max_tokens),
     )
 
 
@@ -141,30 +137,28 @@ def _open(
     return fields
 
 
-def _read_common(fields: dict[str, Any]) -> dict[str, Any]:
+def _read_common(fields: dict[str, Any], prompt: str, max_tokens: int | None) -> dict[str, Any]:
     """Keywords of CompletionRequest that both kinds of request fill alike."""
     model = fields.get("model")
     if not isinstance(model, str):
         raise ApiError("must be the name of a model", param="model")
-    stream = _read_flag(fields, "stream")
-    return {
-        "model": model,
-        "sampling": _read_sampling(fields),
-        "stop_strings": _read_stops(fields.get("stop")),
-        "ignore_eos": _read_flag(fields, "ignore_eos"),
-        "stream": stream,
-        "include_usage": _read_stream_options(fields.get("stream_options"), stream),
-    }
+    generation = GenerationRequest(
+        prompt=prompt,
+        max_tokens=max_tokens,
+        sampling=_read_sampling(fields),
+        stop_strings=_read_stops(fields.get("stop")),
+        ignore_eos=_read_flag(fields, "ignore_eos"),
+        add_special_tokens=bool(prompt),  # a chat's template writes them itself
+        streaming=_read_flag(fields, "stream"),
+    )
+    usage = _read_stream_options(fields.get("stream_options"), generation.streaming)
+    return {"model": model, "generation": generation, "include_usage": usage}
 
 
 def _read_sampling(fields: dict[str, Any]) -> SamplingParams:
     """OpenAI's defaults: temperature 1, and another seed for every request."""
-    top_k = fields.get("top_k")
-    if top_k is not None and type(top_k) is not int:
-        raise ApiError(f"must be an integer, not {quoted(top_k)}", param="top_k")
-    seed = fields.get("seed")
-    if seed is not None and type(seed) is not int:
-        raise ApiError(f"must be an integer, not {quoted(seed)}", param="seed")
+    top_k = _read(fields, "top_k", "an integer", int)
+    seed = _read(fields, "seed", "an integer", int)
     try:
         return SamplingParams(
             temperature=_read_number(fields, "temperature", 1.0),
@@ -177,7 +171,7 @@ def _read_sampling(fields: dict[str, Any]) -> SamplingParams:
 
 
 def _read_stops(stop: Any) -> tuple[str, ...]:
-    stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or len(stops) > MAX_STOPS:
         raise ApiError(f"must be a text or a list of at most {MAX_STOPS}", param="stop")
     return tuple(_check_text(one, "stop") for one in stops)
@@ -234,20 +228,23 @@ def _read_count(fields: dict[str, Any], name: str) -> int | None:
 
 
 def _read_number(fields: dict[str, Any], name: str, default: float) -> float:
-    value = fields.get(name, default)
-    if type(value) not in (int, float):
-        raise ApiError(f"must be a number, not {quoted(value)}", param=name)
+    value = _read(fields, name, "a number", int, float)
     try:
-        return float(value)
+        return default if value is None else float(value)
     except OverflowError:
         raise ApiError("is too large", param=name) from None
 
 
 def _read_flag(fields: dict[str, Any], name: str) -> bool:
+    return bool(_read(fields, name, "true or false", bool))
+
+
+def _read(fields: dict[str, Any], name: str, what: str, *kinds: type) -> Any:
+    """A value of one of the types, or None; true is no number."""
     value = fields.get(name)
-    if value is not None and type(value) is not bool:
-        raise ApiError(f"must be true or false, not {quoted(value)}", param=name)
-    return bool(value)
+    if value is not None and type(value) not in kinds:
+        raise ApiError(f"must be {what}, not {quoted(value)}", param=name)
+    return value
 
 
 def _check_text(value: Any, where: str, *, empty: bool = False) -> str:
