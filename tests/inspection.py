@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import numpy as np
 
 from dflash_trt.backends.base import Executor, FloatArray
@@ -10,6 +13,9 @@ from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.onnxruntime.paged import PagedCaches
 from dflash_trt.runtime import Generator
 from dflash_trt.runtime.paging import PageTables
+from dflash_trt.serving.server.launcher import TritonServer
+from dflash_trt.serving.server.service import Service
+from dflash_trt.text.chat import ChatRenderer
 
 
 def cache_arrays(caches: LinearCaches) -> dict[str, FloatArray]:
@@ -61,3 +67,19 @@ def loaded_graphs(executor: Executor) -> set[str]:
     """Names of the graphs that have a session."""
     assert isinstance(executor, OnnxRuntimeExecutor)
     return set(executor._sessions)
+
+
+def chat_worker(renderer: ChatRenderer) -> subprocess.Popen[bytes]:
+    """The process that renders chat templates."""
+    assert renderer._worker is not None
+    return renderer._worker
+
+
+def is_stopping(service: Service) -> bool:
+    """Whether it has heard of a signal."""
+    return service._stopping.is_set()
+
+
+def server_traces(server: TritonServer) -> list[Path]:
+    """Folder and shared memory that a server has for itself."""
+    return [server._folder, *Path("/dev/shm").glob(f"{server._folder.name}*")]

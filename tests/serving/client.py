@@ -5,67 +5,55 @@ It uses tritonclient directly, on purpose: the server must suit clients that kno
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import queue
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpcclient
-from tritonclient.utils import InferenceServerException
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from tests.serving.served import LONG_CONTEXT
+from dflash_trt.runtime import SamplingParams
+from tests.serving.served import GREEDY, LONG_CONTEXT
 from tests.waiting import PATIENCE_S
 
 LLM = "tensorrt_llm"
 CLASSIC = "ensemble"
-
-TYPES: dict[str, tuple[str, Any]] = {
-    "text_input": ("BYTES", np.object_),
-    "streaming": ("BOOL", np.bool_),
-    "stream": ("BOOL", np.bool_),
-    "stop": ("BOOL", np.bool_),
-    "sampling_param_stop": ("BYTES", np.object_),
-    "stop_words": ("BYTES", np.object_),
-    "bad_words": ("BYTES", np.object_),
-    "image_url": ("BYTES", np.object_),
-    "lora_name": ("BYTES", np.object_),
-}
-SUFFIXES: tuple[tuple[str, tuple[str, Any]], ...] = (
-    ("temperature", ("FP32", np.float32)),
-    ("top_p", ("FP32", np.float32)),
-    ("penalty", ("FP32", np.float32)),
-    ("seed", ("UINT64", np.uint64)),
-    ("lora_id", ("UINT64", np.uint64)),
-)
+Fields = dict[str, Any] | list[grpcclient.InferInput]
+GOLDEN = Path(__file__).parent / "golden"
 
 
-def tensor_type(name: str) -> tuple[str, Any]:
-    """Triton server's and NumPy's type of the input `name`."""
-    if name in TYPES:
-        return TYPES[name]
-    if name.startswith(("return_", "exclude_")) or "_return_" in name or "_exclude_" in name:
-        return "BOOL", np.bool_
-    return next((kind for suffix, kind in SUFFIXES if name.endswith(suffix)), ("INT32", np.int32))
+@cache
+def datatypes(model: str) -> dict[str, str]:
+    """Triton server's types of the inputs that the contract of `model` has."""
+    text = (GOLDEN / f"{model}.config.pbtxt").read_text(encoding="utf-8")
+    config = text_format.Parse(text, model_config_pb2.ModelConfig())
+    names = {one.name: model_config_pb2.DataType.Name(one.data_type) for one in config.input}
+    types = {name: kind.removeprefix("TYPE_") for name, kind in names.items()}
+    return {name: "BYTES" if kind == "STRING" else kind for name, kind in types.items()}
 
 
 def make_inputs(model: str, fields: dict[str, Any]) -> list[grpcclient.InferInput]:
     """Tensors of the contract that `model` has: shape [n], or [1, n] for the classic one."""
     inputs: list[grpcclient.InferInput] = []
     for name, value in fields.items():
-        datatype, dtype = tensor_type(name)
+        datatype = datatypes(model)[name]
         values = value if isinstance(value, list) else [value]
         if datatype == "BYTES":
             values = [one.encode() if isinstance(one, str) else one for one in values]
-        array = np.array(values, dtype=dtype)
+        array = np.array(values, dtype=triton_to_np_dtype(datatype))
         array = array.reshape(1, -1) if model == CLASSIC else array
         tensor = grpcclient.InferInput(name, list(array.shape), datatype)
-        tensor.set_data_from_numpy(array)
-        inputs.append(tensor)
+        inputs.append(tensor.set_data_from_numpy(array))
     return inputs
 
 
@@ -75,7 +63,6 @@ class Answer:
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     error: InferenceServerException | None = None
-    ends: int = 0
 
     @property
     def texts(self) -> list[str]:
@@ -109,7 +96,10 @@ def read_message(result: grpcclient.InferResult) -> dict[str, Any]:
 
 
 class StreamClient:
-    """A gRPC connection with one stream, one request at a time unless told otherwise."""
+    """A gRPC connection with one stream, one request at a time unless told otherwise.
+
+    A request is its fields in Python's types, or its tensors.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -120,12 +110,7 @@ class StreamClient:
     def __enter__(self) -> StreamClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self, *, cancel: bool = False) -> None:
@@ -136,19 +121,17 @@ class StreamClient:
     def send(
         self,
         model: str,
-        fields: dict[str, Any],
+        fields: Fields,
         *,
-        request_id: str = "",
-        parameters: dict[str, Any] | None = None,
         timeout_us: int | None = None,
+        **options: Any,
     ) -> None:
         self._client.async_stream_infer(
             model,
-            make_inputs(model, fields),
-            request_id=request_id,
-            parameters=parameters,
+            fields if isinstance(fields, list) else make_inputs(model, fields),
             timeout=timeout_us,
             enable_empty_final_response=True,
+            **options,
         )
 
     def receive(self, timeout_s: float = PATIENCE_S) -> Iterator[dict[str, Any]]:
@@ -163,7 +146,7 @@ class StreamClient:
             if response.parameters["triton_final_response"].bool_param:
                 return
 
-    def ask(self, model: str, fields: dict[str, Any], **options: Any) -> Answer:
+    def ask(self, model: str, fields: Fields, **options: Any) -> Answer:
         """Sends a request and collects its answer."""
         self.send(model, fields, **options)
         answer = Answer()
@@ -171,11 +154,10 @@ class StreamClient:
             answer.messages.extend(self.receive())
         except InferenceServerException as error:
             answer.error = error
-        answer.ends += 1
         return answer
 
 
-def ask_grpc(address: str, model: str, fields: dict[str, Any], **options: Any) -> Answer:
+def ask_grpc(address: str, model: str, fields: Fields, **options: Any) -> Answer:
     """One request over a connection of its own."""
     with StreamClient(address) as client:
         return client.ask(model, fields, **options)
@@ -210,24 +192,35 @@ def read_metrics(address: str) -> dict[str, float]:
 ENDLESS = {"ignore_eos": True}
 
 
-def long_fields(model: str, prompt: str, **fields: Any) -> dict[str, Any]:
+def make_fields(
+    model: str,
+    prompt: str,
+    sampling: SamplingParams = GREEDY,
+    *,
+    max_tokens: int = 48,
+    stream: bool = False,
+    **more: Any,
+) -> dict[str, Any]:
+    """A request under the names of the model's contract; of the sampling what is not a default."""
+    chosen = {one.name: getattr(sampling, one.name) for one in dataclasses.fields(sampling)}
+    defaults = dataclasses.asdict(GREEDY)
+    named = {"max_tokens": max_tokens}
+    named |= {name: value for name, value in chosen.items() if value != defaults[name]}
+    if model == LLM:
+        named = {f"sampling_param_{name}": value for name, value in named.items()}
+    return {
+        "text_input": prompt,
+        "streaming" if model == LLM else "stream": stream,
+        **named,
+        **more,
+    }
+
+
+def long_fields(model: str, prompt: str, *, stream: bool = True) -> dict[str, Any]:
     """A request that runs to the end of the context: thousands of steps, where it is long."""
-    max_tokens = {"sampling_param_max_tokens" if model == LLM else "max_tokens": 2 * LONG_CONTEXT}
-    streaming = {"streaming" if model == LLM else "stream": True}
-    return {"text_input": prompt, **max_tokens, **streaming, **fields}
+    return make_fields(model, prompt, max_tokens=2 * LONG_CONTEXT, stream=stream)
 
 
-SAMPLINGS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.7, "seed": 11},
-    {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "seed": 2**64 - 1},
-]
-
-
-def llm_fields(prompt: str, sampling: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    named = {f"sampling_param_{name}": value for name, value in sampling.items()}
-    return {"text_input": prompt, "sampling_param_max_tokens": 48, **named, **fields}
-
-
-def classic_fields(prompt: str, sampling: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    return {"text_input": prompt, "max_tokens": 48, **sampling, **fields}
+def make_stop(model: str) -> dict[str, Any]:
+    """The request that stops another one of its id."""
+    return {"text_input": "", "stop": True} | ({"max_tokens": 1} if model == CLASSIC else {})

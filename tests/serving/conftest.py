@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,19 +12,18 @@ import pytest
 import dflash_trt
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.cli.main import main
-from dflash_trt.runtime import RequestResult
+from dflash_trt.pair import Prompt
+from dflash_trt.runtime import RequestResult, SamplingParams
 from dflash_trt.serving.server.launcher import ServerAddresses, ServerOptions, TritonServer
-from dflash_trt.serving.server.repository import RepositoryOptions, write_repository
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
-from dflash_trt.text.prompts import read_prompts
-from tests.pairs import SilentProgress
+from tests.cli.conftest import run  # noqa: F401
 from tests.serving.client import read_metrics
 from tests.serving.served import (
     QUEUE,
-    Local,
     Served,
     build_chat_demo,
     build_long_demo,
+    package,
     serving,
 )
 from tests.waiting import PATIENCE_S
@@ -40,38 +40,36 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.fixture(scope="session")
-def prompts(bundle: Bundle) -> list[str]:
-    assert bundle.prompts is not None
-    return read_prompts(bundle.prompts)
-
-
-def start_server(repository: Path) -> TritonServer:
-    """A server on free ports, not ready yet; it does not wait long for what a test left behind."""
-    return TritonServer(
-        ServerOptions(
-            repository=repository, http_port=0, grpc_port=0, metrics_port=0, exit_timeout_s=2
-        )
-    )
-
-
-@pytest.fixture(scope="session")
-def repository(bundle: Bundle) -> Path:
-    folder = bundle.folder.parent / "repository"
-    write_repository(bundle.folder, folder, RepositoryOptions(), SilentProgress())
-    return folder
-
-
-@pytest.fixture(scope="session")
 def long_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo pair with a context that takes it half a minute and more to fill."""
     return build_long_demo(tmp_path_factory.mktemp("long"))
 
 
 @pytest.fixture(scope="session")
+def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo pair with a chat template."""
+    return build_chat_demo(tmp_path_factory.mktemp("chat-demo"))
+
+
+@pytest.fixture(scope="session")
+def repository(bundle: Bundle) -> Path:
+    return package(bundle.folder, bundle.folder.parent / "repository")
+
+
+@pytest.fixture(scope="session")
 def long_repository(long_bundle: Path) -> Path:
-    folder = long_bundle.parent / "repository"
-    write_repository(long_bundle, folder, RepositoryOptions(), SilentProgress())
-    return folder
+    return package(long_bundle, long_bundle.parent / "repository")
+
+
+@contextmanager
+def running_server(repository: Path) -> Iterator[TritonServer]:
+    """A server on free ports, ready; at its end it does not wait long for what a test left."""
+    options = ServerOptions(
+        repository=repository, http_port=0, grpc_port=0, metrics_port=0, exit_timeout_s=2
+    )
+    with TritonServer(options) as server:
+        server.wait_ready(PATIENCE_S)
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -79,19 +77,17 @@ def long_addresses(
     tritonserver: TritonServerBinary, long_repository: Path
 ) -> Iterator[ServerAddresses]:
     """A server whose requests go on while a test, however slow, has something to do."""
-    with start_server(long_repository) as running:
-        running.wait_ready(PATIENCE_S)
-        yield running.addresses
+    with running_server(long_repository) as server:
+        yield server.addresses
 
 
 @pytest.fixture(scope="session")
 def server(tritonserver: TritonServerBinary, repository: Path) -> Iterator[TritonServer]:
     """One server for all tests that leave it as it was."""
-    with start_server(repository) as running:
-        running.wait_ready(PATIENCE_S)
-        yield running
-        if running.exit_code is None:
-            wait_idle(running.addresses)
+    with running_server(repository) as server:
+        yield server
+        if server.exit_code is None:
+            wait_idle(server.addresses)
 
 
 @pytest.fixture
@@ -101,12 +97,26 @@ def addresses(server: TritonServer) -> ServerAddresses:
 
 
 @pytest.fixture(scope="session")
-def generate(bundle: Bundle) -> Iterator[Generate]:
-    """What `dflash-trt generate` does with a prompt, in this process."""
-    with dflash_trt.load(bundle.folder) as pair:
+def served(
+    tritonserver: TritonServerBinary, chat_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """`chat_bundle` packaged with a short queue, and served with the OpenAI front."""
+    repository = tmp_path_factory.mktemp("served") / "repository"
+    arguments = [str(chat_bundle), "-o", str(repository), "--max-queue-size", str(QUEUE)]
+    assert main(["package", *arguments]) == 0
+    with serving(repository, chat_bundle) as running:
+        yield running
 
-        def call(prompt: str, **fields: object) -> RequestResult:
-            return pair.generate([prompt], **fields)[0]  # type: ignore[arg-type]
+
+@pytest.fixture(scope="session")
+def generate(chat_bundle: Path) -> Iterator[Generate]:
+    """What the demo pair answers in this process, which served answers must equal."""
+    with dflash_trt.load(chat_bundle) as pair:
+
+        def call(
+            prompt: Prompt, sampling: SamplingParams | None = None, **options: object
+        ) -> RequestResult:
+            return pair.generate([prompt], sampling, **options)[0]  # type: ignore[arg-type]
 
         yield call
 
@@ -136,25 +146,11 @@ def count_ended(metrics: dict[str, float]) -> float:
     return sum(value for name, value in metrics.items() if name.startswith("dflash_requests"))
 
 
-@pytest.fixture(scope="session")
-def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo pair with a chat template."""
-    return build_chat_demo(tmp_path_factory.mktemp("chat-demo"))
-
-
-@pytest.fixture(scope="session")
-def local(chat_bundle: Path) -> Local:
-    """`chat_bundle` in this process."""
-    return Local(chat_bundle)
-
-
-@pytest.fixture(scope="session")
-def served(
-    tritonserver: TritonServerBinary, chat_bundle: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
-    """`chat_bundle` packaged with a short queue, and served with the OpenAI front."""
-    repository = tmp_path_factory.mktemp("served") / "repository"
-    arguments = [str(chat_bundle), "-o", str(repository), "--max-queue-size", str(QUEUE)]
-    assert main(["package", *arguments]) == 0
-    with serving(repository, chat_bundle) as running:
-        yield running
+@contextmanager
+def counting(addresses: ServerAddresses | Served, ended: int) -> Iterator[dict[str, float]]:
+    """By how much each figure grows while `ended` requests end; known after the block."""
+    grown: dict[str, float] = {}
+    before = wait_idle(addresses)
+    yield grown
+    after = wait_idle(addresses, count_ended(before) + ended)
+    grown.update({name: value - before.get(name, 0) for name, value in after.items()})

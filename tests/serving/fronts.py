@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
 
 from dflash_trt.runtime import FinishReason, RequestResult, RequestStatistics
 from dflash_trt.serving.client.client import GenerationRequest, TextDelta
@@ -128,3 +134,19 @@ def running_front(
 
 
 Front = Callable[[ScriptedModel], str]
+
+
+def openai_client(url: str) -> openai.OpenAI:
+    """A client of the front at http://host:port."""
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+
+
+def post(
+    url: str, path: str, body: Any, method: str = "POST"
+) -> tuple[int, bytes, http.client.HTTPMessage]:
+    """Status, content and headers of a request made by hand; a body of bytes is sent as it is."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
+    connection.request(method, path, data)
+    answer = connection.getresponse()
+    return answer.status, answer.read(), answer.headers

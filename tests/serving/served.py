@@ -6,26 +6,28 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-import dflash_trt
 from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
-from dflash_trt.runtime import Request, RequestResult, SamplingParams
+from dflash_trt.runtime import SamplingParams
+from dflash_trt.serving.server.repository import RepositoryOptions, write_repository
 from dflash_trt.text.prompts import read_prompts
+from tests.pairs import SilentProgress
 from tests.waiting import PATIENCE_S
 
 TEMPLATE = "{% for m in messages %}{{ eos_token }}{{ m.content }}{% endfor %}"
 SLOTS = 8
 QUEUE = 8
 LONG_CONTEXT = 1 << 14
-FREE_PORTS = ["--grpc-port", "0", "--http-port", "0", "--metrics-port", "0", "--openai-port", "0"]
+SERVER_PORTS = ["--grpc-port", "0", "--http-port", "0", "--metrics-port", "0"]  # any free ones
+FREE_PORTS = [*SERVER_PORTS, "--openai-port", "0"]
 PROMPTS = read_prompts(data_folder("demo_pair") / "prompts.jsonl")[:16]
-# The middle of a text that the demo pair continues for as long as it may.
 GREEDY = SamplingParams()
 SAMPLINGS = (
     GREEDY,
@@ -43,50 +45,16 @@ class Served:
     metrics: str
     openai: str
 
+    @property
+    def address(self) -> str:
+        """Of gRPC, as clients other than ours write it."""
+        return self.grpc.removeprefix("grpc://")
 
-class Local:
-    """The bundle's engine in this process: what served texts must equal."""
 
-    def __init__(self, bundle: Path) -> None:
-        self.pair = dflash_trt.load(bundle)
-        self.tokenizer = self.pair.tokenizer
-
-    def run(
-        self,
-        prompt: str,
-        max_tokens: int,
-        sampling: SamplingParams = GREEDY,
-        stops: tuple[str, ...] = (),
-        *,
-        chat: bool = False,
-    ) -> RequestResult:
-        """The result for a text, or for a user's message."""
-        request = self._request(prompt, max_tokens, sampling, stops, chat)
-        return self.pair.run([request])[0]
-
-    def run_all(
-        self, prompts: Sequence[str], max_tokens: int, samplings: Sequence[SamplingParams]
-    ) -> list[RequestResult]:
-        """Results of several prompts, which take the samplings in turn."""
-        return self.pair.run(
-            [
-                self._request(prompt, max_tokens, samplings[number % len(samplings)])
-                for number, prompt in enumerate(prompts)
-            ]
-        )
-
-    def _request(
-        self,
-        prompt: str,
-        max_tokens: int,
-        sampling: SamplingParams,
-        stops: tuple[str, ...] = (),
-        chat: bool = False,
-    ) -> Request:
-        ids = self.tokenizer.encode_chats([prompt])[0] if chat else self.tokenizer.encode(prompt)
-        return Request(
-            prompt_ids=tuple(ids), max_tokens=max_tokens, sampling=sampling, stop_strings=stops
-        )
+def package(bundle: Path, folder: Path, **options: Any) -> Path:
+    """Writes a model repository of `bundle` to `folder`; `options` are RepositoryOptions'."""
+    write_repository(bundle, folder, RepositoryOptions(**options), SilentProgress())
+    return folder
 
 
 def build_chat_demo(folder: Path) -> Path:

@@ -8,20 +8,11 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.server.launcher import ServerAddresses
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
-from tests.serving.client import (
-    CLASSIC,
-    LLM,
-    SAMPLINGS,
-    ask_grpc,
-    classic_fields,
-    llm_fields,
-    read_metrics,
-)
+from tests.serving.client import CLASSIC, LLM, ask_grpc, make_fields, read_metrics
 from tests.serving.conftest import Generate
-from tests.serving.served import PROMPTS, Local, Served, serving
+from tests.serving.served import PROMPTS, SAMPLINGS, Served, serving
 
 
 @pytest.fixture(scope="module")
@@ -30,47 +21,40 @@ def baseline(tritonserver: TritonServerBinary, chat_bundle: Path) -> Iterator[Se
         yield running
 
 
-def _address(served: Served) -> str:
-    return served.grpc.removeprefix("grpc://")
-
-
-def test_texts_of_speculation_one_token_a_step(baseline: Served, local: Local) -> None:
+def test_texts_of_speculation_one_token_a_step(baseline: Served, generate: Generate) -> None:
     for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=False):
-        expected = local.run(prompt, 48, SamplingParams(**sampling))
+        expected = generate(prompt, sampling, max_tokens=48)
         assert expected.statistics.drafted_tokens and expected.text
-        for model, make in ((LLM, llm_fields), (CLASSIC, classic_fields)):
-            fields = make(prompt, sampling)
-            if model == CLASSIC:
-                fields["return_num_output_tokens"] = True
-            answer = ask_grpc(_address(baseline), model, fields)
+        tokens = len(expected.token_ids)
+        for model, more in ((LLM, {}), (CLASSIC, {"return_num_output_tokens": True})):
+            answer = ask_grpc(baseline.address, model, make_fields(model, prompt, sampling, **more))
             assert answer.texts == [expected.text]
             assert answer.last["total_draft_tokens"] == 0
             assert answer.last["total_accepted_draft_tokens"] == 0
+            assert answer.last["num_output_tokens"] == tokens
             assert "acceptance_rate" not in answer.last
-            assert answer.last["num_output_tokens"] == len(expected.token_ids)
             if model == LLM:  # the prompt's pass gives the first token
-                assert answer.last["num_verify_steps"] == len(expected.token_ids) - 1
-                assert answer.last["acceptance_histogram"][0] == len(expected.token_ids) - 1
-        assert expected.statistics.steps < len(expected.token_ids) - 1
+                assert answer.last["num_verify_steps"] == tokens - 1
+                assert answer.last["acceptance_histogram"][0] == tokens - 1
+        assert expected.statistics.steps < tokens - 1
     metrics = read_metrics(baseline.metrics)
     assert metrics["dflash_draft_tokens"] == 0 < metrics["dflash_verify_steps"]
 
 
 def test_there_is_no_block_to_choose(baseline: Served) -> None:
-    fields = {"text_input": "a", "sampling_param_max_tokens": 2}
-    answer = ask_grpc(_address(baseline), LLM, fields, parameters={"block_size": 4})
+    fields = make_fields(LLM, "a", max_tokens=2)
+    answer = ask_grpc(baseline.address, LLM, fields, parameters={"block_size": 4})
     assert "block_size: it needs speculation, which is off here; leave it out" in answer.failure
 
 
 @pytest.mark.parametrize("model", [LLM, CLASSIC])
 def test_block_size_of_a_request(
-    addresses: ServerAddresses, generate: Generate, prompts: list[str], model: str
+    addresses: ServerAddresses, generate: Generate, model: str
 ) -> None:
-    make = llm_fields if model == LLM else classic_fields
     drafted: list[int] = []
     for size in (2, 5, 8):
-        expected = generate(prompts[0], max_tokens=48, block_size=size)
-        fields = make(prompts[0], {})
+        expected = generate(PROMPTS[0], max_tokens=48, block_size=size)
+        fields = make_fields(model, PROMPTS[0])
         answer = ask_grpc(addresses.grpc, model, fields, parameters={"block_size": size})
         assert answer.texts == [expected.text]
         drafted.append(answer.last["total_draft_tokens"])
@@ -88,6 +72,6 @@ def test_block_size_of_a_request(
     ],
 )
 def test_block_sizes_that_do_not_exist(addresses: ServerAddresses, size: Any, message: str) -> None:
-    fields = {"text_input": "a", "sampling_param_max_tokens": 2}
+    fields = make_fields(LLM, "a", max_tokens=2)
     answer = ask_grpc(addresses.grpc, LLM, fields, parameters={"block_size": size})
     assert message in answer.failure and not answer.messages

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.serving.server.launcher import ServerAddresses
-from dflash_trt.serving.server.repository import RepositoryOptions, write_repository
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
-from tests.pairs import SilentProgress
 from tests.serving.client import (
     CLASSIC,
     ENDLESS,
@@ -24,11 +21,13 @@ from tests.serving.client import (
     StreamClient,
     ask_grpc,
     long_fields,
+    make_fields,
+    make_stop,
     post,
     read_metrics,
 )
-from tests.serving.conftest import Generate, count_ended, start_server, wait_idle
-from tests.serving.served import LONG_CONTEXT
+from tests.serving.conftest import Generate, count_ended, counting, running_server, wait_idle
+from tests.serving.served import LONG_CONTEXT, PROMPTS, package
 from tests.waiting import PATIENCE_S, wait_until
 
 CANCELLED = 'dflash_requests{outcome="cancelled"}'
@@ -43,45 +42,42 @@ def count_held(addresses: ServerAddresses) -> tuple[float, float]:
 @pytest.mark.parametrize("model", [LLM, CLASSIC])
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_closed_stream_frees_the_slot(
-    long_addresses: ServerAddresses, prompts: list[str], model: str, streaming: bool
+    long_addresses: ServerAddresses, model: str, streaming: bool
 ) -> None:
     """Also where no message has come yet, nor will."""
-    addresses = long_addresses
-    before = wait_idle(addresses)
-    client = StreamClient(addresses.grpc)
-    flag = {"streaming" if model == LLM else "stream": streaming}
-    client.send(model, long_fields(model, prompts[0], **flag), parameters=ENDLESS)
-    if streaming:
-        next(client.receive())
-    else:
-        wait_until(lambda: count_held(addresses) == (1, 0))
-    client.close(cancel=True)
-    after = wait_idle(addresses, count_ended(before) + 1)
-    assert after[CANCELLED] - before[CANCELLED] == 1
+    with counting(long_addresses, 1) as grown:
+        client = StreamClient(long_addresses.grpc)
+        client.send(model, long_fields(model, PROMPTS[0], stream=streaming), parameters=ENDLESS)
+        if streaming:
+            next(client.receive())
+        else:
+            wait_until(lambda: count_held(long_addresses) == (1, 0))
+        client.close(cancel=True)
+    assert grown[CANCELLED] == 1
     # It had more than 2,000 steps to go.
-    assert after["dflash_verify_steps"] - before["dflash_verify_steps"] < 1000
+    assert grown["dflash_verify_steps"] < 1000
 
 
 @pytest.mark.parametrize("model", [LLM, CLASSIC])
-def test_stop_by_id(
-    long_addresses: ServerAddresses, generate: Generate, prompts: list[str], model: str
-) -> None:
+def test_stop_by_id(long_addresses: ServerAddresses, generate: Generate, model: str) -> None:
     """The request ends with what it had; another of the same model, and its own id, goes on."""
-    addresses = long_addresses
-    begin = generate(prompts[0], max_tokens=500, ignore_eos=True).text
+    address = long_addresses.grpc
+    begin = generate(PROMPTS[0], max_tokens=500, ignore_eos=True).text
     assert begin is not None
-    before = wait_idle(addresses)
-    fields = long_fields(model, prompts[0])
+    fields = long_fields(model, PROMPTS[0])
     if model == LLM:
         fields["return_finish_reason"] = True
-    with StreamClient(addresses.grpc) as client, StreamClient(addresses.grpc) as other:
+    with (
+        counting(long_addresses, 2) as grown,
+        StreamClient(address) as client,
+        StreamClient(address) as other,
+    ):
         client.send(model, fields, request_id="one", parameters=ENDLESS)
         messages = client.receive()
         texts = [next(messages)["text_output"]]
-        other.send(model, long_fields(model, prompts[1]), request_id="two", parameters=ENDLESS)
-        stop = {"text_input": "", "stop": True} | ({"max_tokens": 1} if model == CLASSIC else {})
-        assert ask_grpc(addresses.grpc, model, stop, request_id="nobody").error is None
-        assert ask_grpc(addresses.grpc, model, stop, request_id="one") == Answer(ends=1)
+        other.send(model, long_fields(model, PROMPTS[1]), request_id="two", parameters=ENDLESS)
+        assert ask_grpc(address, model, make_stop(model), request_id="nobody").error is None
+        assert ask_grpc(address, model, make_stop(model), request_id="one") == Answer()
         rest = list(messages)
         texts += [message["text_output"] for message in rest]
         text = texts[-1] if model == LLM else "".join(texts)
@@ -90,60 +86,50 @@ def test_stop_by_id(
             assert rest[-1]["finish_reason"] == "cancelled"
         assert next(other.receive())
         other.close(cancel=True)
-    after = wait_idle(addresses, count_ended(before) + 2)
-    assert after[CANCELLED] - before[CANCELLED] == 2
+    assert grown[CANCELLED] == 2
 
 
-@pytest.mark.parametrize("path", ["tensorrt_llm/generate_stream", "ensemble/generate_stream"])
-def test_an_http_client_that_goes_away(
-    long_addresses: ServerAddresses, prompts: list[str], path: str
-) -> None:
-    addresses = long_addresses
-    before = wait_idle(addresses)
-    connection = http.client.HTTPConnection(addresses.http, timeout=PATIENCE_S)
-    body = long_fields(path.partition("/")[0], prompts[0]) | ENDLESS
-    connection.request("POST", f"/v2/models/{path}", json.dumps(body))
-    response = connection.getresponse()
-    assert response.readline().startswith(b"data:")
-    assert isinstance(connection.sock, socket.socket)
-    connection.sock.shutdown(socket.SHUT_RDWR)
-    connection.close()
-    after = wait_idle(addresses, count_ended(before) + 1)
-    assert after[CANCELLED] - before[CANCELLED] == 1
+@pytest.mark.parametrize("model", [LLM, CLASSIC])
+def test_an_http_client_that_goes_away(long_addresses: ServerAddresses, model: str) -> None:
+    with counting(long_addresses, 1) as grown:
+        connection = http.client.HTTPConnection(long_addresses.http, timeout=PATIENCE_S)
+        body = long_fields(model, PROMPTS[0]) | ENDLESS
+        connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(body))
+        response = connection.getresponse()
+        assert response.readline().startswith(b"data:")
+        assert isinstance(connection.sock, socket.socket)
+        connection.sock.shutdown(socket.SHUT_RDWR)
+        connection.close()
+    assert grown[CANCELLED] == 1
 
 
-def test_a_deadline(long_addresses: ServerAddresses, prompts: list[str]) -> None:
-    addresses = long_addresses
-    before = wait_idle(addresses)
-    for model in (LLM, CLASSIC):
-        fields = long_fields(model, prompts[0])
-        answer = ask_grpc(addresses.grpc, model, fields, timeout_us=60_000, parameters=ENDLESS)
-        assert "the deadline has passed" in answer.failure
-    after = wait_idle(addresses, count_ended(before) + 2)
-    name = 'dflash_requests{outcome="timed_out"}'
-    assert after[name] - before[name] == 2
+def test_a_deadline(long_addresses: ServerAddresses) -> None:
+    options = {"timeout_us": 60_000, "parameters": ENDLESS}
+    with counting(long_addresses, 2) as grown:
+        for model in (LLM, CLASSIC):
+            fields = long_fields(model, PROMPTS[0])
+            answer = ask_grpc(long_addresses.grpc, model, fields, **options)
+            assert "the deadline has passed" in answer.failure
+    assert grown['dflash_requests{outcome="timed_out"}'] == 2
 
 
-def test_a_slow_reader_delays_nobody(
-    addresses: ServerAddresses, generate: Generate, prompts: list[str]
-) -> None:
+def test_a_slow_reader_delays_nobody(addresses: ServerAddresses, generate: Generate) -> None:
     """A client that does not read for a while; others are served meanwhile; it then gets all."""
-    expected = generate(prompts[1], max_tokens=48).text
+    expected = generate(PROMPTS[1], max_tokens=48).text
     host, _, port = addresses.http.rpartition(":")
     slow = socket.create_connection((host, int(port)))
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
-    body = json.dumps(long_fields(LLM, prompts[0]) | ENDLESS).encode()
+    body = json.dumps(long_fields(LLM, PROMPTS[0]) | ENDLESS).encode()
     head = f"POST /v2/models/{LLM}/generate_stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     slow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-    fields = {"text_input": prompts[1], "sampling_param_max_tokens": 48}
     for _ in range(5):
-        assert ask_grpc(addresses.grpc, LLM, fields).texts == [expected]
+        assert ask_grpc(addresses.grpc, LLM, make_fields(LLM, PROMPTS[1])).texts == [expected]
     wait_idle(addresses)  # its own request has ended too
     data = b""
     while piece := slow.recv(1 << 16):
         data += piece
     slow.close()
-    full = generate(prompts[0], max_tokens=2 * LONG_CONTEXT, ignore_eos=True).text
+    full = generate(PROMPTS[0], max_tokens=2 * LONG_CONTEXT, ignore_eos=True).text
     events = [line for line in data.splitlines() if line.startswith(b"data:")]
     assert json.loads(events[-1].removeprefix(b"data:"))["text_output"] == full
 
@@ -155,62 +141,41 @@ def small_queue(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ServerAddresses]:
     """A server whose queue holds two requests beside the eight slots."""
-    folder: Path = tmp_path_factory.mktemp("small") / "repository"
-    write_repository(long_bundle, folder, RepositoryOptions(max_queue_size=2), SilentProgress())
-    with start_server(folder) as running:
-        running.wait_ready(PATIENCE_S)
-        yield running.addresses
+    folder = package(long_bundle, tmp_path_factory.mktemp("small") / "models", max_queue_size=2)
+    with running_server(folder) as server:
+        yield server.addresses
 
 
 @pytest.mark.parametrize("model", [LLM, CLASSIC])
 def test_a_full_queue_says_so_at_once(
-    small_queue: ServerAddresses, generate: Generate, prompts: list[str], model: str
+    small_queue: ServerAddresses, generate: Generate, model: str
 ) -> None:
-    addresses = small_queue
-    before = wait_idle(addresses)
-    clients = [StreamClient(addresses.grpc) for _ in range(10)]
-    for client in clients:
-        client.send(model, long_fields(model, prompts[0]), parameters=ENDLESS)
-    wait_until(lambda: count_held(addresses) == (8, 2))
-    answers: list[Answer] = []
-    threads = [
-        threading.Thread(
-            target=lambda: answers.append(
-                ask_grpc(addresses.grpc, model, long_fields(model, prompts[1]))
-            )
-        )
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(answers) == 4
-    for answer in answers:
-        assert "queue is full" in answer.failure
-    path = f"{model}/generate"
-    status, reply = post(addresses.http, path, long_fields(model, prompts[1]))
-    assert status >= 400 and "queue is full" in reply["error"]
-    assert count_held(addresses) == (8, 2), "they were told while all of it was held"
-    for client in clients:
-        client.close(cancel=True)
     # `ensemble` counts its own refusals nowhere.
-    after = wait_idle(addresses, count_ended(before) + (15 if model == LLM else 10))
-    assert after[CANCELLED] - before[CANCELLED] == 10
+    with counting(small_queue, 15 if model == LLM else 10) as grown:
+        clients = [StreamClient(small_queue.grpc) for _ in range(10)]
+        for client in clients:
+            client.send(model, long_fields(model, PROMPTS[0]), parameters=ENDLESS)
+        wait_until(lambda: count_held(small_queue) == (8, 2))
+        fields = long_fields(model, PROMPTS[1])
+        with ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(ask_grpc, small_queue.grpc, model, fields) for _ in range(4)]
+        assert all("queue is full" in one.result().failure for one in asked)
+        status, reply = post(small_queue.http, f"{model}/generate", fields)
+        assert status >= 400 and "queue is full" in reply["error"]
+        assert count_held(small_queue) == (8, 2), "they were told while all of it was held"
+        for client in clients:
+            client.close(cancel=True)
+    assert grown[CANCELLED] == 10
     if model == LLM:
-        fields = {"text_input": prompts[1], "sampling_param_max_tokens": 48}
-        expected = generate(prompts[1], max_tokens=48).text
-        assert ask_grpc(addresses.grpc, LLM, fields).texts == [expected]
+        answer = ask_grpc(small_queue.grpc, LLM, make_fields(LLM, PROMPTS[1]))
+        assert answer.texts == [generate(PROMPTS[1], max_tokens=48).text]
 
 
 @pytest.mark.parametrize("model", [LLM, CLASSIC])
-def test_who_has_an_answer_may_ask_again(
-    small_queue: ServerAddresses, prompts: list[str], model: str
-) -> None:
+def test_who_has_an_answer_may_ask_again(small_queue: ServerAddresses, model: str) -> None:
     """As many clients as there is room for are never refused: a place is free before it is said."""
     wait_idle(small_queue)
-    fields = long_fields(model, prompts[0])
-    fields["sampling_param_max_tokens" if model == LLM else "max_tokens"] = 2
+    fields = make_fields(model, PROMPTS[0], max_tokens=2, stream=True)
 
     def ask_again(_: int) -> list[str]:
         with StreamClient(small_queue.grpc) as client:
@@ -221,15 +186,13 @@ def test_who_has_an_answer_may_ask_again(
         assert list(pool.map(ask_again, range(10))) == [[]] * 10
 
 
-def test_requests_that_wait_keep_nobody_out(
-    long_addresses: ServerAddresses, prompts: list[str]
-) -> None:
+def test_requests_that_wait_keep_nobody_out(long_addresses: ServerAddresses) -> None:
     """More than the 32 threads that the Python backend has for calls from model to model."""
     addresses = long_addresses
     before = wait_idle(addresses)
     count = 48
     with StreamClient(addresses.grpc) as client:
-        fields = long_fields(CLASSIC, prompts[0], stream=False)
+        fields = long_fields(CLASSIC, PROMPTS[0], stream=False)
         for _ in range(count):
             client.send(CLASSIC, fields, parameters=ENDLESS)
         wait_until(lambda: sum(count_held(addresses)) == count)

@@ -9,14 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from dflash_trt.runtime import RequestResult, SamplingParams
-from dflash_trt.serving.client.client import GenerationRequest, ServedModel, TextDelta
+from dflash_trt.runtime import SamplingParams
+from dflash_trt.serving.client.client import (
+    GenerationRequest,
+    ServedModel,
+    TextAssembler,
+    TextDelta,
+)
 from dflash_trt.serving.client.errors import ServedModelError
-from dflash_trt.serving.client.text_assembly import TextAssembler
-from tests.serving.conftest import count_ended, wait_idle
-from tests.serving.served import PROMPTS, SAMPLINGS, SLOTS, Local, Served
-
-COMPLETED = 'dflash_requests{outcome="completed"}'
+from tests.serving.conftest import Generate
+from tests.serving.served import PROMPTS, SAMPLINGS, Served
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,7 @@ def test_cumulative_text(outputs: list[str], pieces: list[str] | None) -> None:
         return [assembler.push(out, final=at == last) for at, out in enumerate(outputs)]
 
     if pieces is None:
-        with pytest.raises(ValueError, match="changed"):
+        with pytest.raises(ServedModelError, match="changed"):
             push_all()
     else:
         assert push_all() == pieces
@@ -63,7 +65,7 @@ def _run(served: Served, *requests: GenerationRequest) -> list[list[TextDelta]]:
     """The answers to requests that are made at once."""
 
     async def run_all() -> list[list[TextDelta]]:
-        model = ServedModel(served.grpc.removeprefix("grpc://"))
+        model = ServedModel(served.grpc)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(_collect(model, request)) for request in requests]
@@ -76,23 +78,12 @@ def _run(served: Served, *requests: GenerationRequest) -> list[list[TextDelta]]:
     return asyncio.run(run_all())
 
 
-def _check_same(result: RequestResult | None, expected: RequestResult) -> None:
-    """Equal but for what a client cannot know: times."""
-    assert result is not None
-    assert result.text == expected.text and result.token_ids == expected.token_ids
-    assert result.finish_reason == expected.finish_reason
-    got, wanted = result.statistics, expected.statistics
-    assert got.time_to_first_token_s and got.end_to_end_s
-    assert got == replace(
-        wanted,
-        queue_s=None,
-        time_to_first_token_s=got.time_to_first_token_s,
-        end_to_end_s=got.end_to_end_s,
-    )
-
-
-def test_answers_are_the_engines(served: Served, local: Local) -> None:
-    expected = local.run_all(PROMPTS[: len(SAMPLINGS)], 32, SAMPLINGS)
+def test_answers_are_the_engines(served: Served, generate: Generate) -> None:
+    """But for the times, which are the client's own."""
+    expected = [
+        generate(prompt, sampling, max_tokens=32)
+        for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=False)
+    ]
     requests = [
         GenerationRequest(prompt=prompt, max_tokens=32, sampling=sampling)
         for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=False)
@@ -100,7 +91,13 @@ def test_answers_are_the_engines(served: Served, local: Local) -> None:
     whole = [replace(request, streaming=False) for request in requests]
     answers = _run(served, *requests, *whole)
     for number, (deltas, one) in enumerate(zip(answers, expected * 2, strict=True)):
-        _check_same(deltas[-1].result, one)
+        result = deltas[-1].result
+        assert result is not None
+        got = result.statistics
+        assert got.time_to_first_token_s and got.end_to_end_s
+        times = {"time_to_first_token_s": got.time_to_first_token_s, "queue_s": None}
+        wanted = replace(one.statistics, end_to_end_s=got.end_to_end_s, **times)
+        assert replace(result, request_id=one.request_id) == replace(one, statistics=wanted)
         assert "".join(delta.text for delta in deltas) == one.text
         assert number < len(requests) or len(deltas) == 1
         assert all(delta.result is None for delta in deltas[:-1])
@@ -115,22 +112,6 @@ def test_without_a_limit_the_context_is_it(served: Served) -> None:
         assert delta.result is not None and delta.result.finish_reason == "length"
         one = delta.result.statistics
         assert one.prompt_tokens + one.output_tokens == 1024
-
-
-def test_closing_cancels(served: Served) -> None:
-    async def leave_all() -> None:
-        model = ServedModel(served.grpc.removeprefix("grpc://"))
-        request = GenerationRequest(prompt=PROMPTS[0], ignore_eos=True)
-        for _ in range(SLOTS + 2):
-            async with aclosing(model.stream(request)) as deltas:
-                await anext(deltas)
-        assert (await _collect(model, replace(request, max_tokens=1)))[-1].result is not None
-        await model.close()
-
-    before = wait_idle(served)
-    asyncio.run(leave_all())
-    after = wait_idle(served, count_ended(before) + SLOTS + 3)
-    assert after[COMPLETED] - before[COMPLETED] == 1, "the last one only"
 
 
 def test_refusals(served: Served) -> None:

@@ -14,9 +14,18 @@ from tritonclient.utils import InferenceServerException
 from dflash_trt.serving.server.launcher import TritonServer
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.covering import exhaustive
-from tests.serving.client import CLASSIC, ENDLESS, LLM, StreamClient, ask_grpc, long_fields
-from tests.serving.conftest import Generate, start_server
-from tests.waiting import PATIENCE_S, wait_until
+from tests.serving.client import (
+    CLASSIC,
+    ENDLESS,
+    LLM,
+    StreamClient,
+    ask_grpc,
+    long_fields,
+    make_fields,
+)
+from tests.serving.conftest import Generate, running_server
+from tests.serving.served import PROMPTS
+from tests.waiting import wait_until
 
 
 def _stub(server: TritonServer, model: str) -> int:
@@ -36,23 +45,18 @@ def test_after_a_killed_model_a_restart_serves(
     long_repository: Path,
     repository: Path,
     generate: Generate,
-    prompts: list[str],
     model: str,
 ) -> None:
     """Triton server 2.51 does not start a killed model again: whoever asks is told at once.
 
     It leaves those waiting that the model had taken; the forwarder tells its own.
     """
-    with start_server(long_repository) as server:
-        server.wait_ready(PATIENCE_S)
-        clients = [StreamClient(server.addresses.grpc) for _ in range(4)]
-        for client in clients:
-            client.send(model, long_fields(model, prompts[0]), parameters=ENDLESS)
-            next(client.receive())
+    with running_server(long_repository) as server:
+        clients = _start_requests(server, model)
         os.kill(_stub(server, LLM), signal.SIGKILL)
         if model == CLASSIC:
             _expect_errors(clients, "the process of the model tensorrt_llm has died")
-        fields = long_fields(model, prompts[1])
+        fields = long_fields(model, PROMPTS[1])
         for _ in range(2):
             failure = _find_failure(server, model, fields)
             if "not healthy" not in failure and "has died" not in failure:
@@ -62,7 +66,7 @@ def test_after_a_killed_model_a_restart_serves(
         server.stop()
         if model == LLM:
             _expect_errors(clients)
-    _expect_service(repository, generate, prompts)
+    _expect_service(repository, generate)
 
 
 @pytest.mark.exhaustive
@@ -71,17 +75,21 @@ def test_a_killed_server_is_an_error_and_its_successor_serves(
     long_repository: Path,
     repository: Path,
     generate: Generate,
-    prompts: list[str],
 ) -> None:
-    with start_server(long_repository) as server:
-        server.wait_ready(PATIENCE_S)
-        clients = [StreamClient(server.addresses.grpc) for _ in range(4)]
-        for client in clients:
-            client.send(LLM, long_fields(LLM, prompts[0]), parameters=ENDLESS)
-            next(client.receive())
+    with running_server(long_repository) as server:
+        clients = _start_requests(server, LLM)
         server.send_signal(signal.SIGKILL)
         _expect_errors(clients)
-    _expect_service(repository, generate, prompts)
+    _expect_service(repository, generate)
+
+
+def _start_requests(server: TritonServer, model: str) -> list[StreamClient]:
+    """Clients whose endless requests have begun to answer."""
+    clients = [StreamClient(server.addresses.grpc) for _ in range(4)]
+    for client in clients:
+        client.send(model, long_fields(model, PROMPTS[0]), parameters=ENDLESS)
+        next(client.receive())
+    return clients
 
 
 def _find_failure(server: TritonServer, model: str, fields: dict[str, Any]) -> str:
@@ -101,9 +109,7 @@ def _expect_errors(clients: list[StreamClient], message: str | None = None) -> N
         client.close(cancel=True)
 
 
-def _expect_service(repository: Path, generate: Generate, prompts: list[str]) -> None:
-    with start_server(repository) as server:
-        server.wait_ready(PATIENCE_S)
-        fields = {"text_input": prompts[1], "sampling_param_max_tokens": 24}
-        expected = generate(prompts[1], max_tokens=24).text
-        assert ask_grpc(server.addresses.grpc, LLM, fields).texts == [expected]
+def _expect_service(repository: Path, generate: Generate) -> None:
+    with running_server(repository) as server:
+        answer = ask_grpc(server.addresses.grpc, LLM, make_fields(LLM, PROMPTS[1]))
+        assert answer.texts == [generate(PROMPTS[1], max_tokens=48).text]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-
-import pytest
 
 from dflash_trt.serving.server.liveness import LivenessWatch, is_model_running
 from tests.waiting import PATIENCE_S, wait_until
@@ -28,51 +26,38 @@ class Model:
         self.looks += 1
         return self.alive
 
-    def wait_for_looks(self, count: int) -> None:
-        wait_until(lambda: self.looks >= count)
+    def watch(self) -> closing[LivenessWatch]:
+        return closing(LivenessWatch(self.is_alive, lambda: self.needed, self.lost.set, PERIOD_S))
 
 
-@pytest.fixture
-def watch() -> Iterator[Callable[[Model], LivenessWatch]]:
-    watches: list[LivenessWatch] = []
-
-    def start(model: Model) -> LivenessWatch:
-        watches.append(
-            LivenessWatch(model.is_alive, lambda: model.needed, model.lost.set, PERIOD_S)
-        )
-        return watches[-1]
-
-    yield start
-    for one in watches:
-        one.close()
-
-
-def test_a_death_is_told(watch: Callable[[Model], LivenessWatch]) -> None:
+def test_a_death_is_told() -> None:
     model = Model()
-    watch(model).look()
-    model.wait_for_looks(3)
-    assert not model.lost.is_set()
-    model.alive = False
-    assert model.lost.wait(PATIENCE_S)
-    model.lost.clear()  # and told to those who come later
-    assert model.lost.wait(PATIENCE_S)
+    with model.watch() as watch:
+        watch.look()
+        wait_until(lambda: model.looks >= 3)
+        assert not model.lost.is_set()
+        model.alive = False
+        assert model.lost.wait(PATIENCE_S)
+        model.lost.clear()  # and told to those who come later
+        assert model.lost.wait(PATIENCE_S)
 
 
-def test_one_never_seen_is_not_lost(watch: Callable[[Model], LivenessWatch]) -> None:
+def test_one_never_seen_is_not_lost() -> None:
     model = Model(alive=False)
-    watch(model).look()
-    assert not model.lost.wait(10 * PERIOD_S)
+    with model.watch() as watch:
+        watch.look()
+        assert not model.lost.wait(10 * PERIOD_S)
 
 
-def test_nobody_waiting_nobody_looks(watch: Callable[[Model], LivenessWatch]) -> None:
+def test_nobody_waiting_nobody_looks() -> None:
     model = Model(needed=False)
-    watching = watch(model)
-    watching.look()
-    watching.look()
-    time.sleep(10 * PERIOD_S)
-    assert model.looks == 1
-    model.alive, model.needed = False, True
-    assert model.lost.wait(PATIENCE_S)
+    with model.watch() as watch:
+        watch.look()
+        watch.look()
+        time.sleep(10 * PERIOD_S)
+        assert model.looks == 1
+        model.alive, model.needed = False, True
+        assert model.lost.wait(PATIENCE_S)
 
 
 def _add(proc: Path, pid: int, state: str, ppid: int, *arguments: str) -> None:

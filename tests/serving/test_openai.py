@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import socket
 from collections.abc import Generator
@@ -18,7 +17,14 @@ from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.openai.app import MAX_BODY_BYTES
 from tests.cli.bigram import write_tokenizer
-from tests.serving.fronts import Front, ScriptedModel, Switch, running_front
+from tests.serving.fronts import (
+    Front,
+    ScriptedModel,
+    Switch,
+    openai_client,
+    post,
+    running_front,
+)
 from tests.waiting import PATIENCE_S, wait_until
 
 TEMPLATE = (
@@ -52,22 +58,9 @@ def front(switch_and_url: tuple[Switch, str]) -> Front:
     return put
 
 
-def _client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
-
-
-def _post(url: str, path: str, body: Any) -> tuple[int, Any]:
-    """The status and the JSON of a request made by hand."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
-    connection.request("POST", path, data)
-    answer = connection.getresponse()
-    return answer.status, json.loads(answer.read())
-
-
 def test_completion(front: Front) -> None:
     model = ScriptedModel()
-    answer = _client(front(model)).completions.create(
+    answer = openai_client(front(model)).completions.create(
         **PROMPT, max_tokens=9, temperature=0.5, top_p=0.5, seed=3, stop="x"
     )
     assert answer.object == "text_completion" and answer.id.startswith("cmpl-")
@@ -86,15 +79,14 @@ def test_completion(front: Front) -> None:
 
 @pytest.mark.parametrize("cached", [None, 0, 5])
 def test_prompt_tokens_from_a_prefix_cache(front: Front, cached: int | None) -> None:
-    usage = _client(front(ScriptedModel(cached=cached))).completions.create(**PROMPT).usage
-    assert usage is not None
-    details = usage.prompt_tokens_details
+    usage = openai_client(front(ScriptedModel(cached=cached))).completions.create(**PROMPT).usage
+    details = None if usage is None else usage.prompt_tokens_details
     assert (None if details is None else details.cached_tokens) == cached
 
 
 def test_completion_stream(front: Front) -> None:
     model = ScriptedModel()
-    chunks = list(_client(front(model)).completions.create(**PROMPT, stream=True))
+    chunks = list(openai_client(front(model)).completions.create(**PROMPT, stream=True))
     assert [chunk.choices[0].text for chunk in chunks] == ["one ", "two", ""]
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "length"]
     assert len({chunk.id for chunk in chunks}) == 1
@@ -104,7 +96,7 @@ def test_completion_stream(front: Front) -> None:
 
 def test_chat(front: Front) -> None:
     model = ScriptedModel()
-    answer = _client(front(model)).chat.completions.create(**CHAT)
+    answer = openai_client(front(model)).chat.completions.create(**CHAT)
     assert answer.object == "chat.completion" and answer.id.startswith("chatcmpl-")
     (choice,) = answer.choices
     assert (choice.message.role, choice.message.content) == ("assistant", "one two")
@@ -119,7 +111,7 @@ def test_chat(front: Front) -> None:
 def test_chat_stream_with_usage(front: Front) -> None:
     model = ScriptedModel(pieces=("é\u2028", "two"))
     options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-    *chunks, last = _client(front(model)).chat.completions.create(**CHAT, **options)
+    *chunks, last = openai_client(front(model)).chat.completions.create(**CHAT, **options)
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "é\u2028two"
     assert chunks[-1].choices[0].finish_reason == "length"
@@ -128,14 +120,10 @@ def test_chat_stream_with_usage(front: Front) -> None:
 
 
 def test_the_bytes_of_a_stream(front: Front) -> None:
-    connection = http.client.HTTPConnection(
-        urlsplit(front(ScriptedModel())).netloc, timeout=PATIENCE_S
-    )
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    connection.request("POST", "/v1/completions", json.dumps(PROMPT | options))
-    answer = connection.getresponse()
-    assert answer.getheader("content-type", "").startswith("text/event-stream")
-    *events, done, end = answer.read().decode().split("\n\n")
+    body = PROMPT | {"stream": True, "stream_options": {"include_usage": True}}
+    status, text, headers = post(front(ScriptedModel()), "/v1/completions", body)
+    assert status == 200 and headers["content-type"].startswith("text/event-stream")
+    *events, done, end = text.decode().split("\n\n")
     assert (done, end) == ("data: [DONE]", "")
     bodies = [json.loads(event.removeprefix("data: ")) for event in events]
     assert [body["usage"] is None for body in bodies] == [True, True, True, False]
@@ -144,73 +132,63 @@ def test_the_bytes_of_a_stream(front: Front) -> None:
 def test_models_and_health(front: Front) -> None:
     model = ScriptedModel(ready=False)
     url = front(model)
-    client = _client(url)
+    client = openai_client(url)
     assert [one.id for one in client.models.list()] == ["demo"]
     assert client.models.retrieve("demo").owned_by == "dflash-trt"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("a/b")
     for ready, status in ((False, 503), (True, 200)):
         model.ready = ready
-        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
-        connection.request("GET", "/health")
-        assert connection.getresponse().status == status
+        assert post(url, "/health", None, method="GET")[0] == status
+
+
+NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
 
 
 @pytest.mark.parametrize(
     ("path", "body", "status", "param", "piece"),
     [
-        ("/v1/completions", b"{", 400, None, "not valid JSON"),
-        ("/v1/completions", b"\xff", 400, None, "UTF-8"),
-        ("/v1/completions", b'{"model": "demo", "model": "demo"}', 400, None, "given twice"),
-        ("/v1/completions", b'{"temperature": NaN}', 400, None, "NaN"),
-        ("/v1/completions", b"[" * 100_000, 400, None, "nested"),
-        ("/v1/completions", {**PROMPT, "echo": True}, 400, "echo", "not supported"),
-        ("/v1/completions", {**PROMPT, "model": "gpt-4"}, 404, "model", "only 'demo'"),
-        ("/v1/chat/completions", {**CHAT, "model": "gpt-4"}, 404, "model", "only 'demo'"),
-        ("/v1/chat/completions", {**CHAT, "tools": [{}]}, 400, "tools", "not supported"),
+        ("completions", b"{", 400, None, "not valid JSON"),
+        ("completions", b"\xff", 400, None, "UTF-8"),
+        ("completions", b'{"model": "demo", "model": "demo"}', 400, None, "given twice"),
+        ("completions", b'{"temperature": NaN}', 400, None, "NaN"),
+        ("completions", b"[" * 100_000, 400, None, "nested"),
+        ("completions", b" " * (MAX_BODY_BYTES + 1), 413, None, "16 MiB"),
+        ("completions", PROMPT | {"echo": True}, 400, "echo", "not supported"),
+        ("completions", PROMPT | {"model": "gpt-4"}, 404, "model", "only 'demo'"),
+        ("chat/completions", CHAT | {"model": "gpt-4"}, 404, "model", "only 'demo'"),
+        ("chat/completions", CHAT | {"tools": [{}]}, 400, "tools", "not supported"),
         (
-            "/v1/chat/completions",
-            {**CHAT, "reasoning_effort": "low"},
+            "chat/completions",
+            CHAT | {"reasoning_effort": "low"},
             400,
             "reasoning_effort",
-            "no given effort",
+            "no given",
         ),
-        (
-            "/v1/chat/completions",
-            {**CHAT, "messages": [{"role": "system", "content": "x"}]},
-            400,
-            None,
-            "chat template: refuses the conversation: no system",
-        ),
-        ("/v1/embeddings", {}, 404, None, "Not Found"),
-        ("/v1/models", {}, 405, None, "Method Not Allowed"),
+        ("chat/completions", CHAT | NO_SYSTEM, 400, None, "refuses the conversation: no system"),
+        ("embeddings", {}, 404, None, "Not Found"),
+        ("models", {}, 405, None, "Method Not Allowed"),
     ],
 )
 def test_refusals(
     front: Front, path: str, body: Any, status: int, param: str | None, piece: str
 ) -> None:
     model = ScriptedModel()
-    got, answer = _post(front(model), path, body)
-    assert got == status
-    error = answer["error"]
+    url = front(model)
+    got, answer, _ = post(url, f"/v1/{path}", body)
+    error = json.loads(answer)["error"]
+    assert (got, error["param"]) == (status, param)
     assert error.keys() == {"message", "type", "param", "code"}
     assert piece in error["message"] and "--raw" not in error["message"]
-    assert (error["type"], error["param"]) == ("invalid_request_error", param)
-    assert not model.asked
-
-
-def test_a_body_has_a_largest_size(front: Front) -> None:
-    url = front(ScriptedModel())
-    status, answer = _post(url, "/v1/completions", b" " * (MAX_BODY_BYTES + 1))
-    assert status == 413 and "16 MiB" in answer["error"]["message"]
-    assert _post(url, "/v1/completions", PROMPT)[0] == 200
+    assert error["type"] == "invalid_request_error" and not model.asked
+    assert post(url, "/v1/completions", PROMPT)[0] == 200
 
 
 def test_a_model_without_a_template_does_not_chat(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     with running_front(ScriptedModel(), tmp_path) as url:
-        status, answer = _post(url, "/v1/chat/completions", CHAT)
-        assert status == 400 and "no chat template" in answer["error"]["message"]
+        status, answer, _ = post(url, "/v1/chat/completions", CHAT)
+        assert status == 400 and b"no chat template" in answer
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -227,19 +205,17 @@ def test_what_the_model_says_no_to(
     front: Front, error: DflashError, status: int, kind: str, streaming: bool
 ) -> None:
     url = front(ScriptedModel(pieces=[error]))
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
-    connection.request("POST", "/v1/completions", json.dumps(PROMPT | {"stream": streaming}))
-    answer = connection.getresponse()
-    told = json.loads(answer.read())["error"]
-    assert (answer.status, told["type"], told["message"]) == (status, kind, error.what)
-    assert (answer.getheader("retry-after") is not None) == (status == 503)
+    got, answer, headers = post(url, "/v1/completions", PROMPT | {"stream": streaming})
+    told = json.loads(answer)["error"]
+    assert (got, told["type"], told["message"]) == (status, kind, error.what)
+    assert ("retry-after" in headers) == (status == 503)
 
 
 def test_an_error_in_the_middle_of_a_stream(front: Front) -> None:
     model = ScriptedModel(pieces=["one ", ServedModelError("the executor failed", "failed")])
     seen = []
     with pytest.raises(openai.APIError, match="the executor failed"):
-        for chunk in _client(front(model)).completions.create(**PROMPT, stream=True):
+        for chunk in openai_client(front(model)).completions.create(**PROMPT, stream=True):
             seen.append(chunk.choices[0].text)
     assert seen == ["one "]
 
@@ -263,6 +239,6 @@ def test_a_client_that_hangs_up(front: Front, streaming: bool, pieces: tuple[str
 def test_a_surprise_is_an_error_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_tokenizer(tmp_path)
     with running_front(ScriptedModel(pieces=[RuntimeError("x")]), tmp_path) as url:
-        status, answer = _post(url, "/v1/completions", PROMPT)
-    assert (status, answer["error"]["message"]) == (500, "internal error")
+        status, answer, _ = post(url, "/v1/completions", PROMPT)
+    assert status == 500 and json.loads(answer)["error"]["message"] == "internal error"
     assert "RuntimeError" in caplog.text

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dflash_trt.runtime import SamplingParams
+from dflash_trt.serving.client.client import GenerationRequest
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.request import read_chat, read_completion
 
@@ -22,13 +24,15 @@ def _chat(**fields: Any) -> Any:
 
 
 def test_defaults_are_openais() -> None:
-    asked = _completion()
-    assert (asked.prompt, asked.max_tokens, asked.stop_strings) == ("hello", 16, ())
-    assert (asked.sampling.temperature, asked.sampling.top_p, asked.sampling.top_k) == (1, 1, None)
-    assert not asked.stream and not asked.include_usage
-    assert asked.sampling.seed != _completion().sampling.seed  # one of its own for each
-    chat = _chat()
-    assert (chat.max_tokens, chat.messages) == (None, tuple(HELLO))
+    asked, chat = _completion(), _chat()
+    seed = asked.generation.sampling.seed
+    sampling = SamplingParams(temperature=1, top_p=1, seed=seed)
+    expected = GenerationRequest(
+        prompt="hello", max_tokens=16, sampling=sampling, streaming=False, add_special_tokens=True
+    )
+    assert asked.generation == expected and not asked.include_usage
+    assert seed != _completion().generation.sampling.seed  # one of its own for each
+    assert (chat.generation.max_tokens, chat.messages) == (None, tuple(HELLO))
 
 
 def test_everything_that_is_supported() -> None:
@@ -45,13 +49,18 @@ def test_everything_that_is_supported() -> None:
         ignore_eos=True,
         user="u",
     )
-    assert (asked.prompt, asked.max_tokens) == ("only one", 5)
-    assert asked.sampling == SamplingParams(temperature=0.5, top_p=0.25, top_k=7, seed=2**64 - 1)
-    assert asked.stop_strings == ("a", "b", "c", "d")
-    assert asked.stream and asked.include_usage and asked.ignore_eos
-    assert _completion(stop="a").stop_strings == ("a",)
-    assert _chat(max_tokens=3).max_tokens == 3
-    assert _chat(max_completion_tokens=3, max_tokens=3).max_tokens == 3
+    assert asked.include_usage
+    assert asked.generation == GenerationRequest(
+        prompt="only one",
+        max_tokens=5,
+        sampling=SamplingParams(temperature=0.5, top_p=0.25, top_k=7, seed=2**64 - 1),
+        stop_strings=("a", "b", "c", "d"),
+        ignore_eos=True,
+        streaming=True,
+    )
+    assert _completion(stop="a").generation.stop_strings == ("a",)
+    assert _chat(max_tokens=3).generation.max_tokens == 3
+    assert _chat(max_completion_tokens=3, max_tokens=3).generation.max_tokens == 3
 
 
 def test_messages() -> None:
@@ -67,19 +76,12 @@ def test_messages() -> None:
     assert [message["content"] for message in asked.messages] == ["s", "", "ab", "x"]
 
 
-NEUTRAL: dict[str, Any] = {
-    "n": 1,
-    "frequency_penalty": 0,
-    "presence_penalty": 0.0,
-    "logit_bias": {},
-    "service_tier": "auto",
-}
-
-
 def test_neutral_values_ask_for_nothing() -> None:
-    _completion(**NEUTRAL, best_of=1, echo=False, suffix="")
+    neutral: dict[str, Any] = {"n": 1, "logit_bias": {}, "service_tier": "auto"}
+    neutral |= {"frequency_penalty": 0, "presence_penalty": 0.0}
+    _completion(**neutral, best_of=1, echo=False, suffix="")
     _chat(
-        **NEUTRAL,
+        **neutral,
         tools=[],
         tool_choice="auto",
         parallel_tool_calls=True,
@@ -143,70 +145,53 @@ def test_refused_in_both(fields: dict[str, Any], param: str | None, piece: str) 
         assert caught.value.status == 400
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"prompt": None}, "prompt"),
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [1, 2]}, "prompt"),
-        ({"prompt": [[1, 2]]}, "prompt"),
-        ({"prompt": "\udcff"}, "prompt"),
-        ({"echo": True}, "echo"),
-        ({"logprobs": 0}, "logprobs"),
-        ({"logprobs": 5}, "logprobs"),
-        ({"best_of": 3}, "best_of"),
-        ({"suffix": "end"}, "suffix"),
-        ({"messages": HELLO}, "messages"),
-        ({"max_completion_tokens": 3}, "max_completion_tokens"),
-    ],
-)
-def test_refused_completions(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        _completion(**fields)
-    assert caught.value.param == param
+REFUSED_COMPLETIONS: dict[str, list[Any]] = {
+    "prompt": [None, "", [], ["a", "b"], [1, 2], [[1, 2]], "\udcff"],
+    "echo": [True],
+    "logprobs": [0, 5],
+    "best_of": [3],
+    "suffix": ["end"],
+    "messages": [HELLO],
+    "max_completion_tokens": [3],
+}
+REFUSED_CHATS: dict[str, list[Any]] = {
+    "messages": [[], "hello"],
+    "tools": [[{"type": "function"}]],
+    "tool_choice": ["required"],
+    "functions": [[{}]],
+    "logprobs": [True],
+    "top_logprobs": [3],
+    "response_format": [{"type": "json_object"}],
+    "modalities": [["audio"]],
+    "reasoning_effort": ["minimal"],
+    "prompt": ["x"],
+}
+REFUSED_MESSAGES: list[tuple[Any, str]] = [
+    ("hello", ""),
+    ({"content": "x"}, ".role"),
+    ({"role": "tool", "content": "x"}, ".role"),
+    ({"role": ["user"], "content": "x"}, ".role"),
+    ({"role": "assistant"}, ".content"),
+    ({"role": "user", "content": "\ud800"}, ".content"),
+    ({"role": "user", "content": "x", "name": "n"}, ".name"),
+    ({"role": "assistant", "content": "x", "tool_calls": [{}]}, ".tool_calls"),
+    ({"role": "user", "content": [{"type": "image_url"}]}, ".content[0]"),
+    ({"role": "user", "content": [{"type": "text", "text": 3}]}, ".content[0].text"),
+]
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("read", "fields", "param"),
     [
-        ({"messages": []}, "messages"),
-        ({"messages": "hello"}, "messages"),
-        ({"messages": ["hello"]}, "messages[0]"),
-        ({"messages": [{"content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
-        ({"messages": [*HELLO, {"role": "assistant"}]}, "messages[1].content"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "x", "name": "n"}]}, "messages[0].name"),
-        (
-            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
-            "messages[0].tool_calls",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content[0]",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]},
-            "messages[0].content[0].text",
-        ),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"functions": [{}]}, "functions"),
-        ({"logprobs": True}, "logprobs"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"modalities": ["audio"]}, "modalities"),
-        ({"reasoning_effort": "minimal"}, "reasoning_effort"),
-        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
-        ({"prompt": "x"}, "prompt"),
+        *((_completion, {k: v}, k) for k, values in REFUSED_COMPLETIONS.items() for v in values),
+        *((_chat, {k: v}, k) for k, values in REFUSED_CHATS.items() for v in values),
+        *((_chat, {"messages": [*HELLO, m]}, f"messages[1]{at}") for m, at in REFUSED_MESSAGES),
+        (_chat, {"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
     ],
 )
-def test_refused_chats(fields: dict[str, Any], param: str) -> None:
+def test_refused_in_one(read: Callable[..., object], fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        _chat(**fields)
+        read(**fields)
     assert caught.value.param == param
 
 

@@ -11,8 +11,8 @@ import pytest
 from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.cli.main import main
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
-from tests.cli.conftest import Run, run  # noqa: F401
-from tests.serving.client import CLASSIC, LLM, ask_grpc
+from tests.cli.conftest import Run
+from tests.serving.client import CLASSIC, LLM, ask_grpc, make_fields
 from tests.serving.served import PROMPTS, Served, serving
 from tests.waiting import PATIENCE_S
 
@@ -31,21 +31,19 @@ def paged(
         yield running
 
 
-def test_a_prefix_hit_is_told(run: Run, paged: Served, tmp_path: Path) -> None:  # noqa: F811
+def test_a_prefix_hit_is_told(run: Run, paged: Served, tmp_path: Path) -> None:
     tokens = len(load_tokenizer(open_bundle(paged.bundle)).encode(PROMPT))
     # Whole pages, and the last token is always run.
     hit = (tokens - 1) // PAGE * PAGE
     assert hit > 2 * PAGE
-    fields = {"text_input": PROMPT, "sampling_param_max_tokens": 8}
-    address = paged.grpc.removeprefix("grpc://")
     texts: list[str] = []
     for expected in (0, hit):
-        answer = ask_grpc(address, LLM, fields)
+        answer = ask_grpc(paged.address, LLM, make_fields(LLM, PROMPT, max_tokens=8))
         texts += answer.texts
         assert (answer.last["cached_prompt_tokens"], answer.last["preemptions"]) == (expected, 0)
     assert texts[0] == texts[1]
-    classic = {"text_input": PROMPT, "max_tokens": 8}
-    assert ask_grpc(address, CLASSIC, classic).texts == texts[:1]
+    classic = make_fields(CLASSIC, PROMPT, max_tokens=8)
+    assert ask_grpc(paged.address, CLASSIC, classic).texts == texts[:1]
     with openai.OpenAI(base_url=paged.openai, api_key="none", timeout=PATIENCE_S) as client:
         usage = client.completions.create(model="demo", prompt=PROMPT, max_tokens=8).usage
     assert usage is not None and usage.prompt_tokens_details is not None

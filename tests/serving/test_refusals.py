@@ -13,8 +13,9 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from dflash_trt.serving.server.launcher import ServerAddresses
-from tests.serving.client import CLASSIC, LLM, Answer, StreamClient, ask_grpc, post
-from tests.serving.conftest import Generate, count_ended, wait_idle
+from tests.serving.client import CLASSIC, ENDLESS, LLM, StreamClient, ask_grpc, post
+from tests.serving.conftest import Generate, counting
+from tests.serving.served import PROMPTS
 from tests.waiting import PATIENCE_S
 
 MAX = "sampling_param_max_tokens"
@@ -57,9 +58,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("model", "fields", "message"),
     REFUSED,
-    ids=[
-        f"{model}-{'-'.join(fields)}-{number}" for number, (model, fields, _) in enumerate(REFUSED)
-    ],
+    ids=[f"{model}-{'-'.join(fields)}-{at}" for at, (model, fields, _) in enumerate(REFUSED)],
 )
 def test_refused_by_name(
     addresses: ServerAddresses, model: str, fields: dict[str, Any], message: str
@@ -87,22 +86,9 @@ def test_parameters_are_checked(addresses: ServerAddresses) -> None:
         assert answer.failure.split(": ")[-2].endswith(name), answer.failure
 
 
-def _ask_raw(address: str, model: str, *inputs: grpcclient.InferInput) -> Answer:
-    """One request of tensors as they are."""
-    with StreamClient(address) as client:
-        client._client.async_stream_infer(model, list(inputs), enable_empty_final_response=True)
-        answer = Answer()
-        try:
-            answer.messages.extend(client.receive())
-        except Exception as error:
-            answer.error = error  # type: ignore[assignment]
-        return answer
-
-
 def _tensor(name: str, values: np.ndarray, datatype: str) -> grpcclient.InferInput:
     tensor = grpcclient.InferInput(name, list(values.shape), datatype)
-    tensor.set_data_from_numpy(values)
-    return tensor
+    return tensor.set_data_from_numpy(values)
 
 
 def test_wrong_types_and_ranks(addresses: ServerAddresses) -> None:
@@ -114,11 +100,11 @@ def test_wrong_types_and_ranks(addresses: ServerAddresses) -> None:
         (_tensor(MAX, np.array([3, 4], np.int32), "INT32"), "shape"),
         (_tensor("no_such_input", np.array([3], np.int32), "INT32"), "no_such_input"),
     ):
-        assert message in _ask_raw(addresses.grpc, LLM, text, other).failure
-    assert "inputs" in _ask_raw(addresses.grpc, LLM).failure
+        assert message in ask_grpc(addresses.grpc, LLM, [text, other]).failure
+    assert "inputs" in ask_grpc(addresses.grpc, LLM, []).failure
     batched = np.array([[b"abc"]], dtype=np.object_)
-    answer = _ask_raw(addresses.grpc, LLM, _tensor("text_input", batched, "BYTES"))
-    assert "shape" in answer.failure
+    tensor = _tensor("text_input", batched, "BYTES")
+    assert "shape" in ask_grpc(addresses.grpc, LLM, [tensor]).failure
     assert ask_grpc(addresses.grpc, LLM, {"text_input": "abc", MAX: 2}).error is None
 
 
@@ -127,7 +113,7 @@ def test_malformed_bytes(addresses: ServerAddresses) -> None:
     text = grpcclient.InferInput("text_input", [1], "BYTES")
     text._raw_content = b"\xff\xff\xff\x7fabc"
     text._input.shape[:] = [1]
-    assert _ask_raw(addresses.grpc, LLM, text).error is not None
+    assert ask_grpc(addresses.grpc, LLM, [text]).error is not None
     assert ask_grpc(addresses.grpc, LLM, {"text_input": "abc", MAX: 2}).error is None
 
 
@@ -147,12 +133,12 @@ def test_http_refusals(addresses: ServerAddresses) -> None:
 
 
 def test_more_tokens_than_fit_end_with_the_context(
-    addresses: ServerAddresses, generate: Generate, prompts: list[str]
+    addresses: ServerAddresses, generate: Generate
 ) -> None:
     """As `generate` does: 2^31 - 1 is as many as there is room for, and end_of_text counts."""
-    expected = generate(prompts[0], max_tokens=2**31 - 1, ignore_eos=True)
-    fields = {"text_input": prompts[0], MAX: 2**31 - 1, "return_finish_reason": True}
-    answer = ask_grpc(addresses.grpc, LLM, fields, parameters={"ignore_eos": True})
+    expected = generate(PROMPTS[0], max_tokens=2**31 - 1, ignore_eos=True)
+    fields = {"text_input": PROMPTS[0], MAX: 2**31 - 1, "return_finish_reason": True}
+    answer = ask_grpc(addresses.grpc, LLM, fields, parameters=ENDLESS)
     assert answer.last["text_output"] == expected.text
     assert answer.last["finish_reason"] == "length"
     total = answer.last["num_input_tokens"] + answer.last["num_output_tokens"]
@@ -160,8 +146,6 @@ def test_more_tokens_than_fit_end_with_the_context(
 
 
 def test_refusals_are_counted(addresses: ServerAddresses) -> None:
-    before = wait_idle(addresses)
-    ask_grpc(addresses.grpc, LLM, {"text_input": ""})
-    after = wait_idle(addresses, count_ended(before) + 1)
-    name = 'dflash_requests{outcome="refused"}'
-    assert after[name] - before[name] == 1
+    with counting(addresses, 1) as grown:
+        ask_grpc(addresses.grpc, LLM, {"text_input": ""})
+    assert grown['dflash_requests{outcome="refused"}'] == 1

@@ -70,22 +70,19 @@ def make_events() -> list[TokenEvent]:
 
 
 def make_reply(
-    sender: Sender,
-    pool: ReplyPool,
-    mode: StreamingText,
-    streaming: bool,
-    acknowledge: bool = False,
+    sender: Sender, pool: ReplyPool, mode: StreamingText, streaming: bool, acknowledge: bool = False
 ) -> tuple[Reply, threading.Event]:
+    """A reply, and whether its last message has been sent, which must be once."""
     generation = Generation(
         request=Request(prompt_ids=(1,)),
         streaming=streaming,
         streaming_text=mode,
         lead="> ",
+        errors_as_output=False,
+        acknowledge=acknowledge,
         return_finish_reason=False,
         return_stop_reason=False,
         return_perf_metrics=False,
-        errors_as_output=False,
-        acknowledge=acknowledge,
     )
     sent = threading.Event()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,45 +12,31 @@ from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.cli.main import main
 from dflash_trt.core import links
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.server import classic, generation, repository
-from dflash_trt.serving.server.repository import RepositoryOptions, is_repository, write_repository
+from dflash_trt.serving.server import classic, generation
+from dflash_trt.serving.server.repository import BUNDLE_FOLDER
 from dflash_trt.serving.server.settings import ModelSettings
-from tests.pairs import SilentProgress
-
-GOLDEN = Path(__file__).parent / "golden"
-MODELS = ("tensorrt_llm", "ensemble")
+from tests.serving.client import GOLDEN
+from tests.serving.served import package
 
 
-def _write(bundle: Bundle, folder: Path, **options: object) -> Path:
-    write_repository(
-        bundle.folder,
-        folder,
-        RepositoryOptions(**options),  # type: ignore[arg-type]
-        SilentProgress(),
-    )
-    return folder
+def _read_config(folder: Path, model: str) -> str:
+    return (folder / model / "config.pbtxt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble"])
 def test_config_to_the_byte(bundle: Bundle, tmp_path: Path, model: str) -> None:
     """The contracts: names, types, shapes. A change here is a change for every client."""
-    folder = _write(bundle, tmp_path / "repository", max_queue_size=10, threads=3)
-    written = (folder / model / "config.pbtxt").read_text(encoding="utf-8")
-    assert written == (GOLDEN / f"{model}.config.pbtxt").read_text(encoding="utf-8")
-
-
-def test_the_baselines_config_differs_in_its_switch(bundle: Bundle, tmp_path: Path) -> None:
-    folder = _write(
-        bundle, tmp_path / "repository", speculation=False, max_queue_size=10, threads=3
+    folder = package(bundle.folder, tmp_path / "repository", max_queue_size=10, threads=3)
+    golden = (GOLDEN / f"{model}.config.pbtxt").read_text(encoding="utf-8")
+    assert _read_config(folder, model) == golden
+    baseline = package(
+        bundle.folder, tmp_path / "baseline", speculation=False, max_queue_size=10, threads=3
     )
-    for model in MODELS:
-        golden = (GOLDEN / f"{model}.config.pbtxt").read_text(encoding="utf-8")
-        on, off = (
-            f'{{ key: "speculation"  value: {{ string_value: "{one}" }} }}' for one in ("on", "off")
-        )
-        written = (folder / model / "config.pbtxt").read_text(encoding="utf-8")
-        assert written == golden.replace(on, off)
-        assert (written != golden) == (model == "tensorrt_llm")
+    on, off = (
+        f'{{ key: "speculation"  value: {{ string_value: "{one}" }} }}' for one in ("on", "off")
+    )
+    assert _read_config(baseline, model) == golden.replace(on, off)
+    assert (on in golden) == (model == "tensorrt_llm")
 
 
 def test_a_switch_is_on_or_off() -> None:
@@ -77,12 +62,12 @@ def test_every_refused_input_is_declared(repository: Path) -> None:
         ("tensorrt_llm", set(generation.UNIMPLEMENTED)),
         ("ensemble", set(classic.UNIMPLEMENTED) | set(classic.RENAMED)),
     ):
-        config = (repository / model / "config.pbtxt").read_text(encoding="utf-8")
+        config = _read_config(repository, model)
         assert not {name for name in names if f'name: "{name}"' not in config}
 
 
 def test_files(bundle: Bundle, tmp_path: Path) -> None:
-    folder = _write(bundle, tmp_path / "repository")
+    folder = package(bundle.folder, tmp_path / "repository")
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     inner = {f"tensorrt_llm/1/bundle/{file.path}" for file in bundle.manifest.files}
     assert files == inner | {
@@ -93,16 +78,11 @@ def test_files(bundle: Bundle, tmp_path: Path) -> None:
         "ensemble/config.pbtxt",
         "ensemble/1/model.py",
     }
-    assert is_repository(folder) and not is_repository(bundle.folder)
-    inside = open_bundle(folder / repository_bundle())
+    inside = open_bundle(folder / BUNDLE_FOLDER)
     assert inside.manifest == bundle.manifest
     weights = "weights/target/shard-00000.safetensors"
     assert (inside.folder / weights).samefile(bundle.folder / weights)
     assert [path.name for path in tmp_path.iterdir()] == ["repository"]
-
-
-def repository_bundle() -> Path:
-    return repository.BUNDLE_FOLDER
 
 
 def test_copies_where_links_are_impossible(
@@ -110,7 +90,7 @@ def test_copies_where_links_are_impossible(
 ) -> None:
     monkeypatch.setattr(links, "link_file", lambda source, destination: False)
     monkeypatch.setattr(links, "clone_file", lambda source, destination: False)
-    inside = open_bundle(_write(bundle, tmp_path / "repository") / repository_bundle())
+    inside = open_bundle(package(bundle.folder, tmp_path / "repository") / BUNDLE_FOLDER)
     weights = "weights/target/shard-00000.safetensors"
     assert not (inside.folder / weights).samefile(bundle.folder / weights)
     assert (inside.folder / weights).read_bytes() == (bundle.folder / weights).read_bytes()
@@ -122,23 +102,23 @@ def test_whole_or_absent(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(links, "link_file", fail)
     with pytest.raises(DflashError, match="No space left"):
-        _write(bundle, tmp_path / "deep" / "repository")
+        package(bundle.folder, tmp_path / "deep" / "repository")
     assert not list(tmp_path.iterdir())
 
 
 def test_destinations(bundle: Bundle, tmp_path: Path) -> None:
-    folder = _write(bundle, tmp_path / "repository")
+    folder = package(bundle.folder, tmp_path / "repository")
     with pytest.raises(DflashError, match="already exists; choose another -o"):
-        _write(bundle, folder)
+        package(bundle.folder, folder)
     (folder / "tensorrt_llm" / "1" / "model.py").write_text("broken")
-    _write(bundle, folder, overwrite=True)
+    package(bundle.folder, folder, overwrite=True)
     assert "TritonPythonModel" in (folder / "tensorrt_llm" / "1" / "model.py").read_text()
     other = tmp_path / "other"
     other.mkdir()
     with pytest.raises(DflashError, match="exists and is not a model repository"):
-        _write(bundle, other, overwrite=True)
+        package(bundle.folder, other, overwrite=True)
     with pytest.raises(DflashError, match="is not a bundle"):
-        write_repository(tmp_path, tmp_path / "new", RepositoryOptions(), SilentProgress())
+        package(tmp_path, tmp_path / "new")
 
 
 def test_command(
@@ -160,23 +140,12 @@ def test_command(
     assert not (tmp_path / "r").exists()
 
 
-def test_a_bundle_without_a_tokenizer_is_refused(
-    bundle: Bundle, tmp_path: Path, make_bundle_without_tokenizer: Callable[[Path], Path]
-) -> None:
-    folder = make_bundle_without_tokenizer(tmp_path / "bare")
+def test_a_bundle_without_a_tokenizer_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    folder = tmp_path / "bare"
+    shutil.copytree(bundle.folder, folder, ignore=shutil.ignore_patterns("tokenizer"))
+    files = [file for file in bundle.manifest.files if not file.path.startswith("tokenizer/")]
+    bare = bundle.manifest.model_copy(update={"files": files, "tokenizer": False})
+    (folder / "manifest.json").write_text(bare.model_dump_json(), encoding="utf-8")
     with pytest.raises(DflashError, match="has no tokenizer"):
-        write_repository(folder, tmp_path / "r", RepositoryOptions(), SilentProgress())
+        package(folder, tmp_path / "r")
     assert not (tmp_path / "r").exists()
-
-
-@pytest.fixture
-def make_bundle_without_tokenizer(bundle: Bundle) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        shutil.copytree(bundle.folder, folder)
-        shutil.rmtree(folder / "tokenizer")
-        files = [file for file in bundle.manifest.files if not file.path.startswith("tokenizer/")]
-        bare = bundle.manifest.model_copy(update={"files": files, "tokenizer": False})
-        (folder / "manifest.json").write_text(bare.model_dump_json(), encoding="utf-8")
-        return folder
-
-    return make

@@ -11,8 +11,8 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -23,14 +23,15 @@ from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
 from dflash_trt.serving.server.service import Service
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
-from tests.cli.conftest import Run, run  # noqa: F401
-from tests.serving.served import FREE_PORTS, LONG_CONTEXT
+from tests.cli.conftest import Run
+from tests.inspection import is_stopping
+from tests.serving.served import FREE_PORTS, LONG_CONTEXT, SERVER_PORTS
 from tests.waiting import PATIENCE_S, wait_until
 
 FAKE = Path(__file__).parents[1] / "standins" / "tritonserver.py"
-FREE = ["--grpc-port", "0", "--http-port", "0", "--metrics-port", "0"]
 
 Serve = Callable[..., subprocess.Popen[str]]
+Fake = Callable[..., ServerOptions]
 
 
 @pytest.fixture
@@ -42,38 +43,50 @@ def repository(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def fake_server(tmp_path: Path) -> Path:
-    """A folder for PATH, with the fake server in it."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    (folder / "tritonserver").write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
-    (folder / "tritonserver").chmod(0o755)
-    return folder
+def fake(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Puts the fake server into PATH, in one of its modes; returns options to start it with."""
+    binary = tmp_path / "bin" / "tritonserver"
+    binary.parent.mkdir()
+    binary.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
+    binary.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{binary.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    def choose(mode: str, exit_timeout_s: int = 10) -> ServerOptions:
+        monkeypatch.setenv("FAKE_TRITONSERVER", mode)
+        return ServerOptions(
+            repository=repository,
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
+            exit_timeout_s=exit_timeout_s,
+        )
+
+    return choose
 
 
 @pytest.fixture
-def start(tmp_path: Path, fake_server: Path) -> Generator[Serve, None, None]:
+def start(fake: Fake) -> Iterator[Serve]:
     """Starts `serve` with the fake server in one of its modes."""
-    started: list[subprocess.Popen[str]] = []
+    with ExitStack() as stack:
 
-    def call(mode: str, *arguments: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dflash_trt", "serve", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                "PATH": f"{fake_server}{os.pathsep}{os.environ['PATH']}",
-                "FAKE_TRITONSERVER": mode,
-                "TMPDIR": str(tmp_path),
-            },
-        )
-        started.append(process)
-        return process
+        def call(mode: str, *arguments: object) -> subprocess.Popen[str]:
+            return stack.enter_context(_serving(fake(mode).repository, *SERVER_PORTS, *arguments))
 
-    yield call
-    for process in started:
+        yield call
+
+
+@contextmanager
+def _serving(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dflash_trt", "serve", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
         process.kill()
         process.communicate()
 
@@ -97,12 +110,10 @@ def _wait_ready(process: subprocess.Popen[str], lines: int = 3) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_runs_until_a_signal(
-    start: Serve, repository: Path, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_runs_until_a_signal(start: Serve, tmp_path: Path, number: signal.Signals) -> None:
     log = tmp_path / "server.log"
     with _handling(signal.SIGHUP, signal.SIG_DFL):  # these tests may run under `nohup`
-        process = start("well", repository, *FREE, "--log-file", log)
+        process = start("well", "--log-file", log)
     addresses = _wait_ready(process)
     assert [line.split()[0] for line in addresses] == ["gRPC", "HTTP", "metrics"]
     assert all("://127.0.0.1:" in line for line in addresses)
@@ -115,10 +126,10 @@ def test_runs_until_a_signal(
     assert not list(tmp_path.glob("dflash-trt-server-*"))
 
 
-def test_nohup_is_heeded(start: Serve, repository: Path) -> None:
+def test_nohup_is_heeded(start: Serve) -> None:
     """What ignores SIGHUP from the start goes on doing so."""
     with _handling(signal.SIGHUP, signal.SIG_IGN):
-        process = start("well", repository, *FREE)
+        process = start("well")
     _wait_ready(process)
     process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -127,15 +138,9 @@ def test_nohup_is_heeded(start: Serve, repository: Path) -> None:
     assert process.wait(PATIENCE_S) == 0
 
 
-def test_a_second_signal_does_not_wait(
-    fake_server: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_signal_does_not_wait(fake: Fake) -> None:
     """For a server that would be given hours to end."""
-    monkeypatch.setenv("PATH", f"{fake_server}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("FAKE_TRITONSERVER", "stubborn")
-    options = ServerOptions(
-        repository=repository, http_port=0, grpc_port=0, metrics_port=0, exit_timeout_s=10_000
-    )
+    options = fake("stubborn", exit_timeout_s=10_000)
 
     async def signal_twice() -> int:
         ready = asyncio.Event()
@@ -151,9 +156,9 @@ def test_a_second_signal_does_not_wait(
     assert asyncio.run(signal_twice()) == 128 + signal.SIGKILL
 
 
-def test_a_signal_before_it_is_ready(start: Serve, repository: Path, tmp_path: Path) -> None:
+def test_a_signal_before_it_is_ready(start: Serve, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
-    process = start("slow", repository, *FREE, "--log-file", log)
+    process = start("slow", "--log-file", log)
     assert process.stderr is not None and process.stderr.readline().startswith("starting ")
     wait_until(lambda: "asked" in log.read_text())
     process.terminate()
@@ -161,31 +166,21 @@ def test_a_signal_before_it_is_ready(start: Serve, repository: Path, tmp_path: P
     assert (process.returncode, out, err) == (0, "", "")
 
 
-def test_a_signal_before_there_is_a_server(
-    fake_server: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", f"{fake_server}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("FAKE_TRITONSERVER", "well")
+def test_a_signal_before_there_is_a_server(fake: Fake) -> None:
 
     async def run_at_once() -> None:
         with Service() as service:
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.wait_for(service._stopping.wait(), PATIENCE_S)
-            options = ServerOptions(repository=repository, http_port=0, grpc_port=0, metrics_port=0)
-            server = TritonServer(options)
+            await asyncio.to_thread(wait_until, lambda: is_stopping(service))
+            server = TritonServer(fake("well"))
             await service.run(server, None, pytest.fail)
             assert server.exit_code in (0, 128 + signal.SIGTERM)  # it may not listen yet
 
     asyncio.run(run_at_once())
 
 
-def test_ports_are_held_until_the_server_has_them(
-    fake_server: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", f"{fake_server}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("FAKE_TRITONSERVER", "closed")
-    options = ServerOptions(repository=repository, http_port=0, grpc_port=0, metrics_port=0)
-    with TritonServer(options) as server:
+def test_ports_are_held_until_the_server_has_them(fake: Fake) -> None:
+    with TritonServer(fake("closed")) as server:
         host, _, port = server.addresses.metrics.rpartition(":")
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind((host, int(port)))
@@ -195,12 +190,9 @@ def test_ports_are_held_until_the_server_has_them(
 
 @pytest.mark.parametrize("mode", ["closed", "other"])
 def test_a_server_is_not_ready_before_its_metrics_nor_under_another_name(
-    fake_server: Path, repository: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+    fake: Fake, mode: str
 ) -> None:
-    monkeypatch.setenv("PATH", f"{fake_server}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("FAKE_TRITONSERVER", mode)
-    options = ServerOptions(repository=repository, http_port=0, grpc_port=0, metrics_port=0)
-    with TritonServer(options) as server:
+    with TritonServer(fake(mode)) as server:
 
         def says_so() -> bool:
             assert not server.is_ready()
@@ -211,24 +203,22 @@ def test_a_server_is_not_ready_before_its_metrics_nor_under_another_name(
             server.wait_ready(0.2)
 
 
-def test_the_servers_exit_code_is_its_own(start: Serve, repository: Path) -> None:
-    process = start("dies", repository, *FREE)
+@pytest.mark.parametrize(
+    ("mode", "code", "message"),
+    [
+        ("dies", 3, "tritonserver: ended by itself: error: the last words"),
+        ("unloadable", 1, "failed to load 'm' version 1: Internal: ValueError: no weights here"),
+    ],
+)
+def test_a_server_that_ends_by_itself(start: Serve, mode: str, code: int, message: str) -> None:
+    process = start(mode)
     out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 3 and out.startswith("ready after ")
+    assert (process.returncode, out.startswith("ready after ")) == (code, mode == "dies")
     (line,) = (line for line in err.splitlines() if line.startswith("error: "))
-    assert "tritonserver: ended by itself: error: the last words" in line
+    assert message in line and "model.py" not in line
 
 
-def test_a_model_that_does_not_load(start: Serve, repository: Path) -> None:
-    process = start("unloadable", repository, *FREE)
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, out) == (1, "")
-    (line,) = (line for line in err.splitlines() if line.startswith("error: "))
-    assert "failed to load 'm' version 1: Internal: ValueError: no weights here" in line
-    assert "model.py" not in line
-
-
-def test_ports(run: Run, start: Serve, repository: Path) -> None:  # noqa: F811
+def test_ports(run: Run, repository: Path) -> None:
     twice = ["--grpc-port", 8100, "--metrics-port", 8100]
     run("serve", repository, *twice).fails(2, "--metrics-port", "8100 is --grpc-port already")
     run("serve", repository, "--http-port", 70000).fails(2, "--http-port")
@@ -236,15 +226,13 @@ def test_ports(run: Run, start: Serve, repository: Path) -> None:  # noqa: F811
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for option in ("--http-port", "--grpc-port", "--metrics-port"):
-            process = start("well", repository, *FREE, option, port)
-            out, err = process.communicate(timeout=PATIENCE_S)
-            assert (process.returncode, out) == (2, "")
-            assert err.startswith(f"error: {option}: 127.0.0.1:{port}: Address already in use")
-            assert len(err.splitlines()) == 1
+        for option in ("--http-port", "--grpc-port", "--metrics-port", "--openai-port"):
+            outcome = run("serve", repository, *SERVER_PORTS, option, port)
+            outcome.fails(2, f"error: {option}: 127.0.0.1:{port}: Address already in use")
+            assert (outcome.out, len(outcome.err.splitlines())) == ("", 1)
 
 
-def test_sources_that_cannot_be_served(run: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_sources_that_cannot_be_served(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     pieces = ("neither a bundle nor a model repository", "dflash-trt package")
     run("serve", tmp_path / "empty").fails(2, str(tmp_path / "empty"), *pieces)
@@ -261,17 +249,6 @@ def test_sources_that_cannot_be_served(run: Run, tmp_path: Path) -> None:  # noq
     run("serve", tmp_path / "damaged").fails(1, "schema version")
 
 
-def test_no_tritonserver(
-    run: Run,  # noqa: F811
-    repository: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("dflash_trt.serving.server.tritonserver.NGC_BINARY", Path("/nowhere"))
-    monkeypatch.setattr("dflash_trt.serving.server.tritonserver._find_wheel", lambda: None)
-    run("serve", repository).fails(1, "there is no tritonserver", "dflash-trt[serve]")
-
-
 class _DyingFront:
     """A front that starts, and fails a little later."""
 
@@ -285,11 +262,7 @@ class _DyingFront:
         pass
 
 
-def test_a_front_that_fails_takes_the_server_along(
-    fake_server: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", f"{fake_server}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("FAKE_TRITONSERVER", "well")
+def test_a_front_that_fails_takes_the_server_along(fake: Fake) -> None:
     ready: list[bool] = []
 
     async def run_both(server: TritonServer) -> None:
@@ -297,8 +270,7 @@ def test_a_front_that_fails_takes_the_server_along(
         with Service() as service:
             await service.run(server, front, lambda: ready.append(True))
 
-    options = ServerOptions(repository=repository, http_port=0, grpc_port=0, metrics_port=0)
-    with TritonServer(options) as server:
+    with TritonServer(fake("well")) as server:
         with pytest.raises(DflashError, match="the front failed"):
             asyncio.run(run_both(server))
         assert ready == [True] and server.exit_code == 0
@@ -307,23 +279,14 @@ def test_a_front_that_fails_takes_the_server_along(
 @pytest.fixture
 def serve_bundle(
     tritonserver: TritonServerBinary, long_bundle: Path
-) -> Generator[tuple[subprocess.Popen[str], str], None, None]:
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`serve` on a bundle with the real server, and its OpenAI front's URL."""
     packaged = set(long_bundle.parent.glob(".dflash-trt-serve-*"))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dflash_trt", "serve", str(long_bundle), *FREE_PORTS],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with _serving(long_bundle, *FREE_PORTS) as process:
         url = _wait_ready(process, 4)[-1].split()[1]
         (mine,) = set(long_bundle.parent.glob(".dflash-trt-serve-*")) - packaged
         yield process, url
         assert process.poll() is None or not mine.exists()
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def _open_stream(url: str, max_tokens: int) -> http.client.HTTPResponse:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,9 @@ from tritonclient.utils import InferenceServerException
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.server.launcher import ServerAddresses, TritonServer
 from tests.covering import exhaustive
-from tests.serving.client import CLASSIC, LLM, StreamClient
+from tests.serving.client import CLASSIC, LLM, StreamClient, ask_grpc, make_fields, make_stop
 from tests.serving.conftest import Generate, count_ended, wait_idle
+from tests.serving.served import GREEDY, PROMPTS
 
 REQUESTS = int(os.environ.get("DFLASH_STRESS_REQUESTS", "300"))
 CLIENTS = 32
@@ -37,48 +40,32 @@ class Case:
     number: int
     kind: str
     model: str
-    prompt: str
-    max_tokens: int
-    sampling: dict[str, Any]
-    stop: str | None
+    fields: dict[str, Any]
     expected: str
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        llm = self.model == LLM
-        prefix = "sampling_param_" if llm else ""
-        fields: dict[str, Any] = {
-            "text_input": "" if self.kind == "refused" else self.prompt,
-            f"{prefix}max_tokens": self.max_tokens,
-            "streaming" if llm else "stream": self.kind != "whole",
-            **{f"{prefix}{name}": value for name, value in self.sampling.items()},
-        }
-        if self.stop is not None:
-            fields["sampling_param_stop" if llm else "stop_words"] = self.stop
-        return fields
 
 
 @pytest.fixture(scope="module")
-def pool_of_cases(generate: Generate, prompts: list[str]) -> list[Case]:
+def pool_of_cases(generate: Generate) -> list[Case]:
     """Sixty-four distinct requests with their texts; runs draw from them."""
     randoms = random.Random(5)
     cases: list[Case] = []
     for number in range(64):
-        prompt = prompts[number % len(prompts)][: randoms.randint(10, 200)]
+        prompt = PROMPTS[number % len(PROMPTS)][: randoms.randint(10, 200)]
         max_tokens = randoms.choice((1, 2, 7, 20, 40, 80))
-        sampling = randoms.choice(
-            ({}, {"temperature": 0.8, "seed": number}, {"temperature": 1.1, "top_k": 30, "seed": 1})
-        )
-        stop = None
-        params = SamplingParams(**sampling)
-        text = generate(prompt, max_tokens=max_tokens, sampling=params).text
+        drawn = SamplingParams(temperature=0.8, seed=number)
+        narrowed = SamplingParams(temperature=1.1, top_k=30, seed=1)
+        sampling = randoms.choice((GREEDY, drawn, narrowed))
+        text = generate(prompt, sampling, max_tokens=max_tokens).text
         assert text is not None
         kind = KINDS[number % len(KINDS)]
+        model = (LLM, CLASSIC)[number % 3 == 2]
+        shown = "" if kind == "refused" else prompt
+        fields = make_fields(model, shown, sampling, max_tokens=max_tokens, stream=kind != "whole")
         if kind == "stopped" and len(text) > 4:
             stop = text[len(text) // 2 : len(text) // 2 + 3]
+            fields["sampling_param_stop" if model == LLM else "stop_words"] = stop
             text = text[: text.index(stop)]
-        model = (LLM, CLASSIC)[number % 3 == 2]
-        cases.append(Case(number, kind, model, prompt, max_tokens, sampling, stop, text))
+        cases.append(Case(number, kind, model, fields, text))
     return cases
 
 
@@ -90,10 +77,7 @@ def _run_case(client: StreamClient, case: Case, request_id: str) -> str:
         for message in client.receive():
             texts.append(message["text_output"])
             if case.kind == "cancelled" and len(texts) == 1:
-                stop = {"text_input": "", "stop": True}
-                stop |= {"max_tokens": 1} if case.model == CLASSIC else {}
-                with StreamClient(client.address) as other:
-                    other.ask(case.model, stop, request_id=request_id)
+                ask_grpc(client.address, case.model, make_stop(case.model), request_id=request_id)
     except InferenceServerException as error:
         expected = case.kind == "refused" and "prompt is empty" in str(error.message())
         return "refused" if expected else f"{case}: {error.message()}"
@@ -124,7 +108,7 @@ def _run(address: str, cases: Iterator[Case]) -> Counter[str]:
 
     def work(worker: int) -> None:
         with StreamClient(address) as client:
-            for turn in range(1 << 30):
+            for turn in itertools.count():
                 with lock:
                     case = next(cases, None)
                 if case is None:
@@ -136,11 +120,8 @@ def _run(address: str, cases: Iterator[Case]) -> Counter[str]:
                 with lock:
                     outcomes[outcome] += 1
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        list(pool.map(work, range(CLIENTS)))
     return outcomes
 
 

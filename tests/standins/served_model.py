@@ -40,7 +40,8 @@ class Behaviour:
     drafts: bool = True
     ids: bool = True
     counts: bool = True
-    streaming_text: str | None = "cumulative"
+    streaming_text: str | None = "cumulative"  # what its configuration says, if anything
+    pieces: bool = False  # a message holds what is new, else all so far
     lies: int = 0  # added to num_output_tokens
     fails_each: int = 0  # every so manieth request gets an error
     dies_at: int = 0  # the process ends at its so manieth request
@@ -51,9 +52,9 @@ class Behaviour:
 
 MODELS = {
     "tensorrt_llm": Behaviour(),
-    "delta": Behaviour(streaming_text="delta"),
+    "delta": Behaviour(streaming_text="delta", pieces=True),
     "unsaid": Behaviour(streaming_text=None),
-    "unsaid_delta": Behaviour(streaming_text=None, pattern=(3, 1)),
+    "unsaid_delta": Behaviour(streaming_text=None, pieces=True, pattern=(3, 1)),
     "counts_only": Behaviour(ids=False),
     "text_only": Behaviour(ids=False, counts=False, drafts=False),
     "autoregressive": Behaviour(pattern=(1,), drafts=False),
@@ -110,6 +111,14 @@ class Answer:
         steps = [after - before for before, after in itertools.pairwise(self.tokens)]
         return [steps.count(size) for size in range(1, self.behaviour.block + 1)]
 
+    async def play(self) -> AsyncIterator[tuple[int, int, bool]]:
+        """At the moment of each message: tokens before and after it, and whether it is the last."""
+        for moment, before, count in zip(
+            self.moments, [0, *self.tokens[:-1]], self.tokens, strict=True
+        ):
+            await asyncio.sleep(max(moment - time.perf_counter(), 0))
+            yield before, count, count == self.tokens[-1]
+
 
 class Model(service_pb2_grpc.GRPCInferenceServiceServicer):
     """The parts of KServe's service that a client of LLMs asks for."""
@@ -165,16 +174,10 @@ class Model(service_pb2_grpc.GRPCInferenceServiceServicer):
                 wanted = min(wanted, behaviour.eos_at)
             answer = Answer.plan(behaviour, inputs["seed"], wanted, came_at)
             sent: list[float] = []
-            before = 0
-            for moment, count in zip(answer.moments, answer.tokens, strict=True):
-                await asyncio.sleep(max(moment - time.perf_counter(), 0))
-                final = count == answer.tokens[-1]
-                start = 0 if behaviour.streaming_text != "delta" else before
-                if request.model_name == "unsaid_delta":
-                    start = before
+            async for before, count, final in answer.play():
                 sent.append(time.perf_counter())
+                start = before if behaviour.pieces else 0
                 yield _to_response(request, answer, start, count, final)
-                before = count
             self._write(request.model_name, inputs["seed"], came_at, sent, answer.tokens[-1])
 
     async def _find(self, name: str, context: Any) -> Behaviour:
@@ -186,6 +189,10 @@ class Model(service_pb2_grpc.GRPCInferenceServiceServicer):
         line = {"model": model, "seed": seed, "came_at": came_at, "first_at": sent[0]}
         self._log.write(json.dumps({**line, "last_at": sent[-1], "tokens": tokens}) + "\n")
         self._log.flush()
+
+
+def _make_text(start: int, count: int) -> str:
+    return " ".join("ab"[i % 2] for i in range(start, count)) + " "
 
 
 def _read_inputs(request: Any) -> dict[str, int]:
@@ -214,8 +221,8 @@ def _to_response(request: Any, answer: Answer, start: int, count: int, final: bo
             "total_accepted_draft_tokens": [accepted],
             "acceptance_histogram": answer.histogram,
         }
-    texts = {"text_output": " ".join("ab"[i % 2] for i in range(start, count)) + " "}
-    texts["finish_reason"] = "length" if final else ""
+    reason = "length" if final else ""
+    texts = {"text_output": _make_text(start, count), "finish_reason": reason}
     response = service_pb2.ModelInferResponse(model_name=request.model_name)
     for name, text in texts.items():
         data = text.encode()
@@ -230,15 +237,8 @@ def _to_response(request: Any, answer: Answer, start: int, count: int, final: bo
 async def answer_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """OpenAI's /v1/models and /v1/completions, just enough of them, one request a connection."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
-    length = next(
-        (
-            int(x.split(":")[1])
-            for x in head.lower().split("\r\n")
-            if x.startswith("content-length")
-        ),
-        0,
-    )
-    raw = await reader.readexactly(length)
+    _, _, length = head.lower().partition("content-length:")
+    raw = await reader.readexactly(int((length or "0").split()[0]))
     opening = b"HTTP/1.1 200 OK\r\nServer: stub\r\nConnection: close\r\nContent-Type: "
     if head.startswith("GET"):
         body = json.dumps({"data": [{"id": name} for name in MODELS]}).encode()
@@ -259,29 +259,23 @@ async def _stream_http(
         return
     writer.write(opening + b"text/event-stream\r\n\r\n")
     answer = Answer.plan(behaviour, body["seed"], body["max_tokens"], time.perf_counter())
-    before = 0
+    kind = "chat.completion.chunk" if chat else "text_completion"
+
+    def write(choices: list[dict[str, Any]], **more: Any) -> None:
+        event = {"object": kind, "choices": choices, **more}
+        writer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
     if chat:
-        _write_event(writer, {"choices": [{"delta": {"role": "assistant", "content": ""}}]})
-    for moment, count in zip(answer.moments, answer.tokens, strict=True):
-        await asyncio.sleep(max(moment - time.perf_counter(), 0))
-        text = " ".join("ab"[i % 2] for i in range(before, count)) + " "
+        write([{"delta": {"role": "assistant", "content": ""}}])
+    async for before, count, final in answer.play():
+        text = _make_text(before, count)
         choice: dict[str, Any] = {"delta": {"content": text}} if chat else {"text": text}
         if behaviour.ids and body.get("return_token_ids"):
             choice["token_ids"] = list(range(before, count))
-        choice["finish_reason"] = "length" if count == answer.tokens[-1] else None
-        _write_event(writer, {"choices": [choice]})
-        before = count
+        write([{**choice, "finish_reason": "length" if final else None}])
     if behaviour.counts:
-        usage = {"prompt_tokens": 9, "completion_tokens": before}
-        _write_event(writer, {"choices": [], "usage": usage})
+        write([], usage={"prompt_tokens": 9, "completion_tokens": answer.tokens[-1]})
     writer.write(b"data: [DONE]\n\n")
-
-
-def _write_event(writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
-    choices = event["choices"]
-    chat = bool(choices) and "delta" in choices[0]
-    event = {"object": "chat.completion.chunk" if chat else "text_completion", **event}
-    writer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
 
 
 async def serve(log: Path) -> None:
