@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,18 +28,15 @@ class AcceptanceCurve:
     ) -> AcceptanceCurve:
         """The curve that has `tau` with `drafts` positions and the same share at each.
 
-        Measured curves are not quite flat; of a draft trained with block 16 that has τ 6.33 on
-        MATH-500, this says 4.93 at block 8, where 5.09 is published (arXiv 2602.06036).
+        Measured curves are not quite flat: for a draft of block 16 with τ 6.33 on MATH-500 this
+        says 4.93 at block 8, where 5.09 is published (arXiv 2602.06036).
 
         Raises:
             DflashError: τ below 1 or above what the drafts can give.
         """
         if not 1 <= tau <= drafts + 1:
-            raise DflashError(
-                f"τ {tau:g} is not between 1 and {drafts + 1} (drafts + bonus)",
-                where=option,
-                usage=True,
-            )
+            what = f"τ {tau:g} is not between 1 and {drafts + 1} (drafts + bonus)"
+            raise DflashError(what, where=option, usage=True)
         low, high = 0.0, 1.0
         for _ in range(60):
             middle = (low + high) / 2
@@ -51,10 +47,14 @@ class AcceptanceCurve:
         return AcceptanceCurve((low,) * drafts, source)
 
     def scaled(self, factor: float) -> AcceptanceCurve:
-        """A flat curve with so many times this one's τ, as far as the drafts allow."""
+        """A flat curve with `factor` times this one's τ, as far as the drafts allow."""
         drafts = len(self.conditional)
         tau = min(max(self.tau(drafts) * factor, 1.0), drafts + 1.0)
         return AcceptanceCurve.of_tau(tau, drafts, f"{factor:g} × τ of {self.source}")
+
+    def drafts(self, longest: int) -> range:
+        """How many tokens a step may draft: up to `longest`, as far as the curve goes."""
+        return range(1, min(longest, len(self.conditional)) + 1)
 
     def tau(self, drafts: int) -> float:
         """Tokens per verify step, bonus included, where `drafts` are drafted (0: 1)."""
@@ -83,11 +83,8 @@ def read_acceptance(given: str, drafts: int) -> AcceptanceCurve:
 
 def _read_file(path: Path, drafts: int) -> AcceptanceCurve:
     if not path.is_file():
-        raise DflashError(
-            f"{one_line(path, 80)!r} is neither a number nor a file",
-            where="--acceptance",
-            usage=True,
-        )
+        what = f"{one_line(path, 80)!r} is neither a number nor a file"
+        raise DflashError(what, where="--acceptance", usage=True)
     try:
         raw: dict[str, Any] = read_json_object(path)
     except DflashError as error:  # its advice is about checkpoints
@@ -96,15 +93,10 @@ def _read_file(path: Path, drafts: int) -> AcceptanceCurve:
     shares = (inner if isinstance(inner, dict) else raw).get("conditional")
     if not isinstance(shares, list) or not shares:
         raise DflashError("has no list `conditional`", where=path, usage=True)
-    known = _known(shares)
+    known = shares[: shares.index(None)] if None in shares else shares  # what blocks got to
     if not known or not all(
         isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share <= 1
         for share in known
     ):
         raise DflashError("conditional must hold shares from 0 to 1", where=path, usage=True)
     return AcceptanceCurve(tuple(map(float, known[:drafts])), f"measured: {path.name}")
-
-
-def _known(shares: Sequence[Any]) -> list[Any]:
-    """Up to the first position that no block got to."""
-    return list(shares[: shares.index(None)] if None in shares else shares)

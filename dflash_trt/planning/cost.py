@@ -1,13 +1,13 @@
 """The time of one forward pass on GPUs, from bytes and FLOPs.
 
-T rows = sequences x rows of each. The memory time and the arithmetic time of an operation add up:
-kernels of decoding overlap little of the two, and the published tables are met better so than with
-the larger of the two (a roofline). A projection therefore never beats a roofline.
+An operation's memory time and arithmetic time add up: decoding kernels overlap little of the two,
+and the sum meets published tables better than the larger one (a roofline) does. A projection
+therefore never beats a roofline.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 
 from dflash_trt.hardware.gpu import Gpu
 from dflash_trt.memory.caches import kv_bytes
@@ -44,12 +44,12 @@ class Seconds:
 
     @property
     def limit(self) -> str:
-        """What takes the largest part."""
+        """What takes the most."""
         return LIMITS[max(LIMITS, key=lambda name: getattr(self, name))]
 
     @property
     def largest(self) -> float:
-        """That part."""
+        """What `limit` takes."""
         return max(float(getattr(self, name)) for name in LIMITS)
 
     def __add__(self, other: Seconds) -> Seconds:
@@ -61,7 +61,7 @@ class Seconds:
         return Seconds(*(getattr(self, field.name) * factor for field in fields(self)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PassCost:
     """One forward pass.
 
@@ -80,6 +80,7 @@ class PassCost:
     context: float
     head_rows: float
     head_weights: int
+    _: KW_ONLY
     extra_weights: int = 0
 
 
@@ -98,6 +99,11 @@ class Replica:
     gpu: Gpu
     layout: GpuLayout
     calibration: Calibration
+
+    @property
+    def step_overhead(self) -> Seconds:
+        """Of a speculative step, besides its passes."""
+        return Seconds(host=self.calibration.step_overhead_us * 1e-6)
 
     def time(self, work: PassCost) -> Seconds:
         """Duration of one pass; every GPU of the replica takes as long."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from functools import lru_cache
+from typing import ClassVar, Literal
 
 from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.memory.shape import DraftShape, ModelShape
@@ -17,68 +17,22 @@ EAGLE_VOCAB = 32_000
 """EAGLE-3 drafts choose among this many frequent tokens (as published heads do)."""
 
 
-class Decoding(Protocol):
-    """A way to decode a target; a value, so that answers about it can be kept."""
-
-    def __hash__(self) -> int: ...
-
-    @property
-    def target(self) -> ModelShape: ...
-
-    @property
-    def kind(self) -> Kind: ...
-
-    @property
-    def draft(self) -> DraftShape | None:
-        """What takes memory besides the target."""
-        ...
-
-    def drafts(self) -> Iterator[int]:
-        """How many tokens a step may draft."""
-        ...
-
-    def verified(self, drafts: int) -> int:
-        """Rows per sequence of the target's pass."""
-        ...
-
-    def tau(self, drafts: int) -> float:
-        """Tokens that a step emits."""
-        ...
-
-    def step(self, replica: Replica, batch: int, context: float, drafts: int) -> Seconds:
-        """Duration of a step of `batch` sequences that hold `context` tokens each."""
-        ...
-
-
 def _target_pass(
     replica: Replica, target: ModelShape, batch: int, rows: int, context: float, extra: int = 0
 ) -> Seconds:
-    work = PassCost(
-        model=target,
-        sequences=batch,
-        rows=rows,
-        context=context,
-        head_rows=rows,
-        head_weights=target.vocab_weights,
-        extra_weights=extra,
-    )
+    head = target.vocab_weights
+    work = PassCost(target, batch, rows, context, rows, head, extra_weights=extra)
     return replica.time(work)
 
 
+@lru_cache(maxsize=256)  # every batch asks for the same one
 def prefill(replica: Replica, target: ModelShape, tokens: int) -> float:
     """Seconds of a prompt of `tokens` tokens, on a replica that does nothing else.
 
     GPUs with sequences of their own prefill one each at the same time.
     """
     prompts = 1 if replica.layout.attention == "tensor" else replica.layout.gpus
-    work = PassCost(
-        model=target,
-        sequences=prompts,
-        rows=tokens,
-        context=tokens / 2,
-        head_rows=1,
-        head_weights=target.vocab_weights,
-    )
+    work = PassCost(target, prompts, tokens, tokens / 2, 1, target.vocab_weights)
     return replica.time(work).total / prompts
 
 
@@ -87,19 +41,23 @@ class Autoregressive:
     """One token a step; scheduling overlaps with the GPU's work."""
 
     target: ModelShape
-    kind: Kind = "autoregressive"
-    draft: DraftShape | None = None
+    kind: ClassVar[Kind] = "autoregressive"
+    draft: ClassVar[None] = None
 
-    def drafts(self) -> Iterator[int]:
-        yield 0
+    def drafts(self) -> range:
+        """How many tokens a step may draft."""
+        return range(1)
 
     def verified(self, drafts: int) -> int:
+        """Rows per sequence of the target's pass."""
         return 1
 
     def tau(self, drafts: int) -> float:
+        """Tokens that a step emits."""
         return 1.0
 
     def step(self, replica: Replica, batch: int, context: float, drafts: int) -> Seconds:
+        """Duration of a step of `batch` sequences that hold `context` tokens each."""
         return _target_pass(replica, self.target, batch, 1, context)
 
 
@@ -110,10 +68,10 @@ class DFlash:
     target: ModelShape
     draft: DraftShape
     acceptance: AcceptanceCurve
-    kind: Kind = "DFlash"
+    kind: ClassVar[Kind] = "DFlash"
 
-    def drafts(self) -> Iterator[int]:
-        yield from range(1, min(self.draft.block_size - 1, len(self.acceptance.conditional)) + 1)
+    def drafts(self) -> range:
+        return self.acceptance.drafts(self.draft.block_size - 1)
 
     def verified(self, drafts: int) -> int:
         return drafts + 1
@@ -122,21 +80,12 @@ class DFlash:
         return self.acceptance.tau(drafts)
 
     def step(self, replica: Replica, batch: int, context: float, drafts: int) -> Seconds:
-        model, block = self.draft.model, drafts + 1
+        model, block, head = self.draft.model, drafts + 1, self.target.vocab_weights
         injection = model.sizes.hidden_size * sum(one.kv_elements for one in model.sizes.layers)
-        verify = _target_pass(
-            replica, self.target, batch, block, context, self.draft.fc_weights + injection
-        )
-        draft = PassCost(
-            model=model,
-            sequences=batch,
-            rows=block,
-            context=context + block,
-            head_rows=drafts,
-            head_weights=self.target.vocab_weights,
-        )
-        overhead = Seconds(host=replica.calibration.step_overhead_us * 1e-6)
-        return verify + replica.time(draft) + overhead
+        extra = self.draft.fc_weights + injection
+        verify = _target_pass(replica, self.target, batch, block, context, extra)
+        draft = replica.time(PassCost(model, batch, block, context + block, drafts, head))
+        return verify + draft + replica.step_overhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +111,7 @@ class Eagle3:
     target: ModelShape
     acceptance: AcceptanceCurve
     tree: DraftTree
-    kind: Kind = "EAGLE-3"
+    kind: ClassVar[Kind] = "EAGLE-3"
 
     @property
     def draft(self) -> DraftShape:
@@ -173,8 +122,8 @@ class Eagle3:
             target_hidden=self.target.sizes.hidden_size,
         )
 
-    def drafts(self) -> Iterator[int]:
-        yield from range(1, min(self.tree.depth, len(self.acceptance.conditional)) + 1)
+    def drafts(self) -> range:
+        return self.acceptance.drafts(self.tree.depth)
 
     def verified(self, drafts: int) -> int:
         return max(drafts + 1, round(self.tree.verified * drafts / self.tree.depth))
@@ -183,44 +132,30 @@ class Eagle3:
         return self.acceptance.tau(drafts)
 
     def step(self, replica: Replica, batch: int, context: float, drafts: int) -> Seconds:
-        draft = self.draft
-        model = draft.model
+        draft, width = self.draft, self.tree.width
+        model, hidden = draft.model, draft.model.sizes.hidden_size
         verify = _target_pass(replica, self.target, batch, self.verified(drafts), context)
-        # The embedding's half of q, k and v.
-        beside = model.sizes.hidden_size * model.sizes.layer.projection_elements
-        head = EAGLE_VOCAB * model.sizes.hidden_size
-        first = PassCost(
-            model=model,
-            sequences=batch,
-            rows=drafts + 1,
-            context=context,
-            head_rows=1,
-            head_weights=head,
-            extra_weights=beside + draft.fc_weights,
-        )
-        later = PassCost(
-            model=model,
-            sequences=batch,
-            rows=self.tree.width,
-            context=context + drafts,
-            head_rows=self.tree.width,
-            head_weights=head,
-            extra_weights=beside,
-        )
-        overhead = Seconds(host=replica.calibration.step_overhead_us * 1e-6)
-        return verify + replica.time(first) + replica.time(later) * (drafts - 1) + overhead
+        head = EAGLE_VOCAB * hidden
+        beside = hidden * model.sizes.layer.projection_elements  # the embedding's half of q, k, v
+        extra = beside + draft.fc_weights
+        first = PassCost(model, batch, drafts + 1, context, 1, head, extra_weights=extra)
+        deep = context + drafts
+        later = PassCost(model, batch, width, deep, width, head, extra_weights=beside)
+        levels = replica.time(first) + replica.time(later) * (drafts - 1)
+        return verify + levels + replica.step_overhead
+
+
+Decoding = Autoregressive | DFlash | Eagle3
+"""A way to decode a target; a value, so that answers about it can be kept."""
 
 
 def eagle_model(target: ModelShape) -> ModelShape:
     """The layer of an EAGLE-3 draft for `target`."""
     sizes = target.sizes
     per_token = 1 if sizes.experts is None else sizes.experts.chosen
-    return ModelShape(
-        sizes=DecoderSizes(
-            hidden_size=sizes.hidden_size,
-            intermediate_size=per_token * sizes.mlp_size,
-            layers=(sizes.layer,),
-        ),
-        vocab=target.vocab,
-        max_context=target.max_context,
+    layer = DecoderSizes(
+        hidden_size=sizes.hidden_size,
+        intermediate_size=per_token * sizes.mlp_size,
+        layers=(sizes.layer,),
     )
+    return ModelShape(sizes=layer, vocab=target.vocab, max_context=target.max_context)

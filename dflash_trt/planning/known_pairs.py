@@ -25,7 +25,7 @@ from dflash_trt.memory.shape import DraftShape, ModelShape
 class PairShape:
     """A target with its DFlash draft; τ of DFlash and of an EAGLE-3 drafter where known.
 
-    `eagle3_tree` is what that drafter drafts: levels, rows of each, rows that are verified.
+    `eagle3_tree` is that drafter's: levels, rows of each, rows that are verified.
     """
 
     name: str
@@ -68,13 +68,12 @@ def _read(folder: Path) -> dict[str, PairShape]:
 def as_pair(name: str, shape: PublishedPair) -> PairShape:
     """A configuration's `shape` as what bytes and FLOPs are computed from."""
     target, draft, eagle3 = shape.target, shape.draft, shape.eagle3
+    sizes = _sizes(draft)
     return PairShape(
         name=name,
         target=_target(target),
         draft=DraftShape(
-            model=ModelShape(
-                sizes=_sizes(draft), vocab=target.vocab, max_context=target.max_context
-            ),
+            model=ModelShape(sizes=sizes, vocab=target.vocab, max_context=target.max_context),
             block_size=draft.block_size,
             taps=draft.taps,
             target_hidden=target.hidden,

@@ -1,4 +1,4 @@
-"""A plan: what the model projects for a pair on given GPUs, answered at one interactivity."""
+"""What `plan` projects for a pair on given GPUs, answered at one interactivity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from dflash_trt.errors import DflashError
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.users import MemoryFit
-from dflash_trt.planning.calibration import PARAMETERS
 from dflash_trt.planning.decoding import Autoregressive, Decoding, DFlash, Eagle3, Kind
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.planning.search import (
@@ -31,10 +30,9 @@ _SHOWN_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """What an answer becomes where one parameter is 20 % lower and 20 % higher.
+    """What an answer becomes where one parameter, or τ, is 20 % lower and 20 % higher.
 
     Each is throughput ÷ the projected one - 1; None where the interactivity is not reachable then.
-    τ counts as a parameter, the one that the pair and its users bring.
     """
 
     parameter: str
@@ -84,15 +82,12 @@ class Projection:
     def blocks(self) -> list[tuple[PlanPoint, PlanPoint]]:
         """DFlash's best block and autoregressive decoding on `layout`, by batch."""
         users = self.memory(self.layout, "DFlash").users
+
+        def best(kind: Kind, batch: int) -> PlanPoint:
+            return best_at(self.site, self.layout, self.decodings[kind], self.workload, batch)
+
         batches = [batch for batch in _SHOWN_BATCHES if batch <= users]
-        both: list[list[PlanPoint]] = [
-            [
-                best_at(self.site, self.layout, self.decodings[kind], self.workload, batch)
-                for batch in batches
-            ]
-            for kind in ("DFlash", BASELINE)
-        ]
-        return list(zip(*both, strict=True))
+        return [(best("DFlash", batch), best(BASELINE, batch)) for batch in batches]
 
     def memory(self, layout: GpuLayout, kind: Kind, context: int | None = None) -> MemoryFit:
         """What `kind` takes of a GPU's memory, at another context than the workload's if given."""
@@ -192,27 +187,19 @@ def _sensitivity(
     if base is None:
         return ()
 
-    def change(other: Site, drafted: DFlash) -> float | None:
+    def change(name: str, factor: float) -> float | None:
+        other, drafted = site, decoding
+        if name == TAU:
+            drafted = replace(decoding, acceptance=decoding.acceptance.scaled(factor))
+        else:
+            other = replace(site, calibration=site.calibration.scaled(name, factor))
         found = answer(other, drafted, workload, interactivity)
         return None if found is None else found.throughput / base.throughput - 1
 
-    def of_parameter(name: str, factor: float) -> float | None:
-        return change(replace(site, calibration=site.calibration.scaled(name, factor)), decoding)
-
-    def of_tau(factor: float) -> float | None:
-        return change(site, replace(decoding, acceptance=decoding.acceptance.scaled(factor)))
-
-    most = max(decoding.drafts())
-    return (
-        Sensitivity(TAU, decoding.tau(most), *(of_tau(factor) for factor in STEPS)),
-        *(
-            Sensitivity(
-                name,
-                getattr(site.calibration, name),
-                *(of_parameter(name, factor) for factor in STEPS),
-            )
-            for name in PARAMETERS
-        ),
+    values = {TAU: decoding.tau(max(decoding.drafts())), **asdict(site.calibration)}
+    return tuple(
+        Sensitivity(name, value, *(change(name, factor) for factor in STEPS))
+        for name, value in values.items()
     )
 
 

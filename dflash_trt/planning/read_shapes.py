@@ -19,13 +19,8 @@ from dflash_trt.planning.known_pairs import PairShape
 
 MAX_EXPERTS = 2**16
 MAX_TAPS = 1024
-_STATED_FORMATS: dict[str, FormatName] = {
-    "mxfp4": "mxfp4",
-    "fp8": "fp8",
-    "nvfp4": "nvfp4",
-    "w4a16_nvfp4": "nvfp4",
-}
-_OF_EXPERTS_ALONE = ("mxfp4", "w4a16_nvfp4")
+_WHOLE: dict[str, FormatName] = {"fp8": "fp8", "nvfp4": "nvfp4"}
+_EXPERTS: dict[str, FormatName] = {"mxfp4": "mxfp4", "w4a16_nvfp4": "nvfp4"}
 """Formats of gpt-oss's experts, beside which attention stays as it is."""
 
 
@@ -63,10 +58,8 @@ def read_target_shape(folder: Path) -> ModelShape:
         vocab=vocab,
         max_context=read_max_positions(config),
         tied_embeddings=config.flag("tie_word_embeddings", False),
-        mlp_format=_STATED_FORMATS.get(name, "bf16"),
-        attention_format=(
-            "bf16" if name in _OF_EXPERTS_ALONE else _STATED_FORMATS.get(name, "bf16")
-        ),
+        mlp_format=(_WHOLE | _EXPERTS).get(name, "bf16"),
+        attention_format=_WHOLE.get(name, "bf16"),
     )
 
 
@@ -75,12 +68,8 @@ def read_draft_shape(folder: Path, target: ModelShape) -> DraftShape:
     config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
     architecture = read_architecture(config)
     if architecture not in DRAFT_ARCHITECTURES:
-        known = ", ".join(DRAFT_ARCHITECTURES)
-        raise DflashError(
-            f"is no DFlash draft ({architecture}); those are {known}",
-            where=config.where,
-            usage=True,
-        )
+        what = f"is no DFlash draft ({architecture}); those are {', '.join(DRAFT_ARCHITECTURES)}"
+        raise DflashError(what, where=config.where, usage=True)
     inner = config.child("dflash_config")
     sizes = read_sizes(config, DRAFT_DEFAULT_HEAD_DIM)
     sizes = sizes.with_layers(read_layer_attention(config, inner, len(sizes.layers)).windows)

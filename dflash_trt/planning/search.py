@@ -1,4 +1,4 @@
-"""Everything that a pair could be run as on given GPUs, and how fast each way would be."""
+"""Every way to run a pair on given GPUs, and how fast each would be."""
 
 from __future__ import annotations
 
@@ -119,10 +119,10 @@ def project(site: Site, decoding: Decoding, workload: Workload) -> list[PlanPoin
     points: list[PlanPoint] = []
     for layout in site.layouts:
         users = memory_of(site, layout, decoding, workload).users
-        replica = Replica(site.gpu, layout, site.calibration)
-        prompt = prefill(replica, decoding.target, workload.input_tokens)
-        for batch in _batches(min(users, MAX_BATCH)):
-            points.append(_best(replica, decoding, batch, workload, prompt))
+        points += [
+            best_at(site, layout, decoding, workload, batch)
+            for batch in _batches(min(users, MAX_BATCH))
+        ]
     return points
 
 
@@ -132,9 +132,9 @@ def answer(
 ) -> PlanPoint | None:
     """The most throughput per GPU with at least `interactivity` tokens/s per user; None: none has.
 
-    More users mean less interactivity for each and more throughput, so that the largest batch that
-    is still interactive enough is a layout's best, but for GPUs with sequences of their own: there
-    a last round that few of them share may cost more than it gives.
+    More users mean less interactivity for each and more throughput, so a layout's best is the
+    largest batch that is interactive enough. Where GPUs have sequences of their own, a batch that
+    divides evenly may be better still.
     """
     found: list[PlanPoint] = []
     for layout in site.layouts:
@@ -157,33 +157,21 @@ def best_at(
 ) -> PlanPoint:
     """The best number of drafts for `batch` sequences of one replica, whether they fit or not."""
     replica = Replica(site.gpu, layout, site.calibration)
-    prompt = prefill(replica, decoding.target, workload.input_tokens)
-    return _best(replica, decoding, batch, workload, prompt)
-
-
-def _best(
-    replica: Replica, decoding: Decoding, batch: int, workload: Workload, prompt: float
-) -> PlanPoint:
-    ways = (
-        _point(replica, decoding, batch, drafts, workload, prompt) for drafts in decoding.drafts()
-    )
+    ways = (_point(replica, decoding, batch, drafts, workload) for drafts in decoding.drafts())
     return max(ways, key=lambda point: point.throughput)
 
 
 def _point(
-    replica: Replica,
-    decoding: Decoding,
-    batch: int,
-    drafts: int,
-    workload: Workload,
-    prompt: float,
+    replica: Replica, decoding: Decoding, batch: int, drafts: int, workload: Workload
 ) -> PlanPoint:
-    """In steady state each request brings one prefill of `prompt` seconds, which all others wait
-    for; its own ends before its first token, so that only the others' count in its TPOT.
+    """In steady state each request brings one prefill, for which all others wait.
+
+    Its own ends before its first token, so that only the others' count in its TPOT.
     """
     tau = decoding.tau(drafts)
     step = decoding.step(replica, batch, workload.held, drafts)
     per_token = step.total / tau
+    prompt = prefill(replica, decoding.target, workload.input_tokens)
     share = prompt / workload.output_tokens
     return PlanPoint(
         kind=decoding.kind,
