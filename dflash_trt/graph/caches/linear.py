@@ -1,4 +1,4 @@
-"""Linear caches [B, kv heads, M, D] for the CPU, and attention that ONNX Runtime computes."""
+"""Linear caches for the CPU, and attention that ONNX Runtime computes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any
 
 import onnx
 
-from dflash_trt.graph.bindings import Dim
 from dflash_trt.graph.caches.sink_attention import sink_attention_function
-from dflash_trt.graph.caches.strategy import scatter_rows, write_rows
-from dflash_trt.graph.form import GraphForm
+from dflash_trt.graph.caches.strategy import CacheStrategy, scatter_rows, write_rows
 from dflash_trt.graph.functions import AttentionOverload, attention_function
 from dflash_trt.graph.model_builder import LayerBuilder
 
@@ -20,24 +18,14 @@ AttentionCall = tuple[onnx.FunctionProto, list[str], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class LinearStrategy:
+class LinearStrategy(CacheStrategy):
     """ONNX Runtime's own attention, over numbers or what E4M3 makes of them."""
-
-    form: GraphForm
-    sink_dims: int = 0
-
-    def shape(self, kv_heads: int, head_dim: int) -> tuple[Dim, ...]:
-        return linear_shape(self.form, kv_heads, head_dim)
 
     def attend(self, layer: LayerBuilder, q: str, k: str, v: str) -> str:
         write = write_rows if self.form.is_fp8 else scatter_rows
         caches = write(layer, k, v)
         function, operands, attributes = cpu_attention(layer, q, caches, linear_length(layer))
         return layer.b.call(function, operands, "attend", **attributes)[0]
-
-
-def linear_shape(form: GraphForm, kv_heads: int, head_dim: int) -> tuple[Dim, ...]:
-    return ("B", kv_heads, form.cache_length or "M", head_dim)
 
 
 def linear_length(layer: LayerBuilder) -> Callable[[], str]:
@@ -53,11 +41,8 @@ def cpu_attention(
     if not sizes.has_sinks:
         return plain_attention(layer, q, caches, measure)
     mask = layer.rows.window_mask(sizes.window, sizes.is_causal, measure)
-    return (
-        sink_attention_function(sizes.head_dim),
-        [q, *caches, mask, layer.weight("sinks")],
-        {},
-    )
+    operands = [q, *caches, mask, layer.weight("sinks")]
+    return sink_attention_function(sizes.head_dim), operands, {}
 
 
 def plain_attention(

@@ -1,24 +1,18 @@
 """Linear caches for TensorRT's own attention, with a place for attention sinks.
 
-A sink is one more term in a head's softmax, which no value belongs to. A head's sink is a logit
-s_h: p_j = exp(q·k_j) / (exp(s_h) + sum_i exp(q·k_i)). Executors' attention kernels know of none, so
-it is one more key: its value is 0, and its product with any query of the head is s_h, since every
-query has one more dimension that holds s_h where the sink's key has 1 and all others 0. That is
-exact: s_h · 1 and 0 · x round nothing.
-
-TensorRT updates its caches in place, and they must not be copied. So the sink is written with each
-call's rows, right behind them, and the next call overwrites it. Such caches have `SINK_DIMS` more
-dimensions and one more position.
+A sink is a logit s_h in a head's softmax that no value belongs to. TensorRT's kernels know of none,
+so it is one more key, with value 0: queries have one more dimension that holds s_h, where the
+sink's key has 1 and all others 0. That is exact, since s_h · 1 and 0 · x round nothing. The sink is
+written right behind each call's rows, and the next call overwrites it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from dflash_trt.graph.bindings import Dim
-from dflash_trt.graph.caches.linear import linear_length, linear_shape, plain_attention
-from dflash_trt.graph.caches.strategy import scatter_rows
-from dflash_trt.graph.form import GraphForm
+from dflash_trt.graph.caches.linear import linear_length, plain_attention
+from dflash_trt.graph.caches.strategy import CacheStrategy, scatter_rows
 from dflash_trt.graph.functions import attention_facts, attention_function
 from dflash_trt.graph.model_builder import LayerBuilder
 
@@ -27,14 +21,10 @@ SINK_DIMS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class NativeStrategy:
+class NativeStrategy(CacheStrategy):
     """TensorRT's own attention, which is told nothing of sinks."""
 
-    form: GraphForm
-    sink_dims: int = SINK_DIMS
-
-    def shape(self, kv_heads: int, head_dim: int) -> tuple[Dim, ...]:
-        return linear_shape(self.form, kv_heads, head_dim)
+    sink_dims: ClassVar[int] = SINK_DIMS
 
     def attend(self, layer: LayerBuilder, q: str, k: str, v: str) -> str:
         sizes = layer.sizes
@@ -57,7 +47,7 @@ def _attend_with_sinks(layer: LayerBuilder, q: str, k: str, v: str) -> str:
     operands = [q, *caches, mask, "", rows.sink_lengths()]
     function = attention_function("masked")
     (attended,) = b.call(function, operands, "attend", causal_kind="none")
-    cut = [b.integers(0), b.integers(sizes.head_dim), b.integers(3)]
+    cut = [b.integers(value) for value in (0, sizes.head_dim, 3)]
     return b.node("Slice", [attended, *cut], "without_sink")
 
 

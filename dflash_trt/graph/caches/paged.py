@@ -1,12 +1,9 @@
 """The paged KV layout, and how the CPU attends over it.
 
-A pool [pages, page_size, kv heads, D] holds one layer's K or V of every sequence; a page holds
-`page_size` consecutive positions of one. `page_table` int32 [B,C] names the pages of each
-sequence in order of position; entries past a sequence's length may name any page whose rows are
-finite. On the CPU a sequence's pages are gathered into the linear layout
-[B, kv heads, C·page_size, D], which the same attention body then reads, so that its bits are those
-of the linear layout. Kernels read the pages where they lie; what they compute is in
-graph/block_attention.py, and how rows are written in graph/kv_cache_update.py.
+A pool [pages, page_size, kv heads, D] holds one layer's K or V of every sequence, a page
+`page_size` consecutive positions of one. `page_table` int32 [B,C] names each sequence's pages in
+order of position; entries past its length may name any page whose rows are finite. The CPU gathers
+them into linear caches, which the same attention body reads: the bits are those of linear caches.
 """
 
 from __future__ import annotations
@@ -14,22 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import onnx
-import onnx.parser
 from onnx import helper
 
-from dflash_trt.graph.bindings import PAGE_TABLE, Dim
+from dflash_trt.graph.bindings import PAGE_TABLE
 from dflash_trt.graph.caches.linear import cpu_attention
-from dflash_trt.graph.caches.strategy import paging, write_rows
-from dflash_trt.graph.form import GraphForm
-from dflash_trt.graph.functions import DFLASH_DOMAIN, OPSET
+from dflash_trt.graph.caches.strategy import CacheStrategy, paging, write_rows
+from dflash_trt.graph.functions import DFLASH_DOMAIN, define
 from dflash_trt.graph.model_builder import LayerBuilder
 
-# [B,H_kv,C·page_size,3]: the (page, place, head) of every position of a sequence, in order. The
-# same for every layer, so that ONNX Runtime computes it once a call.
-_VIEW = f"""
-<domain: "dflash", opset_import: ["" : {OPSET}]>
+# index [B,H_kv,C·page_size,3] is the (page, place, head) of every position of a sequence. It is
+# equal for every layer, so that ONNX Runtime computes it once a call.
+_VIEW = """
 view <page_size, kv_heads> (k_cache, v_cache, page_table) => (k, v)
-{{
+{
     zero = Constant <value_int = 0> ()
     one = Constant <value_int = 1> ()
     size = Constant <value_int: int = @page_size> ()
@@ -59,19 +53,13 @@ view <page_size, kv_heads> (k_cache, v_cache, page_table) => (k, v)
     index = Reshape (index_grid, flat)
     k = GatherND (k_cache, index)
     v = GatherND (v_cache, index)
-}}
+}
 """
 
 
 @dataclass(frozen=True, slots=True)
-class PagedStrategy:
+class PagedStrategy(CacheStrategy):
     """Linear attention behind a gather of pages."""
-
-    form: GraphForm
-    sink_dims: int = 0
-
-    def shape(self, kv_heads: int, head_dim: int) -> tuple[Dim, ...]:
-        return pool_shape(self.form, kv_heads, head_dim)
 
     def attend(self, layer: LayerBuilder, q: str, k: str, v: str) -> str:
         b, caches = layer.b, write_rows(layer, k, v)
@@ -79,13 +67,6 @@ class PagedStrategy:
         attributes |= paging(layer) | {"kv_heads": layer.sizes.kv_heads}
         function = paged_attention_function(function)
         return b.call(function, [*operands, PAGE_TABLE], "attend", **attributes)[0]
-
-
-def pool_shape(form: GraphForm, kv_heads: int, head_dim: int) -> tuple[Dim, ...]:
-    """[pages, page_size, kv heads, D], nobody's page among them."""
-    assert form.page_size is not None
-    pages: Dim = "pages" if form.pages is None else form.pages + 1
-    return (pages, form.page_size, kv_heads, head_dim)
 
 
 def _length(layer: LayerBuilder) -> str:
@@ -100,10 +81,10 @@ def paged_attention_function(linear: onnx.FunctionProto) -> onnx.FunctionProto:
     """`dflash::block_attention_paged`: a linear attention function (see functions.py) over pools.
 
     Inputs are those of `linear`, with pools k_cache and v_cache in place of k and v, then the page
-    table. Its body is `linear`'s own behind a gather of k and v, and its overload `linear`'s too.
+    table. Body and overload are `linear`'s, behind a gather of k and v.
     """
-    view = onnx.parser.parse_function(_VIEW)
-    for node in view.node:  # names of its own, but for what the two bodies share
+    view = define(_VIEW)
+    for node in view.node:  # the two bodies share a few names only
         node.input[:] = [_in_view(name) for name in node.input]
         node.output[:] = [_in_view(name) for name in node.output]
     caches = {"k": "k_cache", "v": "v_cache"}

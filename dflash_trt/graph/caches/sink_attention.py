@@ -1,20 +1,21 @@
 """`dflash::sink_attention`: attention with sinks, in operations that ONNX Runtime has.
 
-A sink is one more key (see native.py), which here stands behind the cache, at a place that depends
-on the cache's length only. 64 positions are added, because the order in which ONNX Runtime sums a
-row is the same for lengths that are multiples of 64 (backends/onnxruntime/caches.py).
+A sink is one more key (see native.py). Here it stands behind the cache, where its place depends on
+the cache's length only. 64 positions are added: ONNX Runtime sums rows in one order for all lengths
+that are multiples of 64 (backends/onnxruntime/caches.py).
 """
 
 from __future__ import annotations
 
 import onnx
-import onnx.parser
+from onnx import TensorProto, helper
+
+from dflash_trt.graph.functions import define
 
 _PADDING = 64
 
-# As TRT_Attention's bodies (functions.py), one row is put in front: q and mask by their edge.
+# One row is put in front, as in TRT_Attention's bodies (functions.py).
 _SINK_ATTENTION = """
-<domain: "dflash", opset_import: ["" : 24]>
 sink_attention (q, k, v, mask, sinks) => (attended)
 {{
     front = Constant <value_ints = [0, 0, 1, 0, 0, 0, 0, 0]> ()
@@ -55,19 +56,12 @@ def sink_attention_function(head_dim: int) -> onnx.FunctionProto:
 
     q [B,H_q,S,D] pre-scaled by 1/sqrt(D); k, v [B,H_kv,M,D]; mask bool [B,1,S,M]; sinks [H_q].
     """
-    function = onnx.parser.parse_function(_SINK_ATTENTION.format(padding=_PADDING))
     key = [0.0] * (_PADDING * (head_dim + 1))
     key[head_dim] = 1.0
-    constants = [
-        onnx.helper.make_node(
-            "Constant", [], [name], value=onnx.helper.make_tensor("", kind, shape, values)
-        )
-        for name, kind, shape, values in (
-            ("sink_key", onnx.TensorProto.FLOAT, [1, 1, _PADDING, head_dim + 1], key),
-            ("sink_seen", onnx.TensorProto.BOOL, [1, 1, 1, _PADDING], [1] + [0] * (_PADDING - 1)),
-        )
-    ]
-    nodes = [*constants, *function.node]
-    del function.node[:]
-    function.node.extend(nodes)
-    return function
+    seen = [1] + [0] * (_PADDING - 1)
+    key_shape, seen_shape = [1, 1, _PADDING, head_dim + 1], [1, 1, 1, _PADDING]
+    constants = {
+        "sink_key": helper.make_tensor("", TensorProto.FLOAT, key_shape, key),
+        "sink_seen": helper.make_tensor("", TensorProto.BOOL, seen_shape, seen),
+    }
+    return define(_SINK_ATTENTION.format(padding=_PADDING), constants)

@@ -1,35 +1,46 @@
-"""CacheStrategy: what a form of KV caches has to say, and what several say alike."""
+"""CacheStrategy: how graphs of a form write and read KV caches, and what several do alike."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from dflash_trt.checkpoints.kv_scales import read_kv_scales
 from dflash_trt.graph.bindings import KV, PAGE_TABLE, Dim, cache_output
-from dflash_trt.graph.form import Precision
+from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function
 from dflash_trt.graph.model_builder import LayerBuilder
 
 
-class CacheStrategy(Protocol):
-    """How graphs of one form hold a layer's K and V."""
+@dataclass(frozen=True, slots=True)
+class CacheStrategy(ABC):
+    """How graphs of `form` hold a layer's K and V.
 
-    @property
-    def sink_dims(self) -> int:
-        """What a cache's head size grows by where the model has attention sinks."""
-        ...
+    `sink_dims` is what a cache's head size grows by where the model has attention sinks.
+    """
+
+    form: GraphForm
+    sink_dims: ClassVar[int] = 0
 
     def shape(self, kv_heads: int, head_dim: int) -> tuple[Dim, ...]:
-        """A cache as an input or output of a graph, with letters for the axes left open."""
-        ...
+        """A cache as an input or output of a graph, with letters for the axes left open.
 
+        [B, kv heads, M, D], or a pool [pages, page_size, kv heads, D] with nobody's page in it.
+        """
+        form = self.form
+        if form.page_size is None:
+            return ("B", kv_heads, form.cache_length or "M", head_dim)
+        pages: Dim = "pages" if form.pages is None else form.pages + 1
+        return (pages, form.page_size, kv_heads, head_dim)
+
+    @abstractmethod
     def attend(self, layer: LayerBuilder, q: str, k: str, v: str) -> str:
         """Writes k, v [B,kv heads,S,D] at the call's rows; returns attention of q [B,heads,S,D].
 
-        Norm and RoPE are behind them, and q is scaled by 1/sqrt(D). Rows are attended to through
+        All have norm and RoPE behind them, and q is scaled by 1/sqrt(D). Rows are read through
         the cache, so that one kernel sees context and block alike.
         """
-        ...
 
 
 def write_rows(layer: LayerBuilder, k: str, v: str) -> list[str]:
