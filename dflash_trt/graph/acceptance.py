@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import onnx
-import onnx.parser
 
-# accepted = index of the first draft that is not the target's choice; the zero behind the last
-# draft makes one certain.
+from dflash_trt.graph.functions import define
+
+# accepted is the index of the first draft that is not the target's choice. The zero behind the
+# last draft makes sure that there is one.
 _ACCEPT = """
-<domain: "dflash", opset_import: ["" : 24]>
 accept (token_ids, choice_ids, cache_start) => (accepted, new_tokens, bonus, new_start)
 {
     zero = Constant <value_int = 0> ()
@@ -47,4 +47,4 @@ def accept_function() -> onnx.FunctionProto:
     token after each), cache_start int64 [B]. accepted int32 [B]; new_tokens int64 [B,S], the
     accepted drafts, the bonus, then -1; bonus int64 [B]; new_start int64 [B].
     """
-    return onnx.parser.parse_function(_ACCEPT)
+    return define(_ACCEPT)

@@ -1,6 +1,5 @@
-"""Names of the graphs' inputs and outputs; the only module that spells them (see tensors.py).
+"""Names of the graphs' inputs and outputs (see tensors.py), and the legend of all shapes.
 
-Shape legend used throughout graph/ and executors/:
 B sequences in a call, S rows each, T = B·S rows flattened, R logit rows per sequence,
 H hidden size, D head size, V vocabulary, M cache length, P positions in a RoPE table,
 C columns of a page table.
@@ -32,8 +31,8 @@ NEXT_BLOCK_IDS = "next_block_ids"
 DRAFT_TOKEN_IDS = "token_ids"
 
 OBSERVED_PREFIX = "amax/"
-# Twice the largest top-k that they serve: narrow logits tie often, and a tie between the k-th and
-# the last candidate needs the whole row.
+# Twice the largest top-k that they serve: narrow logits often tie, and a tie of the k-th and the
+# last candidate needs the whole row.
 CANDIDATES = 128
 
 Owner = Literal["target", "draft"]

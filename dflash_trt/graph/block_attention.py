@@ -1,9 +1,9 @@
 """`dflash::block_attention…`: attention over caches that only this project's kernels read.
 
-The forms are `kv_cache_update`'s. One body defines them all, in float32 whatever the compute type;
-on TensorRT a kernel stands for it, in one launch or split over the cache and merged. What lies
-behind a sequence's length is not read, so that it may be anything, NaN too. ONNX Runtime runs the
-body in tests; a graph for the CPU has the faster functions of functions.py and paged.py.
+Its forms are `kv_cache_update`'s. One body defines them all, in float32 whatever the compute type;
+only tests run it. On TensorRT a kernel takes its place, and graphs for the CPU have the faster
+functions of functions.py and paged.py. What lies behind a sequence's length is not read: it may
+be NaN.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from __future__ import annotations
 from functools import cache
 
 import onnx
-import onnx.parser
 
 from dflash_trt.graph.bindings import KV
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.graph.functions import OPSET
+from dflash_trt.graph.functions import define
 from dflash_trt.graph.kv_cache_update import cache_suffix
 
 _ATTENTION = """
-<domain: "dflash", opset_import: ["" : {opset}]>
 block_attention{suffix} <is_causal, window> ({inputs}) => (attended)
 {{
     zero = Constant <value_int = 0> ()
@@ -120,8 +118,5 @@ def block_attention_function(form: GraphForm) -> onnx.FunctionProto:
         view += (_PAGES if form.is_paged else _AS_IT_LIES).format(kv=kv, values=values)
     operands = ["q", "k_cache", "v_cache", "key_value_lengths"]
     operands += ["page_table"] * form.is_paged + ["kv_scales"] * form.is_fp8 + ["sinks"]
-    return onnx.parser.parse_function(
-        _ATTENTION.format(
-            opset=OPSET, suffix=cache_suffix(form), inputs=", ".join(operands), view=view
-        )
-    )
+    inputs = ", ".join(operands)
+    return define(_ATTENTION.format(suffix=cache_suffix(form), inputs=inputs, view=view))

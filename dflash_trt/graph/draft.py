@@ -26,17 +26,15 @@ def build_draft(
 ) -> onnx.ModelProto:
     """Builds the draft graph of `pair` (arXiv 2602.06036).
 
-    Inputs: block_ids [B,S] (anchor, mask …), cache_start [B], the draft's caches, whose
-    positions below cache_start hold injected features. Outputs: token_ids [B,S] (the anchor,
-    then one draft per masked slot, each at its own position) and the caches, where the block's
-    own K and V are scratch that the next injection overwrites.
+    block_ids [B,S] are the anchor and masks, token_ids [B,S] the anchor and a draft per mask.
+    Caches hold injected features below cache_start; the block's own K and V behind them are scratch
+    that the next injection overwrites.
     """
     target, draft = pair.target, pair.draft
     b = GraphBuilder("draft", locate, form)
     layout = cache_layout(form, target.sizes, draft.sizes)
     declare(b, graph_tensors("draft", form, layout, target.vocab_size))
-    ids = BLOCK_IDS
-    rows = Rows(b, ids, CACHE_START)
+    rows = Rows(b, BLOCK_IDS, CACHE_START)
     model = ModelBuilder(b, "draft", draft, rows, RopeTables(table_owner(pair, "draft"), tables))
     head = ModelBuilder(b, "target", target, rows, RopeTables("target", tables))
     x = embed(head)
@@ -54,6 +52,6 @@ def build_draft(
         choice = b.node("ArgMax", [lm_head(head, normed)], "choice", axis=1, keepdims=0)
         shape = b.node("Concat", [rows.batch, b.integers(-1)], "drafts_shape", axis=0)
         drafts = b.node("Reshape", [choice, shape], "drafts")
-        anchor = b.node("Slice", [ids, b.integers(0), one, slot_axis], "anchor")
+        anchor = b.node("Slice", [BLOCK_IDS, b.integers(0), one, slot_axis], "anchor")
         b.node("Concat", [anchor, drafts], "token_ids", output=DRAFT_TOKEN_IDS, axis=1)
     return b.finish()

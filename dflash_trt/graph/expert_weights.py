@@ -3,21 +3,16 @@
 The bodies below are pieces of `dflash::moe` (moe.py). On the CPU they take expert `e` and give
 `w_in` [2,H,I] and `w_out` [2,I,H/2], each matrix in two halves of its columns; for TensorRT they
 take `ids` [T,k] and give `w_in` [T,k,H,2I] and `w_out` [T,k,I,H].
-
-Experts that a checkpoint stores one by one are handed over as rows [3E, I·H] (gate, up and down
-have as many elements each) and a table of where each expert's three lie. Tensors that follow each
-other in a shard are one external initializer; only where a layer's experts lie apart, as across
-two shards, are the pieces put together when the graph is loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
-import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from dflash_trt.checkpoints.moe import MX_BLOCK, MoeSpec
 from dflash_trt.checkpoints.quantization import NVFP4_BLOCK
@@ -34,7 +29,26 @@ from dflash_trt.quantization.formats import (
 )
 
 PARTS = ("gate", "up", "down")
+MATRICES = ("gate_up", "down")
 _BYTES = np.arange(256, dtype=np.uint8)
+
+# What the templates below take on the CPU, where `e` is one expert, and where `ids` are many.
+_ONE: dict[str, Any] = {
+    "expert": "e",
+    "turn": [1, 0],
+    "perm": [0, 2, 1],
+    "cast": "floats = Cast <to = 1> (taken)",
+    "rows": "floats",
+    "axis": "",
+}
+_MANY: dict[str, Any] = {
+    "expert": "ids",
+    "turn": [0, 1, 3, 2],
+    "perm": [0, 1, 3, 2],
+    "cast": "",
+    "rows": "taken",
+    "axis": ", axis_2",
+}
 
 _STACKED_CPU = """
 {side}_taken = Gather <axis = 0> ({name}, e)
@@ -44,26 +58,16 @@ w_{side} = Cast <to = 1> ({side}_turned)
 """
 _STACKED_GATHER = "w_{side} = Gather <axis = 0> ({name}, ids)"
 
-_SEPARATE_CPU = """
-parts = Gather <axis = 0> (places, e)
+_SEPARATE = """
+parts = Gather <axis = 0> (places, {expert})
 taken = Gather <axis = 0> (experts, parts)
-floats = Cast <to = 1> (taken)
-in_flat = Slice (floats, from_0, from_2)
-out_flat = Slice (floats, from_2, from_3)
+{cast}
+in_flat = Slice ({rows}, from_0, from_2{axis})
+out_flat = Slice ({rows}, from_2, from_3{axis})
 in_rows = Reshape (in_flat, in_shape)
 out_rows = Reshape (out_flat, out_shape)
-w_in = Transpose <perm = [0, 2, 1]> (in_rows)
-w_out = Transpose <perm = [0, 2, 1]> (out_rows)
-"""
-_SEPARATE_GATHER = """
-parts = Gather <axis = 0> (places, ids)
-taken = Gather <axis = 0> (experts, parts)
-in_flat = Slice (taken, from_0, from_2, axis_2)
-out_flat = Slice (taken, from_2, from_3, axis_2)
-in_rows = Reshape (in_flat, in_shape)
-out_rows = Reshape (out_flat, out_shape)
-w_in = Transpose <perm = [0, 1, 3, 2]> (in_rows)
-w_out = Transpose <perm = [0, 1, 3, 2]> (out_rows)
+w_in = Transpose <perm = {perm}> (in_rows)
+w_out = Transpose <perm = {perm}> (out_rows)
 """
 
 # A byte is looked up as its two codes, a scale as its power of two.
@@ -103,62 +107,62 @@ w_{side} = Transpose <perm = {perm}> ({side}_rows)
 class ExpertWeights:
     """`inputs` are graph values by their name in the function; `body` uses them.
 
-    `constants` are lists of integers that the body reads by name, `tables` nodes that must come
+    `constants` are lists of integers that the body reads by name, `tables` constants that come
     first. `is_interleaved` says that columns of w_in are gate, up, gate, up and so on.
     """
 
     inputs: Mapping[str, str]
     body: str
     constants: Mapping[str, tuple[int, ...]]
-    tables: tuple[onnx.NodeProto, ...] = ()
+    tables: Mapping[str, TensorProto] = field(default_factory=dict)
     is_interleaved: bool = True
 
 
 def expert_weights(layer: LayerBuilder, moe: MoeSpec) -> ExpertWeights:
     """The experts of `layer`, as stored on the CPU, else in the compute type where floats."""
-    is_cpu = layer.b.form.precision is Precision.FLOAT32
-    sizes = layer.spec.hidden_size, moe.intermediate_size
     if layer.has("experts.0.gate"):
-        return _separate(layer, moe.experts, sizes, is_cpu)
+        return _separate(layer, moe)
     if moe.storage == "MXFP4":
-        return _mxfp4(layer, sizes, is_cpu)
+        return _mxfp4(layer, moe)
     if moe.storage == "NVFP4":
-        return _nvfp4(layer, sizes, is_cpu)
+        return _nvfp4(layer, moe)
+    is_cpu = layer.b.form.precision is Precision.FLOAT32
     take = layer.stored if is_cpu else layer.weight
-    inputs = {name: take(f"experts.{name}") for name in ("gate_up", "down")}
-    body = _STACKED_CPU if is_cpu else _STACKED_GATHER
-    text = "\n".join(
-        body.format(side=side, name=name) for side, name in (("in", "gate_up"), ("out", "down"))
+    inputs = {name: take(f"experts.{name}") for name in MATRICES}
+    template = _STACKED_CPU if is_cpu else _STACKED_GATHER
+    body = "\n".join(
+        template.format(side=side, name=name)
+        for side, name in zip(("in", "out"), MATRICES, strict=True)
     )
-    return ExpertWeights(inputs, text, {"halves": (0, 2, -1)} if is_cpu else {})
+    return ExpertWeights(inputs, body, {"halves": (0, 2, -1)} if is_cpu else {})
 
 
-def _separate(
-    layer: LayerBuilder, experts: int, sizes: tuple[int, int], is_cpu: bool
-) -> ExpertWeights:
-    b, (hidden, ffn) = layer.b, sizes
-    entries = [layer.entry(f"experts.{e}.{part}") for e in range(experts) for part in PARTS]
+def _separate(layer: LayerBuilder, moe: MoeSpec) -> ExpertWeights:
+    """Experts that are stored one by one, as rows [3E, I·H] and where each expert's three lie.
+
+    gate, up and down have as many elements each. Tensors that follow each other in a shard are one
+    external initializer; pieces in several shards are put together when the graph is loaded.
+    """
+    b, hidden, ffn = layer.b, layer.spec.hidden_size, moe.intermediate_size
+    is_cpu = b.form.precision is Precision.FLOAT32
+    entries = [layer.entry(f"experts.{e}.{part}") for e in range(moe.experts) for part in PARTS]
     order = sorted(range(len(entries)), key=lambda i: (str(entries[i].file), entries[i].offset))
-    place = {index: row for row, index in enumerate(order)}
     runs = _contiguous([entries[index] for index in order])
     is_stored = is_cpu and len({entry.dtype for entry in entries}) == 1
     names = [layer.name(f"experts.rows_{number}") for number in range(len(runs))]
     bank = [_run(b, name, run, is_stored) for name, run in zip(names, runs, strict=True)]
     with b.scope("experts"):
         rows = b.node("Concat", bank, "rows", axis=0) if len(bank) > 1 else bank[0]
-        table = [place[index] for index in range(len(entries))]
-        places = b.node("Reshape", [b.integers(*table), b.integers(experts, 3)], "places")
-    lead = () if is_cpu else (0, 0)
-    in_shape = (2, ffn, hidden) if is_cpu else (*lead, 2 * ffn, hidden)
-    out_shape = (2, hidden // 2, ffn) if is_cpu else (*lead, hidden, ffn)
+        table = np.argsort(order).tolist()  # the row of each entry
+        places = b.node("Reshape", [b.integers(*table), b.integers(moe.experts, 3)], "places")
     constants = {
         "from_0": (0,),
         "from_2": (2,),
         "from_3": (3,),
-        "in_shape": in_shape,
-        "out_shape": out_shape,
+        "in_shape": (2, ffn, hidden) if is_cpu else (0, 0, 2 * ffn, hidden),
+        "out_shape": (2, hidden // 2, ffn) if is_cpu else (0, 0, hidden, ffn),
     }
-    body = _SEPARATE_CPU if is_cpu else _SEPARATE_GATHER
+    body = _SEPARATE.format(**(_ONE if is_cpu else _MANY))
     inputs = {"experts": rows, "places": places}
     return ExpertWeights(inputs, body, constants, is_interleaved=False)
 
@@ -182,87 +186,67 @@ def _contiguous(entries: list[TensorEntry]) -> list[list[TensorEntry]]:
 
 def _run(b: GraphBuilder, name: str, run: list[TensorEntry], is_stored: bool) -> str:
     """A run of tensors as rows [n, I·H] of one initializer, as stored or in the compute type."""
-    first = run[0]
-    whole = replace(
-        first,
-        name=name,
-        shape=(len(run), first.num_elements),
-        length=sum(entry.length for entry in run),
-    )
+    shape, length = (len(run), run[0].num_elements), sum(entry.length for entry in run)
+    whole = replace(run[0], name=name, shape=shape, length=length)
     return b.stored(name, whole) if is_stored else b.weight(name, whole)
 
 
-def _mxfp4(layer: LayerBuilder, sizes: tuple[int, int], is_cpu: bool) -> ExpertWeights:
+def _mxfp4(layer: LayerBuilder, moe: MoeSpec) -> ExpertWeights:
     inputs = {
         f"{name}_{kind}": layer.stored(f"experts.{name}.{kind}")
-        for name in ("gate_up", "down")
+        for name in MATRICES
         for kind in ("blocks", "scales")
     }
-    precision = layer.b.form.precision
-    constants, text = _packed(_MXFP4, MX_BLOCK, sizes, is_cpu, precision)
-    tables = (
-        _table("code_values", decode_packed_e2m1(_BYTES[:, None]), precision),
-        _table("step_values", decode_e8m0(_BYTES)[:, None], precision),
-    )
-    return ExpertWeights(inputs, text, constants, tables)
+    steps = _table(decode_e8m0(_BYTES), layer.b.form.precision)
+    return _packed(layer, moe, _MXFP4, MX_BLOCK, inputs, {"step_values": steps})
 
 
-def _nvfp4(layer: LayerBuilder, sizes: tuple[int, int], is_cpu: bool) -> ExpertWeights:
+def _nvfp4(layer: LayerBuilder, moe: MoeSpec) -> ExpertWeights:
+    kinds = {"codes": EXPERT_BLOCKS, "scales": WEIGHT_SCALE, "scale": WEIGHT_SCALE_2}
     inputs: dict[str, str] = {}
-    for name in ("gate_up", "down"):
-        for value, kind in (
-            ("codes", EXPERT_BLOCKS),
-            ("scales", WEIGHT_SCALE),
-            ("scale", WEIGHT_SCALE_2),
-        ):
+    for name in MATRICES:
+        for value, kind in kinds.items():
             role = f"experts.{name}.{kind}"
             entry = layer.entry(role)
             # E4M3 as bytes: they are looked up.
             entry = replace(entry, dtype="U8") if kind == WEIGHT_SCALE else entry
             inputs[f"{name}_{value}"] = layer.b.stored(layer.name(role), entry)
-    precision = layer.b.form.precision
-    constants, text = _packed(_NVFP4, NVFP4_BLOCK, sizes, is_cpu, precision)
-    tables = (
-        _table("code_values", decode_packed_e2m1(_BYTES[:, None]), precision),
-        # In float32: a block's scale and the tensor's may lie far apart.
-        _table("scale_values", decode_e4m3(_BYTES)[:, None], Precision.FLOAT32),
-    )
-    return ExpertWeights(inputs, text, constants, tables)
+    # In float32: a block's scale and the tensor's may lie far apart.
+    scales = _table(decode_e4m3(_BYTES), Precision.FLOAT32)
+    return _packed(layer, moe, _NVFP4, NVFP4_BLOCK, inputs, {"scale_values": scales})
 
 
 def _packed(
-    template: str, block: int, sizes: tuple[int, int], is_cpu: bool, precision: Precision
-) -> tuple[dict[str, tuple[int, ...]], str]:
-    """The shapes and the body that decode matrices in blocks of `block` inputs."""
-    hidden, ffn = sizes
-    constants: dict[str, tuple[int, ...]] = {}
-    text = []
+    layer: LayerBuilder,
+    moe: MoeSpec,
+    template: str,
+    block: int,
+    inputs: Mapping[str, str],
+    scales: Mapping[str, TensorProto],
+) -> ExpertWeights:
+    """Experts of E2M1 codes in blocks of `block` inputs, whose scales are looked up in `scales`."""
+    hidden, ffn, precision = layer.spec.hidden_size, moe.intermediate_size, layer.b.form.precision
+    is_cpu = precision is Precision.FLOAT32
     lead = () if is_cpu else (0, 0)
+    words = (_ONE if is_cpu else _MANY) | {"onnx_type": precision.onnx_type}
+    constants: dict[str, tuple[int, ...]] = {}
+    body = ""
     for side, name, rows, columns in (
         ("in", "gate_up", 2 * ffn, hidden),
         ("out", "down", hidden, ffn),
     ):
         constants[f"{side}_block_shape"] = (*lead, rows, columns // block, block)
         constants[f"{side}_shape"] = (2, rows // 2, columns) if is_cpu else (0, 0, rows, columns)
-        text.append(
-            template.format(
-                side=side,
-                name=name,
-                expert="e" if is_cpu else "ids",
-                turn=[1, 0] if is_cpu else [0, 1, 3, 2],
-                perm=[0, 2, 1] if is_cpu else [0, 1, 3, 2],
-                onnx_type=precision.onnx_type,
-            )
-        )
-    return constants, "\n".join(text)
+        body += template.format(side=side, name=name, **words)
+    codes = _table(decode_packed_e2m1(_BYTES[:, None]), precision)
+    return ExpertWeights(inputs, body, constants, {"code_values": codes, **scales})
 
 
-def _table(name: str, values: Float32, precision: Precision) -> onnx.NodeProto:
-    """A constant of the function, by which bytes are looked up."""
+def _table(values: Float32, precision: Precision) -> TensorProto:
+    """What each byte stands for: [256,n] for values [256] or [256,n]."""
+    values = values.reshape(256, -1)
     if precision is Precision.FLOAT32:
-        tensor = numpy_helper.from_array(values)
-    else:
+        return numpy_helper.from_array(values)
+    with np.errstate(over="ignore"):  # float16 has no step above 2^15; weights do not either
         flat = values.reshape(-1).tolist()
-        with np.errstate(over="ignore"):  # float16 has no step above 2^15; weights do not either
-            tensor = helper.make_tensor("", precision.onnx_type, values.shape, flat)
-    return helper.make_node("Constant", [], [name], value=tensor)
+        return helper.make_tensor("", precision.onnx_type, values.shape, flat)

@@ -1,4 +1,4 @@
-"""What graphs of one model differ in: compute type, layout of the caches, what they tell."""
+"""What graphs of one model differ in: compute type, form of the caches, outputs."""
 
 from __future__ import annotations
 
@@ -40,19 +40,18 @@ class CacheDtype(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GraphForm:
-    """`cache_length` is M where it is fixed; None leaves the axis to each call.
+    """The form of a graph.
 
-    With a `page_size` the caches are pools of pages of that many positions (see paged.py),
-    `pages` of them and nobody's, where that is fixed. A page table has the columns that M needs.
-
-    Under `CacheDtype.FP8` every K and V is rounded to what E4M3 holds before it is cached. A
-    float32 graph caches the rounded values, a narrow one their codes: the same numbers.
-
-    With `observe` a graph has one more output per distinct input of its linears: the largest
-    magnitude in it. Which linear reads which is in the model's metadata.
-
-    With `draws` the target's graphs draw each token themselves, and `target.onnx` settles the
-    step (see drawing.py); without, choices are the argmax, and whoever samples reads logits.
+    Args:
+        cache_length: M where it is fixed; None leaves the axis to each call.
+        observe: one more output per distinct input of the linears, its largest magnitude. The
+            model's metadata says which linear reads which.
+        page_size: positions of a page; the caches are then pools of pages (see paged.py).
+        draws: the target's graphs draw tokens themselves, and `target.onnx` settles the step (see
+            drawing.py). Without, choices are the argmax, and whoever samples reads logits.
+        pages: of a pool, besides nobody's, where that is fixed.
+        cache_dtype: under FP8, K and V are rounded to what E4M3 holds. A float32 graph caches the
+            rounded values, a narrow one their codes: the same numbers.
     """
 
     precision: Precision = Precision.FLOAT32
@@ -78,15 +77,12 @@ class GraphForm:
 
     @property
     def has_kernel_caches(self) -> bool:
-        """Whether only this project's kernels write and read the caches: TensorRT has none."""
+        """Whether only this project's kernels, not TensorRT's, write and read the caches."""
         return self.precision is not Precision.FLOAT32 and (self.is_paged or self.is_fp8)
 
     @property
     def has_candidates(self) -> bool:
-        """Whether a target tells each row's highest logits.
-
-        A CPU's logits are in the caller's memory already; only a device spares a copy.
-        """
+        """Whether a target tells each row's highest logits, which spares a device copying all."""
         return not self.draws and self.precision is not Precision.FLOAT32
 
     @property

@@ -1,16 +1,19 @@
 """Model-local functions: each is the executable definition of one operation.
 
-ONNX Runtime runs these bodies. TensorRT takes its own layer for a name its parser knows
-(`trt::TRT_Attention`) and a plugin for a `dflash::` name handed over without its function.
-Two bodies of one name are told apart by ONNX's `overload`.
+ONNX Runtime runs the bodies. TensorRT has a layer of its own for `trt::TRT_Attention`, and a
+plugin for a `dflash::` name that is handed over without its function. ONNX's `overload` tells two
+bodies of one name apart.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import onnx
 import onnx.parser
+from onnx import TensorProto, helper
 
 OPSET = 24
 IR_VERSION = 11
@@ -21,12 +24,10 @@ _FACTS = ("query_heads", "head_dim", "is_causal", "window")
 
 AttentionOverload = Literal["lower_right", "none", "masked"]
 
-# ONNX Runtime computes a single query row with another kernel, whose bits differ from the same
-# row among others. One row is put in front and dropped again, so every row always has company;
-# in front, because lower-right causality counts from the last row. `q` arrives pre-scaled, as
-# TensorRT's attention wants it.
+# ONNX Runtime computes a single query row with another kernel, whose bits differ from those of the
+# same row among others. So a row is put in front and dropped again: in front, because lower-right
+# causality counts from the last row. `q` is pre-scaled, as TensorRT's attention wants it.
 _ATTENTION = """
-<domain: "trt", opset_import: ["" : 24]>
 TRT_Attention <causal_kind> (q, k, v, mask, query_lengths, key_value_lengths) => (attended)
 {{
     front = Constant <value_ints = [0, 0, 1, 0, 0, 0, 0, 0]> ()
@@ -43,7 +44,6 @@ TRT_Attention <causal_kind> (q, k, v, mask, query_lengths, key_value_lengths) =>
 
 # SwiGLU's elementwise half: silu(gate) * up.
 _SWIGLU = """
-<domain: "dflash", opset_import: ["" : 24]>
 swiglu (gate, up) => (y)
 {
     sigmoid = Sigmoid (gate)
@@ -52,9 +52,8 @@ swiglu (gate, up) => (y)
 }
 """
 
-# ONNX Runtime's ReduceMax passes over NaN. x - x is 0 where x is finite, and NaN where it is not.
+# ONNX Runtime's ReduceMax skips NaN. x - x is 0 where x is finite, else NaN.
 _AMAX = """
-<domain: "dflash", opset_import: ["" : 24]>
 amax (x) => (y)
 {
     magnitude = Abs (x)
@@ -64,6 +63,31 @@ amax (x) => (y)
     y = Add (largest, doubt)
 }
 """
+
+
+def define(
+    text: str,
+    constants: Mapping[str, TensorProto] = MappingProxyType({}),
+    *,
+    domain: str = DFLASH_DOMAIN,
+    overload: str | None = None,
+) -> onnx.FunctionProto:
+    """The function that `text` defines in ONNX's text format, with `constants` before its nodes."""
+    function = onnx.parser.parse_function(
+        f'<domain: "{domain}", opset_import: ["" : {OPSET}]>{text}'
+    )
+    nodes = [
+        *(
+            helper.make_node("Constant", [], [name], value=value)
+            for name, value in constants.items()
+        ),
+        *function.node,
+    ]
+    del function.node[:]
+    function.node.extend(nodes)
+    if overload is not None:
+        function.overload = overload
+    return function
 
 
 def attention_function(overload: AttentionOverload) -> onnx.FunctionProto:
@@ -79,9 +103,7 @@ def attention_function(overload: AttentionOverload) -> onnx.FunctionProto:
         mask="mask_rows" if masked else '""',
         causal=int(overload == "lower_right"),
     )
-    function = onnx.parser.parse_function(text)
-    function.overload = overload
-    return function
+    return define(text, domain=TRT_DOMAIN, overload=overload)
 
 
 def attention_facts(
@@ -89,23 +111,22 @@ def attention_facts(
 ) -> dict[str, int]:
     """What a call of `trt::TRT_Attention` without sinks stands for, its mask included.
 
-    A window of 0 is none. Read back by `read_attention_facts`.
+    A window of 0 is none. `read_attention_facts` reads them back.
     """
-    values = (query_heads, head_dim, int(causal), window or 0)
-    return dict(zip(_FACTS, values, strict=True))
+    return dict(zip(_FACTS, (query_heads, head_dim, int(causal), window or 0), strict=True))
 
 
 def read_attention_facts(node: onnx.NodeProto) -> dict[str, int] | None:
-    """The facts of an attention call by name, as they were given; None for any other node."""
+    """The facts of an attention call by name; None for any other node."""
     facts = {entry.key: int(entry.value) for entry in node.metadata_props if entry.key in _FACTS}
     return facts or None
 
 
 def swiglu_function() -> onnx.FunctionProto:
     """`dflash::swiglu`: silu(gate) * up, elementwise."""
-    return onnx.parser.parse_function(_SWIGLU)
+    return define(_SWIGLU)
 
 
 def amax_function() -> onnx.FunctionProto:
     """`dflash::amax`: the largest magnitude in x, a scalar; NaN where any of x is not finite."""
-    return onnx.parser.parse_function(_AMAX)
+    return define(_AMAX)

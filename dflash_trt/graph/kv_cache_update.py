@@ -1,15 +1,10 @@
 """`dflash::kv_cache_update…`: K and V of one layer's rows into its caches, in one operation.
 
-Its forms are told apart by what follows the name, as the kernels' are: `_paged` writes to pools
-of pages (see paged.py), `_fp8` rounds to what E4M3 holds. Linear caches of the compute type need
-no operation of ours: a standard `TensorScatter` is what every executor has.
-
-FP8 has one scale for K and one for V of each layer: code = E4M3(x / scale), clipped to ±448, to
-nearest, ties to even, and it stands for code · scale (quantization/fp8.py). Float32 caches hold
-those values and narrow ones the codes. ONNX Runtime scatters no FP8 tensor, so that the bodies for
-codes write among the float32 numbers that the codes are, which is exact.
-
-Other operations that write K and V take their last lines from here.
+`_paged` writes to pools of pages (see paged.py), `_fp8` rounds to what E4M3 holds: code =
+E4M3(x / scale) of a scale for K and one for V of each layer (quantization/fp8.py). Float32 caches
+hold code · scale, narrow ones the codes. ONNX Runtime scatters no FP8 tensor, so bodies for codes
+write to the caches as float32, which is exact. Linear caches of the compute type need no operation
+of ours: every executor has `TensorScatter`.
 """
 
 from __future__ import annotations
@@ -17,14 +12,12 @@ from __future__ import annotations
 from functools import cache
 
 import onnx
-import onnx.parser
 
 from dflash_trt.graph.bindings import KV
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.graph.functions import OPSET
+from dflash_trt.graph.functions import define
 
-# The same for every layer, and free of the caches' own shape, so that ONNX Runtime computes it
-# once a call.
+# Equal for every layer and free of the caches' shape, so that ONNX Runtime computes it once a call.
 _PAGED_INDEX = """
     size = Constant <value_int: int = @page_size> ()
     column = Div (positions, size)
@@ -54,7 +47,6 @@ _CODES_AFTER = """
     {kv}_cache_out = Cast <to = 17> ({kv}_after)"""
 
 _UPDATE = """
-<domain: "dflash", opset_import: ["" : {opset}]>
 kv_cache_update{suffix} {attributes} ({inputs}) => (k_cache_out, v_cache_out)
 {{{body}
 }}
@@ -72,9 +64,8 @@ def kv_cache_update_function(form: GraphForm) -> onnx.FunctionProto:
     if form.is_paged:
         by_row = "".join(f"\n    {kv}_rows = Transpose <perm = [0, 2, 1, 3]> ({kv})" for kv in KV)
     names = ("k_rows", "v_rows") if form.is_paged else KV
-    return onnx.parser.parse_function(
+    return define(
         _UPDATE.format(
-            opset=OPSET,
             suffix=cache_suffix(form),
             attributes="<page_size>" if form.is_paged else "",
             inputs=", ".join(["k", "v", "positions", *cache_operands(form)]),

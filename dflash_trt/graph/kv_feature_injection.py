@@ -8,10 +8,9 @@ from __future__ import annotations
 from functools import cache
 
 import onnx
-import onnx.parser
 
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
-from dflash_trt.graph.functions import OPSET
+from dflash_trt.graph.functions import define
 from dflash_trt.graph.kv_cache_update import (
     cache_operands,
     cache_suffix,
@@ -20,7 +19,6 @@ from dflash_trt.graph.kv_cache_update import (
 )
 
 _INJECTION = """
-<domain: "dflash", opset_import: ["" : {opset}]>
 kv_feature_injection{suffix} <{attributes}> ({inputs}) => (k_cache_out, v_cache_out)
 {{{index}
     {k_normed}
@@ -50,9 +48,8 @@ def kv_feature_injection_function(form: GraphForm = CPU_FORM) -> onnx.FunctionPr
     if not form.is_paged:
         kv, turned = ("k_rotated", "v_heads"), "v_heads = Transpose <perm = [0, 2, 1, 3]> (v)"
     operands = ["k", "v", "k_norm", "cos", "sin", "positions", *cache_operands(form)]
-    return onnx.parser.parse_function(
+    return define(
         _INJECTION.format(
-            opset=OPSET,
             suffix=cache_suffix(form),
             attributes="epsilon, page_size" if form.is_paged else "epsilon",
             inputs=", ".join(operands),

@@ -13,8 +13,8 @@ from dflash_trt.graph.model_builder import LayerBuilder, ModelBuilder
 def embed(model: ModelBuilder) -> str:
     """Rows [T,H] of the call's token ids [B,S].
 
-    Looked up as stored and cast afterwards, or cast first where the compute type is narrow: an
-    engine then holds one copy of a table that is the output head as well.
+    Looked up as stored and then cast; in a narrow compute type cast first, so that an engine holds
+    one copy of a table that is the output head as well.
     """
     b, role = model.b, "embed_tokens"
     with b.scope("embed"):

@@ -1,8 +1,8 @@
-"""GraphBuilder: a thin, naming layer over onnx.helper.
+"""GraphBuilder: a thin layer over onnx.helper that names what it adds.
 
-Values are called after the place that computes them (`layers.3/attention/q_proj`), so a
-viewer shows the model's own structure. Weights are external initializers that point into
-the checkpoint's .safetensors files; nothing is loaded.
+A value is called after the place that computes it (`layers.3/attention/q_proj`), so that viewers
+show the model's structure. Weights are external initializers that point into the checkpoint's
+.safetensors files; nothing is loaded.
 """
 
 from __future__ import annotations
@@ -31,12 +31,9 @@ STORAGE_TYPES = {
 
 
 class GraphBuilder:
-    """Builds one ModelProto.
+    """Builds one ModelProto called `name`.
 
-    Args:
-        name: graph name, shown by viewers.
-        locate: path of a tensor's file relative to the .onnx, in POSIX form.
-        form: the compute type, the caches' length, and whether linears are observed.
+    `locate` gives the path of a tensor's file relative to the .onnx, in POSIX form.
     """
 
     def __init__(
@@ -50,7 +47,6 @@ class GraphBuilder:
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
         self._initializers: dict[str, TensorProto] = {}
-        self._casts: set[str] = set()
         self._once: dict[Hashable, str] = {}
         self._functions: dict[tuple[str, str, str], onnx.FunctionProto] = {}
         self._observed: dict[str, str] = {}
@@ -105,9 +101,9 @@ class GraphBuilder:
         facts: Mapping[str, int] | None = None,
         **attributes: Any,
     ) -> list[str]:
-        """Adds a call of a local function, carrying its definition into the model once.
+        """Adds a call of a local function, and its definition once.
 
-        `facts` are for those who rewrite the graph: metadata of the node, which no executor reads.
+        `facts` become the node's metadata, for those who rewrite the graph; no executor reads it.
         """
         key = (function.domain, function.name, function.overload)
         self._functions.setdefault(key, function)
@@ -129,9 +125,9 @@ class GraphBuilder:
         return results
 
     def observe(self, x: str, key: str) -> None:
-        """Lets the graph tell max |x|, where the form asks for it; `key` names the linear it feeds.
+        """Adds the output max |x| where the form asks for it; `key` names the linear that x feeds.
 
-        Linears that share an input share the output: the model's metadata maps keys to outputs.
+        Linears that share an input share the output; the model's metadata maps keys to outputs.
         """
         if not self.form.observe:
             return
@@ -144,9 +140,9 @@ class GraphBuilder:
         self._observed[key] = output
 
     def inline(self, function: onnx.FunctionProto, inputs: Sequence[str], name: str) -> str:
-        """Adds the body of a local function of one output in place of a call of it.
+        """Adds the body of a function of one output in place of a call.
 
-        For TensorRT-RTX, whose parser cannot name the quantisation layers of a second call.
+        TensorRT-RTX's parser cannot name the quantisation layers of a second call.
         """
         result = self._full(name)
         values = dict(zip(function.input, inputs, strict=True)) | {function.output[0]: result}
@@ -162,7 +158,7 @@ class GraphBuilder:
         return result
 
     def once(self, key: Hashable, build: Callable[[], str]) -> str:
-        """The value that `build` adds, at its first use; the same value whenever `key` is equal."""
+        """The value that `build` adds at the first use of `key`, and the same one ever after."""
         if key not in self._once:
             self._once[key] = build()
         return self._once[key]
@@ -192,7 +188,7 @@ class GraphBuilder:
     def stored(self, name: str, entry: TensorEntry, *, is_fp4: bool = False) -> str:
         """An external initializer as stored, referenced in place.
 
-        `is_fp4` says that U8 data are E2M1 codes, two a byte, which the shape then counts.
+        `is_fp4` says that U8 data are E2M1 codes, two a byte; the shape then counts codes.
         """
         if name not in self._initializers:
             tensor = TensorProto(
@@ -201,13 +197,9 @@ class GraphBuilder:
                 dims=logical_shape(entry) if is_fp4 else entry.shape,
                 data_location=TensorProto.EXTERNAL,
             )
-            reference = {
-                "location": self._locate(entry),
-                "offset": str(entry.offset),
-                "length": str(entry.length),
-            }
-            for key, value in reference.items():
-                tensor.external_data.add(key=key, value=value)
+            tensor.external_data.add(key="location", value=self._locate(entry))
+            tensor.external_data.add(key="offset", value=str(entry.offset))
+            tensor.external_data.add(key="length", value=str(entry.length))
             self._initializers[name] = tensor
         return name
 
@@ -218,12 +210,13 @@ class GraphBuilder:
         if STORAGE_TYPES[entry.dtype] == precision.onnx_type:
             return stored
         cast = f"{stored}.{precision.value}"
-        if cast not in self._casts:
-            self._nodes.append(
-                helper.make_node("Cast", [stored], [cast], name=cast, to=precision.onnx_type)
-            )
-            self._casts.add(cast)
-        return cast
+
+        def build() -> str:
+            node = helper.make_node("Cast", [stored], [cast], name=cast, to=precision.onnx_type)
+            self._nodes.append(node)
+            return cast
+
+        return self.once(cast, build)
 
     def widen(self, value: str, name: str) -> str:
         """A value of the compute type as float32."""
@@ -239,20 +232,13 @@ class GraphBuilder:
 
     def finish(self) -> onnx.ModelProto:
         """The model; call once."""
-        graph = helper.make_graph(
-            self._nodes,
-            self._name,
-            self._inputs,
-            self._outputs,
-            list(self._initializers.values()),
-        )
+        weights = list(self._initializers.values())
+        graph = helper.make_graph(self._nodes, self._name, self._inputs, self._outputs, weights)
         domains = dict.fromkeys(["", *(domain for domain, _, _ in self._functions)])
         domains |= dict.fromkeys(node.domain for node in self._nodes)
         model = helper.make_model(
             graph,
-            opset_imports=[
-                helper.make_opsetid(domain, OPSET if domain == "" else 1) for domain in domains
-            ],
+            opset_imports=[helper.make_opsetid(one, 1 if one else OPSET) for one in domains],
             functions=list(self._functions.values()),
             ir_version=IR_VERSION,
             producer_name="dflash-trt",

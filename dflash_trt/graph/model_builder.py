@@ -1,7 +1,7 @@
-"""ModelBuilder and LayerBuilder: a model's own parts, added to a graph by their roles.
+"""ModelBuilder and LayerBuilder: a model's parts, added to a graph by their roles.
 
-Activations between layers are rows [T,H] (T = B·S), so that every linear is one Gemm over
-the checkpoint's own [out, in] weights; only attention needs [B,heads,S,D].
+Activations between layers are rows [T,H] (T = B·S), so that every linear is one Gemm over the
+checkpoint's [out, in] weights; only attention needs [B,heads,S,D].
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ class ModelBuilder:
 
     def layer(self, index: int) -> LayerBuilder:
         """The same for one layer, whose roles need not say so."""
-        return LayerBuilder(
-            self.b, self.owner, self.spec, self.rows, self.tables, f"layers.{index}.", index=index
-        )
+        shared = self.b, self.owner, self.spec, self.rows, self.tables
+        return LayerBuilder(*shared, f"layers.{index}.", index=index)
 
     def has(self, role: str) -> bool:
         return self.prefix + role in self.spec.weights
@@ -58,8 +57,7 @@ class ModelBuilder:
     def rms_norm(self, x: str, role: str, name: str, *, is_wide: bool = False) -> str:
         """RMSNorm over the last axis, Zhang & Sennrich 2019 (arXiv 1910.07467).
 
-        Computed in float32 whatever the compute type, which the result has; `is_wide` says that x
-        is float32 already.
+        Computed in float32, the result is in the compute type; `is_wide`: x is float32 already.
         """
         b = self.b
         scale = self.weight(role, Precision.FLOAT32)
@@ -81,8 +79,7 @@ class ModelBuilder:
         """x [T,in] @ W[out,in]^T, plus the layer's bias or a residual [T,out] where there is one.
 
         x and the residual are in `precision` (the compute type); the value is called `name`
-        (the role). How W is stored decides the product: a quantised linear rounds x as well (see
-        graph/quantized.py).
+        (the role). A quantised linear rounds x as well (see graph/quantized.py).
         """
         b, name, bias = self.b, name or role, f"{role}.bias"
         b.observe(x, self.name(role))

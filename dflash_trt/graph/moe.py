@@ -1,38 +1,23 @@
 """A mixture of experts as one local function, `dflash::moe`, with a body for each executor.
 
 x [T,H] to [T,H]: a router chooses k of E experts for each row, and the row's result is the sum of
-their outputs weighted by the router's shares. Of equal logits the lower expert comes first.
-
-On the CPU only experts that some row chose are touched. A loop over the distinct ones takes one
-expert's matrices out of the stored tensors, decodes them, and multiplies the rows that chose it;
-so memory stays at the checkpoint's size (ONNX Runtime maps external data), and an expert is
-decoded once however many rows want it. Two rules keep each row's bits its own:
-- A row is a product of its own. ONNX Runtime's kernels for one row and for several sum in other
-  orders, and where the weight is not a constant the order for several depends on how threads
-  divide the columns. Its MatMul merges rows only where the weight has no batch axis, so weights
-  are handed over as two halves of their columns: [m,1,1,K] x [2,K,N/2]. Bits were compared for 1
-  to 70 rows, 1 to 8 threads and ten shapes: all equal, where merged rows were not.
-- Experts are added in ascending order, whatever the neighbours chose.
-
-TensorRT-RTX has no MoE kernel (1.7, sm_120): its body gathers the chosen experts' weights of every
-row and multiplies in batches, which moves k experts' weights a row. The same body serves TensorRT,
-whose own `TRT_MoE` layer (sm_100, sm_103) was not tried here.
+their outputs weighted by the router's shares. Of equal logits the lower expert comes first. How
+the bodies keep a row's bits free of its neighbours: docs/design/graphs.md.
 """
 
 from __future__ import annotations
 
 import onnx
-import onnx.parser
 
 from dflash_trt.checkpoints.moe import MoeSpec
 from dflash_trt.graph.expert_weights import ExpertWeights, expert_weights
 from dflash_trt.graph.form import Precision
+from dflash_trt.graph.functions import define
 from dflash_trt.graph.model_builder import LayerBuilder
 
 MOE = "moe"
 
 _FUNCTION = """
-<domain: "dflash", opset_import: ["" : 24]>
 moe ({inputs}) => (y)
 {{
 {constants}
@@ -42,11 +27,14 @@ moe ({inputs}) => (y)
 }}
 """
 _ROUTE = {
-    "chosen": """    chosen_logits, ids = TopK (logits, count)
+    "chosen": """
+    chosen_logits, ids = TopK (logits, count)
     shares = Softmax <axis = -1> (chosen_logits)""",
-    "all": """    all_shares = Softmax <axis = -1> (logits)
+    "all": """
+    all_shares = Softmax <axis = -1> (logits)
     shares, ids = TopK (all_shares, count)""",
-    "normalized": """    all_shares = Softmax <axis = -1> (logits)
+    "normalized": """
+    all_shares = Softmax <axis = -1> (logits)
     chosen_shares, ids = TopK (all_shares, count)
     chosen_sum = ReduceSum <keepdims = 1> (chosen_shares, axis_1)
     shares = Div (chosen_shares, chosen_sum)""",
@@ -76,7 +64,8 @@ hidden = Mul (up_one, glu)
 """
 
 # Rows `rows` [m] chose expert `e`; `shares` [T,k] are what they give it.
-_CPU_COMBINE = """    flat_ids = Reshape (ids, flat)
+_CPU_COMBINE = """
+    flat_ids = Reshape (ids, flat)
     used = Unique <sorted = 1> (flat_ids)
     used_count = Size (used)
     shape = Shape (x)
@@ -93,28 +82,33 @@ _CPU_COMBINE = """    flat_ids = Reshape (ids, flat)
 {weights}
         wide = MatMul (alone, w_in)
         both = Reshape (wide, columns)
-{gate_up_bias}{split}
+{gate_up_bias}
+{split}
 {activation}
         hidden_alone = Unsqueeze (hidden, axes_1_2)
         narrow = MatMul (hidden_alone, w_out)
         last = Reshape (narrow, columns)
-{down_bias}        share_column = Unsqueeze (share, axis_1)
+{down_bias}
+        share_column = Unsqueeze (share, axis_1)
         weighted = Mul (result, share_column)
         row_column = Unsqueeze (rows, axis_1)
         sum_on = ScatterND <reduction = "add"> (sum, row_column, weighted)
         go_on = Identity (go)
     }}> (used_count, "", nothing)"""
 
-_GATHER_COMBINE = """    alone = Unsqueeze (x, axes_1_2)
+_GATHER_COMBINE = """
+    alone = Unsqueeze (x, axes_1_2)
 {weights}
     wide = MatMul (alone, w_in)
     both = Squeeze (wide, axis_2)
-{gate_up_bias}{split}
+{gate_up_bias}
+{split}
 {activation}
     hidden_alone = Unsqueeze (hidden, axis_2)
     narrow = MatMul (hidden_alone, w_out)
     last = Squeeze (narrow, axis_2)
-{down_bias}    share_rows = Unsqueeze (shares, axis_1)
+{down_bias}
+    share_rows = Unsqueeze (shares, axis_1)
     mixed = MatMul (share_rows, result)
     y = Squeeze (mixed, axis_1)"""
 
@@ -132,22 +126,21 @@ def mixture_mlp(layer: LayerBuilder, x: str, moe: MoeSpec) -> str:
         for name in ("gate_up", "down"):
             if layer.has(f"experts.{name}.bias"):
                 inputs[f"{name}_bias"] = layer.weight(f"experts.{name}.bias")
-        function = _function(moe, b.form.precision, tuple(inputs), stored)
+        function = _function(moe, b.form.precision, list(inputs), stored)
         return b.node("Add", [x, *b.call(function, list(inputs.values()), MOE)], "residual")
 
 
 def _function(
-    moe: MoeSpec, precision: Precision, names: tuple[str, ...], stored: ExpertWeights
+    moe: MoeSpec, precision: Precision, names: list[str], stored: ExpertWeights
 ) -> onnx.FunctionProto:
     is_cpu = precision is Precision.FLOAT32
-    indent = " " * (8 if is_cpu else 4)
     expert = "e" if is_cpu else "ids"
     combine = (_CPU_COMBINE if is_cpu else _GATHER_COMBINE).format(
-        weights=_lines(stored.body, indent),
-        gate_up_bias=_bias("gate_up_bias", "both", "biased", expert, names, indent),
-        split=_lines(_SPLIT.format(axis=_split_axis(stored, is_cpu)), indent),
-        activation=_lines(_SWIGLU if moe.clamp is None else _CLAMPED_SWIGLU, indent),
-        down_bias=_bias("down_bias", "last", "result", expert, names, indent),
+        weights=stored.body,
+        gate_up_bias=_bias("gate_up_bias", "both", "biased", expert, names),
+        split=_SPLIT.format(axis=_split_axis(stored, is_cpu)),
+        activation=_SWIGLU if moe.clamp is None else _CLAMPED_SWIGLU,
+        down_bias=_bias("down_bias", "last", "result", expert, names),
     )
     routing = "normalized" if moe.routing == "all" and moe.is_normalized else moe.routing
     text = _FUNCTION.format(
@@ -157,18 +150,13 @@ def _function(
         route=_ROUTE[routing],
         combine=combine,
     )
-    function = onnx.parser.parse_function(text)
-    function.overload = "chosen_experts" if is_cpu else "gathered_experts"
-    nodes = [*stored.tables, *function.node]
-    del function.node[:]
-    function.node.extend(nodes)
-    return function
+    overload = "chosen_experts" if is_cpu else "gathered_experts"
+    return define(text, stored.tables, overload=overload)
 
 
 def _constants(moe: MoeSpec, precision: Precision, stored: ExpertWeights) -> str:
     """Every list of integers and every number that the body reads by name."""
-    is_cpu = precision is Precision.FLOAT32
-    rest = () if is_cpu else (0,)
+    rest = () if precision is Precision.FLOAT32 else (0,)
     lists = {
         "count": (moe.chosen,),
         "flat": (-1,),
@@ -179,40 +167,26 @@ def _constants(moe: MoeSpec, precision: Precision, stored: ExpertWeights) -> str
         "pairs": (0, *rest, -1, 2) if stored.is_interleaved else (0, *rest, 2, -1),
         **stored.constants,
     }
-    lines = [
-        f"{name} = Constant <value_ints = {list(values)}> ()" for name, values in lists.items()
-    ]
+    lines = [f"{name} = Constant <value_ints = {list(one)}> ()" for name, one in lists.items()]
     lines += [
-        f"{name} = Constant <value_int = {value}> ()"
-        for name, value in (("first", 0), ("second", 1))
+        f"{name} = Constant <value_int = {at}> ()" for at, name in enumerate(("first", "second"))
     ]
     if moe.clamp is not None:
-        clamp = moe.clamp
-        numbers = {
-            "limit": clamp.limit,
-            "minus_limit": -clamp.limit,
-            "gain": clamp.gain,
-            "one": 1.0,
-        }
+        limit, gain = moe.clamp.limit, moe.clamp.gain
+        numbers = {"limit": limit, "minus_limit": -limit, "gain": gain, "one": 1.0}
         for name, number in numbers.items():
             lines.append(f"{name}_float = Constant <value_float = {number!r}> ()")
             lines.append(f"{name} = Cast <to = {precision.onnx_type}> ({name}_float)")
-    return _lines("\n".join(lines), "    ")
+    return "\n".join(lines)
 
 
 def _split_axis(stored: ExpertWeights, is_cpu: bool) -> int:
     return 1 + (not is_cpu) + stored.is_interleaved
 
 
-def _bias(
-    bias: str, value: str, result: str, expert: str, names: tuple[str, ...], indent: str
-) -> str:
+def _bias(bias: str, value: str, result: str, expert: str, names: list[str]) -> str:
     """`result` is `value` plus the chosen experts' bias, or `value` itself where there is none."""
     if bias not in names:
-        return _lines(f"{result} = Identity ({value})", indent) + "\n"
-    text = f"{bias}_shift = Gather <axis = 0> ({bias}, {expert})\n"
-    return _lines(text + f"{result} = Add ({value}, {bias}_shift)", indent) + "\n"
-
-
-def _lines(text: str, indent: str) -> str:
-    return "\n".join(indent + line for line in text.strip().splitlines())
+        return f"{result} = Identity ({value})"
+    return f"""{bias}_shift = Gather <axis = 0> ({bias}, {expert})
+    {result} = Add ({value}, {bias}_shift)"""

@@ -1,21 +1,8 @@
-"""Quantised linears: FP8 and NVFP4, with bodies for each kind of executor.
+"""Quantised linears, FP8 and NVFP4: y = x̂ Ŵ^T, x rounded and W decoded as hardware does.
 
-For the CPU a linear is two functions, one that rounds the input and one that multiplies, so that
-linears which read one input at one scale (q, k and v; gate and up) round it once. The bodies
-compute the same function of the same stored bytes (`checkpoints/quantized_weights.py`
-has the layout): y = x̂ Ŵ^T, where the weight is decoded and the input rounded as hardware does.
-
-FP8:   Ŵ = code · weight_scale; x̂ = E4M3(x / input_scale) · input_scale, clipped to ±448.
-NVFP4: Ŵ = code · (block scale · weight_scale_2), 16 columns a block; of the input's blocks
-       b = E4M3(largest |x| / (6 · input_scale)), step = b · input_scale and
-       x̂ = E2M1(x / step) · step, clipped to ±6; a block whose step is 0 is 0.
-
-Rounding is to nearest, ties to even; each operation is one of float32, in the order written.
-The CPU's bodies say this in ordinary operations, and decode weights in such that ONNX Runtime
-folds at load. TensorRT's are its native quantisation layers around a product. Its NVFP4 layer
-documents block scales of the same form, but not the order of its divisions: where a quotient
-falls next to a midpoint, a code may be the neighbour. NaN stays NaN; on the CPU it leaves the
-rest of its block alone, which the codecs do not.
+For the CPU a linear is two functions, so that linears which read one input at one scale (q, k and
+v; gate and up) round it once. TensorRT's bodies are its own quantisation layers around a product.
+docs/design/quantised-linears.md has the formulas and the order of roundings.
 """
 
 from __future__ import annotations
@@ -26,13 +13,13 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnx.parser
 from onnx import TensorProto, helper
 
 from dflash_trt.checkpoints.quantization import LinearFormat
 from dflash_trt.checkpoints.quantized_weights import INPUT_SCALE, SCALES, read_scalar
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.form import Precision
+from dflash_trt.graph.functions import define
 from dflash_trt.graph.model import GraphBuilder
 
 FP4_QUANTIZE = "TRT_FP4DynamicQuantize"
@@ -40,7 +27,6 @@ E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 # A Cast to E4M3 saturates.
 _FP8_ROUND_CPU = """
-<domain: "dflash", opset_import: ["" : 24]>
 fp8_round (x, input_scale) => (x_hat)
 {
     quotient = Div (x, input_scale)
@@ -50,7 +36,6 @@ fp8_round (x, input_scale) => (x_hat)
 }
 """
 _FP8_LINEAR_CPU = """
-<domain: "dflash", opset_import: ["" : 24]>
 fp8_linear (x_hat, weight, weight_scale) => (y)
 {
     w_hat = DequantizeLinear (weight, weight_scale)
@@ -58,10 +43,8 @@ fp8_linear (x_hat, weight, weight_scale) => (y)
 }
 """
 
-# E2M1 has steps of 0.5 below 2, 1 below 4 and 2 above, and rounding to multiples of a step is
-# rounding to E2M1.
+# E2M1 has steps of 0.5 below 2, 1 below 4 and 2 above: to round to a step is to round to E2M1.
 _NVFP4_ROUND_CPU = """
-<domain: "dflash", opset_import: ["" : 24]>
 nvfp4_round (x, input_scale) => (x_hat)
 {
     blocks = Constant <value_ints = [0, -1, 16]> ()
@@ -99,10 +82,8 @@ nvfp4_round (x, input_scale) => (x_hat)
     x_hat = Reshape (rounded, rows)
 }
 """
-# Each byte is looked up as its two codes, doubled so that they are integers: the chain from bytes
-# to floats then takes the least memory while it is folded.
+# A byte is looked up as its two codes, doubled to be integers: folding then takes the least memory.
 _NVFP4_LINEAR_CPU = """
-<domain: "dflash", opset_import: ["" : 24]>
 nvfp4_linear (x_hat, weight, weight_scale, weight_scale_2) => (y)
 {
     rows = Constant <value_ints = [0, -1]> ()
@@ -120,7 +101,6 @@ nvfp4_linear (x_hat, weight, weight_scale, weight_scale_2) => (y)
 """
 
 _FP8_TENSORRT = """
-<domain: "dflash", opset_import: ["" : 24]>
 fp8_linear (x, weight, weight_scale, input_scale) => (y)
 {{
     codes = QuantizeLinear <output_dtype = 17> (x, input_scale)
@@ -131,7 +111,6 @@ fp8_linear (x, weight, weight_scale, input_scale) => (y)
 """
 
 _NVFP4_TENSORRT = """
-<domain: "dflash", opset_import: ["" : 24, "trt" : 1]>
 nvfp4_linear (x, weight, weight_scale, weight_scale_2, input_scale) => (y)
 {{
     codes, block_scales = trt.TRT_FP4DynamicQuantize
@@ -181,21 +160,17 @@ def quantized_product(
 @cache
 def round_function(algorithm: LinearFormat) -> onnx.FunctionProto:
     """`dflash::fp8_round` or `dflash::nvfp4_round` in operations that ONNX Runtime has."""
-    return onnx.parser.parse_function(_FP8_ROUND_CPU if algorithm == "FP8" else _NVFP4_ROUND_CPU)
+    return define(_FP8_ROUND_CPU if algorithm == "FP8" else _NVFP4_ROUND_CPU)
 
 
 @cache
 def linear_function(algorithm: LinearFormat) -> onnx.FunctionProto:
     """`dflash::fp8_linear` or `dflash::nvfp4_linear` in operations that ONNX Runtime has."""
     if algorithm == "FP8":
-        return onnx.parser.parse_function(_FP8_LINEAR_CPU)
-    function = onnx.parser.parse_function(_NVFP4_LINEAR_CPU)
-    table = helper.make_tensor(
-        "doubled_codes", TensorProto.INT8, [256, 2], _doubled_codes().tobytes(), raw=True
-    )
-    constant = helper.make_node("Constant", [], ["doubled_codes"], value=table)
-    function.node.insert(0, constant)
-    return function
+        return define(_FP8_LINEAR_CPU)
+    name, table = "doubled_codes", _doubled_codes().tobytes()
+    tensor = helper.make_tensor(name, TensorProto.INT8, [256, 2], table, raw=True)
+    return define(_NVFP4_LINEAR_CPU, {name: tensor})
 
 
 @cache
@@ -203,13 +178,14 @@ def tensorrt_function(algorithm: LinearFormat, precision: Precision) -> onnx.Fun
     """Rounding and product in TensorRT's quantisation layers, the product in `precision`."""
     onnx_type = precision.onnx_type
     if algorithm == "FP8":
-        return onnx.parser.parse_function(_FP8_TENSORRT.format(onnx_type=onnx_type))
+        return define(_FP8_TENSORRT.format(onnx_type=onnx_type))
     is_wide = precision is Precision.FLOAT32
-    text = _NVFP4_TENSORRT.format(
-        narrowed="" if is_wide else _NARROWED.format(onnx_type=onnx_type),
-        operands="x_wide, w_wide" if is_wide else "x_hat, w_hat",
+    return define(
+        _NVFP4_TENSORRT.format(
+            narrowed="" if is_wide else _NARROWED.format(onnx_type=onnx_type),
+            operands="x_wide, w_wide" if is_wide else "x_hat, w_hat",
+        )
     )
-    return onnx.parser.parse_function(text)
 
 
 def _doubled_codes() -> npt.NDArray[np.int8]:

@@ -1,30 +1,23 @@
 """`dflash::row_sample`: the choice of sampling/choice.py as an operation over rows of logits.
 
-Its noise is sampling/noise.py's. ONNX Runtime runs this body; no engine does, since TensorRT has
-no float64: graphs that draw are handed over with the kernel of that name.
-
-NumPy's code is the definition, and this body a second one on purpose: tests rest on both. It
-computes noise and choice in ONNX's operations, so that a drawing graph's tokens are compared with
-`choose_tokens` and not with themselves, and a kernel has two definitions to agree with. ONNX
-Runtime can run a drawing graph whole, as the tests' stand-in for TensorRT does at every step. With
-a custom operation of onnx.reference over `choose_tokens` instead, which also works, graphs would
-have to be cut before their tails, and tests would only show that the tails are wired rightly.
+Its noise is sampling/noise.py's. ONNX Runtime runs this body in tests; TensorRT has no float64, so
+engines have a kernel of that name. NumPy's `choose_tokens` is the definition, and this a second one
+on purpose: tests compare a whole drawing graph, and the kernel, with both.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnx.parser
+from onnx import numpy_helper
 
-from dflash_trt.graph.functions import DFLASH_DOMAIN
+from dflash_trt.graph.functions import define
 
 _ROUNDS = 10
 
 # Shapes: rows [B,R], columns of them [B,R,1], their tokens [B,R,V], sequences [B,1,1], and
 # Philox's words for Q = V / 4 quads of tokens, rounded up.
 _ROW_SAMPLE = """
-<domain: "dflash", opset_import: ["" : 24]>
 row_sample (logits, positions, sampling) => (token_ids)
 {{
     zero = Constant <value_int = 0> ()
@@ -114,8 +107,8 @@ row_sample (logits, positions, sampling) => (token_ids)
 }}
 """
 
-# A float64 that is not negative, from its bits: opset 24 has no other way to read them. `powers`
-# has what each exponent scales an integer mantissa by; the implicit bit is missing from exponent 0.
+# A float64 that is not negative, from its bits, which opset 24 cannot reinterpret. `powers` is what
+# each exponent scales an integer mantissa by; exponent 0 has no implicit bit.
 _DECODE = """
     {name}_bits = Unsqueeze ({name}_column, last_axis)
     {name}_unsigned = Cast <to = 13> ({name}_bits)
@@ -198,22 +191,11 @@ def row_sample_function() -> onnx.FunctionProto:
     nothing but -inf.
     """
     rounds = "".join(_ROUND.format(i=i, j=i + 1) for i in range(_ROUNDS))
-    function = onnx.parser.parse_function(
-        _ROW_SAMPLE.format(
-            temperature=_DECODE.format(name="temperature"),
-            top_p=_DECODE.format(name="top_p"),
-            words=_FIRST_WORDS + rounds + _LAST_WORDS.format(n=_ROUNDS),
-        )
+    text = _ROW_SAMPLE.format(
+        temperature=_DECODE.format(name="temperature"),
+        top_p=_DECODE.format(name="top_p"),
+        words=_FIRST_WORDS + rounds + _LAST_WORDS.format(n=_ROUNDS),
     )
     constants = {name: np.array(value, np.uint64) for name, value in _UINT64.items()}
-    exponents = np.maximum(np.arange(0x7FF), 1) - 1075
-    constants["powers"] = np.ldexp(1.0, exponents)
-    nodes = [
-        onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(value))
-        for name, value in constants.items()
-    ]
-    nodes += function.node
-    del function.node[:]
-    function.node.extend(nodes)
-    assert function.domain == DFLASH_DOMAIN
-    return function
+    constants["powers"] = np.ldexp(1.0, np.maximum(np.arange(0x7FF), 1) - 1075)
+    return define(text, {name: numpy_helper.from_array(one) for name, one in constants.items()})

@@ -1,4 +1,4 @@
-"""Where the rows of a call stand, computed once per graph, and which keys they may see."""
+"""Where the rows of a call stand, and which keys they may see."""
 
 from __future__ import annotations
 
@@ -40,13 +40,9 @@ class Rows:
 
     def shape(self, *trailing: int) -> str:
         """The shape value [B, S, *trailing]."""
-        b = self.builder
-        name = "rows/shape_" + "x".join(str(size) for size in trailing)
-        sizes = [self.batch, self.count]
-        return b.once(
-            ("shape", trailing),
-            lambda: b.node("Concat", [*sizes, b.integers(*trailing)], name, axis=0),
-        )
+        b, name = self.builder, "rows/shape_" + "x".join(map(str, trailing))
+        sizes = [self.batch, self.count, b.integers(*trailing)]
+        return b.once(name, lambda: b.node("Concat", sizes, name, axis=0))
 
     def sink_lengths(self) -> str:
         """int32 [B]: keys in a cache where a sink's row follows the call's."""
@@ -66,11 +62,10 @@ class Rows:
         *,
         with_sink: bool = False,
     ) -> str:
-        """bool [B,1,S,M]: a query at position p may see key j where |p - j| < window.
+        """bool [B,1,S,M]: a query at position p may see key j where |p - j| < window (None: any).
 
-        Causality has to be part of the mask: TensorRT refuses a mask beside a causal kind. None
-        is no window. `measure` adds the value M [1]. `with_sink` adds the key behind the call's
-        rows, which every query sees.
+        TensorRT refuses a mask beside a causal kind, so causality is in the mask. `measure` adds
+        the value M [1]; `with_sink` adds the key behind the call's rows, which every query sees.
         """
         return self.builder.once(
             ("mask", window, causal, with_sink),

@@ -20,14 +20,14 @@ from dflash_trt.graph.model import GraphBuilder
 TABLE_KINDS = ("cos", "sin", "q_cos", "q_sin")
 
 MAX_STORED_SCALED = 1 << 16
-"""Positions beyond which a graph scales the tables itself: a bundle's own bytes are then half."""
+"""Positions beyond which a graph scales the tables itself, which halves a bundle's own bytes."""
 
 
 def compute_tables(pair: Pair, positions: int) -> dict[str, npt.NDArray[np.float32]]:
     """Every table the pair needs, [positions, D/2] float32, by name.
 
-    `q_cos` and `q_sin` are `cos` and `sin` times 1/sqrt(D): rotating a query with them
-    also scales it for attention. Tables of more than `MAX_STORED_SCALED` positions have none.
+    `q_cos` and `q_sin` are `cos` and `sin` times 1/sqrt(D), so that rotating a query also scales
+    it for attention. Tables of more than `MAX_STORED_SCALED` positions have none.
     """
     computed = compute_target_tables(pair.target, positions)
     if table_owner(pair, "draft") == "draft":
@@ -36,7 +36,7 @@ def compute_tables(pair: Pair, positions: int) -> dict[str, npt.NDArray[np.float
 
 
 def compute_target_tables(target: TargetSpec, positions: int) -> dict[str, npt.NDArray[np.float32]]:
-    """The tables that a target needs which runs without a draft; see `compute_tables`."""
+    """The tables of a target that runs without a draft; see `compute_tables`."""
     return _compute("target", target, positions)
 
 

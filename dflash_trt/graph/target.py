@@ -41,13 +41,9 @@ def build_target(
     locate: Callable[[TensorEntry], str],
     form: GraphForm = CPU_FORM,
 ) -> onnx.ModelProto:
-    """Builds `target.onnx` of `pair`.
+    """Builds `target.onnx` of `pair`; tensors.py has its inputs and outputs.
 
-    Inputs: token_ids [B,S], cache_start [B], logit_rows [B,R], the caches of target and draft.
-    Outputs: choice_ids [B,R], logits [B,R,V] and all caches; in a narrow form also candidate_ids
-    and candidate_logits [B,R,K], the highest logits of each row. A form that draws has an input
-    and outputs of its own instead of candidates (see drawing.py).
-    Every row's tapped features become the draft's context at the row's own position; rows past
+    Every row's tapped features become the draft's context at the row's own position. Rows past
     the accepted prefix are overwritten before anything reads them.
     """
     return _build("target", pair.target, pair.draft, tables, locate, form)
@@ -59,7 +55,7 @@ def build_target_only(
     locate: Callable[[TensorEntry], str],
     form: GraphForm = CPU_FORM,
 ) -> onnx.ModelProto:
-    """Builds `target_only.onnx`: as `target.onnx`, with no draft in its sight."""
+    """Builds `target_only.onnx`: as `target.onnx`, but without a draft."""
     return _build("target_only", target, None, tables, locate, form)
 
 
@@ -74,8 +70,7 @@ def _build(
     b = GraphBuilder(name, locate, form)
     layout = cache_layout(form, target.sizes, None if draft is None else draft.sizes)
     declare(b, graph_tensors(name, form, layout, target.vocab_size))
-    ids, start, logit_rows = TOKEN_IDS, CACHE_START, LOGIT_ROWS
-    rows = Rows(b, ids, start)
+    rows = Rows(b, TOKEN_IDS, CACHE_START)
     model = ModelBuilder(b, "target", target, rows, RopeTables("target", tables))
     x = embed(model)
     taps: dict[int, str] = {}
@@ -87,28 +82,27 @@ def _build(
         taps[index] = x
 
     with b.scope("head"):
-        picked = _pick_rows(b, x, rows, logit_rows)
-        normed = model.rms_norm(picked, "norm", "norm")
+        normed = model.rms_norm(_pick_rows(b, x, rows), "norm", "norm")
         flat_logits = lm_head(model, normed)
-        shape = b.node("Shape", [logit_rows], "logit_shape")
+        shape = b.node("Shape", [LOGIT_ROWS], "logit_shape")
         shape = b.node("Concat", [shape, b.integers(target.vocab_size)], "logits_shape", axis=0)
         logits = _write_logits(b, flat_logits, shape)
         if form.draws:
-            draw_tokens(b, logits, start, logit_rows)
+            draw_tokens(b, logits)
+            if draft is not None:
+                settle_step(b, draft.mask_token_id)
         else:
             _write_choices(b, logits, target.vocab_size)
-        if form.draws and draft is not None:
-            settle_step(b, ids, start, logit_rows, draft.mask_token_id)
 
     if draft is not None:
         features = [taps[layer] for layer in draft.target_layer_ids]
         rope = RopeTables(table_owner(Pair(target, draft), "draft"), tables)
-        inject_features(ModelBuilder(b, "draft", draft, rows, rope), features)
+        _inject_features(ModelBuilder(b, "draft", draft, rows, rope), features)
     return b.finish()
 
 
-def inject_features(draft: ModelBuilder, taps: list[str]) -> None:
-    """Projects the tapped features [T,H] each into every draft layer's K and V caches."""
+def _inject_features(draft: ModelBuilder, taps: list[str]) -> None:
+    """Projects the tapped features, [T,H] each, into every draft layer's K and V caches."""
     b, rows, tables = draft.b, draft.rows, draft.tables
     with b.scope("injection"):
         tapped = b.node("Concat", taps, "taps", axis=1) if len(taps) > 1 else taps[0]
@@ -153,13 +147,13 @@ def _write_choices(b: GraphBuilder, logits: str, vocab_size: int) -> None:
         b.node("Cast", [values], "candidates", output=CANDIDATE_LOGITS, to=TensorProto.FLOAT)
 
 
-def _pick_rows(b: GraphBuilder, x: str, rows: Rows, logit_rows: str) -> str:
-    """The rows whose logits are wanted: x [T,H], logit_rows [B,R] to [B·R,H]."""
+def _pick_rows(b: GraphBuilder, x: str, rows: Rows) -> str:
+    """The rows of x [T,H] at logit_rows [B,R], whose logits are wanted: [B·R,H]."""
     zero, one = b.integers(0, scalar=True), b.integers(1, scalar=True)
     batch = b.node("Squeeze", [rows.batch], "batch_scalar")
     sequence = b.node("Range", [zero, batch, one], "sequence")
     first = b.node("Mul", [sequence, rows.count], "first_row")
     first = b.node("Unsqueeze", [first, b.integers(1)], "first_row_column")
-    flat = b.node("Add", [first, logit_rows], "flat_rows")
+    flat = b.node("Add", [first, LOGIT_ROWS], "flat_rows")
     flat = b.node("Reshape", [flat, b.integers(-1)], "flat_index")
     return b.node("Gather", [x, flat], "picked", axis=0)

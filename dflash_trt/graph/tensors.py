@@ -1,7 +1,7 @@
-"""The table of a graph's inputs and outputs: what a builder declares, and whoever runs it binds.
+"""The table of a graph's inputs and outputs, which its builder declares and its executor binds.
 
 A symbolic axis has a letter of the legend in bindings.py. Outputs that observe are not in the
-table: which there are follows from the graph's nodes (see GraphBuilder.observe).
+table: they follow from the graph's nodes (see GraphBuilder.observe).
 """
 
 from __future__ import annotations
@@ -99,6 +99,9 @@ def _shapes(sizes: DecoderSizes, form: GraphForm) -> tuple[CacheShape, ...]:
     )
 
 
+_NamedTensor = tuple[str, int, tuple[Dim, ...]]
+
+
 class Role(Enum):
     """What a tensor is to a caller. A cache is an input that its output updates in place."""
 
@@ -110,8 +113,10 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GraphTensor:
-    """One input or output; `element_type` is ONNX's. `updates` names the cache in whose memory
-    an updated cache lies."""
+    """One input or output; `element_type` is ONNX's.
+
+    `updates` names the cache in whose memory an updated cache lies.
+    """
 
     name: str
     element_type: int
@@ -142,54 +147,42 @@ def graph_tensors(
 ) -> tuple[GraphTensor, ...]:
     """Every input of `graph` in its order, then every output in its.
 
-    `layout` has the shapes of caches as they are stored. Whether a target tells candidates
-    follows from `form`, unless `has_candidates` says it.
+    `layout` has the shapes of caches as stored. `form` says whether a target tells candidates,
+    unless `has_candidates` does.
     """
     if has_candidates is None:
         has_candidates = form.has_candidates
-    inputs = [_starts(CACHE_START)]
+    int64, batch, rows = TensorProto.INT64, ("B",), ("B", "R")
+    ids = (BLOCK_IDS if graph == "draft" else TOKEN_IDS, int64, ("B", "S"))
+    inputs: list[_NamedTensor] = [ids, (CACHE_START, int64, batch)]
+    outputs: list[_NamedTensor]
     if graph == "draft":
-        inputs.insert(0, _tokens(BLOCK_IDS, "S"))
-        outputs = [_tokens(DRAFT_TOKEN_IDS, "S", Role.OUTPUT)]
+        outputs = [(DRAFT_TOKEN_IDS, int64, ("B", "S"))]
     else:
-        inputs = [_tokens(TOKEN_IDS, "S"), *inputs, _tokens(LOGIT_ROWS, "R")]
-        outputs = [
-            _tokens(CHOICE_IDS, "R", Role.OUTPUT),
-            GraphTensor(LOGITS, TensorProto.FLOAT, ("B", "R", vocab_size), Role.OUTPUT),
-        ]
+        inputs.append((LOGIT_ROWS, int64, rows))
+        outputs = [(CHOICE_IDS, int64, rows), (LOGITS, TensorProto.FLOAT, (*rows, vocab_size))]
         if form.draws:
-            inputs.append(GraphTensor(SAMPLING, TensorProto.INT64, ("B", 4), Role.INPUT))
-    if form.draws and graph == "target":
-        outputs += [
-            GraphTensor(ACCEPTED, TensorProto.INT32, ("B",), Role.OUTPUT),
-            _tokens(NEW_TOKENS, "R", Role.OUTPUT),
-            _starts(NEW_START, Role.OUTPUT),
-            _tokens(NEXT_BLOCK_IDS, "R", Role.OUTPUT),
-        ]
-    if has_candidates and graph != "draft":
-        kept = ("B", "R", min(CANDIDATES, vocab_size))
-        outputs += [
-            GraphTensor(CANDIDATE_IDS, TensorProto.INT64, kept, Role.OUTPUT),
-            GraphTensor(CANDIDATE_LOGITS, TensorProto.FLOAT, kept, Role.OUTPUT),
-        ]
+            inputs.append((SAMPLING, int64, ("B", 4)))
+        if form.draws and graph == "target":
+            outputs.append((ACCEPTED, TensorProto.INT32, batch))
+            outputs.append((NEW_TOKENS, int64, rows))
+            outputs.append((NEW_START, int64, batch))
+            outputs.append((NEXT_BLOCK_IDS, int64, rows))
+        if has_candidates:
+            kept = (*rows, min(CANDIDATES, vocab_size))
+            outputs.append((CANDIDATE_IDS, int64, kept))
+            outputs.append((CANDIDATE_LOGITS, TensorProto.FLOAT, kept))
     if form.is_paged:
-        table = ("B", form.columns or "C")
-        inputs.append(GraphTensor(PAGE_TABLE, TensorProto.INT32, table, Role.INPUT))
+        inputs.append((PAGE_TABLE, TensorProto.INT32, ("B", form.columns or "C")))
+    given = [GraphTensor(*one, Role.INPUT) for one in inputs]
+    made = [GraphTensor(*one, Role.OUTPUT) for one in outputs]
     strategy = cache_strategy(form)
     for name, cache in layout.of(graph).items():
         shape = strategy.shape(cache.kv_heads, cache.head_dim)
-        inputs.append(GraphTensor(name, form.cache_type, shape, Role.CACHE))
+        given.append(GraphTensor(name, form.cache_type, shape, Role.CACHE))
         updated = cache_output(name)
-        outputs.append(GraphTensor(updated, form.cache_type, shape, Role.UPDATED_CACHE, name))
-    return (*inputs, *outputs)
-
-
-def _tokens(name: str, rows: str, role: Role = Role.INPUT) -> GraphTensor:
-    return GraphTensor(name, TensorProto.INT64, ("B", rows), role)
-
-
-def _starts(name: str, role: Role = Role.INPUT) -> GraphTensor:
-    return GraphTensor(name, TensorProto.INT64, ("B",), role)
+        made.append(GraphTensor(updated, form.cache_type, shape, Role.UPDATED_CACHE, name))
+    return (*given, *made)
 
 
 def declare(b: GraphBuilder, tensors: Iterable[GraphTensor]) -> None:
