@@ -30,13 +30,20 @@ ECHO = """
 class TritonPythonModel:
     def execute(self, requests):
         return []
+
+    def finalize(self):
+        if self.slow:
+            import time; time.sleep(60)
 """
 
 
-def _write_repository(folder: Path, initialize: str = "pass") -> Path:
+def _write_repository(
+    folder: Path, initialize: str = "pass", *, slow_to_unload: bool = False
+) -> Path:
     """A repository of one Python model that runs `initialize` when it is loaded."""
     (folder / "echo" / "1").mkdir(parents=True)
     (folder / "echo" / "config.pbtxt").write_text(CONFIG, encoding="utf-8")
+    initialize = f"self.slow = {slow_to_unload}; {initialize}"
     body = ECHO + "    def initialize(self, args):\n" + textwrap.indent(initialize, " " * 8)
     (folder / "echo" / "1" / "model.py").write_text(body, encoding="utf-8")
     return folder
@@ -55,8 +62,9 @@ def test_runs_models_with_this_interpreter_and_leaves_nothing(
     repository = _write_repository(
         tmp_path / "my models",
         "import numpy, os, sys; print('python', sys.prefix, os.listdir('.'), flush=True)",
+        slow_to_unload=True,
     )
-    with TritonServer(_options(repository, log_file=log)) as server:
+    with TritonServer(_options(repository, log_file=log, exit_timeout_s=1)) as server:
         server.wait_ready(PATIENCE_S)
         assert server.is_ready() and server.exit_code is None
         traces = server_traces(server)
@@ -68,8 +76,8 @@ def test_runs_models_with_this_interpreter_and_leaves_nothing(
             for other in _own_addresses():  # nobody else's network reaches it
                 with pytest.raises(OSError):
                     socket.create_connection((other, int(port)), timeout=5)
-        assert server.stop() == 0
-    assert server.exit_code == 0 and not server.is_ready()
+        assert server.stop() == 0, "a model that does not unload is no request that was lost"
+    assert server.exit_code == 1 and not server.is_ready()
     assert f"python {sys.prefix} []" not in log.read_text()  # the server's folder, not the user's
     assert f"python {sys.prefix} [" in log.read_text()
     assert not any(path.exists() for path in traces)

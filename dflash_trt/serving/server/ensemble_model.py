@@ -16,12 +16,14 @@ from dflash_trt.runtime.jobs import Failure, Outcome
 from dflash_trt.serving.server.classic import Forward, read_forward, to_classic
 from dflash_trt.serving.server.generation import check_streaming_text
 from dflash_trt.serving.server.inputs import (
+    STOP_IDS,
     Tensors,
     as_strings,
     read_parameters,
     read_scalar,
     read_texts,
 )
+from dflash_trt.serving.server.lingering import Lingering
 from dflash_trt.serving.server.liveness import LivenessWatch, is_model_running
 from dflash_trt.serving.server.replies import Channel, Outputs
 from dflash_trt.serving.server.settings import ModelSettings
@@ -29,7 +31,7 @@ from dflash_trt.serving.server.watch import CancellationWatch
 
 _LLM_MODEL = "tensorrt_llm"
 _FINAL_MARK = "num_verify_steps"  # an output that only a last response has
-_STOP_AGAIN_S = 0.02
+_STOP_AGAIN_S = 0.05
 _CLOSE_S = 5.0
 
 
@@ -41,9 +43,7 @@ class _Forwarding:
         self.channel = channel
         self.forward = forward
         self.inner_id = f"ensemble-{uuid.uuid4().hex}"
-        self.cancelled = threading.Event()
         self.done = threading.Event()
-        self.threads: set[threading.Thread] = set()
 
 
 class TritonPythonModel:
@@ -65,6 +65,9 @@ class TritonPythonModel:
         self._live: dict[str, list[_Forwarding]] = {}
         self._count = 0
         self._threads: set[threading.Thread] = set()
+        self._cancelled: set[_Forwarding] = set()
+        self._stopping = False
+        self._calls = Lingering()
         self._watch = CancellationWatch()
         self._liveness = LivenessWatch(
             lambda: is_model_running(os.getppid(), _LLM_MODEL),
@@ -123,20 +126,19 @@ class TritonPythonModel:
             return
         self._watch.add(channel, lambda: self._cancel(forwarding))
         self._liveness.look()
-        self._start(self._forward, forwarding)
+        self._start(lambda: self._forward(forwarding))
 
-    def _start(self, work: Callable[[_Forwarding], None], forwarding: _Forwarding) -> None:
+    def _start(self, work: Callable[[], None]) -> None:
         """Runs `work` on a thread that keeps no process from ending."""
 
         def run() -> None:
             try:
-                work(forwarding)
+                work()
             finally:
                 with self._lock:
                     self._threads.discard(thread)
 
-        thread = threading.Thread(target=run, name=work.__name__, daemon=True)
-        forwarding.threads.add(thread)
+        thread = threading.Thread(target=run, daemon=True)
         with self._lock:
             self._threads.add(thread)
         thread.start()
@@ -146,9 +148,10 @@ class TritonPythonModel:
 
         The place is free before the client hears of the end, and may send its next request.
         """
-        channel, ended = forwarding.channel, False
+        channel, ended, call = forwarding.channel, False, None
         try:
-            for response in self._call(forwarding):
+            call = self._call(forwarding)
+            for response in call:
                 if forwarding.done.is_set():
                     continue  # given up, and its client told so
                 if response.has_error():
@@ -173,6 +176,7 @@ class TritonPythonModel:
             channel.fail(_failure(error))
         finally:
             self._release(forwarding)
+            self._calls.keep(call)
 
     def _release(self, forwarding: _Forwarding) -> None:
         """Its place is free again; the second time nothing happens."""
@@ -196,8 +200,9 @@ class TritonPythonModel:
         for one in self._list_live():
             self._release(one)
             one.channel.fail(Failure(Outcome.FAILED, lost))
-            with self._lock:
-                self._threads -= one.threads
+        with self._lock:
+            self._stopping = False
+            self._threads.clear()  # they wait for the lost model, and for ever
 
     def _list_live(self) -> list[_Forwarding]:
         with self._lock:
@@ -222,23 +227,35 @@ class TritonPythonModel:
         ).exec(decoupled=True)
 
     def _cancel(self, forwarding: _Forwarding) -> None:
-        if not forwarding.cancelled.is_set():
-            forwarding.cancelled.set()
-            self._start(self._stop, forwarding)
+        with self._lock:
+            self._cancelled.add(forwarding)
+            stopping, self._stopping = self._stopping, True
+        if not stopping:
+            self._start(self._stop_cancelled)
 
-    def _stop(self, forwarding: _Forwarding) -> None:
-        """Tells the other model until it has heard: the request itself may arrive later."""
-        while not forwarding.done.is_set():
+    def _stop_cancelled(self) -> None:
+        """Names all that are cancelled to the other model, until each of them has ended.
+
+        Once is not enough, since a request may arrive there after its stop. One call serves all:
+        many at once are what Triton server 2.51 bears least.
+        """
+        while True:
+            with self._lock:
+                self._cancelled = {one for one in self._cancelled if not one.done.is_set()}
+                inner_ids = [one.inner_id for one in self._cancelled]
+                if not inner_ids:
+                    self._stopping = False
+                    return
             inputs = {"text_input": as_strings([""]), "stop": np.array([True])}
             stop = self._utils.InferenceRequest(
-                request_id=forwarding.inner_id,
                 model_name=_LLM_MODEL,
                 inputs=[self._utils.Tensor(name, one) for name, one in inputs.items()],
                 requested_output_names=["text_output"],
+                parameters={STOP_IDS: " ".join(inner_ids)},
             )
             for _ in stop.exec(decoupled=True):
                 pass
-            forwarding.done.wait(_STOP_AGAIN_S)
+            time.sleep(_STOP_AGAIN_S)
 
 
 def _read_outputs(response: Any) -> Outputs:

@@ -15,6 +15,9 @@ T = TypeVar("T", bool, int, float)
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
+# A parameter of stops between our models: ids of the requests to end, a space between two.
+STOP_IDS = "stop_ids"
+
 
 def refuse(name: str, what: str, fix: str | None = None) -> DflashError:
     """A DflashError (usage) about the input `name`."""

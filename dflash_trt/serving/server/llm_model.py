@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dflash_trt.bundle.bundle import open_bundle
@@ -15,7 +15,13 @@ from dflash_trt.runtime import RequestStatistics, TokenEvent
 from dflash_trt.runtime.jobs import Failure, Job, Outcome
 from dflash_trt.runtime.worker import GeneratorWorker
 from dflash_trt.serving.server.generation import GenerationReader, check_streaming_text
-from dflash_trt.serving.server.inputs import Tensors, read_count, read_parameters, read_scalar
+from dflash_trt.serving.server.inputs import (
+    STOP_IDS,
+    Tensors,
+    read_count,
+    read_parameters,
+    read_scalar,
+)
 from dflash_trt.serving.server.metrics import Metrics
 from dflash_trt.serving.server.replies import Channel, Reply, ReplyPool
 from dflash_trt.serving.server.settings import ModelSettings
@@ -92,11 +98,11 @@ class TritonPythonModel:
         arrived_at, arrived_ns = time.perf_counter(), time.time_ns()
         tensors: Tensors = {one.name(): one.as_numpy() for one in request.inputs()}
         request_id = request.request_id()
+        parameters = read_parameters(request.parameters())
         if read_scalar(tensors, "stop", bool):
-            self._stop(request_id)
+            self._stop([request_id, *str(parameters.get(STOP_IDS, "")).split()])
             channel.finish()
             return
-        parameters = read_parameters(request.parameters())
         generation = self._reader.read(tensors, parameters)
         self._worker.check(generation.request)
         timeout_us = request.timeout() or read_count(parameters, "timeout_us")
@@ -118,11 +124,12 @@ class TritonPythonModel:
         self._watch.add(channel, lambda: setattr(job, "cancelled", True))
         self._worker.submit(job)
 
-    def _stop(self, request_id: str) -> None:
-        """Cancels every request of that id; an empty one names none."""
+    def _stop(self, request_ids: Iterable[str]) -> None:
+        """Cancels every request of those ids; an empty one names none."""
         with self._lock:
-            for job in self._jobs.get(request_id, []) if request_id else []:
-                job.cancelled = True
+            for request_id in filter(None, request_ids):
+                for job in self._jobs.get(request_id, []):
+                    job.cancelled = True
 
     def _forget(self, request_id: str, job: Job, channel: Channel) -> None:
         self._watch.remove(channel)

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
-# A question takes the server about 0.15 ms; so few a round cost little beside a step.
-_ROUND_S = 0.002
-_QUESTIONS = 4
+from dflash_trt.serving.server.lingering import Lingering
+
+# A question takes the server about 0.15 ms, and two about one request must not come close together
+# (docs/design/ending-a-request.md).
+_ROUND_S = 0.05
+_QUESTIONS = 16
 
 
 class Cancellable(Protocol):
@@ -21,13 +24,14 @@ class Cancellable(Protocol):
 class CancellationWatch:
     """Asks for every watched channel in turn, and calls back, once, for one that was cancelled.
 
-    With n requests, each is asked about every ceil(n / 4) rounds of two milliseconds and more.
+    With n requests, each is asked about every ceil(n / 16) rounds of 50 milliseconds and more.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._watched: dict[Cancellable, Callable[[], None]] = {}
         self._closing = False
+        self._asked = Lingering()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
@@ -40,6 +44,7 @@ class CancellationWatch:
         """No further question is asked about `channel`; one may be under way."""
         with self._changed:
             self._watched.pop(channel, None)
+        self._asked.keep(channel)
 
     def close(self) -> None:
         with self._changed:
