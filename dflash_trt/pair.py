@@ -27,7 +27,7 @@ from dflash_trt.runtime import (
     TokenEvent,
 )
 from dflash_trt.runtime.host import GeneratorHost
-from dflash_trt.runtime.job_runner import JobRunner
+from dflash_trt.runtime.jobs import JobRunner
 from dflash_trt.text.chat import ChatRenderer, Message
 from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.tokenizer import BundleTokenizer

@@ -1,9 +1,8 @@
 """Proof by comparison: speculation against the autoregressive baseline.
 
 On an executor whose logits are bitwise reproducible, every bit must agree. On another, tokens
-must agree up to floating-point ties: where they first part, the baseline's own logits of the
-two tokens must be nearer to each other than the noise measured between the two runs on the
-rows before any parting.
+must agree up to ties: where they first part, the baseline's logits of the two tokens must differ by
+less than the noise, which is measured between the two runs on the rows before any parting.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ import numpy as np
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.core.limits import PREFILL_CHUNK
-from dflash_trt.runtime.events import TokenEvent
 from dflash_trt.runtime.generator import Generator
 from dflash_trt.runtime.options import GeneratorOptions
-from dflash_trt.runtime.request import Request, RequestResult
+from dflash_trt.runtime.request import Request, RequestResult, TokenEvent
 from dflash_trt.runtime.statistics import RequestStatistics, TotalStatistics, total
 
 
@@ -77,24 +75,29 @@ class Tie:
     gap: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ModeReport:
-    """What one mode did: tokens and logits compared, and where it departs from the baseline.
+    """What one mode did, prompt by prompt, and where it departs from the baseline.
 
-    `difference` is the first place where a bit differs. `ties` has an item per prompt whose
-    tokens part; `noise` is the largest difference of a logit on rows before a parting.
-    `has_cut_output` says that an output ended elsewhere though its tokens agree: never a tie.
+    `tokens` and `logits` count what was compared. `difference` is the first place where a bit
+    differs. `ties` has an item per prompt whose tokens part; `noise` is the largest difference of
+    a logit on rows before a parting. `has_cut_output` says that an output ended elsewhere though
+    its tokens agree: never a tie.
     """
 
     mode: str
     is_bitwise: bool
-    tokens: int
-    logits: int
-    difference: Difference | None
-    ties: tuple[Tie, ...]
-    has_cut_output: bool
-    noise: float
-    statistics: TotalStatistics
+    tokens: int = 0
+    logits: int = 0
+    difference: Difference | None = None
+    ties: list[Tie] = field(default_factory=list)
+    has_cut_output: bool = False
+    noise: float = 0.0
+    of_prompts: list[RequestStatistics] = field(default_factory=list)
+
+    @property
+    def statistics(self) -> TotalStatistics:
+        return total(self.of_prompts)
 
     @property
     def is_lossless(self) -> bool:
@@ -102,6 +105,35 @@ class ModeReport:
         if self.is_bitwise or self.difference is None:
             return self.difference is None
         return not self.has_cut_output and all(tie.gap <= self.noise for tie in self.ties)
+
+    def add(self, prompt: int, expected: RequestResult, actual: RequestResult) -> None:
+        """Compares what the baseline and the mode gave for prompt number `prompt`."""
+        assert expected.logits is not None and actual.logits is not None
+        self.tokens += len(actual.token_ids)
+        self.logits += actual.logits.size
+        self.of_prompts.append(actual.statistics)
+        if self.difference is None:
+            self.difference = find_difference(expected, actual, self.mode, prompt)
+        pairs = zip(expected.token_ids, actual.token_ids, strict=False)
+        parting = next((at for at, (want, got) in enumerate(pairs) if want != got), None)
+        agreed = min(len(expected.token_ids), len(actual.token_ids)) if parting is None else parting
+        if agreed:
+            change = np.abs(actual.logits[:agreed] - expected.logits[:agreed])
+            self.noise = max(self.noise, float(change.max()))
+        if parting is None:
+            self.has_cut_output |= len(expected.token_ids) != len(actual.token_ids)
+            return
+        row = expected.logits[parting]
+        want, got = expected.token_ids[parting], actual.token_ids[parting]
+        self.ties.append(
+            Tie(
+                prompt=prompt,
+                position=parting,
+                expected_token=want,
+                actual_token=got,
+                gap=float(row[want] - row[got]),
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +169,9 @@ def verify(
 ) -> list[ModeReport]:
     """Runs `requests` with target_only one by one, then in every mode, and compares.
 
-    A batch is always full: where there are too few requests for one, they are repeated beside
-    each other. Works in groups, so that only one group's logits are held. `on_tokens` hears of
-    every output token that is compared.
+    Batches are full: where requests are too few for one, they are repeated beside each other. Only
+    the logits of one group of requests are held at a time. `on_tokens` hears of every output token
+    that is compared.
     """
 
     def run(group: Sequence[Request], mode: Mode) -> list[RequestResult]:
@@ -154,80 +186,25 @@ def verify(
         for part in _parts(group, mode.batch):
             count = len(part)
 
-            def report(index: int, event: TokenEvent, count: int = count) -> None:
+            def hear(index: int, event: TokenEvent, count: int = count) -> None:
                 if index < count:
                     on_tokens(len(event.token_ids))
 
             full = [part[index % count] for index in range(mode.batch)]
-            results += generator.generate(full, report)[:count]
+            results += generator.generate(full, hear)[:count]
         return results
 
     baseline_mode = Mode(speculation=False, batch=1, block_size=None)
-    comparisons = [Comparison(mode) for mode in modes]
+    reports = [ModeReport(mode=str(mode), is_bitwise=executor.is_bitwise) for mode in modes]
     offset = 0
     for group in _parts(requests, max((mode.batch for mode in modes), default=1)):
         expected = run(group, baseline_mode)
-        for comparison in comparisons:
-            actual = run(group, comparison.mode)
-            for index, (want, got) in enumerate(zip(expected, actual, strict=True)):
-                comparison.add(offset + index, want, got)
+        for mode, report in zip(modes, reports, strict=True):
+            results = zip(expected, run(group, mode), strict=True)
+            for prompt, (want, got) in enumerate(results, start=offset):
+                report.add(prompt, want, got)
         offset += len(group)
-    return [comparison.to_report(executor.is_bitwise) for comparison in comparisons]
-
-
-@dataclass(slots=True)
-class Comparison:
-    """Collects what one mode gives, prompt by prompt."""
-
-    mode: Mode
-    difference: Difference | None = None
-    ties: list[Tie] = field(default_factory=list)
-    has_cut_output: bool = False
-    noise: float = 0.0
-    tokens: int = 0
-    logits: int = 0
-    statistics: list[RequestStatistics] = field(default_factory=list)
-
-    def add(self, prompt: int, expected: RequestResult, actual: RequestResult) -> None:
-        assert expected.logits is not None and actual.logits is not None
-        self.tokens += len(actual.token_ids)
-        self.logits += actual.logits.size
-        self.statistics.append(actual.statistics)
-        if self.difference is None:
-            self.difference = find_difference(expected, actual, str(self.mode), prompt)
-        pairs = zip(expected.token_ids, actual.token_ids, strict=False)
-        parting = next((at for at, (want, got) in enumerate(pairs) if want != got), None)
-        agreed = min(len(expected.token_ids), len(actual.token_ids)) if parting is None else parting
-        if agreed:
-            change = np.abs(actual.logits[:agreed] - expected.logits[:agreed])
-            self.noise = max(self.noise, float(change.max()))
-        if parting is None:
-            self.has_cut_output |= len(expected.token_ids) != len(actual.token_ids)
-        else:
-            row = expected.logits[parting]
-            want, got = expected.token_ids[parting], actual.token_ids[parting]
-            self.ties.append(
-                Tie(
-                    prompt=prompt,
-                    position=parting,
-                    expected_token=want,
-                    actual_token=got,
-                    gap=float(row[want] - row[got]),
-                )
-            )
-
-    def to_report(self, is_bitwise: bool) -> ModeReport:
-        return ModeReport(
-            mode=str(self.mode),
-            is_bitwise=is_bitwise,
-            tokens=self.tokens,
-            logits=self.logits,
-            difference=self.difference,
-            ties=tuple(self.ties),
-            has_cut_output=self.has_cut_output,
-            noise=self.noise,
-            statistics=total(self.statistics),
-        )
+    return reports
 
 
 def find_difference(
@@ -235,34 +212,28 @@ def find_difference(
 ) -> Difference | None:
     """The first output token whose logits differ in any bit, or whose id differs."""
     assert expected.logits is not None and actual.logits is not None
-    for position in range(min(len(expected.token_ids), len(actual.token_ids))):
+    lengths = len(expected.token_ids), len(actual.token_ids)
+    first: int | None = None
+    for position in range(min(lengths)):
         want, got = expected.logits[position], actual.logits[position]
         unequal = np.flatnonzero(want.view(np.uint32) != got.view(np.uint32))
-        tokens = expected.token_ids[position], actual.token_ids[position]
-        if len(unequal) or tokens[0] != tokens[1]:
-            first = int(unequal[0]) if len(unequal) else None
-            return Difference(
-                mode=mode,
-                prompt=prompt,
-                position=position,
-                expected_token=tokens[0],
-                actual_token=tokens[1],
-                vocabulary_id=first,
-                expected_logit=None if first is None else float(want[first]),
-                actual_logit=None if first is None else float(got[first]),
-            )
-    if len(expected.token_ids) == len(actual.token_ids):
-        return None
-    position = min(len(expected.token_ids), len(actual.token_ids))
+        if len(unequal):
+            first = int(unequal[0])
+        if len(unequal) or expected.token_ids[position] != actual.token_ids[position]:
+            break
+    else:
+        if lengths[0] == lengths[1]:
+            return None
+        position = min(lengths)
     return Difference(
         mode=mode,
         prompt=prompt,
         position=position,
         expected_token=_token_at(expected, position),
         actual_token=_token_at(actual, position),
-        vocabulary_id=None,
-        expected_logit=None,
-        actual_logit=None,
+        vocabulary_id=first,
+        expected_logit=None if first is None else float(want[first]),
+        actual_logit=None if first is None else float(got[first]),
     )
 
 

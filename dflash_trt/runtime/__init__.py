@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dflash_trt.runtime.events import TokenEvent
 from dflash_trt.runtime.generator import Generator, RequestFailedError
 from dflash_trt.runtime.options import GeneratorOptions
-from dflash_trt.runtime.request import FinishReason, Request, RequestResult
+from dflash_trt.runtime.request import FinishReason, Request, RequestResult, TokenEvent
 from dflash_trt.runtime.statistics import RequestStatistics, TotalStatistics, total
 from dflash_trt.sampling.choice import choose_tokens
 from dflash_trt.sampling.params import SamplingParams

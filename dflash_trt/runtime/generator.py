@@ -21,20 +21,14 @@ from dflash_trt.backends.base import (
 )
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.admission import check_block_size, check_request
-from dflash_trt.runtime.events import TokenEvent, make_event
 from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.pacing import Pacer
 from dflash_trt.runtime.paging import open_page_tables
-from dflash_trt.runtime.request import Request, RequestResult, RequestState
+from dflash_trt.runtime.request import Request, RequestResult, RequestState, TokenEvent
 from dflash_trt.runtime.scheduler import DecodeBatch, PrefillChunk, Scheduler
-from dflash_trt.runtime.scores import (
-    RowScores,
-    needed_scores,
-    rows_by_sequence,
-    sampling_input,
-)
+from dflash_trt.runtime.scores import RowScores, needed_scores, rows_by_sequence, sampling_input
 from dflash_trt.runtime.statistics import StatisticsRecorder
-from dflash_trt.runtime.timing import TimedExecutor
+from dflash_trt.runtime.timing import Stopwatch
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.text.detokenise import TextStream
 
@@ -50,18 +44,15 @@ class RequestFailedError(DflashError):
 class Generator:
     """Runs requests to their end; `step` is the synchronous core, for one thread.
 
-    A request's tokens depend on its prompt, parameters and seed only: not on its neighbours,
-    the chunking, the block size, or speculation itself, given an executor whose logits do not.
+    A request's tokens depend only on its prompt, parameters and seed: not on its neighbours,
+    the chunking, the block size or speculation, given an executor whose logits do not.
 
     Args:
-        executor: used by this generator alone while it has work; with paged caches, for good: pages
-            keep the prefixes of requests that have ended.
+        executor: used by this generator alone while it has work; for good where caches are
+            paged, since pages keep the prefixes of requests that have ended.
         tokenizer: for text and stop strings; without it events have no text.
         eos_token_ids: the model's end-of-sequence ids.
         clock: seconds, monotonic.
-
-    `executor_seconds` and `step_seconds` accumulate the time inside the executor and inside
-    `step` (or `cancel`); their difference is the host's own.
 
     Raises:
         DflashError: options outside the executor's limits (usage).
@@ -77,7 +68,8 @@ class Generator:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._options = options or GeneratorOptions()
-        self._executor = TimedExecutor(executor, clock)
+        self._executor = executor
+        self._executor_time, self._step_time = Stopwatch(clock), Stopwatch(clock)
         self._limits = executor.limits
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -95,19 +87,23 @@ class Generator:
             self._limits.max_batch,
             self._limits.max_seq_len,
             self._chunk,
-            self._executor.move_slot,
+            self._move_slot,
             self._paging,
             looks_ahead=self._looks_ahead,
         )
         self._live: dict[int, RequestState] = {}
         self._next_id = 0
         self._events: list[TokenEvent] = []
-        self.step_seconds = 0.0
+
+    @property
+    def step_seconds(self) -> float:
+        """Time spent in `step` and `cancel`."""
+        return self._step_time.seconds
 
     @property
     def executor_seconds(self) -> float:
-        """Time spent inside the executor."""
-        return self._executor.seconds
+        """Time spent in the executor, a part of `step_seconds`."""
+        return self._executor_time.seconds
 
     @property
     def has_work(self) -> bool:
@@ -148,16 +144,20 @@ class Generator:
         """
         self.check(request)
         request_id, self._next_id = self._next_id, self._next_id + 1
+        drafts = self._options.speculation and request.speculate
+        block_size = request.block_size or self._options.block_size or self._limits.block_size
+        room = self._limits.max_seq_len - len(request.prompt_ids)
+        eos_token_ids = frozenset[int]() if request.ignore_eos else self._eos_token_ids
+        stream = None
+        if self._tokenizer is not None:
+            stream = TextStream(self._tokenizer, request.stop_strings)
         state = RequestState(
             request_id=request_id,
             request=request,
-            max_tokens=self._clip_max_tokens(request),
-            rows=self._choose_rows(request),
-            stop_ids=frozenset(request.stop_token_ids)
-            | (frozenset() if request.ignore_eos else self._eos_token_ids),
-            stream=None
-            if self._tokenizer is None
-            else TextStream(self._tokenizer, request.stop_strings),
+            max_tokens=min(request.max_tokens or room, room),
+            rows=block_size if drafts else 1,
+            stop_ids=eos_token_ids.union(request.stop_token_ids),
+            stream=stream,
             recorder=StatisticsRecorder(self._clock() if submitted_at is None else submitted_at),
         )
         self._live[request_id] = state
@@ -172,11 +172,10 @@ class Generator:
         state = self._live.get(request_id)
         if state is None:
             return False
-        started = self._clock()
-        state.finish_reason = "cancelled"
-        self._emit(state, 0, 0)
-        self._finish(state)
-        self.step_seconds += self._clock() - started
+        with self._step_time:
+            state.finish_reason = "cancelled"
+            self._emit(state, 0, 0)
+            self._finish(state)
         return True
 
     def step(self) -> list[TokenEvent]:
@@ -191,27 +190,17 @@ class Generator:
                 draws, everyone's for all).
             DflashError: the executor failed.
         """
-        started = self._clock()
-        most_rows = None
-        if self._pacer is not None and self._scheduler.decoding:
-            most_rows = self._pacer.begin_step(self._scheduler.decoding)
-        try:
-            batches = self._scheduler.plan_decode(most_rows)
-            for batch in batches:
-                alone = self._looks_ahead and len(batches) == 1
-                self._decode(batch, goes_on=alone and not self._scheduler.will_prefill)
-        finally:
-            # Slots move only after the last pass: the planned batches name them.
-            for state in self._scheduler.decoding:
-                if state.finish_reason is not None:
-                    self._finish(state)
-        chunk = self._scheduler.plan_prefill()
-        if chunk is not None:
-            self._prefill(chunk)
-        elif self._pacer is not None:
-            self._pacer.fill_gap(self._executor, self._scheduler.decoding, self._chunk)
+        with self._step_time:
+            self._decode_all()
+            chunk = self._scheduler.plan_prefill()
+            if chunk is not None:
+                self._prefill(chunk)
+            elif self._pacer is not None:
+                with self._executor_time:
+                    self._pacer.fill_gap(
+                        self._executor, self._scheduler.slots.decoding, self._chunk
+                    )
         events, self._events = self._events, []
-        self.step_seconds += self._clock() - started
         return events
 
     def generate(
@@ -247,31 +236,41 @@ class Generator:
             self._events.clear()
         return [results[request_id] for request_id in index_of]
 
-    def _decode(self, batch: DecodeBatch, *, goes_on: bool) -> None:
-        """One pass over `batch`.
+    def _decode_all(self) -> None:
+        """One decode step of every running request; those that end give up their slots."""
+        most_rows = None
+        if self._pacer is not None and self._scheduler.slots.decoding:
+            most_rows = self._pacer.begin_step(self._scheduler.slots.decoding)
+        try:
+            batches = self._scheduler.plan_decode(most_rows)
+            for batch in batches:
+                alone = self._looks_ahead and len(batches) == 1
+                self._decode(batch, goes_on=alone and not self._scheduler.will_prefill)
+        finally:
+            # Slots move only after the last pass: the planned batches name them.
+            for state in self._scheduler.slots.decoding:
+                if state.finish_reason is not None:
+                    self._finish(state)
 
-        `goes_on` allows the executor to begin the next step of the same requests ahead of time.
-        """
+    def _decode(self, batch: DecodeBatch, *, goes_on: bool) -> None:
+        """One pass over `batch`; `goes_on`: the executor may begin the same requests' next step."""
         states, rows = batch.states, batch.rows
         anchors = np.array([state.token_ids[-1] for state in states], dtype=np.int64)
-        starts = np.array([state.cached_length for state in states], dtype=np.int64)
-        scores = max(map(self._needed_scores, states))
-        sampling = self._pack_sampling(states)
+        scores = Scores.LOGITS
+        if not self._options.record_logits:
+            scores = max(needed_scores(self._limits, state.request.sampling) for state in states)
         output: SpeculationOutput | TargetOutput
         if rows > 1:
+            starts, sampling = _starts(states), self._pack_sampling(states)
             ahead = goes_on and not any(state.ends_next for state in states)
             step = StepCall(batch.first_slot, anchors, starts, rows, scores, sampling, ahead)
-            output = self._executor.speculate(step)
+            with self._executor_time:
+                output = self._executor.speculate(step)
             drafts = output.token_ids[:, 1:].tolist()
         else:
             graph = self._graph if self._pacer is None else self._pacer.fallback
-            row, ids = np.zeros((len(states), 1), dtype=np.int64), anchors[:, None]
-            plain = TargetCall(graph, batch.first_slot, ids, starts, row, scores, sampling)
-            output = self._executor.forward(plain)
+            output = self._forward(graph, batch.first_slot, states, anchors[:, None], scores)
             drafts = [[] for _ in states]
-            if graph != self._graph:
-                for state in states:
-                    state.skip_injection()
         for state, draft, known in zip(states, drafts, self._rows(output), strict=True):
             with _blaming(state):
                 tokens = accept_block(draft, _make_chooser(state, known))
@@ -294,20 +293,11 @@ class Generator:
         graph = self._graph
         if self._pacer is not None:
             graph = self._pacer.prefill_graph(state, self._scheduler.upcoming)
-        call = TargetCall(
-            graph,
-            chunk.slot,
-            np.array([chunk.token_ids], dtype=np.int64),
-            np.array([state.prefilled], dtype=np.int64),
-            np.array([[length - 1]], dtype=np.int64),
-            # Of a greedy request too: one row shows whether the target's numbers are numbers, which
-            # an executor that draws says itself.
-            Scores.LOGITS if chooses and reads_logits else Scores.NONE,
-            self._pack_sampling([state]),
-        )
-        output = self._executor.forward(call)
-        if graph != self._graph:
-            state.skip_injection()
+        # Of a greedy request too: one row shows whether the target's logits are finite, which an
+        # executor that draws says itself.
+        scores = Scores.LOGITS if chooses and reads_logits else Scores.NONE
+        token_ids = np.array([chunk.token_ids], dtype=np.int64)
+        output = self._forward(graph, chunk.slot, [state], token_ids, scores)
         if not chooses:
             state.prefilled += length
             if chunk.is_last:
@@ -325,9 +315,28 @@ class Generator:
         else:
             self._finish(state)
 
+    def _forward(
+        self,
+        graph: TargetGraph,
+        first_slot: int,
+        states: Sequence[RequestState],
+        token_ids: Int64Array,
+        scores: Scores,
+    ) -> TargetOutput:
+        """Runs the next `token_ids` [B,S] of `states`; what is chosen stands behind the last."""
+        starts, sampling = _starts(states), self._pack_sampling(states)
+        last_row = np.full((len(states), 1), token_ids.shape[1] - 1, dtype=np.int64)
+        call = TargetCall(graph, first_slot, token_ids, starts, last_row, scores, sampling)
+        with self._executor_time:
+            output = self._executor.forward(call)
+        if graph != self._graph:
+            for state in states:
+                state.skip_injection()
+        return output
+
     def _start_decoding(self) -> None:
-        self._scheduler.start_decoding()
-        self._executor.release_slots(self._scheduler.used_slots)
+        self._scheduler.slots.start_decoding()
+        self._release_slots()
 
     def _take(self, state: RequestState, tokens: list[int], known: RowScores) -> int:
         """Appends `tokens` up to the end of the output; returns how many were taken."""
@@ -339,12 +348,20 @@ class Generator:
         return taken
 
     def _emit(self, state: RequestState, taken: int, accepted_tokens: int) -> None:
-        self._events.append(make_event(state, taken, accepted_tokens, self._clock()))
+        self._events.append(state.to_event(taken, accepted_tokens, self._clock()))
 
     def _finish(self, state: RequestState) -> None:
         self._scheduler.release(state)
-        self._executor.release_slots(self._scheduler.used_slots)
+        self._release_slots()
         del self._live[state.request_id]
+
+    def _release_slots(self) -> None:
+        with self._executor_time:
+            self._executor.release_slots(self._scheduler.slots.used)
+
+    def _move_slot(self, source: int, destination: int, length: int) -> None:
+        with self._executor_time:
+            self._executor.move_slot(source, destination, length)
 
     def _rows(self, output: SpeculationOutput | TargetOutput) -> list[RowScores]:
         return rows_by_sequence(output, is_drawn=self._limits.draws)
@@ -352,19 +369,10 @@ class Generator:
     def _pack_sampling(self, states: Sequence[RequestState]) -> Int64Array | None:
         return sampling_input(self._limits, [state.request.sampling for state in states])
 
-    def _needed_scores(self, state: RequestState) -> Scores:
-        if self._options.record_logits:
-            return Scores.LOGITS
-        return needed_scores(self._limits, state.request.sampling)
 
-    def _clip_max_tokens(self, request: Request) -> int:
-        room = self._limits.max_seq_len - len(request.prompt_ids)
-        return room if request.max_tokens is None else min(request.max_tokens, room)
-
-    def _choose_rows(self, request: Request) -> int:
-        if not (self._options.speculation and request.speculate):
-            return 1
-        return request.block_size or self._options.block_size or self._limits.block_size
+def _starts(states: Sequence[RequestState]) -> Int64Array:
+    """Cache positions [B] where the next rows of `states` begin."""
+    return np.array([state.cached_length for state in states], dtype=np.int64)
 
 
 @contextmanager

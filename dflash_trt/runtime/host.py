@@ -10,10 +10,8 @@ from functools import partial
 from queue import SimpleQueue
 
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime.events import TokenEvent
-from dflash_trt.runtime.job_runner import JobRunner
-from dflash_trt.runtime.jobs import Failure, Job
-from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.jobs import Failure, Job, JobRunner
+from dflash_trt.runtime.request import Request, TokenEvent
 from dflash_trt.runtime.worker import GeneratorWorker
 
 Heard = tuple[int, TokenEvent | Failure]
@@ -22,8 +20,8 @@ Heard = tuple[int, TokenEvent | Failure]
 class GeneratorHost:
     """Shares one generator between all that call it; what runs at the same time is batched.
 
-    Until something asynchronous is asked for, steps run on the thread that waits for their events.
-    From then on a thread of its own runs them, and the others wait for it.
+    Steps run on the thread that waits for their events until `stream` is called for the first
+    time. From then on a worker's thread runs them.
 
     Args:
         open_runner: opens a generator; called at the first need, and when an executor has failed.
@@ -58,20 +56,21 @@ class GeneratorHost:
             self._runner.executor.close()
 
     def events(self, requests: Sequence[Request]) -> Generator[tuple[int, TokenEvent], None, None]:
-        """What happens to `requests`, each event with the index of its request, until all ended.
+        """What happens to `requests` until all ended: each event, with the index of its request.
 
         Nothing begins before the first event is asked for. Closing the iterator cancels the
-        requests that have not ended: their slots are free before the next step.
+        requests that have not ended; their slots are free before the next step.
 
         Raises:
             DflashError: a request cannot run or go on; the others are cancelled.
             Exception: the executor's own, as it came.
         """
         heard: SimpleQueue[Heard] = SimpleQueue()
-        jobs = [
-            Job(request=request, listener=partial(_note, heard, index))
-            for index, request in enumerate(requests)
-        ]
+
+        def listen(index: int) -> Callable[[TokenEvent | Failure], None]:
+            return lambda event: heard.put((index, event))
+
+        jobs = [Job(request=one, listener=listen(index)) for index, one in enumerate(requests)]
         left = len(jobs)
         try:
             for job in jobs:
@@ -86,9 +85,9 @@ class GeneratorHost:
             self._cancel(jobs)
 
     async def stream(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
-        """What happens to `request`, while the event loop does other things.
+        """What happens to `request`; the event loop goes on meanwhile.
 
-        Closing the iterator, or cancelling the task that waits in it, cancels the request: its
+        Closing the iterator, or cancelling the task that waits in it, cancels the request; its
         slot is free before the next step.
 
         Raises:
@@ -141,8 +140,8 @@ class GeneratorHost:
     def _cancel(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             job.cancelled = True
-        # Whoever holds the lock is about to step, or takes the jobs up with its next step. It may
-        # be this very thread: iterators are closed wherever the garbage collector runs.
+        # Whoever holds the lock will look at the jobs with its next step. It may be this very
+        # thread: the garbage collector closes iterators anywhere.
         if self._lock.acquire(blocking=False):
             try:
                 if self._worker is None and self._runner is not None and not self._closed:
@@ -167,7 +166,3 @@ class GeneratorHost:
             self._runner = runner = self._open_runner()
         self._is_lent = True
         return runner
-
-
-def _note(heard: SimpleQueue[Heard], index: int, event: TokenEvent | Failure) -> None:
-    heard.put((index, event))

@@ -1,4 +1,4 @@
-"""A request, its state inside the generator, and its result."""
+"""A request, its state inside the generator, its events and its result."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ class Request:
     """One prompt and how to continue it.
 
     Args:
-        prompt_ids: token ids, at least one (any sequence of integers is taken and kept as a
-            tuple, and so for the stops).
-        max_tokens: most output tokens (>= 1); None, and any more than fits, means up to the
-            end of the context (prompt + output <= max_seq_len).
-        sampling: greedy unless told otherwise.
-        stop_token_ids: tokens that end the output, besides the model's end-of-sequence ids.
-            The token itself is in the output's ids but not in its text.
+        prompt_ids: token ids, at least one; any sequence of integers, kept as a tuple.
+        max_tokens: most output tokens (>= 1); None, or more than fit, is up to the end of the
+            context (prompt + output <= max_seq_len).
+        sampling: greedy by default.
+        stop_token_ids: tokens that end the output, besides the model's end-of-sequence ids. The
+            token itself is in the output's ids but not in its text.
         stop_strings: texts that end the output; the text is cut before the first of them, the
             token that completed it is the last of the output's ids.
         ignore_eos: do not end at the model's end-of-sequence ids.
@@ -83,6 +82,24 @@ class RequestResult:
     logits: FloatArray | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvent:
+    """What a step did for one request: new tokens, new text, or its end.
+
+    Of `token_ids` the first `accepted_tokens` were drafted; the other one is the prefill's first
+    token or a step's bonus. `text` is what became visible and `pieces` the same per token; what
+    was held back until the end belongs to the last. `result` comes with the finish reason.
+    """
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    accepted_tokens: int
+    text: str
+    pieces: tuple[str, ...]
+    finish_reason: FinishReason | None = None
+    result: RequestResult | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class RequestState:
     """A request inside the generator, from its submission to its result.
@@ -90,8 +107,8 @@ class RequestState:
     `rows` is the size of its verify blocks (1: no drafts), `max_tokens` is clipped to the
     context, `prefilled` counts the prompt tokens in the cache, `token_ids` are the output's.
     After a preemption the first `recomputed` of those are prefilled too, behind the prompt.
-    `injected_until` is the cache position from which the drafter's context is missing, None when
-    it is whole; `forgone_s` are the seconds that drafts would have saved since they would pay.
+    From cache position `injected_until` on the drafter's context is missing; None: it is whole.
+    `forgone_s` are the seconds that drafts would have saved since they would pay.
     """
 
     request_id: int
@@ -111,10 +128,6 @@ class RequestState:
     forgone_s: float = 0.0
 
     @property
-    def prompt_length(self) -> int:
-        return len(self.request.prompt_ids)
-
-    @property
     def cached_length(self) -> int:
         """Cache positions that hold accepted tokens: all but the newest token, the anchor."""
         return self.prefilled + max(len(self.token_ids) - 1, 0) - self.recomputed
@@ -129,12 +142,12 @@ class RequestState:
     @property
     def prefill_length(self) -> int:
         """Tokens that its prefill has to cache: the prompt, and output that was preempted."""
-        return self.prompt_length + self.recomputed
+        return len(self.request.prompt_ids) + self.recomputed
 
     @property
     def next_position(self) -> int:
         """Absolute position of the next output token."""
-        return self.prompt_length + len(self.token_ids)
+        return len(self.request.prompt_ids) + len(self.token_ids)
 
     @property
     def ends_next(self) -> bool:
@@ -143,7 +156,7 @@ class RequestState:
 
     def ids(self, start: int, end: int) -> list[int]:
         """Token ids at the positions start … end - 1 of prompt and output."""
-        prompt, known = self.request.prompt_ids, self.prompt_length
+        prompt, known = self.request.prompt_ids, len(self.request.prompt_ids)
         output = self.token_ids[max(start - known, 0) : max(end - known, 0)]
         return [*prompt[start:end], *output]
 
@@ -174,8 +187,31 @@ class RequestState:
                 break
         return taken
 
-    def flush_text(self) -> str:
-        """Releases held-back text; call once, when the output has ended."""
+    def to_event(self, taken: int, accepted_tokens: int, now: float) -> TokenEvent:
+        """The event for the newest `taken` tokens; the last one, at `now`, if it has finished."""
+        newest = slice(len(self.token_ids) - taken, None)
+        pieces = self.pieces[newest] if self.stream is not None else []
+        text = "".join(pieces)
+        result = None
+        if self.finish_reason is not None:
+            tail = self._flush_text()
+            text += tail
+            if pieces:
+                pieces[-1] += tail
+            self.recorder.finished_at = now
+            result = self._to_result()
+        return TokenEvent(
+            request_id=self.request_id,
+            token_ids=tuple(self.token_ids[newest]),
+            accepted_tokens=accepted_tokens,
+            text=text,
+            pieces=tuple(pieces),
+            finish_reason=self.finish_reason,
+            result=result,
+        )
+
+    def _flush_text(self) -> str:
+        """Releases held-back text; a stop string that it completes is why the output ended."""
         if self.stream is None:
             return ""
         stopped = self.stream.stopped
@@ -185,15 +221,14 @@ class RequestState:
         self.pieces.append(piece)
         return piece
 
-    def to_result(self) -> RequestResult:
-        if self.finish_reason is None:
-            raise ValueError(f"request {self.request_id} has not finished")
+    def _to_result(self) -> RequestResult:
+        assert self.finish_reason is not None
         return RequestResult(
             request_id=self.request_id,
             token_ids=tuple(self.token_ids),
             text=None if self.stream is None else "".join(self.pieces),
             finish_reason=self.finish_reason,
-            statistics=self.recorder.freeze(self.prompt_length, len(self.token_ids)),
+            statistics=self.recorder.freeze(len(self.request.prompt_ids), len(self.token_ids)),
             stop_reason=self._stop_reason(),
             logits=np.stack(self.logits) if self.logits else None,
         )

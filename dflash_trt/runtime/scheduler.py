@@ -33,8 +33,11 @@ class PrefillChunk:
 class Scheduler:
     """Holds every live request: waiting, prefilling or decoding.
 
-    With pages, an executor that `looks_ahead` gets those of two blocks while there are enough. It
-    gives the second block's back before anyone is preempted or kept waiting for lack of pages.
+    With pages, an executor that `looks_ahead` gets those of two blocks while there are enough. The
+    second block's are taken back before anyone is preempted or waits for lack of pages.
+
+    Attributes:
+        slots: the requests that decode, and the one that prefills.
     """
 
     def __init__(
@@ -50,36 +53,26 @@ class Scheduler:
         self._max_seq_len = max_seq_len
         self._prefill_chunk = prefill_chunk
         self._waiting: deque[RequestState] = deque()
-        self._slots = SlotTable(slots, move_slot)
+        self.slots = SlotTable(slots, move_slot)
         self._paging = paging
         self._looks_ahead = looks_ahead
 
     @property
-    def decoding(self) -> tuple[RequestState, ...]:
-        """The decoding requests, in slot order."""
-        return self._slots.decoding
-
-    @property
     def running(self) -> tuple[RequestState, ...]:
         """The requests that hold a slot."""
-        prefilling = self._slots.prefilling
-        return self.decoding if prefilling is None else (*self.decoding, prefilling)
+        prefilling = self.slots.prefilling
+        return self.slots.decoding if prefilling is None else (*self.slots.decoding, prefilling)
 
     @property
     def upcoming(self) -> int:
         """Sequences that will decode together once all known prompts are prefilled."""
-        return min(len(self.running) + len(self._waiting), self._slots.capacity)
+        return min(len(self.running) + len(self._waiting), self.slots.capacity)
 
     @property
     def will_prefill(self) -> bool:
         """Whether a prompt is being prefilled, or can start because a slot is free."""
-        is_placed = self._slots.prefilling is not None
-        return is_placed or (bool(self._waiting) and self._slots.can_place())
-
-    @property
-    def used_slots(self) -> int:
-        """The index from which on slots hold nothing that is needed."""
-        return self._slots.used
+        is_placed = self.slots.prefilling is not None
+        return is_placed or (bool(self._waiting) and self.slots.can_place())
 
     def add(self, state: RequestState) -> None:
         self._waiting.append(state)
@@ -87,17 +80,16 @@ class Scheduler:
     def plan_decode(self, most_rows: int | None = None) -> list[DecodeBatch]:
         """One decode step of every decoding request, in as few passes as their blocks allow.
 
-        Requests whose blocks differ (their own block size, a block cut short by the end of the
-        context, or a drafter's context with a gap) cannot share a pass; each run of equal
-        neighbours is one. `most_rows` bounds every block. Where pages run out, the youngest
-        requests wait again.
+        Requests whose blocks differ cannot share a pass: each run of equal neighbours is one. They
+        differ by a request's own size, at the end of the context, and where a drafter's context
+        has a gap. `most_rows` bounds all. Where pages run out, the youngest requests wait again.
         """
         if self._paging is not None:
             self._make_room(self._paging)
         batches: list[DecodeBatch] = []
         first_slot = 0
         for rows, run in groupby(
-            self._slots.decoding, lambda state: self._count_rows(state, most_rows)
+            self.slots.decoding, lambda state: self._count_rows(state, most_rows)
         ):
             states = tuple(run)
             batches.append(DecodeBatch(first_slot, rows, states))
@@ -109,29 +101,25 @@ class Scheduler:
 
         The oldest prompt waits, and all behind it, where pages are too few for it and one block.
         """
-        if self._waiting and self._slots.can_place() and self._has_pages(self._waiting[0]):
-            self._slots.place(self._waiting.popleft())
-        state = self._slots.prefilling
+        if self._waiting and self.slots.can_place() and self._has_pages(self._waiting[0]):
+            self.slots.place(self._waiting.popleft())
+        state = self.slots.prefilling
         if state is None:
             return None
         start = state.prefilled
         end = min(start + self._prefill_chunk, state.prefill_length)
         return PrefillChunk(
-            slot=self._slots.prefill_slot,
+            slot=self.slots.prefill_slot,
             state=state,
             token_ids=tuple(state.ids(start, end)),
             is_last=end == state.prefill_length,
         )
 
-    def start_decoding(self) -> None:
-        """Lets the request whose prompt is complete join the decoding ones."""
-        self._slots.start_decoding()
-
     def release(self, state: RequestState) -> None:
         """Takes a request out, waiting or running, and frees its pages and slot."""
         if self._paging is not None:
             self._paging.forget(state)
-        if not self._slots.release(state):
+        if not self.slots.release(state):
             self._waiting.remove(state)
 
     def _has_pages(self, state: RequestState) -> bool:
@@ -139,7 +127,7 @@ class Scheduler:
         if self._paging is None:
             return True
         end = min(state.prefill_length + state.rows, self._max_seq_len)
-        slot = len(self._slots.decoding)
+        slot = len(self.slots.decoding)
         while not self._paging.admit(state, slot, end):
             if not self._trim(self._paging):
                 return False
@@ -149,19 +137,19 @@ class Scheduler:
         """Pages for the next block of every decoding request, the oldest first."""
         for state in self.running:
             paging.publish(state)
-        for state in sorted(self._slots.decoding, key=_age):
-            end, slot = self._block_end(state), self._slots.find(state)
+        for state in sorted(self.slots.decoding, key=_age):
+            end, slot = self._block_end(state), self.slots.find(state)
             while slot is not None and not paging.reserve(state, slot, end):
                 if not self._trim(paging):
                     self._preempt(max(self.running, key=_age), paging)
-                slot = self._slots.find(state)
+                slot = self.slots.find(state)
         if self._looks_ahead and not self.will_prefill:  # the block behind it as well
-            for slot, state in enumerate(self._slots.decoding):
+            for slot, state in enumerate(self.slots.decoding):
                 paging.reserve(state, slot, self._block_end(state, blocks=2))
 
     def _trim(self, paging: PageTables) -> bool:
         """Takes back pages beyond the next blocks; returns whether there were any."""
-        decoding = enumerate(self._slots.decoding)
+        decoding = enumerate(self.slots.decoding)
         freed = [paging.trim(state, slot, self._block_end(state)) for slot, state in decoding]
         return any(freed)
 
@@ -171,7 +159,7 @@ class Scheduler:
     def _preempt(self, state: RequestState, paging: PageTables) -> None:
         """Preempts a running request: it loses its pages and waits at the head of the queue."""
         paging.vacate(state)
-        self._slots.release(state)
+        self.slots.release(state)
         state.preempt()
         self._waiting.appendleft(state)
 

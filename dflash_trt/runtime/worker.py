@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.runtime.job_runner import JobRunner, Load
-from dflash_trt.runtime.jobs import Failure, Job, Outcome
+from dflash_trt.runtime.jobs import Failure, Job, JobRunner, Load, Outcome
 from dflash_trt.runtime.request import Request
 
 _log = logging.getLogger(__name__)

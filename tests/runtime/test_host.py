@@ -9,7 +9,7 @@ import pytest
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, Request
 from dflash_trt.runtime.host import GeneratorHost
-from dflash_trt.runtime.job_runner import JobRunner
+from dflash_trt.runtime.jobs import JobRunner
 from tests.runtime.reference import decode_plainly
 from tests.standins.executor import FakeExecutor
 

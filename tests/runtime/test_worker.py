@@ -12,8 +12,7 @@ import pytest
 
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, Request, TokenEvent
-from dflash_trt.runtime.job_runner import JobRunner
-from dflash_trt.runtime.jobs import Failure, Job, Outcome
+from dflash_trt.runtime.jobs import Failure, Job, JobRunner, Outcome
 from dflash_trt.runtime.worker import GeneratorWorker
 from tests.runtime.reference import decode_plainly
 from tests.standins.executor import FakeExecutor

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from dflash_trt.runtime import Generator, Request
-from dflash_trt.runtime.events import make_event
 from dflash_trt.runtime.request import RequestState
 from dflash_trt.runtime.statistics import StatisticsRecorder
 from dflash_trt.text.detokenise import Detokenizer, StopStrings, TextStream
@@ -135,7 +134,7 @@ def test_a_stop_string_completed_at_the_very_end_is_a_stop() -> None:
         recorder=StatisticsRecorder(0.0),
     )
     assert state.append_tokens([tokenizer.token_to_id("a"), tokenizer.token_to_id("<0x21>")]) == 2
-    event = make_event(state, taken=2, accepted_tokens=1, finished_at=1.0)
+    event = state.to_event(taken=2, accepted_tokens=1, now=1.0)
     assert (event.text, event.pieces, event.finish_reason) == ("a", ("a", ""), "stop")
 
 

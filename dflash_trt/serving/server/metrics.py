@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dflash_trt.runtime import RequestStatistics
-from dflash_trt.runtime.job_runner import Load
-from dflash_trt.runtime.jobs import Outcome
+from dflash_trt.runtime.jobs import Load, Outcome
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 TOKEN_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
