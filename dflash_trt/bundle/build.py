@@ -6,7 +6,6 @@ import shutil
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
 
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions, library_version
 from dflash_trt.bundle.engines import build_engines, check_engines
@@ -18,17 +17,12 @@ from dflash_trt.bundle.manifest import (
     TOKENIZER_FOLDER,
     BundleFile,
     Manifest,
+    Origin,
     draft_dims,
     target_dims,
 )
-from dflash_trt.bundle.quantize import (
-    PairQuantization,
-    QuantizationPlan,
-    plan_quantization,
-    quantize_pair,
-)
+from dflash_trt.bundle.quantize import PairQuantization, plan_quantization, quantize_pair
 from dflash_trt.bundle.staging import staged_folder
-from dflash_trt.bundle.weights import describe_weights
 from dflash_trt.checkpoints.kv_scales import read_kv_scales
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import header_sha256
@@ -60,10 +54,9 @@ LIBRARIES = ("numpy", "onnx", "onnxruntime", "safetensors", "tokenizers")
 class BuildOptions:
     """How to write a bundle, beyond what the configuration says.
 
-    `engines` None makes a bundle for the CPU, whose executor runs the graphs themselves;
-    `quantization` None builds the checkpoints as they are; `page_size` None gives linear KV
-    caches, `pages` None as many as all full sequences need.
-    Both paged and FP8 caches of engines need plugins.
+    `engines` None makes a bundle for the CPU, which runs the graphs themselves; `quantization`
+    None builds the checkpoints as they are. `page_size` None gives linear KV caches, `pages` None
+    as many as all full sequences need. Engines need plugins for paged and for FP8 caches.
     """
 
     copy_weights: bool = False
@@ -88,21 +81,21 @@ def build_bundle(
 ) -> Manifest:
     """Writes a bundle of `pair` to `destination`, whole or not at all.
 
-    `prompts` is a .jsonl of prompts to carry along; `verify` uses them when given no others.
-
     Weights are referenced, never loaded: memory stays at the size of the graphs and the RoPE
-    tables, unless engines are built or activations observed. Raises DflashError when limits do
-    not fit the pair, it cannot be quantised, an engine cannot be built or the disk refuses.
+    tables, unless engines are built or activations observed. `prompts` is a .jsonl to carry along,
+    which `verify` uses when given no others.
+
+    Raises:
+        DflashError: limits do not fit the pair, it cannot be quantised, an engine cannot be built,
+            or a file cannot be read or written.
     """
     limits = _limits(pair, config)
     _check_tokenizer(pair)
     if options.cache_dtype is CacheDtype.FP8:
         _check_kv_scales(pair)
-    plan: QuantizationPlan | None = None
+    plan = engines = pool = None
     if options.quantization is not None:
         plan = plan_quantization(pair, options.quantization)
-    engines = None
-    pool = None
     if options.page_size is not None:
         pool = choose_pool(limits, options.page_size, options.pages)
     form = GraphForm(
@@ -131,7 +124,8 @@ def build_bundle(
             copy=options.copy_weights,
             written=written,
         )
-        _describe_checkpoints(pair, graphs)
+        graphs.describe_weights("target", pair.target.checkpoint)
+        graphs.describe_weights("draft", pair.draft.checkpoint)
         progress.stage("graphs", None)
         _write_graphs(pair, graphs, limits.max_seq_len, form)
         has_tokenizer = _copy_tokenizer(pair, folder)
@@ -139,6 +133,9 @@ def build_bundle(
             shutil.copyfile(prompts, folder / PROMPTS_NAME)
         if options.engines is not None:
             engines = build_engines(folder, limits, length, options.engines, progress)
+        origin: Origin = "quantized"
+        if plan is None:
+            origin = "copied" if graphs.has_copies else "linked"
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             name=name,
@@ -148,7 +145,7 @@ def build_bundle(
             target=target_dims(pair),
             draft=draft_dims(pair),
             limits=limits,
-            weights=_describe_origin(plan, graphs),
+            weights=origin,
             tokenizer=has_tokenizer,
             libraries=libraries,
             files=_describe_files(graphs, options, progress),
@@ -156,25 +153,23 @@ def build_bundle(
             page_pool=pool,
             kv_dtype=options.cache_dtype.value,
         )
-        (folder / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", "utf-8")
+        (folder / MANIFEST_NAME).write_bytes(manifest.encode())
     return manifest
 
 
-def _describe_origin(
-    plan: QuantizationPlan | None, graphs: GraphFolder
-) -> Literal["linked", "copied", "quantized"]:
-    if plan is not None:
-        return "quantized"
-    return "copied" if graphs.has_copies else "linked"
-
-
 def _limits(pair: Pair, config: BuildConfig) -> Limits:
-    """The bundle's limits, refused where the models were not made for them."""
+    """The bundle's limits; DflashError (usage) where the models were not made for them."""
     check_positions(
         config.max_seq_len,
         min(pair.target.max_position_embeddings, pair.draft.max_position_embeddings),
     )
-    _check_tables(pair, config.max_seq_len)
+    tables = sum(2 * 4 * config.max_seq_len * spec.head_dim for spec in (pair.target, pair.draft))
+    if tables > MAX_TABLE_BYTES:  # they are computed in memory
+        raise DflashError(
+            f"RoPE tables for {config.max_seq_len:,} positions take {tables:,} bytes",
+            fix="lower --max-seq-len",
+            usage=True,
+        )
     block_size = choose_block(config.block_size, pair.draft.block_size)
     if block_size >= config.max_seq_len:
         raise DflashError(
@@ -190,17 +185,6 @@ def _limits(pair: Pair, config: BuildConfig) -> Limits:
     )
 
 
-def _check_tables(pair: Pair, positions: int) -> None:
-    """Refuses a context whose RoPE tables, which are computed in memory, would be absurd."""
-    size = sum(2 * 4 * positions * spec.head_dim for spec in (pair.target, pair.draft))
-    if size > MAX_TABLE_BYTES:
-        raise DflashError(
-            f"RoPE tables for {positions:,} positions take {size:,} bytes",
-            fix="lower --max-seq-len",
-            usage=True,
-        )
-
-
 def _write_graphs(pair: Pair, graphs: GraphFolder, positions: int, form: GraphForm) -> None:
     tables = graphs.write_tables(compute_tables(pair, positions))
     for model in (
@@ -209,13 +193,6 @@ def _write_graphs(pair: Pair, graphs: GraphFolder, positions: int, form: GraphFo
         build_target_only(pair.target, tables, graphs.locate, form),
     ):
         graphs.write_graph(model)
-
-
-def _describe_checkpoints(pair: Pair, graphs: GraphFolder) -> None:
-    """Makes each weights folder a checkpoint, so that either model can be read from a bundle."""
-    weights = graphs.folder / "weights"
-    describe_weights(weights / "target", pair.target.checkpoint, graphs.shards("target"))
-    describe_weights(weights / "draft", pair.draft.checkpoint, graphs.shards("draft"))
 
 
 def _check_tokenizer(pair: Pair) -> None:
@@ -258,17 +235,22 @@ def _describe_files(
     folder = graphs.folder
     described: list[BundleFile] = []
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    names = {path: path.relative_to(folder).as_posix() for path in paths}
     if options.hash_weights:
         progress.stage("hashing weights", sum(path.stat().st_size for path in paths))
     for path in paths:
-        fields: dict[str, Any] = {"path": names[path], "bytes": path.stat().st_size}
-        source = graphs.weights.get(names[path])
-        if source is not None:
-            fields["header_sha256"] = header_sha256(path)
+        name = path.relative_to(folder).as_posix()
+        source = graphs.weights.get(name)
+        content: str | None
         if source is None or options.hash_weights:
-            fields["sha256"] = file_sha256(path, progress.advance if options.hash_weights else None)
+            content = file_sha256(path, progress.advance if options.hash_weights else None)
         else:
-            fields["sha256"] = blob_sha256(source)
-        described.append(BundleFile(**fields))
+            content = blob_sha256(source)
+        described.append(
+            BundleFile(
+                path=name,
+                bytes=path.stat().st_size,
+                sha256=content,
+                header_sha256=None if source is None else header_sha256(path),
+            )
+        )
     return described

@@ -1,14 +1,24 @@
-"""An opened bundle: its manifest, trusted only as far as its files bear it out."""
+"""An opened bundle: checked against its manifest, and given or relieved of a single file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_trt.bundle.manifest import PROMPTS_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
+from dflash_trt.bundle.manifest import (
+    MANIFEST_NAME,
+    PROMPTS_NAME,
+    TOKENIZER_FOLDER,
+    BundleFile,
+    Manifest,
+    read_manifest,
+)
 from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.core.hashing import file_sha256
+from dflash_trt.core.publish import file_error
 from dflash_trt.errors import DflashError
 from dflash_trt.text.tokenizer import BundleTokenizer
 
@@ -57,18 +67,15 @@ def verify_bundle(bundle: Bundle, on_bytes: Callable[[int], None]) -> list[str]:
     """
     lines: list[str] = []
     for file in bundle.manifest.files:
-        path = bundle.folder / file.path
+        path, checked = bundle.folder / file.path, "sha256 matches"
         if file.header_sha256 is not None and header_sha256(path) != file.header_sha256:
             raise _damaged(path, "has another safetensors header than when it was built")
-        if file.sha256 is not None:
-            if file_sha256(path, on_bytes) != file.sha256:
-                raise _damaged(path, "has another content than when it was built")
-            lines.append(f"{file.path}: sha256 matches")
-        else:
-            lines.append(
-                f"{file.path}: header hash matches; content NOT checked, "
-                "build with --hash-weights to have it checked"
-            )
+        if file.sha256 is None:
+            checked = "header hash matches; content NOT checked, "
+            checked += "build with --hash-weights to have it checked"
+        elif file_sha256(path, on_bytes) != file.sha256:
+            raise _damaged(path, "has another content than when it was built")
+        lines.append(f"{file.path}: {checked}")
     return lines
 
 
@@ -86,3 +93,63 @@ def load_tokenizer(bundle: Bundle) -> BundleTokenizer:
             fix="add one to the checkpoint and build again",
         )
     return BundleTokenizer(folder)
+
+
+def attach_file(bundle: Bundle, name: str, content: bytes) -> Bundle:
+    """Puts a file `name` into the bundle's folder, or replaces it; returns the bundle as it is now.
+
+    Whenever it is interrupted the bundle is whole: its manifest names the file only while that is
+    the one it was written for. Files are replaced, never changed: others may be linked to them.
+
+    Raises:
+        DflashError: the folder cannot be written to.
+    """
+    manifest = detach_file(bundle, name).manifest
+    entry = BundleFile(path=name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    files = sorted([*manifest.files, entry], key=lambda file: file.path)
+    with _writing(bundle.folder):
+        replace_file(bundle.folder / name, content)
+        return _write_files(bundle, files)
+
+
+def detach_file(bundle: Bundle, name: str) -> Bundle:
+    """Takes the file `name` out of the bundle's folder; returns the bundle as it is now.
+
+    Whenever it is interrupted the bundle is whole. What may be left is a file that the manifest
+    does not name, and calling this again removes it.
+
+    Raises:
+        DflashError: the folder cannot be written to.
+    """
+    others = [file for file in bundle.manifest.files if file.path != name]
+    with _writing(bundle.folder):
+        if len(others) < len(bundle.manifest.files):
+            bundle = _write_files(bundle, others)
+        (bundle.folder / name).unlink(missing_ok=True)
+    return bundle
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes a new file and renames it to `path`."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write_files(bundle: Bundle, files: list[BundleFile]) -> Bundle:
+    """Replaces the manifest by one that names `files`."""
+    manifest = bundle.manifest.model_copy(update={"files": files})
+    replace_file(bundle.folder / MANIFEST_NAME, manifest.encode())
+    return Bundle(bundle.folder, manifest)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise file_error(error, folder) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,13 +12,16 @@ import numpy.typing as npt
 import onnx
 from safetensors.numpy import save
 
+from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME, Checkpoint
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
+from dflash_trt.checkpoints.target import GENERATION_CONFIG_NAME
 from dflash_trt.core.links import check_space, clone_file, copy_file, link_file
 from dflash_trt.core.progress import Progress
 from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.check import check_graph
 
 TABLES_LOCATION = "weights/tables.safetensors"
+DESCRIBING_FILES = (CONFIG_NAME, GENERATION_CONFIG_NAME, "hf_quant_config.json")
 
 
 class GraphFolder:
@@ -71,6 +76,20 @@ class GraphFolder:
             progress.stage("copying weights", check_space(rest.values(), destination))
             for path, shard in rest.items():
                 copy_file(shard, path, progress.advance)
+
+    def describe_weights(self, owner: Owner, checkpoint: Checkpoint) -> None:
+        """Makes `owner`'s weights folder a Hugging Face checkpoint of its own."""
+        folder = self.folder / "weights" / owner
+        for name in DESCRIBING_FILES:
+            if (checkpoint.path / name).is_file():
+                shutil.copyfile(checkpoint.path / name, folder / name)
+        shards = self.shards(owner)
+        placed = {name: entry for name, entry in checkpoint.tensors.items() if entry.file in shards}
+        index = {
+            "metadata": {"total_size": sum(entry.length for entry in placed.values())},
+            "weight_map": {name: shards[entry.file] for name, entry in sorted(placed.items())},
+        }
+        (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
 
     def shards(self, owner: Owner) -> dict[Path, str]:
         """The names of `owner`'s weight files in its own folder, by the shard they were made of."""

@@ -33,6 +33,7 @@ PROMPTS_NAME = "prompts.jsonl"
 SCHEMA_VERSION: Literal[1] = 1
 
 Positive = Annotated[int, Field(ge=1)]
+Origin = Literal["linked", "copied", "quantized"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -43,8 +44,8 @@ class _Strict(BaseModel):
 class QuantizationSummary(_Strict):
     """How a checkpoint is quantised: linears by algorithm, and the patterns that it excludes.
 
-    `kv_cache` is the algorithm that it states for the KV cache, and `kv_scales` the number of
-    its scales, which FP8 caches (`kv_dtype`) have where they are FP8's.
+    `kv_cache` is the algorithm that it states for the KV cache, `kv_scales` counts its scales;
+    FP8 caches (`kv_dtype`) use those of FP8.
     """
 
     linears: dict[LinearFormat, Positive]
@@ -180,12 +181,12 @@ class EngineSet(_Strict):
 
 
 class Manifest(_Strict):
-    """`manifest.json`. `weights` says how the weight files came here; where the build quantised
-    a model, its files were written for the bundle, whatever became of the other's.
+    """`manifest.json`.
 
-    `engines` is there for every executor but the CPU's, which runs the graphs themselves.
-    `page_pool` is there where the KV caches are paged; without it they are linear. `kv_dtype` is
-    what they hold: "auto" the compute type, "fp8" what E4M3 does (graph/kv_cache_update.py).
+    `weights` says how the weight files came here: "quantized" where the build quantised a model,
+    whatever became of the other's. `engines` is None for the CPU, which runs the graphs themselves;
+    `page_pool` is None where KV caches are linear. They hold, by `kv_dtype`, the compute type
+    ("auto") or what E4M3 can ("fp8", graph/kv_cache_update.py).
     """
 
     schema_version: Literal[1]
@@ -196,13 +197,17 @@ class Manifest(_Strict):
     target: TargetDims
     draft: DraftDims
     limits: Limits
-    weights: Literal["linked", "copied", "quantized"]
+    weights: Origin
     tokenizer: bool
     libraries: dict[str, str]
     files: list[BundleFile]
     engines: EngineSet | None = None
     page_pool: PagePool | None = None
     kv_dtype: Literal["auto", "fp8"] = "auto"
+
+    def encode(self) -> bytes:
+        """The content of `manifest.json`."""
+        return (self.model_dump_json(indent=2) + "\n").encode()
 
     @property
     def graph_form(self) -> GraphForm:

@@ -10,8 +10,7 @@ import click
 from click.core import ParameterSource
 
 from dflash_trt.backends.base import TargetGraph
-from dflash_trt.bundle.attach import replace_file
-from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.bundle.bundle import Bundle, open_bundle, replace_file
 from dflash_trt.cli.options import (
     bundle_argument,
     json_option,

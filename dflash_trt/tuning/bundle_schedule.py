@@ -6,8 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from dflash_trt.bundle.attach import attach_file, detach_file
-from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.bundle.bundle import Bundle, attach_file, detach_file
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName

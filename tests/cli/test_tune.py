@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.bundle import attach
-from dflash_trt.bundle.attach import attach_file
-from dflash_trt.bundle.bundle import open_bundle, verify_bundle
+from dflash_trt.bundle import bundle as bundles
+from dflash_trt.bundle.bundle import attach_file, open_bundle, verify_bundle
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER
 from dflash_trt.speculation.schedule import SCHEDULE_NAME, BlockSchedule
 from tests.cli.conftest import Run
@@ -243,14 +242,14 @@ def test_an_interrupted_write_leaves_a_whole_bundle(
     mine: Path, monkeypatch: pytest.MonkeyPatch, cut: int
 ) -> None:
     """Manifest without it, the file, manifest with it: broken off before each of the three."""
-    real, calls = attach.replace_file, iter(range(10))
+    real, calls = bundles.replace_file, iter(range(10))
 
     def replace_file(path: Path, content: bytes) -> None:
         if next(calls) == cut:
             raise KeyboardInterrupt
         real(path, content)
 
-    monkeypatch.setattr(attach, "replace_file", replace_file)
+    monkeypatch.setattr(bundles, "replace_file", replace_file)
     with pytest.raises(KeyboardInterrupt):
         attach_file(open_bundle(mine), SCHEDULE_NAME, b"{}\n")
     verify_bundle(open_bundle(mine), lambda count: None)
