@@ -12,7 +12,7 @@ from dflash_trt.backends.onnxruntime.caches import LinearCaches
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.onnxruntime.paged import PagedCaches
 from dflash_trt.runtime import Generator
-from dflash_trt.runtime.paging import PageTables
+from dflash_trt.runtime.paging import PageAllocator, PageTables
 from dflash_trt.serving.server.launcher import TritonServer
 from dflash_trt.serving.server.service import Service
 from dflash_trt.text.chat import ChatRenderer
@@ -47,6 +47,21 @@ def page_tables(generator: Generator) -> PageTables:
     """Who holds which page."""
     assert generator._paging is not None
     return generator._paging
+
+
+def held_pages(generator: Generator) -> int:
+    """Pages that requests hold."""
+    return page_tables(generator)._allocator.held
+
+
+def idle_pages(allocator: PageAllocator) -> int:
+    """Pages that nobody holds and that a key may still find."""
+    return len(allocator._idle)
+
+
+def paged_requests(generator: Generator) -> set[int]:
+    """Requests whose pages are known, waiting ones too."""
+    return set(page_tables(generator)._sequences)
 
 
 def free_pages(generator: Generator) -> list[int]:

@@ -43,18 +43,15 @@ class Pacer:
         self._schedule = schedule
         self._prediction: StepPrediction | None = None
         self._prefill_seconds = 0.0
-        if schedule.measured is not None:
-            self._prediction = StepPrediction(
-                schedule.measured, schedule.fallback, limits.block_size
-            )
-            self._prefill_seconds = schedule.measured.prefill_seconds
+        if (measured := schedule.measured) is not None:
+            self._prediction = StepPrediction(measured, schedule.fallback, limits.block_size)
+            self._prefill_seconds = measured.prefill_seconds
         self._chosen: dict[int, int] = {}
         self._previous: dict[int, int] = {}
         self._steps = 0
         self._seen: Counter[tuple[int, int, int]] = Counter()
-        positions = limits.block_size - 1
-        self._accepted = [0.0] * positions
-        self._expected = [0.0] * positions
+        self._accepted = [0.0] * (limits.block_size - 1)
+        self._expected = [0.0] * (limits.block_size - 1)
         self._factors: list[float] = []
 
     def block_size(self, batch: int) -> int:
@@ -127,17 +124,16 @@ class Pacer:
         if not gaps:
             return None
         saving = self._saving(len(states), self.block_size(len(states)))
-        best, smallest = None, 0
+        paying: list[tuple[int, int]] = []
         for slot in gaps:
             state = states[slot]
             assert state.injected_until is not None
             missing = state.cached_length - state.injected_until
             price = missing * self._prefill_seconds
             left = state.max_tokens - len(state.token_ids)
-            pays = saving > 0 and state.forgone_s >= price and left * saving >= price
-            if pays and (best is None or missing < smallest):
-                best, smallest = slot, missing
-        return best
+            if saving > 0 and state.forgone_s >= price and left * saving >= price:
+                paying.append((missing, slot))
+        return min(paying)[1] if paying else None
 
     def _saving(self, batch: int, block: int) -> float:
         """Seconds that drafting saves per token; 0 where it is off or saves none."""

@@ -1,8 +1,9 @@
-"""The pages of every request: admission, growth, sharing of prefixes."""
+"""Pages of the KV pool: who holds which one, and which hold a prefix that others can share."""
 
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -11,10 +12,85 @@ import numpy as np
 
 from dflash_trt.backends.base import Executor, PagedExecutor
 from dflash_trt.core.limits import PagePool
-from dflash_trt.runtime.pages import PageAllocator
 from dflash_trt.runtime.request import RequestState
 
 BindPages = Callable[[int, Sequence[int]], None]
+
+
+class PageAllocator:
+    """Pages 0 … count-1, each free, held by one or more sequences, or idle.
+
+    A held page may be published under a key that stands for every token up to its end. Whoever
+    has the same tokens shares it. When its last holder lets go, it stays idle with its rows and
+    its key until no page is free: then the page idle for longest is taken. Only the holder that
+    took a page may write to it, until it is published.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._untouched = 0  # pages from here on were never taken: their memory costs nothing yet
+        self._free: list[int] = []
+        self._holders: dict[int, int] = {}
+        self._page_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()  # the first is the oldest
+
+    @property
+    def held(self) -> int:
+        """Pages that sequences hold; a shared one counts once."""
+        return len(self._holders)
+
+    @property
+    def available(self) -> int:
+        """Pages that can be taken."""
+        return self._count - self.held
+
+    def take(self) -> int:
+        """Takes a page for sole use; if none is free, the page idle for longest loses its prefix.
+
+        Raises:
+            ValueError: none is available.
+        """
+        if self._free:
+            page = self._free.pop()
+        elif self._untouched < self._count:
+            page = self._untouched
+            self._untouched += 1
+        elif self._idle:
+            page, _ = self._idle.popitem(last=False)
+            del self._page_of[self._key_of.pop(page)]
+        else:
+            raise ValueError(f"all {self._count} pages are held")
+        self._holders[page] = 1
+        return page
+
+    def share(self, key: bytes) -> int | None:
+        """The page published under `key`, held once more; None where there is none."""
+        page = self._page_of.get(key)
+        if page is None:
+            return None
+        self._idle.pop(page, None)
+        self._holders[page] = self._holders.get(page, 0) + 1
+        return page
+
+    def publish(self, page: int, key: bytes) -> None:
+        """Lets others find a held page, now full and final; a key's first page is the one found."""
+        if page not in self._holders:
+            raise ValueError(f"page {page} is not held")
+        if key not in self._page_of and page not in self._key_of:
+            self._page_of[key] = page
+            self._key_of[page] = key
+
+    def release(self, page: int) -> None:
+        """Gives a page up; after the last holder it is idle if it was published, else free."""
+        self._holders[page] -= 1
+        if self._holders[page]:
+            return
+        del self._holders[page]
+        if page in self._key_of:
+            self._idle[page] = None
+        else:
+            self._free.append(page)
 
 
 @dataclass(slots=True)
@@ -33,8 +109,8 @@ class _Sequence:
 class PageTables:
     """Gives requests the pages that their next rows need.
 
-    A page is published once all its rows are those of accepted tokens, in target and draft alike:
-    another request with the same tokens up to there takes it as it is, drafter's context included.
+    A page is published once all its rows are those of accepted tokens, in target and draft alike.
+    Another request with the same tokens up to there shares it, drafter's context included.
 
     Args:
         pool: the executor's; used by this object alone.
@@ -48,11 +124,6 @@ class PageTables:
         self._sequences: dict[int, _Sequence] = {}
 
     @property
-    def held(self) -> int:
-        """Pages that requests hold; a shared one counts once."""
-        return self._allocator.held
-
-    @property
     def usage(self) -> float:
         """The share of the pool that requests hold, 0 … 1."""
         return self._allocator.held / self._pool.pages
@@ -60,8 +131,8 @@ class PageTables:
     def admit(self, state: RequestState, slot: int, end: int) -> bool:
         """Gives `state` pages for positions up to `end`, shared ones first, and binds them.
 
-        Shared positions count as prefilled. At least one token is left to run, since its row yields
-        the next token. False, with nothing changed, if there are too few pages.
+        Shared positions count as prefilled; one token at least is left to run, since its row
+        yields the next. False, with nothing changed, if there are too few pages.
         """
         sequence = self._sequences.setdefault(state.request_id, _Sequence())
         full = (state.prefill_length - 1) // self._pool.page_size

@@ -28,7 +28,7 @@ MAX_CANDIDATE_TOP_K = 64
 class RowScores:
     """The rows of sequence `index` of a call: `logits` [R,V], or candidates, or neither.
 
-    Where the executor draws, `is_drawn`, its choices are the tokens. Valid until its next call.
+    With `is_drawn` the executor's choices are the tokens. Valid until its next call.
     """
 
     index: int

@@ -8,10 +8,9 @@ Definitions, with n = output tokens and "step" = one decode pass of the target:
     TPOT                (E2E - TTFT) / (n - 1)
     tokens per second   (n - 1) / (E2E - TTFT)
 
-The first token comes from the prefill, not from a step: tau = (n - 1) / steps. What a stop
-or max_tokens cuts off a block was never emitted: it counts neither as emitted nor as
-accepted, while its drafts stay in drafted_tokens, because they were paid for.
-A figure that was not measured is None, never 0.
+The first token comes from the prefill, so tau = (n - 1) / steps. What a stop or max_tokens cuts
+off a block counts neither as emitted nor as accepted, but its drafts were paid for and count as
+drafted. A figure that was not measured is None, never 0.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ JsonValue = int | float | list[int] | list[float | None] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceStatistics:
-    """Counts over decode steps.
+    """Counts of tokens and decode steps.
 
     Args:
         steps: decode passes of the target; a pass without drafts counts too.
@@ -37,6 +36,9 @@ class AcceptanceStatistics:
         position_trials: item j counts the steps in which draft j + 1 of the block was reached:
             it existed, all before it were accepted, and no stop or limit came before it.
         position_accepts: item j counts those of `position_trials` in which it was accepted.
+        cached_prompt_tokens: the prompt's whose rows other requests had computed; None where
+            caches are linear.
+        preemptions: how often pages were lost; None where caches are linear.
     """
 
     steps: int = 0
@@ -45,6 +47,10 @@ class AcceptanceStatistics:
     acceptance_histogram: tuple[int, ...] = ()
     position_trials: tuple[int, ...] = ()
     position_accepts: tuple[int, ...] = ()
+    prompt_tokens: int
+    output_tokens: int
+    cached_prompt_tokens: int | None = None
+    preemptions: int | None = None
 
     @property
     def acceptance_length(self) -> float | None:
@@ -69,6 +75,10 @@ class AcceptanceStatistics:
 
     def to_json(self) -> dict[str, JsonValue]:
         return {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_prompt_tokens": self.cached_prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "preemptions": self.preemptions,
             "steps": self.steps,
             "drafted_tokens": self.drafted_tokens,
             "accepted_tokens": self.accepted_tokens,
@@ -81,16 +91,8 @@ class AcceptanceStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStatistics(AcceptanceStatistics):
-    """One request's counts and times (seconds from its submission; `queue_s` to its first pass).
+    """A request's counts, and times in seconds from submission; `queue_s` is to its prefill."""
 
-    `cached_prompt_tokens` are the prompt's whose rows other requests had computed; `preemptions`
-    counts how often it lost its pages. Both are None where caches are linear.
-    """
-
-    prompt_tokens: int
-    output_tokens: int
-    cached_prompt_tokens: int | None = None
-    preemptions: int | None = None
     queue_s: float | None = None
     time_to_first_token_s: float | None = None
     end_to_end_s: float | None = None
@@ -115,10 +117,6 @@ class RequestStatistics(AcceptanceStatistics):
 
     def to_json(self) -> dict[str, JsonValue]:
         return {
-            "prompt_tokens": self.prompt_tokens,
-            "cached_prompt_tokens": self.cached_prompt_tokens,
-            "output_tokens": self.output_tokens,
-            "preemptions": self.preemptions,
             **AcceptanceStatistics.to_json(self),
             "time_to_first_token_s": self.time_to_first_token_s,
             "time_per_output_token_s": self.time_per_output_token_s,
@@ -136,10 +134,6 @@ class TotalStatistics(AcceptanceStatistics):
     """
 
     requests: int
-    prompt_tokens: int
-    output_tokens: int
-    cached_prompt_tokens: int | None = None
-    preemptions: int | None = None
     median_time_to_first_token_s: float | None
     median_time_per_output_token_s: float | None
     wall_s: float | None
@@ -156,10 +150,6 @@ class TotalStatistics(AcceptanceStatistics):
     def to_json(self) -> dict[str, JsonValue]:
         return {
             "requests": self.requests,
-            "prompt_tokens": self.prompt_tokens,
-            "cached_prompt_tokens": self.cached_prompt_tokens,
-            "output_tokens": self.output_tokens,
-            "preemptions": self.preemptions,
             **AcceptanceStatistics.to_json(self),
             "median_time_to_first_token_s": self.median_time_to_first_token_s,
             "median_time_per_output_token_s": self.median_time_per_output_token_s,
@@ -220,11 +210,10 @@ class StatisticsRecorder:
         self.steps += 1
         self.drafted_tokens += rows - 1
         self.accepted_tokens += accepted
-        if len(self.acceptance_histogram) < rows:
-            missing = rows - len(self.acceptance_histogram)
-            self.acceptance_histogram += [0] * missing
-            self.position_trials += [0] * (rows - 1 - len(self.position_trials))
-            self.position_accepts += [0] * (rows - 1 - len(self.position_accepts))
+        missing = rows - len(self.acceptance_histogram)
+        self.acceptance_histogram += [0] * missing
+        for counts in (self.position_trials, self.position_accepts):
+            counts += [0] * (rows - 1 - len(counts))
         self.acceptance_histogram[emitted - 1] += 1
         for position in range(trials):
             self.position_trials[position] += 1

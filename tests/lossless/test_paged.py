@@ -13,7 +13,7 @@ import pytest
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
-from tests.inspection import page_tables, poison_free_pages, pools
+from tests.inspection import held_pages, poison_free_pages, pools
 from tests.lossless.runs import OUTPUT, assert_same, make_requests, run, run_baseline
 from tests.pairs import PairFactory, TinyPair
 
@@ -183,7 +183,7 @@ def test_memory_follows_the_tokens_held(make_pair: PairFactory, kv_dtype: str) -
     while generator.used_slots < 64:
         generator.step()
     generator.step()
-    held = page_tables(generator).held
+    held = held_pages(generator)
     # Each request is at most one page, and one block, ahead of its tokens.
     assert held * 64 < generator.cached_tokens + 64 * (64 + 8)
     touched = touched_bytes() - before
