@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from dflash_trt.config import data_folder
 from dflash_trt.core.machine import installed_version
@@ -83,43 +82,19 @@ def _run_on_cpu() -> str:
     import numpy as np
     import onnx
     import onnxruntime as ort
-    from onnx import TensorProto, helper
 
-    from dflash_trt.graph.functions import (
-        IR_VERSION,
-        OPSET,
-        TRT_DOMAIN,
-        attention_function,
-    )
+    from dflash_trt.graph.functions import IR_VERSION, OPSET, TRT_DOMAIN, attention_function
 
     function = attention_function("lower_right")
-    heads: list[Any] = ["B", 1, "S", 4]
-    cache: list[Any] = ["B", 1, "M", 4]
-    graph = helper.make_graph(
-        [
-            helper.make_node(
-                function.name,
-                ["q", "k", "k", "", "", "lengths"],
-                ["y"],
-                domain=TRT_DOMAIN,
-                overload=function.overload,
-                causal_kind="lower_right",
-            )
-        ],
-        "doctor",
-        [
-            helper.make_tensor_value_info("q", TensorProto.FLOAT, heads),
-            helper.make_tensor_value_info("k", TensorProto.FLOAT, cache),
-            helper.make_tensor_value_info("lengths", TensorProto.INT32, ["B"]),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, heads)],
+    model = onnx.parser.parse_model(
+        f"""<ir_version: {IR_VERSION}, opset_import: ["": {OPSET}, "{TRT_DOMAIN}": 1]>
+        doctor (float[B, 1, S, 4] q, float[B, 1, M, 4] k, int32[B] lengths)
+            => (float[B, 1, S, 4] y) {{
+            y = {TRT_DOMAIN}.{function.name}:{function.overload}
+                <causal_kind = "lower_right"> (q, k, k, "", "", lengths)
+        }}"""
     )
-    model: onnx.ModelProto = helper.make_model(
-        graph,
-        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(TRT_DOMAIN, 1)],
-        functions=[function],
-        ir_version=IR_VERSION,
-    )
+    model.functions.append(function)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     rows = np.ones((1, 1, 2, 4), np.float32)
     keys = np.ones((1, 1, 4, 4), np.float32)

@@ -1,13 +1,15 @@
 """`doctor --gpu-check`: the demo pair's engines built, run and probed on this machine's GPU.
 
-Its record is what moves a feature from rung 3 (built) to rung 5 (run), so it says all that is
-needed to read it: machine, versions, date and every figure.
+Its record moves a feature from rung 3 (built) to rung 5 (run), so it holds all that is needed to
+read it: machine, versions, date and every figure.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -69,7 +71,10 @@ def check_gpu(progress: Progress) -> dict[str, Any]:
         "machine": machine,
         "pair": TARGET,
         "precision": PRECISION.value,
-        "passed": all(run["error"] is None and _has_passed(run["probes"]) for run in runs),
+        "passed": all(
+            run["error"] is None and all(probe["passed"] is not False for probe in run["probes"])
+            for run in runs
+        ),
         "runs": runs,
     }
 
@@ -137,15 +142,7 @@ def _check_library(
         "version": str(load_library(library).__version__),
         "plugins": plugins,
         "error": error,
-        "probes": [
-            {
-                "name": probe.name,
-                "passed": probe.passed,
-                "detail": probe.detail,
-                "figures": probe.figures,
-            }
-            for probe in probes
-        ],
+        "probes": [asdict(probe) for probe in probes],
     }
 
 
@@ -170,15 +167,6 @@ def _probe(gpu_bundle: Bundle, cpu_bundle: Bundle) -> Iterator[Probe]:
         Request(prompt_ids=tuple(tokenizer.encode(text)), max_tokens=MAX_TOKENS)
         for text in read_prompts(cpu_bundle.prompts)[:PROMPTS]
     ]
-    cpu = open_executor(cpu_bundle)
-    gpu = open_executor(gpu_bundle)
-    assert isinstance(gpu, TensorRtExecutor)
-    try:
+    with closing(open_executor(cpu_bundle)) as cpu, closing(open_executor(gpu_bundle)) as gpu:
+        assert isinstance(gpu, TensorRtExecutor)
         yield from run_probes(gpu, cpu, requests, gpu_bundle.manifest.limits.prefill_chunk)
-    finally:
-        gpu.close()
-        cpu.close()
-
-
-def _has_passed(probes: list[dict[str, Any]]) -> bool:
-    return all(probe["passed"] is not False for probe in probes)

@@ -22,10 +22,9 @@ from dflash_trt.backends.base import (
     Scores,
     StepCall,
     TargetCall,
-    TargetGraph,
 )
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.proof.verification import Comparison, Mode, measure_speed
+from dflash_trt.proof.verification import Mode, ModeReport, measure_speed
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from dflash_trt.runtime.scores import sampling_input
 from dflash_trt.sampling.acceptance import accept_block
@@ -66,7 +65,7 @@ def run_probes(
     yield from _probe_speed(gpu, requests)
 
 
-def _probe_tokens(gpu: Executor, cpu: Executor, requests: Sequence[Request]) -> list[Probe]:
+def _probe_tokens(gpu: Executor, cpu: Executor, requests: Sequence[Request]) -> Iterator[Probe]:
     """Tokens of every mode against the CPU's, up to ties."""
 
     def generate(executor: Executor, mode: Mode) -> list[RequestResult]:
@@ -83,28 +82,23 @@ def _probe_tokens(gpu: Executor, cpu: Executor, requests: Sequence[Request]) -> 
         Mode(speculation=True, batch=batch, block_size=block) for batch in sorted({1, most})
     ]
     expected = generate(cpu, plain)
-    probes = []
     for mode in modes:
-        comparison = Comparison(mode)
+        report = ModeReport(mode=str(mode), is_bitwise=False)
         for index, (want, got) in enumerate(zip(expected, generate(gpu, mode), strict=True)):
-            comparison.add(index, want, got)
-        report = comparison.to_report(is_bitwise=False)
+            report.add(index, want, got)
         gaps = ", ".join(f"{tie.gap:.3g}" for tie in report.ties) or "none"
-        probes.append(
-            Probe(
-                name=f"tokens of {mode} are the CPU's",
-                passed=report.is_lossless,
-                detail=f"{report.tokens} tokens; gaps where they part: {gaps}; noise of a logit "
-                f"{report.noise:.3g}",
-                figures={
-                    "tokens": report.tokens,
-                    "noise": report.noise,
-                    "gaps": [tie.gap for tie in report.ties],
-                    "acceptance_length": report.statistics.acceptance_length,
-                },
-            )
+        yield Probe(
+            name=f"tokens of {mode} are the CPU's",
+            passed=report.is_lossless,
+            detail=f"{report.tokens} tokens; gaps where they part: {gaps}; noise of a logit "
+            f"{report.noise:.3g}",
+            figures={
+                "tokens": report.tokens,
+                "noise": report.noise,
+                "gaps": [tie.gap for tie in report.ties],
+                "acceptance_length": report.statistics.acceptance_length,
+            },
         )
-    return probes
 
 
 def _probe_lengths(gpu: Executor, cpu: Executor, prompt: Int64Array) -> Probe:
@@ -210,10 +204,7 @@ def _probe_drawing(gpu: Executor, prompt: Int64Array) -> Probe:
 
 
 def _probe_ahead(gpu: TensorRtExecutor, prompt: Int64Array) -> Probe:
-    """Steps begun before they are asked for settle the same tokens; steps a second of both.
-
-    They are asked for, too, but where the sequences begin anew: the device accepts as the host.
-    """
+    """Steps begun ahead settle the same tokens, and are asked for, so that none is in vain."""
     batch = gpu.limits.max_batch
     for slot in range(batch):
         _forward(gpu, prompt, [0], slot)
@@ -234,10 +225,9 @@ def _probe_ahead(gpu: TensorRtExecutor, prompt: Int64Array) -> Probe:
 def _decode(
     gpu: TensorRtExecutor, prompt: Int64Array, *, ahead: bool
 ) -> tuple[list[list[int]], float, int, int]:
-    """Tokens of TIMED_STEPS steps behind `prompt` in all slots, and steps a second.
+    """Decodes behind `prompt` in all slots: tokens, steps a second, steps begun ahead, steps lost.
 
-    Then the steps that were begun ahead, and those of all that should have been asked for and were
-    not. Where the context ends the sequences begin anew, without looking ahead over it.
+    Where the context ends the sequences begin anew, and no step is begun ahead.
     """
     batch, block = gpu.limits.max_batch, gpu.limits.block_size
     length = prompt.shape[1] - 1
@@ -264,56 +254,44 @@ def _decode(
     return tokens, TIMED_STEPS / seconds, begun, lost
 
 
-def _probe_speed(gpu: TensorRtExecutor, requests: Sequence[Request]) -> list[Probe]:
+def _probe_speed(gpu: TensorRtExecutor, requests: Sequence[Request]) -> Iterator[Probe]:
     """Medians of a step's time, and tokens per second against target_only."""
     limits = gpu.limits
-    figures: dict[str, Any] = {"cache_bytes": gpu.cache_bytes}
+    times: dict[str, float] = {}
     for batch in sorted({1, limits.max_batch}):
         zeros = np.zeros(batch, np.int64)
         step, column = _make_step(gpu, zeros, zeros), zeros[:, None]
         plain = TargetCall("target_only", 0, column, zeros, column, sampling=step.sampling)
-        figures[f"dflash_step_ms_batch_{batch}"] = _time(partial(gpu.speculate, step))
-        figures[f"target_only_step_ms_batch_{batch}"] = _time(partial(gpu.forward, plain))
+        times[f"dflash_step_ms_batch_{batch}"] = _time(partial(gpu.speculate, step))
+        times[f"target_only_step_ms_batch_{batch}"] = _time(partial(gpu.forward, plain))
+    yield Probe(
+        name="time of a step",
+        passed=None,
+        detail=", ".join(f"{name} {value:.3f}" for name, value in times.items()),
+        figures={"cache_bytes": gpu.cache_bytes, **times},
+    )
     speed = measure_speed(gpu, requests, block_size=limits.block_size, repeats=3)
-    probes = [
-        Probe(
-            name="time of a step",
-            passed=None,
-            detail=", ".join(
-                f"{name} {value:.3f}" for name, value in figures.items() if "_ms_" in name
-            ),
-            figures=figures,
-        )
-    ]
     if speed.ratios:
-        probes.append(
-            Probe(
-                name="speed at batch 1",
-                passed=None,
-                detail=f"target_only {median(speed.baseline):,.0f} tokens/s, DFlash "
-                f"{median(speed.speculative):,.0f}, ratio {speed.speedup:.2f}",
-                figures={
-                    "target_only_tokens_per_second": list(speed.baseline),
-                    "dflash_tokens_per_second": list(speed.speculative),
-                },
-            )
+        yield Probe(
+            name="speed at batch 1",
+            passed=None,
+            detail=f"target_only {median(speed.baseline):,.0f} tokens/s, DFlash "
+            f"{median(speed.speculative):,.0f}, ratio {speed.speedup:.2f}",
+            figures={
+                "target_only_tokens_per_second": list(speed.baseline),
+                "dflash_tokens_per_second": list(speed.speculative),
+            },
         )
-    return probes
 
 
 def _forward(
-    executor: Executor,
-    ids: Int64Array,
-    starts: Sequence[int],
-    slot: int,
-    rows: int = 1,
-    graph: TargetGraph = "target",
+    executor: Executor, ids: Int64Array, starts: Sequence[int], slot: int, rows: int = 1
 ) -> FloatArray:
     """Logits [B,rows,V] of the last `rows` rows."""
     picked = np.tile(np.arange(ids.shape[1] - rows, ids.shape[1]), (len(ids), 1))
     greedy = _greedy(executor, len(ids))
     output = executor.forward(
-        TargetCall(graph, slot, ids, np.array(starts), picked, Scores.LOGITS, greedy)
+        TargetCall("target", slot, ids, np.array(starts), picked, Scores.LOGITS, greedy)
     )
     assert output.logits is not None
     return output.logits.copy()
