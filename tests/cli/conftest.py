@@ -47,20 +47,37 @@ class Outcome:
         return errors[0]
 
 
-Run = Callable[..., Outcome]
+@dataclass(frozen=True)
+class Run:
+    """Runs `dflash-trt ARGUMENTS`; an exception that escapes fails the test."""
+
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, *arguments: object) -> Outcome:
+        self.capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        captured = self.capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    def well(self, *arguments: object) -> Outcome:
+        """As a call; the command must succeed."""
+        outcome = self(*arguments)
+        assert outcome.code == 0, (outcome.out, outcome.err)
+        return outcome
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs `dflash-trt ARGUMENTS`; an exception that escapes fails the test."""
+    return Run(capsys)
 
-    def call(*arguments: object) -> Outcome:
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return Outcome(code, captured.out, captured.err)
 
-    return call
+def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Changes the manifest of the bundle in `folder`; returns it."""
+    path = folder / "manifest.json"
+    manifest: dict[str, Any] = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+    return manifest
 
 
 @pytest.fixture(scope="session")

@@ -85,8 +85,7 @@ def test_kernels_are_all_that_touches_such_caches(
     if is_long:
         monkeypatch.setattr(kernel_facts, "RUN", 16)
     config, output = write_config(make_pair(**PAIRS[pair]).folder), tmp_path / "bundle"
-    shown = run("build", "--target", config, *FULL, *CACHES[caches], "--plugins", "-o", output)
-    assert shown.code == 0, shown.err
+    run.well("build", "--target", config, *FULL, *CACHES[caches], "--plugins", "-o", output)
     manifest = json.loads((output / "manifest.json").read_text())
     is_paged, is_fp8 = "paged" in caches, "fp8" in caches
     assert manifest["kv_dtype"] == ("fp8" if is_fp8 else "auto")
@@ -174,8 +173,7 @@ def test_scales_of_the_checkpoint_are_in_the_graph(
     output = tmp_path / "bundle"
     options = [*FULL, "--plugins", *CACHES["fp8"], "-o", output]
     options = [one for one in options if one not in ("--precision", "bf16")]
-    shown = run("build", "--target", config, *options)
-    assert shown.code == 0, shown.err
+    shown = run.well("build", "--target", config, *options)
     assert "FP8 (E4M3) codes, 6 of 10 scales from the checkpoints, else 1" in shown.out
     fixed = {
         one.name: onnx.numpy_helper.to_array(one).tolist()

@@ -19,175 +19,39 @@ from dflash_trt.errors import DflashError
 from tests.cli.conftest import Run
 from tests.waiting import PATIENCE_S
 
-SAMPLING = ["--temperature", "--top-k", "--top-p", "--seed"]
-PROMPTS = ["--prompt", "--prompt-file", "--raw"]
+SAMPLING = "--temperature --top-k --top-p --seed"
+PROMPTS = "--prompt --prompt-file --raw"
 # Adding or renaming anything here is a promise to users: change it on purpose.
 FROZEN = {
-    "build": [
-        "--target",
-        "--target-checkpoint",
-        "--draft-checkpoint",
-        "--executor",
-        "--profile",
-        "--arch",
-        "--timing-cache",
-        "--plugins",
-        "--precision",
-        "--draft-precision",
-        "--calibration",
-        "--exclude",
-        "--quantize-lm-head",
-        "--max-batch",
-        "--max-seq-len",
-        "--block-size",
-        "--kv-layout",
-        "--kv-dtype",
-        "--page-size",
-        "--kv-pages",
-        "--trtllm-version",
-        "--block-schedule",
-        "--attention-backend",
-        "--eagle-checkpoint",
-        "--context-recompute-tail",
-        "--copy-weights",
-        "--hash-weights",
-        "--overwrite",
-        "-o/--output",
-    ],
-    "doctor": ["--gpu-check", "-o/--output", "--json"],
-    "generate": [
-        "BUNDLE",
-        "--url",
-        *PROMPTS,
-        "--max-tokens",
-        *SAMPLING,
-        "--stop",
-        "--ignore-eos",
-        "--block-size",
-        "--block-schedule",
-        "--no-speculation",
-        "--view",
-        "--threads",
-        "--json",
-    ],
-    "inspect": ["BUNDLE", "--verify", "--batch", "--context", "--gpu", "--json"],
-    "package": [
-        "BUNDLE",
-        "--no-speculation",
-        "--block-schedule",
-        "--max-queue-size",
-        "--threads",
-        "--overwrite",
-        "-o/--output",
-    ],
-    "quantize": [
-        "--checkpoint",
-        "--precision",
-        "--draft",
-        "--target-checkpoint",
-        "--calibration",
-        "--exclude",
-        "--quantize-lm-head",
-        "--quantize-fc",
-        "--overwrite",
-        "--json",
-        "-o/--output",
-    ],
-    "plan": [
-        "--target",
-        "--target-checkpoint",
-        "--draft-checkpoint",
-        "--gpu",
-        "--gpus",
-        "--interactivity",
-        "--input-tokens",
-        "--output-tokens",
-        "--context",
-        "--precision",
-        "--acceptance",
-        "--eagle3-tau",
-        "--tensor-parallel",
-        "--expert-parallel",
-        "--parameter",
-        "--measured",
-        "-o/--output",
-        "--json",
-    ],
-    "report": ["RESULTS", "-o/--output", "--interactivity", "--baseline", "--json"],
-    "serve": [
-        "REPO|BUNDLE",
-        "--host",
-        "--grpc-port",
-        "--http-port",
-        "--metrics-port",
-        "--openai-port",
-        "--no-speculation",
-        "--block-schedule",
-        "--log-file",
-    ],
-    "sweep": [
-        "--config",
-        "--name",
-        "--url",
-        "--model",
-        "--kind",
-        "--gpus",
-        "--baseline",
-        "--input-file",
-        "--dataset",
-        "--category",
-        "--tokenizer",
-        "--isl",
-        "--osl",
-        "--ignore-eos",
-        "--temperature",
-        "--top-p",
-        "--top-k",
-        "--seed",
-        "--concurrency",
-        "--request-rate",
-        "--request-count",
-        "--duration",
-        "--warmup",
-        "--repeats",
-        "--goodput",
-        "--timeout",
-        "--interactivity",
-        "--refine",
-        "-o/--output-dir",
-        "--json",
-    ],
-    "targets": ["--json"],
-    "tune": [
-        "BUNDLE",
-        *PROMPTS,
-        "--max-tokens",
-        *SAMPLING,
-        "--block-size",
-        "--batch",
-        "--rounds",
-        "--fallback",
-        "--dry-run",
-        "--remove",
-        "--threads",
-        "--json",
-        "-o/--output",
-    ],
-    "verify": [
-        "BUNDLE",
-        *PROMPTS,
-        "--max-tokens",
-        *SAMPLING,
-        "--block-size",
-        "--batch",
-        "--repeats",
-        "--against",
-        "--text",
-        "--fail-below-agreement",
-        "--max-tau-loss",
-        "--threads",
-        "--json",
-    ],
+    "build": "--target --target-checkpoint --draft-checkpoint --executor --profile --arch "
+    "--timing-cache --plugins --precision --draft-precision --calibration --exclude "
+    "--quantize-lm-head --max-batch --max-seq-len --block-size --kv-layout --kv-dtype "
+    "--page-size --kv-pages --trtllm-version --block-schedule --attention-backend "
+    "--eagle-checkpoint --context-recompute-tail --copy-weights --hash-weights --overwrite "
+    "-o/--output",
+    "doctor": "--gpu-check -o/--output --json",
+    "generate": f"BUNDLE --url {PROMPTS} --max-tokens {SAMPLING} --stop --ignore-eos --block-size "
+    "--block-schedule --no-speculation --view --threads --json",
+    "inspect": "BUNDLE --verify --batch --context --gpu --json",
+    "package": "BUNDLE --no-speculation --block-schedule --max-queue-size --threads --overwrite "
+    "-o/--output",
+    "quantize": "--checkpoint --precision --draft --target-checkpoint --calibration --exclude "
+    "--quantize-lm-head --quantize-fc --overwrite --json -o/--output",
+    "plan": "--target --target-checkpoint --draft-checkpoint --gpu --gpus --interactivity "
+    "--input-tokens --output-tokens --context --precision --acceptance --eagle3-tau "
+    "--tensor-parallel --expert-parallel --parameter --measured -o/--output --json",
+    "report": "RESULTS -o/--output --interactivity --baseline --json",
+    "serve": "REPO|BUNDLE --host --grpc-port --http-port --metrics-port --openai-port "
+    "--no-speculation --block-schedule --log-file",
+    "sweep": "--config --name --url --model --kind --gpus --baseline --input-file --dataset "
+    "--category --tokenizer --isl --osl --ignore-eos --temperature --top-p --top-k --seed "
+    "--concurrency --request-rate --request-count --duration --warmup --repeats --goodput "
+    "--timeout --interactivity --refine -o/--output-dir --json",
+    "targets": "--json",
+    "tune": f"BUNDLE {PROMPTS} --max-tokens {SAMPLING} --block-size --batch --rounds --fallback "
+    "--dry-run --remove --threads --json -o/--output",
+    "verify": f"BUNDLE {PROMPTS} --max-tokens {SAMPLING} --block-size --batch --repeats --against "
+    "--text --fail-below-agreement --max-tau-loss --threads --json",
 }
 
 
@@ -208,15 +72,14 @@ def test_commands_and_options_are_frozen() -> None:
         assert command is not None
         actual[name] = _parameters(command)
     assert {name: sorted(options) for name, options in actual.items()} == {
-        name: sorted(options) for name, options in FROZEN.items()
+        name: sorted(options.split()) for name, options in FROZEN.items()
     }
 
 
 @pytest.mark.parametrize("name", FROZEN)
 def test_help(run: Run, name: str) -> None:
-    outcome = run(name, "--help")
-    assert outcome.code == 0
-    for option in FROZEN[name]:
+    outcome = run.well(name, "--help")
+    for option in FROZEN[name].split():
         assert option.split("/")[-1] in outcome.out
     assert run(name, "-h").out == outcome.out
 
@@ -228,13 +91,6 @@ def test_group_help_and_version(run: Run) -> None:
     bare = run()
     assert bare.code == 2
     assert bare.err.startswith("Usage: dflash-trt") and "error:" not in bare.err
-
-
-def test_unknown_command_and_option(run: Run) -> None:
-    run("biuld").fails(2, "biuld")
-    run("build", "--tagret", "demo").fails(2, "--tagret")
-    run("build").fails(2, "--target")
-    run("generate").fails(2, "BUNDLE")
 
 
 @pytest.mark.parametrize(
@@ -313,8 +169,7 @@ def test_light_commands_stay_light() -> None:
 
 
 def test_targets(run: Run) -> None:
-    shown = run("targets")
-    assert shown.code == 0
+    shown = run.well("targets")
     lines = shown.out.splitlines()
     listed: dict[str, Any] = run("targets", "--json").json
     configs = {name: one for name, one in listed.items() if one["supported"]}

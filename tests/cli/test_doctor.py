@@ -32,8 +32,7 @@ def _finding(outcome: Outcome, capability: str) -> Any:
 
 
 def test_lines(run: Run) -> None:
-    outcome = run("doctor")
-    assert outcome.code == 0
+    outcome = run.well("doctor")
     lines = outcome.out.splitlines()
     assert len(lines) == len(CAPABILITIES)
     for line, capability in zip(lines, CAPABILITIES, strict=True):
@@ -67,8 +66,7 @@ def test_no_server(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("dflash_trt.serving.server.tritonserver.NGC_BINARY", tmp_path / "none")
     monkeypatch.setattr("dflash_trt.serving.server.tritonserver._find_wheel", lambda: None)
-    outcome = run("doctor", "--json")
-    assert outcome.code == 0
+    outcome = run.well("doctor", "--json")
     finding = _finding(outcome, "serve models")
     assert finding["ready"] is False and "there is no tritonserver" in finding["detail"]
 
@@ -116,8 +114,7 @@ def test_missing_demo_pair(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 @pytest.mark.parametrize(("value", "ready"), [("1", False), ("0", True), ("", True)])
 def test_offline_hub(run: Run, monkeypatch: pytest.MonkeyPatch, value: str, ready: bool) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", value)
-    outcome = run("doctor", "--json")
-    assert outcome.code == 0
+    outcome = run.well("doctor", "--json")
     assert _finding(outcome, "download checkpoints")["ready"] is ready
 
 

@@ -63,8 +63,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, engine_config: Path, tmp_path: Pat
 
 def test_a_record_of_everything(run: Run, stand_in: FakeTensorRt, tmp_path: Path) -> None:
     file = tmp_path / "record.json"
-    outcome = run("doctor", "--gpu-check", "-o", file)
-    assert outcome.code == 0, outcome.out
+    outcome = run.well("doctor", "--gpu-check", "-o", file)
     record = json.loads(file.read_text())
     assert record["passed"] is True and record["machine"]["gpu"]["arch"] == "sm_90"
     assert record["machine"]["libraries"]["cuda-python"]
@@ -102,8 +101,7 @@ def test_tensorrt_is_checked_with_plugins_too(
     monkeypatch.setattr("dflash_trt.proof.gpu_probes.TIMED_STEPS", 8)
     stand_in.version = "11.4.0"
     file = tmp_path / "record.json"
-    outcome = run("doctor", "--gpu-check", "-o", file)
-    assert outcome.code == 0, outcome.out
+    outcome = run.well("doctor", "--gpu-check", "-o", file)
     plain, plugins = json.loads(file.read_text())["runs"]
     assert not plain["plugins"] and plugins["plugins"]
     assert "TensorRT 11.4.0, float16, plugins" in outcome.out

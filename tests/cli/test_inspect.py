@@ -1,11 +1,10 @@
-"""`inspect`: figures worked out by hand, and every kind of damage found."""
+"""`inspect`: figures worked out by hand, and damage that is found."""
 
 from __future__ import annotations
 
-import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,19 +17,13 @@ DRAFT_TOKEN_BYTES = 2 * 2 * 2 * 8 * 4
 LAYER = 2 * 64 * 32 + 2 * 64 * 16 + 3 * 64 * 24 + 2 * 64 + 2 * 8
 TARGET_PARAMETERS = 6 * LAYER + 2 * 300 * 64 + 64
 DRAFT_PARAMETERS = 2 * LAYER + 64 * 3 * 64 + 2 * 64
+WEIGHTS = "weights/draft/shard-00000.safetensors"
 
 
 @pytest.fixture
 def copy(bundle: Path, tmp_path: Path) -> Path:
     """A bundle of its own to damage (with copied, not linked, weights)."""
     return shutil.copytree(bundle, tmp_path / "copy")
-
-
-def _edit(folder: Path, change: Any) -> None:
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    change(manifest)
-    path.write_text(json.dumps(manifest))
 
 
 def test_figures(run: Run, bundle: Path) -> None:
@@ -67,7 +60,6 @@ def test_batch_and_context(run: Run, bundle: Path) -> None:
     memory = run("inspect", bundle, "--batch", 3, "--context", 1000, "--json").json["memory_bytes"]
     assert (memory["batch"], memory["context"]) == (3, 1000)
     assert memory["target_cache"] == 3000 * TARGET_TOKEN_BYTES
-    run("inspect", bundle, "--batch", 0).fails(2, "--batch")
 
 
 def test_users_that_fit_on_a_gpu(run: Run, bundle: Path) -> None:
@@ -82,7 +74,6 @@ def test_users_that_fit_on_a_gpu(run: Run, bundle: Path) -> None:
     shown = run("inspect", bundle, "--gpu", "rtx-5090").out
     assert "fit     projected: GeForce RTX 5090, 29.8 GiB: weights" in shown and " of 64" in shown
     assert " (they and caches as the CPU holds them, no engine's; see `plan`), workspace" in shown
-    run("inspect", bundle, "--gpu", "rtx-509").fails(2, "nearest: 'rtx-5090'")
 
 
 def test_text(run: Run, bundle: Path) -> None:
@@ -97,8 +88,7 @@ def test_text(run: Run, bundle: Path) -> None:
 
 
 def test_verify(run: Run, bundle: Path) -> None:
-    outcome = run("inspect", bundle, "--verify", "--json")
-    assert outcome.code == 0
+    outcome = run.well("inspect", bundle, "--verify", "--json")
     checks = outcome.json["verified"]
     assert "target.onnx: sha256 matches" in checks
     weights = "weights/target/shard-00000.safetensors: header hash matches; content NOT checked"
@@ -106,107 +96,29 @@ def test_verify(run: Run, bundle: Path) -> None:
     assert len(checks) == len(outcome.json["files"])
 
 
-def _remove(folder: Path) -> None:
-    (folder / "draft.onnx").unlink()
-
-
-def _grow(folder: Path) -> None:
-    with (folder / "target.onnx").open("ab") as file:
-        file.write(b"x")
-
-
-def _truncate(folder: Path) -> None:
-    path = folder / "weights" / "draft" / "shard-00000.safetensors"
-    path.write_bytes(path.read_bytes()[:-4])
-
-
-def _version(folder: Path) -> None:
-    _edit(folder, lambda manifest: manifest.update(schema_version=2))
-
-
-def _no_version(folder: Path) -> None:
-    _edit(folder, lambda manifest: manifest.pop("schema_version"))
-
-
-def _escape(folder: Path) -> None:
-    (folder.parent / "x").touch()
-    _edit(folder, lambda m: m["files"].append({"path": "../x", "bytes": 0}))
-
-
-def _absolute(folder: Path) -> None:
-    _edit(folder, lambda m: m["files"].append({"path": "/etc/passwd", "bytes": 0}))
-
-
-def _control(folder: Path) -> None:
-    _edit(folder, lambda m: m["files"].append({"path": "a\nerror: b\x1b[31m", "bytes": 0}))
-
-
-def _nan(folder: Path) -> None:
-    _edit(folder, lambda manifest: manifest["target"].update(layers=float("nan")))
-
-
-def _unknown(folder: Path) -> None:
-    _edit(folder, lambda manifest: manifest.update(pickle="x"))
-
-
-def _wrong_type(folder: Path) -> None:
-    _edit(folder, lambda manifest: manifest["limits"].update(max_batch="4"))
-
-
-def _boolean(folder: Path) -> None:
-    _edit(folder, lambda manifest: manifest["limits"].update(max_batch=True))
-
-
-def _negative(folder: Path) -> None:
-    _edit(folder, lambda manifest: manifest["target"].update(heads=-1))
-
-
-def _endless(folder: Path) -> None:
-    _edit(folder, lambda manifest: manifest["target"].update(layers=10**11))
-
-
-def _hash(folder: Path) -> None:
-    _edit(folder, lambda manifest: manifest["files"][0].update(sha256="00"))
-
-
-def _cut(folder: Path) -> None:
-    path = folder / "manifest.json"
-    path.write_text(path.read_text()[:-20])
-
-
-def _list(folder: Path) -> None:
-    (folder / "manifest.json").write_text("[]")
-
-
-def _binary(folder: Path) -> None:
-    (folder / "manifest.json").write_bytes(b"\xff\xfe")
-
-
 @pytest.mark.parametrize(
-    ("damage", "pieces"),
+    ("name", "change", "pieces"),
     [
-        (_remove, ["draft.onnx", "is missing"]),
-        (_grow, ["target.onnx", "bytes, the manifest says"]),
-        (_truncate, ["shard-00000.safetensors", "bytes, the manifest says"]),
-        (_version, ["manifest.json", "schema version 2", "reads 1"]),
-        (_no_version, ["manifest.json", "schema version None"]),
-        (_escape, ["manifest.json", "leaves the bundle"]),
-        (_absolute, ["manifest.json", "leaves the bundle"]),
-        (_control, [r"a\nerror: b\x1b[31m", "is missing"]),
-        (_nan, ["manifest.json", "NaN"]),
-        (_unknown, ["manifest.json", "pickle"]),
-        (_wrong_type, ["manifest.json", "limits.max_batch", "integer"]),
-        (_boolean, ["manifest.json", "limits.max_batch", "integer"]),
-        (_negative, ["manifest.json", "target.heads"]),
-        (_endless, ["manifest.json", "target.layers"]),
-        (_hash, ["manifest.json", "files.0.sha256"]),
-        (_cut, ["manifest.json", "not valid JSON"]),
-        (_list, ["manifest.json", "JSON object"]),
-        (_binary, ["manifest.json", "UTF-8"]),
+        ("draft.onnx", None, ["draft.onnx", "is missing"]),
+        ("target.onnx", lambda data: data + b"x", ["target.onnx", "bytes, the manifest says"]),
+        (WEIGHTS, lambda data: data[:-4], ["shard-00000.safetensors", "bytes, the manifest says"]),
+        ("manifest.json", lambda data: data[:-9], ["manifest.json", "not valid JSON"]),
+        ("manifest.json", lambda data: b"[]", ["manifest.json", "JSON object"]),
+        ("manifest.json", lambda data: b"\xff\xfe", ["manifest.json", "UTF-8"]),
     ],
 )
-def test_damage_is_found_on_opening(run: Run, copy: Path, damage: Any, pieces: list[str]) -> None:
-    damage(copy)
+def test_damage_is_found_on_opening(
+    run: Run,
+    copy: Path,
+    name: str,
+    change: Callable[[bytes], bytes] | None,
+    pieces: list[str],
+) -> None:
+    """Manifests with one wrong value are in tests/frozen."""
+    if change is None:
+        (copy / name).unlink()
+    else:
+        (copy / name).write_bytes(change((copy / name).read_bytes()))
     run("inspect", copy).fails(1, *pieces)
     run("generate", copy, "--prompt", "a").fails(1, *pieces)
 
@@ -220,12 +132,12 @@ def _flip(path: Path, position: int) -> None:
 @pytest.mark.parametrize("name", ["target_only.onnx", "tokenizer/tokenizer.json"])
 def test_changed_content_is_found_by_verify(run: Run, copy: Path, name: str) -> None:
     _flip(copy / name, -1)
-    assert run("inspect", copy).code == 0
+    run.well("inspect", copy)
     run("inspect", copy, "--verify").fails(1, name, "another content", "build the bundle again")
 
 
 def test_a_changed_weights_header_is_found_by_verify(run: Run, copy: Path) -> None:
-    weights = copy / "weights" / "draft" / "shard-00000.safetensors"
+    weights = copy / WEIGHTS
     data = weights.read_bytes()
     weights.write_bytes(data.replace(b'"hidden_norm.weight"', b'"hidden_norm.weighs"'))
     run("inspect", copy, "--verify").fails(1, "shard-00000", "another safetensors header")
@@ -236,8 +148,8 @@ def test_changed_weights_are_found_where_they_were_hashed(
 ) -> None:
     folder = tmp_path / "hashed"
     arguments = ["--copy-weights", "--hash-weights"]
-    assert run("build", "--target", own_pair, "-o", folder, *arguments).code == 0
-    assert run("inspect", folder, "--verify").code == 0
+    run.well("build", "--target", own_pair, "-o", folder, *arguments)
+    run.well("inspect", folder, "--verify")
     _flip(folder / "weights" / "target" / "shard-00000.safetensors", -1)
-    assert run("inspect", folder).code == 0
+    run.well("inspect", folder)
     run("inspect", folder, "--verify").fails(1, "shard-00000", "another content")

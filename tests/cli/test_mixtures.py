@@ -1,18 +1,73 @@
-"""The gpt-oss demo pair from the command line: what is shown, and NVFP4 experts as its twin."""
+"""A mixture of experts from the command line: built, shown, and its MXFP4 experts converted."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from dflash_trt.checkpoints.folder import open_checkpoint
 from dflash_trt.config import data_folder
 from tests.cli.conftest import Run
+from tests.reference.checkpoints import write_target
 
 DEMO = ["build", "--target", "demo-gpt-oss", "-o"]
 
 
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mxfp4") / "source"
+    return write_target(folder, "gpt_oss", "bfloat16", num_layers=4, mxfp4=True)
+
+
+def test_the_line_and_the_json(run: Run, source: Path, tmp_path: Path) -> None:
+    arguments = ["quantize", "--checkpoint", source, "--precision", "nvfp4"]
+    shown = run.well(*arguments, "-o", tmp_path / "q")
+    described = run(*arguments, "--json", "-o", tmp_path / "j").json
+    blocks = 4 * 8 * (2 * 96 * 64 + 64 * 96) // 16
+    assert (described["exact_blocks"], described["requantized_blocks"]) == (blocks, 0)
+    assert len(described["tensors"]) == 8
+    assert f"8 tensors, {blocks:,} blocks of 16 exact, 0 quantized again" in shown.out
+    assert described["tensors"].keys() < open_checkpoint(tmp_path / "q").tensors.keys()
+
+
+def test_bf16_is_larger(run: Run, source: Path, tmp_path: Path) -> None:
+    arguments = ["quantize", "--checkpoint", source, "--precision", "bf16", "--json"]
+    described = run(*arguments, "-o", tmp_path / "q").json
+    assert described["bytes"] > described["source_bytes"]
+    assert described["requantized_blocks"] == 0
+
+
+def test_experts_in_floating_point_are_refused(run: Run, tmp_path: Path) -> None:
+    folder = write_target(tmp_path / "m", "qwen3_moe", "bfloat16", num_layers=4, shards=1)
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"prompt": "a"}\n')
+    arguments = ["quantize", "--checkpoint", folder, "--precision", "nvfp4"]
+    refused = run(*arguments, "--calibration", texts, "-o", tmp_path / "q")
+    assert refused.code == 1 and "has experts in floating point" in refused.err
+    assert not (tmp_path / "q").exists()
+
+
+def test_a_build_says_how_experts_are_converted(run: Run, tmp_path: Path) -> None:
+    refused = run(*DEMO, tmp_path / "b", "--precision", "nvfp4")
+    assert refused.code == 1 and "write it with `dflash-trt quantize`" in refused.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("precision", ["nvfp4", "bf16"])
+def test_a_bundle_says_what_its_experts_are_in(run: Run, tmp_path: Path, precision: str) -> None:
+    quantize = ["quantize", "--checkpoint", "demo_pair/gpt_oss/target", "--precision", precision]
+    run.well(*quantize, "-o", tmp_path / "q")
+    built = run(*DEMO, tmp_path / "b", "--target-checkpoint", tmp_path / "q")
+    shown = run("inspect", tmp_path / "b").out
+    assert ("quantised target: experts in NVFP4; excluded" in built.out) == (precision == "nvfp4")
+    formats = {"nvfp4": "BF16/NVFP4", "bf16": "BF16"}[precision]
+    assert f"585,188 parameters in {formats}, vocabulary" in shown
+    assert "no linear quantised" not in built.out + shown
+
+
 def test_what_is_shown(run: Run, tmp_path: Path) -> None:
-    built = run(*DEMO, tmp_path / "b")
-    assert built.code == 0, built.err
+    built = run.well(*DEMO, tmp_path / "b")
     assert "target in BF16/MXFP4, draft in BF16" in built.out
     assert "quantised target: experts in MXFP4; excluded " in built.out
     shown = run("inspect", tmp_path / "b").out
@@ -23,12 +78,11 @@ def test_what_is_shown(run: Run, tmp_path: Path) -> None:
 def test_experts_in_nvfp4_are_a_twin_of_the_same_numbers(run: Run, tmp_path: Path) -> None:
     target = data_folder("demo_pair") / "gpt_oss" / "target"
     command = ["quantize", "--checkpoint", target, "--precision", "nvfp4", "-o", tmp_path / "t"]
-    assert run(*command).code == 0
-    assert run(*DEMO, tmp_path / "mxfp4").code == 0
-    assert run(*DEMO, tmp_path / "nvfp4", "--target-checkpoint", tmp_path / "t").code == 0
-    compared = run(
+    run.well(*command)
+    run.well(*DEMO, tmp_path / "mxfp4")
+    run.well(*DEMO, tmp_path / "nvfp4", "--target-checkpoint", tmp_path / "t")
+    compared = run.well(
         "verify", tmp_path / "nvfp4", "--against", tmp_path / "mxfp4", "--json", "--max-tokens", 8
     )
-    assert compared.code == 0, compared.err
     quality = compared.json["text"]
     assert quality["agreement"] == 1 and quality["max_kl"] == 0

@@ -45,14 +45,12 @@ def test_tokens_are_those_that_the_runtime_draws(
     ):
         monkeypatch.setitem(sys.modules, "tensorrt", library)
         folder = tmp_path / name
-        built = run("build", "--target", engine_config, *BUILD, *plugins, "-o", folder)
-        assert built.code == 0, built.err
+        run.well("build", "--target", engine_config, *BUILD, *plugins, "-o", folder)
         with monkeypatch.context() as patch:
             cuda = FakeCuda()
             stand_in(patch, folder, cuda).version = "11.4.0"
             common = ["generate", folder, "--prompt-file", prompts, "--max-tokens", 40, "--json"]
-            outcome = run(*common, *options)
-            assert outcome.code == 0, outcome.err
+            outcome = run.well(*common, *options)
             assert cuda.is_clean
         outputs.append([one["text"] for one in outcome.json["requests"]])
     assert outputs[0] == outputs[1]

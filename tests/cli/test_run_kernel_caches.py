@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,10 @@ from dflash_trt.core.limits import MAX_COUNT, Limits
 from dflash_trt.kernels import attention
 from dflash_trt.memory.workspace import split_scratch
 from tests.cli.bigram import write_bigram_pair
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, edit_manifest
 from tests.standins.cuda import FakeCuda
 from tests.standins.engines import stand_in
-from tests.standins.plugin import FakePlugin
-from tests.standins.plugin_tensorrt import PluginTensorRt
+from tests.standins.plugin_tensorrt import stand_in_builder
 from tests.standins.tensorrt import FakeTensorRt
 
 ENGINES = ["--executor", "tensorrt", "--precision", "fp16", "--plugins", "--max-seq-len", "128"]
@@ -45,19 +43,11 @@ def fp8(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twenty pages of 16 for up to four sequences of 128, which split attention reads."""
     folder = tmp_path_factory.mktemp("fp8")
     with pytest.MonkeyPatch.context() as patch:
-        builder(patch, folder)
+        stand_in_builder(patch, folder)
         patch.setattr(attention, "RUN", SHARES_RUN)
         command = ["build", "--target", str(config), *ENGINES, *CACHES]
         assert main([*command, "-o", str(folder / "bundle")]) == 0
     return folder / "bundle"
-
-
-def builder(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    trt = PluginTensorRt(FakePlugin())
-    patch.setitem(sys.modules, "tensorrt", trt)
-    patch.setitem(sys.modules, "tensorrt.plugin", trt.plugin)
-    patch.setattr("dflash_trt.hardware.device.load_cuda", lambda: FakeCuda())
-    patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
 
 
 @pytest.fixture(autouse=True)
@@ -77,21 +67,18 @@ def test_generate_verify_and_tune(
     trt = run_on(monkeypatch, fp8)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": "cab" * 9 + c}) + "\n" for c in "abcb"))
-    generated = run("generate", fp8, "--prompt-file", prompts, "--max-tokens", 60, "--json")
-    assert generated.code == 0, generated.err
+    generated = run.well("generate", fp8, "--prompt-file", prompts, "--max-tokens", 60, "--json")
     texts = [one["text"] for one in generated.json["requests"]]
     assert texts == ["ba" * 30, "ab" * 30, "c" * 60, "ab" * 30]
     assert generated.json["total"]["cached_prompt_tokens"] == 3 * 16, "pages are shared"
     common = ["--prompt-file", prompts, "--max-tokens", 12]
-    verified = run("verify", fp8, *common, "--repeats", 1, "--batch", "4")
-    assert verified.code == 0, (verified.out, verified.err)
+    run.well("verify", fp8, *common, "--repeats", 1, "--batch", "4")
     monkeypatch.setattr("dflash_trt.tuning.blocks.STEPS_SECONDS", 0.0)
     monkeypatch.setattr("dflash_trt.tuning.blocks.LEAST_STEPS", 8)
     copy = shutil.copytree(fp8, tmp_path / "bundle")
     run_on(monkeypatch, copy)
     quick = ["--block-size", "4", "--batch", "1,4", "--rounds", "1"]
-    tuned = run("tune", copy, *common, *quick)
-    assert tuned.code == 0, tuned.err
+    run.well("tune", copy, *common, *quick)
     assert trt.cuda.is_clean
 
 
@@ -124,9 +111,8 @@ def test_workspace_counts_the_shares(
         with_shares - shares
         == run("inspect", fp8, "--gpu", "b200", "--json").json["fit"]["workspace"]
     )
-    builder(monkeypatch, tmp_path)
-    built = run("build", "--target", config, *ENGINES, *CACHES, "-o", tmp_path / "bundle")
-    assert built.code == 0, built.err
+    stand_in_builder(monkeypatch, tmp_path)
+    built = run.well("build", "--target", config, *ENGINES, *CACHES, "-o", tmp_path / "bundle")
     assert "paged caches " in built.out and "(21 × 16 positions, allocated whole)" in built.out
     assert ", shares of split attention " in built.out
 
@@ -168,7 +154,7 @@ def test_what_cannot_fit_is_refused_before_anything_is_written(
     pieces: list[str],
 ) -> None:
     monkeypatch.setattr(attention, "RUN", 4)  # 32 shares
-    builder(monkeypatch, tmp_path)
+    stand_in_builder(monkeypatch, tmp_path)
     build = ["build", "--target", config, *ENGINES, *CACHES, *options]
     run(*build, "-o", tmp_path / "bundle").fails(2, *pieces)
     assert not (tmp_path / "bundle").exists()
@@ -177,13 +163,6 @@ def test_what_cannot_fit_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("change", "pieces"),
     [
-        (lambda m: m["page_pool"].update(page_size=0), ["page_size", "power of two"]),
-        (lambda m: m["page_pool"].update(page_size=-16), ["page_size", "power of two"]),
-        (lambda m: m["page_pool"].update(pages=0), ["pages"]),
-        (lambda m: m["page_pool"].update(pages=1 << 40), ["pages"]),
-        (lambda m: m["page_pool"].update(pages=7), ["page_pool does not hold one sequence"]),
-        (lambda m: m.update(kv_dtype="fp4"), ["kv_dtype"]),
-        (lambda m: m.update(executor="tensorrt-rtx"), ["engines that draw do not go with"]),
         (
             lambda m: (m.update(executor="tensorrt-rtx"), m["engines"].update(draws=False)),
             ["paged or FP8 caches do not go with"],
@@ -214,8 +193,6 @@ def test_a_manifest_that_lies_is_refused_in_one_line(
 ) -> None:
     folder = shutil.copytree(fp8, tmp_path / "bundle")
     trt = run_on(monkeypatch, folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    change(manifest)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    edit_manifest(folder, change)
     run("generate", folder, "--prompt", "b").fails(1, *pieces)
     assert trt.cuda.is_clean and trt.executions == 0

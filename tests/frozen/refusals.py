@@ -1,6 +1,7 @@
 """Refusals: the exit code, the place and the remedy of each, not what is said of the mistake.
 
-What is refused stands in refused/*.txt and in broken_files.py.
+Each is one line on stderr and leaves nothing behind. What is refused stands in refused/*.txt and
+in broken_files.py.
 """
 
 from __future__ import annotations
@@ -41,10 +42,15 @@ def refusal_facts(bundles: Path) -> dict[str, Any]:
 
 
 def _refusal(work: _Workplace, words: list[str]) -> dict[str, Any]:
+    before = work.names()
     with adapter.noted_errors() as errors:
         outcome = run(*words)
     assert outcome.code in (1, 2), (words, outcome.out, outcome.err)
-    line = outcome.err.splitlines()[-1].removeprefix("error: ")
+    assert outcome.out == "" and work.names() == before, words
+    *others, line = outcome.err.splitlines()
+    assert line.startswith("error: ") and line.isprintable() and len(line) < 600, line
+    assert not [one for one in others if one.startswith(("error: ", "Traceback"))], outcome.err
+    line = line.removeprefix("error: ")
     for error in reversed(errors):
         if error.message == line:
             where, fix = (work.masked(text) for text in (error.where, error.fix))
@@ -82,6 +88,10 @@ class _Workplace:
     def _bundle(self, pair: Path, name: str) -> None:
         self._files[name] = self._folder / name.lower()
         run_well("build", "--target", pair, "-o", self._files[name])
+
+    def names(self) -> list[str]:
+        """Files and folders that lie here now."""
+        return sorted(path.name for path in self._folder.iterdir())
 
     def masked(self, text: str | None) -> str | None:
         if text is None:
