@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
 
 EXIT_FAILED = 1
@@ -45,6 +46,13 @@ class DflashError(Exception):
     @property
     def exit_code(self) -> int:
         return EXIT_USAGE if self.usage else EXIT_FAILED
+
+
+def refuse_options(given: Mapping[str, object], what: str, fix: str | None = None) -> None:
+    """Raises DflashError (usage) for the first option of `given` that has a value."""
+    for option, value in given.items():
+        if value is not None and value is not False and value != ():
+            raise DflashError(what, where=option, fix=fix, usage=True)
 
 
 def one_line(text: object, limit: int = 300) -> str:

@@ -10,7 +10,6 @@ from contextlib import aclosing, closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypedDict, Unpack
 
 from dflash_trt.backends.base import Executor
@@ -88,9 +87,8 @@ class LoadedPair:
         graphs: Iterable[GraphName] = (),
     ) -> None:
         if type(threads) is not int or threads < 1:
-            raise DflashError(
-                f"{threads!r} is not an integer of at least 1", where="threads", usage=True
-            )
+            what = f"{threads!r} is not an integer of at least 1"
+            raise DflashError(what, where="threads", usage=True)
         check_runnable(bundle)
         is_fixed = block_size is not None or not speculation
         if is_fixed and block_schedule == AUTO:
@@ -113,12 +111,7 @@ class LoadedPair:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @cached_property
@@ -175,10 +168,8 @@ class LoadedPair:
             except DflashError as error:
                 if len(requests) == 1:
                     raise
-                where = f"{error.where} {number}"
-                raise DflashError(
-                    error.what, where=where, fix=error.fix, usage=error.usage
-                ) from error
+                where, fix = f"{error.where} {number}", error.fix
+                raise DflashError(error.what, where=where, fix=fix, usage=error.usage) from error
 
     def generate(
         self,
@@ -303,14 +294,9 @@ class LoadedPair:
             shown = one_line(repr(prompt), 40)
             what = f"{shown} is neither a text, nor token ids, nor messages"
             raise DflashError(what, where="prompt", usage=True)
-        ids: list[int] = []
-        messages: list[Message] = []
-        for item in prompt:
-            if isinstance(item, Mapping):
-                messages.append(item)
-            elif not isinstance(item, str):
-                ids.append(item)
-        if not messages and len(ids) == len(prompt):
+        messages = [item for item in prompt if isinstance(item, Mapping)]
+        ids = [item for item in prompt if not isinstance(item, Mapping | str)]
+        if len(ids) == len(prompt):
             return ids
         if len(messages) < len(prompt) or not all(map(_is_message, messages)):
             what = 'messages must have a "role" and a "content" each, both texts'

@@ -13,7 +13,6 @@ from dflash_trt.building.deployment import (
     build_deployment,
     refuse_deployment_options,
 )
-from dflash_trt.building.profile import apply_profile, profile_arch
 from dflash_trt.building.recipe import (
     PrecisionRecipe,
     check_idle_options,
@@ -39,8 +38,9 @@ from dflash_trt.config import (
     resolve_file,
 )
 from dflash_trt.core.progress import Progress
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.hardware.arch import DEFAULT_ARCH
+from dflash_trt.hardware.table import find_gpu
 from dflash_trt.text.prompts import read_prompts
 
 EXECUTORS = ("cpu", *LIBRARIES, TRTLLM)
@@ -67,7 +67,7 @@ def build(request: BuildRequest, progress: Progress) -> BuiltBundle | BuiltDeplo
     if name is not None or request.executor == TRTLLM:
         name = choose_profile(config, name, path)
         profile = config.profiles[name]
-        config = apply_profile(config, profile)
+        config = _apply_profile(config, profile)
     config = request.limits.apply(config)
     if request.executor == TRTLLM:
         assert name is not None
@@ -78,6 +78,39 @@ def build(request: BuildRequest, progress: Progress) -> BuiltBundle | BuiltDeplo
     return _build_cpu_bundle(request, config, path, profile, progress)
 
 
+def _apply_profile(config: BuildConfig, profile: HardwareProfile) -> BuildConfig:
+    """`config` with what `profile` says in its place.
+
+    A precision replaces the configuration's for both models: the draft's was chosen for the old.
+    """
+    given = {"max_batch": profile.max_batch, "max_seq_len": profile.max_seq_len}
+    update: dict[str, object] = {key: value for key, value in given.items() if value is not None}
+    if profile.precision is not None:
+        update |= {"precision": profile.precision, "draft_precision": None}
+    return config.model_copy(update=update)
+
+
+def _profile_arch(profile: HardwareProfile, executor: str, arch: str | None) -> str:
+    """The architecture to build engines for.
+
+    Raises:
+        DflashError: the CPU has no use for a profile, engines run on one GPU, or --arch is
+            another than the profile's (usage).
+    """
+    what, fix = None, "leave it out"
+    if executor not in LIBRARIES:
+        what = f"profiles describe GPUs; executor {executor} has none"
+    elif profile.gpus > 1:
+        what = f"has {profile.gpus} GPUs; engines run on one"
+        fix = "choose a profile of one GPU, or --executor trtllm"
+    elif arch not in (None, find_gpu(profile.gpu).arch):
+        what = f"is for {find_gpu(profile.gpu).arch}, --arch says {arch}"
+        fix = "leave one of them out"
+    if what is not None:
+        raise DflashError(what, where="--profile", fix=fix, usage=True)
+    return find_gpu(profile.gpu).arch
+
+
 def _build_cpu_bundle(
     request: BuildRequest,
     config: BuildConfig,
@@ -86,16 +119,14 @@ def _build_cpu_bundle(
     progress: Progress,
 ) -> BuiltBundle:
     if profile is not None:
-        profile_arch(profile, request.executor, None)  # which refuses: a CPU is no GPU
+        _profile_arch(profile, request.executor, None)  # which refuses: a CPU is no GPU
     recipe = choose_recipe(config, path, request.precision, engines=False)
     _refuse_tensorrt_options(request)
-    if request.engines.arch is not None:
-        raise DflashError(
-            f"{request.engines.arch!r} is for engines; the CPU executor runs the graphs themselves",
-            where="--arch",
-            fix=f"add --executor {TENSORRT_RTX.executor}, or leave it out",
-            usage=True,
-        )
+    refuse_options(
+        {"--arch": request.engines.arch},
+        f"{request.engines.arch!r} is for engines; the CPU executor runs the graphs themselves",
+        f"add --executor {TENSORRT_RTX.executor}, or leave it out",
+    )
     return _write_bundle(request, config, path, recipe, None, progress)
 
 
@@ -108,7 +139,7 @@ def _build_engine_bundle(
 ) -> BuiltBundle:
     arch = request.engines.arch
     if profile is not None:
-        arch = profile_arch(profile, request.executor, arch)
+        arch = _profile_arch(profile, request.executor, arch)
     recipe = choose_recipe(config, path, request.precision, engines=True)
     library = LIBRARIES[request.executor]
     if library.is_rtx:
@@ -128,18 +159,10 @@ def _build_engine_bundle(
 
 def _refuse_tensorrt_options(request: BuildRequest) -> None:
     """Refuses what only TensorRT for data centres takes."""
-    idle = {
-        "--timing-cache": (request.engines.timing_cache, "measures tactics as it builds"),
-        "--plugins": (request.engines.plugins, "takes this project's plugins"),
-    }
-    for option, (given, what) in idle.items():
-        if given:
-            raise DflashError(
-                f"only TensorRT {what}",
-                where=option,
-                fix="leave it out, or build with --executor tensorrt",
-                usage=True,
-            )
+    fix = "leave it out, or build with --executor tensorrt"
+    cache, plugins = request.engines.timing_cache, request.engines.plugins
+    refuse_options({"--timing-cache": cache}, "only TensorRT measures tactics as it builds", fix)
+    refuse_options({"--plugins": plugins}, "only TensorRT takes this project's plugins", fix)
 
 
 def _write_bundle(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dflash_trt.backends.tensorrt.library import LIBRARIES, TENSORRT
 from dflash_trt.building.request import CPU, LINEAR, TRTLLM, CacheOptions
 from dflash_trt.core.limits import PAGE_SIZE
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.graph.form import CacheDtype
 
 
@@ -29,15 +29,8 @@ def choose_caches(options: CacheOptions, executor: str, *, plugins: bool) -> Cac
     """
     paged = options.kv_layout != LINEAR
     if not paged:
-        given = (("--page-size", options.page_size), ("--kv-pages", options.kv_pages))
-        for option, value in given:
-            if value is not None:
-                raise DflashError(
-                    "linear caches have no pages",
-                    where=option,
-                    fix="add --kv-layout paged",
-                    usage=True,
-                )
+        given = {"--page-size": options.page_size, "--kv-pages": options.kv_pages}
+        refuse_options(given, "linear caches have no pages", "add --kv-layout paged")
     dtype = CacheDtype(options.kv_dtype)
     if paged:
         _check_executor(f"--kv-layout {options.kv_layout}", executor, plugins=plugins)

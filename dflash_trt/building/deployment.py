@@ -12,12 +12,7 @@ from dflash_trt.building.recipe import (
     find_texts,
     pair_quantization,
 )
-from dflash_trt.building.request import (
-    TRTLLM,
-    BuildRequest,
-    DeploymentRequest,
-    PrecisionOptions,
-)
+from dflash_trt.building.request import TRTLLM, BuildRequest, DeploymentRequest, PrecisionOptions
 from dflash_trt.bundle.build import TOKENIZER_FILES
 from dflash_trt.bundle.quantize import plan_quantization, quantize_pair
 from dflash_trt.bundle.staging import check_destination
@@ -34,19 +29,11 @@ from dflash_trt.config import (
     resolve_builtin,
 )
 from dflash_trt.core.progress import Progress
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError, one_line, refuse_options
 from dflash_trt.planning.known_pairs import PairShape, as_pair, find_pair, pair_names
-from dflash_trt.planning.read_shapes import (
-    read_draft_shape,
-    read_pair_shape,
-    read_target_shape,
-)
+from dflash_trt.planning.read_shapes import read_draft_shape, read_pair_shape, read_target_shape
 from dflash_trt.speculation.schedule import BlockSchedule
-from dflash_trt.trtllm.plan import (
-    DeploymentOptions,
-    DeploymentPlan,
-    plan_deployment,
-)
+from dflash_trt.trtllm.plan import DeploymentOptions, DeploymentPlan, plan_deployment
 from dflash_trt.trtllm.record import DEPLOYMENT, Deployment
 from dflash_trt.trtllm.versions import DEFAULT_VERSION, find_version
 from dflash_trt.trtllm.write import ModelSource, Sources, write_deployment
@@ -63,14 +50,11 @@ class BuiltDeployment:
 
 def refuse_deployment_options(options: DeploymentRequest) -> None:
     """Raises DflashError when one of them is given to another executor."""
-    for one in fields(options):
-        if getattr(options, one.name) is not None:
-            raise DflashError(
-                "is for TensorRT-LLM deployments",
-                where=f"--{one.name.replace('_', '-')}",
-                fix=f"add --executor {TRTLLM}, or leave it out",
-                usage=True,
-            )
+    given = {
+        f"--{one.name.replace('_', '-')}": getattr(options, one.name) for one in fields(options)
+    }
+    fix = f"add --executor {TRTLLM}, or leave it out"
+    refuse_options(given, "is for TensorRT-LLM deployments", fix)
 
 
 def build_deployment(
@@ -131,20 +115,13 @@ def build_deployment(
 
 
 def _refuse_idle_options(request: BuildRequest) -> None:
-    idle = {
-        "--arch": request.engines.arch is not None,
-        "--timing-cache": request.engines.timing_cache is not None,
+    given = {
+        "--arch": request.engines.arch,
+        "--timing-cache": request.engines.timing_cache,
         "--hash-weights": request.output.hash_weights,
         "--plugins": request.engines.plugins,
     }
-    for option, given in idle.items():
-        if given:
-            raise DflashError(
-                "does nothing for a TensorRT-LLM deployment",
-                where=option,
-                fix="leave it out",
-                usage=True,
-            )
+    refuse_options(given, "does nothing for a TensorRT-LLM deployment", "leave it out")
 
 
 def _notes(options: DeploymentRequest, plan: DeploymentPlan, sources: Sources) -> Iterator[str]:

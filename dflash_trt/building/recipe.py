@@ -11,7 +11,7 @@ from dflash_trt.calibration import observe_pair
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.config import QUANTIZED, BuildConfig, PrecisionName, resolve_file
 from dflash_trt.core.progress import Progress
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.form import Precision
 from dflash_trt.quantization.linears import Algorithm
@@ -107,17 +107,13 @@ def _check_executor(
 
 def check_idle_options(recipe: PrecisionRecipe, options: PrecisionOptions) -> None:
     """Refuses options about what is not going to happen."""
-    given = {"--calibration": options.calibration, "--exclude": options.exclude}
-    idle = [option for option, value in given.items() if value and not recipe.algorithms]
-    if options.quantize_lm_head and "target" not in recipe.algorithms:
-        idle.append("--quantize-lm-head")
-    if idle:
-        raise DflashError(
-            "does nothing without a precision to quantize to",
-            where=idle[0],
-            fix="add --precision fp8 or nvfp4, or leave it out",
-            usage=True,
-        )
+    what = "does nothing without a precision to quantize to"
+    fix = "add --precision fp8 or nvfp4, or leave it out"
+    if not recipe.algorithms:
+        given = {"--calibration": options.calibration, "--exclude": options.exclude}
+        refuse_options(given, what, fix)
+    if "target" not in recipe.algorithms:
+        refuse_options({"--quantize-lm-head": options.quantize_lm_head}, what, fix)
 
 
 def find_texts(

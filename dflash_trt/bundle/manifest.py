@@ -22,7 +22,7 @@ from dflash_trt.checkpoints.quantized_weights import (
 from dflash_trt.checkpoints.sizes import MAX_LAYERS, DecoderSizes, ExpertSizes, LayerSizes
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.limits import Limits, PagePool
-from dflash_trt.core.records import read_record
+from dflash_trt.core.validation import read_record
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from dflash_trt.building.build import EXECUTORS, BuiltBundle, build
@@ -24,7 +22,7 @@ from dflash_trt.building.request import (
 from dflash_trt.bundle.manifest import EngineSet, Manifest
 from dflash_trt.bundle.memory import bundle_scratch, cache_bytes, engine_bytes
 from dflash_trt.bundle.summary import cache_line, precision_line, quantization_line
-from dflash_trt.cli.option_group import option_group
+from dflash_trt.cli.options import FILE, FOLDER, option_group
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.core.limits import MAX_COUNT, PAGE_SIZE, PAGE_SIZES
 from dflash_trt.graph.form import CacheDtype
@@ -32,14 +30,11 @@ from dflash_trt.hardware.arch import DEFAULT_ARCH
 from dflash_trt.trtllm.schema import ATTENTION_BACKENDS
 from dflash_trt.trtllm.versions import DEFAULT_VERSION, VERSIONS
 
-_FOLDER = click.Path(file_okay=False, path_type=Path)
-_FILE = click.Path(dir_okay=False, path_type=Path)
-
 _checkpoints = option_group(
     "checkpoints",
     Checkpoints,
-    click.option("--target-checkpoint", type=_FOLDER, help="Folder to use for the target."),
-    click.option("--draft-checkpoint", type=_FOLDER, help="Folder to use for the draft."),
+    click.option("--target-checkpoint", type=FOLDER, help="Folder to use for the target."),
+    click.option("--draft-checkpoint", type=FOLDER, help="Folder to use for the draft."),
 )
 _engines = option_group(
     "engines",
@@ -51,7 +46,7 @@ _engines = option_group(
     ),
     click.option(
         "--timing-cache",
-        type=_FILE,
+        type=FILE,
         help="Where TensorRT keeps timings between builds.  [default: in the user's cache folder]",
     ),
     click.option(
@@ -75,7 +70,7 @@ _precision = option_group(
     ),
     click.option(
         "--calibration",
-        type=_FILE,
+        type=FILE,
         help='Texts to quantize with: .jsonl with a "prompt" each.  [default: the target\'s '
         "prompts]",
     ),
@@ -142,7 +137,7 @@ _deployment = option_group(
     ),
     click.option(
         "--block-schedule",
-        type=_FILE,
+        type=FILE,
         help="trtllm: a block_schedule.json, which block at how many sequences.",
     ),
     click.option(
@@ -174,7 +169,7 @@ _output = option_group(
     click.option(
         "-o",
         "--output",
-        type=_FOLDER,
+        type=FOLDER,
         help="The bundle's folder.  [default: ./NAME-bundle; trtllm: ./NAME-PROFILE]",
     ),
 )

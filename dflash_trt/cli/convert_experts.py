@@ -12,7 +12,7 @@ import click
 
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.cli.progress import StageBars, format_size
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.quantization.experts import ExpertFormat, convert_experts
 from dflash_trt.quantization.partial import partial_folder
 from dflash_trt.quantization.rewrite import Rewritten
@@ -25,7 +25,7 @@ TENSORS_SHOWN = 8
 def convert(
     checkpoint: Path,
     precision: str,
-    given: Mapping[str, bool],
+    given: Mapping[str, object],
     output: Path,
     *,
     overwrite: bool,
@@ -33,7 +33,7 @@ def convert(
 ) -> None:
     """Writes `checkpoint` with its experts in `precision`, and says what was kept exactly.
 
-    `given` are options that only a calibrated quantisation has, and whether they were passed.
+    `given` has the values of options that only a calibrated quantisation has.
     """
     if precision not in FORMATS:
         raise DflashError(
@@ -42,14 +42,12 @@ def convert(
             fix="quantizing them again to fp8 takes more space and is no more exact",
             usage=True,
         )
-    for option in (option for option, was_given in given.items() if was_given):
-        raise DflashError(
-            "is not for a checkpoint whose experts are MXFP4: their format changes, and nothing "
-            "else is quantized",
-            where=option,
-            fix="leave it out",
-            usage=True,
-        )
+    refuse_options(
+        given,
+        "is not for a checkpoint whose experts are MXFP4: their format changes, and nothing else "
+        "is quantized",
+        "leave it out",
+    )
     with StageBars() as bars:
         bars.stage("reading the checkpoint", None)
         source = read_target(checkpoint).checkpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dflash_trt.cli.options import json_option
+from dflash_trt.cli.options import FILE, json_option
 from dflash_trt.cli.progress import StageBars
 from dflash_trt.errors import EXIT_FAILED, DflashError
 from dflash_trt.proof.doctor import examine
@@ -21,12 +21,7 @@ REQUIRED = ("demo pair", "build graphs", "run on the CPU")
 @click.option(
     "--gpu-check", is_flag=True, help="Build the demo pair's engines for this GPU and probe them."
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Where to record what --gpu-check found, as JSON.",
-)
+@click.option("-o", "--output", type=FILE, help="Where to record what --gpu-check found, as JSON.")
 @json_option
 def command(gpu_check: bool, output: Path | None, as_json: bool) -> int:
     """Say what this machine can build and run, a line each; exit 1 if the CPU path cannot.

@@ -7,15 +7,17 @@ from functools import partial
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.cli.generate_remote import generate_remote, parse_url
 from dflash_trt.cli.generation_output import TextWriter, print_json, print_statistics
 from dflash_trt.cli.options import (
+    FOLDER,
+    PromptOptions,
     block_schedule_option,
     json_option,
     prompt_options,
+    refuse_given,
     sampling_options,
     show_thread_note,
     threads_option,
@@ -24,14 +26,14 @@ from dflash_trt.errors import DflashError
 from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime import Request, SamplingParams, total
 from dflash_trt.serving.client.client import GenerationRequest
-from dflash_trt.text.prompts import encode_prompts, read_texts
+from dflash_trt.text.prompts import read_texts
 from dflash_trt.tuning.bundle_schedule import AUTO, NONE
 
 LOCAL_OPTIONS = {"bundle", "block_size", "block_schedule", "no_speculation", "view", "threads"}
 
 
 @click.command("generate", short_help="Continue prompts, with or without speculation.")
-@click.argument("bundle", required=False, type=click.Path(file_okay=False, path_type=Path))
+@click.argument("bundle", required=False, type=FOLDER)
 @click.option("--url", help="Ask a served model (grpc://HOST:PORT) instead of a bundle.")
 @prompt_options
 @click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True)
@@ -51,14 +53,9 @@ def command(
     context: click.Context,
     bundle: Path | None,
     url: str | None,
-    prompt: str | None,
-    prompt_file: Path | None,
-    raw: bool,
+    prompts: PromptOptions,
     max_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float,
-    seed: int,
+    sampling: SamplingParams,
     stops: tuple[str, ...],
     ignore_eos: bool,
     block_size: int | None,
@@ -83,9 +80,8 @@ def command(
             where="--block-schedule",
             usage=True,
         )
-    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     if url is not None:
-        _refuse_local_options(context)
+        refuse_given(context, LOCAL_OPTIONS, "does not go with --url: the server decides")
         address = parse_url(url)
         remote = [
             GenerationRequest(
@@ -95,9 +91,9 @@ def command(
                 stop_strings=stops,
                 ignore_eos=ignore_eos,
             )
-            for text in read_texts(prompt, prompt_file, None)
+            for text in read_texts(prompts.prompt, prompts.prompt_file, None)
         ]
-        generate_remote(address, remote, raw=raw, as_json=as_json)
+        generate_remote(address, remote, raw=prompts.raw, as_json=as_json)
         return
     if bundle is None:
         raise DflashError("no model", fix="pass a BUNDLE, or the --url of a server", usage=True)
@@ -117,9 +113,9 @@ def command(
             stop_strings=stops,
             ignore_eos=ignore_eos,
         )
-        for ids in encode_prompts(pair.tokenizer, prompt, prompt_file, None, raw=raw)
+        for ids in prompts.encode(pair.tokenizer)
     ]
-    is_chat = pair.tokenizer.chat_template is not None and not raw
+    is_chat = pair.tokenizer.chat_template is not None and not prompts.raw
     harmony = pair.harmony if is_chat else None
     channels = None if harmony is None else partial(harmony.open, stops)
     writer = TextWriter(view=view, quiet=as_json, count=len(requests), channels=channels)
@@ -133,17 +129,3 @@ def command(
     else:
         writer.end()
         print_statistics(results, summary)
-
-
-def _refuse_local_options(context: click.Context) -> None:
-    """Raises DflashError (usage) when something was given that a server decides for itself."""
-    for parameter in context.command.params:
-        if (
-            parameter.name in LOCAL_OPTIONS
-            and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
-        ):
-            raise DflashError(
-                "does not go with --url: the server decides",
-                where="BUNDLE" if parameter.name == "bundle" else parameter.opts[0],
-                usage=True,
-            )

@@ -69,9 +69,7 @@ class TextWriter:
         self._began = True
 
     def _paint(self, event: TokenEvent) -> str:
-        if not self._view:
-            return event.text
-        if not event.pieces:
+        if not self._view or not event.pieces:
             return event.text
         return "".join(
             click.style(piece, fg="green" if index < event.accepted_tokens else "yellow")

@@ -26,10 +26,10 @@ from dflash_trt.bundle.summary import (
     storage_formats,
     summarize,
 )
-from dflash_trt.cli.inspect_trtllm import inspect_deployment
-from dflash_trt.cli.options import bundle_argument, json_option
+from dflash_trt.cli.options import bundle_argument, json_option, refuse_given
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.hardware.table import find_gpu
+from dflash_trt.trtllm.record import Deployment, check_deployment, is_deployment, read_deployment
 from dflash_trt.tuning.bundle_schedule import AUTO, choose_schedule
 
 
@@ -52,7 +52,8 @@ def command(
 
     BUNDLE may be a TensorRT-LLM deployment.
     """
-    if inspect_deployment(bundle, as_json=as_json):
+    if is_deployment(bundle):
+        _inspect_deployment(bundle, as_json=as_json)
         return
     opened = open_bundle(bundle)
     manifest = opened.manifest
@@ -162,3 +163,40 @@ def _dims(dims: ModelDims) -> str:
         f"{dims.kv_heads} × {dims.head_dim}, ffn {dims.intermediate_size}, "
         f"{dims.parameters:,} parameters in {'/'.join(storage_formats(dims))}"
     )
+
+
+def _inspect_deployment(folder: Path, *, as_json: bool) -> None:
+    """Shows a deployment and checks its YAML files, which may have been edited."""
+    what = "is about bundles; this is a TensorRT-LLM deployment"
+    refuse_given(click.get_current_context(), {"verify", "batch", "context", "gpu"}, what)
+    deployment = read_deployment(folder)
+    checked = check_deployment(folder, deployment)
+    if as_json:
+        click.echo(json.dumps({**deployment.model_dump(), "files_checked": checked}, indent=2))
+        return
+    for line in _describe_deployment(deployment):
+        click.echo(line)
+    click.echo(
+        f"{checked} YAML files have only fields of TensorRT-LLM {deployment.tensorrt_llm}, and a "
+        "draft length and attention backend that go with draft and GPU"
+    )
+
+
+def _describe_deployment(one: Deployment) -> list[str]:
+    profile, memory = one.profile, one.memory
+    quantised = [f"{role} in {precision}" for role, precision in one.precision.items()]
+    return [
+        f"{one.name}: deployment for TensorRT-LLM {one.tensorrt_llm} on {one.profile_name} "
+        f"({profile.gpus} × {profile.gpu}), by {one.created_by}",
+        f"status  checked against {one.checked}; not run",
+        f"models  target {one.target}, draft {one.draft}"
+        + (f", EAGLE-3 {one.eagle3}" if one.eagle3 else "")
+        + (f"; quantised: {', '.join(quantised)}" if quantised else ""),
+        f"limits  {one.max_batch} sequences of {one.max_seq_len} tokens, {one.max_draft_len} "
+        f"drafts (trained block {one.trained_block}), attention backend {one.attention_backend}",
+        f"memory  of a GPU: weights {format_size(memory.weights)}, draft context "
+        f"{format_size(memory.draft_context)}, KV cache at least {format_size(memory.kv_pool)} of "
+        f"{format_size(memory.gpu_memory)}: {memory.sequences} sequences of "
+        f"{one.max_seq_len} tokens",
+        f"variants {', '.join(one.variants)}; README.md has the commands",
+    ]

@@ -101,14 +101,13 @@ def main(arguments: list[str] | None = None) -> int:
         if sys.stdout is not None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        if error.errno == errno.ENOMEM:
-            return _out_of_memory()
-        where = error.filename if error.filename is not None else "system"
-        click.echo(f"error: {where}: {error.strerror or error}", err=True)
+    except (OSError, MemoryError) as error:
+        what = "out of memory; build again with a lower --max-batch, --max-seq-len or --kv-pages"
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            where = error.filename if error.filename is not None else "system"
+            what = f"{where}: {error.strerror or error}"
+        click.echo(f"error: {what}", err=True)
         return EXIT_FAILED
-    except MemoryError:
-        return _out_of_memory()
 
 
 @contextmanager
@@ -131,14 +130,6 @@ def _unwound_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _out_of_memory() -> int:
-    click.echo(
-        "error: out of memory; build again with a lower --max-batch, --max-seq-len or --kv-pages",
-        err=True,
-    )
-    return EXIT_FAILED
 
 
 if __name__ == "__main__":

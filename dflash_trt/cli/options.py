@@ -2,19 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from dflash_trt.errors import DflashError
+from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.speculation.schedule import BlockSchedule
+from dflash_trt.text.prompts import encode_prompts
+from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.tuning.bundle_schedule import note_threads
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-bundle_argument = click.argument("bundle", type=click.Path(file_okay=False, path_type=Path))
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+def option_group(name: str, kind: type[Any], *options: Callable[[F], F]) -> Callable[[F], F]:
+    """Adds `options` to a command, which gets their values as `name`, an instance of `kind`.
+
+    `kind` is a dataclass with a field for each option, of the option's parameter name.
+    """
+    taken = [field.name for field in fields(kind)]
+
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def collect(**given: Any) -> Any:
+            values = {field: given.pop(field) for field in taken}
+            return function(**given, **{name: kind(**values)})
+
+        command: Any = collect
+        for option in reversed(options):
+            command = option(command)
+        decorated: F = command
+        return decorated
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """The prompts that a command runs."""
+
+    prompt: str | None
+    prompt_file: Path | None
+    raw: bool
+
+    def encode(self, tokenizer: BundleTokenizer, default: Path | None = None) -> list[list[int]]:
+        """Token ids of the prompts, those of the file `default` if none are given."""
+        return encode_prompts(tokenizer, self.prompt, self.prompt_file, default, raw=self.raw)
+
+
+prompt_options = option_group(
+    "prompts",
+    PromptOptions,
+    click.option("--prompt", help="The prompt's text."),
+    click.option(
+        "--prompt-file",
+        type=FILE,
+        help='One prompt (the whole file), or many (.jsonl with a "prompt" each).',
+    ),
+    click.option("--raw", is_flag=True, help="Do not apply the chat template."),
+)
+sampling_options = option_group(
+    "sampling",
+    SamplingParams,
+    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
+    click.option("--top-k", type=int, help="Sample from the k likeliest tokens."),
+    click.option("--top-p", type=float, default=1.0, show_default=True, help="Nucleus mass."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Sampling seed."),
+)
+bundle_argument = click.argument("bundle", type=FOLDER)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 threads_option = click.option(
     "--threads",
@@ -23,8 +87,6 @@ threads_option = click.option(
     show_default=True,
     help="CPU threads per step.",
 )
-
-
 block_schedule_option = click.option(
     "--block-schedule",
     metavar="auto|none|FILE",
@@ -34,33 +96,14 @@ block_schedule_option = click.option(
 )
 
 
-def sampling_options(function: F) -> F:
-    """--temperature, --top-k, --top-p, --seed."""
-    for option in (
-        click.option("--seed", type=int, default=0, show_default=True, help="Sampling seed."),
-        click.option("--top-p", type=float, default=1.0, show_default=True, help="Nucleus mass."),
-        click.option("--top-k", type=int, help="Sample from the k likeliest tokens."),
-        click.option(
-            "--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def prompt_options(function: F) -> F:
-    """--prompt, --prompt-file, --raw."""
-    for option in (
-        click.option("--raw", is_flag=True, help="Do not apply the chat template."),
-        click.option(
-            "--prompt-file",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help='One prompt (the whole file), or many (.jsonl with a "prompt" each).',
-        ),
-        click.option("--prompt", help="The prompt's text."),
-    ):
-        function = option(function)
-    return function
+def refuse_given(context: click.Context, names: Collection[str], what: str) -> None:
+    """Raises DflashError (usage) where the command line gives one of the parameters `names`."""
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if name in names and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            is_argument = isinstance(parameter, click.Argument)
+            where = parameter.human_readable_name if is_argument else parameter.opts[0]
+            raise DflashError(what, where=where, usage=True)
 
 
 def parse_counts(
@@ -72,11 +115,8 @@ def parse_counts(
     counts: list[int] = []
     for item in text.split(","):
         if not item.strip().isdecimal() or not low <= int(item) <= high:
-            raise DflashError(
-                f"{item.strip()!r} is not a whole number from {low} to {high}",
-                where=option,
-                usage=True,
-            )
+            what = f"{item.strip()!r} is not a whole number from {low} to {high}"
+            raise DflashError(what, where=option, usage=True)
         counts.append(int(item))
     return sorted(set(counts))
 

@@ -8,6 +8,7 @@ import click
 
 from dflash_trt.bundle.staging import check_destination
 from dflash_trt.cli.options import (
+    FOLDER,
     block_schedule_option,
     bundle_argument,
     show_thread_note,
@@ -42,7 +43,7 @@ from dflash_trt.serving.server.repository import (
 @click.option(
     "-o",
     "--output",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="The repository's folder.  [default: ./NAME-repository]",
 )
 def command(

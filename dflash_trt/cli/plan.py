@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 
-from dflash_trt.cli.options import json_option, parse_numbers
+from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpu import Gpu
 from dflash_trt.hardware.table import find_gpu, gpu_names
@@ -17,22 +17,18 @@ from dflash_trt.memory.formats import FormatName
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.planning.calibration import StoredCalibration, read_calibration
 from dflash_trt.planning.known_pairs import PairShape, find_pair
-from dflash_trt.planning.projection import make_projection
+from dflash_trt.planning.projection import Projection, make_projection
 from dflash_trt.planning.published import published_decodings
 from dflash_trt.planning.read_shapes import read_pair_shape
 from dflash_trt.planning.search import Site, Workload, possible_layouts
 
-if TYPE_CHECKING:
-    from dflash_trt.planning.projection import Projection
-
 _COUNT = click.IntRange(1, 1 << 20)
-_FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command("plan", short_help="Project throughput and memory on GPUs one does not have.")
 @click.option("--target", help="A public pair, as gpt-oss-120b.")
-@click.option("--target-checkpoint", type=_FOLDER, help="…or a folder with a config.json,")
-@click.option("--draft-checkpoint", type=_FOLDER, help="…and its DFlash draft's.")
+@click.option("--target-checkpoint", type=FOLDER, help="…or a folder with a config.json,")
+@click.option("--draft-checkpoint", type=FOLDER, help="…and its DFlash draft's.")
 @click.option("--gpu", required=True, help=f"One of {', '.join(gpu_names())}.")
 @click.option("--gpus", type=click.IntRange(1, 72), default=1, show_default=True)
 @click.option("--interactivity", required=True, help="Tokens/s per user to answer at, as 500.")
@@ -60,13 +56,13 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 )
 @click.option(
     "--measured",
-    type=_FOLDER,
+    type=FOLDER,
     help="RESULTS of a sweep on the same GPUs, drawn beside the projection.",
 )
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Also write the plan as a page (.html) or its fronts as a picture (.png).",
 )
 @json_option
@@ -111,7 +107,8 @@ def command(
     layouts = _layouts(chosen, gpus, pair, tensor_parallel, expert_parallel)
     site = Site(chosen, gpus, layouts, calibration)
     decodings = published_decodings(pair, acceptance, eagle3_tau)
-    _check_output(output)
+    if output is not None and output.suffix not in (".html", ".png"):
+        raise DflashError("must end in .html or .png", where=output, usage=True)
     plan = make_projection(pair, site, workload, asked[0], decodings)
     if output is not None:
         from dflash_perf.projection.write import write_plan
@@ -137,18 +134,13 @@ def _find_pair(target: str | None, target_folder: Path | None, draft: Path | Non
 
 def _workload(pair: PairShape, inputs: int, outputs: int, context: int | None) -> Workload:
     reserved = inputs + outputs if context is None else context
+    what, longest = None, pair.target.max_context
     if reserved < inputs + outputs:
-        raise DflashError(
-            f"{reserved:,} tokens do not hold {inputs:,} + {outputs:,}",
-            where="--context",
-            usage=True,
-        )
-    if reserved > pair.target.max_context:
-        raise DflashError(
-            f"{reserved:,} tokens are more than the {pair.target.max_context:,} of {pair.name}",
-            where="--context",
-            usage=True,
-        )
+        what = f"{reserved:,} tokens do not hold {inputs:,} + {outputs:,}"
+    elif reserved > longest:
+        what = f"{reserved:,} tokens are more than the {longest:,} of {pair.name}"
+    if what is not None:
+        raise DflashError(what, where="--context", usage=True)
     return Workload(inputs, outputs, reserved)
 
 
@@ -173,19 +165,11 @@ def _layouts(
         return possible_layouts(gpu, gpus, models)
     where = "--tensor-parallel" if tensor else "--expert-parallel"
     if gpus % size or size > gpu.link_gpus:
-        raise DflashError(
-            f"replicas of {size} do not fill {gpus} GPUs of which {gpu.link} joins {gpu.link_gpus}",
-            where=where,
-            usage=True,
-        )
+        what = f"replicas of {size} do not fill {gpus} GPUs of which {gpu.link} joins "
+        raise DflashError(f"{what}{gpu.link_gpus}", where=where, usage=True)
     layout = GpuLayout(size) if tensor or size == 1 else GpuLayout(size, "data")
     layout.check(*models)
     return (layout,)
-
-
-def _check_output(output: Path | None) -> None:
-    if output is not None and output.suffix not in (".html", ".png"):
-        raise DflashError("must end in .html or .png", where=output, usage=True)
 
 
 def _to_json(plan: Projection, stored: StoredCalibration) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     TaskID,
     TaskProgressColumn,
@@ -25,41 +24,21 @@ class StageBars:
 
     def __init__(self) -> None:
         console = Console(stderr=True)
-        self._plain = Progress(
-            SpinnerColumn(finished_text="✓"),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            console=console,
-        )
-        self._bytes = Progress(
-            SpinnerColumn(finished_text="✓"),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            console=console,
-        )
-        self._steps = Progress(
-            SpinnerColumn(finished_text="✓"),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            console=console,
-        )
-        self._console = console
+
+        def bar(*columns: ProgressColumn) -> Progress:
+            lead = SpinnerColumn(finished_text="✓"), TextColumn("{task.description}")
+            return Progress(*lead, *columns, console=console)
+
+        self._plain = bar(TimeElapsedColumn())
+        self._bytes = bar(BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        self._steps = bar(BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
         self._bar: Progress | None = None
         self._task: TaskID | None = None
 
     def __enter__(self) -> StageBars:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._finish(done=kind is None)
 
     def stage(self, name: str, total: int | None, unit: Unit = "bytes") -> None:

@@ -18,7 +18,7 @@ from dflash_trt.checkpoints.folder import read_config
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import TargetSpec, read_target
 from dflash_trt.cli.convert_experts import BF16, convert, interruption_note
-from dflash_trt.cli.options import json_option
+from dflash_trt.cli.options import FILE, FOLDER, json_option
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.checkpoint import quantize_checkpoint
@@ -32,11 +32,9 @@ from dflash_trt.text.prompts import encode_calibration
 PRECISIONS = {"fp8": Algorithm.FP8, "nvfp4": Algorithm.NVFP4}
 MODULES_SHOWN = 4
 
-_FOLDER = click.Path(file_okay=False, path_type=Path)
-
 
 @click.command("quantize", short_help="Write a checkpoint in FP8 or NVFP4, calibrated on texts.")
-@click.option("--checkpoint", type=_FOLDER, required=True, help="Folder of the model to quantize.")
+@click.option("--checkpoint", type=FOLDER, required=True, help="Folder of the model to quantize.")
 @click.option(
     "--precision",
     type=click.Choice([*PRECISIONS, BF16]),
@@ -45,11 +43,11 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 )
 @click.option("--draft", "is_draft", is_flag=True, help="The checkpoint is a DFlash draft.")
 @click.option(
-    "--target-checkpoint", type=_FOLDER, help="Folder of a draft's target, which calibration runs."
+    "--target-checkpoint", type=FOLDER, help="Folder of a draft's target, which calibration runs."
 )
 @click.option(
     "--calibration",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help='Texts to observe inputs on: .jsonl with a "prompt" each. Not for MXFP4 experts.',
 )
 @click.option(
@@ -62,7 +60,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--quantize-fc", is_flag=True, help="Quantize a draft's fc too.")
 @click.option("--overwrite", is_flag=True, help="Replace a quantized checkpoint that exists.")
 @json_option
-@click.option("-o", "--output", type=_FOLDER, required=True, help="The new checkpoint's folder.")
+@click.option("-o", "--output", type=FOLDER, required=True, help="The new checkpoint's folder.")
 def command(
     checkpoint: Path,
     precision: str,
@@ -95,8 +93,8 @@ def command(
     check_destination(output.resolve(), overwrite=overwrite)
     if not is_draft and has_mxfp4_experts(read_config(checkpoint)):
         given = {
-            "--calibration": calibration is not None,
-            "--exclude": bool(exclude),
+            "--calibration": calibration,
+            "--exclude": exclude,
             "--quantize-lm-head": quantize_lm_head,
             "--quantize-fc": quantize_fc,
         }

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import click
 
-from dflash_trt.cli.options import json_option, parse_numbers
+from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers
 from dflash_trt.errors import DflashError
 
 
 @click.command("report", short_help="Draw what a sweep measured.")
-@click.argument("results", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("results", type=FOLDER)
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="The page; Markdown and PNG lie beside it.  [default: RESULTS/report.html]",
 )
 @click.option(
@@ -43,8 +43,5 @@ def command(
         raise DflashError("must end in .html", where=page, usage=True)
     targets = [] if interactivity is None else parse_numbers(interactivity, "--interactivity")
     files = write_report(results, page, targets, baseline)
-    if as_json:
-        click.echo(json.dumps([str(file) for file in files], indent=2))
-    else:
-        for file in files:
-            click.echo(file)
+    names = [str(file) for file in files]
+    click.echo(json.dumps(names, indent=2) if as_json else "\n".join(names))

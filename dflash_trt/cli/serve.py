@@ -16,7 +16,7 @@ import click
 
 from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.bundle.manifest import MANIFEST_NAME
-from dflash_trt.cli.options import block_schedule_option, show_thread_note
+from dflash_trt.cli.options import FILE, FOLDER, block_schedule_option, show_thread_note
 from dflash_trt.cli.progress import StageBars
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.client import ServedModel
@@ -36,7 +36,7 @@ PORT = click.IntRange(0, 65535)
 
 
 @click.command("serve", short_help="Serve a bundle or a model repository.")
-@click.argument("source", metavar="REPO|BUNDLE", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("source", metavar="REPO|BUNDLE", type=FOLDER)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--grpc-port", type=PORT, default=8001, show_default=True, help="0: any free one.")
 @click.option("--http-port", type=PORT, default=8000, show_default=True)
@@ -44,11 +44,7 @@ PORT = click.IntRange(0, 65535)
 @click.option("--openai-port", type=PORT, help="Speak OpenAI's HTTP API too, on this port.")
 @click.option("--no-speculation", is_flag=True, help="Serve a BUNDLE's autoregressive baseline.")
 @block_schedule_option
-@click.option(
-    "--log-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Keep what the server prints.",
-)
+@click.option("--log-file", type=FILE, help="Keep what the server prints.")
 def command(
     source: Path,
     host: str,

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_trt.cli.options import json_option, parse_numbers
+from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers
 from dflash_trt.errors import DflashError
 
 if TYPE_CHECKING:
+    from dflash_perf.harness.answers import Answer
     from dflash_perf.harness.points import SweepPoint
 
 _COUNT = click.IntRange(1)
@@ -21,7 +22,7 @@ _COUNT = click.IntRange(1)
 @click.command("sweep", short_help="Measure served models under load.")
 @click.option(
     "--config",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="YAML with `configurations` and any option below; options win.",
 )
 @click.option("--name", help="One configuration without YAML: what to call it.  [default: model]")
@@ -69,7 +70,7 @@ _COUNT = click.IntRange(1)
     "-o",
     "--output-dir",
     required=True,
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Folder of results; a sweep that was interrupted there goes on.",
 )
 @json_option
@@ -91,11 +92,13 @@ def command(
     from dflash_perf.harness.config import read_sweep_config
     from dflash_perf.harness.sweep import run_sweep
 
+    from dflash_trt.cli.sweep_progress import SweepView
+
     targets = [] if interactivity is None else parse_numbers(interactivity, "--interactivity")
     if refine and not targets:
         raise DflashError("--refine needs an --interactivity to refine around", usage=True)
     settings = read_sweep_config(config, _collect(given))
-    with _open_view() as view:
+    with SweepView() as view:
         store = run_sweep(settings, output_dir, view, _command_line(), targets if refine else [])
     points = store.points()
     answers = [answer(points, target, settings.baseline_name) for target in targets]
@@ -106,8 +109,7 @@ def command(
         }
         click.echo(json.dumps(shown, indent=2))
     else:
-        _print_points(points)
-        _print_answers(points, answers)
+        _print(points, answers)
     for point in points:
         for note in point.notes:
             click.secho(f"{point.configuration}, {point.load.label}: {note}", err=True, fg="yellow")
@@ -163,29 +165,20 @@ def _command_line() -> str:
     return " ".join(["dflash-trt", *plain])
 
 
-def _open_view() -> Any:
-    from dflash_trt.cli.sweep_progress import SweepView
-
-    return SweepView()
-
-
-def _print_points(points: list[SweepPoint]) -> None:
+def _print(points: list[SweepPoint], answers: list[Answer]) -> None:
     from dflash_perf.harness.answers import throughput_unit
+    from dflash_perf.projection.tables import text_lines
+    from dflash_perf.report.tables import Table
 
     unit = throughput_unit(points)
     click.echo(
         f"interactivity = 1 / median TPOT in tokens/s per user; throughput = output {unit}, "
         "± 95 % confidence of the mean"
     )
-    rows = [_row(point) for point in points]
     header = ("configuration", "load", "interactivity", "throughput", "TTFT p50/p99", "τ", "failed")
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in (header, *rows):
-        cells = (
-            cell.ljust(width) if index < 2 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        click.echo("  ".join(cells).rstrip())
+    table = Table(header, tuple(map(_row, points)), words=2)
+    for line in [*text_lines(table), *(line for one in answers for line in one.lines(unit))]:
+        click.echo(line)
 
 
 def _row(point: SweepPoint) -> tuple[str, ...]:
@@ -205,11 +198,3 @@ def _row(point: SweepPoint) -> tuple[str, ...]:
         "–" if tau is None else f"{tau.mean:.2f}",
         str(point.failed),
     )
-
-
-def _print_answers(points: list[SweepPoint], answers: list[Any]) -> None:
-    from dflash_perf.harness.answers import throughput_unit
-
-    for one in answers:
-        for line in one.lines(throughput_unit(points)):
-            click.echo(line)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from dflash_perf.harness.config import OfferedLoad
 from dflash_perf.harness.load import RunProgress
 from dflash_perf.harness.points import RunSummary
@@ -37,12 +35,7 @@ class SweepView:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def plan(self, runs: int, finished: int) -> None:

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from dflash_trt.backends.base import TargetGraph
 from dflash_trt.bundle.bundle import Bundle, open_bundle, replace_file
 from dflash_trt.cli.options import (
+    FILE,
+    PromptOptions,
     bundle_argument,
     json_option,
     parse_counts,
     prompt_options,
+    refuse_given,
     sampling_options,
     threads_option,
 )
@@ -27,7 +29,6 @@ from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import NO_SPECULATION, SCHEDULE_NAME, BlockSchedule
-from dflash_trt.text.prompts import encode_prompts
 from dflash_trt.tuning.blocks import (
     TuningOptions,
     candidate_batches,
@@ -81,23 +82,15 @@ FALLBACKS: dict[str, TargetGraph | None] = {
 @threads_option
 @json_option
 @click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the schedule to this file, not into the bundle.",
+    "-o", "--output", type=FILE, help="Write the schedule to this file, not into the bundle."
 )
 @click.pass_context
 def command(
     context: click.Context,
     bundle: Path,
-    prompt: str | None,
-    prompt_file: Path | None,
-    raw: bool,
+    prompts: PromptOptions,
     max_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float,
-    seed: int,
+    sampling: SamplingParams,
     blocks: str | None,
     batches: str | None,
     rounds: int,
@@ -122,28 +115,20 @@ def command(
         _remove(opened, context)
         return
     pair = LoadedPair(opened, threads=threads, block_schedule=NONE, graphs=GRAPH_NAMES)
-    manifest = opened.manifest
-    limits = manifest.limits
+    manifest, limits = opened.manifest, opened.manifest.limits
+    longest, most = limits.block_size, limits.max_batch
+    sizes = parse_counts(blocks, "--block-size", 2, longest, candidate_blocks(longest))
     options = TuningOptions(
-        block_sizes=tuple(
-            parse_counts(
-                blocks, "--block-size", 2, limits.block_size, candidate_blocks(limits.block_size)
-            )
-        ),
-        batches=tuple(
-            parse_counts(
-                batches, "--batch", 1, limits.max_batch, candidate_batches(limits.max_batch)
-            )
-        ),
+        block_sizes=tuple(sizes),
+        batches=tuple(parse_counts(batches, "--batch", 1, most, candidate_batches(most))),
         rounds=rounds,
         threads=threads,
         prefill_chunk=limits.prefill_chunk,
         eos_token_ids=tuple(manifest.target.eos_token_ids),
     )
-    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     requests = [
         Request(prompt_ids=tuple(ids), max_tokens=max_tokens, sampling=sampling)
-        for ids in encode_prompts(pair.tokenizer, prompt, prompt_file, opened.prompts, raw=raw)
+        for ids in prompts.encode(pair.tokenizer, opened.prompts)
     ]
     with pair, StageBars() as bars:
         pair.check(requests)
@@ -173,16 +158,8 @@ def command(
 
 def _remove(bundle: Bundle, context: click.Context) -> None:
     """Raises DflashError: another option was given, or the bundle has no schedule (usage)."""
-    for parameter in context.command.params:
-        if (
-            parameter.name not in ("bundle", "remove")
-            and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
-        ):
-            raise DflashError(
-                "does not go with --remove, which measures nothing",
-                where=parameter.opts[0],
-                usage=True,
-            )
+    others = {str(one.name) for one in context.command.params} - {"bundle", "remove"}
+    refuse_given(context, others, "does not go with --remove, which measures nothing")
     path = bundle.folder / SCHEDULE_NAME
     named = any(file.path == SCHEDULE_NAME for file in bundle.manifest.files)
     if not named and not path.exists():

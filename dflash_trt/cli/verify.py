@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 
 import click
-from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import Progress
 
@@ -17,10 +16,14 @@ from dflash_trt.backends.registry import check_runnable
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.cli.against import print_comparison, print_comparison_json
 from dflash_trt.cli.options import (
+    FILE,
+    FOLDER,
+    PromptOptions,
     bundle_argument,
     json_option,
     parse_counts,
     prompt_options,
+    refuse_given,
     sampling_options,
     threads_option,
 )
@@ -31,15 +34,11 @@ from dflash_trt.proof.twin_comparison import Bounds, compare
 from dflash_trt.proof.twins import check_twins
 from dflash_trt.proof.verification import Mode, ModeReport, Speed, measure_speed, verify
 from dflash_trt.runtime import Request, SamplingParams
-from dflash_trt.text.prompts import encode_prompts, read_prompts
+from dflash_trt.text.prompts import read_prompts
 from dflash_trt.tuning.bundle_schedule import NONE
 
-PROOF_OPTIONS = {"blocks": "--block-size", "batches": "--batch", "repeats": "--repeats"}
-COMPARISON_OPTIONS = {
-    "text_file": "--text",
-    "fail_below_agreement": "--fail-below-agreement",
-    "max_tau_loss": "--max-tau-loss",
-}
+PROOF_OPTIONS = {"blocks", "batches", "repeats"}
+COMPARISON_OPTIONS = {"text_file", "fail_below_agreement", "max_tau_loss"}
 
 
 @click.command("verify", short_help="Prove that speculation changes nothing; say what it gains.")
@@ -62,13 +61,13 @@ COMPARISON_OPTIONS = {
 )
 @click.option(
     "--against",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Instead: compare with this bundle, the pair's high-precision twin.",
 )
 @click.option(
     "--text",
     "text_file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Text that both read, for --against.  [default: the prompts]",
 )
 @click.option(
@@ -87,14 +86,9 @@ COMPARISON_OPTIONS = {
 def command(
     context: click.Context,
     bundle: Path,
-    prompt: str | None,
-    prompt_file: Path | None,
-    raw: bool,
+    prompts: PromptOptions,
     max_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float,
-    seed: int,
+    sampling: SamplingParams,
     blocks: str | None,
     batches: str | None,
     repeats: int,
@@ -115,7 +109,10 @@ def command(
     token as its twin, how far their distributions are apart, and what drafts are worth to
     each target with each draft. Nothing fails then but the bounds given.
     """
-    _check_options(context, has_twin=against is not None)
+    if against is None:
+        refuse_given(context, COMPARISON_OPTIONS, "needs --against")
+    else:
+        refuse_given(context, PROOF_OPTIONS, "does not go with --against")
     for option, bound in (
         ("--fail-below-agreement", fail_below_agreement),
         ("--max-tau-loss", max_tau_loss),
@@ -124,19 +121,18 @@ def command(
             raise DflashError("nan is no bound", where=option, usage=True)
     pair = LoadedPair(open_bundle(bundle), threads=threads, block_schedule=NONE)
     limits = pair.bundle.manifest.limits
-    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    prompts = encode_prompts(pair.tokenizer, prompt, prompt_file, pair.bundle.prompts, raw=raw)
+    sequences = prompts.encode(pair.tokenizer, pair.bundle.prompts)
     if against is not None:
         twin = open_bundle(against)
         check_runnable(twin)
         texts = (
-            prompts if text_file is None else map(pair.tokenizer.encode, read_prompts(text_file))
+            sequences if text_file is None else map(pair.tokenizer.encode, read_prompts(text_file))
         )
         bounds = Bounds(agreement=fail_below_agreement, tau_loss=max_tau_loss)
         with StageBars() as bars:
             comparison = compare(
                 check_twins(pair.bundle, twin),
-                prompts,
+                sequences,
                 list(texts),
                 sampling,
                 max_tokens=max_tokens,
@@ -151,7 +147,8 @@ def command(
         batches, "--batch", 1, limits.max_batch, sorted({1, limits.max_batch})
     )
     requests = [
-        Request(prompt_ids=tuple(ids), max_tokens=max_tokens, sampling=sampling) for ids in prompts
+        Request(prompt_ids=tuple(ids), max_tokens=max_tokens, sampling=sampling)
+        for ids in sequences
     ]
     modes = [
         Mode(speculation=False, batch=batch, block_size=None) for batch in batch_sizes if batch > 1
@@ -188,15 +185,6 @@ def command(
     else:
         _print_report(reports, speed, len(requests), block_sizes[-1])
     return EXIT_FAILED if failed else 0
-
-
-def _check_options(context: click.Context, *, has_twin: bool) -> None:
-    """Refuses options that would do nothing: those of the other kind of verification."""
-    idle = PROOF_OPTIONS if has_twin else COMPARISON_OPTIONS
-    for name, option in idle.items():
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            what = "does not go with --against" if has_twin else "needs --against"
-            raise DflashError(what, where=option, usage=True)
 
 
 def _print_report(reports: list[ModeReport], speed: Speed, prompts: int, block: int) -> None:

@@ -91,11 +91,7 @@ def choose_pool(limits: Limits, page_size: int = PAGE_SIZE, pages: int | None = 
         DflashError: pages of an odd size, or a pool that cannot hold one sequence (usage).
     """
     if page_size not in PAGE_SIZES:
-        raise DflashError(
-            f"page size {page_size} is not {_SIZES}",
-            where="--page-size",
-            usage=True,
-        )
+        raise DflashError(f"page size {page_size} is not {_SIZES}", where="--page-size", usage=True)
     whole = -(-limits.max_seq_len // page_size)
     pages = limits.max_batch * whole if pages is None else pages
     if pages > MAX_COUNT:

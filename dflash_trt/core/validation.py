@@ -1,4 +1,4 @@
-"""Values from files, checked against a model: all that is wrong with them is told in one line."""
+"""Records on disk, checked against a model: all that is wrong with one is told in one line."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 from pydantic import BaseModel, ValidationError
 
+from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError, nearest, one_line
 
 Record = TypeVar("Record", bound=BaseModel)
@@ -25,7 +26,7 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 """What pydantic calls a key that a model or a dataclass does not have."""
 
 
-def describe_unknown(key: str, location: Location, known: list[str]) -> str:
+def _describe_unknown(key: str, location: Location, known: list[str]) -> str:
     """What to say of a key that `known` lacks."""
     return f"unknown key {key!r}{nearest(str(location[-1]), known)}"
 
@@ -37,7 +38,7 @@ def validate(
     *,
     fix: str | None = None,
     usage: bool = False,
-    unknown: Callable[[str, Location, list[str]], str] = describe_unknown,
+    unknown: Callable[[str, Location, list[str]], str] = _describe_unknown,
 ) -> Record:
     """`raw` as a `kind`; `unknown` words a key that is not known.
 
@@ -49,6 +50,33 @@ def validate(
     except ValidationError as error:
         what = _on_one_line(_mistakes(error, kind, unknown))
         raise DflashError(what, where=where, fix=fix, usage=usage) from error
+
+
+def read_record(
+    path: Path, kind: type[Record], schema_version: int, fix: str, *, usage: bool = False
+) -> Record:
+    """The `kind` in the file `path`; `fix` is what an error advises.
+
+    With `usage` it is a file that the user named, and a bad one is wrong usage.
+
+    Raises:
+        DflashError: unreadable, another schema version, or fields that do not fit.
+    """
+    try:
+        raw = read_json_object(path)
+    except DflashError as error:
+        if not usage:
+            raise
+        raise DflashError(error.what, where=path, usage=True) from error  # no checkpoint's advice
+    version = raw.get("schema_version")
+    if version != schema_version:
+        raise DflashError(
+            f"has schema version {one_line(version, 40)}, this version reads {schema_version}",
+            where=path,
+            fix=fix,
+            usage=usage,
+        )
+    return validate(kind, raw, path, fix=fix, usage=usage)
 
 
 def known_keys(kind: type[Any], location: Location) -> list[str]:

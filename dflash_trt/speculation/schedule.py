@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dflash_trt.backends.base import TargetGraph
 from dflash_trt.core.limits import Count
-from dflash_trt.core.records import read_record
+from dflash_trt.core.validation import read_record
 
 SCHEDULE_NAME = "block_schedule.json"
 SCHEMA_VERSION: Literal[1] = 1

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dflash_trt.bundle.staging import StagedKind
 from dflash_trt.config import HardwareProfile
 from dflash_trt.core.limits import Count
-from dflash_trt.core.records import read_record
+from dflash_trt.core.validation import read_record
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.hardware.table import find_gpu
 from dflash_trt.trtllm.arguments import Variant

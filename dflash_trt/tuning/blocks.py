@@ -1,14 +1,8 @@
 """Measures a pair on the executor it will run on, and derives its block schedule.
 
-Two measurements, both of the real thing:
-
-- **Acceptance.** The prompts are decoded once with every block size: a block smaller than the
-  trained one is not its beginning, since its rows see each other.
-- **Step times.** For every batch, a step with each block, with target_only and with the injecting
-  target's one row, over the same caches, filled with those prompts and half of their outputs.
-  Each kind runs some steps in a row, as in use, round after round over all kinds and batches. What
-  else the machine does changes from round to round, so a kind's share of its round counts, the
-  median over rounds, at the fastest round's pace. The host's own time between steps is not in it.
+Acceptance is counted by decoding the prompts once with every block size: the rows of a block see
+each other, so a smaller block is not the beginning of the trained one. How step times are made
+robust against what else the machine does: docs/design/pacing.md.
 """
 
 from __future__ import annotations
