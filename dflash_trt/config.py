@@ -20,27 +20,27 @@ PrecisionName = Literal["fp32", "bf16", "fp16", "fp8", "nvfp4"]
 QUANTIZED: tuple[PrecisionName, ...] = ("fp8", "nvfp4")
 
 
-class CheckpointSource(BaseModel):
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CheckpointSource(_Strict):
     """Where one checkpoint comes from.
 
     `checkpoint` is a folder (relative to the YAML), a Hugging Face hub name `owner/name`, or
     `builtin:PATH` for what ships with the project.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     checkpoint: str
     revision: str | None = None
 
 
-class HardwareProfile(BaseModel):
+class HardwareProfile(_Strict):
     """GPUs to run a pair on, how its models are split over them, and what they are to hold.
 
     `gpus` is their number on all `nodes` together. `expert_parallel` is for mixture-of-experts
     targets. What is left out comes from the configuration.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     gpu: str
     gpus: Count = 1
@@ -77,14 +77,12 @@ class Eagle3Source(CheckpointSource):
 Window = Annotated[int, Field(ge=0, strict=True)]
 
 
-class PublishedDecoder(BaseModel):
+class PublishedDecoder(_Strict):
     """A decoder's sizes in elements, as its config.json has them.
 
     `windows` repeats over the layers, 0 is full attention; `intermediate` is the width of one
     expert where there are experts. Formats are those of the published checkpoint.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     layers: Count
     hidden: Count
@@ -140,10 +138,8 @@ class PublishedTree(PublishedTau):
     tree: tuple[Count, Count, Count]
 
 
-class PublishedPair(BaseModel):
+class PublishedPair(_Strict):
     """What is public of a pair without its weights: sizes and acceptance lengths."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     target: PublishedTarget
     draft: PublishedDraft
@@ -151,7 +147,7 @@ class PublishedPair(BaseModel):
     eagle3: PublishedTree
 
 
-class BuildConfig(BaseModel):
+class BuildConfig(_Strict):
     """What `build` needs to know about a pair.
 
     `max_seq_len` counts cache positions per sequence, prompt and output together;
@@ -163,8 +159,6 @@ class BuildConfig(BaseModel):
     names that `build --profile` takes; `shape` is what plans and deployments need to know of a pair
     whose checkpoints are not here.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     description: str
     target: CheckpointSource

@@ -106,15 +106,6 @@ def test_results_are_the_commands(
     assert [one.token_ids for one in again] == [one.token_ids for one in results]
 
 
-def test_statistics_of_a_known_text(pair: LoadedPair) -> None:
-    (result,) = pair.generate(["cab"], max_tokens=9)
-    assert result.text == "ababababa"
-    figures = result.statistics
-    assert (figures.acceptance_length, figures.acceptance_histogram[:2]) == (2.0, (0, 4))
-    assert figures.time_per_output_token_s is not None and figures.decode_s is not None
-    assert figures.time_per_output_token_s == pytest.approx(figures.decode_s / 8)
-
-
 def test_without_speculation_only_the_baseline_graph_opens(folder: Path, pair: LoadedPair) -> None:
     with dflash_trt.load(folder, speculation=False) as baseline:
         plain = baseline.generate(PROMPTS, SAMPLED, max_tokens=20)

@@ -73,9 +73,9 @@ def build(request: BuildRequest, progress: Progress) -> BuiltBundle | BuiltDeplo
         assert name is not None
         return build_deployment(request, config, path, name, progress)
     refuse_deployment_options(request.deployment)
-    if request.executor in LIBRARIES:
-        return _build_engine_bundle(request, config, path, profile, progress)
-    return _build_cpu_bundle(request, config, path, profile, progress)
+    choose = _choose_engines if request.executor in LIBRARIES else _choose_cpu
+    recipe, engines = choose(request, config, path, profile)
+    return _write_bundle(request, config, path, recipe, engines, progress)
 
 
 def _apply_profile(config: BuildConfig, profile: HardwareProfile) -> BuildConfig:
@@ -111,13 +111,9 @@ def _profile_arch(profile: HardwareProfile, executor: str, arch: str | None) -> 
     return find_gpu(profile.gpu).arch
 
 
-def _build_cpu_bundle(
-    request: BuildRequest,
-    config: BuildConfig,
-    path: Path,
-    profile: HardwareProfile | None,
-    progress: Progress,
-) -> BuiltBundle:
+def _choose_cpu(
+    request: BuildRequest, config: BuildConfig, path: Path, profile: HardwareProfile | None
+) -> tuple[PrecisionRecipe, None]:
     if profile is not None:
         _profile_arch(profile, request.executor, None)  # which refuses: a CPU is no GPU
     recipe = choose_recipe(config, path, request.precision, engines=False)
@@ -127,34 +123,26 @@ def _build_cpu_bundle(
         f"{request.engines.arch!r} is for engines; the CPU executor runs the graphs themselves",
         f"add --executor {TENSORRT_RTX.executor}, or leave it out",
     )
-    return _write_bundle(request, config, path, recipe, None, progress)
+    return recipe, None
 
 
-def _build_engine_bundle(
-    request: BuildRequest,
-    config: BuildConfig,
-    path: Path,
-    profile: HardwareProfile | None,
-    progress: Progress,
-) -> BuiltBundle:
-    arch = request.engines.arch
+def _choose_engines(
+    request: BuildRequest, config: BuildConfig, path: Path, profile: HardwareProfile | None
+) -> tuple[PrecisionRecipe, EngineOptions]:
+    wanted, library = request.engines, LIBRARIES[request.executor]
+    arch = wanted.arch
     if profile is not None:
         arch = _profile_arch(profile, request.executor, arch)
     recipe = choose_recipe(config, path, request.precision, engines=True)
-    library = LIBRARIES[request.executor]
     if library.is_rtx:
         _refuse_tensorrt_options(request)
     elif arch is None:
         load_library(library)
         arch = local_arch()
-    engines = EngineOptions(
-        find_arch(arch or DEFAULT_ARCH, library),
-        recipe.compute,
-        library,
-        request.engines.timing_cache,
-        request.engines.plugins,
+    found = find_arch(arch or DEFAULT_ARCH, library)
+    return recipe, EngineOptions(
+        found, recipe.compute, library, wanted.timing_cache, wanted.plugins
     )
-    return _write_bundle(request, config, path, recipe, engines, progress)
 
 
 def _refuse_tensorrt_options(request: BuildRequest) -> None:

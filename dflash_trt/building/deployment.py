@@ -94,7 +94,13 @@ def build_deployment(
         )
     progress.stage("reading checkpoints", None)
     pair = _read_shapes(sources, config, path)
-    plan = plan_deployment(config, path, profile, pair, _options(options))
+    wanted = DeploymentOptions(
+        version=find_version(options.trtllm_version or DEFAULT_VERSION),
+        schedule=options.block_schedule,
+        backend=options.attention_backend,
+        recompute_tail=options.context_recompute_tail,
+    )
+    plan = plan_deployment(config, path, profile, pair, wanted)
     quantize = None
     if quantizes:
         sources, quantize = _quantization(sources, config, path, request, output, progress)
@@ -159,15 +165,6 @@ def _with_precision(config: BuildConfig, options: PrecisionOptions) -> BuildConf
     return config.model_copy(update={"precision": None}) if config.precision == "bf16" else config
 
 
-def _options(given: DeploymentRequest) -> DeploymentOptions:
-    return DeploymentOptions(
-        version=find_version(given.trtllm_version or DEFAULT_VERSION),
-        schedule=given.block_schedule,
-        backend=given.attention_backend,
-        recompute_tail=given.context_recompute_tail,
-    )
-
-
 def _source(source: CheckpointSource, path: Path, given: Path | None, option: str) -> ModelSource:
     """A folder where there is one: the option's, one that ships with the project, a local one."""
     if given is not None and not given.is_dir():
@@ -186,9 +183,9 @@ def _with_eagle3(sources: Sources, config: BuildConfig, path: Path, given: str |
     """The sources with an EAGLE-3 draft, where the command line or the configuration has one."""
     eagle3, where = config.eagle3, path
     if given is not None:
-        length = Eagle3Source.model_fields["max_draft_len"].default
-        length = length if eagle3 is None else eagle3.max_draft_len
-        eagle3, where = Eagle3Source(checkpoint=given, max_draft_len=length), Path("./x")
+        known = eagle3 or Eagle3Source(checkpoint=given)
+        eagle3 = known.model_copy(update={"checkpoint": given, "revision": None})
+        where = Path("./x")
     if eagle3 is None:
         return sources
     source = _source(eagle3, where, None, "--eagle-checkpoint")

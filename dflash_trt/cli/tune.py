@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dflash_trt.backends.base import TargetGraph
-from dflash_trt.bundle.bundle import Bundle, open_bundle, replace_file
+from dflash_trt.bundle.bundle import Bundle, detach_file, open_bundle, replace_file
 from dflash_trt.cli.options import (
     FILE,
     PromptOptions,
@@ -40,7 +40,6 @@ from dflash_trt.tuning.bundle_schedule import (
     NONE,
     encode_schedule,
     fingerprint,
-    remove_schedule,
     write_schedule,
 )
 
@@ -164,7 +163,7 @@ def _remove(bundle: Bundle, context: click.Context) -> None:
     named = any(file.path == SCHEDULE_NAME for file in bundle.manifest.files)
     if not named and not path.exists():
         raise DflashError("has no schedule to remove", where=bundle.folder, usage=True)
-    remove_schedule(bundle)
+    detach_file(bundle, SCHEDULE_NAME)
     click.echo(f"removed {path}")
 
 

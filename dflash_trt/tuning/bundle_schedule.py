@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from dflash_trt.bundle.bundle import Bundle, attach_file, detach_file
+from dflash_trt.bundle.bundle import Bundle, attach_file
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
@@ -51,11 +51,6 @@ def choose_schedule(bundle: Bundle, choice: str) -> BlockSchedule | None:
 def write_schedule(bundle: Bundle, schedule: BlockSchedule) -> Bundle:
     """Writes `schedule` into the bundle, in place of any other; see `attach_file`."""
     return attach_file(bundle, SCHEDULE_NAME, encode_schedule(schedule))
-
-
-def remove_schedule(bundle: Bundle) -> Bundle:
-    """Takes the bundle's schedule out of it; see `detach_file`."""
-    return detach_file(bundle, SCHEDULE_NAME)
 
 
 def note_threads(schedule: BlockSchedule | None, threads: int) -> str | None:

@@ -71,6 +71,14 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return Run(capsys)
 
 
+def write_config(folder: Path, **keys: object) -> Path:
+    """Writes the configuration of the checkpoints `target` and `draft` in `folder`."""
+    config = {role: {"checkpoint": role} for role in ("target", "draft")}
+    path = folder / "pair.yaml"
+    path.write_text(json.dumps({"description": "tiny", **config, **keys}))
+    return path
+
+
 def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """Changes the manifest of the bundle in `folder`; returns it."""
     path = folder / "manifest.json"

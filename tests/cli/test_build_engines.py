@@ -12,7 +12,7 @@ import pytest
 
 import dflash_trt.backends.tensorrt.build.builder as builder
 import dflash_trt.backends.tensorrt.library as library
-from tests.cli.conftest import Run, edit_manifest
+from tests.cli.conftest import Run, edit_manifest, write_config
 
 RTX = ["--executor", "tensorrt-rtx"]
 
@@ -25,11 +25,7 @@ def small(tmp_path: Path) -> Path:
     folder = tmp_path / "pair"
     write_target(folder / "target", num_layers=2, head_dim=64)
     write_draft(folder / "draft", folder / "target", num_layers=1, target_layer_ids=[0, 1])
-    (folder / "pair.yaml").write_text(
-        "description: tiny\ntarget: {checkpoint: target}\ndraft: {checkpoint: draft}\n"
-        "max_seq_len: 128\nmax_batch: 2\n"
-    )
-    return folder / "pair.yaml"
+    return write_config(folder, max_seq_len=128, max_batch=2)
 
 
 def _need_library() -> Any:
@@ -51,45 +47,36 @@ def test_missing_library(
     assert finding["ready"] is False and "dflash-trt[rtx]" in finding["detail"]
 
 
-def _full_disk(trt: Any, file: Any) -> Any:
-    class Full:
-        def write(self, data: bytes) -> int:
-            file.write(data[:100])
-            raise OSError(28, "No space left on device", str(file.name))
-
-    return _make_writer(trt, Full())
-
-
-def _native_error(trt: Any) -> Any:
-    logger = _make_logger(trt)
-    logger.errors.append("Error Code 10: a kernel is\nmissing")
-    return logger
-
-
-_make_writer = builder.make_writer
-_make_logger = library.make_logger
-
-
 def _refuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    trt = _need_library()
-    real = trt.Builder
+    from tests.standins.stub_builder import StubBuilder
 
-    class Refusing:
-        def __init__(self, logger: Any) -> None:
-            self._real = real(logger)
+    make_logger = library.make_logger
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._real, name)
-
+    class Refusing(StubBuilder):
         def build_serialized_network_to_stream(self, *_: Any) -> bool:
             return False
 
-    monkeypatch.setattr(trt, "Builder", Refusing)
-    monkeypatch.setattr(builder, "make_logger", _native_error)
+    def make_failing_logger(trt: Any) -> Any:
+        logger = make_logger(trt)
+        logger.errors.append("Error Code 10: a kernel is\nmissing")
+        return logger
+
+    monkeypatch.setattr("tensorrt_rtx.Builder", Refusing)
+    monkeypatch.setattr(builder, "make_logger", make_failing_logger)
 
 
 def _fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builder, "make_writer", _full_disk)
+    make_writer = builder.make_writer
+
+    def make_full_writer(trt: Any, file: Any) -> Any:
+        class Full:
+            def write(self, data: bytes) -> int:
+                file.write(data[:100])
+                raise OSError(28, "No space left on device", str(file.name))
+
+        return make_writer(trt, Full())
+
+    monkeypatch.setattr(builder, "make_writer", make_full_writer)
 
 
 def _lose_attention(monkeypatch: pytest.MonkeyPatch) -> None:

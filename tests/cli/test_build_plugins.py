@@ -83,12 +83,11 @@ def test_the_drafts_blocks_attend_by_plugins(
     assert files["draft"]["fused_attentions"] == 0 < files["target"]["fused_attentions"]
 
 
+@pytest.mark.usefixtures("full")
 def test_without_the_option_bodies_stay(
     run: Run, engine_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", FullTensorRt())
-    monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: FakeCuda())
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     output = tmp_path / "bundle"
     run.well("build", "--target", engine_config, *FULL, "-o", output)
     text = run("inspect", output).out

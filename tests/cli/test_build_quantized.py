@@ -22,7 +22,7 @@ from dflash_trt.quantization.linears import Algorithm, QuantizeOptions
 from dflash_trt.quantization.scales import Activations
 from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.cli.bigram import write_tokenizer
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, write_config
 from tests.pairs import SilentProgress
 from tests.quantization.running import quantize_in_place
 
@@ -44,11 +44,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_draft(folder / "draft", folder / "target", **draft)
     write_tokenizer(folder / "target")
     (folder / "texts.jsonl").write_text('{"prompt": "calibrate"}\n{"prompt": "with this"}\n')
-    (folder / "pair.yaml").write_text(
-        "description: tiny\ntarget: {checkpoint: target}\ndraft: {checkpoint: draft}\n"
-        "max_seq_len: 128\nmax_batch: 2\ncalibration: texts.jsonl\n"
-    )
-    return folder / "pair.yaml"
+    return write_config(folder, max_seq_len=128, max_batch=2, calibration="texts.jsonl")
 
 
 def _files(folder: Path) -> dict[str, bytes]:

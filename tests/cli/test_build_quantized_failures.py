@@ -77,13 +77,6 @@ def test_a_disk_that_is_too_small(
     assert f"{tmp_path}/out/b: " in line and "building-" not in line
 
 
-def test_a_machine_that_is_too_small(
-    build: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dflash_trt.calibration.memory.available_memory", lambda: 1 << 10)
-    build(*FP8).fails(1, "observing activations in float32 needs about", "0.0 GiB are available")
-
-
 def test_a_failed_write_is_about_the_bundle(
     build: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

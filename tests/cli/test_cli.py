@@ -157,10 +157,20 @@ def test_a_terminal_that_cannot_show_everything(bundle: Path, encoding: str) -> 
     assert "speed at batch 1" in done.stdout
 
 
-def test_light_commands_stay_light() -> None:
+@pytest.mark.parametrize(
+    ("command", "heavy"),
+    [
+        ("targets", {"onnx", "onnxruntime", "torch", "huggingface_hub"}),
+        (
+            "plan --target qwen3-8b --gpu b200 --interactivity 300",
+            {"aiohttp", "matplotlib", "onnxruntime", "scipy", "torch", "tritonclient"},
+        ),
+    ],
+)
+def test_light_commands_stay_light(command: str, heavy: set[str]) -> None:
     script = (
-        "import sys; from dflash_trt.cli.main import main; main(['targets']);"
-        "print(sorted({'onnx', 'onnxruntime', 'torch', 'huggingface_hub'} & set(sys.modules)))"
+        "import sys; from dflash_trt.cli.main import main;"
+        f"assert main({command.split()!r}) == 0; print(sorted({heavy!r} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

@@ -22,21 +22,11 @@ from tests.cli.conftest import Run
 from tests.waiting import PATIENCE_S
 
 # The keys that callers rely on; there may be more.
-JSON_KEYS = {
-    "text",
-    "token_ids",
-    "prompt_tokens",
-    "output_tokens",
-    "steps",
-    "drafted_tokens",
-    "accepted_tokens",
-    "acceptance_length",
-    "acceptance_histogram",
-    "time_to_first_token_s",
-    "time_per_output_token_s",
-    "tokens_per_second",
-    "finish_reason",
-}
+JSON_KEYS = set(
+    "text token_ids prompt_tokens output_tokens steps drafted_tokens accepted_tokens "
+    "acceptance_length acceptance_histogram time_to_first_token_s time_per_output_token_s "
+    "tokens_per_second finish_reason".split()
+)
 GREEN, YELLOW, RESET = "\x1b[32m", "\x1b[33m", "\x1b[0m"
 
 

@@ -13,13 +13,11 @@ import pytest
 import dflash_trt.proof.gpu_check as gpu_check
 from dflash_trt.backends.base import SpeculationOutput, StepCall, TargetCall, TargetOutput
 from dflash_trt.backends.registry import open_executor
-from dflash_trt.backends.tensorrt.build.profiles import profiles
 from dflash_trt.backends.tensorrt.library import TENSORRT
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import Precision
-from dflash_trt.memory.caches import engine_cache_length
 from tests.cli.conftest import Run
 from tests.standins.plugin_tensorrt import AOT_FLAG, PluginBuilder, PluginTensorRt
 
@@ -27,32 +25,23 @@ pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not 
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 
 from tests.standins.cuda import FakeCuda
+from tests.standins.engines import add_engines, install
 from tests.standins.plugin import FakePlugin
 from tests.standins.stub_builder import FullBuilder, StubBuilder
-from tests.standins.tensorrt import FakeTensorRt, Plan
+from tests.standins.tensorrt import FakeTensorRt
 
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, engine_config: Path, tmp_path: Path) -> FakeTensorRt:
-    cuda = FakeCuda(arch=(9, 0))
-    trt = FakeTensorRt(cuda)
+    trt = FakeTensorRt(FakeCuda(arch=(9, 0)))
+    install(monkeypatch, trt)
 
     def open_registered(bundle: Bundle) -> Any:
-        engines = bundle.manifest.engines
-        for engine in engines.files if engines else ():
-            limits, target = bundle.manifest.limits, bundle.manifest.target.sizes
-            length = engine_cache_length(limits, target, bundle.manifest.graph_form)
-            graph = bundle.folder / f"{engine.graph}.onnx"
-            plan = Plan(graph, profiles(engine.graph, limits), length)
-            trt.add(bundle.folder / engine.path, plan)
+        add_engines(trt, bundle)
         return open_executor(bundle)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("tensorrt_rtx.Builder", StubBuilder)
-    monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: cuda)
-    monkeypatch.setattr(
-        "dflash_trt.backends.tensorrt.run.open_engines.load_library", lambda library: trt
-    )
     monkeypatch.setattr(gpu_check, "open_executor", open_registered)
     monkeypatch.setattr(gpu_check, "TARGET", str(engine_config))
     monkeypatch.setattr(gpu_check, "PRECISION", Precision.FLOAT16)

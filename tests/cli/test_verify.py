@@ -95,12 +95,6 @@ def test_json(run: Run, bundle: Path) -> None:
     assert speed["speedup"] == pytest.approx(ratio)
 
 
-def test_sampled(run: Run, bundle: Path) -> None:
-    sampling = ["--temperature", 6, "--top-k", 50, "--top-p", 0.9, "--seed", 11]
-    outcome = run.well("verify", bundle, "--max-tokens", 30, "--repeats", 0, *sampling)
-    assert "speed" not in outcome.out
-
-
 def test_one_wrong_bit(run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # "cab" → a | ba | ba | ba: row 1 of the second step is the logits of output token 4.
     _doctor(monkeypatch, step=1, row=1, bit=31)
