@@ -70,7 +70,7 @@ def build(
         executor: "cpu", "tensorrt-rtx" or "tensorrt".
         profile: hardware of the configuration, by name.
         overwrite: replace a bundle that exists.
-        progress: hears of the stages.
+        progress: is told of each stage.
 
     Raises:
         DflashError: options that do not go together, a pair or a limit that does not fit, a

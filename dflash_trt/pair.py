@@ -193,7 +193,7 @@ class LoadedPair:
     ) -> list[RequestResult]:
         """Runs `requests` together to their end; results in their order.
 
-        `on_event(index, event)` hears what each step did for the request at `index`.
+        `on_event(index, event)` is told what each step did for the request at `index`.
 
         Raises:
             DflashError: a request that cannot run, before any of them does (usage), or one that

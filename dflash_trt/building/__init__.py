@@ -1,1 +1,1 @@
-"""From a request to a bundle or a deployment: what `build` does, whoever asks for it."""
+"""From a request to a bundle or a deployment: what `build` does."""

@@ -79,10 +79,7 @@ def build(request: BuildRequest, progress: Progress) -> BuiltBundle | BuiltDeplo
 
 
 def _apply_profile(config: BuildConfig, profile: HardwareProfile) -> BuildConfig:
-    """`config` with what `profile` says in its place.
-
-    A precision replaces the configuration's for both models: the draft's was chosen for the old.
-    """
+    """`config` with the limits of `profile`, and its precision for both models."""
     given = {"max_batch": profile.max_batch, "max_seq_len": profile.max_seq_len}
     update: dict[str, object] = {key: value for key, value in given.items() if value is not None}
     if profile.precision is not None:
@@ -91,12 +88,7 @@ def _apply_profile(config: BuildConfig, profile: HardwareProfile) -> BuildConfig
 
 
 def _profile_arch(profile: HardwareProfile, executor: str, arch: str | None) -> str:
-    """The architecture to build engines for.
-
-    Raises:
-        DflashError: the CPU has no use for a profile, engines run on one GPU, or --arch is
-            another than the profile's (usage).
-    """
+    """The architecture to build engines for; raises DflashError where the profile has none."""
     what, fix = None, "leave it out"
     if executor not in LIBRARIES:
         what = f"profiles describe GPUs; executor {executor} has none"

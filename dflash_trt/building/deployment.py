@@ -143,10 +143,7 @@ def _notes(options: DeploymentRequest, plan: DeploymentPlan, sources: Sources) -
 
 
 def _with_precision(config: BuildConfig, options: PrecisionOptions) -> BuildConfig:
-    """`config` with the request's recipe; a precision of None leaves the checkpoints alone.
-
-    As for other executors, a precision that is given replaces the configuration's whole recipe.
-    """
+    """`config` with the request's recipe, whole; precision None leaves the checkpoints alone."""
     update: dict[str, object] = {}
     if options.precision is not None:
         update = {"precision": options.precision, "draft_precision": None, "exclude": ()}
@@ -193,10 +190,7 @@ def _with_eagle3(sources: Sources, config: BuildConfig, path: Path, given: str |
 
 
 def _read_shapes(sources: Sources, config: BuildConfig, path: Path) -> PairShape:
-    """Shapes from the folders there are, else of the public pair that the configuration names.
-
-    A draft's folder is held to its target: to the checkpoint where that is at hand.
-    """
+    """Shapes from the folders there are, else of the public pair; a draft must fit its target."""
     target, draft = sources.target.folder, sources.draft.folder
     if target is not None and draft is not None:
         check_pair(read_target(target), read_draft(draft))
@@ -246,8 +240,7 @@ def _quantization(
 ) -> tuple[Sources, Callable[[Path], Mapping[str, Path]]]:
     """Sources with both checkpoints at hand, and what quantises them.
 
-    The draft stays as it is unless asked: that TensorRT-LLM loads a quantised one is not
-    documented.
+    Nothing documents that TensorRT-LLM loads a quantised draft: it is one only if asked for.
     """
     options = replace(
         request.precision,

@@ -36,7 +36,7 @@ COMMANDS = {
 
 
 class _ReaderGoneError(Exception):
-    """Whoever read our output has closed it (`| head`): not an error."""
+    """The reader of our output closed it (`| head`), which is no error."""
 
 
 class _Commands(click.Group):
@@ -112,10 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 @contextmanager
 def _unwound_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends a command as Ctrl-C does: what it has not finished is removed on the way out.
-
-    A second one kills.
-    """
+    """SIGTERM ends a command as Ctrl-C does, with its clean-up; a second one kills."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)

@@ -46,7 +46,7 @@ def clone_file(source: Path, destination: Path) -> bool:
 
 
 def copy_file(source: Path, destination: Path, on_bytes: Callable[[int], None]) -> None:
-    """Copies `source`; `on_bytes` hears of every chunk."""
+    """Copies `source`; `on_bytes` is told the size of each chunk."""
     with source.open("rb") as reader, destination.open("wb") as writer:
         while chunk := reader.read(_COPY_CHUNK):
             writer.write(chunk)

@@ -54,8 +54,8 @@ def publish(new: Path, replaced: Path, destination: Path, *, overwrite: bool) ->
 def lock_folder(folder: Path, *, wait: bool) -> int:
     """Locks a temporary folder until the descriptor is closed or the process ends.
 
-    Whoever held the lock before may have removed the file that was opened here, and another may
-    lie in its place: only the file that is still there says anything about the folder.
+    The file that was opened may have been removed, or replaced, by the lock's last holder: the lock
+    counts only if that file is still there.
 
     Raises:
         FileNotFoundError: the folder is gone by the time it is locked.

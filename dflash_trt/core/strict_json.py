@@ -1,4 +1,4 @@
-"""JSON from strangers: size-capped, no duplicate keys, no NaN or Infinity, one clear error."""
+"""JSON that others wrote: size-capped, no duplicate keys, no NaN or Infinity, one clear error."""
 
 from __future__ import annotations
 

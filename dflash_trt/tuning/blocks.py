@@ -221,10 +221,7 @@ class _Bench:
         return (time.perf_counter() - started) / sum(map(len, self._texts))
 
     def _bind_pages(self, positions: int) -> None:
-        """Gives slots pages of their own; where the pool is too small, they share some.
-
-        A shared page holds another slot's rows; reading them takes the same time.
-        """
+        """Gives slots pages; in a small pool they share some, which take as long to read."""
         pool = self._executor.limits.page_pool
         if pool is None:
             return
