@@ -2,8 +2,8 @@
 
     python -m dflash_plugins.check -o perf/results/DATE-plugins-GPU.json
 
-Not run on a GPU yet; its own logic is tested against a stand-in. Speed needs PyTorch for CUDA and
-is left out with `--no-speed`, as under `compute-sanitizer --tool racecheck` (or memcheck).
+Not run on a GPU yet; tested against a stand-in for one. Speed needs PyTorch for CUDA and is left
+out with `--no-speed`, as under `compute-sanitizer --tool racecheck` (or memcheck).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CHECKS: dict[str, tuple[Any, Any]] = {
 }
 """What must be right of every operation, and what is measured of it."""
 
-COMPILE = "python -m dflash_plugins.compile"
+NEEDS_GPU = "kernels are checked on an NVIDIA GPU; python -m dflash_plugins.compile needs none"
 RECORDED = ("dflash-trt", "numpy", "cuda-python", "triton", "torch")
 
 
@@ -100,19 +100,12 @@ def _measure(folder: str, torch: Any, runner: TorchRunner) -> list[dict[str, Any
     return rows
 
 
-def open_device() -> Device:
-    """The GPU that is here.
-
-    Raises:
-        DflashError: there is none, or cuda-python is not installed.
-    """
+def _open_device() -> Device:
     load_cuda()
     try:
         return Device()
     except DflashError as error:
-        raise DflashError(
-            error.what, fix=f"kernels are checked on an NVIDIA GPU; {COMPILE} needs none"
-        ) from error
+        raise DflashError(error.what, fix=NEEDS_GPU) from error
 
 
 def describe(record: dict[str, Any]) -> list[str]:
@@ -126,18 +119,20 @@ def describe(record: dict[str, Any]) -> list[str]:
     if "speed" in record:
         lines.append(f"copy {record['copy_bytes_per_second'] / 1e9:,.0f} GB/s")
     for row in record.get("speed", []):
-        name = f"  {row['operation']}, {row['case']}"
-        if "seconds" not in row:
-            lines.append(f"{name}: {row['error']}")
-            continue
-        rivals = "".join(
-            f", {rival} {seconds * 1e6:,.1f}" for rival, seconds in row["rival_seconds"].items()
-        )
-        share = f", {row['of_copy']:.0%} of copy" if "of_copy" in row else ""
-        if "flops_per_second" in row:
-            share = f", {row['flops_per_second'] / 1e12:,.0f} TFLOP/s"
-        lines.append(f"{name}: {row['seconds'] * 1e6:,.1f} µs{share}{rivals}")
+        lines.append(f"  {row['operation']}, {row['case']}: {_describe_speed(row)}")
     return lines
+
+
+def _describe_speed(row: dict[str, Any]) -> str:
+    if "seconds" not in row:
+        return str(row["error"])
+    figures = [f"{row['seconds'] * 1e6:,.1f} µs"]
+    if "of_copy" in row:
+        figures.append(f"{row['of_copy']:.0%} of copy")
+    if "flops_per_second" in row:
+        figures.append(f"{row['flops_per_second'] / 1e12:,.0f} TFLOP/s")
+    figures += [f"{name} {seconds * 1e6:,.1f}" for name, seconds in row["rival_seconds"].items()]
+    return ", ".join(figures)
 
 
 @click.command(help=(__doc__ or "").partition("\n")[0])
@@ -150,16 +145,13 @@ def describe(record: dict[str, Any]) -> list[str]:
 )
 @click.option("--no-speed", is_flag=True, help="Accuracy alone, which needs no PyTorch.")
 @click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File for the record.",
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File for the record."
 )
 def main(folders: tuple[str, ...], no_speed: bool, output: Path | None) -> None:
     if output is not None and not output.parent.is_dir():  # said before minutes of measuring
         raise click.ClickException(f"{output.parent}: no such folder")
     try:
-        device = open_device()
+        device = _open_device()
         torch = None if no_speed else importlib.import_module("torch")
         record = check(device, load_driver(), folders or list(CHECKS), torch)
         device.close()

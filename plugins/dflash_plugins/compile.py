@@ -76,32 +76,26 @@ def compile_kernel(spec: KernelSpec, arch: str, folder: Path) -> CompiledKernel:
     check_compiler()
     function = load_kernel(spec.kernel)
     stem = _stem(spec, function, arch)
-    kept = _read(folder, stem, arch)
+    kept = _read(folder, stem)
     if kept is not None:
         return kept
     raw = _compile(spec, function, kernel_arches()[arch].number)
     ptx = drop_scratch_pointers(raw.asm["ptx"], len(spec.parameters))
-    cubin, resources = _assemble(ptx, arch, int(raw.metadata.shared))
     name, shared = str(raw.metadata.name), int(raw.metadata.shared)
+    cubin, resources = _assemble(ptx, arch, shared)
     kernel = CompiledKernel(name, arch, ptx, cubin, spec.warps * WARP, shared, resources)
-    files = {"ptx": ptx.encode(), "cubin": cubin}
-    facts = {
-        "name": kernel.name,
-        "threads": kernel.threads,
-        "shared_bytes": shared,
-        "resources": asdict(resources),
-        "sha256": {suffix: hashlib.sha256(data).hexdigest() for suffix, data in files.items()},
-    }
+    facts = asdict(kernel)
+    files = {"ptx": facts.pop("ptx").encode(), "cubin": facts.pop("cubin")}
     for suffix, data in files.items():
         write_cache(folder / f"{stem}.{suffix}", data)
-    facts_json = json.dumps(facts, indent=2)
+    facts_json = json.dumps(facts | {"sha256": _hashes(files)}, indent=2)
     write_cache(folder / f"{stem}.json", facts_json.encode())  # last: it makes the others count
     return kernel
 
 
 def is_kept(spec: KernelSpec, arch: str, folder: Path) -> bool:
     """Whether `folder` has the kernel of `spec` for `arch`, whole."""
-    return _read(folder, _stem(spec, load_kernel(spec.kernel), arch), arch) is not None
+    return _read(folder, _stem(spec, load_kernel(spec.kernel), arch)) is not None
 
 
 def check_arch(arch: str) -> None:
@@ -130,25 +124,20 @@ def _stem(spec: KernelSpec, function: Any, arch: str) -> str:
     return f"{function.__name__}-{arch}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def _read(folder: Path, stem: str, arch: str) -> CompiledKernel | None:
+def _read(folder: Path, stem: str) -> CompiledKernel | None:
     try:
         facts = json.loads((folder / f"{stem}.json").read_bytes())
         files = {suffix: (folder / f"{stem}.{suffix}").read_bytes() for suffix in ("ptx", "cubin")}
-        if facts["sha256"] != {
-            suffix: hashlib.sha256(data).hexdigest() for suffix, data in files.items()
-        }:
+        if facts.pop("sha256") != _hashes(files):
             return None
-        return CompiledKernel(
-            facts["name"],
-            arch,
-            files["ptx"].decode(),
-            files["cubin"],
-            facts["threads"],
-            facts["shared_bytes"],
-            Resources(**facts["resources"]),
-        )
+        facts["resources"] = Resources(**facts["resources"])
+        return CompiledKernel(ptx=files["ptx"].decode(), cubin=files["cubin"], **facts)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # not there, or not whole: compiled again
+
+
+def _hashes(files: dict[str, bytes]) -> dict[str, str]:
+    return {suffix: hashlib.sha256(data).hexdigest() for suffix, data in files.items()}
 
 
 def _compile(spec: KernelSpec, function: Any, capability: int) -> Any:
@@ -162,24 +151,18 @@ def _compile(spec: KernelSpec, function: Any, capability: int) -> Any:
         raise DflashError(f"its parameters are not in the order {list(types)}", where=spec.kernel)
     # TensorRT aligns tensors to 256 bytes, and executors bind caches at such offsets.
     aligned = {(names.index(n),): [["tt.divisibility", 16]] for n in types if types[n][0] == "*"}
-    source = ASTSource(
-        function,
-        {name: types.get(name, "constexpr") for name in names},
-        dict(spec.constants),
-        aligned,
-    )
+    signature = {name: types.get(name, "constexpr") for name in names}
+    source = ASTSource(function, signature, dict(spec.constants), aligned)
+    target = GPUTarget("cuda", capability, WARP)
     options = {"num_warps": spec.warps, "num_stages": spec.stages}
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.disable_line_info = True  # paths of this machine, in every line
         try:
-            raw = triton.compile(
-                source, target=GPUTarget("cuda", capability, WARP), options=options
-            )
+            raw = triton.compile(source, target=target, options=options)
         except Exception as error:
             raise DflashError(f"does not compile: {one_line(error)}", where=spec.kernel) from error
-    metadata = raw.metadata
-    scratch = metadata.global_scratch_size + metadata.profile_scratch_size
-    if scratch or metadata.num_ctas != 1:
+    scratch = raw.metadata.global_scratch_size + raw.metadata.profile_scratch_size
+    if scratch:
         raise DflashError(
             f"asks for {scratch} bytes of scratch memory, which nobody gives it", where=spec.kernel
         )
@@ -194,10 +177,8 @@ def _assemble(ptx: str, arch: str, dynamic_shared: int) -> tuple[bytes, Resource
         source, result = Path(name) / "kernel.ptx", Path(name) / "kernel.cubin"
         source.write_text(ptx, encoding="utf-8")
         ptxas = get_ptxas(kernel_arches()[arch].number).path
-        command = [ptxas, "-v", f"--gpu-name={arch}", str(source)]
-        done = subprocess.run(
-            [*command, "-o", str(result)], capture_output=True, text=True, check=False
-        )
+        command = [ptxas, "-v", f"--gpu-name={arch}", str(source), "-o", str(result)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise DflashError(f"ptxas refuses the PTX: {one_line(done.stderr)}", where=arch)
         return result.read_bytes(), parse_resources(done.stderr, dynamic_shared)
@@ -223,21 +204,14 @@ def resource_table(
     cases: Sequence[Case], arches: Sequence[str], folder: Path
 ) -> list[dict[str, Any]]:
     """One row per case, tactic and architecture: what its kernel takes."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for case in cases:
         for tactic in range(case.operation.tactics):
             for arch in arches:
                 kernel = compile_kernel(case.kernel_spec(tactic), arch, folder)
-                rows.append(
-                    {
-                        "operation": case.operation.name,
-                        "case": case.name,
-                        "tactic": tactic,
-                        "arch": arch,
-                        "threads": kernel.threads,
-                        **asdict(kernel.resources),
-                    }
-                )
+                row = {"operation": case.operation.name, "case": case.name, "tactic": tactic}
+                row |= {"arch": arch, "threads": kernel.threads, **asdict(kernel.resources)}
+                rows.append(row)
     return rows
 
 

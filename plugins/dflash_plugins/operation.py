@@ -7,6 +7,7 @@ integer, which `fixed` asks for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 from dflash_trt.errors import DflashError
 from dflash_trt.kernels.attention import Extent
@@ -46,6 +48,15 @@ class TensorSpec:
 
     dtype: DType
     shape: tuple[Extent, ...]
+
+    @classmethod
+    def of(cls, array: npt.NDArray[Any]) -> TensorSpec:
+        """What `array` is."""
+        return cls(next(one for one in DType if one.numpy == array.dtype), array.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.numpy.itemsize
 
 
 Specs = Mapping[str, TensorSpec]
@@ -145,16 +156,7 @@ class Case:
 
 
 def kernel_spec(operation: Operation, tensors: Specs, launch: Launch) -> KernelSpec:
-    """The kernel that `launch` starts over `tensors`, which are all inputs and outputs.
-
-    Its parameters are inputs, extras, outputs, as TensorRT passes.
-
-    Raises:
-        DflashError: a tensor is missing.
-    """
-    missing = [name for name in (*operation.inputs, *operation.outputs) if name not in tensors]
-    if missing:
-        raise DflashError(f"no {', '.join(missing)} given", where=operation.plugin_id)
+    """The kernel that `launch` starts over `tensors`, which are all inputs and outputs."""
     pointers = {name: f"*{spec.dtype.kernel_name}" for name, spec in tensors.items()}
     parameters = [(name, pointers[name]) for name in operation.inputs]
     parameters += [(name, "i32") for name in operation.extras]

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
+from dflash_trt.graph.functions import IR_VERSION
 from dflash_trt.graph.model import GraphBuilder
 
 FloatArray = npt.NDArray[np.float32]
@@ -39,6 +40,7 @@ Array = npt.NDArray[Any]
 
 
 KINDS: dict[Any, int] = {
+    np.bool_: TensorProto.BOOL,
     np.float32: TensorProto.FLOAT,
     np.float16: TensorProto.FLOAT16,
     np.int32: TensorProto.INT32,
@@ -50,23 +52,38 @@ KINDS: dict[Any, int] = {
 def run_function(
     function: onnx.FunctionProto, feeds: Mapping[str, Array], **attributes: Any
 ) -> list[Array]:
-    """A function's outputs; codes are uint8."""
-    b = builder()
-    for name, array in feeds.items():
-        b.input(name, KINDS[array.dtype.type], array.shape)
-    results = [f"result_{name}" for name in function.output]
-    for name in results:  # caches come last
-        like = feeds["q"] if "attended" in name else feeds[name.split("_", 1)[1][:-4]]
-        b.output(name, KINDS[like.dtype.type], like.shape)
-    b.call(function, list(function.input), "call", outputs=results, **attributes)
-    session = ort.InferenceSession(
-        b.finish().SerializeToString(), providers=["CPUExecutionProvider"]
+    """A function's outputs over its own of the `feeds`; codes are uint8."""
+    arrays = {name: np.ascontiguousarray(feeds[name]) for name in function.input}
+    kinds = {name: KINDS[array.dtype.type] for name, array in arrays.items()}
+    inputs = [
+        helper.make_tensor_value_info(name, kinds[name], array.shape)
+        for name, array in arrays.items()
+    ]
+    outputs = [onnx.ValueInfoProto(name=name) for name in function.output]
+    node = helper.make_node(
+        function.name,
+        list(function.input),
+        list(function.output),
+        domain=function.domain,
+        overload=function.overload or None,
+        **attributes,
     )
-    given = {}
-    for name, array in feeds.items():
-        is_code = array.dtype.type is ml_dtypes.float8_e4m3fn
-        value = array.view(np.uint8) if is_code else array
-        given[name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
-            np.ascontiguousarray(value), KINDS[array.dtype.type]
+    imports = [*function.opset_import, helper.make_opsetid(function.domain, 1)]
+    model = helper.make_model(
+        helper.make_graph([node], "function", inputs, outputs),
+        opset_imports=imports,
+        functions=[function],
+        ir_version=IR_VERSION,
+    )
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    given = {
+        name: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
+            array.view(np.uint8) if kinds[name] == TensorProto.FLOAT8E4M3FN else array, kinds[name]
         )
+        for name, array in arrays.items()
+    }
     return [value.numpy() for value in session.run_with_ort_values(None, given)]

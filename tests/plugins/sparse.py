@@ -68,8 +68,7 @@ def run_sparse(
     caches, what they hold at `places`.
     """
     operation = operations()[name]
-    types = {dtype.numpy: dtype for dtype in DType}
-    specs = {key: TensorSpec(types[one.dtype], one.shape) for key, one in inputs.items()}
+    specs = {key: TensorSpec.of(array) for key, array in inputs.items()}
     specs |= dict.fromkeys(("k_cache", "v_cache"), TensorSpec(DType.FLOAT8, cache))
     tensors = {key: SparseTensor(spec) for key, spec in specs.items()}
     for key, values in inputs.items():

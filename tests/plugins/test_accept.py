@@ -9,7 +9,7 @@ from dflash_plugins.testing.numeric import assert_same_bits
 
 from dflash_trt.graph.acceptance import accept_function
 from dflash_trt.kernels.accept import MAX_ROWS
-from tests.plugins.bodies import run_body
+from tests.graph.functions import run_function
 
 
 @pytest.mark.parametrize(("batch", "rows"), [(1, 1), (3, 2), (40, 8), (9, 16), (5, MAX_ROWS)])
@@ -20,6 +20,6 @@ def test_kernel_body_and_runtime_settle_the_same_tokens(
     outputs = interpreter.run("accept", inputs)
     for name, expected in expect(inputs).items():
         assert_same_bits(outputs[name], expected)
-    bodies = run_body(accept_function(), inputs, {})
+    bodies = run_function(accept_function(), inputs)
     for actual, expected in zip(outputs.values(), bodies, strict=True):
         assert_same_bits(actual, expected)

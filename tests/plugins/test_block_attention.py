@@ -23,7 +23,7 @@ from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.functions import attention_function
 from dflash_trt.kernels.attention import MAX_SPLITS, RUN, needs_split
-from tests.plugins.bodies import run_body
+from tests.graph.functions import run_function
 
 pytestmark = pytest.mark.numeric
 
@@ -78,7 +78,7 @@ def body(shape: AttentionShape, inputs: Inputs, lengths: list[int]) -> Array:
         "query_lengths": np.full(len(lengths), rows, np.int32),
         "key_value_lengths": inputs["key_value_lengths"],
     }
-    return run_body(function, tensors, {"causal_kind": causal_kind})[0]
+    return run_function(function, tensors, causal_kind=causal_kind)[0]
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16])

@@ -126,6 +126,9 @@ class HostTorch(TorchRunner):
         self._launcher = KernelLauncher(FakeDriver(cuda), "sm_90a", Path("unused"))
         self.timed = 0
 
+    def upload(self, arrays: Any) -> Any:
+        return to_torch(self._torch, arrays, "cpu")
+
     def prepare(self, case: Any, tensors: Any, tactic: int = 0) -> Any:
         specs = {name: tensors[name].shape for name in case.operation.inputs}
         assert specs == {name: case.inputs[name].shape for name in case.operation.inputs}
@@ -139,12 +142,9 @@ class HostTorch(TorchRunner):
 
 
 @pytest.mark.parametrize("benchmark", [cache_update, injection, sampling])
-def test_what_is_measured_fits_its_kernel(monkeypatch: pytest.MonkeyPatch, benchmark: Any) -> None:
+def test_what_is_measured_fits_its_kernel(benchmark: Any) -> None:
     import torch
 
-    monkeypatch.setattr(
-        benchmark, "to_torch", lambda torch, arrays: to_torch(torch, arrays, device="cpu")
-    )
     runner = HostTorch(torch, FakeCuda(HOPPER))
     found = benchmark.points()
     smallest = [point for point in found if "1 × " in point.name and "2048" not in point.name]
@@ -154,22 +154,17 @@ def test_what_is_measured_fits_its_kernel(monkeypatch: pytest.MonkeyPatch, bench
     assert len({point.name for point in found}) == len(found)
 
 
-def test_the_time_of_settling_steps_is_measured_without_a_bandwidth(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_time_of_settling_steps_is_measured_without_a_bandwidth() -> None:
     """A launch's time; what it is compared with settles the same tokens."""
     import torch
 
-    monkeypatch.setattr(
-        settling, "to_torch", lambda torch, arrays: to_torch(torch, arrays, device="cpu")
-    )
     runner = HostTorch(torch, FakeCuda(HOPPER))
     for case in settling.points():
         row = settling.measure(torch, case, runner)
         assert row.keys() == {"operation", "case", "seconds", "rival_seconds"}
         assert row["rival_seconds"] == {"operation by operation": 1e-3}
         inputs = make_inputs(*case.inputs["token_ids"].shape)
-        found = settling.settle(torch, to_torch(torch, inputs, device="cpu"))
+        found = settling.settle(torch, to_torch(torch, inputs, "cpu"))
         for tensor, (name, expected) in zip(found, expect(inputs).items(), strict=True):
             assert np.array_equal(tensor.numpy(), expected), name
     assert runner.timed == 2 * len(settling.points())
@@ -184,7 +179,7 @@ def test_bits_arrive_as_they_are() -> None:
     import torch
 
     arrays = {dtype.name: np.arange(12).reshape(3, 4).astype(dtype.numpy) for dtype in DType}
-    for name, tensor in to_torch(torch, arrays, device="cpu").items():
+    for name, tensor in to_torch(torch, arrays, "cpu").items():
         assert tensor.shape == (3, 4)
         assert tensor.double().tolist() == arrays[name].astype(float).tolist()
 

@@ -16,6 +16,7 @@ from dflash_plugins.block_attention.error_bound import BODY, error_bound
 from dflash_plugins.block_attention.inputs import attend, expect
 from dflash_plugins.block_attention.inputs import make_inputs as attention_inputs
 from dflash_plugins.kv_cache_update.launch import make_case
+from dflash_plugins.kv_caches import WriteShape
 from dflash_plugins.operation import DType
 from dflash_plugins.table import operations
 from dflash_plugins.testing.cache_writes import make_inputs as update_inputs
@@ -59,21 +60,11 @@ def test_operands_are_the_kernels(
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16])
 def test_a_paged_update_is_its_functions_body(interpreter: Interpreter, dtype: DType) -> None:
-    case = make_case(
-        "case",
-        compute=dtype,
-        batch=3,
-        rows=5,
-        kv_heads=2,
-        head_dim=64,
-        length=32,
-        page_size=8,
-        pages=20,
-    )
+    sizes = {"batch": 3, "rows": 5, "kv_heads": 2, "head_dim": 64, "length": 32}
+    case = make_case("case", WriteShape(compute=dtype, page_size=8, pages=20, **sizes))
     inputs = update_inputs(case, [0, 6, 27])
     kernel = interpreter.run(case.operation.name, inputs, case.attributes)
-    function = kv_cache_update_function(GraphForm(page_size=8))
-    body = run_function(function, inputs, **case.attributes)
+    body = run_function(kv_cache_update_function(GraphForm(page_size=8)), inputs, page_size=8)
     for got, want in zip(kernel.values(), body, strict=True):
         assert_same_bits(got, want)
 
@@ -98,13 +89,11 @@ def test_attention_is_its_functions_body(
     )
     inputs = attention_inputs(shape, [4, 61, 96], has_sinks=True)
     expected = expect(shape, inputs)
-    assert_close(
-        attend(interpreter.run, shape, inputs), expected, error_bound(shape, inputs, expected)
-    )
+    attended = attend(interpreter.run, shape, inputs)
+    assert_close(attended, expected, error_bound(shape, inputs, expected))
     function = block_attention_function(form)
     for name in ("k_cache", "v_cache"):  # a body reads what only a window has left behind
         cache = inputs[name].astype(np.float32)
         inputs[name] = np.nan_to_num(cache).astype(inputs[name].dtype)
-    ordered = {name: inputs[name] for name in function.input}
-    (body,) = run_function(function, ordered, is_causal=int(is_causal), window=window)
+    (body,) = run_function(function, inputs, is_causal=int(is_causal), window=window)
     assert_close(body, expected, error_bound(shape, inputs, expected, BODY))

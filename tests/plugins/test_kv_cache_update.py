@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from dflash_plugins.compile import compile_kernel
 from dflash_plugins.kv_cache_update import accuracy
-from dflash_plugins.kv_cache_update.accuracy import LAYOUTS as CHECKED
-from dflash_plugins.kv_cache_update.accuracy import accuracy_cases, check_case
+from dflash_plugins.kv_cache_update.accuracy import accuracy_cases, check_case, update
 from dflash_plugins.kv_cache_update.benchmark import update_by_operation
 from dflash_plugins.kv_cache_update.launch import LAYOUTS, OPERATIONS, make_case
-from dflash_plugins.kv_cache_update.reference import update
+from dflash_plugins.kv_caches import WriteShape
 from dflash_plugins.operation import Attributes, Case, DType
 from dflash_plugins.table import main_cases
 from dflash_plugins.testing.cache_writes import make_inputs
@@ -22,35 +22,15 @@ from dflash_plugins.testing.guarded import Arrays
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
 
+from tests.plugins.conftest import WRITTEN_HEADS
+
 pytestmark = pytest.mark.numeric
 
-# Heads and head sizes of public pairs, a single head, more heads than one program takes, and a
-# head size that is no power of two.
-HEADS = [(8, 128), (8, 64), (1, 256), (20, 64), (3, 80)]
 
-
-def shaped(
-    compute: DType = DType.FLOAT16,
-    *,
-    cache: DType | None = None,
-    batch: int = 3,
-    rows: int = 4,
-    heads: tuple[int, int] = (2, 16),
-    length: int = 32,
-    page_size: int | None = 8,
-    pages: int | None = None,
-) -> Case:
+def shaped(compute: DType = DType.FLOAT16, heads: tuple[int, int] = (2, 16), **other: Any) -> Case:
+    sizes = {"batch": 3, "rows": 4, "length": 32, "page_size": 8} | other
     return make_case(
-        "case",
-        compute=compute,
-        cache=cache,
-        batch=batch,
-        rows=rows,
-        kv_heads=heads[0],
-        head_dim=heads[1],
-        length=length,
-        page_size=page_size,
-        pages=pages,
+        "case", WriteShape(compute=compute, kv_heads=heads[0], head_dim=heads[1], **sizes)
     )
 
 
@@ -61,12 +41,12 @@ def check(interpreter: Interpreter, case: Case, inputs: dict[str, Array]) -> Non
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16])
-@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("heads", WRITTEN_HEADS)
 def test_pages_hold_the_rows_bit_for_bit(
     interpreter: Interpreter, dtype: DType, heads: tuple[int, int]
 ) -> None:
     """What no row is for keeps its bits."""
-    case = shaped(dtype, heads=heads, pages=50)
+    case = shaped(dtype, heads, pages=50)
     check(interpreter, case, make_inputs(case, [0, 7, 28]))
 
 
@@ -160,7 +140,7 @@ def test_the_check_on_a_gpu_asks_for_what_the_kernel_does(
     small = [one for name, one in cases.items() if "3 × 80" in name and ", 16 rows" in name]
     monkeypatch.setattr(accuracy, "accuracy_cases", lambda: small)
     verdicts = accuracy.check_accuracy(wrong)
-    assert [one.mismatch is None for one in verdicts] == [True, False] * len(CHECKED)
+    assert [one.mismatch is None for one in verdicts] == [True, False] * len(accuracy.LAYOUTS)
 
 
 def test_the_benchmarks_rival_computes_the_same() -> None:
@@ -169,7 +149,7 @@ def test_the_benchmarks_rival_computes_the_same() -> None:
     for cache, page_size in LAYOUTS:
         case = shaped(cache=cache, compute=DType.BFLOAT16, page_size=page_size)
         inputs = make_inputs(case, [5, 28, 0])
-        tensors = to_torch(torch, inputs, device="cpu")
+        tensors = to_torch(torch, inputs, "cpu")
         update_by_operation(torch, case, tensors)
         for name, expected in zip("kv", update(inputs), strict=True):
             bits = tensors[f"{name}_cache"].view(torch.uint8).numpy()

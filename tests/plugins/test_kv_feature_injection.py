@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dflash_plugins.kv_caches import WriteShape
 from dflash_plugins.kv_feature_injection.launch import OPERATIONS, make_case
 from dflash_plugins.kv_feature_injection.reference import error_bound, inject
 from dflash_plugins.operation import Case, DType
@@ -13,17 +14,22 @@ from dflash_plugins.testing.cache_writes import make_inputs
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
 
+from dflash_trt.backends.tensorrt.build.plugins import plugin_name
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
-from tests.plugins.bodies import run_body
+from tests.graph.functions import run_function
+from tests.plugins.conftest import WRITTEN_HEADS
 
 pytestmark = pytest.mark.numeric
 
 PRECISIONS = {DType.FLOAT32: Precision.FLOAT32, DType.FLOAT16: Precision.FLOAT16}
-FLOAT8 = DType.FLOAT8.numpy
-# Heads and head sizes of public drafts, a single head, more heads than one program takes, and a
-# head size that is no power of two.
-HEADS = [(8, 128), (8, 64), (1, 256), (20, 64), (3, 80)]
+
+
+def shaped(compute: DType = DType.FLOAT32, heads: tuple[int, int] = (2, 16), **other: Any) -> Case:
+    sizes = {"batch": 3, "rows": 4, "length": 32} | other
+    return make_case(
+        "case", WriteShape(compute=compute, kv_heads=heads[0], head_dim=heads[1], **sizes)
+    )
 
 
 def check(
@@ -42,17 +48,18 @@ def check(
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize(("heads", "size"), HEADS)
+@pytest.mark.parametrize(
+    ("heads", "page_size"), [*((one, None) for one in WRITTEN_HEADS), ((4, 64), 4), ((4, 64), 16)]
+)
 def test_kernel_equals_the_functions_body(
-    interpreter: Interpreter, dtype: DType, heads: int, size: int
+    interpreter: Interpreter, dtype: DType, heads: tuple[int, int], page_size: int | None
 ) -> None:
-    case = make_case(
-        "body", compute=dtype, batch=3, rows=4, kv_heads=heads, head_dim=size, length=24
-    )
-    inputs = make_inputs(case, [0, 7, 20])
+    case = shaped(dtype, heads, page_size=page_size, pages=50)
+    inputs = make_inputs(case, [0, 14, 28])
     outputs = check(interpreter, case, inputs)
-    function = kv_feature_injection_function(GraphForm(PRECISIONS[dtype]))
-    bodies = run_body(function, inputs, case.attributes)
+    function = kv_feature_injection_function(GraphForm(PRECISIONS[dtype], page_size=page_size))
+    assert plugin_name(function) == case.operation.name
+    bodies = run_function(function, inputs, **case.attributes)
     expected, _ = inject(case, inputs)
     assert_close(bodies[0], expected, error_bound(case, inputs, expected, products=1))
     assert_same_bits(outputs["v_cache_out"], bodies[1])
@@ -62,16 +69,7 @@ def test_kernel_equals_the_functions_body(
 def test_bfloat16_to_one_unit_of_the_last_place(
     interpreter: Interpreter, page_size: int | None
 ) -> None:
-    case = make_case(
-        "bf16",
-        compute=DType.BFLOAT16,
-        batch=2,
-        rows=5,
-        kv_heads=2,
-        head_dim=64,
-        length=32,
-        page_size=page_size,
-    )
+    case = shaped(DType.BFLOAT16, (2, 64), batch=2, rows=5, page_size=page_size)
     # The interpreter cuts float32 off where hardware rounds to bfloat16: twice, with k's norm.
     check(interpreter, case, make_inputs(case, [3, 27]), cut=True)
 
@@ -79,17 +77,7 @@ def test_bfloat16_to_one_unit_of_the_last_place(
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_pages_are_written_where_the_table_says(interpreter: Interpreter, page_size: int) -> None:
     """Rows that begin, cross and end at page boundaries, over pages in no order."""
-    case = make_case(
-        "paged",
-        compute=DType.FLOAT32,
-        batch=3,
-        rows=4,
-        kv_heads=2,
-        head_dim=16,
-        length=32,
-        page_size=page_size,
-        pages=100,
-    )
+    case = shaped(page_size=page_size, pages=100)
     check(interpreter, case, make_inputs(case, [0, 14, 28]))
 
 
@@ -97,16 +85,7 @@ def test_pages_are_written_where_the_table_says(interpreter: Interpreter, page_s
 def test_a_row_that_has_no_place_is_not_written(
     interpreter: Interpreter, page_size: int | None
 ) -> None:
-    case = make_case(
-        "outside",
-        compute=DType.FLOAT16,
-        batch=3,
-        rows=4,
-        kv_heads=2,
-        head_dim=16,
-        length=16,
-        page_size=page_size,
-    )
+    case = shaped(DType.FLOAT16, length=16, page_size=page_size)
     inputs = make_inputs(case, [14, -2, 3])
     tables = {name: np.concatenate([inputs[name]] * 2) for name in ("cos", "sin")}
     inputs |= tables  # positions past the cache are still within the table
@@ -117,9 +96,7 @@ def test_a_row_that_has_no_place_is_not_written(
 
 @pytest.mark.parametrize(("batch", "rows"), [(0, 4), (2, 0), (1, 1)])
 def test_few_rows_and_none(interpreter: Interpreter, batch: int, rows: int) -> None:
-    case = make_case(
-        "few", compute=DType.FLOAT32, batch=batch, rows=rows, kv_heads=2, head_dim=16, length=16
-    )
+    case = shaped(batch=batch, rows=rows)
     check(interpreter, case, make_inputs(case, [2] * batch))
 
 
@@ -128,34 +105,21 @@ def test_fp8_codes_are_the_codecs_where_the_interpreter_rounds_right(
     interpreter: Interpreter, page_size: int | None
 ) -> None:
     """The interpreter rounds some wrong; the check on a GPU wants every code."""
-    case = make_case(
-        "fp8",
-        compute=DType.FLOAT16,
-        cache=DType.FLOAT8,
-        batch=2,
-        rows=4,
-        kv_heads=4,
-        head_dim=64,
-        length=32,
-        page_size=page_size,
-    )
+    case = shaped(DType.FLOAT16, (4, 64), cache=DType.FLOAT8, batch=2, page_size=page_size)
     inputs = make_inputs(case, [5, 28])
     inputs["v"][0, 0, 0] = 60000.0  # clipped
     outputs = interpreter.run(case.operation.name, inputs, case.attributes)
     for name, expected in zip(outputs, inject(case, inputs), strict=True):
-        codes, right = (x.view(np.uint8) for x in (outputs[name], expected.astype(FLOAT8)))
-        rows = np.prod(case.inputs["k"].shape)
-        assert np.count_nonzero(codes != right) < 0.06 * rows
+        right = expected.astype(DType.FLOAT8.numpy).view(np.uint8)
+        wrong = np.count_nonzero(outputs[name].view(np.uint8) != right)
+        assert wrong < 0.06 * inputs["k"].size
         assert_close(outputs[name], expected.astype(np.float64), 0.5)
 
 
 def test_a_wrong_kernel_is_noticed(interpreter: Interpreter) -> None:
-    case = make_case(
-        "wrong", compute=DType.FLOAT32, batch=1, rows=2, kv_heads=1, head_dim=16, length=16
-    )
+    case = shaped(heads=(1, 16), batch=1, rows=2)
     inputs = make_inputs(case, [3])
-    other: dict[str, Any] = {"epsilon": 0.5}
-    outputs = interpreter.run(case.operation.name, inputs, other)
+    outputs = interpreter.run(case.operation.name, inputs, {"epsilon": 0.5})
     expected, _ = inject(case, inputs)
     with pytest.raises(AssertionError, match=r"first at \(0, 0, 3, 0\)"):
         assert_close(outputs["k_cache_out"], expected, error_bound(case, inputs, expected))

@@ -14,7 +14,7 @@ from dflash_plugins.testing.numeric import Array, assert_same_bits
 from dflash_trt.graph.row_sample import row_sample_function
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 from tests.covering import exhaustive
-from tests.plugins.bodies import run_body
+from tests.graph.functions import run_function
 
 pytestmark = pytest.mark.numeric
 
@@ -61,7 +61,7 @@ def test_kernel_and_body_draw_the_same_tokens(interpreter: Interpreter, dtype: D
         "sampling": pack_sampling(PARAMS),
     }
     wide = inputs | {"logits": logits.astype(np.float32)}  # NumPy's bfloat16 is not ONNX Runtime's
-    (body,) = run_body(row_sample_function(), wide, {})
+    (body,) = run_function(row_sample_function(), wide)
     assert_same_bits(interpreter.run("row_sample", inputs)["token_ids"], body)
     assert (body[::2, 1] == -1).all() and (body[1::2] >= 0).all()
 

@@ -7,7 +7,7 @@ from typing import Any
 from dflash_plugins.accept.accuracy import make_inputs
 from dflash_plugins.accept.launch import make_case
 from dflash_plugins.operation import Case
-from dflash_plugins.testing.gpu import TorchRunner, to_torch
+from dflash_plugins.testing.gpu import TorchRunner
 
 ROWS = ((1, 8), (8, 8), (64, 8), (64, 16))
 
@@ -19,14 +19,8 @@ def points() -> list[Case]:
 
 def measure(torch: Any, case: Case, runner: TorchRunner) -> dict[str, Any]:
     """The kernel's time, and PyTorch's; no bandwidth, for it reads next to nothing."""
-    tensors = to_torch(torch, make_inputs(*case.inputs["token_ids"].shape))
-    work, _ = runner.prepare(case, tensors)
-    return {
-        "operation": "accept",
-        "case": case.name,
-        "seconds": runner.seconds(work),
-        "rival_seconds": {"operation by operation": runner.seconds(lambda: settle(torch, tensors))},
-    }
+    tensors = runner.upload(make_inputs(*case.inputs["token_ids"].shape))
+    return runner.measure(case, tensors, {"operation by operation": lambda: settle(torch, tensors)})
 
 
 def settle(torch: Any, tensors: dict[str, Any]) -> tuple[Any, Any, Any, Any]:

@@ -81,7 +81,7 @@ class AttentionPoint:
         specs = dict(self.cases[0].inputs)
         for case in self.cases:
             specs |= case.outputs
-        return sum(math.prod(one.shape) * one.dtype.numpy.itemsize for one in specs.values())
+        return sum(one.nbytes for one in specs.values())
 
 
 def points() -> list[AttentionPoint]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dflash_plugins.block_attention.launch import MERGE, OPERATIONS
+from dflash_plugins.kv_caches import cache_specs
 from dflash_plugins.operation import Case, DType, TensorSpec
 from dflash_trt.kernels.attention import most_splits, needs_split
 
@@ -41,7 +42,8 @@ def make_cases(
     q = TensorSpec(shape.compute, (batch, shape.query_heads, rows, shape.head_dim))
     lengths = {"key_value_lengths": TensorSpec(DType.INT32, (batch,))}
     sinks = {"sinks": TensorSpec(DType.FLOAT32, (shape.query_heads,))}
-    inputs = {"q": q, **_cache_specs(shape, batch), **lengths}
+    sizes = (batch, shape.kv_heads, shape.length, shape.head_dim)
+    inputs = {"q": q, **cache_specs(shape.cache, sizes, shape.page_size), **lengths}
     inputs |= {} if shape.is_split else sinks
     attributes = {
         "block_size": shape.block_size,
@@ -55,19 +57,6 @@ def make_cases(
     if not shape.is_split:
         return [first]
     return [first, Case(name, MERGE, {"q": q, **first.outputs, **lengths, **sinks}, attributes)]
-
-
-def _cache_specs(shape: AttentionShape, batch: int) -> dict[str, TensorSpec]:
-    cache = TensorSpec(shape.cache, (batch, shape.kv_heads, shape.length, shape.head_dim))
-    specs: dict[str, TensorSpec] = {}
-    if shape.page_size is not None:
-        pages = -(-shape.length // shape.page_size)
-        pool = (batch * pages, shape.page_size, shape.kv_heads, shape.head_dim)
-        cache = TensorSpec(shape.cache, pool)
-        specs["page_table"] = TensorSpec(DType.INT32, (batch, pages))
-    if shape.cache is DType.FLOAT8:
-        specs["kv_scales"] = TensorSpec(DType.FLOAT32, (2,))
-    return {"k_cache": cache, "v_cache": cache} | specs
 
 
 def main_cases() -> list[Case]:

@@ -57,8 +57,7 @@ def error_bound(
     A relative error of p_j moves o by p_j (v_j - o). All of them add up as `sum_error` says.
     """
     bound = np.zeros(expected.shape)
-    window = shape.window or None
-    for row in seen_rows(**inputs, is_causal=shape.is_causal, window=window):
+    for row in seen_rows(inputs, is_causal=shape.is_causal, window=shape.window):
         if row.scores.size:
             bound[row.at] = _row_bound(row, expected[row.at], shape.compute.numpy, how)
     return relative(bound, expected)

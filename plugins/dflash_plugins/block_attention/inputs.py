@@ -62,7 +62,7 @@ def attend(run: Run, shape: AttentionShape, inputs: Inputs) -> Array:
 
 def expect(shape: AttentionShape, inputs: Inputs) -> Array:
     """attended in float64."""
-    return block_attention(**inputs, is_causal=shape.is_causal, window=shape.window or None)
+    return block_attention(inputs, is_causal=shape.is_causal, window=shape.window)
 
 
 def visible(shape: AttentionShape, lengths: Sequence[int], rows: int) -> Array:

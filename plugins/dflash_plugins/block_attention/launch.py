@@ -1,9 +1,8 @@
 """How `block_attention` is launched, for each cache layout, type of element and length.
 
 Operations: `block_attention` in one launch, for caches and windows of few positions, and
-`block_attention_split` with `block_attention_merge` for long ones. The first two have the forms
-`_paged` (pool and page table) and `_fp8` (a cache of E4M3 codes, with the scales of K and V as one
-float32 [2]). Sinks, float32 [H_q], are inputs of the first and the last; -inf is none.
+`block_attention_split` with `block_attention_merge` for long ones. The first two have every form
+(`kv_caches.py`). Sinks, float32 [H_q], are inputs of the first and the last; -inf is none.
 
 Attributes: block_size, the largest S that a step has (a prompt's chunk has more); is_causal, 1 for
 the lower-right mask; window, 0 for none; most_splits, where there are shares, the most that a row
@@ -15,6 +14,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from dflash_plugins.kv_caches import form_suffix
 from dflash_plugins.operation import (
     Attributes,
     Constant,
@@ -75,11 +75,7 @@ def _visibility(head_dim: int, attributes: Attributes) -> dict[str, Constant]:
 
 
 def _head_dim(specs: Specs) -> int:
-    """The head size.
-
-    Raises:
-        DflashError: no kernel has it.
-    """
+    """The head size, if there is a kernel that has it."""
     head_dim = fixed(specs["q"].shape[3], "the head size")
     if head_dim not in attention.HEAD_DIMS:
         known = ", ".join(map(str, attention.HEAD_DIMS))
@@ -87,23 +83,14 @@ def _head_dim(specs: Specs) -> int:
     return head_dim
 
 
-def _group(specs: Specs, kv_heads: int) -> int:
-    """Query heads per KV head.
-
-    Raises:
-        DflashError: they do not divide.
-    """
-    query_heads = fixed(specs["q"].shape[1], "the number of query heads")
-    if query_heads % kv_heads:
-        raise DflashError(f"{query_heads} query heads do not divide among {kv_heads} KV heads")
-    return query_heads // kv_heads
-
-
 def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -> Launch:
-    batch, _, rows, _ = specs["q"].shape
+    batch, heads, rows, _ = specs["q"].shape
     is_paged, head_dim, capacity = "page_table" in specs, _head_dim(specs), _capacity(specs)
     kv_heads = fixed(specs["k_cache"].shape[2 if is_paged else 1], "the number of KV heads")
-    group = _group(specs, kv_heads)
+    query_heads = fixed(heads, "the number of query heads")
+    if query_heads % kv_heads:
+        raise DflashError(f"{query_heads} query heads do not divide among {kv_heads} KV heads")
+    group = query_heads // kv_heads
     splits: Extent = 1
     extras: tuple[Extent, ...] = (rows, capacity)
     if is_split:
@@ -112,9 +99,8 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
         extras = (rows, capacity, splits, attention.share_rows(most, block_size, rows))
     program_rows = min(MAX_ROWS, MAX_ROW_ELEMENTS // head_dim)
     if tactic == 0:
-        program_rows = min(
-            max(16, next_power_of_two(group * attributes["block_size"])), program_rows
-        )
+        block_rows = next_power_of_two(group * attributes["block_size"])
+        program_rows = min(max(16, block_rows), program_rows)
     row_blocks = (rows * group + (program_rows - 1)) // program_rows
     absent = [name for name in ("page_table", "kv_scales") if name not in specs]
     absent += ["sinks", "attended"] if is_split else ["shares", "log_sums"]
@@ -169,7 +155,7 @@ def _describe_shares(specs: Specs, attributes: Attributes) -> dict[str, TensorSp
 def _operation(*, is_split: bool, is_paged: bool, is_quantized: bool) -> Operation:
     inputs = ["q", "k_cache", "v_cache", "key_value_lengths"]
     inputs += ["page_table"] * is_paged + ["kv_scales"] * is_quantized + ["sinks"] * (not is_split)
-    suffix = f"{'_split' * is_split}{'_paged' * is_paged}{'_fp8' * is_quantized}"
+    suffix = "_split" * is_split + form_suffix(is_paged=is_paged, is_quantized=is_quantized)
     attributes = ["block_size", "is_causal", "window", *["most_splits"] * is_split]
     return Operation(
         name=f"block_attention{suffix}",
@@ -211,6 +197,6 @@ def attention_operations(
 ) -> list[Operation]:
     """What attends over caches of `capacity` positions: one launch, or the split and the merge."""
     is_split = attention.needs_split(capacity, block_size, window)
-    first = f"block_attention{'_split' * is_split}{'_paged' * is_paged}{'_fp8' * is_quantized}"
-    by_name = {operation.name: operation for operation in OPERATIONS}
-    return [by_name[first], *[MERGE] * is_split]
+    suffix = "_split" * is_split + form_suffix(is_paged=is_paged, is_quantized=is_quantized)
+    (first,) = (one for one in OPERATIONS if one.name == f"block_attention{suffix}")
+    return [first, *[MERGE] * is_split]

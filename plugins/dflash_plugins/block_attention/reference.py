@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,30 +13,20 @@ Array = npt.NDArray[Any]
 
 
 def block_attention(
-    q: Array,
-    k_cache: Array,
-    v_cache: Array,
-    key_value_lengths: Array,
-    sinks: Array,
-    *,
-    is_causal: bool = False,
-    window: int | None = None,
-    page_table: Array | None = None,
-    kv_scales: Array | None = None,
+    inputs: Mapping[str, Array], *, is_causal: bool, window: int
 ) -> npt.NDArray[np.float64]:
     """softmax(q k^T) v over the keys that each row sees; attended [B,H_q,S,D].
 
-    q [B,H_q,S,D] pre-scaled by 1/sqrt(D). Caches [B,H_kv,M,D], or with page_table int [B,P]
-    pools [pages,page_size,H_kv,D]. key_value_lengths int [B] counts the block's own S rows, which
-    are the last. Row i of S stands at position p = length - S + i and sees keys j < length with
-    j <= p if causal and |p - j| < window if windowed. kv_scales [2] multiplies k and v; sinks
-    [H_q] are logits of a key whose value is 0; -inf is none. A row that sees no key is 0.
+    Args:
+        inputs: q [B,H_q,S,D] pre-scaled by 1/sqrt(D); k_cache and v_cache [B,H_kv,M,D], or with
+            page_table int [B,P] pools [pages,page_size,H_kv,D]; key_value_lengths int [B], which
+            count the block's own S rows, the last; sinks [H_q], logits of a key whose value is 0,
+            -inf for none; perhaps kv_scales [2], which multiply k and v.
+        is_causal, window: row i of S stands at p = length - S + i and sees keys j < length with
+            j <= p if causal and |p - j| < window if that is not 0. A row that sees no key is 0.
     """
-    result = np.zeros(q.shape, np.float64)
-    tensors = (q, k_cache, v_cache, key_value_lengths, sinks)
-    for row in seen_rows(
-        *tensors, is_causal=is_causal, window=window, page_table=page_table, kv_scales=kv_scales
-    ):
+    result = np.zeros(inputs["q"].shape, np.float64)
+    for row in seen_rows(inputs, is_causal=is_causal, window=window):
         if row.scores.size:
             weights, _ = row.shares()
             result[row.at] = weights @ row.values
@@ -65,32 +55,22 @@ class Row:
         return weights / total, sink / total
 
 
-def seen_rows(
-    q: Array,
-    k_cache: Array,
-    v_cache: Array,
-    key_value_lengths: Array,
-    sinks: Array,
-    *,
-    is_causal: bool = False,
-    window: int | None = None,
-    page_table: Array | None = None,
-    kv_scales: Array | None = None,
-) -> Iterator[Row]:
+def seen_rows(inputs: Mapping[str, Array], *, is_causal: bool, window: int) -> Iterator[Row]:
     """Each query row of a call of `block_attention`, with what it sees."""
+    q, sinks, page_table = inputs["q"], inputs["sinks"], inputs.get("page_table")
+    k_scale, v_scale = map(float, inputs.get("kv_scales", (1, 1)))
     batch, q_heads, rows, _ = q.shape
-    k_scale, v_scale = (1.0, 1.0) if kv_scales is None else map(float, kv_scales)
     for b in range(batch):
-        length = int(key_value_lengths[b])
+        length = int(inputs["key_value_lengths"][b])
         table = None if page_table is None else page_table[b]
-        k = k_scale * _held(k_cache, b, length, table)
-        v = v_scale * _held(v_cache, b, length, table)
+        k = k_scale * _held(inputs["k_cache"], b, length, table)
+        v = v_scale * _held(inputs["v_cache"], b, length, table)
         group = q_heads // k.shape[0]
         positions = np.arange(length)
         for row in range(rows):
             position = length - rows + row
             seen = (positions <= position) if is_causal else positions < length
-            if window is not None:
+            if window:
                 seen &= np.abs(position - positions) < window
             for h in range(q_heads):
                 query = q[b, h, row].astype(np.float64)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from dflash_plugins.kv_cache_update.launch import make_case
-from dflash_plugins.kv_cache_update.reference import update
+from dflash_plugins.kv_caches import WriteShape
 from dflash_plugins.operation import Case, DType
-from dflash_plugins.testing.cache_writes import make_inputs
+from dflash_plugins.testing.cache_writes import CHECKED_HEADS, make_inputs, write_rows
 from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.numeric import Accuracy, Array, assert_same_bits, relative_error
+from dflash_trt.quantization.fp8 import quantize_fp8
 
 LAYOUTS = [
     (DType.FLOAT32, DType.FLOAT32, 32),
@@ -23,6 +24,18 @@ LAYOUTS = [
 """Type of the rows, of the cache, and its page size."""
 
 
+def update(inputs: dict[str, Array]) -> list[Array]:
+    """Both caches afterwards, of their own type: every bit is defined."""
+    caches = []
+    for index, name in enumerate("kv"):
+        rows = inputs[name].swapaxes(1, 2)
+        if "kv_scales" in inputs:
+            codes = quantize_fp8(rows.astype(np.float32), inputs["kv_scales"][index])
+            rows = codes.view(DType.FLOAT8.numpy)
+        caches.append(write_rows(inputs, inputs[f"{name}_cache"], rows))
+    return caches
+
+
 def accuracy_cases() -> list[tuple[Case, list[int]]]:
     """Verify steps and a prompt's chunk, each with its sequences' starts: borders, and past them.
 
@@ -30,11 +43,11 @@ def accuracy_cases() -> list[tuple[Case, list[int]]]:
     """
     found = []
     for compute, cache, page_size in LAYOUTS:
-        for heads, size in ((8, 128), (8, 64), (2, 256), (3, 80)):
+        pages = f", pages of {page_size}" if page_size else ""
+        for heads, size in CHECKED_HEADS:
+            name = f"{compute.kernel_name} {cache.kernel_name} cache, {heads} × {size}"
             for rows, starts in ((16, [0, 17, 240, 250]), (300, [0, 3, -5, 100])):
-                name = f"{compute.kernel_name} {cache.kernel_name} cache, {heads} × {size}"
-                case = make_case(
-                    f"{name}, {rows} rows{f', pages of {page_size}' if page_size else ''}",
+                shape = WriteShape(
                     compute=compute,
                     cache=cache,
                     batch=4,
@@ -44,7 +57,7 @@ def accuracy_cases() -> list[tuple[Case, list[int]]]:
                     length=264,
                     page_size=page_size,
                 )
-                found.append((case, starts))
+                found.append((make_case(f"{name}, {rows} rows{pages}", shape), starts))
     return found
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 from typing import Any
 
-from dflash_plugins.cache_writes import public_cases
 from dflash_plugins.kv_cache_update.launch import LAYOUTS, make_case
+from dflash_plugins.kv_caches import public_cases
 from dflash_plugins.operation import Case
-from dflash_plugins.testing.cache_writes import make_inputs
-from dflash_plugins.testing.gpu import TorchRunner, to_torch
+from dflash_plugins.testing.cache_writes import MEASURED_LENGTH, make_inputs
+from dflash_plugins.testing.gpu import TorchRunner
 
-LENGTH = 4096
 ROWS = ((1, 16), (8, 16), (64, 16), (1, 512), (1, 2048))
 """Sequences and rows of each: three verify steps, and two chunks of a prompt."""
 
@@ -19,31 +18,16 @@ ROWS = ((1, 16), (8, 16), (64, 16), (1, 512), (1, 2048))
 def points() -> list[Case]:
     """Every pair's heads, types of cache and layouts."""
     label = "{pair} {cache}{paged}, {batch} × {rows} rows"
-    return public_cases(make_case, LAYOUTS, ROWS, length=LENGTH, label=label)
-
-
-def required_bytes(case: Case) -> int:
-    """k and v read and written once."""
-    k, cache = case.inputs["k"], case.inputs["k_cache"]
-    return 2 * math.prod(k.shape) * (k.dtype.numpy.itemsize + cache.dtype.numpy.itemsize)
+    return public_cases(make_case, LAYOUTS, ROWS, MEASURED_LENGTH, label)
 
 
 def measure(torch: Any, case: Case, runner: TorchRunner) -> dict[str, Any]:
-    """The kernel's time, and PyTorch's operation by operation."""
-    batch, _, rows, _ = case.inputs["k"].shape
-    tensors = to_torch(torch, make_inputs(case, [LENGTH - rows] * batch))
-    work, _ = runner.prepare(case, tensors)
-    seconds = runner.seconds(work)
-    by_operation = runner.seconds(lambda: update_by_operation(torch, case, tensors))
-    size = required_bytes(case)
-    return {
-        "operation": "kv_cache_update",
-        "case": case.name,
-        "seconds": seconds,
-        "required_bytes": size,
-        "bytes_per_second": size / seconds,
-        "rival_seconds": {"operation by operation": by_operation},
-    }
+    """The kernel's time, and PyTorch's operation by operation; k and v are read and written."""
+    tensors = runner.upload(make_inputs(case))
+    k, cache = case.inputs["k"], case.inputs["k_cache"]
+    size = 2 * (k.nbytes + replace(k, dtype=cache.dtype).nbytes)
+    rivals = {"operation by operation": lambda: update_by_operation(torch, case, tensors)}
+    return runner.measure(case, tensors, rivals, size)
 
 
 def update_by_operation(torch: Any, case: Case, tensors: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dflash_plugins.kv_feature_injection.kernel import to_e4m3_range
+from dflash_plugins.kv_feature_injection.kernel import cache_rows, to_e4m3_range
 
 
 @triton.jit
@@ -39,15 +39,8 @@ def kv_cache_update(
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     d = tl.arange(0, D_BLOCK)
     inside = (d < HEAD_DIM)[None, :] & (head < KV_HEADS)[:, None]
-    if PAGE_SIZE == 0:
-        inside = inside & (position >= 0) & (position < limit)
-        first = (sequence * KV_HEADS + head) * limit + position
-    else:
-        column = position // PAGE_SIZE
-        held = (position >= 0) & (column < limit)
-        page = tl.load(page_table + sequence * limit + column, mask=held, other=-1).to(tl.int64)
-        inside = inside & (page >= 0)
-        first = (page * PAGE_SIZE + position % PAGE_SIZE) * KV_HEADS + head
+    first, is_held = cache_rows(sequence, position, head, page_table, limit, KV_HEADS, PAGE_SIZE)
+    inside = inside & is_held
     source = (((sequence * KV_HEADS + head) * rows + row % rows) * HEAD_DIM)[:, None] + d[None, :]
     target = (first * HEAD_DIM)[:, None] + d[None, :]
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 from typing import Any
 
-from dflash_plugins.cache_writes import public_cases
+from dflash_plugins.kv_caches import public_cases
 from dflash_plugins.kv_feature_injection.launch import LAYOUTS, make_case
 from dflash_plugins.operation import Case
-from dflash_plugins.testing.cache_writes import make_inputs
-from dflash_plugins.testing.gpu import TorchRunner, to_torch
+from dflash_plugins.testing.cache_writes import MEASURED_LENGTH, make_inputs
+from dflash_plugins.testing.gpu import TorchRunner
 
-LENGTH = 4096
 ROWS = ((1, 16), (8, 16), (64, 16), (1, 2048))
 """Sequences and rows of each: three verify steps, and a chunk of a prompt."""
 
@@ -19,35 +18,21 @@ ROWS = ((1, 16), (8, 16), (64, 16), (1, 2048))
 def points() -> list[Case]:
     """Both drafts, types of cache and layouts."""
     label = "{pair} {cache}{paged}, {batch} × {rows} rows"
-    return public_cases(make_case, LAYOUTS, ROWS, length=LENGTH, label=label)
-
-
-def required_bytes(case: Case) -> int:
-    """k and v read and written once, and each row's half of both RoPE tables."""
-    k, cache = case.inputs["k"], case.inputs["k_cache"]
-    elements = 2 * int(math.prod(k.shape))
-    tables = int(k.shape[0] * k.shape[1] * k.shape[3]) * k.dtype.numpy.itemsize
-    return elements * (k.dtype.numpy.itemsize + cache.dtype.numpy.itemsize) + tables
+    return public_cases(make_case, LAYOUTS, ROWS, MEASURED_LENGTH, label)
 
 
 def measure(torch: Any, case: Case, runner: TorchRunner) -> dict[str, Any]:
-    """The kernel's time, and PyTorch's operation by operation where it has the layout."""
-    batch, rows = case.inputs["k"].shape[:2]
-    tensors = to_torch(torch, make_inputs(case, [LENGTH - rows] * batch))
-    work, _ = runner.prepare(case, tensors)
-    seconds = runner.seconds(work)
-    rivals = {}
-    if case.operation.name == "kv_feature_injection":
-        rivals["operation by operation"] = runner.seconds(lambda: _inject(torch, case, tensors))
-    size = required_bytes(case)
-    return {
-        "operation": "kv_feature_injection",
-        "case": case.name,
-        "seconds": seconds,
-        "required_bytes": size,
-        "bytes_per_second": size / seconds,
-        "rival_seconds": rivals,
-    }
+    """The kernel's time, and PyTorch's operation by operation where it has the layout.
+
+    k and v are read and written once, and each row's half of both RoPE tables is read.
+    """
+    tensors = runner.upload(make_inputs(case))
+    k, cache = case.inputs["k"], case.inputs["k_cache"]
+    tables = k.nbytes // k.shape[2]
+    size = 2 * (k.nbytes + replace(k, dtype=cache.dtype).nbytes) + tables
+    is_plain = case.operation.name == "kv_feature_injection"
+    rivals = {"operation by operation": lambda: _inject(torch, case, tensors)} if is_plain else {}
+    return runner.measure(case, tensors, rivals, size)
 
 
 def _inject(torch: Any, case: Case, tensors: dict[str, Any]) -> None:

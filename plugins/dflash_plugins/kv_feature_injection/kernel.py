@@ -32,7 +32,7 @@ def kv_feature_injection(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEADS: tl.constexpr,
-    HALF_BLOCK: tl.constexpr,
+    D_BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -40,19 +40,14 @@ def kv_feature_injection(
     position = tl.load(positions + row)
 
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    half = tl.arange(0, HALF_BLOCK)
+    half = tl.arange(0, D_BLOCK // 2)
     HALF: tl.constexpr = HEAD_DIM // 2
     inside = (half < HALF)[None, :] & (head < KV_HEADS)[:, None]
-    if PAGE_SIZE == 0:
+    slot = position
+    if PAGE_SIZE == 0:  # a linear cache takes rows one after another, whatever their positions
         slot = tl.load(positions + sequence * rows) + row % rows
-        inside = inside & (slot >= 0) & (slot < limit)
-        first = (sequence * KV_HEADS + head) * limit + slot
-    else:
-        page = position // PAGE_SIZE
-        held = (position >= 0) & (page < limit)
-        page = tl.load(page_table + sequence * limit + page, mask=held, other=-1).to(tl.int64)
-        inside = inside & (page >= 0)
-        first = (page * PAGE_SIZE + position % PAGE_SIZE) * KV_HEADS + head
+    first, is_held = cache_rows(sequence, slot, head, page_table, limit, KV_HEADS, PAGE_SIZE)
+    inside = inside & is_held
     source = ((row * KV_HEADS + head) * HEAD_DIM)[:, None] + half[None, :]
     target = (first * HEAD_DIM)[:, None] + half[None, :]
 
@@ -86,6 +81,24 @@ def kv_feature_injection(
     tl.store(k_cache_out + target + HALF, rotated_far.to(stored), mask=inside)
     tl.store(v_cache_out + target, v_near.to(stored), mask=inside)
     tl.store(v_cache_out + target + HALF, v_far.to(stored), mask=inside)
+
+
+@triton.jit
+def cache_rows(
+    sequence, slot, head, page_table, limit, KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr
+):
+    """Which row of D elements of a cache is each head's at position `slot`, and whether it is."""
+    if PAGE_SIZE == 0:
+        is_held = (slot >= 0) & (slot < limit)
+        row = (sequence * KV_HEADS + head) * limit + slot
+    else:
+        column = slot // PAGE_SIZE
+        is_listed = (slot >= 0) & (column < limit)
+        entry = page_table + sequence * limit + column
+        page = tl.load(entry, mask=is_listed, other=-1).to(tl.int64)
+        is_held = page >= 0
+        row = (page * PAGE_SIZE + slot % PAGE_SIZE) * KV_HEADS + head
+    return row, is_held
 
 
 @triton.jit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.row_sample.launch import make_case
-from dflash_plugins.testing.gpu import TorchRunner, to_torch
+from dflash_plugins.testing.gpu import TorchRunner
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 
 ROWS = ((1, 8), (8, 8), (64, 8))
@@ -25,9 +24,12 @@ SAMPLING = {
 class SamplePoint:
     """Rows of logits, and how all of them are chosen from."""
 
-    name: str
     case: Case
     sampling: SamplingParams
+
+    @property
+    def name(self) -> str:
+        return self.case.name
 
 
 def points() -> list[SamplePoint]:
@@ -41,35 +43,20 @@ def points() -> list[SamplePoint]:
                     case = make_case(
                         name, dtype=dtype, batch=batch, rows=rows, vocabulary=vocabulary
                     )
-                    found.append(SamplePoint(name, case, sampling))
+                    found.append(SamplePoint(case, sampling))
     return found
 
 
 def measure(torch: Any, point: SamplePoint, runner: TorchRunner) -> dict[str, Any]:
-    """The kernel's time, and that of PyTorch's argmax where that is the same."""
+    """The kernel's time, and PyTorch's argmax where that is the same; each row is read once."""
     logits = point.case.inputs["logits"]
-    batch, rows = logits.shape[:2]
-    generator = np.random.default_rng(0)
+    batch, rows, _ = logits.shape
+    values = 4 * np.random.default_rng(0).standard_normal(logits.shape, np.float32)
     arrays = {
-        "logits": (4 * generator.standard_normal(logits.shape, np.float32)).astype(
-            logits.dtype.numpy
-        ),
+        "logits": values.astype(logits.dtype.numpy),
         "positions": np.arange(batch * rows).reshape(batch, rows),
         "sampling": pack_sampling([point.sampling] * batch),
     }
-    tensors = to_torch(torch, arrays)
-    work, _ = runner.prepare(point.case, tensors)
-    seconds = runner.seconds(work)
-    rivals = {}
-    if point.sampling.greedy:
-        rivals["argmax"] = runner.seconds(lambda: tensors["logits"].argmax(dim=-1))
-    # What has to be read at least: each row once.
-    size = math.prod(logits.shape) * logits.dtype.numpy.itemsize
-    return {
-        "operation": "row_sample",
-        "case": point.name,
-        "seconds": seconds,
-        "required_bytes": size,
-        "bytes_per_second": size / seconds,
-        "rival_seconds": rivals,
-    }
+    tensors = runner.upload(arrays)
+    rivals = {"argmax": lambda: tensors["logits"].argmax(dim=-1)} if point.sampling.greedy else {}
+    return runner.measure(point.case, tensors, rivals, logits.nbytes)

@@ -11,16 +11,26 @@ from dflash_plugins.testing.numeric import Array
 
 KV_SCALES = np.array([0.03, 0.007], np.float32)
 
+CHECKED_HEADS = ((8, 128), (8, 64), (2, 256), (3, 80))
+"""KV heads and head sizes that are checked on a GPU."""
 
-def make_inputs(case: Case, starts: Sequence[int], seed: int = 0) -> dict[str, Array]:
-    """Random tensors for `case`: sequence b's rows begin at position starts[b]."""
-    generator = np.random.default_rng(seed)
+MEASURED_LENGTH = 4096
+"""Positions of a cache whose last rows are written when time is measured."""
+
+
+def make_inputs(case: Case, starts: Sequence[int] | None = None) -> dict[str, Array]:
+    """Random tensors for `case`: sequence b's rows begin at position starts[b].
+
+    None: they are the last of MEASURED_LENGTH.
+    """
+    generator = np.random.default_rng(0)
     inputs: dict[str, Array] = {}
     for name in case.operation.inputs:
         spec = case.inputs[name]
         inputs[name] = generator.standard_normal(spec.shape).astype(spec.dtype.numpy)
-    rows = inputs["positions"].shape[1]
-    inputs["positions"] = np.array(starts, np.int64)[:, None] + np.arange(rows)
+    batch, rows = inputs["positions"].shape
+    first = [MEASURED_LENGTH - rows] * batch if starts is None else starts
+    inputs["positions"] = np.array(first, np.int64)[:, None] + np.arange(rows)
     if "page_table" in inputs:
         shape = case.inputs["page_table"].shape
         pages = generator.permutation(case.inputs["k_cache"].shape[0])

@@ -19,7 +19,6 @@ from dflash_plugins.compile import CompiledKernel, compile_kernel
 from dflash_plugins.operation import (
     Attributes,
     Case,
-    DType,
     KernelSpec,
     Launch,
     Operation,
@@ -36,6 +35,7 @@ PLAIN_SHARED_BYTES = 48 * 1024
 WARM_UP_CALLS, TIMED_CALLS = 5, 30
 # Between timed calls this much is overwritten, so that none finds its data beside the processor.
 FLUSHED_BYTES = 1 << 28
+COPIED_BYTES = 1 << 30
 
 Work = Callable[[], Any]
 
@@ -69,22 +69,11 @@ class KernelLauncher:
         function, kernel = self._load(spec)
         pointers = iter(addresses)
         extras = iter(launch.extras)
-        values = tuple(next(extras if kind == "i32" else pointers) for _, kind in spec.parameters)
-        types = tuple(
-            ctypes.c_int32 if kind == "i32" else ctypes.c_void_p for _, kind in spec.parameters
-        )
-        block = (kernel.threads, 1, 1)
-        arguments = (values, types)
-        self._call(
-            "cuLaunchKernel",
-            function,
-            *launch.grid,
-            *block,
-            kernel.shared_bytes,
-            stream,
-            arguments,
-            0,
-        )
+        kinds = [kind for _, kind in spec.parameters]
+        values = tuple(next(extras if kind == "i32" else pointers) for kind in kinds)
+        types = tuple(ctypes.c_int32 if kind == "i32" else ctypes.c_void_p for kind in kinds)
+        sizes = (*launch.grid, kernel.threads, 1, 1, kernel.shared_bytes)
+        self._call("cuLaunchKernel", function, *sizes, stream, (values, types), 0)
 
     def _load(self, spec: KernelSpec) -> tuple[Any, CompiledKernel]:
         if spec not in self._loaded:
@@ -136,13 +125,10 @@ class GpuRunner:
                 copies[key] = self._device.allocate_host(size)
                 copies[key][...] = buffer.memory
                 self._device.upload(addresses[key], copies[key])
-            first = {name: addresses[id(held[name])] + held[name].offset for name in held}
-            self._launcher.launch(
-                kernel_spec(operation, specs, launch),
-                launch,
-                [first[name] for name in (*operation.inputs, *operation.outputs)],
-                self._device.stream,
-            )
+            names = (*operation.inputs, *operation.outputs)
+            first = [addresses[id(held[name])] + held[name].offset for name in names]
+            spec = kernel_spec(operation, specs, launch)
+            self._launcher.launch(spec, launch, first, self._device.stream)
             self._device.synchronize()  # until then the uploads may still read the copies
             for key in buffers:
                 self._device.download(copies[key], addresses[key])
@@ -164,6 +150,26 @@ class TorchRunner:
     def __init__(self, torch: Any, launcher: KernelLauncher) -> None:
         self._torch, self._launcher = torch, launcher
         self._flushed = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
+
+    def upload(self, arrays: Arrays) -> dict[str, Any]:
+        """Arrays as tensors of the GPU."""
+        return to_torch(self._torch, arrays, "cuda")
+
+    def measure(
+        self,
+        case: Case,
+        tensors: Mapping[str, Any],
+        rivals: Mapping[str, Work],
+        required_bytes: int | None = None,
+    ) -> dict[str, Any]:
+        """The times of `case` and its rivals; its bandwidth if `required_bytes` are given."""
+        work, _ = self.prepare(case, tensors)
+        seconds = self.seconds(work)
+        row = {"operation": case.operation.kernel, "case": case.name, "seconds": seconds}
+        if required_bytes is not None:
+            row["required_bytes"] = required_bytes
+            row["bytes_per_second"] = required_bytes / seconds
+        return row | {"rival_seconds": {name: self.seconds(one) for name, one in rivals.items()}}
 
     def prepare(
         self, case: Case, tensors: Mapping[str, Any], tactic: int = 0
@@ -201,33 +207,23 @@ class TorchRunner:
         milliseconds = [float(begin.elapsed_time(end)) for begin, end in events]
         return median(milliseconds) / 1e3
 
-    def copy_bytes_per_second(self, size: int = 1 << 30) -> float:
-        """Bytes read and written per second by a copy of `size` bytes: what memory gives."""
-        source = self._torch.empty(size, dtype=self._torch.uint8, device="cuda")
+    def copy_bytes_per_second(self) -> float:
+        """Bytes read and written per second by a large copy: what memory gives."""
+        source = self._torch.empty(COPIED_BYTES, dtype=self._torch.uint8, device="cuda")
         destination = self._torch.empty_like(source)
-        seconds = self.seconds(lambda: destination.copy_(source))
-        return 2 * size / seconds
+        return 2 * COPIED_BYTES / self.seconds(lambda: destination.copy_(source))
 
 
 def torch_type(torch: Any, spec: TensorSpec) -> Any:
-    """PyTorch's element type of `spec`."""
-    names = {
-        DType.FLOAT32: "float32",
-        DType.FLOAT16: "float16",
-        DType.BFLOAT16: "bfloat16",
-        DType.FLOAT8: "float8_e4m3fn",
-        DType.INT32: "int32",
-        DType.INT64: "int64",
-    }
-    return getattr(torch, names[spec.dtype])
+    """PyTorch's element type of `spec`, whose name is NumPy's."""
+    return getattr(torch, spec.dtype.numpy.name)
 
 
-def to_torch(torch: Any, arrays: Mapping[str, Array], device: str = "cuda") -> dict[str, Any]:
-    """Arrays as tensors on the device; their bits, whatever their type."""
-    types = {dtype.numpy: dtype for dtype in DType}
+def to_torch(torch: Any, arrays: Arrays, device: str) -> dict[str, Any]:
+    """Arrays as tensors on `device`; their bits, whatever their type."""
     tensors = {}
     for name, array in arrays.items():
         bits = torch.from_numpy(np.ascontiguousarray(array).view(np.uint8).reshape(-1).copy())
-        kind = torch_type(torch, TensorSpec(types[array.dtype], array.shape))
+        kind = torch_type(torch, TensorSpec.of(array))
         tensors[name] = bits.view(kind).reshape(array.shape).to(device)
     return tensors

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
-from dflash_plugins.operation import Attributes, DType, Launch, Operation, TensorSpec
+from dflash_plugins.operation import Attributes, Launch, Operation, TensorSpec
 from dflash_plugins.table import operations
 from dflash_plugins.testing.numeric import Array, GuardedBuffer
 
@@ -28,8 +26,7 @@ def run_guarded(
         AssertionError: the kernel wrote outside of its outputs.
     """
     operation = operations()[name]
-    types = {dtype.numpy: dtype for dtype in DType}
-    specs = {key: TensorSpec(types[inputs[key].dtype], inputs[key].shape) for key in inputs}
+    specs = {key: TensorSpec.of(array) for key, array in inputs.items()}
     outputs = operation.output_specs(specs, attributes)
     launch = operation.launch(specs, attributes, tactic)
     buffers = {
@@ -37,8 +34,7 @@ def run_guarded(
     }
     for key, spec in outputs.items():
         alias = operation.aliases.get(key)
-        size = int(np.prod(spec.shape)) * spec.dtype.numpy.itemsize
-        buffers[key] = GuardedBuffer(size) if alias is None else buffers[alias]
+        buffers[key] = GuardedBuffer(spec.nbytes) if alias is None else buffers[alias]
     if all(launch.grid):
         launcher(operation, launch, specs | outputs, buffers)
     for key, buffer in buffers.items():

@@ -1,0 +1,169 @@
+"""KV caches as operations take them, and what those that write rows into them have in common.
+
+An operation has a form for each cache layout and type of element: plain (linear, of the compute
+type), `_paged` (pool and page table), `_fp8` (codes of E4M3, with the scales of K and V as one
+float32 [2]) and both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_plugins.operation import (
+    Attributes,
+    Case,
+    Constant,
+    DType,
+    Launch,
+    Operation,
+    Specs,
+    TensorSpec,
+    fixed,
+    next_power_of_two,
+)
+from dflash_trt.kernels.attention import Extent
+
+PUBLIC_HEAD_DIMS = {"qwen3-8b": 128, "gpt-oss": 64}
+"""Head sizes of public pairs, target and draft alike; all have 8 KV heads."""
+
+PAGE_SIZE = 32
+
+Layout = tuple[DType, int | None]
+"""Type and page size of a cache; None is linear."""
+
+# Elements of K, and of V, that one program writes: 16 bytes of each for every thread.
+TILE = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteShape:
+    """`rows` rows of `batch` sequences, and the caches of `length` positions that take them.
+
+    `cache` is the caches' type if it is not `compute`. `page_size` makes them paged, of `pages`
+    pages if those are not what the positions take.
+    """
+
+    compute: DType = DType.BFLOAT16
+    cache: DType | None = None
+    batch: int
+    rows: int
+    kv_heads: int
+    head_dim: int
+    length: int
+    page_size: int | None = None
+    pages: int | None = None
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {} if self.page_size is None else {"page_size": self.page_size}
+
+    @property
+    def cache_specs(self) -> dict[str, TensorSpec]:
+        sizes = (self.batch, self.kv_heads, self.length, self.head_dim)
+        return cache_specs(self.cache or self.compute, sizes, self.page_size, self.pages)
+
+
+def form_suffix(*, is_paged: bool, is_quantized: bool) -> str:
+    """What the name of an operation's form ends with."""
+    return f"{'_paged' * is_paged}{'_fp8' * is_quantized}"
+
+
+def cache_specs(
+    dtype: DType, sizes: tuple[int, int, int, int], page_size: int | None, pages: int | None = None
+) -> dict[str, TensorSpec]:
+    """K's and V's caches of `sizes` [B,H_kv,M,D]; paged ones as pools, of `pages` pages."""
+    specs: dict[str, TensorSpec] = {}
+    shape = sizes
+    if page_size is not None:
+        batch, kv_heads, length, head_dim = sizes
+        columns = -(-length // page_size)
+        shape = (pages or batch * columns, page_size, kv_heads, head_dim)
+        specs["page_table"] = TensorSpec(DType.INT32, (batch, columns))
+    specs["k_cache"] = specs["v_cache"] = TensorSpec(dtype, shape)
+    if dtype is DType.FLOAT8:
+        specs["kv_scales"] = TensorSpec(DType.FLOAT32, (2,))
+    return specs
+
+
+def write_operations(
+    name: str,
+    inputs: Sequence[str],
+    launch: Callable[[Specs, Attributes, int], Launch],
+    layouts: Iterable[Layout],
+    attributes: dict[str, type] | None = None,
+) -> tuple[Operation, ...]:
+    """The operation `name` for each layout; its caches follow `inputs`, and leave as they came."""
+    operations = []
+    for dtype, page_size in layouts:
+        is_paged, is_quantized = page_size is not None, dtype is DType.FLOAT8
+        caches = [*["page_table"] * is_paged, "k_cache", "v_cache", *["kv_scales"] * is_quantized]
+        operation = Operation(
+            name=name + form_suffix(is_paged=is_paged, is_quantized=is_quantized),
+            kernel=name,
+            inputs=(*inputs, *caches),
+            extras=("rows", "limit"),
+            outputs=("k_cache_out", "v_cache_out"),
+            aliases={"k_cache_out": "k_cache", "v_cache_out": "v_cache"},
+            attributes=(attributes or {}) | ({"page_size": int} if is_paged else {}),
+            launch=launch,
+        )
+        operations.append(operation)
+    return tuple(operations)
+
+
+def launch_write(
+    specs: Specs, attributes: Attributes, extents: Sequence[Extent], **constants: Constant
+) -> Launch:
+    """A program for each row and some of its heads; `extents` are k's B, S, H_kv and D."""
+    batch, rows, kv_heads, head_dim = extents
+    heads, size = fixed(kv_heads, "the number of KV heads"), fixed(head_dim, "the head size")
+    block = next_power_of_two(size)
+    per_program = min(next_power_of_two(heads), max(1, TILE // block))
+    is_paged = "page_table" in specs
+    constants |= {
+        "KV_HEADS": heads,
+        "HEAD_DIM": size,
+        "HEADS": per_program,
+        "D_BLOCK": block,
+        "PAGE_SIZE": int(attributes["page_size"]) if is_paged else 0,
+    }
+    absent = [name for name in ("page_table", "kv_scales") if name not in specs]
+    return Launch(
+        grid=(batch * rows, -(-heads // per_program), 1),
+        extras=(rows, specs["page_table"].shape[1] if is_paged else specs["k_cache"].shape[2]),
+        constants=constants | dict.fromkeys(absent),
+        warps=max(1, min(4, per_program * block // 256)),
+        stages=1,
+    )
+
+
+def public_cases(
+    make_case: Callable[[str, WriteShape], Case],
+    layouts: Iterable[Layout],
+    sizes: Sequence[tuple[int, int]],
+    length: int,
+    label: str,
+) -> list[Case]:
+    """Cases of public pairs: their heads, over every layout, at every size.
+
+    `sizes` are sequences and rows of each; `label` names a case by pair, cache, pages and size.
+    """
+    cases = []
+    for pair, head_dim in PUBLIC_HEAD_DIMS.items():
+        for cache, page_size in layouts:
+            paged = " paged" if page_size else ""
+            for batch, rows in sizes:
+                words = {"pair": pair, "cache": cache.kernel_name, "paged": paged}
+                shape = WriteShape(
+                    cache=cache,
+                    batch=batch,
+                    rows=rows,
+                    kv_heads=8,
+                    head_dim=head_dim,
+                    length=length,
+                    page_size=page_size,
+                )
+                cases.append(make_case(label.format(**words, batch=batch, rows=rows), shape))
+    return cases
