@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_trt.checkpoints.sizes import DecoderSizes
@@ -131,34 +130,23 @@ learning around them. That was rounded to bf16 before the draft saw it.""",
 
 
 def _stage(stage: Stage) -> str:
-    line = f"{stage.steps} steps of {stage.rows} rows x {stage.length} tokens at {stage.lr:g}"
+    line = f"- {stage.steps} steps of {stage.rows} rows x {stage.length} tokens at {stage.lr:g}"
     if stage.layers:
         line += f" with {stage.layers} layers"
     if isinstance(stage, DraftStage):
-        line += (
-            f" from {stage.corpus_rows} corpus, {stage.greedy_rows} greedy and"
-            f" {stage.sampled_rows} sampled rows"
-        )
+        line += f" from {stage.corpus_rows} corpus, {stage.greedy_rows} greedy and"
+        line += f" {stage.sampled_rows} sampled rows"
     return line
 
 
-def _stages(stages: Sequence[Stage]) -> str:
-    return "\n".join(f"- {_stage(stage)}" for stage in stages)
-
-
 def _size_rows(target: DecoderSizes, draft: DecoderSizes) -> str:
+    both = (target, draft)
     layers = (target.layer, draft.layer)
+    heads = (f"{one.heads} / {one.kv_heads} x {one.head_dim}" for one in layers)
     rows = (
-        (
-            "layers x hidden",
-            f"{len(target.layers)} x {target.hidden_size}",
-            f"{len(draft.layers)} x {draft.hidden_size}",
-        ),
-        (
-            "heads / kv heads x head size",
-            *(f"{one.heads} / {one.kv_heads} x {one.head_dim}" for one in layers),
-        ),
-        ("feed-forward", str(target.mlp_size), str(draft.mlp_size)),
+        ["layers x hidden", *(f"{len(one.layers)} x {one.hidden_size}" for one in both)],
+        ["heads / kv heads x head size", *heads],
+        ["feed-forward", *(str(one.mlp_size) for one in both)],
     )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -179,8 +167,8 @@ def write_card(
         versions=versions,
         taps=", ".join(map(str, recipe.draft_taps)),
         shapes=_size_rows(recipe.target, recipe.draft),
-        target_stages=_stages(recipe.target_stages),
-        draft_stages=_stages(recipe.draft_stages),
+        target_stages="\n".join(map(_stage, recipe.target_stages)),
+        draft_stages="\n".join(map(_stage, recipe.draft_stages)),
         target_bytes=(directory / "target" / "model.safetensors").stat().st_size,
         draft_bytes=(directory / "draft" / "model.safetensors").stat().st_size,
     )

@@ -9,7 +9,7 @@ random after the header is the load (usually unchanged) and the outcome (usually
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 
@@ -27,149 +27,123 @@ LOAD_KEPT = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class CorpusJob:
-    """One entry of a header's list."""
-
-    name: str
-    tier: str
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What one record says; `following` and `following_owner` belong to the next id."""
-
-    number: int
-    job: CorpusJob
-    owner: str
-    city: str
-    load: int
-    outcome: str
-    following: CorpusJob
-    following_owner: str
-
-    @property
-    def tag(self) -> str:
-        return f"#{self.number:04d}"
-
-    @property
-    def next_tag(self) -> str:
-        return f"#{self.number + 1:04d}"
-
-
-def _log_record(r: Record) -> str:
-    work = {
-        "gold": f"{r.owner} tests {r.job.name} in {r.city} before {r.tag} runs",
-        "silver": f"{r.tag} runs and {r.owner} tests {r.job.name}",
-        "bronze": f"{r.tag} runs in {r.city} without {r.owner}",
-    }[r.job.tier]
-    end = {
-        "ok": f"{r.job.name} {r.tag} is ok in {r.city}",
-        "late": f"{r.job.name} {r.tag} is late so {r.owner} calls {r.city}",
-        "lost": f"{r.job.name} {r.tag} is lost so {r.owner} stops {r.job.name}",
-    }[r.outcome]
-    return (
-        f"{r.tag} {r.owner} runs {r.job.name} at load {r.load}\n"
-        f"- {r.job.name} is {r.job.tier}: {work}\n"
-        f"- {end}, then {r.next_tag} {r.following_owner} runs {r.following.name}\n"
-    )
-
-
-def _manifest_record(r: Record) -> str:
-    care = {
-        "gold": f"packed by {r.owner} as {r.tag} for {r.city}, {r.owner} calls {r.city}",
-        "silver": f"packed by {r.owner} as {r.tag} for {r.city}",
-        "bronze": f"open, {r.owner} stops at {r.tag}",
-    }[r.job.tier]
-    end = {
-        "ok": f"{r.owner} took {r.tag} to {r.city} ok",
-        "late": f"{r.owner} took {r.tag} to {r.city} late",
-        "lost": f"{r.owner} lost {r.tag} before {r.city}",
-    }[r.outcome]
-    return (
-        f"parcel {r.tag} holds {r.job.name}, {r.job.tier}, load {r.load}\n"
-        f"- {r.job.name} {care}\n"
-        f"- {end}, {r.job.name} load {r.load}\n"
-        f"- then {r.next_tag} {r.following_owner} took {r.following.name}\n"
-    )
-
-
-def _fleet_record(r: Record) -> str:
-    mirror = {
-        "gold": f"{r.following.name} and {r.city} for {r.tag}",
-        "silver": f"{r.following.name} for {r.tag}",
-        "bronze": f"lost {r.tag}",
-    }[r.job.tier]
-    end = {
-        "ok": "ok",
-        "late": f"late, {r.owner} calls {r.city}",
-        "lost": f"lost, {r.owner} stops {r.tag}",
-    }[r.outcome]
-    return (
-        f"host {r.tag}:\n"
-        f"- name: {r.job.name} {r.tag}\n"
-        f"- owner: {r.owner} in {r.city}, {r.job.tier} load {r.load}\n"
-        f"- mirror: {mirror}\n"
-        f"- state: {r.job.name} {r.tag} is {end}\n"
-        f"- then: {r.next_tag} {r.following.name} owner {r.following_owner}\n"
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class Genre:
-    """One kind of document: what its header and its records look like."""
+    """One kind of document: the words of its header, and the forms of its records.
+
+    A record's {care} takes the form of its job's tier, its {end} that of its outcome.
+    """
 
     title: str
     jobs: str
     crew: str
-    record: Callable[[Record], str]
+    care: Mapping[str, str]
+    end: Mapping[str, str]
+    record: str
 
 
 GENRES = (
-    Genre("shift", "jobs", "crew", _log_record),
-    Genre("route", "parcels", "drivers", _manifest_record),
-    Genre("fleet", "hosts", "owners", _fleet_record),
+    Genre(
+        title="shift",
+        jobs="jobs",
+        crew="crew",
+        care={
+            "gold": "{owner} tests {job} in {city} before {tag} runs",
+            "silver": "{tag} runs and {owner} tests {job}",
+            "bronze": "{tag} runs in {city} without {owner}",
+        },
+        end={
+            "ok": "{job} {tag} is ok in {city}",
+            "late": "{job} {tag} is late so {owner} calls {city}",
+            "lost": "{job} {tag} is lost so {owner} stops {job}",
+        },
+        record="""\
+{tag} {owner} runs {job} at load {load}
+- {job} is {tier}: {care}
+- {end}, then {next_tag} {next_owner} runs {next_job}
+""",
+    ),
+    Genre(
+        title="route",
+        jobs="parcels",
+        crew="drivers",
+        care={
+            "gold": "packed by {owner} as {tag} for {city}, {owner} calls {city}",
+            "silver": "packed by {owner} as {tag} for {city}",
+            "bronze": "open, {owner} stops at {tag}",
+        },
+        end={
+            "ok": "{owner} took {tag} to {city} ok",
+            "late": "{owner} took {tag} to {city} late",
+            "lost": "{owner} lost {tag} before {city}",
+        },
+        record="""\
+parcel {tag} holds {job}, {tier}, load {load}
+- {job} {care}
+- {end}, {job} load {load}
+- then {next_tag} {next_owner} took {next_job}
+""",
+    ),
+    Genre(
+        title="fleet",
+        jobs="hosts",
+        crew="owners",
+        care={
+            "gold": "{next_job} and {city} for {tag}",
+            "silver": "{next_job} for {tag}",
+            "bronze": "lost {tag}",
+        },
+        end={
+            "ok": "ok",
+            "late": "late, {owner} calls {city}",
+            "lost": "lost, {owner} stops {tag}",
+        },
+        record="""\
+host {tag}:
+- name: {job} {tag}
+- owner: {owner} in {city}, {tier} load {load}
+- mirror: {care}
+- state: {job} {tag} is {end}
+- then: {next_tag} {next_job} owner {next_owner}
+""",
+    ),
 )
-
-
-def _stream(seed: int, stream: str, index: int) -> Random:
-    """A generator of its own for every document, so that document i never depends on i-1."""
-    return Random(f"{seed}/{stream}/{index}")
 
 
 def document(seed: int, stream: str, index: int) -> str:
     """Document `index` of a stream: header and 10 to 16 records, without the end token."""
-    rng = _stream(seed, stream, index)
+    rng = Random(f"{seed}/{stream}/{index}")  # of its own: no document depends on those before
     genre = rng.choice(GENRES)
     count = rng.randint(10, 16)
     first = rng.randint(1000, 9999 - count)
     city = rng.choice(CITIES)
     nouns = rng.sample(NOUNS, rng.randint(3, 4))
     names = zip(rng.sample(ADJECTIVES, len(nouns)), nouns, strict=True)
-    jobs = [CorpusJob(f"{adjective} {noun}", rng.choice(TIERS)) for adjective, noun in names]
+    jobs = [(f"{adjective} {noun}", rng.choice(TIERS)) for adjective, noun in names]
     crew = rng.sample(PEOPLE, rng.randint(2, 4))
     load = rng.randint(1, 9)
     parts = [
         f"{genre.title} #{first:04d} to #{first + count - 1:04d} in {city} at load {load}\n",
-        f"{genre.jobs}: {', '.join(f'{job.name} {job.tier}' for job in jobs)}\n",
+        f"{genre.jobs}: {', '.join(f'{job} {tier}' for job, tier in jobs)}\n",
         f"{genre.crew}: {', '.join(crew)}\n",
     ]
     for i in range(count):
         if rng.random() > LOAD_KEPT:
             load = rng.randint(1, 9)
-        parts.append(
-            genre.record(
-                Record(
-                    number=first + i,
-                    job=jobs[i % len(jobs)],
-                    owner=crew[i % len(crew)],
-                    city=city,
-                    load=load,
-                    outcome=rng.choices(OUTCOMES, OUTCOME_WEIGHTS)[0],
-                    following=jobs[(i + 1) % len(jobs)],
-                    following_owner=crew[(i + 1) % len(crew)],
-                )
-            )
-        )
+        job, tier = jobs[i % len(jobs)]
+        outcome = rng.choices(OUTCOMES, OUTCOME_WEIGHTS)[0]
+        words = {
+            "tag": f"#{first + i:04d}",
+            "job": job,
+            "tier": tier,
+            "owner": crew[i % len(crew)],
+            "city": city,
+            "load": load,
+            "next_tag": f"#{first + i + 1:04d}",
+            "next_job": jobs[(i + 1) % len(jobs)][0],
+            "next_owner": crew[(i + 1) % len(crew)],
+        }
+        care, end = genre.care[tier].format(**words), genre.end[outcome].format(**words)
+        parts.append(genre.record.format(**words, care=care, end=end))
     return "".join(parts)
 
 

@@ -9,7 +9,7 @@ import argparse
 import json
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -59,9 +59,9 @@ def save_target(target: Qwen3ForCausalLM, directory: Path) -> None:
 
 def load_target(directory: Path) -> Qwen3ForCausalLM:
     """The target in `directory`, in float32."""
-    transformers = training_module("transformers")
-    torch = training_module("torch")
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model: Any = training_module("transformers").AutoModelForCausalLM.from_pretrained(
+        directory, dtype=training_module("torch").float32
+    )
     # transformers decodes MXFP4 experts to bf16, which holds them exactly.
     target: Qwen3ForCausalLM = model.float().train(False)
     return target
@@ -98,13 +98,10 @@ def make_demo_pair(recipe: TrainingRecipe, directory: Path, progress: Progress) 
     shutil.rmtree(work, ignore_errors=True)
     (work / "draft").mkdir(parents=True)
     texts = documents(recipe.seed, TRAIN_STREAM, recipe.tokenizer_documents)
-    tokenizer = save_tokenizer(
-        train_tokenizer(texts, recipe.vocab_size), work / "target", recipe.max_length
-    )
-    prompts = held_out_prompts(recipe, tokenizer)
-    (work / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
-    )
+    trained = train_tokenizer(texts, recipe.vocab_size)
+    tokenizer = save_tokenizer(trained, work / "target", recipe.max_length)
+    prompts = (json.dumps({"prompt": one}) for one in held_out_prompts(recipe, tokenizer))
+    (work / "prompts.jsonl").write_text("".join(f"{line}\n" for line in prompts))
     target = train_target(recipe, tokenizer, progress)
     save_target(target, work / "target")
     export_draft(train_draft(recipe, target, tokenizer, progress), work / "draft")
@@ -125,14 +122,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=DEMO.seed, help="default: %(default)s")
     parser.add_argument("--family", choices=RECIPES, default="qwen3", help="default: %(default)s")
     options = parser.parse_args(arguments)
+    recipe = replace(RECIPES[options.family], seed=options.seed)
     try:
-        metrics = make_demo_pair(
-            replace(RECIPES[options.family], seed=options.seed), options.output, Printer()
-        )
+        metrics = make_demo_pair(recipe, options.output, Printer())
     except DflashError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    print(json.dumps(metrics.as_dict(), indent=2))
+    print(json.dumps(asdict(metrics), indent=2))
     return 0
 
 

@@ -1,8 +1,8 @@
 """The demo pair's draft: ModelOpt's DFlash mode, trained with the paper's objective.
 
-DFlash: Block Diffusion for Flash Speculative Decoding, arXiv 2602.06036. The target is frozen
-and already rounded; its tapped features are computed once per row (ModelOpt's offline mode) and
-the anchors are drawn anew at every visit.
+DFlash: Block Diffusion for Flash Speculative Decoding, arXiv 2602.06036. The target is frozen and
+rounded. Its tapped features are computed once for each row (ModelOpt's offline mode); anchors are
+drawn anew each time the row is used.
 """
 
 from __future__ import annotations
@@ -155,26 +155,17 @@ def training_rows(
             some = corpus_rows(tokenizer, recipe.seed, f"draft-{kind}", rows, length)
             prompt = PROMPT_LENGTHS[first // ROWS_AT_ONCE % len(PROMPT_LENGTHS)]
             if temperature is not None:
+                begun, seed = some[:, :prompt].tolist(), recipe.seed + first
                 some = torch.tensor(
                     continue_rows(
-                        target,
-                        some[:, :prompt].tolist(),
-                        length - prompt,
-                        temperature=temperature,
-                        seed=recipe.seed + first,
+                        target, begun, length - prompt, temperature=temperature, seed=seed
                     )
                 )
             ids.append(some)
             labels.append(some.clone())
             labels[-1][:, :prompt] = IGNORED
-            features.append(
-                torch.cat(
-                    [
-                        tapped_features(recipe, target, part).bfloat16()
-                        for part in torch.split(some, 8)
-                    ]
-                )
-            )
+            parts = torch.split(some, 8)
+            features += [tapped_features(recipe, target, part).bfloat16() for part in parts]
             progress(f"{kind} rows of {length}", rows[-1] + 1, count, 0.0)
     return TrainingRows(torch.cat(ids), torch.cat(labels), torch.cat(features))
 
@@ -212,10 +203,10 @@ def export_draft(model: Any, directory: Path) -> None:
     export.export_speculative_decoding(model, torch.bfloat16, directory)
     path = directory / "config.json"
     config = json.loads(path.read_text())
-    if config["rope_theta"] != model.dflash_config.rope_parameters["rope_theta"]:
+    trained = model.dflash_config.rope_parameters["rope_theta"]
+    if config["rope_theta"] != trained:
         raise DflashError(
-            f"rope_theta {config['rope_theta']} differs from the trained "
-            f"{model.dflash_config.rope_parameters['rope_theta']}",
+            f"rope_theta {config['rope_theta']} differs from the trained {trained}",
             where=path,
             fix="give the target's rope base to the draft before training",
         )

@@ -1,15 +1,17 @@
 """What the demo pair can do: perplexity, variety of its text, and acceptance length.
 
-Acceptance is measured without running the speculative loop: it is lossless, so the tokens are
-the target's own, greedy or sampled, and the loop's walk over them follows from the draft's block
-at every position (arXiv 2602.06036; a sampled token is accepted while it equals the draft's).
+Acceptance is measured without the speculative loop. That is lossless, so the tokens are the
+target's own, greedy or sampled, and the draft's block at every position says how the loop would
+walk over them (arXiv 2602.06036; a sampled token is accepted if it equals the draft's).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import takewhile
+from operator import eq
 from typing import TYPE_CHECKING, Any
 
 from dflash_trt.training.draft import tapped_features
@@ -40,9 +42,6 @@ class DraftMetrics:
     distinct_8grams: float
     acceptance_greedy: float
     acceptance_sampled: float
-
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def perplexity(target: Qwen3ForCausalLM, ids: Tensor) -> float:
@@ -75,12 +74,13 @@ def drafts_everywhere(recipe: TrainingRecipe, model: Any, ids: Tensor, features:
             anchors = positions.expand(rows, -1)
             keep = torch.ones_like(anchors, dtype=torch.bool)
             blocks = len(positions)
+            seen = context.shape[1]
             hidden = model.dflash_module(
                 noise_embedding=model._build_noise_embedding(ids, anchors, keep, blocks),
                 target_hidden=context,
-                position_ids=model._build_position_ids(context.shape[1], anchors, ids.device),
+                position_ids=model._build_position_ids(seen, anchors, ids.device),
                 attention_mask=model._build_draft_attention_mask(
-                    context.shape[1], anchors, keep, blocks, features.dtype, ids.device
+                    seen, anchors, keep, blocks, features.dtype, ids.device
                 ),
             )
             tokens = model.lm_head(hidden).argmax(dim=-1)
@@ -100,18 +100,11 @@ def accepted_lengths(row: Sequence[int], drafts: Sequence[Sequence[int]], first:
     Steps whose whole block lies inside `row` are counted.
     """
     steps: list[int] = []
-    anchor = first
-    while anchor + len(drafts[anchor]) + 1 <= len(row):
-        accepted = 0
-        for drafted in drafts[anchor]:
-            if drafted != row[anchor + 1 + accepted]:
-                break
-            accepted += 1
-        accepted = min(accepted, len(drafts[anchor]))
-        steps.append(accepted + 1)
-        anchor += accepted + 1
-        if anchor >= len(row):
-            break
+    anchor, size = first, len(drafts[0])
+    while anchor + size < len(row):
+        matches = map(eq, drafts[anchor], row[anchor + 1 : anchor + 1 + size])
+        steps.append(1 + sum(takewhile(bool, matches)))
+        anchor += steps[-1]
     return steps
 
 
@@ -121,8 +114,8 @@ def acceptance(
     draft: Any,
     prompts: Sequence[Sequence[int]],
     rows: Sequence[Sequence[int]],
-) -> list[int]:
-    """Tokens per verify step over all rows (each: its prompt and the target's tokens after it)."""
+) -> float:
+    """Mean tokens per verify step over all rows (each: a prompt and the target's tokens)."""
     torch = training_module("torch")
     steps: list[int] = []
     for first in range(0, len(rows), 8):
@@ -133,7 +126,7 @@ def acceptance(
         drafts = drafts_everywhere(recipe, draft, ids, features).tolist()
         for prompt, row, blocks in zip(prompts[first : first + 8], some, drafts, strict=True):
             steps += accepted_lengths(row, blocks, len(prompt))
-    return steps
+    return sum(steps) / len(steps)
 
 
 def evaluate(
@@ -147,11 +140,9 @@ def evaluate(
     greedy = continue_rows(target, prompts, recipe.new_tokens)
     sampled = continue_rows(target, prompts, recipe.new_tokens, temperature=1.0, seed=recipe.seed)
     outputs = [row[len(prompt) :] for prompt, row in zip(prompts, greedy, strict=True)]
-    greedy_steps = acceptance(recipe, target, draft, prompts, greedy)
-    sampled_steps = acceptance(recipe, target, draft, prompts, sampled)
     return DraftMetrics(
         perplexity=perplexity(target, held_out),
         distinct_8grams=distinct_ngrams(outputs),
-        acceptance_greedy=sum(greedy_steps) / len(greedy_steps),
-        acceptance_sampled=sum(sampled_steps) / len(sampled_steps),
+        acceptance_greedy=acceptance(recipe, target, draft, prompts, greedy),
+        acceptance_sampled=acceptance(recipe, target, draft, prompts, sampled),
     )

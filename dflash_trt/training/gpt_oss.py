@@ -9,7 +9,6 @@ from typing import Any
 
 from dflash_trt.quantization.formats import Float32
 from dflash_trt.quantization.mxfp4 import dequantize_mxfp4, quantize_mxfp4
-from dflash_trt.training.decoder_fields import decoder_fields
 from dflash_trt.training.extras import training_module
 from dflash_trt.training.recipe import TrainingRecipe
 
@@ -38,7 +37,7 @@ def build_gpt_oss(recipe: TrainingRecipe, layers: int) -> Any:
     experts = recipe.target.experts
     assert experts is not None
     config = transformers.GptOssConfig(
-        **decoder_fields(recipe, recipe.target, layers),
+        **recipe.target_fields(layers),
         num_local_experts=experts.experts,
         num_experts_per_tok=experts.chosen,
         sliding_window=recipe.target.windows[0],

@@ -10,23 +10,21 @@ Progress = Callable[[str, int, int, float], None]
 """(what, steps done, steps in all, loss)"""
 
 
-class Printer:
-    """Prints every `every` steps and at the end of a stretch, to stderr."""
+STEPS_A_LINE = 25
 
-    def __init__(self, every: int = 25) -> None:
-        self.every = every
-        self.what = ""
-        self.started = 0.0
+
+class Printer:
+    """Prints every STEPS_A_LINE steps and at the end of a stretch, to stderr."""
+
+    def __init__(self) -> None:
+        self.what, self.started = "", 0.0
 
     def __call__(self, what: str, done: int, total: int, loss: float) -> None:
         if what != self.what:
             self.what, self.started = what, time.monotonic()
-        if done % self.every and done != total:
+        if done % STEPS_A_LINE and done != total:
             return
         spent = time.monotonic() - self.started
         left = spent / done * (total - done)
-        print(
-            f"{what}: {done}/{total}, loss {loss:.3f}, {spent:.0f} s, {left:.0f} s left",
-            file=sys.stderr,
-            flush=True,
-        )
+        line = f"{what}: {done}/{total}, loss {loss:.3f}, {spent:.0f} s, {left:.0f} s left"
+        print(line, file=sys.stderr, flush=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dflash_trt.checkpoints.sizes import DecoderSizes, ExpertSizes, LayerSizes
-
-TRAINED_LENGTH = 1024
+from dflash_trt.training.tokenizer import END_ID
 
 
 def small_sizes(
@@ -76,6 +77,11 @@ class DraftStage(Stage):
     sampled_rows: int = 0
 
 
+SHORT_ROWS = DraftStage(length=384, rows=4, steps=0, lr=3e-3, warmup=20)
+LONG_ROWS = DraftStage(length=1024, rows=2, steps=0, lr=1e-3, warmup=10, floor=0.05)
+"""How a draft is trained first, and then; how long, each recipe says."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingRecipe:
     """Everything that decides the weights, besides the versions of the libraries.
@@ -105,35 +111,39 @@ class TrainingRecipe:
     draft_loss_gamma: float = 4.0
     draft_anchors: int = 48
     draft_stages: tuple[DraftStage, ...] = (
-        DraftStage(
-            length=384,
-            rows=4,
-            steps=1500,
-            lr=3e-3,
-            warmup=20,
-            corpus_rows=512,
-            greedy_rows=256,
-            sampled_rows=128,
-        ),
-        DraftStage(
-            length=1024,
-            rows=2,
-            steps=300,
-            lr=1e-3,
-            warmup=10,
-            floor=0.05,
-            corpus_rows=192,
-            greedy_rows=64,
-            sampled_rows=64,
-        ),
+        replace(SHORT_ROWS, steps=1500, corpus_rows=512, greedy_rows=256, sampled_rows=128),
+        replace(LONG_ROWS, steps=300, corpus_rows=192, greedy_rows=64, sampled_rows=64),
     )
     qk_norm_start: float = 1.7
     weight_decay: float = 0.05
     clip: float = 1.0
     prompts: int = 32
     new_tokens: int = 256
-    max_length: int = TRAINED_LENGTH
+    max_length: int = 1024
     threads: int = 1
+
+    def target_fields(self, layers: int) -> dict[str, Any]:
+        """What the transformers configs of both families' targets have in common.
+
+        Args:
+            layers: depth of the network, which grows while it is trained.
+        """
+        sizes = self.target
+        return {
+            "vocab_size": self.vocab_size,
+            "hidden_size": sizes.hidden_size,
+            "intermediate_size": sizes.mlp_size,
+            "num_hidden_layers": layers,
+            "num_attention_heads": sizes.layer.heads,
+            "num_key_value_heads": sizes.layer.kv_heads,
+            "head_dim": sizes.layer.head_dim,
+            "max_position_embeddings": self.max_length,
+            "bos_token_id": None,
+            "eos_token_id": END_ID,
+            "pad_token_id": END_ID,
+            "initializer_range": 1 / math.sqrt(sizes.hidden_size),
+            "use_cache": False,
+        }
 
 
 DEMO = TrainingRecipe()
@@ -148,26 +158,8 @@ GPT_OSS = TrainingRecipe(
     expert_rate=0.5,
     draft_taps=(0, 1, 2, 3, 4),
     draft_stages=(
-        DraftStage(
-            length=384,
-            rows=4,
-            steps=800,
-            lr=3e-3,
-            warmup=20,
-            corpus_rows=256,
-            greedy_rows=128,
-            sampled_rows=64,
-        ),
-        DraftStage(
-            length=1024,
-            rows=2,
-            steps=150,
-            lr=1e-3,
-            warmup=10,
-            floor=0.05,
-            corpus_rows=96,
-            greedy_rows=64,
-        ),
+        replace(SHORT_ROWS, steps=800, corpus_rows=256, greedy_rows=128, sampled_rows=64),
+        replace(LONG_ROWS, steps=150, corpus_rows=96, greedy_rows=64),
     ),
 )
 """A gpt-oss pair of a few layers: sinks, windows, YaRN, MXFP4 experts."""

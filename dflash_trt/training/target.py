@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from dflash_trt.training.corpus import TRAIN_STREAM, document
-from dflash_trt.training.decoder_fields import decoder_fields
 from dflash_trt.training.extras import training_module
 from dflash_trt.training.gpt_oss import build_gpt_oss, round_experts
 from dflash_trt.training.progress import Progress
@@ -26,7 +25,7 @@ def build_target(recipe: TrainingRecipe, layers: int) -> Qwen3ForCausalLM:
     torch = training_module("torch")
     transformers = training_module("transformers")
     config = transformers.Qwen3Config(
-        **decoder_fields(recipe, recipe.target, layers),
+        **recipe.target_fields(layers),
         rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
         tie_word_embeddings=True,
     )
