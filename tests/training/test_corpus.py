@@ -23,14 +23,10 @@ def test_first_document_is_golden() -> None:
 
 
 def test_held_out_documents_are_not_in_training() -> None:
-    train = {
-        text.split("\n", 3)[1] + text.split("\n", 3)[2] for text in documents(0, "train/0", 2000)
-    }
-    held_out = [
-        text.split("\n", 3)[1] + text.split("\n", 3)[2]
-        for text in documents(0, HELD_OUT_STREAM, 200)
-    ]
-    assert not train.intersection(held_out)
+    def headers(stream: str, count: int) -> set[tuple[str, ...]]:
+        return {tuple(text.split("\n", 3)[1:3]) for text in documents(0, stream, count)}
+
+    assert not headers("train/0", 2000) & headers(HELD_OUT_STREAM, 200)
 
 
 def test_ids_count_up_to_the_last_one_of_the_header() -> None:

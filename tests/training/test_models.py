@@ -27,8 +27,8 @@ TINY = replace(
     TrainingRecipe(),
     vocab_size=96,
     max_length=128,
-    target=small_sizes(layers=6, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48),
-    draft=small_sizes(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48),
+    target=small_sizes(layers=6, hidden=32, head_dim=16, intermediate=48),
+    draft=small_sizes(layers=2, hidden=32, head_dim=16, intermediate=48),
     draft_taps=(0, 2, 5),
 )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,31 +14,30 @@ pytest.importorskip("transformers")
 from dflash_trt.training.corpus import TRAIN_STREAM, documents
 from dflash_trt.training.tokenizer import END_ID, MASK_ID, save_tokenizer, train_tokenizer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 
 @pytest.fixture(scope="module")
-def trained() -> object:
-    return train_tokenizer(documents(0, TRAIN_STREAM, 100), 400)
+def fast(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
+    trained = train_tokenizer(documents(0, TRAIN_STREAM, 100), 400)
+    return save_tokenizer(trained, tmp_path_factory.mktemp("tokenizer"), 128)
 
 
-@pytest.mark.parametrize(
-    "text", ["", " ", "\n\n\t x", "naïve café 😀 漢字", "007 #12", "a\x00b\x7f"]
-)
-def test_round_trip(trained: object, text: str, tmp_path: Path) -> None:
-    fast = save_tokenizer(trained, tmp_path, 128)
-    assert fast.decode(fast(text)["input_ids"]) == text
-
-
-def test_round_trip_of_random_text(trained: object, tmp_path: Path) -> None:
-    fast = save_tokenizer(trained, tmp_path, 128)
+def texts() -> Iterator[str]:
+    yield from ("", " ", "\n\n\t x", "naïve café 😀 漢字", "007 #12", "a\x00b\x7f")
     rng = Random(0)
     for _ in range(200):
         points = (rng.randrange(1, 0x11000) for _ in range(rng.randrange(20)))
-        text = "".join(chr(p) for p in points if not 0xD800 <= p < 0xE000)
+        yield "".join(chr(p) for p in points if not 0xD800 <= p < 0xE000)
+
+
+def test_round_trip(fast: PreTrainedTokenizerFast) -> None:
+    for text in texts():
         assert fast.decode(fast(text)["input_ids"]) == text
 
 
-def test_vocabulary(trained: object, tmp_path: Path) -> None:
-    fast = save_tokenizer(trained, tmp_path, 128)
+def test_vocabulary(fast: PreTrainedTokenizerFast) -> None:
     assert len(fast) == 400
     assert fast.eos_token_id == END_ID == 0
     assert fast.mask_token_id == MASK_ID == 1
