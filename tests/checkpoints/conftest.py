@@ -1,11 +1,10 @@
-"""Tiny random checkpoints, hostile files written byte by byte, and one way to assert a refusal."""
+"""Tiny random checkpoints, and hostile files written byte by byte."""
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,14 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import save_file
 
-from dflash_trt.errors import DflashError
-
 Arrays = dict[str, npt.NDArray[Any]]
-Refused = Callable[..., AbstractContextManager[None]]
 MakeCheckpoint = Callable[..., Path]
 
 DTYPES: Mapping[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
-TARGET_CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
+SIZES: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 16,
-    "num_hidden_layers": 6,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
@@ -35,25 +29,22 @@ TARGET_CONFIG: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 128,
     "rope_theta": 10000.0,
+}
+TARGET_CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "num_hidden_layers": 6,
     "tie_word_embeddings": False,
     "eos_token_id": 3,
+    **SIZES,
 }
 DRAFT_CONFIG: dict[str, Any] = {
     "architectures": ["DFlashDraftModel"],
     "model_type": "qwen3",
     "block_size": 8,
     "num_target_layers": 6,
-    "dflash_config": {"mask_token_id": 39, "target_layer_ids": [1, 2, 3]},
-    "vocab_size": 40,
-    "hidden_size": 16,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 24,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 128,
-    "rope_theta": 10000.0,
+    "dflash_config": {"mask_token_id": 39, "target_layer_ids": [1, 2, 3]},
+    **SIZES,
 }
 
 
@@ -65,24 +56,23 @@ def layer_shapes(config: Mapping[str, Any], prefix: str, qk_norm: bool) -> dict[
     keys = config["num_key_value_heads"] * head_dim
     shapes: dict[str, list[int]] = {}
     for i in range(config["num_hidden_layers"]):
-        layer = f"{prefix}layers.{i}."
-        shapes[layer + "input_layernorm.weight"] = [hidden]
-        shapes[layer + "post_attention_layernorm.weight"] = [hidden]
-        shapes[layer + "self_attn.q_proj.weight"] = [queries, hidden]
-        shapes[layer + "self_attn.k_proj.weight"] = [keys, hidden]
-        shapes[layer + "self_attn.v_proj.weight"] = [keys, hidden]
-        shapes[layer + "self_attn.o_proj.weight"] = [hidden, queries]
-        shapes[layer + "mlp.gate_proj.weight"] = [inner, hidden]
-        shapes[layer + "mlp.up_proj.weight"] = [inner, hidden]
-        shapes[layer + "mlp.down_proj.weight"] = [hidden, inner]
+        layer = {
+            "input_layernorm.weight": [hidden],
+            "post_attention_layernorm.weight": [hidden],
+            "self_attn.q_proj.weight": [queries, hidden],
+            "self_attn.k_proj.weight": [keys, hidden],
+            "self_attn.v_proj.weight": [keys, hidden],
+            "self_attn.o_proj.weight": [hidden, queries],
+            "mlp.gate_proj.weight": [inner, hidden],
+            "mlp.up_proj.weight": [inner, hidden],
+            "mlp.down_proj.weight": [hidden, inner],
+        }
         if qk_norm:
-            shapes[layer + "self_attn.q_norm.weight"] = [head_dim]
-            shapes[layer + "self_attn.k_norm.weight"] = [head_dim]
+            layer |= {f"self_attn.{name}_norm.weight": [head_dim] for name in "qk"}
         if config.get("attention_bias"):
-            shapes[layer + "self_attn.q_proj.bias"] = [queries]
-            shapes[layer + "self_attn.k_proj.bias"] = [keys]
-            shapes[layer + "self_attn.v_proj.bias"] = [keys]
-            shapes[layer + "self_attn.o_proj.bias"] = [hidden]
+            rows = {"q": queries, "k": keys, "v": keys, "o": hidden}
+            layer |= {f"self_attn.{name}_proj.bias": [size] for name, size in rows.items()}
+        shapes |= {f"{prefix}layers.{i}.{name}": shape for name, shape in layer.items()}
     return shapes
 
 
@@ -158,10 +148,10 @@ def make_target(tmp_path: Path) -> MakeCheckpoint:
 
 @pytest.fixture
 def make_draft(tmp_path: Path) -> MakeCheckpoint:
-    """Writes a draft; `inner` changes dflash_config, keywords change the top level."""
+    """Writes a draft; `inner` changes dflash_config or, no mapping, replaces it."""
 
     def make(
-        inner: Mapping[str, Any] | None = None,
+        inner: Any = None,
         taps: int = 3,
         shape_of: Mapping[str, Any] | None = None,
         dtype: str = "F32",
@@ -169,28 +159,13 @@ def make_draft(tmp_path: Path) -> MakeCheckpoint:
         **changes: Any,
     ) -> Path:
         config = merged(DRAFT_CONFIG, changes)
-        config["dflash_config"] = merged(DRAFT_CONFIG["dflash_config"], inner or {})
+        if inner is None or isinstance(inner, Mapping):
+            inner = merged(DRAFT_CONFIG["dflash_config"], inner or {})
+        config["dflash_config"] = inner
         shapes = draft_shapes(merged(DRAFT_CONFIG, shape_of or {}), taps) | dict(extra or {})
         return write_checkpoint(tmp_path / "draft", config, shapes, dtype)
 
     return make
-
-
-@pytest.fixture
-def refused() -> Refused:
-    """Asserts a DflashError of one line that contains every given piece."""
-
-    @contextmanager
-    def expect(*pieces: str) -> Iterator[None]:
-        with pytest.raises(DflashError) as caught:
-            yield
-        message = str(caught.value)
-        assert "\n" not in message
-        assert message.isprintable()
-        for piece in pieces:
-            assert piece in message
-
-    return expect
 
 
 def safetensors_bytes(header: Any, data: bytes = b"", length: int | None = None) -> bytes:

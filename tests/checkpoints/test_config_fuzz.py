@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from hypothesis import strategies as st
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.errors import DflashError
-
-MakeCheckpoint = Callable[..., Path]
+from tests.checkpoints.conftest import MakeCheckpoint
 
 ROPE_KEYS = ["rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor"]
 INNER_KEYS = ["block_size", "mask_token_id", "target_layer_ids", "causal", "use_swa"]

@@ -18,7 +18,7 @@ from dflash_trt.checkpoints.rope import (
     read_rope,
     tables,
 )
-from tests.checkpoints.conftest import Refused
+from tests.checkpoints.helpers import refused
 
 pytestmark = pytest.mark.numeric
 
@@ -53,7 +53,7 @@ def test_llama3_in_both_spellings() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope", "linear", "proportional"])
-def test_variants_are_refused_by_name(refused: Refused, kind: str) -> None:
+def test_variants_are_refused_by_name(kind: str) -> None:
     with refused(f'rope_scaling.rope_type = "{kind}" is not supported', "default, llama3 and yarn"):
         rope(rope_scaling={"rope_type": kind, "factor": 2.0})
     with refused(f'rope_parameters.type = "{kind}" is not supported'):
@@ -74,17 +74,17 @@ def test_variants_are_refused_by_name(refused: Refused, kind: str) -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 is not supported"),
     ],
 )
-def test_bad_values(refused: Refused, config: dict[str, Any], piece: str) -> None:
+def test_bad_values(config: dict[str, Any], piece: str) -> None:
     with refused("config.json", piece):
         rope(**config)
 
 
-def test_a_theta_can_be_required(refused: Refused) -> None:
+def test_a_theta_can_be_required() -> None:
     with refused("rope_theta is missing"):
         read_rope(ConfigFields({}, Path("config.json")), default_theta=None)
 
 
-def test_odd_head_size(refused: Refused) -> None:
+def test_odd_head_size() -> None:
     with refused("head_dim is 7", "positive and even"):
         inverse_frequencies(RopeSpec(1e4), 7)
 

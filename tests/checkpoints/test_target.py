@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+import torch
+from safetensors.torch import load_file
 
 from dflash_trt.checkpoints.target import read_target
-
-MakeCheckpoint = Callable[..., Path]
-Refused = Callable[..., Any]
+from tests.checkpoints.conftest import MakeCheckpoint
+from tests.checkpoints.helpers import edit_tensors, refused
 
 LLAMA = {"architectures": ["LlamaForCausalLM"]}
+TIED = {"tie_word_embeddings": True}
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
@@ -24,8 +22,9 @@ LLAMA = {"architectures": ["LlamaForCausalLM"]}
 def test_qwen3(make_target: MakeCheckpoint, dtype: str, shards: int) -> None:
     target = read_target(make_target(dtype=dtype, shards=shards))
     assert (target.family, target.qk_norm, target.attention_bias) == ("qwen3", True, False)
-    assert (target.num_layers, target.sizes.layer.heads, target.sizes.layer.kv_heads) == (6, 4, 2)
-    assert (target.hidden_size, target.head_dim, target.sizes.intermediate_size) == (16, 8, 24)
+    sizes = target.sizes
+    assert (len(sizes.layers), sizes.layer.heads, sizes.layer.kv_heads) == (6, 4, 2)
+    assert (sizes.hidden_size, sizes.layer.head_dim, sizes.intermediate_size) == (16, 8, 24)
     assert (target.vocab_size, target.max_position_embeddings) == (40, 128)
     assert target.weights["layers.5.q_norm"].name == "model.layers.5.self_attn.q_norm.weight"
     assert target.weights["layers.0.k_proj"].shape == (16, 16)
@@ -50,24 +49,21 @@ def test_qwen3_default_head_size_is_128(make_target: MakeCheckpoint) -> None:
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
 def test_attention_bias(make_target: MakeCheckpoint, architecture: str) -> None:
     changes = {"architectures": [architecture], "attention_bias": True}
-    target = read_target(make_target(shape_of=changes, **changes))
-    assert target.weights["layers.3.k_proj.bias"].shape == (16,)
-    assert target.weights["layers.3.o_proj.bias"].shape == (16,)
-    assert target.weights["layers.3.q_proj.bias"].shape == (32,)
+    weights = read_target(make_target(shape_of=changes, **changes)).weights
+    for role, shape in (("k_proj", (16,)), ("o_proj", (16,)), ("q_proj", (32,))):
+        assert weights[f"layers.3.{role}.bias"].shape == shape
 
 
-def test_tied_embeddings(make_target: MakeCheckpoint, refused: Refused) -> None:
-    tied = {"tie_word_embeddings": True}
-    target = read_target(make_target(shape_of=tied, **tied))
+def test_tied_embeddings(make_target: MakeCheckpoint) -> None:
+    target = read_target(make_target(shape_of=TIED, **TIED))
     assert target.tie_word_embeddings
     assert "lm_head" not in target.weights
 
-    folder = make_target(**tied)
-    path = folder / "model.safetensors"
-    arrays = load_file(path)
+    folder = make_target(**TIED)
     with refused("tie_word_embeddings is true, but lm_head.weight differs"):
         read_target(folder)
-    save_file({**arrays, "lm_head.weight": arrays["model.embed_tokens.weight"]}, path)
+    file = folder / "model.safetensors"
+    edit_tensors(file, {"lm_head.weight": load_file(file)["model.embed_tokens.weight"]})
     assert "lm_head" not in read_target(folder).weights
 
 
@@ -99,15 +95,11 @@ def test_eos_token_ids(
 @pytest.mark.parametrize(
     ("changes", "piece"),
     [
-        (
-            {"architectures": ["MambaForCausalLM"]},
-            '"MambaForCausalLM" is not supported as a target',
-        ),
+        ({"architectures": ["MambaForCausalLM"]}, '"MambaForCausalLM" is not supported as a targ'),
         ({"architectures": ["X"]}, "supported are Qwen3ForCausalLM, LlamaForCausalLM"),
         ({"architectures": ["DFlashDraftModel"]}, "is a DFlash draft (DFlashDraftModel), not a"),
         ({"architectures": ...}, "architectures is null"),
         ({"architectures": "Qwen3ForCausalLM"}, "must be a list of one architecture name"),
-        ({"quantization_config": {"quant_method": "fp8"}}, 'quant_method = "fp8" is not'),
         ({"hidden_act": "gelu"}, 'hidden_act = "gelu" is not supported'),
         ({"use_sliding_window": True}, "use_sliding_window = true is not supported"),
         ({"layer_types": ["sliding_attention"]}, "layers must all be full_attention"),
@@ -126,69 +118,57 @@ def test_eos_token_ids(
         ({**LLAMA, "head_dim": ..., "hidden_size": 18}, "must be a multiple of num_attention_hea"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
         ({"rms_norm_eps": "tiny"}, "must be a number"),
+        ({"rms_norm_eps": float("nan")}, '"rms_norm_eps" is NaN'),
         ({"rope_scaling": {"type": "dynamic"}}, '"dynamic" is not supported'),
         ({"eos_token_id": -1}, "eos_token_id is -1"),
         ({"eos_token_id": [1, "x"]}, "eos_token_id is"),
         ({"eos_token_id": []}, "must be a list of 1 to 256 integers"),
     ],
 )
-def test_config_errors(
-    make_target: MakeCheckpoint, refused: Refused, changes: dict[str, Any], piece: str
-) -> None:
+def test_config_errors(make_target: MakeCheckpoint, changes: dict[str, Any], piece: str) -> None:
     with refused("config.json", piece):
         read_target(make_target(**changes))
 
 
-def test_nan_is_named(make_target: MakeCheckpoint, refused: Refused) -> None:
-    with refused("config.json", '"rms_norm_eps" is NaN'):
-        read_target(make_target(rms_norm_eps=float("nan")))
+@pytest.mark.parametrize(
+    ("shapes", "pieces"),
+    [
+        (
+            {
+                "shape_of": {"num_hidden_layers": 5},
+                "extra": {"model.layers.0.self_attn.sinks": [4], "model.norm.weight": [17]},
+            },
+            (
+                "11 missing (",
+                '"model.layers.5.input_layernorm.weight"',
+                "and 7 more",
+                '1 unexpected ("model.layers.0.self_attn.sinks")',
+                '1 wrong shape ("model.norm.weight" is [17], not [16])',
+                "same checkpoint",
+            ),
+        ),
+        (
+            {"shape_of": {"vocab_size": 48}},
+            ('2 wrong shape ("model.embed_tokens.weight" is [48, 16], not [40, 16]',),
+        ),
+        ({"shape_of": TIED}, ('1 missing ("lm_head.weight")',)),
+        (
+            {"extra": {"model.norm.weight": [16, 1]}},
+            ('"model.norm.weight" is [16, 1], not [16]',),
+        ),
+    ],
+)
+def test_weights_that_do_not_fit(
+    make_target: MakeCheckpoint, shapes: dict[str, Any], pieces: tuple[str, ...]
+) -> None:
+    with refused(*pieces):
+        read_target(make_target(**shapes))
 
 
-def test_weights_that_do_not_fit(make_target: MakeCheckpoint, refused: Refused) -> None:
-    folder = make_target(
-        shape_of={"num_hidden_layers": 5},
-        extra={"model.layers.0.self_attn.sinks": [4], "model.norm.weight": [17]},
-    )
-    with refused(
-        "11 missing (",
-        '"model.layers.5.input_layernorm.weight"',
-        "and 7 more",
-        '1 unexpected ("model.layers.0.self_attn.sinks")',
-        '1 wrong shape ("model.norm.weight" is [17], not [16])',
-        "same checkpoint",
-    ):
-        read_target(folder)
-
-
-def test_vocabulary_padding_is_a_wrong_shape(make_target: MakeCheckpoint, refused: Refused) -> None:
-    with refused('2 wrong shape ("model.embed_tokens.weight" is [48, 16], not [40, 16]'):
-        read_target(make_target(shape_of={"vocab_size": 48}))
-
-
-def test_untied_head_missing(make_target: MakeCheckpoint, refused: Refused) -> None:
-    with refused('1 missing ("lm_head.weight")'):
-        read_target(make_target(shape_of={"tie_word_embeddings": True}))
-
-
-def test_rank_matters(make_target: MakeCheckpoint, refused: Refused) -> None:
-    with refused('"model.norm.weight" is [16, 1], not [16]'):
-        read_target(make_target(extra={"model.norm.weight": [16, 1]}))
-
-
-def test_quantized_weights(make_target: MakeCheckpoint, refused: Refused) -> None:
-    folder = make_target()
-    path = folder / "model.safetensors"
-    arrays = load_file(path)
-    arrays["model.layers.1.mlp.up_proj.weight"] = np.zeros((24, 16), dtype=np.int8)
-    save_file(arrays, path)
+def test_dtypes(make_target: MakeCheckpoint) -> None:
+    file = make_target() / "model.safetensors"
+    edit_tensors(file, {"model.norm.weight": load_file(file)["model.norm.weight"].half()})
+    assert read_target(file.parent).weights["norm"].dtype == "F16"
+    edit_tensors(file, {"model.layers.1.mlp.up_proj.weight": torch.zeros(24, 16).char()})
     with refused("mlp.up_proj.weight", "dtype I8 is not supported", "supported are ModelOpt"):
-        read_target(folder)
-
-
-def test_mixed_float_dtypes_are_fine(make_target: MakeCheckpoint) -> None:
-    folder = make_target()
-    path = folder / "model.safetensors"
-    arrays = load_file(path)
-    arrays["model.norm.weight"] = arrays["model.norm.weight"].astype(np.float16)
-    save_file(arrays, path)
-    assert read_target(folder).weights["norm"].dtype == "F16"
+        read_target(file.parent)
