@@ -33,10 +33,11 @@ from dflash_trt.errors import DflashError, one_line, refuse_options
 from dflash_trt.planning.known_pairs import PairShape, as_pair, find_pair, pair_names
 from dflash_trt.planning.read_shapes import read_draft_shape, read_pair_shape, read_target_shape
 from dflash_trt.speculation.schedule import BlockSchedule
+from dflash_trt.trtllm.arguments import ModelSource, Sources
 from dflash_trt.trtllm.plan import DeploymentOptions, DeploymentPlan, plan_deployment
 from dflash_trt.trtllm.record import DEPLOYMENT, Deployment
 from dflash_trt.trtllm.versions import DEFAULT_VERSION, find_version
-from dflash_trt.trtllm.write import ModelSource, Sources, write_deployment
+from dflash_trt.trtllm.write import write_deployment
 
 
 @dataclass(frozen=True, slots=True)

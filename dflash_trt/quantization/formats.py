@@ -40,7 +40,7 @@ def encode_e4m3(values: Float32) -> Codes:
 
 def decode_e4m3(codes: Codes) -> Float32:
     """The float32 values of E4M3 codes, exact."""
-    return _e4m3_values().take(codes)
+    return _values(ml_dtypes.float8_e4m3fn, 256).take(codes)
 
 
 def encode_e2m1(values: Float32) -> Codes:
@@ -71,7 +71,7 @@ def encode_e2m1(values: Float32) -> Codes:
 
 def decode_e2m1(codes: Codes) -> Float32:
     """The float32 values of E2M1 codes 0 … 15, exact; code 8 is -0.0."""
-    return _e2m1_values().take(codes)
+    return _values(ml_dtypes.float4_e2m1fn, 16).take(codes)
 
 
 def pack_e2m1(codes: Codes) -> Codes:
@@ -94,7 +94,7 @@ def encode_e8m0(exponents: npt.NDArray[np.int32]) -> Codes:
 
 def decode_e8m0(codes: Codes) -> Float32:
     """2^(code - 127) in float32, exact; code 255 is NaN."""
-    return _e8m0_values().take(codes)
+    return _values(ml_dtypes.float8_e8m0fnu, 256).take(codes)
 
 
 @cache
@@ -107,16 +107,6 @@ def _e4m3_by_top_half() -> Codes:
 
 
 @cache
-def _e4m3_values() -> Float32:
-    return _all_values(256, ml_dtypes.float8_e4m3fn)
-
-
-@cache
-def _e2m1_values() -> Float32:
-    return _all_values(16, ml_dtypes.float4_e2m1fn)
-
-
-@cache
 def _e2m1_pairs() -> npt.NDArray[np.uint64]:
     """The two float32 values of each byte, side by side in one word."""
     byte = np.arange(256, dtype=np.uint8)
@@ -125,10 +115,7 @@ def _e2m1_pairs() -> npt.NDArray[np.uint64]:
 
 
 @cache
-def _e8m0_values() -> Float32:
-    return _all_values(256, ml_dtypes.float8_e8m0fnu)
-
-
-def _all_values(codes: int, dtype: Any) -> Float32:
-    values: Float32 = np.arange(codes, dtype=np.uint8).view(dtype).astype(np.float32)
+def _values(dtype: Any, count: int) -> Float32:
+    """The float32 values of codes 0 … `count` - 1."""
+    values: Float32 = np.arange(count, dtype=np.uint8).view(dtype).astype(np.float32)
     return values

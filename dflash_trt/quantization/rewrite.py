@@ -18,7 +18,7 @@ from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.layout import hf_quant_config, quantization_config
 from dflash_trt.quantization.partial import PartialCheckpoint, TensorReport, partial_checkpoint
-from dflash_trt.quantization.shards import ShardWriter, TensorLayout, shard_bytes
+from dflash_trt.quantization.shards import ShardWriter, TensorLayout, open_shard, shard_bytes
 from dflash_trt.version import __version__
 
 # Tokenizer, generation defaults, chat template, licence: neither weights nor code.
@@ -235,7 +235,7 @@ def _write_shard(
     shard: _Shard, rewriting: Rewriting, partial: PartialCheckpoint, progress: Progress
 ) -> None:
     reports: dict[str, TensorReport] = {}
-    with ShardWriter(partial.folder / shard.name, shard.layout) as writer:
+    with open_shard(partial.folder / shard.name, shard.layout) as writer:
         for entry in shard.entries:
             layout = rewriting.layout(entry)
             if layout is None:

@@ -1,16 +1,15 @@
-"""Writes one .safetensors file whose tensors come in pieces, in any order."""
+"""Writes one .safetensors file, whose tensors come in pieces in any order."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +32,10 @@ class TensorLayout:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
-class ShardWriter(AbstractContextManager["ShardWriter"]):
-    """A file of `tensors`, complete and on disk when the context ends without an error.
+class ShardWriter:
+    """A file of `tensors`, whose pieces come in any order; see `open_shard`."""
 
-    Wide types come first, so that every tensor is aligned to its own type.
-    """
-
-    def __init__(self, path: Path, tensors: Iterable[TensorLayout]) -> None:
+    def __init__(self, file: BinaryIO, tensors: Iterable[TensorLayout]) -> None:
         ordered = _ordered(tensors)
         header = _header(ordered)
         self._ends: dict[str, int] = {}
@@ -49,7 +45,7 @@ class ShardWriter(AbstractContextManager["ShardWriter"]):
             self._next[tensor.name] = position
             position += tensor.num_bytes
             self._ends[tensor.name] = position
-        self._file = path.open("wb")
+        self._file = file
         self._file.write(header)
         self._position = len(header)
 
@@ -64,25 +60,29 @@ class ShardWriter(AbstractContextManager["ShardWriter"]):
         self._file.write(piece)
         self._position = self._next[name] = start + len(piece)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        with self._file:
-            if kind is not None:
-                return
-            short = [name for name, position in self._next.items() if position < self._ends[name]]
-            if short:
-                raise ValueError(f"{short[0]}: fewer bytes than its shape has")
-            self._file.flush()
-            # A resumed run trusts finished shards, after a power failure too.
-            os.fsync(self._file.fileno())
+    def check(self) -> None:
+        """Raises ValueError where a tensor lacks bytes."""
+        short = [name for name, position in self._next.items() if position < self._ends[name]]
+        if short:
+            raise ValueError(f"{short[0]}: fewer bytes than its shape has")
+
+
+@contextmanager
+def open_shard(path: Path, tensors: Iterable[TensorLayout]) -> Iterator[ShardWriter]:
+    """Writes a file of `tensors`, whole and on disk when the context ends without an error.
+
+    Wide types come first, so that every tensor is aligned to its own type.
+    """
+    with path.open("wb") as file:
+        writer = ShardWriter(file, tensors)
+        yield writer
+        writer.check()
+        file.flush()
+        os.fsync(file.fileno())  # a resumed run trusts it, after a power failure too
 
 
 def shard_bytes(tensors: Iterable[TensorLayout]) -> int:
-    """The size of the file that `ShardWriter` makes of `tensors`."""
+    """The size of the file that `open_shard` makes of `tensors`."""
     ordered = _ordered(tensors)
     return len(_header(ordered)) + sum(tensor.num_bytes for tensor in ordered)
 

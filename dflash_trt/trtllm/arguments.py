@@ -1,8 +1,10 @@
-"""The LLM arguments of a deployment's variants: DFlash, EAGLE-3 and autoregressive decoding."""
+"""The LLM arguments of a deployment's variants, and the models that they name."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from dflash_trt.memory.deployment import DEFAULT_FRACTION
@@ -14,30 +16,61 @@ TITLES: dict[Variant, str] = {
     "eagle3": "EAGLE-3",
     "dflash": "DFlash",
 }
+MOUNT = "/deployment"
+"""Where the YAML files expect the folder: a relative path could be taken for a hub name."""
 MIN_NUM_TOKENS = 8192
 """Tokens of one pass, TensorRT-LLM's own default: the size of a prefill chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Models:
-    """What TensorRT-LLM loads: hub names, or folders as the running server sees them.
+class ModelSource:
+    """One model of the deployment: a folder, whose files come along, or a hub name."""
 
-    `eagle3` is an EAGLE-3 draft of the same target and its `eagle3_draft_len`.
+    folder: Path | None = None
+    name: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """The models by role.
+
+    `eagle3` is an EAGLE-3 draft of the same target; `precision` is of those models that were
+    quantised for this deployment.
     """
 
-    target: str
-    draft: str
-    target_revision: str | None = None
-    eagle3: str | None = None
+    target: ModelSource
+    draft: ModelSource
+    eagle3: ModelSource | None = None
     eagle3_draft_len: int = 0
+    precision: Mapping[str, str]
 
     @property
     def variants(self) -> list[Variant]:
         """Those that can be written, the baseline first."""
-        return ["autoregressive", *(["eagle3"] if self.eagle3 else []), "dflash"]  # type: ignore[list-item]
+        without = "eagle3" if self.eagle3 is None else None
+        return [variant for variant in TITLES if variant != without]
+
+    @property
+    def locations(self) -> dict[str, str]:
+        """What the YAML files call the models, by role: hub names or mounted folders."""
+        return {
+            role: f"{MOUNT}/weights/{role}" if source.name is None else source.name
+            for role, source in self._roles().items()
+        }
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """Those whose files come along."""
+        roles = self._roles().items()
+        return {role: source.folder for role, source in roles if source.folder is not None}
+
+    def _roles(self) -> dict[str, ModelSource]:
+        roles = {"target": self.target, "draft": self.draft, "eagle3": self.eagle3}
+        return {role: source for role, source in roles.items() if source is not None}
 
 
-def serve_arguments(plan: DeploymentPlan, models: Models, variant: Variant) -> dict[str, Any]:
+def serve_arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) -> dict[str, Any]:
     """What `trtllm-serve --config` gets; the model itself is on its command line.
 
     The three differ in speculation and in the memory that the KV cache may take, in nothing else.
@@ -48,8 +81,8 @@ def serve_arguments(plan: DeploymentPlan, models: Models, variant: Variant) -> d
         arguments["moe_expert_parallel_size"] = profile.expert_parallel
     if profile.nodes > 1:
         arguments["gpus_per_node"] = profile.gpus // profile.nodes
-    if models.target_revision is not None:
-        arguments["revision"] = models.target_revision
+    if sources.target.revision is not None:
+        arguments["revision"] = sources.target.revision
     arguments |= {
         "max_batch_size": plan.max_batch,
         "max_seq_len": plan.max_seq_len,
@@ -64,33 +97,33 @@ def serve_arguments(plan: DeploymentPlan, models: Models, variant: Variant) -> d
             ),
         },
     }
-    speculation = _speculation(plan, models, variant)
+    speculation = _speculation(plan, sources, variant)
     return arguments | ({} if speculation is None else {"speculative_config": speculation})
 
 
-def model_arguments(plan: DeploymentPlan, models: Models, variant: Variant) -> dict[str, Any]:
+def model_arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) -> dict[str, Any]:
     """What the Triton model's model.yaml holds: the same, the model, and its own settings."""
     return {
-        "model": models.target,
+        "model": sources.locations["target"],
         "backend": "pytorch",
-        **serve_arguments(plan, models, variant),
+        **serve_arguments(plan, sources, variant),
         "triton_config": {"max_batch_size": 0, "decoupled": True},
     }
 
 
-def _speculation(plan: DeploymentPlan, models: Models, variant: Variant) -> dict[str, Any] | None:
+def _speculation(plan: DeploymentPlan, sources: Sources, variant: Variant) -> dict[str, Any] | None:
     if variant == "autoregressive":
         return None
     if variant == "eagle3":
         return {
             "decoding_type": "Eagle3",
-            "max_draft_len": models.eagle3_draft_len,
-            "speculative_model": models.eagle3,
+            "max_draft_len": sources.eagle3_draft_len,
+            "speculative_model": sources.locations["eagle3"],
         }
     speculation: dict[str, Any] = {
         "decoding_type": "DFlash",
         "max_draft_len": plan.max_draft_len,
-        "speculative_model": models.draft,
+        "speculative_model": sources.locations["draft"],
         "attention_backend": plan.backend,
     }
     if plan.schedule is not None:

@@ -20,6 +20,7 @@ from dflash_trt.trtllm.rules import (
     check_schedule,
     check_unquantized,
     choose_backend,
+    refusal,
 )
 from dflash_trt.trtllm.schema import AttentionBackend
 from dflash_trt.trtllm.versions import Version
@@ -33,11 +34,10 @@ class DeploymentOptions:
     """What the command line says beside the configuration.
 
     Args:
-        version: of TensorRT-LLM.
         schedule: a file of `tune`; None drafts the same at any batch.
         backend: the draft's attention; None chooses by architecture.
-        recompute_tail: prompt tokens computed again at least after a prefix-cache hit; None is
-            all of them. Only versions that have it.
+        recompute_tail: prompt tokens computed again at least after a prefix-cache hit, for
+            versions that have it; None is all of them.
     """
 
     version: Version
@@ -48,10 +48,9 @@ class DeploymentOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentPlan:
-    """A deployment, checked.
+    """A deployment, checked; `name` is the configuration's.
 
     Args:
-        name, profile_name: of the configuration and of its hardware.
         max_draft_len: drafts of a step, block - 1.
         schedule: {batch up to: drafts}, None where it is always max_draft_len.
         recompute_tail: None where the version has none.
@@ -96,7 +95,7 @@ def plan_deployment(
     try:
         gpu = find_gpu(profile.gpu)
     except DflashError as error:
-        raise DflashError(error.what, where=where, fix=error.fix, usage=True) from error
+        raise refusal(error.what, where, error.fix) from error
     check_parallelism(profile, pair, where)
     for precision in (config.precision, config.draft_precision):
         if precision is not None:
@@ -111,9 +110,6 @@ def plan_deployment(
     check_positions(
         config.max_seq_len, min(pair.target.max_context, pair.draft.model.max_context), where
     )
-    schedule = None
-    if options.schedule is not None:
-        schedule = _read_schedule(options.schedule, config.max_batch, block - 1)
     return DeploymentPlan(
         name=config_path.stem,
         profile_name=profile_name,
@@ -124,7 +120,7 @@ def plan_deployment(
         max_batch=config.max_batch,
         max_seq_len=config.max_seq_len,
         max_draft_len=block - 1,
-        schedule=schedule,
+        schedule=_read_schedule(options.schedule, config.max_batch, block - 1),
         backend=backend,
         recompute_tail=_check_tail(options),
         memory=plan_memory(
@@ -152,17 +148,15 @@ def _as_quantized(pair: PairShape, config: BuildConfig) -> PairShape:
     return replace(pair, target=target, draft=draft)
 
 
-def _read_schedule(path: Path, max_batch: int, longest: int) -> dict[int, int]:
+def _read_schedule(path: Path | None, max_batch: int, longest: int) -> dict[int, int] | None:
     """The file's schedule as TensorRT-LLM writes it, for batches up to `max_batch`."""
+    if path is None:
+        return None
     schedule = BlockSchedule.read(path)
     drafts = schedule.draft_len_schedule()
     if not drafts:
-        raise DflashError(
-            "does without speculation at every batch",
-            where=path,
-            fix="deploy without --block-schedule, or the autoregressive variant",
-            usage=True,
-        )
+        fix = "deploy without --block-schedule, or the autoregressive variant"
+        raise refusal("does without speculation at every batch", path, fix)
     # Its last range holds for all batches above it too; TensorRT-LLM's ends with its key.
     last = max(drafts)
     if schedule.blocks[-1].block_size > 1 and last < max_batch:
@@ -175,10 +169,7 @@ def _check_tail(options: DeploymentOptions) -> int | None:
     if options.version.recomputes_tail:
         return ALL_TOKENS if options.recompute_tail is None else options.recompute_tail
     if options.recompute_tail is not None:
-        raise DflashError(
-            f"TensorRT-LLM {options.version.name} has no context_recompute_tail",
-            where="--context-recompute-tail",
-            fix="leave it out: prefixes are not reused then",
-            usage=True,
-        )
+        what = f"TensorRT-LLM {options.version.name} has no context_recompute_tail"
+        fix = "leave it out: prefixes are not reused then"
+        raise refusal(what, "--context-recompute-tail", fix)
     return None

@@ -1,8 +1,9 @@
-"""What TensorRT-LLM would refuse only once the GPUs wait for it, or run wrongly."""
+"""What TensorRT-LLM would refuse only once the GPUs wait for it, or would compute wrongly."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import cast
 
 from dflash_trt.config import QUANTIZED, HardwareProfile
@@ -15,6 +16,11 @@ from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.trtllm.schema import AttentionBackend, DFlashConfig
 
 
+def refusal(what: str, where: str | Path, fix: str | None = None) -> DflashError:
+    """The error of a deployment that cannot be: always one of usage."""
+    return DflashError(what, where=where, fix=fix, usage=True)
+
+
 def choose_backend(arch: str) -> AttentionBackend:
     """The draft's attention backend for GPUs of `arch`."""
     return cast(AttentionBackend, arches()[arch].draft_attention)
@@ -24,13 +30,9 @@ def check_backend(backend: AttentionBackend, gpu: Gpu, where: str) -> None:
     """Raises DflashError where `gpu` has no kernels for the draft's attention backend."""
     able = [arch.name for arch in arches().values() if arch.draft_attention == backend]
     if backend != "VANILLA" and gpu.arch not in able:
-        raise DflashError(
-            f"attention backend {backend} does not run on {gpu.title} ({gpu.arch}): TensorRT-LLM "
-            f"has it for {' and '.join(able)}",
-            where=where,
-            fix=f"choose {choose_backend(gpu.arch)}",
-            usage=True,
-        )
+        what = f"attention backend {backend} does not run on {gpu.title} ({gpu.arch})"
+        what += f": TensorRT-LLM has it for {' and '.join(able)}"
+        raise refusal(what, where, f"choose {choose_backend(gpu.arch)}")
 
 
 def check_draft_length(speculation: DFlashConfig, trained_block: int, where: str) -> None:
@@ -40,15 +42,11 @@ def check_draft_length(speculation: DFlashConfig, trained_block: int, where: str
     """
     longest = speculation.max_draft_len
     if longest is None or longest < 1:
-        raise DflashError("max_draft_len is missing or 0", where=where, usage=True)
+        raise refusal("max_draft_len is missing or 0", where)
     if longest >= trained_block:
-        raise DflashError(
-            f"max_draft_len {longest} needs a block of {longest + 1}, the draft was trained with "
-            f"{trained_block}",
-            where=where,
-            fix=f"at most {trained_block - 1} (a block of {trained_block})",
-            usage=True,
-        )
+        what = f"max_draft_len {longest} needs a block of {longest + 1}"
+        fix = f"at most {trained_block - 1} (a block of {trained_block})"
+        raise refusal(f"{what}, the draft was trained with {trained_block}", where, fix)
     if speculation.draft_len_schedule:
         check_schedule(speculation.draft_len_schedule, longest, where)
 
@@ -57,19 +55,13 @@ def check_schedule(schedule: Mapping[int, int], longest: int, where: str) -> Non
     """Raises DflashError unless the schedule begins with `longest` and never asks for more."""
     first = schedule[min(schedule)]
     if first != longest:
-        raise DflashError(
-            f"the schedule begins with {first} drafts (block {first + 1}), max_draft_len is "
-            f"{longest}",
-            where=where,
-            fix=f"pass --block-size {first + 1}, or tune again with block {longest + 1}",
-            usage=True,
-        )
-    if max(schedule.values()) > longest:
-        raise DflashError(
-            f"the schedule asks for {max(schedule.values())} drafts, max_draft_len is {longest}",
-            where=where,
-            usage=True,
-        )
+        what = f"the schedule begins with {first} drafts (block {first + 1})"
+        fix = f"pass --block-size {first + 1}, or tune again with block {longest + 1}"
+        raise refusal(f"{what}, max_draft_len is {longest}", where, fix)
+    most = max(schedule.values())
+    if most > longest:
+        what = f"the schedule asks for {most} drafts, max_draft_len is {longest}"
+        raise refusal(what, where)
 
 
 def check_parallelism(profile: HardwareProfile, pair: PairShape, where: str) -> None:
@@ -79,33 +71,20 @@ def check_parallelism(profile: HardwareProfile, pair: PairShape, where: str) -> 
         GpuLayout(profile.tensor_parallel).check(pair.target, pair.draft.model)
     except DflashError as error:
         what = f"tensor_parallel {profile.tensor_parallel}: {error.what}"
-        raise DflashError(what, where=where, usage=True) from error
+        raise refusal(what, where) from error
     if ways is not None and ways > 1 and experts is None:
-        raise DflashError(
-            f"expert_parallel {ways} is for mixtures of experts; this target is dense",
-            where=where,
-            fix="leave it out",
-            usage=True,
-        )
+        what = f"expert_parallel {ways} is for mixtures of experts; this target is dense"
+        raise refusal(what, where, "leave it out")
     if ways is not None and experts is not None and experts.experts % ways:
-        raise DflashError(
-            f"expert_parallel {ways} does not divide {experts.experts} experts",
-            where=where,
-            usage=True,
-        )
+        raise refusal(f"expert_parallel {ways} does not divide {experts.experts} experts", where)
 
 
 def check_precision(precision: str, gpu: Gpu, where: str) -> None:
     """Raises DflashError for a quantised precision that `gpu`'s tensor cores do not multiply."""
     if precision in QUANTIZED and precision not in gpu.formats:
-        raise DflashError(
-            f"{gpu.title} ({gpu.arch}) does not multiply in {precision}",
-            where=where,
-            fix=f"choose {' or '.join(gpu.formats)}"
-            if gpu.formats
-            else "leave the checkpoint as it is",
-            usage=True,
-        )
+        able = " or ".join(gpu.formats)
+        fix = f"choose {able}" if able else "leave the checkpoint as it is"
+        raise refusal(f"{gpu.title} ({gpu.arch}) does not multiply in {precision}", where, fix)
 
 
 def check_unquantized(target: ModelShape, where: str) -> None:
@@ -115,6 +94,4 @@ def check_unquantized(target: ModelShape, where: str) -> None:
     fix = "leave out --precision"
     if target.mlp_format == "mxfp4":
         fix += ", or convert its experts with `dflash-trt quantize` and pass --target-checkpoint"
-    raise DflashError(
-        f"the target is quantized already, in {target.mlp_format}", where=where, fix=fix, usage=True
-    )
+    raise refusal(f"the target is quantized already, in {target.mlp_format}", where, fix)

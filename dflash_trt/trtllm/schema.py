@@ -1,10 +1,9 @@
 """The fields of TensorRT-LLM's LLM arguments, by version: what its documentation lists.
 
 Sources: the LLM-API reference of each version for DFlashDecodingConfig, Eagle3DecodingConfig and
-MoeConfig; 1.3.0rc27's for DecodeCudaGraphConfig, taken for both; and for the names of TorchLlmArgs
-and of the rest of KvCacheConfig an undated telemetry manifest of the project, taken for both too.
-A field that is not here is
-refused: TensorRT-LLM's own classes forbid unknown fields too, but only once a GPU waits for them.
+MoeConfig; for both versions 1.3.0rc27's DecodeCudaGraphConfig, and an undated telemetry manifest of
+the project for the names of TorchLlmArgs and of the rest of KvCacheConfig. Other fields are refused
+here because TensorRT-LLM's own classes refuse them only once a GPU waits.
 """
 
 from __future__ import annotations
@@ -210,14 +209,9 @@ class _TritonConfig(Section):
     cancellation_check_period_ms: Positive = 100
 
 
-_DECODING: dict[str, tuple[type[DFlashConfig], type[Eagle3Config]]] = {
-    "1.3.0rc27": (DFlashConfig, Eagle313),
-    "1.4.0rc1": (DFlash14, Eagle314),
-}
-
-
-def _arguments(version: str, more: str = "") -> type[_Arguments]:
-    dflash, eagle3 = _DECODING[version]
+def _arguments(
+    dflash: type[DFlashConfig], eagle3: type[Eagle3Config], more: str = ""
+) -> type[_Arguments]:
     union = Annotated[Union[dflash, eagle3], Field(discriminator="decoding_type")]  # type: ignore[valid-type]  # noqa: UP007
     return create_model(
         "Arguments",
@@ -228,9 +222,9 @@ def _arguments(version: str, more: str = "") -> type[_Arguments]:
     )
 
 
-_SCHEMAS: dict[str, type[_Arguments]] = {
-    "1.3.0rc27": _arguments("1.3.0rc27"),
-    "1.4.0rc1": _arguments("1.4.0rc1", "iter_perf_stats_interval"),
+_SCHEMAS = {
+    "1.3.0rc27": _arguments(DFlashConfig, Eagle313),
+    "1.4.0rc1": _arguments(DFlash14, Eagle314, "iter_perf_stats_interval"),
 }
 
 

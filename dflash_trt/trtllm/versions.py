@@ -1,10 +1,20 @@
-"""The TensorRT-LLM versions that deployments are written for."""
+"""The TensorRT-LLM versions that deployments are written for, and the one installed here."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dflash_trt.errors import DflashError, nearest, one_line
+
+_DECODING = {"DFlash": "DFlashDecodingConfig", "Eagle3": "Eagle3DecodingConfig"}
+_SECTIONS = {
+    "kv_cache_config": "KvCacheConfig",
+    "cuda_graph_config": "CudaGraphConfig",
+    "moe_config": "MoeConfig",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +59,45 @@ def find_version(name: str) -> Version:
             usage=True,
         )
     return VERSIONS[name]
+
+
+def load_native(version: Version) -> Any | None:
+    """`tensorrt_llm.llmapi` of exactly `version`, None where it is not installed or cannot start.
+
+    Importing it needs libcuda, which machines that only build have not.
+    """
+    try:
+        package = importlib.import_module("tensorrt_llm")
+        if getattr(package, "__version__", None) != version.name:
+            return None
+        return importlib.import_module("tensorrt_llm.llmapi")
+    except (ImportError, OSError):
+        return None
+
+
+def check_natively(llmapi: Any, values: Mapping[str, Any], where: str) -> None:
+    """Lets TensorRT-LLM's classes judge the sections of LLM arguments, and the names of all.
+
+    Not the arguments as a whole: that looks for the model and for GPUs.
+
+    Raises:
+        DflashError: what they say.
+    """
+    known = set(llmapi.TorchLlmArgs.model_fields) | {"backend", "triton_config"}
+    for name in values:
+        if name not in known:
+            raise _refusal(f"has no field {name!r}", where)
+    for name, value in values.items():
+        kind = _SECTIONS.get(name)
+        if name == "speculative_config":
+            kind = _DECODING[value["decoding_type"]]
+        if kind is None:
+            continue
+        try:
+            getattr(llmapi, kind)(**value)
+        except Exception as error:
+            raise _refusal(f"refuses {name} ({one_line(error, 200)})", where) from error
+
+
+def _refusal(what: str, where: str) -> DflashError:
+    return DflashError(f"the tensorrt_llm installed here {what}", where=where, usage=True)

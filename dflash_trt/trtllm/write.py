@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,11 @@ from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.trtllm.arguments import (
     TITLES,
-    Models,
+    Sources,
     Variant,
     model_arguments,
     serve_arguments,
 )
-from dflash_trt.trtllm.native import check_natively, load_native
 from dflash_trt.trtllm.plan import DeploymentPlan
 from dflash_trt.trtllm.record import (
     DEPLOYMENT,
@@ -32,58 +31,13 @@ from dflash_trt.trtllm.record import (
     check_deployment,
     yaml_files,
 )
+from dflash_trt.trtllm.versions import check_natively, load_native
 from dflash_trt.version import __version__
 
-MOUNT = "/deployment"
-"""Where the YAML files expect the folder: a relative path could be taken for a hub name."""
 INTERACTIVITY = "200,500"
 CHECKPOINT_SUFFIXES = (".json", ".safetensors", ".jinja", ".txt", ".model", ".tiktoken")
 """What TensorRT-LLM reads of a checkpoint: no code, no pickles."""
 _SWEEP_OSL = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSource:
-    """One model of the deployment: a folder, whose files come along, or a hub name."""
-
-    folder: Path | None = None
-    name: str | None = None
-    revision: str | None = None
-
-    def location(self, role: str) -> str:
-        """What the YAML files call it."""
-        return f"{MOUNT}/weights/{role}" if self.name is None else self.name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """The models by role; `precision` of those that were quantised for this deployment."""
-
-    target: ModelSource
-    draft: ModelSource
-    eagle3: ModelSource | None = None
-    eagle3_draft_len: int = 0
-    precision: Mapping[str, str]
-
-    @property
-    def models(self) -> Models:
-        return Models(
-            target=self.target.location("target"),
-            target_revision=self.target.revision,
-            draft=self.draft.location("draft"),
-            eagle3=None if self.eagle3 is None else self.eagle3.location("eagle3"),
-            eagle3_draft_len=self.eagle3_draft_len,
-        )
-
-    @property
-    def folders(self) -> dict[str, Path]:
-        """Those whose files come along."""
-        roles = {"target": self.target, "draft": self.draft, "eagle3": self.eagle3}
-        return {
-            role: source.folder
-            for role, source in roles.items()
-            if source is not None and source.folder is not None
-        }
 
 
 def write_deployment(
@@ -104,7 +58,7 @@ def write_deployment(
         DflashError: a destination that may not be written, a field that TensorRT-LLM does not
             document or its own classes refuse, a disk that refuses.
     """
-    models = sources.models
+    locations = sources.locations
     native = load_native(plan.version)
     fields = f"TensorRT-LLM {plan.version.name}'s documented fields"
     deployment = Deployment(
@@ -114,11 +68,11 @@ def write_deployment(
         checked=f"{fields} and its own classes" if native else fields,
         profile_name=plan.profile_name,
         profile=plan.profile,
-        target=models.target,
-        draft=models.draft,
-        eagle3=models.eagle3,
+        target=locations["target"],
+        draft=locations["draft"],
+        eagle3=locations.get("eagle3"),
         precision=dict(sources.precision),
-        variants=models.variants,
+        variants=sources.variants,
         max_batch=plan.max_batch,
         max_seq_len=plan.max_seq_len,
         max_draft_len=plan.max_draft_len,
@@ -127,9 +81,12 @@ def write_deployment(
         memory=Memory(**asdict(plan.memory), sequences=plan.memory.sequences),
     )
     with staged_folder(destination, overwrite=overwrite, kind=DEPLOYMENT) as folder:
-        for variant in models.variants:
-            _write_variant(folder, plan, models, variant, native)
-        _write_script(folder, models, plan)
+        for variant in sources.variants:
+            _write_variant(folder, plan, sources, variant, native)
+        script = folder / "serve-triton.sh"
+        names = {"version": plan.version.name, "variants": sources.variants}
+        _write(script, _render("serve-triton.sh.j2", **names))
+        script.chmod(0o755)
         (folder / "README.md").write_text(_readme(plan, sources, native is not None), "utf-8")
         (folder / RECORD_NAME).write_text(deployment.model_dump_json(indent=2) + "\n", "utf-8")
         check_deployment(folder, deployment)
@@ -142,15 +99,15 @@ def write_deployment(
 
 
 def _write_variant(
-    folder: Path, plan: DeploymentPlan, models: Models, variant: Variant, native: Any | None
+    folder: Path, plan: DeploymentPlan, sources: Sources, variant: Variant, native: Any | None
 ) -> None:
     """The YAML files, the Triton repository and the sweep of one variant."""
     serve, model = yaml_files(variant)
     title = f"{TITLES[variant]} of {plan.name} on {plan.hardware}"
     checked = f"Checked against the fields that TensorRT-LLM {plan.version.name} documents."
     for name, arguments in (
-        (serve, serve_arguments(plan, models, variant)),
-        (model, model_arguments(plan, models, variant)),
+        (serve, serve_arguments(plan, sources, variant)),
+        (model, model_arguments(plan, sources, variant)),
     ):
         if native is not None:
             check_natively(native, arguments, name)
@@ -181,21 +138,15 @@ def _sweep(plan: DeploymentPlan, variant: Variant) -> dict[str, Any]:
     }
 
 
-def _write_script(folder: Path, models: Models, plan: DeploymentPlan) -> None:
-    path = folder / "serve-triton.sh"
-    _write(path, _render("serve-triton.sh.j2", version=plan.version.name, variants=models.variants))
-    path.chmod(0o755)
-
-
 def _readme(plan: DeploymentPlan, sources: Sources, native: bool) -> str:
-    models, profile = sources.models, plan.profile
+    locations, profile = sources.locations, plan.profile
     lines = []
-    for variant in models.variants:
+    for variant in sources.variants:
         line = f"`{variant}`: {TITLES[variant]}"
         if variant == "eagle3":
-            line += f" with {models.eagle3}, {models.eagle3_draft_len} drafts"
+            line += f" with {locations['eagle3']}, {sources.eagle3_draft_len} drafts"
         elif variant == "dflash":
-            line += f" with {models.draft}, {plan.max_draft_len} drafts"
+            line += f" with {locations['draft']}, {plan.max_draft_len} drafts"
             if plan.schedule is not None:
                 steps = [f"{drafts} up to {batch}" for batch, drafts in plan.schedule.items()]
                 last = max(plan.schedule)
@@ -212,13 +163,13 @@ def _readme(plan: DeploymentPlan, sources: Sources, native: bool) -> str:
         native=native,
         local=[quantized.get(role, role) for role in sources.folders],
         variants=lines,
-        variant_names=models.variants,
+        variant_names=sources.variants,
         memory=plan.memory,
         max_batch=plan.max_batch,
         max_seq_len=plan.max_seq_len,
         block=plan.pair.draft.block_size,
         backend=plan.backend,
-        target=models.target,
+        target=locations["target"],
         gpus=profile.gpus,
         nodes=profile.nodes,
         gpus_per_node=profile.gpus // profile.nodes,
@@ -232,11 +183,8 @@ def _place_weights(
     """Brings the checkpoints' files into weights/, under their own names."""
     placed: dict[Path, Path] = {}
     for role, source in folders.items():
-        found = [
-            path
-            for path in sorted(source.iterdir())
-            if path.suffix in CHECKPOINT_SUFFIXES and path.is_file()
-        ]
+        files_of = (path for path in sorted(source.iterdir()) if path.is_file())
+        found = [path for path in files_of if path.suffix in CHECKPOINT_SUFFIXES]
         if not any(path.suffix == ".safetensors" for path in found):
             raise DflashError("has no .safetensors weights", where=source)
         placed |= {folder / "weights" / role / path.name: path for path in found}
@@ -250,7 +198,7 @@ def _place_weights(
 
 
 def _write_yaml(path: Path, comment: str, values: Mapping[str, Any]) -> None:
-    """In ASCII: TensorRT-LLM's Triton model reads in the locale's encoding, which may be that."""
+    """In ASCII, because TensorRT-LLM's Triton model reads in the locale's encoding."""
     comment = comment.replace("×", "x").encode("ascii", "backslashreplace").decode()
     _write(path, comment + yaml.safe_dump(dict(values), sort_keys=False))
 

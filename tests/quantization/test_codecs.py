@@ -61,27 +61,6 @@ def test_fp8_is_the_correctly_rounded_quotient(dtype: torch.dtype, scale: float)
 
 
 @pytest.mark.parametrize("dtype", SOURCES)
-def test_fp8_beside_modelopt(dtype: torch.dtype) -> None:
-    """ModelOpt divides in the source's type: equal for float32, rounded twice otherwise."""
-    qtensor = pytest.importorskip("modelopt.torch.quantization.qtensor")
-    weights = _weights(dtype)
-    scale = fp8_scale(_amax(weights))
-    source = torch.from_numpy(weights).to(dtype)
-    theirs, _ = qtensor.FP8QTensor.quantize(source, torch.tensor(scale))
-    their_codes = theirs._quantized_data.view(torch.uint8).numpy()
-    codes = quantize_fp8(weights, scale)
-    if dtype is torch.float32:
-        np.testing.assert_array_equal(codes, their_codes)
-        ours = torch.from_numpy(dequantize_fp8(codes, scale))
-        assert torch.equal(ours, theirs.dequantize(torch.float32, scale=torch.tensor(scale)))
-        return
-    twice = torch.from_numpy(weights / scale).to(dtype).float().numpy()
-    np.testing.assert_array_equal(their_codes, quantize_fp8(twice, np.float32(1)))
-    if dtype is torch.bfloat16:
-        assert 0.005 < (codes != their_codes).mean() < 0.1
-
-
-@pytest.mark.parametrize("dtype", SOURCES)
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 300.0])
 @pytest.mark.parametrize("others", [1.0, 1.7], ids=["own amax", "the group's amax"])
 def test_nvfp4_is_modelopts(dtype: torch.dtype, scale: float, others: float) -> None:

@@ -23,6 +23,7 @@ from dflash_trt.quantization import experts as experts_module
 from dflash_trt.quantization.experts import ExpertFormat, convert_experts
 from dflash_trt.quantization.mxfp4 import dequantize_mxfp4
 from dflash_trt.quantization.partial import partial_folder
+from tests.checkpoints.helpers import edit_tensors
 from tests.quantization.reading import raw, read_json, read_tensors
 from tests.quantization.running import Stages
 from tests.reference.checkpoints import write_target
@@ -44,13 +45,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_target(folder, "gpt_oss", "bfloat16", num_layers=4, mxfp4=True, eos_token_id=[1, 2])
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    parts: dict[str, dict[str, torch.Tensor]] = {"a.safetensors": {}, "b.safetensors": {}}
-    for name, tensor in tensors.items():
-        is_second = name.endswith("_scales") or name.startswith("model.layers.3")
-        parts["b.safetensors" if is_second else "a.safetensors"][name] = tensor
-    for file, some in parts.items():
+    places = {
+        name: f"{'b' if name.endswith('_scales') or '.layers.3.' in name else 'a'}.safetensors"
+        for name in tensors
+    }
+    for file in set(places.values()):
+        some = {name: tensor for name, tensor in tensors.items() if places[name] == file}
         save_file(some, folder / file, {"format": "pt"})
-    places = {name: file for file, some in parts.items() for name in some}
     index = {"metadata": {}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
@@ -134,14 +135,11 @@ def test_transformers_reads_the_bf16_experts_as_it_decodes_mxfp4(
 
 
 def test_blocks_out_of_reach_are_counted(source: Path, tmp_path: Path) -> None:
-    wide = _copy(source, tmp_path / "wide")
+    wide = shutil.copytree(source, tmp_path / "wide")
     name = MATRICES[0]
-
-    def spread(tensors: dict[str, torch.Tensor]) -> None:
-        scales = tensors[f"{name}_scales"]
-        scales[1, :3, 0] = scales.max() - 20
-
-    _change(wide / "b.safetensors", spread)
+    scales = read_tensors(source)[f"{name}_scales"]
+    scales[1, :3, 0] = scales.max() - 20
+    edit_tensors(wide / "b.safetensors", {f"{name}_scales": scales})
     written = convert_experts(open_checkpoint(wide), NVFP4, tmp_path / "q", Stages())
     report = written.reports[name]
     before = _decoded_source(read_tensors(wide), name).astype(np.float64)
@@ -194,34 +192,23 @@ def test_memory_is_bounded_by_an_expert(tmp_path: Path) -> None:
     assert peak < 8 * one
 
 
-def _copy(source: Path, folder: Path) -> Path:
-    shutil.copytree(source, folder)
-    return folder
-
-
-def _change(file: Path, change: Any) -> None:
-    tensors = load_file(file)
-    change(tensors)
-    save_file(tensors, file, {"format": "pt"})
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [(255, "a block's scale is NaN"), (253, r"a block's scale is 2\^126, more than bf16 holds")],
 )
 def test_scales_that_are_no_numbers(source: Path, tmp_path: Path, value: int, message: str) -> None:
-    broken = _copy(source, tmp_path / "broken")
-    _change(
-        broken / "b.safetensors",
-        lambda tensors: tensors[f"{MATRICES[3]}_scales"].view(-1).__setitem__(7, value),
-    )
+    broken = shutil.copytree(source, tmp_path / "broken")
+    name = f"{MATRICES[3]}_scales"
+    scales = read_tensors(source)[name]
+    scales.view(-1)[7] = value
+    edit_tensors(broken / "b.safetensors", {name: scales})
     with pytest.raises(DflashError, match=message):
         convert_experts(open_checkpoint(broken), NVFP4, tmp_path / "q", Stages())
     assert not (tmp_path / "q").exists() and not partial_folder(tmp_path / "q").exists()
 
 
 def test_an_expert_file_that_shrank_under_the_run(source: Path, tmp_path: Path) -> None:
-    broken = _copy(source, tmp_path / "broken")
+    broken = shutil.copytree(source, tmp_path / "broken")
     checkpoint = open_checkpoint(broken)
     with (broken / "b.safetensors").open("r+b") as file:
         file.truncate(checkpoint.tensors[f"{MATRICES[0]}_scales"].offset + 5)
@@ -241,6 +228,8 @@ def test_what_was_written_is_read_as_experts_in_nvfp4(converted: Path) -> None:
     assert target.moe is not None and target.moe.storage == "NVFP4"
     assert target.eos_token_ids == (1, 2)
     assert target.weights["layers.2.experts.down.weight_scale"].shape == (8, 96 // 16, 64)
+    shape = read_target_shape(converted)
+    assert (shape.mlp_format, shape.attention_format) == ("nvfp4", "bf16")
 
 
 @pytest.mark.parametrize(
@@ -255,24 +244,7 @@ def test_what_was_written_is_read_as_experts_in_nvfp4(converted: Path) -> None:
 def test_nvfp4_experts_that_do_not_fit(
     converted: Path, tmp_path: Path, suffix: str, value: torch.Tensor, message: str
 ) -> None:
-    broken = _copy(converted, tmp_path / "broken")
-    _change(
-        broken / "a.safetensors",
-        lambda tensors: tensors.__setitem__(f"{MATRICES[0]}{suffix}", value),
-    )
+    broken = shutil.copytree(converted, tmp_path / "broken")
+    edit_tensors(broken / "a.safetensors", {f"{MATRICES[0]}{suffix}": value})
     with pytest.raises(DflashError, match=message):
         read_target(broken)
-
-
-def test_weights_only_is_for_experts(tmp_path: Path) -> None:
-    folder = write_target(tmp_path / "dense", "qwen3")
-    config = read_json(folder / "config.json")
-    config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(DflashError, match='"W4A16_NVFP4" is not supported'):
-        read_target(folder)
-
-
-def test_a_plan_counts_converted_experts_as_four_bits(converted: Path) -> None:
-    shape = read_target_shape(converted)
-    assert (shape.mlp_format, shape.attention_format) == ("nvfp4", "bf16")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
@@ -39,45 +37,35 @@ def _any_floats(count: int) -> npt.NDArray[np.float32]:
     return floats[~np.isnan(floats)]
 
 
-def _decodes_as(codes: npt.NDArray[np.uint8], dtype: Any) -> npt.NDArray[np.float32]:
-    with np.errstate(invalid="ignore"):
-        return codes.view(dtype).astype(np.float32)
-
-
 def _same_bits(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> None:
     np.testing.assert_array_equal(left.view(np.uint32), right.view(np.uint32))
 
 
 def test_every_code_decodes_as_in_ml_dtypes() -> None:
-    _same_bits(decode_e4m3(BYTES), _decodes_as(BYTES, ml_dtypes.float8_e4m3fn))
-    _same_bits(decode_e2m1(BYTES[:16]), _decodes_as(BYTES[:16], ml_dtypes.float4_e2m1fn))
-    _same_bits(decode_e8m0(BYTES), _decodes_as(BYTES, ml_dtypes.float8_e8m0fnu))
+    for decode, codes, dtype in (
+        (decode_e4m3, BYTES, ml_dtypes.float8_e4m3fn),
+        (decode_e2m1, BYTES[:16], ml_dtypes.float4_e2m1fn),
+        (decode_e8m0, BYTES, ml_dtypes.float8_e8m0fnu),
+    ):
+        with np.errstate(invalid="ignore"):
+            _same_bits(decode(codes), codes.view(dtype).astype(np.float32))
     assert decode_e2m1(BYTES[:8]).tolist() == [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     assert decode_e8m0(BYTES[:1])[0] == 2.0**-127
-
-
-def test_every_code_survives_a_round_trip() -> None:
-    finite = BYTES[~np.isnan(decode_e4m3(BYTES))]
-    assert len(finite) == 254
-    np.testing.assert_array_equal(encode_e4m3(decode_e4m3(finite)), finite)
-    codes = BYTES[:16]
-    expected = np.where(codes == 8, 0, codes)  # -0.0 is written as 0
-    np.testing.assert_array_equal(encode_e2m1(decode_e2m1(codes)), expected)
     np.testing.assert_array_equal(encode_e8m0(np.arange(-127, 128, dtype=np.int32)), BYTES[:255])
 
 
 def test_e4m3_rounds_as_ml_dtypes_does() -> None:
     finite = decode_e4m3(BYTES)[~np.isnan(decode_e4m3(BYTES))]
-    values = np.concatenate([_near(finite), _any_floats(200_000)])
-    values = np.concatenate([values, np.linspace(-500, 500, 100_001, dtype=np.float32)])
+    evenly = np.linspace(-500, 500, 100_001, dtype=np.float32)
+    values = np.concatenate([_near(finite), _any_floats(200_000), evenly])
     clipped = np.clip(values, -448, 448)
     expected = clipped.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
     np.testing.assert_array_equal(encode_e4m3(values), expected)
 
 
 def test_e2m1_rounds_as_ml_dtypes_does() -> None:
-    values = np.concatenate([_near(decode_e2m1(BYTES[:16])), _any_floats(200_000)])
-    values = np.concatenate([values, np.linspace(-7, 7, 100_001, dtype=np.float32)])
+    evenly = np.linspace(-7, 7, 100_001, dtype=np.float32)
+    values = np.concatenate([_near(decode_e2m1(BYTES[:16])), _any_floats(200_000), evenly])
     clipped = np.clip(values, -6, 6)
     expected = clipped.astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
     expected = np.where(values == 0, 0, expected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -143,26 +142,32 @@ def test_a_kill_before_the_first_shard(source: Path, tmp_path: Path, start: Star
     assert _names(tmp_path) == ["q", "source"]
 
 
+def _starts_over(source: Path, folder: Path, **options: Any) -> Stages:
+    """Nothing of an interrupted run gets into what the next one writes; its progress."""
+    spec, stages = read_target(source), Stages()
+    assert quantize(spec, folder / "q", progress=stages, **options).resumed_shards == 0
+    quantize(spec, folder / "whole", **options)
+    assert _contents(folder / "q") == _contents(folder / "whole")
+    return stages
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"algorithm": Algorithm.FP8},
         {"exclude": ("*.o_proj",)},
         {"quantize_lm_head": True},
-        {"activations": Activations.known({"other": 1.0})},
+        {"activations": "other"},
     ],
     ids=lambda change: next(iter(change)),
 )
 def test_other_options_start_over(source: Path, tmp_path: Path, change: dict[str, Any]) -> None:
     _interrupt(source, tmp_path / "q")
-    spec, stages = read_target(source), Stages()
     if "activations" in change:
-        change = {"activations": Activations("other", lambda workspace: amax_of_all(spec))}
-    written = quantize(spec, tmp_path / "q", progress=stages, **change)
-    assert written.resumed_shards == 0
+        amax = amax_of_all(read_target(source))
+        change = {"activations": Activations("other", lambda workspace: amax)}
+    stages = _starts_over(source, tmp_path, **change)
     assert "starting over: the checkpoint or the options have changed" in stages.totals
-    quantize(spec, tmp_path / "whole", **change)
-    assert _contents(tmp_path / "q") == _contents(tmp_path / "whole")
 
 
 def test_a_source_that_was_saved_again_starts_over(source: Path, tmp_path: Path) -> None:
@@ -171,29 +176,25 @@ def test_a_source_that_was_saved_again_starts_over(source: Path, tmp_path: Path)
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)  # the same header, other weights
-    spec = read_target(source)
-    assert quantize(spec, tmp_path / "q").resumed_shards == 0
-    quantize(spec, tmp_path / "whole")
-    assert _contents(tmp_path / "q") == _contents(tmp_path / "whole")
+    _starts_over(source, tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["truncate", "remove", "state", "no state"])
-def test_damaged_leftovers_are_not_trusted(source: Path, tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("checkpoint/{first}", lambda path: os.truncate(path, 1000)),
+        ("checkpoint/{first}", Path.unlink),
+        ("state.json", lambda path: path.write_text("{")),
+        ("state.json", Path.unlink),
+    ],
+)
+def test_damaged_leftovers_are_not_trusted(
+    source: Path, tmp_path: Path, name: str, damage: Callable[[Path], object]
+) -> None:
     _interrupt(source, tmp_path / "q")
-    root = partial_folder(tmp_path / "q")
-    spec = read_target(source)
-    shard = root / "checkpoint" / spec.checkpoint.files[0].name
-    if damage == "truncate":
-        os.truncate(shard, 1000)
-    elif damage == "remove":
-        shard.unlink()
-    elif damage == "state":
-        (root / "state.json").write_text("{")
-    else:
-        (root / "state.json").unlink()
-    assert quantize(spec, tmp_path / "q").resumed_shards == 0
-    quantize(spec, tmp_path / "whole")
-    assert _contents(tmp_path / "q") == _contents(tmp_path / "whole")
+    first = read_target(source).checkpoint.files[0].name
+    damage(partial_folder(tmp_path / "q") / name.format(first=first))
+    _starts_over(source, tmp_path)
 
 
 def test_two_runs_at_once(source: Path, tmp_path: Path, start: Start) -> None:
@@ -231,14 +232,6 @@ def test_an_error_leaves_nothing(source: Path, tmp_path: Path, error: Exception)
     assert _names(tmp_path) == ["source"]
 
 
-def test_ctrl_c_is_an_interruption(source: Path, tmp_path: Path) -> None:
-    spec = read_target(source)
-    _interrupt(source, tmp_path / "q")
-    assert _names(tmp_path) == [".q.quantizing", "source"]
-    assert quantize(spec, tmp_path / "q").resumed_shards == 1
-    assert _names(tmp_path) == ["q", "source"]
-
-
 def test_a_replacement_that_fails_leaves_the_old_one(source: Path, tmp_path: Path) -> None:
     spec = read_target(source)
     quantize(spec, tmp_path / "q", Algorithm.FP8)
@@ -260,7 +253,6 @@ def test_a_source_that_shrinks_meanwhile(source: Path, tmp_path: Path) -> None:
     with pytest.raises(DflashError, match="ends inside tensor"):
         quantize(spec, tmp_path / "q", progress=Shrinking())
     assert _names(tmp_path) == ["source"]
-    shutil.rmtree(source)
 
 
 def test_a_folder_that_cannot_be_made() -> None:

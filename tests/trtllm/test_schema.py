@@ -12,10 +12,15 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from dflash_trt.errors import DflashError
-from dflash_trt.trtllm.native import check_natively, load_native
 from dflash_trt.trtllm.rules import check_draft_length
 from dflash_trt.trtllm.schema import DFlashConfig, check_arguments
-from dflash_trt.trtllm.versions import DEFAULT_VERSION, VERSIONS, find_version
+from dflash_trt.trtllm.versions import (
+    DEFAULT_VERSION,
+    VERSIONS,
+    check_natively,
+    find_version,
+    load_native,
+)
 
 DFLASH = {"decoding_type": "DFlash", "max_draft_len": 9, "speculative_model": "z-lab/x"}
 
