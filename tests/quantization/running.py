@@ -33,6 +33,19 @@ class Stages:
         self.done[self._current] += count
 
 
+class Failing(Stages):
+    """Raises `error` once more than `after` bytes of `stage` are done."""
+
+    def __init__(self, error: BaseException, stage: str, after: int = 0) -> None:
+        super().__init__()
+        self._error, self._stage, self._after = error, stage, after
+
+    def advance(self, count: int) -> None:
+        super().advance(count)
+        if self._current == self._stage and self.done[self._stage] > self._after:
+            raise self._error
+
+
 def amax_of_all(spec: DecoderSpec) -> dict[str, float]:
     """A different input magnitude for every linear, the head and `fc` included."""
     roles = [

@@ -6,7 +6,6 @@ import json
 import shutil
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +18,12 @@ from dflash_trt.checkpoints.folder import Checkpoint, open_checkpoint
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.errors import DflashError
 from dflash_trt.planning.read_shapes import read_target_shape
-from dflash_trt.quantization import experts as experts_module
 from dflash_trt.quantization.experts import ExpertFormat, convert_experts
 from dflash_trt.quantization.mxfp4 import dequantize_mxfp4
 from dflash_trt.quantization.partial import partial_folder
 from tests.checkpoints.helpers import edit_tensors
 from tests.quantization.reading import raw, read_json, read_tensors
-from tests.quantization.running import Stages
+from tests.quantization.running import Failing, Stages
 from tests.reference.checkpoints import write_target
 
 pytestmark = pytest.mark.numeric
@@ -153,21 +151,13 @@ def test_blocks_out_of_reach_are_counted(source: Path, tmp_path: Path) -> None:
     assert all(written.reports[other].requantized == 0 for other in MATRICES[1:])
 
 
-def test_an_interrupted_run_continues(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_continues(checkpoint: Checkpoint, tmp_path: Path) -> None:
     whole = convert_experts(checkpoint, NVFP4, tmp_path / "whole", Stages())
-    recode, left = experts_module.mxfp4_to_nvfp4, [50]
-
-    def interrupted(*arguments: Any) -> Any:
-        left[0] -= 1
-        if not left[0]:
-            raise KeyboardInterrupt
-        return recode(*arguments)
-
-    monkeypatch.setattr(experts_module, "mxfp4_to_nvfp4", interrupted)
+    tensors = checkpoint.tensors.values()
+    length = sum(one.length for one in tensors if one.file.name == "a.safetensors")
+    failing = Failing(KeyboardInterrupt(), "converting experts to NVFP4", length)
     with pytest.raises(KeyboardInterrupt):
-        convert_experts(checkpoint, NVFP4, tmp_path / "q", Stages())
+        convert_experts(checkpoint, NVFP4, tmp_path / "q", failing)
     assert partial_folder(tmp_path / "q").is_dir()
     stages = Stages()
     written = convert_experts(checkpoint, NVFP4, tmp_path / "q", stages)

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +17,25 @@ from dflash_trt.errors import DflashError
 from dflash_trt.quantization.linears import Algorithm
 from dflash_trt.quantization.partial import partial_checkpoint, partial_folder
 from dflash_trt.quantization.scales import Activations
-from tests.quantization.running import Stages, amax_of_all, quantize
+from tests.quantization.running import Failing, Stages, amax_of_all, quantize
 from tests.reference.checkpoints import write_target
 
-# Runs in a process of its own: waits when so many bytes of the stage are done.
-WAITING_RUN = """
-import sys
+# Runs in a process of its own, which kills itself when so many bytes are quantised.
+KILLED_RUN = """
+import os, signal, sys
 from pathlib import Path
 from dflash_trt.checkpoints.target import read_target
 from tests.quantization.running import Stages, quantize
 
-class Waiting(Stages):
+class Killing(Stages):
     def advance(self, count):
         super().advance(count)
-        if self._current == sys.argv[3] and self.done[self._current] > int(sys.argv[4]):
-            print("waiting", flush=True)
-            sys.stdin.readline()
+        if self.done.get("quantizing to NVFP4", 0) > int(sys.argv[3]):
+            os.kill(os.getpid(), signal.SIGKILL)
 
-quantize(read_target(sys.argv[1]), Path(sys.argv[2]), progress=Waiting())
+quantize(read_target(sys.argv[1]), Path(sys.argv[2]), progress=Killing())
 """
 QUANTIZING = "quantizing to NVFP4"
-
-Start = Callable[[Path, str, int], "subprocess.Popen[str]"]
 
 
 @pytest.fixture
@@ -47,44 +44,6 @@ def source(tmp_path: Path) -> Path:
     return write_target(
         tmp_path / "source", num_layers=4, hidden=32, heads=2, vocab=64, shards=4, dtype="bfloat16"
     )
-
-
-@pytest.fixture
-def start(source: Path) -> Iterator[Start]:
-    """Starts a run in another process, and waits until it waits."""
-    running: list[subprocess.Popen[str]] = []
-
-    def call(destination: Path, stage: str, count: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", WAITING_RUN, str(source), str(destination), stage]
-        process = subprocess.Popen(
-            [*command, str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        running.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "waiting\n"
-        return process
-
-    yield call
-    for process in running:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-
-
-class Counting:
-    """Activations that count how often they were observed."""
-
-    def __init__(self, spec: TargetSpec) -> None:
-        known = Activations.known(amax_of_all(spec))
-        self.calls = 0
-
-        def observe(workspace: Path) -> Any:
-            self.calls += 1
-            assert workspace.is_dir() and not list(workspace.iterdir())
-            (workspace / "left").write_text("behind")
-            return known.observe(workspace)
-
-        self.activations = Activations(known.key, observe)
 
 
 def _names(folder: Path) -> list[str]:
@@ -104,41 +63,52 @@ def _second_shard(source: Path) -> int:
 
 def _interrupt(source: Path, destination: Path) -> None:
     """Leaves what a kill in the second shard leaves."""
-    failing = _Failing(KeyboardInterrupt(), _second_shard(source))
+    failing = Failing(KeyboardInterrupt(), QUANTIZING, _second_shard(source))
     with pytest.raises(KeyboardInterrupt):
         quantize(read_target(source), destination, progress=failing)
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
+def _observed(spec: TargetSpec) -> tuple[Activations, list[Path]]:
+    """Magnitudes, and the workspace of each time that they were observed."""
+    known, workspaces = Activations.known(amax_of_all(spec)), list[Path]()
+
+    def observe(workspace: Path) -> Any:
+        workspaces.append(workspace)
+        assert workspace.is_dir() and not list(workspace.iterdir())
+        (workspace / "left").write_text("behind")
+        return known.observe(workspace)
+
+    return Activations(known.key, observe), workspaces
 
 
-def test_a_killed_run_is_continued(source: Path, tmp_path: Path, start: Start) -> None:
+def test_a_killed_run_is_continued(source: Path, tmp_path: Path) -> None:
     spec = read_target(source)
     out = tmp_path / "out"
-    _kill(start(out / "q", QUANTIZING, _second_shard(source)))
+    arguments = [str(source), str(out / "q"), str(_second_shard(source))]
+    killed = subprocess.run([sys.executable, "-c", KILLED_RUN, *arguments], check=False)
+    assert killed.returncode == -signal.SIGKILL
     assert _names(out) == [".q.quantizing"]
     first = partial_folder(out / "q") / "checkpoint" / spec.checkpoint.files[0].name
     inode = first.stat().st_ino
-    stages, counting = Stages(), Counting(spec)
-    written = quantize(spec, out / "q", activations=counting.activations, progress=stages)
+    stages, (activations, workspaces) = Stages(), _observed(spec)
+    written = quantize(spec, out / "q", activations=activations, progress=stages)
     assert written.resumed_shards == 1 and written.shards == len(spec.checkpoint.files)
     assert (out / "q" / first.name).stat().st_ino == inode
     assert f"continuing: 1 of {written.shards} shards are finished" in stages.totals
-    assert "reading weights" not in stages.totals and counting.calls == 0
+    assert "reading weights" not in stages.totals and not workspaces
     assert _names(out) == ["q"]
     whole = quantize(spec, tmp_path / "whole")
     assert _contents(out / "q") == _contents(tmp_path / "whole")
     assert written.errors == whole.errors and whole.resumed_shards == 0
 
 
-def test_a_kill_before_the_first_shard(source: Path, tmp_path: Path, start: Start) -> None:
-    _kill(start(tmp_path / "q", "reading weights", 1))
+def test_an_interruption_before_the_first_shard(source: Path, tmp_path: Path) -> None:
     spec = read_target(source)
-    counting = Counting(spec)
-    written = quantize(spec, tmp_path / "q", activations=counting.activations)
-    assert written.resumed_shards == 0 and counting.calls == 1
+    with pytest.raises(KeyboardInterrupt):
+        quantize(spec, tmp_path / "q", progress=Failing(KeyboardInterrupt(), "reading weights"))
+    activations, workspaces = _observed(spec)
+    written = quantize(spec, tmp_path / "q", activations=activations)
+    assert written.resumed_shards == 0 and len(workspaces) == 1
     assert _names(tmp_path) == ["q", "source"]
 
 
@@ -197,24 +167,16 @@ def test_damaged_leftovers_are_not_trusted(
     _starts_over(source, tmp_path)
 
 
-def test_two_runs_at_once(source: Path, tmp_path: Path, start: Start) -> None:
-    process = start(tmp_path / "q", QUANTIZING, _second_shard(source))
-    with pytest.raises(DflashError, match="q: is being written by another process"):
-        quantize(read_target(source), tmp_path / "q")
-    process.communicate("\n" * 1000)
-    assert process.returncode == 0
-    assert _names(tmp_path) == ["q", "source"]
-
-
-class _Failing(Stages):
-    def __init__(self, error: BaseException, after: int) -> None:
-        super().__init__()
-        self._error, self._after = error, after
-
-    def advance(self, count: int) -> None:
-        super().advance(count)
-        if self._current == QUANTIZING and self.done[QUANTIZING] > self._after:
-            raise self._error
+def test_two_runs_at_once(source: Path, tmp_path: Path) -> None:
+    with (
+        pytest.raises(RuntimeError, match="the first"),
+        partial_checkpoint(tmp_path / "q", "key", overwrite=False),
+    ):
+        with pytest.raises(DflashError, match="q: is being written by another process"):
+            quantize(read_target(source), tmp_path / "q")
+        assert _names(tmp_path) == [".q.quantizing", "source"]
+        raise RuntimeError("the first")
+    assert _names(tmp_path) == ["source"]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +188,7 @@ def test_an_error_leaves_nothing(source: Path, tmp_path: Path, error: Exception)
         quantize(
             read_target(source),
             tmp_path / "a" / "b" / "q",
-            progress=_Failing(error, _second_shard(source)),
+            progress=Failing(error, QUANTIZING, _second_shard(source)),
         )
     assert ".quantizing" not in str(caught.value)
     assert _names(tmp_path) == ["source"]
@@ -237,7 +199,9 @@ def test_a_replacement_that_fails_leaves_the_old_one(source: Path, tmp_path: Pat
     quantize(spec, tmp_path / "q", Algorithm.FP8)
     old = _contents(tmp_path / "q")
     with pytest.raises(RuntimeError):
-        quantize(spec, tmp_path / "q", overwrite=True, progress=_Failing(RuntimeError("odd"), 0))
+        quantize(
+            spec, tmp_path / "q", overwrite=True, progress=Failing(RuntimeError("odd"), QUANTIZING)
+        )
     assert _contents(tmp_path / "q") == old and _names(tmp_path) == ["q", "source"]
 
 

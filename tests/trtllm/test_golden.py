@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,17 +10,10 @@ import pytest
 
 from dflash_trt import __version__
 from dflash_trt.cli.main import main
+from tests.trtllm.schedules import write_schedule
 
 GOLDEN = Path(__file__).parent / "golden"
-SCHEDULE = {
-    "schema_version": 1,
-    "blocks": [
-        {"max_batch": 4, "block_size": 16},
-        {"max_batch": 16, "block_size": 8},
-        {"max_batch": 64, "block_size": 1},
-    ],
-    "executor": "cpu",
-}
+BLOCKS = [(4, 16), (16, 8), (64, 1)]
 CASES = {
     "gpt-oss-120b-b300x8": [],
     "qwen3-8b-b200x1": ["--trtllm-version", "1.3.0rc27", "--block-schedule", "SCHEDULE"],
@@ -30,18 +22,22 @@ CASES = {
 
 def _write(case: str, folder: Path) -> dict[str, str]:
     """The files of a deployment, by path, without this project's version."""
-    schedule = folder / "block_schedule.json"
-    schedule.write_text(json.dumps(SCHEDULE), encoding="utf-8")
+    schedule = write_schedule(folder / "block_schedule.json", BLOCKS)
     target, profile = case.rsplit("-", 1)
     options = [str(schedule) if one == "SCHEDULE" else one for one in CASES[case]]
     output = folder / case
     common = ["build", "--executor", "trtllm", "--target", target, "--profile", profile]
     assert main([*common, *options, "-o", str(output)]) == 0
+    name = f"dflash-trt {__version__}"
+    files = _read(output).items()
+    return {path: text.replace(name, "dflash-trt VERSION") for path, text in files}
+
+
+def _read(folder: Path) -> dict[str, str]:
+    """Every file's text, by its path below `folder`."""
     return {
-        path.relative_to(output).as_posix(): path.read_text(encoding="utf-8").replace(
-            f"dflash-trt {__version__}", "dflash-trt VERSION"
-        )
-        for path in output.rglob("*")
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for path in folder.rglob("*")
         if path.is_file()
     }
 
@@ -49,11 +45,7 @@ def _write(case: str, folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("case", CASES)
 def test_every_file(case: str, tmp_path: Path) -> None:
     written = _write(case, tmp_path)
-    golden = {
-        path.relative_to(GOLDEN / case).as_posix(): path.read_text(encoding="utf-8")
-        for path in (GOLDEN / case).rglob("*")
-        if path.is_file()
-    }
+    golden = _read(GOLDEN / case)
     assert written.keys() == golden.keys()
     for name, text in golden.items():
         assert written[name] == text, name

@@ -6,12 +6,11 @@ does, as far as Triton server is concerned.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +26,7 @@ from dflash_trt.serving.server.tritonserver import (
     server_environment,
 )
 from tests.trtllm.conftest import Run
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 MODEL = """
 import os
@@ -109,16 +108,15 @@ def url(run: Run, tmp_path: Path) -> Iterator[str]:
             stderr=subprocess.STDOUT,
         )
     address = f"http://127.0.0.1:{ports['http']}"
+
+    def is_ready() -> bool:
+        assert server.poll() is None, (tmp_path / "log").read_text()
+        with contextlib.suppress(OSError):
+            return bool(_get(f"{address}/v2/health/ready") is not None)
+        return False
+
     try:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                _get(f"{address}/v2/health/ready")
-                break
-            except (OSError, urllib.error.HTTPError):
-                assert server.poll() is None, (tmp_path / "log").read_text()
-                assert time.monotonic() < deadline, (tmp_path / "log").read_text()
-                time.sleep(0.1)
+        wait_until(is_ready, "Triton server")
         for one in held.values():
             one.close()
         yield f"{address}/v2/models/tensorrt_llm"
