@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, Protocol, cast
 
+import numpy as np
+
 from dflash_trt.core.arrays import FloatArray as FloatArray
 from dflash_trt.core.arrays import Int64Array as Int64Array
 from dflash_trt.core.limits import Limits, PagePool
@@ -90,6 +92,12 @@ class StepCall:
     def rows(self) -> int:
         """S."""
         return self.block_size
+
+    def block_ids(self, mask_token_id: int) -> Int64Array:
+        """What the draft is given [B,S]: the anchors, and masks behind them."""
+        blocks = np.full((self.batch, self.block_size), mask_token_id, np.int64)
+        blocks[:, 0] = self.anchors
+        return blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

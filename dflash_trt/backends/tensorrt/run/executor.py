@@ -158,8 +158,7 @@ class TensorRtExecutor:
         self._enter_call()
         if scores is not Scores.NONE or not self._lookahead.take(step):
             self._lookahead.drop()
-            blocks = np.full((call.batch, rows), self.limits.mask_token_id, np.int64)
-            blocks[:, 0] = call.anchors
+            blocks = call.block_ids(self.limits.mask_token_id)
             ids = {BLOCK_IDS: blocks, LOGIT_ROWS: np.arange(rows)}
             logits = self._begin(bound, call, ids, scores)
         if call.ahead and self.limits.draws and scores is Scores.NONE:
