@@ -39,8 +39,7 @@ from dflash_trt.config import (
 )
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, refuse_options
-from dflash_trt.hardware.arch import DEFAULT_ARCH
-from dflash_trt.hardware.table import find_gpu
+from dflash_trt.hardware.gpus import DEFAULT_ARCH, find_gpu
 from dflash_trt.text.prompts import read_prompts
 
 EXECUTORS = ("cpu", *LIBRARIES, TRTLLM)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.graph.form import Precision
-from dflash_trt.hardware.gpu import Gpu
+from dflash_trt.hardware.gpus import Gpu
 from dflash_trt.kernels.attention import SPLIT_ATTENTION
 from dflash_trt.memory.caches import cache_bytes_per_token
 from dflash_trt.memory.workspace import LOGITS_ITEM_BYTES, RUNTIME_BYTES, split_scratch

@@ -26,7 +26,7 @@ from dflash_trt.cli.options import FILE, FOLDER, option_group
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.core.limits import MAX_COUNT, PAGE_SIZE, PAGE_SIZES
 from dflash_trt.graph.form import CacheDtype
-from dflash_trt.hardware.arch import DEFAULT_ARCH
+from dflash_trt.hardware.gpus import DEFAULT_ARCH
 from dflash_trt.trtllm.schema import ATTENTION_BACKENDS
 from dflash_trt.trtllm.versions import DEFAULT_VERSION, VERSIONS
 

@@ -28,7 +28,7 @@ from dflash_trt.bundle.summary import (
 )
 from dflash_trt.cli.options import bundle_argument, json_option, refuse_given
 from dflash_trt.cli.progress import StageBars, format_size
-from dflash_trt.hardware.table import find_gpu
+from dflash_trt.hardware.gpus import find_gpu
 from dflash_trt.trtllm.record import Deployment, check_deployment, is_deployment, read_deployment
 from dflash_trt.tuning.bundle_schedule import AUTO, choose_schedule
 

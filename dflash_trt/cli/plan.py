@@ -11,10 +11,9 @@ import click
 
 from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers
 from dflash_trt.errors import DflashError
-from dflash_trt.hardware.gpu import Gpu
-from dflash_trt.hardware.table import find_gpu, gpu_names
-from dflash_trt.memory.formats import FormatName
+from dflash_trt.hardware.gpus import Gpu, find_gpu, gpu_names
 from dflash_trt.memory.gpus import GpuLayout
+from dflash_trt.memory.shape import FormatName
 from dflash_trt.planning.calibration import StoredCalibration, read_calibration
 from dflash_trt.planning.known_pairs import PairShape, find_pair
 from dflash_trt.planning.projection import Projection, make_projection

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dflash_trt.errors import DflashError
-from dflash_trt.hardware.arch import Arch
-from dflash_trt.hardware.table import arches
+from dflash_trt.hardware.gpus import Arch, arches
 
 
 def kernel_arches() -> dict[str, Arch]:

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from dflash_trt.errors import DflashError
-from dflash_trt.hardware.gpu import Gpu
+from dflash_trt.hardware.gpus import Gpu
 from dflash_trt.memory.caches import dense_draft_context_bytes, kv_bytes
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.shape import DraftShape, ModelShape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dflash_trt.hardware.gpu import Gpu
+from dflash_trt.hardware.gpus import Gpu
 from dflash_trt.memory.caches import KV_ITEM_BYTES, kv_bytes
 from dflash_trt.memory.gpus import ONE_GPU, GpuLayout
 from dflash_trt.memory.shape import DraftShape, ModelShape

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dflash_trt.checkpoints.quantized_weights import FLOAT_DTYPES, is_packed_expert
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.sizes import DecoderSizes, LayerSizes
-from dflash_trt.memory.formats import FORMATS
 from dflash_trt.memory.gpus import ONE_GPU, GpuLayout
-from dflash_trt.memory.shape import DraftShape, ModelShape
+from dflash_trt.memory.shape import FORMATS, DraftShape, ModelShape
 
 
 def attention_bytes(model: ModelShape, layer: LayerSizes, layout: GpuLayout) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, fields
 
-from dflash_trt.hardware.gpu import Gpu
+from dflash_trt.hardware.gpus import Gpu
 from dflash_trt.memory.caches import kv_bytes
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.shape import ModelShape

@@ -13,8 +13,7 @@ from dflash_trt.checkpoints.layer_types import SLIDING, read_layer_attention
 from dflash_trt.checkpoints.relatives import read_architecture
 from dflash_trt.checkpoints.sizes import MAX_WIDTH, ExpertSizes, read_sizes
 from dflash_trt.errors import DflashError
-from dflash_trt.memory.formats import FormatName
-from dflash_trt.memory.shape import DraftShape, ModelShape
+from dflash_trt.memory.shape import DraftShape, FormatName, ModelShape
 from dflash_trt.planning.known_pairs import PairShape
 
 MAX_EXPERTS = 2**16

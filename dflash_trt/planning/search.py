@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dflash_trt.errors import DflashError
-from dflash_trt.hardware.gpu import Gpu
+from dflash_trt.hardware.gpus import Gpu
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.shape import ModelShape
 from dflash_trt.memory.users import MemoryFit, fit_memory

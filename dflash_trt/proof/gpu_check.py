@@ -29,8 +29,8 @@ from dflash_trt.core.machine import describe_host
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.form import Precision
-from dflash_trt.hardware.arch import Arch
 from dflash_trt.hardware.device import Device
+from dflash_trt.hardware.gpus import Arch
 from dflash_trt.proof.gpu_probes import Probe, run_probes
 from dflash_trt.runtime import Request
 from dflash_trt.text.prompts import read_prompts

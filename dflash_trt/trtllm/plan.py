@@ -8,8 +8,7 @@ from pathlib import Path
 from dflash_trt.config import QUANTIZED, BuildConfig, HardwareProfile
 from dflash_trt.core.limits import check_positions, choose_block
 from dflash_trt.errors import DflashError
-from dflash_trt.hardware.gpu import Gpu
-from dflash_trt.hardware.table import find_gpu
+from dflash_trt.hardware.gpus import Gpu, find_gpu
 from dflash_trt.memory.deployment import DeploymentSize, MemoryBudget, plan_memory
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.speculation.schedule import BlockSchedule

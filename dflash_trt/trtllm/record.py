@@ -12,7 +12,7 @@ from dflash_trt.config import HardwareProfile
 from dflash_trt.core.limits import Count
 from dflash_trt.core.validation import read_record
 from dflash_trt.core.yaml_files import read_yaml
-from dflash_trt.hardware.table import find_gpu
+from dflash_trt.hardware.gpus import find_gpu
 from dflash_trt.trtllm.arguments import Variant
 from dflash_trt.trtllm.rules import check_backend, check_draft_length
 from dflash_trt.trtllm.schema import AttentionBackend, DFlashConfig, check_arguments

@@ -8,8 +8,7 @@ from typing import cast
 
 from dflash_trt.config import QUANTIZED, HardwareProfile
 from dflash_trt.errors import DflashError
-from dflash_trt.hardware.gpu import Gpu
-from dflash_trt.hardware.table import arches
+from dflash_trt.hardware.gpus import Gpu, arches
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.shape import ModelShape
 from dflash_trt.planning.known_pairs import PairShape

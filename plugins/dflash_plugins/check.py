@@ -33,7 +33,7 @@ from dflash_trt.core.machine import describe_host
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.hardware.device import Device, load_cuda
-from dflash_trt.hardware.table import arches
+from dflash_trt.hardware.gpus import arches
 
 CHECKS: dict[str, tuple[Any, Any]] = {
     "accept": (accept_accuracy, accept_benchmark),

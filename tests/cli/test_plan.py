@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.config import data_folder
-from dflash_trt.hardware.table import find_gpu
+from dflash_trt.hardware.gpus import find_gpu
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.planning.calibration import read_calibration
 from dflash_trt.planning.known_pairs import find_pair

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dflash_trt import config
-from dflash_trt.hardware import table
+from dflash_trt.hardware import gpus
 from dflash_trt.planning import known_pairs
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Run, run
@@ -48,8 +48,8 @@ def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configs = tmp_path / "build_configs"
     shutil.copytree(config.data_folder("build_configs"), configs)
     _rewrite(configs / f"{PAIR}.yaml", configs / f"{PAIR}.yaml", _change_pair)
-    gpus = tmp_path / "gpus.yaml"
-    _rewrite(table.GPUS_FILE, gpus, _change_arch)
+    copy = tmp_path / "gpus.yaml"
+    _rewrite(gpus.GPUS_FILE, copy, _change_arch)
     shipped = config.data_folder
 
     def data_folder(name: str) -> Path:
@@ -57,7 +57,7 @@ def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (config, known_pairs):
         monkeypatch.setattr(module, "data_folder", data_folder)
-    monkeypatch.setattr(table, "GPUS_FILE", gpus)
+    monkeypatch.setattr(gpus, "GPUS_FILE", copy)
 
 
 @pytest.mark.usefixtures("changed")

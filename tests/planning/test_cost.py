@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_trt.hardware.gpu import Gpu
-from dflash_trt.hardware.table import find_gpu, gpu_names
+from dflash_trt.hardware.gpus import Gpu, find_gpu, gpu_names
 from dflash_trt.memory.caches import kv_bytes
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.planning.calibration import PARAMETERS, Calibration, read_calibration

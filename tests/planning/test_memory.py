@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_trt.errors import DflashError
-from dflash_trt.hardware.table import find_gpu, gpu_names
+from dflash_trt.hardware.gpus import find_gpu, gpu_names
 from dflash_trt.memory.caches import dense_draft_context_bytes, kv_bytes, kv_bytes_per_token
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.users import fit_memory

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.errors import DflashError
-from dflash_trt.hardware.table import find_gpu
+from dflash_trt.hardware.gpus import find_gpu
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.planning.acceptance import AcceptanceCurve, read_acceptance
 from dflash_trt.planning.calibration import PARAMETERS, read_calibration

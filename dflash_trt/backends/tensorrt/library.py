@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.hardware.arch import Arch
-from dflash_trt.hardware.table import arches
+from dflash_trt.hardware.gpus import Arch, arches
 
 EngineExecutor = Literal["tensorrt-rtx", "tensorrt"]
 OperationForm = Literal["native", "plugin", "function"]

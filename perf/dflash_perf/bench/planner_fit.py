@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dflash_perf.bench.base import Work, bench
 from dflash_perf.extra import require
 from dflash_trt.core.yaml_files import read_yaml
-from dflash_trt.hardware.table import find_gpu
+from dflash_trt.hardware.gpus import find_gpu
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.planning.acceptance import AcceptanceCurve
 from dflash_trt.planning.calibration import CALIBRATION_FILE, Calibration, ProjectionAccuracy

@@ -50,8 +50,8 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName, Owner
 from dflash_trt.graph.caches import cache_head_dim
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
-from dflash_trt.hardware.arch import Arch
 from dflash_trt.hardware.device import Device
+from dflash_trt.hardware.gpus import Arch
 from dflash_trt.kernels.attention import HEAD_DIMS as KERNEL_HEAD_DIMS
 
 # What TensorRT-RTX 1.7 has fused attention kernels for; the build itself has the last word, and

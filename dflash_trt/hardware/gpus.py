@@ -1,0 +1,162 @@
+"""The GPUs and architectures that are known, from gpus.yaml."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from dflash_trt.core.yaml_files import read_yaml
+from dflash_trt.errors import DflashError, nearest, one_line
+
+GPUS_FILE = Path(__file__).with_name("gpus.yaml")
+DEFAULT_ARCH = "sm_120"
+
+MathPrecision = Literal["bf16", "fp8", "fp4"]
+"""What tensor cores multiply in."""
+Format = Literal["fp8", "nvfp4"]
+"""Quantised linears whose products tensor cores have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """What the data sheet promises of one GPU; real programs get a fraction of it.
+
+    Args:
+        name, title: what `--gpu` takes, and what people call it.
+        arch: the architecture that engines are built for, as "sm_100".
+        memory_bytes: decimal, as data sheets count.
+        bandwidth: of its memory, bytes/s.
+        bf16, fp8, fp4: dense FLOP/s of its tensor cores (a multiply-add counts two); None where
+            they do not have that precision.
+        link: what joins it to other GPUs.
+        link_bandwidth: bytes/s of one GPU in one direction.
+        link_gpus: how many GPUs that link joins.
+        source: where the figures are from.
+    """
+
+    name: str
+    title: str
+    arch: str
+    memory_bytes: int
+    bandwidth: float
+    bf16: float
+    fp8: float | None
+    fp4: float | None
+    link: str
+    link_bandwidth: float
+    link_gpus: int
+    source: str
+
+    def flops(self, precision: MathPrecision) -> float:
+        """Dense FLOP/s in `precision`, or in the next wider one that the tensor cores have."""
+        if precision == "fp4" and self.fp4 is not None:
+            return self.fp4
+        if precision != "bf16" and self.fp8 is not None:
+            return self.fp8
+        return self.bf16
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """The quantised formats that it multiplies."""
+        rates: dict[Format, float | None] = {"fp8": self.fp8, "nvfp4": self.fp4}
+        return tuple(name for name, rate in rates.items() if rate is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arch:
+    """What all GPUs of one architecture have in common.
+
+    Args:
+        name: as "sm_100".
+        devices: its GPUs, as people call them.
+        largest_bytes: memory of the largest of them: what does not fit there fits nowhere.
+        formats: the quantised formats that its tensor cores multiply.
+        tensorrt_rtx: its name in TensorRT-RTX's ComputeCapability; None where it has none.
+        kernels: what this project's kernels are compiled for, as "sm_100a"; None without kernels.
+        draft_attention: TensorRT-LLM's best backend for a draft's attention.
+        shared_bytes, registers: the most of one block: shared memory, 32-bit registers.
+        source: where the figures are from.
+    """
+
+    name: str
+    devices: str
+    largest_bytes: int
+    formats: tuple[Format, ...] = ()
+    tensorrt_rtx: str | None = None
+    kernels: str | None = None
+    draft_attention: str = "VANILLA"
+    shared_bytes: int = 0
+    registers: int = 0
+    source: str = ""
+
+    @property
+    def number(self) -> int:
+        """Its compute capability without the point, as 100."""
+        return int(self.name.removeprefix("sm_"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    arches: dict[str, Arch]
+    gpus: dict[str, Gpu]
+
+
+def arches() -> dict[str, Arch]:
+    """The architectures by name, in the file's order."""
+    return _read(GPUS_FILE).arches
+
+
+def gpu_names() -> list[str]:
+    """Names that `find_gpu` knows, in the file's order."""
+    return list(_read(GPUS_FILE).gpus)
+
+
+def find_gpu(name: str) -> Gpu:
+    """The GPU called `name`.
+
+    Raises:
+        DflashError: none is; names the nearest.
+    """
+    known = _read(GPUS_FILE).gpus
+    if name.lower() not in known:
+        raise DflashError(
+            f"no GPU is called {one_line(name, 40)!r}{nearest(name.lower(), list(known))}",
+            where="--gpu",
+            fix=f"choose one of {', '.join(known)}",
+            usage=True,
+        )
+    return known[name.lower()]
+
+
+@cache
+def _read(path: Path) -> _Table:
+    table = _Table({}, {})
+    for name, raw in read_yaml(path).items():
+        gpus = [_gpu(name, gpu, fields) for gpu, fields in raw.pop("gpus").items()]
+        table.gpus.update({gpu.name: gpu for gpu in gpus})
+        shared = raw.pop("shared_kib") * 1024
+        table.arches[name] = Arch(
+            name=name,
+            largest_bytes=max(gpu.memory_bytes for gpu in gpus),
+            formats=max((gpu.formats for gpu in gpus), key=len),
+            shared_bytes=shared,
+            **raw,
+        )
+    return table
+
+
+def _gpu(arch: str, name: str, raw: dict[str, Any]) -> Gpu:
+    tflops = {precision: rate * 1e12 for precision, rate in raw.pop("tflops").items()}
+    return Gpu(
+        name=name,
+        arch=arch,
+        memory_bytes=raw.pop("memory_gb") * 10**9,
+        bandwidth=raw.pop("bandwidth") * 1e12,
+        bf16=tflops["bf16"],
+        fp8=tflops.get("fp8"),
+        fp4=tflops.get("fp4"),
+        link_bandwidth=raw.pop("link_gb") * 1e9,
+        **raw,
+    )
