@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from dflash_trt.backends.base import Executor, FloatArray
-from dflash_trt.backends.onnxruntime.caches import LinearCaches
+from dflash_trt.backends.onnxruntime.caches import LinearCaches, PagedCaches
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from dflash_trt.backends.onnxruntime.paged import PagedCaches
 from dflash_trt.runtime import Generator
 from dflash_trt.runtime.paging import PageAllocator, PageTables
 from dflash_trt.serving.server.launcher import TritonServer

@@ -33,10 +33,6 @@ class PageBindings:
         self._bound[slot] = after
         return int(changed[0]) if len(changed) else common
 
-    def page(self, slot: int, column: int) -> int:
-        """The page that holds positions from column · page size of `slot` on."""
-        return int(self._bound[slot][column])
-
     def count(self, slot: int) -> int:
         """How many pages `slot` has."""
         return len(self._bound[slot])
@@ -48,20 +44,21 @@ class PageBindings:
             if end > held:
                 raise ValueError(f"slot {slot} has pages for {held} positions, not {end}")
 
-    def fill(self, table: Int32Array, first_slot: int, columns: Sequence[int]) -> None:
-        """Writes a page table [B,C] of slots from `first_slot` on.
+    def fill(self, table: Int32Array, first_slot: int, ends: Sequence[int] | None = None) -> None:
+        """Writes a page table [B,C] of slots from `first_slot` on, with nobody's page in the rest.
 
-        Each sequence's first `columns` pages, and nobody's behind them.
+        Of each sequence the pages up to its end, or all of them.
         """
         table.fill(self._pool.pages)
-        for row, used in enumerate(columns):
+        for row in range(len(table)):
+            used = table.shape[1] if ends is None else self._pool.cover(ends[row])
             pages = self._bound[first_slot + row][:used]
             table[row, : len(pages)] = pages
 
-    def move(self, source: int, destination: int) -> None:
-        """Gives `destination` the pages of `source`."""
+    def move(self, source: int, destination: int, length: int) -> None:
+        """Gives `destination` the pages of `source`; no row is copied."""
         self._bound[destination] = self._bound[source]
 
-    def clear(self, slot: int) -> None:
-        """Forgets the pages of a slot."""
+    def clear(self, slot: int, length: int = 0) -> None:
+        """Forgets the pages of a slot; their rows stay, for whoever shares them."""
         self._bound[slot] = np.empty(0, np.int32)

@@ -1,4 +1,4 @@
-"""Linear KV caches on the host: [slots, kv heads, M, D] float32, M following the tokens held."""
+"""KV caches on the host, float32: linear ones, and pools of pages."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from dflash_trt.backends.base import FloatArray
+from dflash_trt.backends.page_bindings import PageBindings
+from dflash_trt.core.limits import PagePool
 from dflash_trt.graph.tensors import CacheShape
 
 # Attention costs what M is, not what is held, so M starts small and doubles. It stays a multiple
@@ -23,10 +25,10 @@ FIRST_LENGTH = 128
 
 
 class LinearCaches:
-    """The caches of every layer of a target and its draft, by graph input name.
+    """The caches [slots, kv heads, M, D] of a target and its draft, by graph input name.
 
-    All share one allocated length M, from FIRST_LENGTH to `max_seq_len` rounded up. Growing
-    or shrinking moves the arrays; `generation` counts the moves, so that whoever holds
+    M follows the tokens held. All share it, from FIRST_LENGTH to `max_seq_len` rounded up.
+    Growing or shrinking moves the arrays; `generation` counts the moves, so that whoever holds
     addresses knows that they are stale.
     """
 
@@ -86,9 +88,6 @@ class LinearCaches:
         for array in self._arrays.values():
             array[slot] = 0
 
-    def names(self) -> Iterable[str]:
-        return self._arrays.keys()
-
     def _allocate(self) -> dict[str, FloatArray]:
         """Zeroed arrays of the current length.
 
@@ -99,6 +98,66 @@ class LinearCaches:
         return allocate_zeros(
             {name: (self._slots, *self.shape(name, 1)[1:]) for name in self._shapes}
         )
+
+
+class PagedCaches(PageBindings):
+    """The pools [pages + 1, page_size, kv heads, D] of a target and its draft, by graph input name.
+
+    Page p holds the same positions in every pool. Memory is touched page by page, as rows are
+    written. The last page of every pool is nobody's and stays zero.
+    """
+
+    def __init__(self, shapes: Mapping[str, CacheShape], slots: int, pool: PagePool) -> None:
+        super().__init__(slots, pool)
+        self._pools = allocate_zeros(
+            {
+                name: (pool.pages + 1, pool.page_size, fixed.kv_heads, fixed.head_dim)
+                for name, fixed in shapes.items()
+            }
+        )
+        self._reached = [0] * slots  # where rows have been written up to, of what is bound
+
+    def bind(self, slot: int, page_ids: Sequence[int]) -> int:
+        kept = super().bind(slot, page_ids)
+        self._reached[slot] = min(self._reached[slot], kept * self._pool.page_size)
+        return kept
+
+    def enter(self, ends: Mapping[int, int], rows: int) -> int:
+        """Gets ready for `rows` rows that end at `ends`, by slot; returns the table's columns.
+
+        A page that the call begins is zeroed behind the call's rows: attention multiplies rows
+        past a length by exactly zero, and what an earlier owner left there may be NaN. A page
+        begun before has the sequence's own rows there.
+
+        Raises:
+            ValueError: a slot's pages end before its rows do; nothing has been touched.
+        """
+        self.check(ends)
+        size = self._pool.page_size
+        for slot, end in ends.items():
+            column, used = divmod(end, size)
+            if used and column * size >= max(end - rows, self._reached[slot]):
+                page = self._bound[slot][column]
+                for pool in self._pools.values():
+                    pool[page, used:] = 0
+            self._reached[slot] = max(self._reached[slot], end)
+        return self._pool.cover(round_length(max(ends.values())))
+
+    def address(self, name: str, first_slot: int) -> int:
+        """Address of the named pool: the same for every slot."""
+        return int(self._pools[name].ctypes.data)
+
+    def shape(self, name: str, batch: int) -> list[int]:
+        """Shape [pages + 1, page_size, kv heads, D] of the named pool, whatever the batch."""
+        return list(self._pools[name].shape)
+
+    def move(self, source: int, destination: int, length: int) -> None:
+        super().move(source, destination, length)
+        self._reached[destination] = self._reached[source]
+
+    def clear(self, slot: int, length: int = 0) -> None:
+        super().clear(slot)
+        self._reached[slot] = 0
 
 
 def allocate_zeros(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, FloatArray]:

@@ -26,8 +26,7 @@ from dflash_trt.backends.base import (
     TargetCall,
     TargetOutput,
 )
-from dflash_trt.backends.onnxruntime.caches import LinearCaches
-from dflash_trt.backends.onnxruntime.paged import PagedCaches
+from dflash_trt.backends.onnxruntime.caches import LinearCaches, PagedCaches
 from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import (
@@ -116,7 +115,7 @@ class OnnxRuntimeExecutor:
     def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
         if not isinstance(self._caches, PagedCaches):
             raise ValueError("linear caches have no pages")
-        self._caches.bind_pages(slot, page_ids)
+        self._caches.bind(slot, page_ids)
 
     def release_slots(self, first_free: int) -> None:
         for slot in range(first_free, len(self._held)):
@@ -179,8 +178,9 @@ class OnnxRuntimeExecutor:
             bound.arrays[name][...] = values
         bound.arrays[CACHE_START][...] = call.starts
         if isinstance(self._caches, PagedCaches):
+            # Behind its end a sequence may have pages whose earlier owner left NaN.
             ends = (call.starts + call.rows).tolist()
-            self._caches.fill(bound.arrays[PAGE_TABLE], ends, call.first_slot)
+            self._caches.fill(bound.arrays[PAGE_TABLE], call.first_slot, ends)
         for graph, io in bound.passes:
             try:
                 self._session(graph).run_with_iobinding(io)

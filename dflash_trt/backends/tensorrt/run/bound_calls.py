@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.backends.base import Scores
-from dflash_trt.backends.tensorrt.run.device_caches import DeviceCaches
-from dflash_trt.backends.tensorrt.run.device_pages import DevicePages
+from dflash_trt.backends.tensorrt.run.device_caches import DeviceCaches, DevicePages
 from dflash_trt.backends.tensorrt.run.engines import EngineBundle, EngineContext, Pass
 from dflash_trt.graph.bindings import (
     ACCEPTED,
@@ -37,7 +36,7 @@ from dflash_trt.graph.bindings import (
     GraphName,
 )
 from dflash_trt.graph.tensors import GraphTensor, Role
-from dflash_trt.hardware.device import HostBytes, align
+from dflash_trt.hardware.device import Device, HostBytes, align
 
 Graphs = tuple[GraphName, ...]
 """The graphs that a call runs, in order."""
@@ -50,6 +49,50 @@ COPIED_OUTPUTS = (DRAFT_TOKEN_IDS, CHOICE_IDS, NEXT_BLOCK_IDS, NEW_START)
 """What every call copies back. The next step's ids and starts lie as they do among its inputs."""
 
 OUTPUTS = (*COPIED_OUTPUTS, NEW_TOKENS, ACCEPTED, CANDIDATE_IDS, CANDIDATE_LOGITS)
+
+
+class Staging:
+    """A device buffer for inputs and its pinned twin on the host."""
+
+    def __init__(self, device: Device, size: int, purpose: str) -> None:
+        self._device = device
+        self.address = device.allocate(size, purpose)
+        self.host = device.allocate_host(size)
+
+    def upload(self, size: int) -> None:
+        self._device.upload(self.address, self.host[:size])
+
+
+class Results:
+    """A device buffer for outputs and two pinned twins on the host.
+
+    So one call's results can be read while those of a step ahead are on their way.
+    """
+
+    def __init__(self, device: Device, size: int, purpose: str) -> None:
+        self._device = device
+        self.address = device.allocate(size, purpose)
+        self._sides = [(device.allocate_host(size), device.make_event()) for _ in range(2)]
+
+    @property
+    def host(self) -> HostBytes:
+        """The current call's results, once they have been waited for."""
+        return self._sides[0][0]
+
+    def turn(self) -> None:
+        """Makes the results ahead the current ones."""
+        self._sides.reverse()
+
+    def download(self, size: int, *, ahead: bool = False) -> None:
+        """Enqueues the way to the host of the current call's results, or of those `ahead`."""
+        host, event = self._sides[ahead]
+        self._device.download(host[:size], self.address)
+        self._device.record(event)
+
+    def wait(self) -> None:
+        """Waits for the current call, and not for what has been enqueued behind it."""
+        _, event = self._sides[0]
+        self._device.wait(event)
 
 
 class PackedTensors:

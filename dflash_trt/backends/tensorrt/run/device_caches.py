@@ -1,19 +1,23 @@
-"""Linear KV caches on a device: [slots, kv heads, M, D], allocated whole."""
+"""KV caches on a device, linear or paged: one allocation that never moves.
+
+So addresses can be bound once and captured. Zero bytes are zeros of every type, FP8 included.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
+from dflash_trt.backends.page_bindings import PageBindings
+from dflash_trt.core.limits import PagePool
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.tensors import CacheShape
 from dflash_trt.hardware.device import ALIGNMENT, Device, align
 
 
 class DeviceCaches:
-    """The caches of a target and its draft, by graph input name.
-
-    One allocation that never moves, so that addresses can be bound once and captured. Zero bytes
-    are zeros of every type, FP8 codes included.
+    """Linear caches [slots, kv heads, M, D] of a target and its draft, by graph input name.
 
     Raises:
         DflashError: the device has no room, or M is one that leaves slots misaligned.
@@ -36,14 +40,10 @@ class DeviceCaches:
             raise DflashError(
                 f"caches of {length} positions leave slots unaligned", fix="build the bundle again"
             )
-        offsets, end = {}, 0
-        for name, size in sizes.items():
-            offsets[name] = end
-            end += align(slots * size)
-        self.nbytes = end
-        base = device.allocate(end, f"linear caches ({slots} × {length} positions)")
+        offsets, self.nbytes = _lay_out({name: slots * size for name, size in sizes.items()})
+        base = device.allocate(self.nbytes, f"linear caches ({slots} × {length} positions)")
         # Attention weighs unused positions with zero, and zero times NaN would not be zero.
-        device.clear(base, end)
+        device.clear(base, self.nbytes)
         self._addresses = {name: base + offset for name, offset in offsets.items()}
 
     def address(self, name: str, slot: int) -> int:
@@ -81,3 +81,66 @@ class DeviceCaches:
 
     def _slot_bytes(self, shape: CacheShape) -> int:
         return shape.kv_heads * self._length * shape.head_dim * self._item_bytes
+
+
+class DevicePages(PageBindings):
+    """Pools [pages + 1, page_size, kv heads, D] of a target and its draft, by graph input name.
+
+    No call zeroes a page, or what an earlier owner left behind a sequence's rows: the kernels that
+    read pools put zeros in place of positions outside [first visible, length) before they multiply
+    (block_attention masks its loads), where the host's graphs multiply whole pages by weights of
+    zero.
+
+    Args:
+        columns: of a page table: the pages of the longest sequence.
+
+    `table_bytes` are those of the largest call's page table.
+
+    Raises:
+        DflashError: the device has no room.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        shapes: Mapping[str, CacheShape],
+        slots: int,
+        pool: PagePool,
+        *,
+        columns: int,
+        item_bytes: int,
+    ) -> None:
+        super().__init__(slots, pool)
+        self.table_bytes = slots * columns * np.dtype(np.int32).itemsize
+        page_bytes = {
+            name: pool.page_size * fixed.kv_heads * fixed.head_dim * item_bytes
+            for name, fixed in shapes.items()
+        }
+        sizes = {name: (pool.pages + 1) * size for name, size in page_bytes.items()}
+        offsets, self.nbytes = _lay_out(sizes)
+        base = device.allocate(
+            self.nbytes,
+            f"paged caches ({pool.pages} pages of {pool.page_size} positions)",
+            fix="build with fewer --kv-pages",
+        )
+        self._addresses = {name: base + offset for name, offset in offsets.items()}
+        # Tables name it where a sequence has no page; nobody writes there.
+        for name, size in page_bytes.items():
+            device.clear(self._addresses[name] + pool.pages * size, size)
+
+    def address(self, name: str, slot: int) -> int:
+        """Device address of the named pool: the same for every slot."""
+        return self._addresses[name]
+
+    def bound_slot(self, first_slot: int) -> int:
+        """The first slot of what a call binds: one binding of whole pools serves every range."""
+        return 0
+
+
+def _lay_out(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    """Offsets of aligned blocks of these sizes one after another, and the bytes of all."""
+    offsets, end = {}, 0
+    for name, size in sizes.items():
+        offsets[name] = end
+        end += align(size)
+    return offsets, end

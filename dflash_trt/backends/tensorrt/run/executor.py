@@ -31,13 +31,19 @@ from dflash_trt.backends.base import (
     TargetCall,
     TargetOutput,
 )
-from dflash_trt.backends.tensorrt.run.bound_calls import STEP, Binder, BoundCall, Graphs, pack
-from dflash_trt.backends.tensorrt.run.device_caches import DeviceCaches
-from dflash_trt.backends.tensorrt.run.device_pages import DevicePages
+from dflash_trt.backends.tensorrt.run.bound_calls import (
+    STEP,
+    Binder,
+    BoundCall,
+    Graphs,
+    Results,
+    Staging,
+    pack,
+)
+from dflash_trt.backends.tensorrt.run.device_caches import DeviceCaches, DevicePages
 from dflash_trt.backends.tensorrt.run.engines import EngineBundle, Loader
 from dflash_trt.backends.tensorrt.run.lookahead import Lookahead, Step
 from dflash_trt.backends.tensorrt.run.pass_runner import PassRunner
-from dflash_trt.backends.tensorrt.run.staging import Results, Staging
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,
     CACHE_START,
@@ -170,7 +176,9 @@ class TensorRtExecutor:
     def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
         if self._pages is None:
             raise ValueError("linear caches have no pages")
-        if not self._pages.bind_pages(slot, page_ids):
+        # Calls that are enqueued have their own table: what they write stays where it was bound.
+        before = self._pages.count(slot)
+        if self._pages.bind(slot, page_ids) != before:
             self._lookahead.drop()  # of what it may have written there, nothing is left
 
     def move_slot(self, source: int, destination: int, length: int) -> None:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dflash_trt.backends.base import StepCall
-from dflash_trt.backends.tensorrt.run.bound_calls import BoundCall, PackedTensors
-from dflash_trt.backends.tensorrt.run.device_pages import DevicePages
-from dflash_trt.backends.tensorrt.run.staging import Results, Staging
+from dflash_trt.backends.tensorrt.run.bound_calls import BoundCall, PackedTensors, Results, Staging
+from dflash_trt.backends.tensorrt.run.device_caches import DevicePages
 from dflash_trt.graph.bindings import BLOCK_IDS, NEW_START, NEXT_BLOCK_IDS, PAGE_TABLE
 from dflash_trt.hardware.device import Device
 
