@@ -31,7 +31,7 @@ def fill(caches: LinearCaches) -> dict[str, np.ndarray]:
 def test_they_start_small_zeroed_and_contiguous() -> None:
     caches = make()
     assert caches.length == FIRST_LENGTH
-    assert list(caches.names()) == list(SHAPES)
+    assert list(cache_arrays(caches)) == list(SHAPES)
     for name, shape in SHAPES.items():
         array = cache_arrays(caches)[name]
         assert array.shape == (3, shape.kv_heads, FIRST_LENGTH, shape.head_dim)
