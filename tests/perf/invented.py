@@ -63,12 +63,8 @@ def invent_run(block: int, concurrency: int, repeat: int) -> RunRecord:
     return RunRecord(requests=tuple(requests), window_s=window_s, client=client)
 
 
-def summarize(
-    run: RunRecord, config: SweepConfig, name: str, load: OfferedLoad, repeat: int
-) -> RunSummary:
-    return RunSummary.of(
-        run, configuration=name, load=load, repeat=repeat, seed=repeat, goodput=config.goodput
-    )
+def summarize(run: RunRecord, name: str, load: OfferedLoad, repeat: int) -> RunSummary:
+    return RunSummary.of(run, configuration=name, load=load, repeat=repeat, seed=repeat)
 
 
 def write_invented(folder: Path, config: SweepConfig) -> ResultStore:
@@ -79,8 +75,7 @@ def write_invented(folder: Path, config: SweepConfig) -> ResultStore:
                 for name in [one.name for one in config.configurations]:
                     run = invent_run(BLOCKS[name], load.concurrency or 1, repeat)
                     run = replace(run, gpus=config.configurations[0].gpus)
-                    summary = summarize(run, config, name, load, repeat)
-                    store.add(run, summary)
+                    store.add(run, summarize(run, name, load, repeat))
         server = {"server": "triton 2.51.0", "model": "tensorrt_llm", "parameters": {}}
         store.add_servers({one.name: server for one in config.configurations})
     return store

@@ -107,7 +107,7 @@ def test_names_and_errors_are_words_not_markup(run: Run, tmp_path: Path) -> None
         requests=requests, window_s=1.0, client=Client(cpu_share=0.9, loop_lag_p99_s=None)
     )
     with store.open_for(config, "", "dflash-trt sweep"):
-        store.add(record, summarize(record, config, "autoregressive", load, 0))
+        store.add(record, summarize(record, "autoregressive", load, 0))
     assert run("report", tmp_path / "results").code == 0
     text = (tmp_path / "results" / "report.html").read_text()
     parsed = Page(text)
@@ -134,7 +134,7 @@ def test_folders_without_a_sweep(run: Run, tmp_path: Path) -> None:
     (run_folder / "summary.json").write_text("{}")
     run("report", tmp_path / "results").fails(1, "is no summary of a run")
     record = invent_run(4, 1, 0)
-    summary = summarize(record, config, "DFlash, block 4", config.loads[0], 0)
+    summary = summarize(record, "DFlash, block 4", config.loads[0], 0)
     (run_folder / "summary.json").write_text(json.dumps(summary.to_json()))
     run("report", tmp_path / "results").fails(1, "cannot be read as a run's requests")
 

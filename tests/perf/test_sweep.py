@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from dflash_perf import extra
 from dflash_perf.bench.harness_timing import Stub, run_stub
+from dflash_perf.harness.answers import loads_between
 from dflash_perf.harness.config import OfferedLoad
 from dflash_perf.harness.records import RequestRecord
-from dflash_perf.harness.refine import loads_between
 from dflash_perf.harness.store import ResultStore
 
 from dflash_trt.config import data_folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Literal
 
 from dflash_perf.harness.records import RequestRecord
 
@@ -18,13 +18,13 @@ class AcceptanceProfile:
         histogram: item i counts the verify steps that emitted i + 1 tokens.
         conditional: item j is the share of drafts accepted at position j + 1, given that all
             before it in their block were; None where none got so far.
-        basis: `trials` where the server counts positions. From the `histogram` alone, a block
-            that a stop or limit cut short looks rejected there: one step a request.
+        conditional_basis: `trials` where the server counts positions. From the `histogram` alone,
+            a block that a stop or limit cut short looks rejected there: one step a request.
     """
 
     histogram: tuple[int, ...]
     conditional: tuple[float | None, ...]
-    basis: Literal["trials", "histogram"]
+    conditional_basis: Literal["trials", "histogram"]
 
     @staticmethod
     def of(requests: Iterable[RequestRecord]) -> AcceptanceProfile | None:
@@ -40,19 +40,6 @@ class AcceptanceProfile:
         # reached[j]: steps that accepted at least j drafts.
         reached = [sum(histogram[j:]) for j in range(len(histogram))]
         return AcceptanceProfile(histogram, _ratios(reached[1:], reached[:-1]), "histogram")
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "histogram": list(self.histogram),
-            "conditional": list(self.conditional),
-            "conditional_basis": self.basis,
-        }
-
-    @staticmethod
-    def from_json(raw: dict[str, Any]) -> AcceptanceProfile:
-        return AcceptanceProfile(
-            tuple(raw["histogram"]), tuple(raw["conditional"]), raw["conditional_basis"]
-        )
 
 
 def _sum(rows: Iterable[tuple[int, ...] | None]) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_perf.front import Front, FrontPoint, FrontValue
+from dflash_perf.harness.config import OfferedLoad
 from dflash_perf.harness.points import SweepPoint
 
 NOT_MEASURED = "not measured"
@@ -91,6 +92,26 @@ def answer(points: Sequence[SweepPoint], interactivity: float, baseline: str) ->
     missing = [name for name, value in values.items() if value is None]
     nearest = {name: fronts[name].nearest(interactivity) for name in missing}
     return Answer(interactivity, baseline, values, nearest)
+
+
+def loads_between(points: Sequence[SweepPoint], targets: Sequence[float]) -> list[OfferedLoad]:
+    """Concurrencies in the middle of the points around each target, where points are few.
+
+    The middle is geometric, as the powers of two around it are. Empty where every front has
+    enough points, or no concurrency in between.
+    """
+    concurrency = {point.load.label: point.load.concurrency for point in points}
+    found: set[int] = set()
+    for front in build_fronts(points).values():
+        for target in targets:
+            value = front.at(target)
+            if value is None or not value.is_sparse:
+                continue
+            low, high = concurrency[value.below.label], concurrency[value.above.label]
+            if low is not None and high is not None:
+                found.add(round((low * high) ** 0.5))
+    known = set(concurrency.values())
+    return [OfferedLoad(concurrency=count) for count in sorted(found - known)]
 
 
 def throughput_unit(points: Sequence[SweepPoint]) -> str:

@@ -11,26 +11,18 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 
 from dflash_perf.harness.distribution import PERCENTILES, describe
-from dflash_perf.harness.metrics import (
-    EndToEndLatency,
-    InputTokens,
-    OutputTokens,
-    RequestMetric,
-    TimePerOutputToken,
-    TimeToFirstToken,
-)
+from dflash_perf.harness.metrics import tpot
 from dflash_perf.harness.points import RunSummary, SweepPoint
 from dflash_perf.harness.records import RunRecord
 
 STATISTICS = ("avg", "min", "max", *(f"p{rank}" for rank in PERCENTILES), "std")
-# (aiperf's tag, its title with the unit, ours, ours in its unit)
-_MILLISECONDS = 1e3
-_DISTRIBUTIONS: tuple[tuple[str, str, RequestMetric, float], ...] = (
-    ("time_to_first_token", "Time to First Token (ms)", TimeToFirstToken(), _MILLISECONDS),
-    ("request_latency", "Request Latency (ms)", EndToEndLatency(), _MILLISECONDS),
-    ("inter_token_latency", "Inter Token Latency (ms)", TimePerOutputToken(), _MILLISECONDS),
-    ("output_sequence_length", "Output Sequence Length (tokens)", OutputTokens(), 1),
-    ("input_sequence_length", "Input Sequence Length (tokens)", InputTokens(), 1),
+# aiperf's tag, its title with the unit, ours, ours in its unit
+_DISTRIBUTIONS = (
+    ("time_to_first_token", "Time to First Token (ms)", "ttft", 1e3),
+    ("request_latency", "Request Latency (ms)", "e2e", 1e3),
+    ("inter_token_latency", "Inter Token Latency (ms)", "tpot", 1e3),
+    ("output_sequence_length", "Output Sequence Length (tokens)", "output_tokens", 1),
+    ("input_sequence_length", "Input Sequence Length (tokens)", "input_tokens", 1),
 )
 _PER_USER = "Output Token Throughput Per User (tokens/sec/user)"
 _VALUES = (
@@ -43,12 +35,11 @@ _VALUES = (
 def run_csv(run: RunRecord, summary: RunSummary) -> str:
     """One run in the layout of aiperf's own export: distributions, an empty line, values."""
     table = [["Metric", *STATISTICS]]
-    for tag, title, metric, scale in _DISTRIBUTIONS:
-        if metric.tag in summary.distributions:
-            numbers = summary.distributions[metric.tag]
+    for _, title, tag, scale in _DISTRIBUTIONS:
+        if numbers := summary.distributions.get(tag):
             table.append([title, *(f"{numbers[key] * scale:.4f}" for key in STATISTICS)])
-        if tag == "inter_token_latency":
-            rates = [1 / value for one in run.completed if (value := metric.of(one))]
+        if tag == "tpot":
+            rates = [1 / value for one in run.completed if (value := tpot(one))]
             if rates:
                 numbers = describe(rates)
                 table.append([_PER_USER, *(f"{numbers[key]:.4f}" for key in STATISTICS)])
@@ -77,10 +68,10 @@ def _point_row(point: SweepPoint) -> Mapping[str, str]:
         "request_count": str(point.requests - point.failed),
         "error_request_count": str(point.failed),
     }
-    for tag, _, metric, scale in _DISTRIBUTIONS:
+    for name, _, tag, scale in _DISTRIBUTIONS:
         for statistic in STATISTICS:
-            value = point.quantile(metric.tag, statistic)
-            row[f"{tag}_{statistic}"] = "" if value is None else f"{value * scale:.6g}"
+            value = point.quantile(tag, statistic)
+            row[f"{name}_{statistic}"] = "" if value is None else f"{value * scale:.6g}"
     interactivity = point.interactivity
     row["output_token_throughput_per_user_p50"] = (
         "" if interactivity is None else f"{interactivity:.6g}"

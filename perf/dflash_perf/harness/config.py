@@ -6,7 +6,14 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from dflash_trt.core.validation import validate
 from dflash_trt.core.yaml_files import read_yaml
@@ -23,7 +30,11 @@ MAX_CONCURRENCY = 4096
 MAX_SEED = 1 << 32
 
 
-class Configuration(BaseModel):
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Configuration(_Settings):
     """One served model, or one way to ask it.
 
     Args:
@@ -38,8 +49,6 @@ class Configuration(BaseModel):
         hardware: what it runs on, for the report.
         api_key_env: the environment variable with the endpoint's bearer token.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Annotated[str, Field(pattern=r"^[\w][\w .,+=()-]{0,59}$")]
     kind: Kind = "llm-api"
@@ -62,21 +71,15 @@ def to_slug(name: str) -> str:
     return re.sub(r"[^\w.+=-]+", "-", name).casefold()
 
 
-class Goodput(BaseModel):
+class Goodput(_Settings):
     """Limits, in milliseconds, that a good request meets, all of them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     ttft: Positive | None = None
     tpot: Positive | None = None
     e2e: Positive | None = None
 
-    @property
-    def is_set(self) -> bool:
-        return any(limit is not None for limit in (self.ttft, self.tpot, self.e2e))
 
-
-class SweepConfig(BaseModel):
+class SweepConfig(_Settings):
     """A sweep: every configuration at every load, `repeats` times, with the same requests.
 
     Args:
@@ -94,8 +97,6 @@ class SweepConfig(BaseModel):
         warmup: requests before a run that count for nothing; by default one per open stream.
         timeout_s: a request without a final response after that has failed.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     configurations: Annotated[tuple[Configuration, ...], Field(min_length=1, max_length=64)]
     baseline: str | None = None
@@ -162,13 +163,15 @@ class SweepConfig(BaseModel):
         )
 
 
-class OfferedLoad(BaseModel):
+class OfferedLoad(_Settings):
     """How hard a run presses: a closed loop's concurrency, or an open loop's requests/s."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     concurrency: int | None = None
     request_rate: float | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in serialize(self).items() if value is not None}
 
     @property
     def label(self) -> str:

@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from dflash_perf.harness.acceptance import AcceptanceProfile
-from dflash_perf.harness.config import Goodput, OfferedLoad
+from dflash_perf.harness.config import OfferedLoad
 from dflash_perf.harness.distribution import Spread, describe
 from dflash_perf.harness.load import REQUESTS_PER_STREAM
-from dflash_perf.harness.metrics import REQUEST_METRICS, run_metrics
+from dflash_perf.harness.metrics import REQUEST_METRICS, RUN_METRICS
 from dflash_perf.harness.records import RunRecord
 
 BUSY_CLIENT = 0.8
@@ -58,17 +60,16 @@ class RunSummary:
         load: OfferedLoad,
         repeat: int,
         seed: int,
-        goodput: Goodput,
         exact_tokens: int | None = None,
     ) -> RunSummary:
         """Args as the fields; `exact_tokens` is what every request was to have, if it was."""
         completed = run.completed
         distributions: dict[str, dict[str, float]] = {}
-        for metric in REQUEST_METRICS:
-            values = [value for one in completed if (value := metric.of(one)) is not None]
+        for tag, metric in REQUEST_METRICS.items():
+            values = [value for one in completed if (value := metric(one)) is not None]
             if values:
-                distributions[metric.tag] = describe(values)
-        run_values = ((metric.tag, metric.of(run)) for metric in run_metrics(goodput))
+                distributions[tag] = describe(values)
+        run_values = ((tag, metric(run)) for tag, metric in RUN_METRICS.items())
         return RunSummary(
             configuration=configuration,
             load=load,
@@ -91,35 +92,16 @@ class RunSummary:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "configuration": self.configuration,
-            "load": self.load.model_dump(exclude_none=True),
-            "repeat": self.repeat,
-            "seed": self.seed,
-            "requests": self.requests,
-            "completed": self.completed,
-            "window_s": self.window_s,
-            "errors": self.errors,
-            "token_sources": self.token_sources,
-            "values": self.values,
-            "distributions": self.distributions,
-            "acceptance": None if self.acceptance is None else self.acceptance.to_json(),
-            "count_differs": self.count_differs,
-            "ended_early": self.ended_early,
-            "loop_lag_p99_s": self.loop_lag_p99_s,
-        }
+        raw: dict[str, Any] = _SUMMARIES.dump_python(self, mode="json")
+        return raw
 
     @staticmethod
-    def from_json(raw: dict[str, Any]) -> RunSummary:
-        """What `to_json` wrote; raises KeyError, TypeError or ValueError for anything else."""
-        profile = raw["acceptance"]
-        return RunSummary(
-            **{
-                **raw,
-                "load": OfferedLoad.model_validate(raw["load"]),
-                "acceptance": None if profile is None else AcceptanceProfile.from_json(profile),
-            }
-        )
+    def from_json(raw: Any) -> RunSummary:
+        """What `to_json` wrote; raises ValueError for anything else."""
+        return _SUMMARIES.validate_python(raw)
+
+
+_SUMMARIES = TypeAdapter(RunSummary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +166,7 @@ class SweepPoint:
         tags = sorted({tag for run in self.runs for tag in run.values})
         return {
             "configuration": self.configuration,
-            "load": self.load.model_dump(exclude_none=True),
+            "load": self.load.model_dump(),
             "interactivity": self.interactivity,
             "values": {
                 tag: spread.to_json() for tag in tags if (spread := self.value(tag)) is not None

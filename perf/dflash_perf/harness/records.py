@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dflash_perf.harness.config import Goodput
+
 TokenSource = Literal["output_ids", "counts", "tokenizer"]
 
 
@@ -102,12 +104,14 @@ class RunRecord:
     Args:
         window_s: first measured request sent → last final response.
         gpus: throughput is divided by them; None is throughput of the whole server.
+        goodput: the limits of a good request.
     """
 
     requests: tuple[RequestRecord, ...]
     window_s: float
     client: Client
     gpus: int | None = None
+    goodput: Goodput = Goodput()
 
     @property
     def completed(self) -> list[RequestRecord]:

@@ -107,7 +107,7 @@ class ResultStore:
                 continue
             try:
                 found.append(RunSummary.from_json(parse_json(path.read_bytes(), path)))
-            except (KeyError, TypeError, ValueError) as error:
+            except ValueError as error:
                 raise DflashError("is no summary of a run", where=path) from error
         known = [run for run in found if run.configuration in names]
         return sorted(known, key=lambda run: names.index(run.configuration))

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Protocol
 
 from dflash_perf.extra import require
+from dflash_perf.harness.answers import loads_between
 from dflash_perf.harness.config import Configuration, OfferedLoad, SweepConfig
 from dflash_perf.harness.endpoint import Endpoint, open_endpoint
 from dflash_perf.harness.load import LoadGenerator, RunProgress
 from dflash_perf.harness.points import RunSummary
 from dflash_perf.harness.prompts import PromptSet, Tokenizer, load_prompts
-from dflash_perf.harness.refine import ROUNDS, loads_between
 from dflash_perf.harness.store import ResultStore
+
+ROUNDS = 2
+"""How often a sweep looks for loads between those that were measured."""
 
 
 class SweepObserver(Protocol):
@@ -54,7 +57,7 @@ def run_sweep(
     """Measures what of `config` is not in `folder` yet.
 
     Then, around each interactivity of `refine_at`, concurrencies between those that were asked
-    for, as `refine.loads_between` chooses them.
+    for, as `loads_between` chooses them.
 
     Repeats are the outermost loop and configurations the innermost, so that what drifts with
     time drifts for all of them alike.
@@ -138,14 +141,13 @@ class _Sweep:
         self._observer.start(configuration.name, load, repeat, progress)
         await generator.warm_up(load, seed)
         record = await generator.run(load, seed, progress)
-        record = replace(record, gpus=configuration.gpus)
+        record = replace(record, gpus=configuration.gpus, goodput=self._config.goodput)
         summary = RunSummary.of(
             record,
             configuration=configuration.name,
             load=load,
             repeat=repeat,
             seed=seed,
-            goodput=self._config.goodput,
             exact_tokens=self._config.osl if self._config.ignore_eos else None,
         )
         self._store.add(record, summary)

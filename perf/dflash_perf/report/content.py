@@ -16,8 +16,7 @@ from dflash_perf.harness.answers import (
     build_fronts,
     throughput_unit,
 )
-from dflash_perf.harness.config import Goodput
-from dflash_perf.harness.metrics import REQUEST_METRICS, definition, run_metrics
+from dflash_perf.harness.metrics import REQUEST_METRICS, RUN_METRICS, definition
 from dflash_perf.harness.points import SweepPoint
 from dflash_perf.harness.store import ResultStore
 from dflash_perf.report import charts
@@ -121,10 +120,7 @@ def gather(store: ResultStore, targets: Sequence[float], baseline: str | None) -
         notes=tuple(_notes(points, profiles)),
         settings=tuple(_settings(config, points)),
         machine=tuple(_machine(plan)),
-        definitions=tuple(
-            [definition(metric) for metric in REQUEST_METRICS]
-            + [definition(metric) for metric in run_metrics(Goodput())]
-        ),
+        definitions=tuple(map(definition, [*REQUEST_METRICS.values(), *RUN_METRICS.values()])),
         commands=tuple(one["command"] for one in plan["commands"]),
     )
 
@@ -180,7 +176,7 @@ def _draw(data: ChartData, unit: str) -> list[Chart]:
         f"{name} {sum(i * n for i, n in enumerate(p.histogram, 1)) / sum(p.histogram):.2f}"
         for name, p in data.profiles.items()
     )
-    partial = any(profile.basis == "histogram" for profile in data.profiles.values())
+    partial = any(profile.conditional_basis == "histogram" for profile in data.profiles.values())
     wanted: list[tuple[str, str, str, str, Callable[[ChartData], Figure | None]]] = [
         (
             "front",
