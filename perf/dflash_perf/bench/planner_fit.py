@@ -5,9 +5,9 @@ Prints what it finds; with --write it replaces dflash_trt/planning/calibration.y
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Annotated, Any
 
 import click
@@ -29,6 +29,8 @@ from dflash_trt.planning.published import published_decodings
 from dflash_trt.planning.search import Site, Workload, answer, best_at, possible_layouts
 
 Array = NDArray[np.float64]
+Row = dict[str, Any]
+"""A row of published.yaml; `tables` are all of them by kind."""
 
 TABLES = Path(__file__).with_name("published.yaml")
 FITTED = ("bandwidth_fraction", "flops_fraction", "layer_overhead_us", "step_overhead_us")
@@ -44,6 +46,51 @@ COMMAND = "python -m dflash_perf bench planner-fit"
 HEADER = f"# Written by `{COMMAND} --write` from published.yaml beside it.\n"
 
 
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """What the planner says with some parameters, of sequences that hold `context` tokens."""
+
+    parameters: Calibration
+    context: int
+    concurrency: list[int]
+
+    def rates(self, row: Row, decoding: Decoding) -> Array:
+        """tokens/s at each concurrency, all drafts used."""
+        replica = Replica(find_gpu(row["gpu"]), GpuLayout(), self.parameters)
+        drafts = max(decoding.drafts())
+        seconds = [decoding.step(replica, n, self.context, drafts).total for n in self.concurrency]
+        batches: Array = np.array(self.concurrency, dtype=float)
+        return np.asarray(decoding.tau(drafts) * batches / seconds, dtype=float)
+
+    def throughput_errors(self, row: Row) -> Array:
+        """Relative errors of tokens/s, with drafts where the row has a τ."""
+        decoding = _dflash(row) if "tau" in row else _plain(row)
+        published: Array = np.array(row["values"], dtype=float)
+        return self.rates(row, decoding) / published - 1
+
+    def speedups(self, row: Row, decoding: Decoding) -> Array:
+        """Over autoregressive decoding at the same concurrency."""
+        return self.rates(row, decoding) / self.rates(row, _plain(row))
+
+    def ratio(self, row: Row) -> float | None:
+        """A ratio of two decodings with the τ that `plan` assumes; None where out of reach."""
+        pair, gpu = find_pair(row["pair"]), find_gpu(row["gpu"])
+        layouts = possible_layouts(gpu, row["gpus"], [pair.target, pair.draft.model])
+        workload = Workload(1024, 1024, 2048)
+        site = Site(gpu, row["gpus"], layouts, self.parameters)
+        ways: dict[str, Decoding] = {one.kind: one for one in published_decodings(pair)}
+        ways["autoregressive"] = Autoregressive(pair.target)
+        if "interactivity" in row:
+            kinds = ("DFlash", row["over"])
+            mine, other = (answer(site, ways[k], workload, row["interactivity"]) for k in kinds)
+            return None if mine is None or other is None else mine.throughput / other.throughput
+
+        def best(kind: str, batch: int) -> float:
+            return best_at(site, GpuLayout(row["gpus"]), ways[kind], workload, batch).throughput
+
+        return mean(best(row["of"], n) / best("autoregressive", n) for n in row["concurrency"])
+
+
 def fit(tables: dict[str, Any]) -> tuple[Calibration, dict[str, float]]:
     """Parameters with the least squared log errors on the fitted tables, and their standard errors.
 
@@ -54,8 +101,8 @@ def fit(tables: dict[str, Any]) -> tuple[Calibration, dict[str, float]]:
     rows = [row for row in tables["throughput"] if row["fitted"]]
 
     def errors(logs: Array) -> Array:
-        parameters = _parameters(np.exp(logs))
-        found = [_throughput_errors(tables, row, parameters) for row in rows]
+        planner = _planner(tables, _parameters(np.exp(logs)))
+        found = [planner.throughput_errors(row) for row in rows]
         return np.asarray(np.log1p(np.concatenate(found)), dtype=float)
 
     upper = np.log([1.0, 1.0, 1e4, 1e5])
@@ -68,19 +115,18 @@ def fit(tables: dict[str, Any]) -> tuple[Calibration, dict[str, float]]:
 
 def judge(tables: dict[str, Any], parameters: Calibration) -> list[ProjectionAccuracy]:
     """The errors on every table, fitted or not."""
+    planner = _planner(tables, parameters)
     found = [
-        _accuracy(row["table"], _throughput_errors(tables, row, parameters), fitted=row["fitted"])
+        _accuracy(row["table"], planner.throughput_errors(row), fitted=row["fitted"])
         for row in tables["throughput"]
     ]
     for row in tables["speedup"]:
-        errors = _speedups(tables, row, _dflash(row), parameters) / row["values"] - 1
+        errors = planner.speedups(row, _dflash(row)) / row["values"] - 1
         found.append(_accuracy(row["table"], errors))
     for row in tables["eagle3"]:
         tree = DraftTree(*row["tree"])
         flat = AcceptanceCurve.of_tau(1.0, tree.depth, "τ 1")
-        shape = _speedups(
-            tables, row, Eagle3(find_pair(row["pair"]).target, flat, tree), parameters
-        )
+        shape = planner.speedups(row, Eagle3(find_pair(row["pair"]).target, flat, tree))
         tau = float(np.exp(np.mean(np.log(row["values"] / shape))))
         note = f"τ is not published: {tau:.2f} fits best"
         found.append(_accuracy(row["table"], tau * shape / row["values"] - 1, note=note))
@@ -88,19 +134,26 @@ def judge(tables: dict[str, Any], parameters: Calibration) -> list[ProjectionAcc
         curve = AcceptanceCurve.of_tau(row["tau"], row["drafts"], row["table"])
         error = curve.tau(row["shorter"]) / row["published"] - 1
         found.append(_accuracy(row["table"], np.array([error]), note="acceptance only"))
-    found += [_ratio(row, parameters) for row in tables["ratios"]]
+    for row in tables["ratios"]:
+        note = f"another engine, τ assumed; {row['published']:g} published"
+        ratio = planner.ratio(row)
+        if ratio is None:
+            note += ", not reachable here"
+            found.append(ProjectionAccuracy(row["statement"], False, None, None, note))
+            continue
+        error = np.array([ratio / row["published"] - 1])
+        found.append(_accuracy(row["statement"], error, note=f"{note}, {ratio:.2f} projected"))
+    alone = _planner({**tables, "concurrency": [1]}, parameters)
     for row in tables["single"]:
-        errors = [
-            _speedups(
-                {**tables, "concurrency": [1]}, row, _dflash({**row, "tau": tau}), parameters
-            )[0]
-            / published
-            - 1
-            for tau, published in zip(row["taus"], row["values"], strict=True)
-        ]
+        speedups = [alone.speedups(row, _dflash({**row, "tau": tau})) for tau in row["taus"]]
         note = "another engine, its GPU not published (B200 assumed)"
-        found.append(_accuracy(row["table"], np.array(errors), note=note))
+        errors = np.concatenate(speedups) / row["values"] - 1
+        found.append(_accuracy(row["table"], errors, note=note))
     return found
+
+
+def _planner(tables: dict[str, Any], parameters: Calibration) -> Planner:
+    return Planner(parameters, tables["context"], tables["concurrency"])
 
 
 def _parameters(values: Array) -> Calibration:
@@ -108,72 +161,14 @@ def _parameters(values: Array) -> Calibration:
     return Calibration(**fitted, **{name: value for name, (value, _) in ASSUMED.items()})
 
 
-def _dflash(row: dict[str, Any]) -> DFlash:
+def _plain(row: Row) -> Decoding:
+    return Autoregressive(find_pair(row["pair"]).target)
+
+
+def _dflash(row: Row) -> Decoding:
     pair = find_pair(row["pair"])
     curve = AcceptanceCurve.of_tau(row["tau"], row["drafts"], row["table"])
     return DFlash(pair.target, pair.draft, curve)
-
-
-def _rates(
-    tables: dict[str, Any], row: dict[str, Any], decoding: Decoding, parameters: Calibration
-) -> Array:
-    """tokens/s at each concurrency, all drafts used."""
-    replica = Replica(find_gpu(row["gpu"]), GpuLayout(), parameters)
-    drafts = max(decoding.drafts())
-    return np.array(
-        [
-            batch
-            * decoding.tau(drafts)
-            / decoding.step(replica, batch, tables["context"], drafts).total
-            for batch in tables["concurrency"]
-        ]
-    )
-
-
-def _throughput_errors(
-    tables: dict[str, Any], row: dict[str, Any], parameters: Calibration
-) -> Array:
-    plain = Autoregressive(find_pair(row["pair"]).target)
-    decoding: Decoding = _dflash(row) if "tau" in row else plain
-    published = np.array(row["values"], dtype=float)
-    return np.asarray(_rates(tables, row, decoding, parameters) / published - 1, dtype=float)
-
-
-def _speedups(
-    tables: dict[str, Any], row: dict[str, Any], decoding: Decoding, parameters: Calibration
-) -> Array:
-    plain = Autoregressive(find_pair(row["pair"]).target)
-    return _rates(tables, row, decoding, parameters) / _rates(tables, row, plain, parameters)
-
-
-def _ratio(row: dict[str, Any], parameters: Calibration) -> ProjectionAccuracy:
-    """A published ratio of two decodings, with the τ that `plan` assumes."""
-    pair, gpu = find_pair(row["pair"]), find_gpu(row["gpu"])
-    layouts = possible_layouts(gpu, row["gpus"], [pair.target, pair.draft.model])
-    site, workload = Site(gpu, row["gpus"], layouts, parameters), Workload(1024, 1024, 2048)
-    ways: dict[str, Decoding] = {one.kind: one for one in published_decodings(pair)}
-    ways["autoregressive"] = Autoregressive(pair.target)
-    note = f"another engine, τ assumed; {row['published']:g} published"
-    if "interactivity" in row:
-        mine, other = (
-            answer(site, ways[kind], workload, row["interactivity"])
-            for kind in ("DFlash", row["over"])
-        )
-        if mine is None or other is None:
-            return ProjectionAccuracy(
-                row["statement"], False, None, None, f"{note}, not reachable here"
-            )
-        projected = mine.throughput / other.throughput
-    else:
-        whole = GpuLayout(row["gpus"])
-        speedups = [
-            best_at(site, whole, ways[row["of"]], workload, batch).throughput
-            / best_at(site, whole, ways["autoregressive"], workload, batch).throughput
-            for batch in row["concurrency"]
-        ]
-        projected = sum(speedups) / len(speedups)
-    error = np.array([projected / row["published"] - 1])
-    return _accuracy(row["statement"], error, note=f"{note}, {projected:.2f} projected")
 
 
 def _accuracy(

@@ -13,7 +13,7 @@ from dflash_perf.harness.store import ResultStore
 from dflash_perf.projection.chart import draw_plan
 from dflash_perf.projection.tables import UNIT, describe, plan_title, sections
 from dflash_perf.report.style import chart_style
-from dflash_perf.report.write import html_environment, save_png, to_svg
+from dflash_perf.report.write import save_png, templates, to_svg
 from dflash_trt.errors import DflashError
 from dflash_trt.planning.calibration import StoredCalibration
 from dflash_trt.planning.projection import Projection
@@ -41,7 +41,7 @@ def write_plan(
             save_png(chart, output)
             return
         drawing = Markup(to_svg(chart))
-    page = html_environment(_TEMPLATES).get_template("plan.html.j2")
+    page = templates(_TEMPLATES).get_template("plan.html.j2")
     text = page.render(
         title=plan_title(plan),
         lines=describe(plan),

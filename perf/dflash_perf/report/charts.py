@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dflash_perf.harness.acceptance import AcceptanceProfile
 from dflash_perf.harness.answers import NOT_MEASURED, Answer, build_fronts, throughput_unit
+from dflash_perf.harness.config import OfferedLoad
 from dflash_perf.harness.points import SweepPoint
 from dflash_perf.report.style import (
     INK,
@@ -15,7 +16,7 @@ from dflash_perf.report.style import (
     label_lines,
     log_axis,
     looks,
-    mark_interactivity,
+    mark_answers,
     name_row,
     new_chart,
     white_halo,
@@ -65,9 +66,8 @@ def draw_fronts(data: ChartData) -> Figure | None:
         axes.plot(xs, ys, color=look.colour)
         on_front = {(point.interactivity, point.throughput) for point in front.points}
         for point in data.points:
-            if point.configuration != name or point.interactivity is None:
-                continue
-            _draw_point(axes, point, look, on_front=on_front)
+            if point.configuration == name:
+                _draw_point(axes, point, look, on_front=on_front)
         ends.append((xs[-1], ys[-1], name, look.colour))
     axes.margins(x=0.05, y=0.08)
     axes.set_xlim(left=0)
@@ -96,11 +96,9 @@ def _draw_point(
         elinewidth=1,
         alpha=1 if kept else 0.35,
     )
-    load = point.load
-    shown = str(load.concurrency) if load.concurrency is not None else f"{load.request_rate:g}/s"
     # To the right of the curve, which falls: above the point it would run into the next one.
     axes.annotate(
-        shown,
+        _short(point.load),
         (interactivity, throughput.mean),
         xytext=(6, 3),
         textcoords="offset points",
@@ -112,24 +110,25 @@ def _draw_point(
     )
 
 
+def _short(load: OfferedLoad) -> str:
+    return str(load.concurrency) if load.concurrency else f"{load.request_rate:g}/s"
+
+
 def _mark_answer(axes: Axes, data: ChartData) -> None:
     if data.answer is None:
         return
     at = data.answer.interactivity
-    missing = [name for name, value in data.answer.values.items() if value is None]
-    mark_interactivity(axes, at, [f"{name}: {NOT_MEASURED}" for name in missing])
+    found = {
+        name: None if value is None else value.throughput
+        for name, value in data.answer.values.items()
+    }
+    mark_answers(axes, at, found, data.looks, NOT_MEASURED)
     rings: list[tuple[float, float, str, str]] = []
-    for name, value in data.answer.values.items():
-        if value is None:
-            continue
-        colour = data.looks[name].colour
-        (ring,) = axes.plot([at], [value.throughput], "o", color=colour, markersize=10, zorder=5)
-        ring.set(markerfacecolor="white", markeredgewidth=1.8)
-        ratio = data.answer.ratio(name)
-        text = f"{value.throughput:,.0f}"
-        if ratio is not None and name != data.baseline:
-            text += f" ({ratio:.2f}×)"
-        rings.append((at, value.throughput, text, colour))
+    for name, throughput in found.items():
+        if throughput is not None:
+            ratio = data.answer.ratio(name)
+            shown = "" if ratio is None or name == data.baseline else f" ({ratio:.2f}×)"
+            rings.append((at, throughput, f"{throughput:,.0f}{shown}", data.looks[name].colour))
     label_lines(axes, rings, offset=9, lift=9, weight="bold")
 
 
@@ -236,18 +235,8 @@ def draw_positions(data: ChartData) -> Figure | None:
     return figure
 
 
-def draw_first_token(data: ChartData) -> Figure | None:
-    """Distribution of TTFT by load."""
-    return _draw_bands(data, "ttft", "time to first token, ms")
-
-
-def draw_per_token(data: ChartData) -> Figure | None:
-    """Distribution of TPOT by load."""
-    return _draw_bands(data, "tpot", "time per output token, ms")
-
-
-def _draw_bands(data: ChartData, tag: str, label: str) -> Figure | None:
-    """p5-p95 as a thin line, p25-p75 as a thick one, the median as a mark; by load."""
+def draw_bands(data: ChartData, tag: str, label: str) -> Figure | None:
+    """A request metric in ms by load: p5-p95 as a thin line, p25-p75 as a thick one, its median."""
     loads = sorted({point.load for point in data.points}, key=lambda load: load.order)
     figure, (axes,) = new_chart()
     drawn: list[str] = []
@@ -269,11 +258,8 @@ def _draw_bands(data: ChartData, tag: str, label: str) -> Figure | None:
     names = [name for name in data.names if name in drawn]
     log_axis(axes)
     axes.grid(axis="x", visible=False)
-    short = [
-        str(load.concurrency) if load.concurrency else f"{load.request_rate:g}/s" for load in loads
-    ]
-    axes.set_xticks(range(len(loads)), short)
+    axes.set_xticks(range(len(loads)), [_short(load) for load in loads])
     axes.set_xlabel("concurrency" if all(load.concurrency for load in loads) else "load")
-    axes.set_ylabel(label)
+    axes.set_ylabel(f"{label}, ms")
     name_row(axes, data.looks, names)
     return figure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -100,8 +101,7 @@ def gather(store: ResultStore, targets: Sequence[float], baseline: str | None) -
     profiles: dict[str, AcceptanceProfile] = {}
     for name in names:
         requests = [one for run in runs if run.configuration == name for one in store.requests(run)]
-        profile = AcceptanceProfile.of(requests)
-        if profile is not None:
+        if (profile := AcceptanceProfile.of(requests)) is not None:
             profiles[name] = profile
     chosen = list(targets) or choose_interactivity(build_fronts(points), base)
     answers = [answer(points, target, base) for target in chosen]
@@ -117,10 +117,13 @@ def gather(store: ResultStore, targets: Sequence[float], baseline: str | None) -
         points=point_table(points, unit),
         configurations=configuration_table(config, servers),
         failures=failure_table(points),
-        notes=tuple(_notes(points, profiles)),
+        notes=tuple(_notes(points)),
         settings=tuple(_settings(config, points)),
         machine=tuple(_machine(plan)),
-        definitions=tuple(map(definition, [*REQUEST_METRICS.values(), *RUN_METRICS.values()])),
+        definitions=(
+            *map(definition, REQUEST_METRICS.values()),
+            *map(definition, RUN_METRICS.values()),
+        ),
         commands=tuple(one["command"] for one in plan["commands"]),
     )
 
@@ -176,7 +179,7 @@ def _draw(data: ChartData, unit: str) -> list[Chart]:
         f"{name} {sum(i * n for i, n in enumerate(p.histogram, 1)) / sum(p.histogram):.2f}"
         for name, p in data.profiles.items()
     )
-    partial = any(profile.conditional_basis == "histogram" for profile in data.profiles.values())
+    is_partial = any(profile.conditional_basis == "histogram" for profile in data.profiles.values())
     wanted: list[tuple[str, str, str, str, Callable[[ChartData], Figure | None]]] = [
         (
             "front",
@@ -210,50 +213,38 @@ def _draw(data: ChartData, unit: str) -> list[Chart]:
             "Share of drafts accepted at a position, given that all before it in their block were."
             + (
                 " From the histogram: a last step that a limit cut short counts as a rejection."
-                if partial
+                if is_partial
                 else ""
             ),
             "Conditional acceptance by draft position.",
             charts.draw_positions,
         ),
-        (
-            "ttft",
-            "Time to first token",
-            "Request sent → first text. Mark: median; thick: 25 to 75 %; thin: 5 to 95 % of "
-            "requests. Logarithmic.",
-            "Distribution of the time to first token by load.",
-            charts.draw_first_token,
-        ),
-        (
-            "tpot",
-            "Time per output token",
-            "(E2E - TTFT) / (output tokens - 1), of each request. Mark: median; thick: 25 to 75 %; "
-            "thin: 5 to 95 % of requests. Logarithmic.",
-            "Distribution of the time per output token by load.",
-            charts.draw_per_token,
-        ),
     ]
-    drawn: list[Chart] = []
-    for key, title, caption, alternative, draw in wanted:
-        figure = draw(data)
-        if figure is not None:
-            drawn.append(Chart(key, title, caption, alternative, figure))
-    return drawn
+    for tag, name, formula in (
+        ("ttft", "time to first token", "Request sent → first text."),
+        ("tpot", "time per output token", "(E2E - TTFT) / (output tokens - 1), of each request."),
+    ):
+        caption = f"{formula} Mark: median; thick: 25 to 75 %; thin: 5 to 95 % of requests."
+        alternative = f"Distribution of the {name} by load."
+        draw_bands = partial(charts.draw_bands, tag=tag, label=name)
+        wanted.append((tag, name.capitalize(), f"{caption} Logarithmic.", alternative, draw_bands))
+    return [
+        Chart(key, title, caption, alternative, figure)
+        for key, title, caption, alternative, draw in wanted
+        if (figure := draw(data)) is not None
+    ]
 
 
-def _notes(points: Sequence[SweepPoint], profiles: dict[str, AcceptanceProfile]) -> list[str]:
+def _notes(points: Sequence[SweepPoint]) -> list[str]:
     notes = [
         f"{point.configuration}, {point.load.label}: {note}"
         for point in points
         for note in point.notes
     ]
-    by_source: dict[str, list[str]] = {}
+    by_source: dict[str, dict[str, None]] = {}
     for point in points:
-        for run in point.runs:
-            for source in run.token_sources:
-                named = by_source.setdefault(source, [])
-                if point.configuration not in named:
-                    named.append(point.configuration)
+        for source in (source for run in point.runs for source in run.token_sources):
+            by_source.setdefault(source, {})[point.configuration] = None
     shown = {
         "output_ids": "the server's token ids",
         "counts": "the server's own count",
@@ -269,13 +260,11 @@ def _notes(points: Sequence[SweepPoint], profiles: dict[str, AcceptanceProfile])
 def _settings(config: dict[str, Any], points: Sequence[SweepPoint]) -> list[tuple[str, str]]:
     own = f"the prompts' own, {format_number(points[0].quantile('input_tokens', 'avg'))} on average"
     limits = {key: value for key, value in config["goodput"].items() if value is not None}
+    most = "" if config["ignore_eos"] else "at most "
     shown = [
         ("prompts", f"{PurePath(config['input_file']).name} ({config['dataset']})"),
         ("input tokens", str(config["isl"] or own)),
-        (
-            "output tokens",
-            f"{config['osl']}" if config["ignore_eos"] else f"at most {config['osl']}",
-        ),
+        ("output tokens", f"{most}{config['osl']}"),
         (
             "sampling",
             f"temperature {config['temperature']:g}, top_p {config['top_p']:g}, "

@@ -137,9 +137,15 @@ def name_row(axes: Axes, chosen: dict[str, Look], names: Sequence[str]) -> None:
     )
 
 
-def mark_interactivity(axes: Axes, at: float, notes: Sequence[str]) -> None:
-    """A line at an interactivity in tokens/s per user, named above the axes, `notes` below that."""
+def mark_answers(
+    axes: Axes, at: float, found: dict[str, float | None], chosen: dict[str, Look], missing: str
+) -> None:
+    """A line at an interactivity in tokens/s per user, and a ring at each throughput `found` there.
+
+    Above the axes stands the interactivity, and for whom there is none: `missing` says why.
+    """
     axes.axvline(at, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    notes = [f"{name}: {missing}" for name, value in found.items() if value is None]
     axes.annotate(
         "\n".join([f"at {at:g} tokens/s per user", *notes]),
         (at, 1),
@@ -150,6 +156,10 @@ def mark_interactivity(axes: Axes, at: float, notes: Sequence[str]) -> None:
         fontsize=8.5,
         color=INK,
     )
+    for name, value in found.items():
+        if value is not None:
+            (ring,) = axes.plot([at], [value], "o", color=chosen[name].colour, markersize=10)
+            ring.set(markerfacecolor="white", markeredgewidth=1.8, zorder=5)
 
 
 def log_axis(axes: Axes) -> None:

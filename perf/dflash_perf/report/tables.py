@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,50 +50,33 @@ def answer_table(answers: Sequence[Answer], unit: str) -> Table | None:
 
 def point_table(points: Sequence[SweepPoint], unit: str) -> Table:
     """Every point's figures."""
-    header = (
-        "configuration",
-        "load",
-        "interactivity",
-        unit,
-        "TTFT p50, ms",
-        "TTFT p99, ms",
-        "TPOT p50, ms",
-        "TPOT p99, ms",
-        "E2E p50, ms",
-        "end-to-end rate p50",
-        "goodput, req/s",
-        "τ",
-        "requests",
-        "failed",
-        "client CPU",
-    )
-    return Table(header, tuple(_point_row(point) for point in points), words=2)
+
+    def quantile(tag: str, rank: str, scale: float = 1e3) -> Callable[[SweepPoint], str]:
+        return lambda point: format_number(point.quantile(tag, rank), scale)
+
+    columns: dict[str, Callable[[SweepPoint], str]] = {
+        "configuration": lambda point: point.configuration,
+        "load": lambda point: point.load.label,
+        "interactivity": lambda point: format_number(point.interactivity),
+        unit: lambda point: format_spread(point.throughput),
+        "TTFT p50, ms": quantile("ttft", "p50"),
+        "TTFT p99, ms": quantile("ttft", "p99"),
+        "TPOT p50, ms": quantile("tpot", "p50"),
+        "TPOT p99, ms": quantile("tpot", "p99"),
+        "E2E p50, ms": quantile("e2e", "p50"),
+        "end-to-end rate p50": quantile("end_to_end_rate", "p50", 1),
+        "goodput, req/s": lambda point: format_spread(point.value("goodput")),
+        "τ": lambda point: format_spread(point.value("acceptance_length")),
+        "requests": lambda point: f"{point.requests:,}",
+        "failed": lambda point: f"{point.failed:,}",
+        "client CPU": lambda point: _percent(point.value("client_cpu_share")),
+    }
+    rows = [tuple(show(point) for show in columns.values()) for point in points]
+    return Table(tuple(columns), tuple(rows), words=2)
 
 
-def _point_row(point: SweepPoint) -> tuple[str, ...]:
-    cpu = point.value("client_cpu_share")
-    return (
-        point.configuration,
-        point.load.label,
-        format_number(point.interactivity),
-        format_spread(point.throughput),
-        *(
-            format_number(point.quantile(tag, statistic), 1e3)
-            for tag, statistic in (
-                ("ttft", "p50"),
-                ("ttft", "p99"),
-                ("tpot", "p50"),
-                ("tpot", "p99"),
-                ("e2e", "p50"),
-            )
-        ),
-        format_number(point.quantile("end_to_end_rate", "p50")),
-        format_spread(point.value("goodput")),
-        format_spread(point.value("acceptance_length")),
-        f"{point.requests:,}",
-        f"{point.failed:,}",
-        DASH if cpu is None else f"{cpu.mean:.0%}",
-    )
+def _percent(share: Spread | None) -> str:
+    return DASH if share is None else f"{share.mean:.0%}"
 
 
 def format_number(value: float | None, scale: float = 1) -> str:
@@ -137,10 +121,7 @@ def failure_table(points: Sequence[SweepPoint]) -> Table | None:
     """Errors by point; None without any."""
     rows: list[tuple[str, ...]] = []
     for point in points:
-        totals: dict[str, int] = {}
-        for run in point.runs:
-            for message, count in run.errors.items():
-                totals[message] = totals.get(message, 0) + count
+        totals = sum((Counter(run.errors) for run in point.runs), Counter[str]())
         rows += [
             (point.configuration, point.load.label, message, f"{count:,}", f"{point.requests:,}")
             for message, count in totals.items()

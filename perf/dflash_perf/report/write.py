@@ -38,7 +38,10 @@ def write_report(
     with chart_style():
         content = gather(ResultStore(results), targets, baseline)
         output.parent.mkdir(parents=True, exist_ok=True)
-        images = [_write_png(chart, output) for chart in content.charts]
+        images = [
+            save_png(chart, output.with_name(f"{output.stem}-{chart.key}.png"))
+            for chart in content.charts
+        ]
         drawings = [Markup(to_svg(chart)) for chart in content.charts]
     output.write_text(_render("page.html.j2", content, drawings), encoding="utf-8")
     text = output.with_suffix(".md")
@@ -59,37 +62,23 @@ def to_svg(chart: Chart) -> str:
     return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1).strip()
 
 
-def _write_png(chart: Chart, output: Path) -> Path:
-    path = output.with_name(f"{output.stem}-{chart.key}.png")
-    save_png(chart, path)
+def save_png(chart: Chart, path: Path) -> Path:
+    """The chart as a picture, the same bytes each time."""
+    chart.figure.savefig(path, format="png", dpi=PNG_DPI, metadata={"Software": None})
     return path
 
 
-def save_png(chart: Chart, path: Path) -> None:
-    """The chart as a picture, the same bytes each time."""
-    chart.figure.savefig(path, format="png", dpi=PNG_DPI, metadata={"Software": None})
-
-
 def _render(template: str, content: Content, drawings: Sequence[str]) -> str:
-    is_html = template.endswith(".html.j2")
-    environment = html_environment() if is_html else _environment(_TEMPLATES, autoescape=False)
+    environment = templates(is_html=template.endswith(".html.j2"))
     environment.filters |= {"text": _markdown_text, "cell": _markdown_cell, "path": quote}
     pairs = list(zip(content.charts, drawings, strict=True))
     return environment.get_template(template).render(content=content, drawings=pairs)
 
 
-def html_environment(*folders: Path) -> Environment:
-    """Templates of pages, those in `folders` and the parts that all pages share; all escaped."""
-    return _environment(*folders, _TEMPLATES, autoescape=True)
-
-
-def _environment(*folders: Path, autoescape: bool) -> Environment:
-    return Environment(
-        loader=FileSystemLoader(folders),
-        autoescape=autoescape,
-        trim_blocks=False,
-        keep_trailing_newline=True,
-    )
+def templates(*folders: Path, is_html: bool = True) -> Environment:
+    """Those in `folders` and what all pages share; what fills those of HTML is escaped."""
+    loader = FileSystemLoader((*folders, _TEMPLATES))
+    return Environment(loader=loader, autoescape=is_html, keep_trailing_newline=True)
 
 
 def _markdown_text(text: str) -> str:
