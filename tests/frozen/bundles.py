@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -37,24 +35,13 @@ def write_bundles(folder: Path) -> None:
     (folder / "pair" / "pair.yaml").write_text(
         "description: tiny\ntarget: {checkpoint: target}\ndraft: {checkpoint: draft}\n"
     )
-    for name, words in BUNDLES.items():
-        given = [str(folder / "pair" / "pair.yaml") if word == "PAIR" else word for word in words]
-        with _engines_without_kernels():
-            run_well("build", *given, "-o", folder / name)
-
-
-@contextmanager
-def _engines_without_kernels() -> Iterator[None]:
-    """TensorRT-RTX's parser and configuration are real, an engine is a few bytes."""
-    trt = sys.modules.get("tensorrt_rtx") or __import__("tensorrt_rtx")
-    with mock.patch.object(trt, "Builder", _stub_builder()):
-        yield
-
-
-def _stub_builder() -> Any:
     from tests.standins.stub_builder import StubBuilder
 
-    return StubBuilder
+    # TensorRT-RTX's parser and configuration are real, an engine is a few bytes.
+    with mock.patch("tensorrt_rtx.Builder", StubBuilder):
+        for name, words in BUNDLES.items():
+            given = [folder / "pair" / "pair.yaml" if word == "PAIR" else word for word in words]
+            run_well("build", *given, "-o", folder / name)
 
 
 def manifest_facts(folder: Path) -> dict[str, Any]:

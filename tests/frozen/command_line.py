@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import io
-import json
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
-from typing import Any
 
-from tests.frozen import adapter
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a command did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
+from dflash_trt.cli.main import main
+from tests.cli.conftest import Outcome
 
 
 def run(*words: object) -> Outcome:
     """`dflash-trt WORDS`, however it ends."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = adapter.main([str(word) for word in words])
+        code = main([str(word) for word in words])
     return Outcome(code, out.getvalue(), err.getvalue())
 
 

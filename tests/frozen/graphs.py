@@ -2,7 +2,8 @@
 
 A graph is hashed without the producer's version, and with the names of stored tensors where it
 has files and offsets: they are the checkpoint's facts. Beside the hash of the whole stand shorter
-ones of its parts, so that a difference says where to look.
+ones of its parts, so that a difference says where to look. `python -m tests.frozen.graphs NAME…`
+prints graphs as text, to compare two checkouts; a NAME is qwen3/draft/bf16-paged-fp8-draws.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
@@ -18,35 +21,42 @@ from typing import Any
 import onnx
 from safetensors.numpy import save_file
 
-from tests.frozen import adapter
-from tests.frozen.adapter import Form
+from dflash_trt.backends.tensorrt.build.plugins import hand_over, hand_over_attention
+from dflash_trt.checkpoints.pair import Pair
+from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
+from dflash_trt.graph.draft import build_draft
+from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
+from dflash_trt.graph.tables import compute_tables
+from dflash_trt.graph.target import build_target, build_target_only
 from tests.frozen.pairs import PAIRS, write_pair
 
 POSITIONS = 128
-LENGTH, PAGE_SIZE, PAGES = 112, 16, 9
-NARROW = {"fp16": "float16", "bf16": "bfloat16"}
+LENGTH, PAGE_SIZE, PAGES, BLOCK_SIZE = 112, 16, 9, 8
+GRAPHS = ("target", "draft", "target_only")
+PRECISIONS = {"fp32": Precision.FLOAT32, "fp16": Precision.FLOAT16, "bf16": Precision.BFLOAT16}
 
 
-def forms() -> dict[str, Form]:
+def forms() -> dict[str, GraphForm]:
     """Every combination of compute type, layout, what caches hold and who draws."""
     named = {}
-    for precision, is_paged, is_fp8, draws in product(
-        ("fp32", *NARROW), (False, True), (False, True), (False, True)
+    for (short, precision), is_paged, cache_dtype, draws in product(
+        PRECISIONS.items(), (False, True), CacheDtype, (False, True)
     ):
-        words = [precision, "paged" if is_paged else "linear", "fp8" if is_fp8 else "compute"]
-        is_narrow = precision in NARROW
-        named["-".join([*words, *["draws"] * draws])] = Form(
-            NARROW.get(precision, "float32"),
+        words = [short, "paged" if is_paged else "linear", cache_dtype.name.lower()]
+        is_narrow = precision is not Precision.FLOAT32
+        named["-".join([*words, *["draws"] * draws])] = GraphForm(
+            precision,
             cache_length=LENGTH if is_narrow else None,
             page_size=PAGE_SIZE if is_paged else None,
             pages=PAGES if is_paged and is_narrow else None,
-            is_fp8=is_fp8,
+            cache_dtype=cache_dtype,
             draws=draws,
         )
-    named["fp32-linear-compute-fixed"] = Form("float32", cache_length=LENGTH)
-    named["fp32-linear-compute-observe"] = Form("float32", observe=True)
-    named["bf16-linear-compute-free"] = Form("bfloat16")
-    named["bf16-linear-compute-observe"] = Form("bfloat16", LENGTH, observe=True)
+    wide, narrow = Precision.FLOAT32, Precision.BFLOAT16
+    named["fp32-linear-compute-fixed"] = GraphForm(wide, cache_length=LENGTH)
+    named["fp32-linear-compute-observe"] = GraphForm(wide, observe=True)
+    named["bf16-linear-compute-free"] = GraphForm(narrow)
+    named["bf16-linear-compute-observe"] = GraphForm(narrow, cache_length=LENGTH, observe=True)
     return named
 
 
@@ -60,14 +70,34 @@ def graphs(folder: Path, names: Iterable[str] = PAIRS) -> Iterator[tuple[str, on
     for name in names:
         pair = write_pair(name, folder / name)
         tables = folder / name / "tables.safetensors"
-        save_file(adapter.rope_tables(pair, POSITIONS), tables)
+        save_file(dict(compute_tables(pair, POSITIONS)), tables)
         stored = _StoredTensors()
-        for (label, form), graph in product(forms().items(), adapter.GRAPHS):
-            model = adapter.build_graph(graph, pair, tables, form)
-            if form.draws and form.precision != "float32":
-                handed = adapter.handed_over(model, LENGTH)
-                yield f"{name}/{graph}/{label}-plugins", stored.canonical(handed)
+        for (label, form), graph in product(forms().items(), GRAPHS):
+            model = _build(graph, pair, tables, form)
+            if form.draws and form.precision is not Precision.FLOAT32:
+                yield f"{name}/{graph}/{label}-plugins", stored.canonical(_handed_over(model))
             yield f"{name}/{graph}/{label}", stored.canonical(model)
+
+
+def _build(graph: str, pair: Pair, tables: Path, form: GraphForm) -> onnx.ModelProto:
+    """A graph whose weights are referenced by the paths of their files."""
+    entries = read_header(tables)
+
+    def locate(entry: TensorEntry) -> str:
+        return str(entry.file)
+
+    if graph == "target_only":
+        return build_target_only(pair.target, entries, locate, form)
+    return (build_draft if graph == "draft" else build_target)(pair, entries, locate, form)
+
+
+def _handed_over(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` as TensorRT gets it where plugins stand for functions."""
+    from dflash_plugins.table import operations
+
+    handed = hand_over(model, set(operations()))
+    hand_over_attention(handed, BLOCK_SIZE, LENGTH, keep_native=model.graph.name != "draft")
+    return handed
 
 
 class _StoredTensors:
@@ -122,3 +152,14 @@ def _sha256(messages: Iterable[Any]) -> str:
         raw = message.SerializeToString(deterministic=True)
         digest.update(struct.pack("<Q", len(raw)) + raw)
     return digest.hexdigest()
+
+
+def main(names: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, model in graphs(Path(folder), sorted({name.split("/")[0] for name in names})):
+            if name in names:
+                print(f"# {name}\n{model}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.frozen import adapter
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.pair import Pair, check_pair
+from dflash_trt.checkpoints.target import read_target
 from tests.frozen.command_line import run_well
+from tests.reference.checkpoints import write_draft, write_target
+from tests.reference.quantized import quantize_folder
 
 _TARGET = {"hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 64, "vocab": 97, "num_layers": 2}
 _MIXTURE = {**_TARGET, "experts": 4, "chosen": 2}
@@ -62,17 +66,17 @@ PAIRS = {
 }
 
 
-def write_pair(name: str, folder: Path) -> adapter.Pair:
+def write_pair(name: str, folder: Path) -> Pair:
     """The pair PAIRS[name], written below `folder` and read again."""
     pair = PAIRS[name]
     is_mixture = pair.family in ("gpt_oss", "qwen3_moe")
     base = _MIXTURE if is_mixture else _TARGET
-    target = adapter.write_target(folder / "target", pair.family, **{**base, **pair.target})
-    draft = adapter.write_draft(folder / "draft", target, **{**_DRAFT, **pair.draft})
+    target = write_target(folder / "target", pair.family, **{**base, **pair.target})
+    draft = write_draft(folder / "draft", target, **{**_DRAFT, **pair.draft})
     for owner, options in pair.quantize.items():
-        adapter.quantize_folder(folder / owner, **options)
+        quantize_folder(folder / owner, **options)
     if pair.experts is not None:
         target, source = folder / "converted", target
         words = ["quantize", "--checkpoint", source, "--precision", pair.experts, "-o", target]
         run_well(*words)
-    return adapter.read_pair(target, draft)
+    return check_pair(read_target(target), read_draft(draft))

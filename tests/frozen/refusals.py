@@ -11,10 +11,14 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from tests.frozen import adapter, canonical
+from dflash_trt.errors import DflashError
+from tests.cli.bigram import write_bigram_pair
+from tests.frozen import canonical
 from tests.frozen.broken_files import (
     BROKEN_WEIGHTS,
     CONFIG_TEXTS,
@@ -43,7 +47,7 @@ def refusal_facts(bundles: Path) -> dict[str, Any]:
 
 def _refusal(work: _Workplace, words: list[str]) -> dict[str, Any]:
     before = work.names()
-    with adapter.noted_errors() as errors:
+    with _noted_errors() as errors:
         outcome = run(*words)
     assert outcome.code in (1, 2), (words, outcome.out, outcome.err)
     assert outcome.out == "" and work.names() == before, words
@@ -59,13 +63,27 @@ def _refusal(work: _Workplace, words: list[str]) -> dict[str, Any]:
     return {"exit": outcome.code, "names": work.masked(named and named.group())}
 
 
+@contextmanager
+def _noted_errors() -> Iterator[list[DflashError]]:
+    """Every error of the project's that is made inside the block, in its order."""
+    made: list[DflashError] = []
+    original = DflashError.__init__
+
+    def note(error: DflashError, *arguments: Any, **options: Any) -> None:
+        original(error, *arguments, **options)
+        made.append(error)
+
+    with mock.patch.object(DflashError, "__init__", note):
+        yield made
+
+
 class _Workplace:
     """The files that commands are about."""
 
     def __init__(self, bundles: Path, folder: Path) -> None:
         self._folder, self._bundles = folder, bundles
         self._count = 0
-        self._pair = adapter.write_bigram_pair(folder / "pair")
+        self._pair = write_bigram_pair(folder / "pair")
         self._files = {
             "PAIRS": self._pair.parent,
             "PAIR": self._pair,
