@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,11 +13,9 @@ from dflash_perf.harness.store import ResultStore
 from tests.cli.conftest import Run, run
 from tests.perf.invented import BLOCKS, invent_run, invented_config, summarize, write_invented
 from tests.perf.page import Page
-from tests.waiting import PATIENCE_S
 
 __all__ = ["run"]
 CHARTS = ["front", "speedup", "acceptance-histogram", "acceptance-by-position", "ttft", "tpot"]
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 
 
 @pytest.fixture(scope="module")
@@ -137,21 +133,3 @@ def test_folders_without_a_sweep(run: Run, tmp_path: Path) -> None:
     summary = summarize(record, "DFlash, block 4", config.loads[0], 0)
     (run_folder / "summary.json").write_text(json.dumps(summary.to_json()))
     run("report", tmp_path / "results").fails(1, "cannot be read as a run's requests")
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-def test_a_browser_draws_it(run: Run, results: Path, tmp_path: Path) -> None:
-    assert run("report", results, "-o", tmp_path / "report.html").code == 0
-    picture = tmp_path / "page.png"
-    subprocess.run(
-        [
-            str(BROWSER),
-            *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
-            *("--window-size=1100,6000", f"--screenshot={picture}"),
-            (tmp_path / "report.html").as_uri(),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=PATIENCE_S,
-    )
-    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 100_000

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from dflash_perf import extra
@@ -23,6 +22,7 @@ from dflash_perf.harness.store import ResultStore
 
 from dflash_trt.config import data_folder
 from tests.cli.conftest import Outcome, Run, run
+from tests.frozen.command_line import run as run_command
 from tests.perf.invented import invented_config, write_invented
 
 __all__ = ["run"]
@@ -98,9 +98,8 @@ def test_acceptance_is_the_servers(sweep: Sweep, tmp_path: Path) -> None:
 
 
 def test_openai_endpoints(sweep: Sweep, stub: Stub, tmp_path: Path) -> None:
-    assert (
-        sweep("--kind", "completions", "--goodput", "ttft:5000,tpot:500", url=stub.http).code == 0
-    )
+    limits = ["--goodput", "ttft:5000,tpot:500"]
+    assert sweep("--kind", "completions", *limits, url=stub.http).code == 0
     for record in _records(tmp_path / "results"):
         assert (record.output_tokens, record.token_source) == (OSL, "counts")
         assert record.input_tokens == 9 and record.messages < OSL
@@ -121,16 +120,8 @@ def test_openai_endpoints(sweep: Sweep, stub: Stub, tmp_path: Path) -> None:
 
 def sweep_yaml(arguments: list[object], folder: Path) -> Outcome:
     """A sweep of a YAML's configurations, in this process."""
-    import contextlib
-    import io
-
-    from dflash_trt.cli.main import main
-
-    out, err = io.StringIO(), io.StringIO()
     fixed = ["--osl", OSL, "--concurrency", "1", "--repeats", "1", "--request-count", "3"]
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main([str(one) for one in ["sweep", *arguments, *fixed, "-o", folder]])
-    return Outcome(code, out.getvalue(), err.getvalue())
+    return run_command("sweep", *arguments, *fixed, "-o", folder)
 
 
 def test_failed_requests_are_counted_and_shown(sweep: Sweep, tmp_path: Path) -> None:
@@ -268,10 +259,8 @@ def test_eos_may_be_ignored_by_a_request_parameter(sweep: Sweep) -> None:
     outcome = sweep("--ignore-eos", model="stopping")
     assert outcome.code == 0
     assert "4 requests ended early: the server does not ignore eos" in outcome.err
-    heeded = sweep("--name", "heeding", "--ignore-eos", model="parameters")
-    assert heeded.err.count("ended early") == 1 and "heeding, concurrency 1: 4 requests e" not in (
-        heeded.err
-    )
+    heeded = sweep("--name", "heeding", "--ignore-eos", model="parameters").err
+    assert heeded.count("ended early") == 1 and "heeding, concurrency 1: 4 requests e" not in heeded
 
 
 @pytest.mark.parametrize(
@@ -314,11 +303,10 @@ def test_an_open_loop_sends_whatever_completes(sweep: Sweep, tmp_path: Path, run
     assert sent == sorted(sent)
 
 
-def test_a_run_may_last_for_a_time(run: Run, stub: Stub, prompts: Path, tmp_path: Path) -> None:
-    outcome: Any = run(
-        *("sweep", "--url", stub.grpc, "--input-file", prompts, "--osl", "5", "--repeats", "1"),
-        *("--concurrency", "2", "--duration", "0.4", "--ignore-eos", "-o", tmp_path / "results"),
-    )
+def test_a_run_may_last_for_a_time(stub: Stub, prompts: Path, tmp_path: Path) -> None:
+    options = ["--osl", "5", "--repeats", "1", "--concurrency", "2", "--duration", "0.4"]
+    options += ["--url", stub.grpc, "--input-file", str(prompts), "-o", str(tmp_path / "results")]
+    outcome = run_command("sweep", *options, "--ignore-eos")
     assert outcome.code == 0, outcome.err
     (only,) = ResultStore(tmp_path / "results").runs()
     assert only.requests >= 2 and only.requests == only.completed
