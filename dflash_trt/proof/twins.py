@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from os import W_OK, access
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,17 +25,18 @@ from dflash_trt.graph.form import CacheDtype
 
 # What precision changes; every other field of a spec says what the model computes.
 PRECISION_FIELDS = frozenset({"weights", "checkpoint", "quantization"})
-SIZES = (
-    "hidden_size",
-    "num_layers",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "intermediate_size",
-    "layer_windows",
-    "layer_causal",
-    "experts",
-)
+# What sizes are called in config.json, and where a spec has them.
+SIZES = {
+    "hidden_size": "hidden_size",
+    "num_layers": "num_layers",
+    "num_heads": "sizes.layer.heads",
+    "num_kv_heads": "sizes.layer.kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "sizes.intermediate_size",
+    "layer_windows": "layer_windows",
+    "layer_causal": "layer_causal",
+    "experts": "experts",
+}
 DIFFERENCES_SHOWN = 4
 
 
@@ -137,7 +139,8 @@ def _field_differences(owner: str, spec: DecoderSpec, twin: DecoderSpec) -> Iter
     for name in (*SIZES, *(field.name for field in fields(spec) if field.name != "sizes")):
         if name.startswith("layer_") and spec.num_layers != twin.num_layers:
             continue  # as many as layers, which are named already
-        values = _without_precision(getattr(spec, name)), _without_precision(getattr(twin, name))
+        read = attrgetter(SIZES.get(name, name))
+        values = _without_precision(read(spec)), _without_precision(read(twin))
         if name not in PRECISION_FIELDS and values[0] != values[1]:
             shown = " versus ".join(one_line(value, 80) for value in values)
             yield f"{owner} {name} {shown}"
