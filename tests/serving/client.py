@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import queue
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,7 +21,7 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from dflash_trt.runtime import SamplingParams
-from tests.serving.served import GREEDY, LONG_CONTEXT
+from tests.serving.served import GREEDY, LONG_CONTEXT, fetch
 from tests.waiting import PATIENCE_S
 
 LLM = "tensorrt_llm"
@@ -163,28 +161,19 @@ def ask_grpc(address: str, model: str, fields: Fields, **options: Any) -> Answer
         return client.ask(model, fields, **options)
 
 
-def post(address: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+def post(address: str, path: str, body: Any) -> tuple[int, Any]:
     """HTTP status and JSON of `generate`, or the list of events of `generate_stream`."""
-    request = urllib.request.Request(
-        f"http://{address}/v2/models/{path}",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
-            text = response.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
-    if not path.endswith("generate_stream"):
-        return 200, json.loads(text)
-    lines = [line for line in text.splitlines() if line]
-    return 200, [json.loads(line.removeprefix("data:")) for line in lines]
+    status, content, _ = fetch(address, f"/v2/models/{path}", body)
+    if status != 200 or not path.endswith("generate_stream"):
+        return status, json.loads(content)
+    lines = [line for line in content.decode().splitlines() if line]
+    return status, [json.loads(line.removeprefix("data:")) for line in lines]
 
 
 def read_metrics(address: str) -> dict[str, float]:
     """This project's figures on /metrics, by name with labels."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE_S) as response:
-        lines = response.read().decode().splitlines()
+    _, content, _ = fetch(address, "/metrics", b"", "GET")
+    lines = content.decode().splitlines()
     figures = (line.rpartition(" ") for line in lines if line.startswith("dflash_"))
     return {name: float(value) for name, _, value in figures}
 

@@ -14,16 +14,17 @@ from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.cli.main import main
 from dflash_trt.pair import Prompt
 from dflash_trt.runtime import RequestResult, SamplingParams
-from dflash_trt.serving.server.launcher import ServerAddresses, ServerOptions, TritonServer
+from dflash_trt.serving.server.launcher import ServerAddresses, TritonServer
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.cli.conftest import run  # noqa: F401
 from tests.serving.client import read_metrics
 from tests.serving.served import (
+    LONG_CONTEXT,
     QUEUE,
     Served,
-    build_chat_demo,
-    build_long_demo,
+    build_demo,
     package,
+    server_options,
     serving,
 )
 from tests.waiting import PATIENCE_S
@@ -42,13 +43,18 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 @pytest.fixture(scope="session")
 def long_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo pair with a context that takes it half a minute and more to fill."""
-    return build_long_demo(tmp_path_factory.mktemp("long"))
+    changed = {"max_position_embeddings": LONG_CONTEXT}
+    configs = {"target/config.json": changed, "draft/config.json": changed}
+    folder = tmp_path_factory.mktemp("long")
+    return build_demo(folder, configs, "--max-seq-len", str(LONG_CONTEXT))
 
 
 @pytest.fixture(scope="session")
 def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo pair with a chat template."""
-    return build_chat_demo(tmp_path_factory.mktemp("chat-demo"))
+    template = "{% for m in messages %}{{ eos_token }}{{ m.content }}{% endfor %}"
+    configs = {"target/tokenizer_config.json": {"chat_template": template}}
+    return build_demo(tmp_path_factory.mktemp("chat"), configs)
 
 
 @pytest.fixture(scope="session")
@@ -64,10 +70,7 @@ def long_repository(long_bundle: Path) -> Path:
 @contextmanager
 def running_server(repository: Path) -> Iterator[TritonServer]:
     """A server on free ports, ready; at its end it does not wait long for what a test left."""
-    options = ServerOptions(
-        repository=repository, http_port=0, grpc_port=0, metrics_port=0, exit_timeout_s=2
-    )
-    with TritonServer(options) as server:
+    with TritonServer(server_options(repository, exit_timeout_s=2)) as server:
         server.wait_ready(PATIENCE_S)
         yield server
 

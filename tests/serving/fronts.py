@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import json
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
@@ -21,6 +20,7 @@ from dflash_trt.serving.client.client import GenerationRequest, TextDelta
 from dflash_trt.serving.openai.app import Upstream
 from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.text.tokenizer import BundleTokenizer
+from tests.serving.served import fetch
 from tests.waiting import PATIENCE_S, wait_until
 
 
@@ -141,12 +141,6 @@ def openai_client(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
-def post(
-    url: str, path: str, body: Any, method: str = "POST"
-) -> tuple[int, bytes, http.client.HTTPMessage]:
-    """Status, content and headers of a request made by hand; a body of bytes is sent as it is."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
-    connection.request(method, path, data)
-    answer = connection.getresponse()
-    return answer.status, answer.read(), answer.headers
+def post(url: str, path: str, body: Any) -> tuple[int, bytes, http.client.HTTPMessage]:
+    """As `fetch`, of the front at http://host:port."""
+    return fetch(urlsplit(url).netloc, path, body)

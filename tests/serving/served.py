@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import shutil
 import subprocess
@@ -16,12 +17,12 @@ from urllib.parse import urlsplit
 from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
 from dflash_trt.runtime import SamplingParams
+from dflash_trt.serving.server.launcher import ServerOptions
 from dflash_trt.serving.server.repository import RepositoryOptions, write_repository
 from dflash_trt.text.prompts import read_prompts
 from tests.pairs import SilentProgress
 from tests.waiting import PATIENCE_S
 
-TEMPLATE = "{% for m in messages %}{{ eos_token }}{{ m.content }}{% endfor %}"
 SLOTS = 8
 QUEUE = 8
 LONG_CONTEXT = 1 << 14
@@ -57,32 +58,34 @@ def package(bundle: Path, folder: Path, **options: Any) -> Path:
     return folder
 
 
-def build_chat_demo(folder: Path) -> Path:
-    """A bundle of the demo pair, with a chat template that it does not have by itself."""
-    target = folder / "target"
-    shutil.copytree(data_folder("demo_pair") / "target", target)
-    config = json.loads((target / "tokenizer_config.json").read_text())
-    (target / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATE}))
-    bundle = folder / "demo-bundle"
-    arguments = ["--target", "demo", "--target-checkpoint", str(target), "-o", str(bundle)]
-    assert main(["build", *arguments]) == 0
-    return bundle
-
-
-def build_long_demo(folder: Path) -> Path:
-    """A bundle of the demo pair whose context is sixteen times what it was trained for."""
-    arguments: list[str] = []
+def build_demo(folder: Path, changes: dict[str, dict[str, Any]], *arguments: str) -> Path:
+    """A bundle of the demo pair with `changes` to JSON files of it, by role/name."""
+    options = ["--target", "demo", *arguments, "-o", str(folder / "bundle")]
     for role in ("target", "draft"):
-        checkpoint = folder / role
-        shutil.copytree(data_folder("demo_pair") / role, checkpoint)
-        config = json.loads((checkpoint / "config.json").read_text())
-        config["max_position_embeddings"] = LONG_CONTEXT
-        (checkpoint / "config.json").write_text(json.dumps(config))
-        arguments += [f"--{role}-checkpoint", str(checkpoint)]
-    bundle = folder / "long-bundle"
-    arguments += ["--target", "demo", "--max-seq-len", str(LONG_CONTEXT), "-o", str(bundle)]
-    assert main(["build", *arguments]) == 0
-    return bundle
+        shutil.copytree(data_folder("demo_pair") / role, folder / role)
+        options += [f"--{role}-checkpoint", str(folder / role)]
+    for name, changed in changes.items():
+        config = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(config | changed))
+    assert main(["build", *options]) == 0
+    return folder / "bundle"
+
+
+def server_options(repository: Path, **options: Any) -> ServerOptions:
+    """For a server on free ports."""
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    return ServerOptions(repository=repository, **(ports | options))
+
+
+def fetch(
+    address: str, path: str, body: Any = None, method: str = "POST"
+) -> tuple[int, bytes, http.client.HTTPMessage]:
+    """Status, content and headers of what a host and port answer; a body of bytes goes as it is."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
+    connection.request(method, path, data, {"Content-Type": "application/json"})
+    with connection.getresponse() as answer:
+        return answer.status, answer.read(), answer.headers
 
 
 @contextmanager

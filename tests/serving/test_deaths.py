@@ -1,4 +1,4 @@
-"""A server, or the process of a model, that is killed under load: errors now, service again."""
+"""A model's process that is killed under load: errors now, and service after a restart."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def test_after_a_killed_model_a_restart_serves(
     It leaves those waiting that the model had taken; the forwarder tells its own.
     """
     with running_server(long_repository) as server:
-        clients = _start_requests(server, model)
+        clients = [StreamClient(server.addresses.grpc) for _ in range(4)]
+        for client in clients:
+            client.send(model, long_fields(model, PROMPTS[0]), parameters=ENDLESS)
+            next(client.receive())
         os.kill(_stub(server, LLM), signal.SIGKILL)
         if model == CLASSIC:
             _expect_errors(clients, "the process of the model tensorrt_llm has died")
@@ -66,30 +69,9 @@ def test_after_a_killed_model_a_restart_serves(
         server.stop()
         if model == LLM:
             _expect_errors(clients)
-    _expect_service(repository, generate)
-
-
-@pytest.mark.exhaustive
-def test_a_killed_server_is_an_error_and_its_successor_serves(
-    tritonserver: TritonServerBinary,
-    long_repository: Path,
-    repository: Path,
-    generate: Generate,
-) -> None:
-    with running_server(long_repository) as server:
-        clients = _start_requests(server, LLM)
-        server.send_signal(signal.SIGKILL)
-        _expect_errors(clients)
-    _expect_service(repository, generate)
-
-
-def _start_requests(server: TritonServer, model: str) -> list[StreamClient]:
-    """Clients whose endless requests have begun to answer."""
-    clients = [StreamClient(server.addresses.grpc) for _ in range(4)]
-    for client in clients:
-        client.send(model, long_fields(model, PROMPTS[0]), parameters=ENDLESS)
-        next(client.receive())
-    return clients
+    with running_server(repository) as server:
+        answer = ask_grpc(server.addresses.grpc, LLM, make_fields(LLM, PROMPTS[1]))
+        assert answer.texts == [generate(PROMPTS[1], max_tokens=48).text]
 
 
 def _find_failure(server: TritonServer, model: str, fields: dict[str, Any]) -> str:
@@ -107,9 +89,3 @@ def _expect_errors(clients: list[StreamClient], message: str | None = None) -> N
             for _ in client.receive():
                 pass
         client.close(cancel=True)
-
-
-def _expect_service(repository: Path, generate: Generate) -> None:
-    with running_server(repository) as server:
-        answer = ask_grpc(server.addresses.grpc, LLM, make_fields(LLM, PROMPTS[1]))
-        assert answer.texts == [generate(PROMPTS[1], max_tokens=48).text]

@@ -14,9 +14,10 @@ import pytest
 
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.server import launcher, tritonserver
-from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
+from dflash_trt.serving.server.launcher import TritonServer
 from dflash_trt.serving.server.tritonserver import TritonServerBinary, find_tritonserver
 from tests.inspection import server_traces
+from tests.serving.served import server_options
 from tests.waiting import PATIENCE_S, wait_until
 
 CONFIG = """
@@ -49,11 +50,6 @@ def _write_repository(
     return folder
 
 
-def _options(repository: Path, **options: object) -> ServerOptions:
-    free: dict[str, object] = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    return ServerOptions(repository=repository, **(free | options))  # type: ignore[arg-type]
-
-
 def test_runs_models_with_this_interpreter_and_leaves_nothing(
     tritonserver: TritonServerBinary, tmp_path: Path
 ) -> None:
@@ -64,7 +60,7 @@ def test_runs_models_with_this_interpreter_and_leaves_nothing(
         "import numpy, os, sys; print('python', sys.prefix, os.listdir('.'), flush=True)",
         slow_to_unload=True,
     )
-    with TritonServer(_options(repository, log_file=log, exit_timeout_s=1)) as server:
+    with TritonServer(server_options(repository, log_file=log, exit_timeout_s=1)) as server:
         server.wait_ready(PATIENCE_S)
         assert server.is_ready() and server.exit_code is None
         traces = server_traces(server)
@@ -97,7 +93,7 @@ def test_a_killed_server_takes_its_models_along(
         tmp_path / "repository",
         f"import os, pathlib; pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))",
     )
-    with TritonServer(_options(repository)) as server:
+    with TritonServer(server_options(repository)) as server:
         server.wait_ready(PATIENCE_S)
         server.send_signal(signal.SIGKILL)
         assert server.wait(PATIENCE_S) == 128 + signal.SIGKILL
@@ -122,7 +118,7 @@ def test_a_model_that_does_not_load_is_said(
 ) -> None:
     repository = _write_repository(tmp_path / "repository", "raise ValueError('no weights here')")
     with (
-        TritonServer(_options(repository)) as server,
+        TritonServer(server_options(repository)) as server,
         pytest.raises(DflashError, match=r"ended with exit code 1 .*no weights here"),
     ):
         server.wait_ready(PATIENCE_S)
@@ -130,15 +126,15 @@ def test_a_model_that_does_not_load_is_said(
 
 def test_refuses_what_cannot_serve(tritonserver: TritonServerBinary, tmp_path: Path) -> None:
     with pytest.raises(DflashError, match="nowhere: is not a model repository"):
-        TritonServer(_options(tmp_path / "nowhere"))
+        TritonServer(server_options(tmp_path / "nowhere"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(DflashError, match=rf"--grpc-port: .*{port}.*in use; choose another"):
-            TritonServer(_options(tmp_path, grpc_port=port))
+            TritonServer(server_options(tmp_path, grpc_port=port))
     with pytest.raises(DflashError, match="--host"):
-        TritonServer(_options(tmp_path, host="no such host"))
+        TritonServer(server_options(tmp_path, host="no such host"))
 
 
 def test_the_servers_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -188,7 +184,7 @@ def test_names_and_ipv6_serve(tritonserver: TritonServerBinary, tmp_path: Path, 
             except OSError:
                 pytest.skip("this machine has no IPv6")
     repository = _write_repository(tmp_path / "repository")
-    with TritonServer(_options(repository, host=host)) as server:
+    with TritonServer(server_options(repository, host=host)) as server:
         server.wait_ready(PATIENCE_S)
         for address in astuple(server.addresses):
             _, _, port = address.rpartition(":")
@@ -202,10 +198,10 @@ def test_of_two_servers_on_the_same_ports_one_is_ready(
     """Both are started before either listens; the slower one does not take the other for itself."""
     gate = tmp_path / "gate"
     late = f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.05)"
-    with TritonServer(_options(_write_repository(tmp_path / "late", late))) as slower:
+    with TritonServer(server_options(_write_repository(tmp_path / "late", late))) as slower:
         addresses = asdict(slower.addresses).items()
         ports = {f"{name}_port": int(one.rpartition(":")[2]) for name, one in addresses}
-        with TritonServer(_options(_write_repository(tmp_path / "soon"), **ports)) as faster:
+        with TritonServer(server_options(_write_repository(tmp_path / "soon"), **ports)) as faster:
             faster.wait_ready(PATIENCE_S)
             assert not slower.is_ready()
             gate.touch()

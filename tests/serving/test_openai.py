@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import json
-import socket
 from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ from tests.serving.fronts import (
     post,
     running_front,
 )
+from tests.serving.served import fetch
 from tests.waiting import PATIENCE_S, wait_until
 
 TEMPLATE = (
@@ -139,7 +141,7 @@ def test_models_and_health(front: Front) -> None:
         client.models.retrieve("a/b")
     for ready, status in ((False, 503), (True, 200)):
         model.ready = ready
-        assert post(url, "/health", None, method="GET")[0] == status
+        assert fetch(urlsplit(url).netloc, "/health", method="GET")[0] == status
 
 
 NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
@@ -224,13 +226,11 @@ def test_an_error_in_the_middle_of_a_stream(front: Front) -> None:
 @pytest.mark.parametrize("pieces", [(), ("one ",)])
 def test_a_client_that_hangs_up(front: Front, streaming: bool, pieces: tuple[str, ...]) -> None:
     model = ScriptedModel(pieces=pieces, endless=True)
-    host, _, port = urlsplit(front(model)).netloc.partition(":")
-    body = json.dumps(PROMPT | {"stream": streaming}).encode()
-    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as raw:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        raw.sendall(head.encode() + body)
+    connection = http.client.HTTPConnection(urlsplit(front(model)).netloc, timeout=PATIENCE_S)
+    with closing(connection):
+        connection.request("POST", "/v1/completions", json.dumps(PROMPT | {"stream": streaming}))
         if streaming:
-            assert raw.recv(10).startswith(b"HTTP/1.1 2")
+            assert connection.sock.recv(10).startswith(b"HTTP/1.1 2")
         else:
             wait_until(lambda: bool(model.asked))
     assert model.wait_finished() == "cancelled"

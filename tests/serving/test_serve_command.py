@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -25,7 +25,7 @@ from dflash_trt.serving.server.service import Service
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.cli.conftest import Run
 from tests.inspection import is_stopping
-from tests.serving.served import FREE_PORTS, LONG_CONTEXT, SERVER_PORTS
+from tests.serving.served import FREE_PORTS, LONG_CONTEXT, SERVER_PORTS, server_options
 from tests.waiting import PATIENCE_S, wait_until
 
 FAKE = Path(__file__).parents[1] / "standins" / "tritonserver.py"
@@ -52,15 +52,9 @@ def fake(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> F
     monkeypatch.setenv("PATH", f"{binary.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
-    def choose(mode: str, exit_timeout_s: int = 10) -> ServerOptions:
+    def choose(mode: str, **options: Any) -> ServerOptions:
         monkeypatch.setenv("FAKE_TRITONSERVER", mode)
-        return ServerOptions(
-            repository=repository,
-            http_port=0,
-            grpc_port=0,
-            metrics_port=0,
-            exit_timeout_s=exit_timeout_s,
-        )
+        return server_options(repository, **options)
 
     return choose
 
@@ -167,7 +161,6 @@ def test_a_signal_before_it_is_ready(start: Serve, tmp_path: Path) -> None:
 
 
 def test_a_signal_before_there_is_a_server(fake: Fake) -> None:
-
     async def run_at_once() -> None:
         with Service() as service:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -21,22 +21,11 @@ from tests.text.tokenizers import make_byte_level
 def make_byte_fallback() -> Tokenizer:
     """As sentencepiece models are: spaces as ▁, unknown characters as bytes, one space dropped."""
     texts = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "é"]
-    tokenizer = Tokenizer(
-        models.BPE(
-            {text: index for index, text in enumerate(texts)},
-            [("▁", "a")],
-            unk_token="<unk>",
-            byte_fallback=True,
-        )
-    )
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    vocabulary = {text: index for index, text in enumerate(texts)}
+    model = models.BPE(vocabulary, [("▁", "a")], unk_token="<unk>", byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    spaces, strip = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), strip])
     return tokenizer
 
 

@@ -11,6 +11,10 @@ from tests.text.harmony import ANALYSIS, CALL, FINAL, SPECIAL, encode, make_harm
 from tests.text.tokenizers import make_byte_level
 
 FORM = HarmonyFormat.find(make_harmony())
+THOUGHT = "Simple: 2 + 2, é 🙂."
+PREAMBLE = "<|start|>assistant<|channel|>commentary<|message|>I will look. <|end|>"
+# The recipient may stand with the role too, also in the first message.
+CALL_IN_ROLE = ' to=functions.get<|channel|>commentary <|constrain|>json<|message|>{"a": 1}<|call|>'
 
 
 def _parse(text: str, *, stops: tuple[str, ...] = (), at_once: bool = False) -> HarmonyPiece:
@@ -23,12 +27,6 @@ def _parse(text: str, *, stops: tuple[str, ...] = (), at_once: bool = False) -> 
     return whole + stream.flush()
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_the_answer_and_the_reasoning_are_apart(at_once: bool) -> None:
-    whole = _parse(ANALYSIS + FINAL, at_once=at_once)
-    assert whole == HarmonyPiece("2 + 2 = 4 🙂.", "Simple: 2 + 2, é 🙂.")
-
-
 def test_text_comes_as_its_tokens_do() -> None:
     assert FORM is not None
     stream = FORM.open()
@@ -39,47 +37,37 @@ def test_text_comes_as_its_tokens_do() -> None:
     assert content[:3] == ["2", " ", "+"] and "🙂" in content
 
 
-def test_a_tool_call_stays_as_the_text_it_is() -> None:
-    whole = _parse(ANALYSIS + CALL)
-    expected = CALL.removeprefix("<|start|>assistant")
-    assert whole == HarmonyPiece(expected, "Simple: 2 + 2, é 🙂.")
-    # The recipient may stand with the role too, also in the first message.
-    first = ' to=functions.get<|channel|>commentary <|constrain|>json<|message|>{"a": 1}<|call|>'
-    assert _parse(first) == HarmonyPiece(first)
-
-
-def test_several_messages_a_channel() -> None:
-    preamble = "<|start|>assistant<|channel|>commentary<|message|>I will look. <|end|>"
-    assert _parse(ANALYSIS + preamble + ANALYSIS + FINAL) == HarmonyPiece(
-        "I will look. 2 + 2 = 4 🙂.", 2 * "Simple: 2 + 2, é 🙂."
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        (ANALYSIS + FINAL, HarmonyPiece("2 + 2 = 4 🙂.", THOUGHT)),
+        # A tool call stays as the text it is.
+        (ANALYSIS + CALL, HarmonyPiece(CALL.removeprefix("<|start|>assistant"), THOUGHT)),
+        (CALL_IN_ROLE, HarmonyPiece(CALL_IN_ROLE)),
+        (ANALYSIS + PREAMBLE + ANALYSIS, HarmonyPiece("I will look. ", 2 * THOUGHT)),
+        # What follows is not well-formed.
         ("plain text, no header", HarmonyPiece("plain text, no header")),
         ("to be or not", HarmonyPiece("to be or not")),
         ("assistance", HarmonyPiece("assistance")),
         ("assistant is", HarmonyPiece("assistant is")),
         ("<|channel|>ana", HarmonyPiece()),
-        (ANALYSIS + "<|start|>assistant<|end|>", HarmonyPiece("", "Simple: 2 + 2, é 🙂.")),
+        (ANALYSIS + "<|start|>assistant<|end|>", HarmonyPiece("", THOUGHT)),
         ("to=me, 🙂", HarmonyPiece("to=me, 🙂")),
         ("to=me, 🙂<|return|>", HarmonyPiece("to=me, 🙂")),
         ("<|channel|>analysis<|message|>cut of", HarmonyPiece(reasoning="cut of")),
         ("", HarmonyPiece()),
-        (ANALYSIS + "after", HarmonyPiece("after", "Simple: 2 + 2, é 🙂.")),
+        (ANALYSIS + "after", HarmonyPiece("after", THOUGHT)),
         ("<|channel|>" + 300 * "x", HarmonyPiece(300 * "x")),
         ("<|channel|>final<|message|>a<|constrain|>b<|message|>c", HarmonyPiece("abc")),
         ("<|channel|>analysis<|message|>a<|channel|>final<|message|>b", HarmonyPiece("b", "a")),
     ],
 )
-def test_answers_that_are_not_well_formed(text: str, expected: HarmonyPiece) -> None:
+def test_answers(text: str, expected: HarmonyPiece) -> None:
     assert _parse(text) == expected
 
 
 def test_stop_strings_cut_a_message() -> None:
-    assert _parse(ANALYSIS + FINAL, stops=("= ",)) == HarmonyPiece("2 + 2 ", "Simple: 2 + 2, é 🙂.")
+    assert _parse(ANALYSIS + FINAL, stops=("= ",)) == HarmonyPiece("2 + 2 ", THOUGHT)
 
 
 @given(st.lists(st.sampled_from([*SPECIAL, "analysis", "final", " to=x", "assistant", "é"])))
