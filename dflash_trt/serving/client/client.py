@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 # Of INT32; beyond any context and any vocabulary, so that it limits nothing.
 _LARGEST = 2**31 - 1
 _UNDECODED = "�"
-# What a repository of `dflash-trt package` can do beyond the contract.
-_EXTENSIONS = {"streaming_text": "delta", "errors_as_output": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +134,7 @@ class ServedModel:
         shown = 0
         result: RequestResult | None = None
         failure: ServedModelError | None = None  # raised at the end: see wire.py
-        parameters = _to_parameters(request) | ({} if cumulative else _EXTENSIONS)
+        parameters = _to_parameters(request, extended=not cumulative)
         async with aclosing(self._wire.stream(_to_inputs(request), parameters)) as responses:
             async for response in responses:
                 if told := response.texts("error"):
@@ -219,9 +217,11 @@ def _to_float32(value: float, name: str) -> float:
     return max(value, float(np.finfo(np.float32).smallest_subnormal)) if value > 0 else value
 
 
-def _to_parameters(request: GenerationRequest) -> dict[str, Any]:
+def _to_parameters(request: GenerationRequest, *, extended: bool) -> dict[str, Any]:
     """What the contract has no tensors for; only what is not the default."""
     wanted: dict[str, Any] = {}
+    if extended:  # what a repository of `dflash-trt package` can do beyond the contract
+        wanted |= {"streaming_text": "delta", "errors_as_output": True}
     if request.ignore_eos:
         wanted["ignore_eos"] = True
     if not request.add_special_tokens:

@@ -1,4 +1,4 @@
-"""What a served model did not answer, and whose fault that was."""
+"""The error of a request that a served model did not answer, and whose fault it is."""
 
 from __future__ import annotations
 

@@ -71,8 +71,7 @@ class Response:
 
     def text(self, name: str) -> bytes:
         """The first element of a BYTES output; empty where there is none."""
-        content = self.raw.get(name, b"")
-        return content[4 : 4 + int.from_bytes(content[:4], "little")]
+        return next(iter(self.texts(name)), b"")
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """The elements of an integer output; none where there is no such output."""

@@ -7,12 +7,7 @@ from typing import Any
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.errors import Problem, ServedModelError
 
-_STATUS_OF: dict[Problem, int] = {
-    "refused": 400,
-    "unavailable": 503,
-    "cancelled": 500,
-    "failed": 500,
-}
+_STATUS_OF: dict[Problem, int] = {"refused": 400, "unavailable": 503}  # others: 500
 _CODE_OF = {503: "unavailable", 500: "failed"}
 RETRY_AFTER_S = 1
 
@@ -48,11 +43,11 @@ class ApiError(DflashError):
 
 
 def as_api_error(error: DflashError) -> ApiError:
-    """Any of the project's errors as an answer; the server's address is nobody's business."""
+    """Any of the project's errors as an answer, without the server's address."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ServedModelError):
-        status = _STATUS_OF[error.problem]
+        status = _STATUS_OF.get(error.problem, 500)
         return ApiError(error.what, status=status, code=_CODE_OF.get(status))
     # Its `fix` speaks to who runs the server.
     return ApiError(error.what if error.where is None else f"{error.where}: {error.what}")

@@ -63,7 +63,7 @@ class CompletionRequest:
     Args:
         generation: for the served model; a chat's prompt is empty until its template has run.
         messages: of a chat, at least one; none of a completion.
-        reasoning_effort: of a chat whose template knows such a thing; None leaves it to that.
+        reasoning_effort: of a chat; None leaves it to the template.
         include_usage: a stream ends with the token counts.
     """
 

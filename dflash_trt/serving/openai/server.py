@@ -57,7 +57,7 @@ class OpenAiServer:
                 timeout_graceful_shutdown=exit_timeout_s,
             )
         )
-        # Signals are the business of who runs the front beside a model server.
+        # Whoever runs the front beside a model server handles signals.
         self._server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
 
     @property

@@ -83,8 +83,7 @@ class TritonServer:
         with ExitStack() as stack:
             folder = TemporaryDirectory(prefix="dflash-trt-server-", ignore_cleanup_errors=True)
             self._folder = Path(stack.enter_context(folder))
-            # Nobody else's: the server goes by it, and so does its shared memory, whose names are
-            # the machine's.
+            # Unique: the server's id, and the prefix of its shared memory.
             self._name = self._folder.name
             self.log_file = (options.log_file or self._folder / "server.log").absolute()
             # The server needs seconds to bind its own sockets beside these, which it may since
@@ -159,8 +158,8 @@ class TritonServer:
     def is_ready(self) -> bool:
         """Whether the server and all its models take requests, and its metrics can be read.
 
-        Triton server opens the metrics' port after it has said that it is ready. What answers
-        may be another server: one that was started on these ports meanwhile, and was faster.
+        Triton server opens the metrics' port after it has said that it is ready. Another server,
+        started on these ports meanwhile, may answer instead: it has another name.
         """
         return (
             _get(self.addresses.http, "/v2/health/ready") is not None
@@ -292,10 +291,7 @@ def bind_port(host: str, port: int, option: str) -> socket.socket:
 
 
 def _numeric_address(protocol: str, host: str) -> str:
-    """An address of `--host`'s as Triton server takes it; names it would not look up.
-
-    (Given one, its HTTP ports open on 255.255.255.255.)
-    """
+    """The host as Triton server takes it, which would read a name as 255.255.255.255."""
     if ":" not in host:
         return host
     return f"[{host}]" if protocol == "grpc" else f"ipv6:{host}"

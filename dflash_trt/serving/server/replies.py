@@ -26,7 +26,7 @@ TIMES = (
     "last_token_time_ns",
 )
 
-# Of TritonError; there is no code of its own for a deadline, Triton server itself uses this one.
+# TritonError's codes. It has none for a deadline, for which Triton server says UNAVAILABLE.
 ERROR_CODES = {
     Outcome.REFUSED: "INVALID_ARG",
     Outcome.OVERFLOW: "UNAVAILABLE",
