@@ -113,14 +113,12 @@ class Switch:
 
 
 @contextmanager
-def running_front(
-    model: Upstream, tokenizer_folder: Path, name: str = "demo"
-) -> Generator[str, None, None]:
+def running_front(model: Upstream, tokenizer_folder: Path) -> Generator[str, None, None]:
     """The front's address, http://host:port, while it runs."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         tokenizer = BundleTokenizer(tokenizer_folder)
-        server = OpenAiServer(name, model, tokenizer, bound, exit_timeout_s=5)
+        server = OpenAiServer("demo", model, tokenizer, bound, exit_timeout_s=5)
         thread = threading.Thread(target=lambda: asyncio.run(server.run()), daemon=True)
         thread.start()
         wait_until(lambda: server.started or not thread.is_alive())
@@ -134,6 +132,19 @@ def running_front(
 
 
 Front = Callable[[ScriptedModel], str]
+
+
+@contextmanager
+def switching_front(tokenizer_folder: Path) -> Generator[Front, None, None]:
+    """Puts a model behind one front that stays; returns the front's address."""
+    switch = Switch()
+    with running_front(switch, tokenizer_folder) as url:
+
+        def put(model: ScriptedModel) -> str:
+            switch.model = model
+            return url
+
+        yield put
 
 
 def openai_client(url: str) -> openai.OpenAI:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Generator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import (
     Front,
     ScriptedModel,
-    Switch,
     openai_client,
     post,
     running_front,
+    switching_front,
 )
 from tests.serving.served import fetch
 from tests.waiting import PATIENCE_S, wait_until
@@ -38,26 +38,12 @@ CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content"
 
 
 @pytest.fixture(scope="module")
-def switch_and_url(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Generator[tuple[Switch, str], None, None]:
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    """Its tokenizer has a chat template."""
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder, TEMPLATE)
-    switch = Switch()
-    with running_front(switch, folder) as url:
-        yield switch, url
-
-
-@pytest.fixture
-def front(switch_and_url: tuple[Switch, str]) -> Front:
-    """Puts a model behind the front; its tokenizer has a chat template."""
-    switch, url = switch_and_url
-
-    def put(model: ScriptedModel) -> str:
-        switch.model = model
-        return url
-
-    return put
+    with switching_front(folder) as front:
+        yield front
 
 
 def test_completion(front: Front) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from tests.serving.fronts import ScriptedModel, Switch, openai_client, running_front
+from tests.serving.fronts import ScriptedModel, openai_client, switching_front
 from tests.text.harmony import ANALYSIS, FINAL, encode, make_harmony
 
 TEMPLATE = """\
@@ -26,30 +25,23 @@ REASONING = "Simple: 2 + 2, é 🙂."
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Switch, str], None, None]:
-    folder: Path = tmp_path_factory.mktemp("harmony")
-    make_harmony().save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    switch = Switch()
-    with running_front(switch, folder) as url:
-        yield switch, url
-
-
-@pytest.fixture
-def put(served: tuple[Switch, str]) -> Put:
+def put(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Put]:
     """A model that answers with the tokens of a text, some at a time; and a client."""
-    switch, url = served
+    folder = tmp_path_factory.mktemp("harmony")
     core = make_harmony()
+    core.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    with switching_front(folder) as front:
 
-    def answer_with(text: str, size: int = 3) -> tuple[ScriptedModel, openai.OpenAI]:
-        ids = encode(text)
-        parts = tuple(tuple(ids[i : i + size]) for i in range(0, len(ids), size))
-        # The text as a server sends it: special tokens have none, and headers look like words.
-        pieces = tuple(core.decode(list(part), skip_special_tokens=True) for part in parts)
-        switch.model = ScriptedModel(pieces=pieces, token_ids=parts)
-        return switch.model, openai_client(url)
+        def answer_with(text: str, size: int = 3) -> tuple[ScriptedModel, openai.OpenAI]:
+            ids = encode(text)
+            parts = tuple(tuple(ids[i : i + size]) for i in range(0, len(ids), size))
+            # The text as a server sends it: special tokens have none, and headers look like words.
+            pieces = tuple(core.decode(list(part), skip_special_tokens=True) for part in parts)
+            model = ScriptedModel(pieces=pieces, token_ids=parts)
+            return model, openai_client(front(model))
 
-    return answer_with
+        yield answer_with
 
 
 def test_a_whole_answer(put: Put) -> None:
