@@ -111,6 +111,7 @@ class TritonServer:
                     process_group=0,
                 )
             self._resources = stack.pop_all()
+        self._closed_with: int | None = None
 
     def _command(self, binary: TritonServerBinary, options: ServerOptions) -> list[str]:
         command = [
@@ -221,13 +222,15 @@ class TritonServer:
 
     def close(self) -> int:
         """Ends the server and what it leaves behind; its exit code. May be called again."""
-        code = self.stop()
+        if self._closed_with is not None:
+            return self._closed_with
+        self._closed_with = self.stop()
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # models outlive a server that was killed
         for region in _SHARED_MEMORY.glob(f"{self._name}*"):
             region.unlink(missing_ok=True)
         self._resources.close()
-        return code
+        return self._closed_with
 
     def last_error(self) -> str:
         """What the log gives as the reason: of a model, else of the server, else its last line."""
