@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """A tritonserver for tests of what starts one: it gets ready, and ends in the way it is told to.
 
-FAKE_TRITONSERVER says how: "well" (exit code 0 after SIGTERM), "stubborn" (SIGTERM does
-nothing but "heard" in its log), "dies" (exit code 3 a moment after its metrics were read),
-"unloadable" (a model does not load), "slow" (it never gets ready, and says "asked" when asked),
-"closed" (it says "asked" and that it is ready, but never opens its metrics' port), "other" (it
-says "asked", and goes by a name that it was not given).
+FAKE_TRITONSERVER says how:
+- "well": exit code 0 after SIGTERM; "stubborn": SIGTERM only puts "heard" into its log;
+- "dies": exit code 3 a moment after its metrics were read; "unloadable": a model does not load;
+- "slow": never ready; "closed": ready, but its metrics' port never opens; "other": it goes by a
+  name that it was not given. These three put "asked" into the log when asked.
 As the real one, it opens the metrics' port after it has said that it is ready.
 """
 

@@ -5,20 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from itertools import islice
-from typing import Protocol
 
 from dflash_trt.serving.server.lingering import Lingering
+from dflash_trt.serving.server.replies import Channel
 
 # A question takes the server about 0.15 ms, and two about one request must not come close together
 # (docs/design/ending-a-request.md).
 _ROUND_S = 0.05
 _QUESTIONS = 16
-
-
-class Cancellable(Protocol):
-    """What can be asked whether its client has gone."""
-
-    def is_cancelled(self) -> bool: ...
 
 
 class CancellationWatch:
@@ -29,18 +23,18 @@ class CancellationWatch:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._watched: dict[Cancellable, Callable[[], None]] = {}
+        self._watched: dict[Channel, Callable[[], None]] = {}
         self._closing = False
         self._asked = Lingering()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
-    def add(self, channel: Cancellable, on_cancelled: Callable[[], None]) -> None:
+    def add(self, channel: Channel, on_cancelled: Callable[[], None]) -> None:
         with self._changed:
             self._watched[channel] = on_cancelled
             self._changed.notify()
 
-    def remove(self, channel: Cancellable) -> None:
+    def remove(self, channel: Channel) -> None:
         """No further question is asked about `channel`; one may be under way."""
         with self._changed:
             self._watched.pop(channel, None)
@@ -65,7 +59,7 @@ class CancellationWatch:
             self._changed.wait_for(lambda: self._watched or self._closing)
             return not self._changed.wait_for(lambda: self._closing, _ROUND_S)
 
-    def _ask(self, channel: Cancellable) -> None:
+    def _ask(self, channel: Channel) -> None:
         try:
             cancelled = channel.is_cancelled()
         except Exception:  # its last message has been sent meanwhile
