@@ -32,8 +32,20 @@ class DecoderSpec:
         return self.sizes.hidden_size
 
     @property
+    def intermediate_size(self) -> int:
+        return self.sizes.intermediate_size
+
+    @property
     def num_layers(self) -> int:
         return len(self.sizes.layers)
+
+    @property
+    def num_heads(self) -> int:
+        return self.sizes.layer.heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.sizes.layer.kv_heads
 
     @property
     def head_dim(self) -> int:
