@@ -172,27 +172,26 @@ def test_exclusions_are_patterns_and_recorded(target: TargetSpec, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("options", "pieces"),
+    ("model", "options", "pieces"),
     [
-        ({"exclude": ("*.mlps.*",)}, ["'*.mlps.*' matches no linear", "model.layers.0"]),
-        ({"exclude": ("*",)}, ["nothing is left to quantize"]),
-        ({"quantize_fc": True}, ["--quantize-fc", "only a draft has fc"]),
+        ("target", {"exclude": ("*.mlps.*",)}, ["'*.mlps.*' matches no linear", "model.layers.0"]),
+        ("target", {"exclude": ("*",)}, ["nothing is left to quantize"]),
+        ("target", {"quantize_fc": True}, ["--quantize-fc", "only a draft has fc"]),
+        ("tied", {"quantize_lm_head": True}, ["--quantize-lm-head: the lm_head is tied"]),
+        ("draft", {"quantize_lm_head": True}, ["a draft borrows the target's lm_head"]),
     ],
 )
-def test_options_that_a_target_refuses(
-    target: TargetSpec, tmp_path: Path, options: dict[str, Any], pieces: list[str]
+def test_options_that_a_model_refuses(
+    models: Path, tmp_path: Path, model: str, options: dict[str, Any], pieces: list[str]
 ) -> None:
+    spec = read_draft(models / model) if model == "draft" else read_target(models / model)
     with pytest.raises(DflashError) as caught:
-        quantize(target, tmp_path / "q", **options)
+        quantize(spec, tmp_path / "q", **options)
     assert caught.value.usage and all(piece in str(caught.value) for piece in pieces)
     assert not list(tmp_path.iterdir())
 
 
-def test_heads_that_cannot_be_quantised(models: Path, draft: DraftSpec, tmp_path: Path) -> None:
-    with pytest.raises(DflashError, match="--quantize-lm-head: the lm_head is tied"):
-        quantize(read_target(models / "tied"), tmp_path / "q", quantize_lm_head=True)
-    with pytest.raises(DflashError, match="a draft borrows the target's lm_head"):
-        quantize(draft, tmp_path / "q", quantize_lm_head=True)
+def test_a_tied_head_is_named_among_the_kept(models: Path, tmp_path: Path) -> None:
     written = quantize(read_target(models / "tied"), tmp_path / "q")
     assert written.kept == ("lm_head", "model.embed_tokens")
 

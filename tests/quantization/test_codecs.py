@@ -119,12 +119,13 @@ def test_mxfp4_ties_and_powers_of_two() -> None:
 def test_scales_that_would_be_zero(amax: float) -> None:
     """All-zero tensors, and those so small that their scale underflows, become zeros."""
     values = np.full((2, 32), amax, np.float32)
-    scale = nvfp4_global_scale(amax)
-    assert scale > 0 and fp8_scale(amax) > 0
-    decoded = dequantize_nvfp4(*quantize_nvfp4(values, scale), scale)
-    assert np.isfinite(decoded).all() and np.abs(decoded).max() <= 2 * amax
-    eight = dequantize_fp8(quantize_fp8(values, fp8_scale(amax)), fp8_scale(amax))
-    assert np.isfinite(eight).all() and np.abs(eight).max() <= 2 * amax
+    four, eight = nvfp4_global_scale(amax), fp8_scale(amax)
+    for scale, decoded in (
+        (four, dequantize_nvfp4(*quantize_nvfp4(values, four), four)),
+        (eight, dequantize_fp8(quantize_fp8(values, eight), eight)),
+    ):
+        assert scale > 0
+        assert np.isfinite(decoded).all() and np.abs(decoded).max() <= 2 * amax
 
 
 @pytest.mark.parametrize("amax", [1e-38, 1e-40, 3e38])

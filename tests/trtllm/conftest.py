@@ -1,4 +1,4 @@
-"""The command line, and a tiny pair whose configuration has hardware profiles."""
+"""The command line, and a tiny pair whose configuration has a hardware profile."""
 
 from __future__ import annotations
 
@@ -14,11 +14,6 @@ __all__ = ["Run", "run"]
 PROFILES = """\
 profiles:
   one: {gpu: b200, max_batch: 4, max_seq_len: 64}
-  two: {gpu: h100, gpus: 2, tensor_parallel: 2}
-  three: {gpu: b200, gpus: 3, tensor_parallel: 3}
-  experts: {gpu: b200, gpus: 2, tensor_parallel: 2, expert_parallel: 2}
-  ada: {gpu: l40s, precision: nvfp4}
-  nowhere: {gpu: b2000}
 """
 
 

@@ -97,6 +97,7 @@ def _own(tmp_path: Path, profile: str, name: str = "qwen3-8b") -> list[object]:
             ["expert_parallel 2 is for mixtures of experts"],
         ),
         ("gpu: h100, precision: nvfp4", [], ["H100 SXM (sm_90) does not multiply in nvfp4"]),
+        ("gpu: l40s, precision: nvfp4", [], ["L40S (sm_89) does not mult", "choose fp8"]),
         ("gpu: rtx-5090, max_seq_len: 40000", ["--max-batch", 64], ["lower --max-seq-len"]),
         ("gpu: b200, gpus: 4", [], ["tensor_parallel 1 is not gpus 4"]),
         ("gpu: b200, gpus: 2, tensor_parallel: 2, nodes: 3", [], ["leave some with fewer"]),
