@@ -16,7 +16,6 @@ from dflash_trt.backends.base import Int64Array
 from dflash_trt.bundle.graph_folder import GraphFolder
 from dflash_trt.calibration.graphs import ObservedGraphs
 from dflash_trt.calibration.memory import check_memory, estimate_memory
-from dflash_trt.calibration.sequences import check_sequences, place_anchors
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.pair import Pair
@@ -24,13 +23,7 @@ from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.limits import PREFILL_CHUNK
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
-from dflash_trt.graph.bindings import (
-    BLOCK_IDS,
-    CACHE_START,
-    LOGIT_ROWS,
-    TOKEN_IDS,
-    Owner,
-)
+from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, LOGIT_ROWS, TOKEN_IDS, Owner
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.tables import compute_tables, compute_target_tables
@@ -45,10 +38,8 @@ BLOCKS_PER_SEQUENCE = 16
 class ActivationAmax:
     """The largest magnitude in each linear's input, by role, in float32.
 
-    Linears of a target that read the same rows have the same value. The draft's k_proj and
-    v_proj read the target's features besides its own blocks, its q_proj does not. The output
-    head is the target's, and counts what both models give it; where it is tied to the
-    embedding, its role is the embedding's.
+    The draft's k_proj and v_proj read the target's features besides its own blocks. The output head
+    is the target's and counts what both models give it; tied, its role is the embedding's.
     """
 
     target: dict[str, float]
@@ -68,9 +59,8 @@ def observe_target(
     Args:
         sequences: token ids, cut to the model's context.
         prefill_chunk: rows of one pass; the result does not depend on it.
-        workspace: a folder to put a temporary one in, best on the checkpoint's filesystem:
-            weights are linked there where that can be done, else copied. None takes the
-            system's.
+        workspace: where a temporary folder goes, best on the checkpoint's filesystem, for then
+            weights are linked and not copied. None takes the system's.
 
     Raises:
         DflashError: sequences that cannot be used, too little memory, or activations that are
@@ -91,10 +81,9 @@ def observe_pair(
 ) -> ActivationAmax:
     """The largest magnitude in each linear's input of both models.
 
-    The draft reads what it does in use: the target's features, and blocks of the trained size
-    whose anchors are tokens of the sequence, with the features before them as context.
-    Arguments and errors as for `observe_target`; besides, sequences that are all too short for
-    a block (two tokens make one).
+    The draft reads what it does in use: blocks of the trained size whose anchors are tokens of the
+    sequence, with the target's features before them as context. Arguments and errors as for
+    `observe_target`, and sequences that are all too short for a block (two tokens make one).
     """
     target, draft = pair.target, pair.draft
     size = draft.block_size
@@ -137,8 +126,7 @@ def _observe(
     positions = max(plan.positions(block_size) for plan in plans)
     check_memory(estimate_memory(target, draft, positions, prefill_chunk))
     specs: dict[Owner, DecoderSpec] = {"target": target}
-    if draft is not None:
-        specs["draft"] = draft
+    specs |= {} if draft is None else {"draft": draft}
     with TemporaryDirectory(prefix="dflash-trt-", dir=workspace) as temporary:
         folder = GraphFolder(Path(temporary))
         weights = {owner: spec.weights for owner, spec in specs.items()}
@@ -192,3 +180,42 @@ def _block(sequence: Int64Array, anchor: int, draft: DraftSpec) -> dict[str, Int
     ids = np.full((1, draft.block_size), draft.mask_token_id, np.int64)
     ids[0, 0] = sequence[anchor]
     return {BLOCK_IDS: ids, CACHE_START: np.array([anchor])}
+
+
+def check_sequences(
+    sequences: Sequence[Sequence[int]], vocab_size: int, context: int
+) -> list[Int64Array]:
+    """The sequences as arrays [n] of token ids, each cut to its first `context` tokens.
+
+    Raises:
+        DflashError: no sequence, an empty one, or an id outside the vocabulary (usage).
+    """
+    if not sequences:
+        raise _unusable("there is no calibration sequence", None)
+    checked: list[Int64Array] = []
+    for number, sequence in enumerate(sequences, start=1):
+        if not len(sequence):
+            raise _unusable("it holds no token", number)
+        outside = next((one for one in sequence if not 0 <= one < vocab_size), None)
+        if outside is not None:
+            raise _unusable(f"token id {outside} is outside the vocabulary of {vocab_size}", number)
+        checked.append(np.array(sequence[:context], np.int64))
+    return checked
+
+
+def place_anchors(length: int, block_size: int, context: int, most: int) -> list[int]:
+    """Where draft blocks begin in a sequence of `length` tokens: at most `most` positions.
+
+    Each has context before it and room for its block; they are spread over the sequence, no
+    nearer to each other than a block. Empty where a sequence is too short for one.
+    """
+    last = min(length - 1, context - block_size)
+    if last < 1:
+        return []
+    count = min(most, max(1, (last - 1) // block_size))
+    return [last - (last - 1) * index // count for index in reversed(range(count))]
+
+
+def _unusable(what: str, number: int | None) -> DflashError:
+    where = "calibration" if number is None else f"calibration sequence {number}"
+    return DflashError(what, where=where, usage=True)

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_trt.errors import DflashError
 from dflash_trt.training.extras import training_module
-from dflash_trt.training.generation import continue_rows
 from dflash_trt.training.progress import Progress
 from dflash_trt.training.recipe import DraftStage, TrainingRecipe
-from dflash_trt.training.target import Optimizer, corpus_rows, rate
+from dflash_trt.training.target import Optimizer, continue_rows, corpus_rows, rate
 from dflash_trt.training.tokenizer import MASK_ID
 
 if TYPE_CHECKING:

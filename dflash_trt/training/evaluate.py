@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_trt.training.draft import tapped_features
 from dflash_trt.training.extras import training_module
-from dflash_trt.training.generation import continue_rows
 from dflash_trt.training.recipe import TrainingRecipe
+from dflash_trt.training.target import continue_rows
 from dflash_trt.training.tokenizer import END_ID
 
 if TYPE_CHECKING:

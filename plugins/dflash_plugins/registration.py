@@ -16,7 +16,7 @@ from typing import Any
 import numpy.typing  # noqa: F401 - tensorrt.plugin 11.4 uses it without importing it
 
 from dflash_plugins.compile import CompiledKernel, compile_kernel
-from dflash_plugins.operation import Attributes, DType, Operation, TensorSpec, kernel_spec
+from dflash_plugins.operation import Attributes, DType, Operation, Specs, TensorSpec, kernel_spec
 from dflash_plugins.table import operations
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError
@@ -61,8 +61,6 @@ class PluginRegistration:
             plugin.aot_impl(identifier)(self._implementation(operation))
 
     def _describer(self, operation: Operation) -> Any:
-        """What tells TensorRT the outputs."""
-
         def describe(*tensors: Any, **attributes: Any) -> Any:
             inputs = dict(zip(operation.inputs, tensors, strict=True))
             specs = {name: self._spec(one) for name, one in inputs.items()}
@@ -78,9 +76,7 @@ class PluginRegistration:
         return self._signed(describe, operation, {}, result)
 
     def _tuner(self, operation: Operation) -> Any:
-        """What tells TensorRT the types, which its strong typing has fixed, and the tactics."""
-
-        def tune(*arguments: Any) -> Any:
+        def tune(*arguments: Any) -> Any:  # its strong typing has fixed the types
             tensors = [*arguments[: len(operation.inputs)], *arguments[-1]]
             types = ", ".join(self._type_name(tensor.dtype) for tensor in tensors)
             # Tactics are numbered from 1; 0 is TensorRT's own name for "the only one".
@@ -92,14 +88,11 @@ class PluginRegistration:
         return self._signed(tune, operation, extra, result)
 
     def _implementation(self, operation: Operation) -> Any:
-        """What hands TensorRT the PTX and how it is launched."""
-
         def implement(*arguments: Any) -> Any:
             *values, _, tactic = arguments
-            count = len(operation.inputs)
-            names = tuple(operation.attributes)
-            attributes = dict(zip(names, values[count:], strict=True))
-            return self._implement(operation, values[:count], attributes, max(0, tactic - 1))
+            given = dict(zip((*operation.inputs, *operation.attributes), values, strict=True))
+            inputs = {name: self._spec(given.pop(name)) for name in operation.inputs}
+            return self._implement(operation, inputs, given, max(0, tactic - 1))
 
         plugin = self._plugin
         extra = {"outputs": GenericAlias(tuple, plugin.TensorDesc), "tactic": int}
@@ -107,10 +100,8 @@ class PluginRegistration:
         return self._signed(implement, operation, extra, result)
 
     def _implement(
-        self, operation: Operation, arguments: Sequence[Any], attributes: Attributes, tactic: int
+        self, operation: Operation, inputs: Specs, attributes: Attributes, tactic: int
     ) -> tuple[str, str, Any, Any]:
-        specs = [self._spec(tensor) for tensor in arguments]
-        inputs = dict(zip(operation.inputs, specs, strict=True))
         launch = operation.launch(inputs, attributes, tactic)
         tensors = {**inputs, **operation.output_specs(inputs, attributes)}
         kernel = self._compile(kernel_spec(operation, tensors, launch), self._arch, self._folder)
@@ -129,13 +120,9 @@ class PluginRegistration:
         """`function` with the signature that TensorRT reads."""
         kinds = dict.fromkeys(operation.inputs, self._plugin.TensorDesc)
         kinds |= {**operation.attributes, **extra}
-        function.__signature__ = inspect.Signature(
-            [
-                inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind)
-                for name, kind in kinds.items()
-            ],
-            return_annotation=result,
-        )
+        either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter(n, either, annotation=kind) for n, kind in kinds.items()]
+        function.__signature__ = inspect.Signature(parameters, return_annotation=result)
         return function
 
     def _spec(self, tensor: Any) -> TensorSpec:

@@ -7,6 +7,18 @@ from collections.abc import Iterator
 import pytest
 from dflash_plugins.testing.interpreter import Interpreter
 
+from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
+
+KERNEL_FORMS = [
+    pytest.param(GraphForm(Precision.BFLOAT16, page_size=page_size, cache_dtype=dtype), id=name)
+    for name, page_size, dtype in (
+        ("fp8", None, CacheDtype.FP8),
+        ("paged", 16, CacheDtype.COMPUTE),
+        ("paged_fp8", 16, CacheDtype.FP8),
+    )
+]
+"""Forms whose every attention and cache write is a kernel's."""
+
 WRITTEN_HEADS = [(8, 128), (8, 64), (1, 256), (20, 64), (3, 80)]
 """KV heads and head sizes of public pairs, a single head, more heads than one program takes, and a
 head size that is no power of two."""

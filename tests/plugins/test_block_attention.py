@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +22,12 @@ from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
 
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.block_attention import block_attention_function
+from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.functions import attention_function
 from dflash_trt.kernels.attention import MAX_SPLITS, RUN, needs_split
 from tests.graph.functions import run_function
+from tests.plugins.conftest import KERNEL_FORMS
 
 pytestmark = pytest.mark.numeric
 
@@ -37,18 +41,10 @@ def shaped(
     head_dim: int = 64,
     length: int = 96,
     compute: DType = DType.FLOAT32,
-    cache: DType | None = None,
-    block_size: int = 4,
+    **other: Any,
 ) -> AttentionShape:
-    return AttentionShape(
-        query_heads,
-        kv_heads,
-        head_dim,
-        length,
-        block_size=block_size,
-        compute=compute,
-        cache=cache or compute,
-    )
+    form = {"block_size": 4, "compute": compute, "cache": compute} | other
+    return AttentionShape(query_heads, kv_heads, head_dim, length, **form)
 
 
 def check(interpreter: Interpreter, shape: AttentionShape, inputs: Inputs) -> None:
@@ -95,13 +91,32 @@ def test_kernel_equals_the_functions_bodies(
         check_body(masked, inputs, lengths)
 
 
+@pytest.mark.parametrize(("is_causal", "window"), [(True, 0), (False, 0), (True, 9), (False, 9)])
+@pytest.mark.parametrize("form", KERNEL_FORMS)
+def test_kernel_equals_the_bodies_of_paged_and_fp8_forms(
+    interpreter: Interpreter, form: GraphForm, is_causal: bool, window: int
+) -> None:
+    """float32 queries, which the interpreter multiplies right, over what the form caches."""
+    cache = DType.FLOAT8 if form.is_fp8 else DType.FLOAT32
+    shape = shaped(cache=cache, page_size=form.page_size, is_causal=is_causal, window=window)
+    inputs = make_inputs(shape, [4, 61, 96], has_sinks=True)
+    check(interpreter, shape, inputs)
+    expected = expect(shape, inputs)
+    function = block_attention_function(form)
+    for name in ("k_cache", "v_cache"):  # a body reads what only a window has left behind
+        held = inputs[name].astype(np.float32)
+        inputs[name] = np.nan_to_num(held).astype(inputs[name].dtype)
+    (body,) = run_function(function, inputs, is_causal=int(is_causal), window=window)
+    assert_close(body, expected, error_bound(shape, inputs, expected, BODY))
+
+
 @pytest.mark.parametrize("rows", [1, 2, 16])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_rows_without_context_and_a_full_cache(
     interpreter: Interpreter, rows: int, is_causal: bool
 ) -> None:
     """No context; one key; tiles that end full and with one key; a sequence that is not there."""
-    shape = replace(shaped(length=130, block_size=16), is_causal=is_causal)
+    shape = shaped(length=130, block_size=16, is_causal=is_causal)
     inputs = make_inputs(shape, [rows, 64, 65, 128, 130], rows)
     check(interpreter, shape, inputs)
     inputs["key_value_lengths"][1] = 0
@@ -114,7 +129,7 @@ def test_rows_without_context_and_a_full_cache(
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_windows(interpreter: Interpreter, window: int, is_causal: bool) -> None:
     """Smaller than the block, ending at tiles, longer than the context; what is behind is NaN."""
-    shape = replace(shaped(length=200), window=window, is_causal=is_causal)
+    shape = shaped(length=200, window=window, is_causal=is_causal)
     lengths = [4, 70, 131, 200]
     inputs = make_inputs(shape, lengths)
     check(interpreter, shape, inputs)
@@ -125,14 +140,14 @@ def test_windows(interpreter: Interpreter, window: int, is_causal: bool) -> None
 @pytest.mark.parametrize("page_size", [1, 8, 24, 64, 128])
 def test_pages(interpreter: Interpreter, page_size: int, window: int) -> None:
     """Pages smaller and larger than a tile, and of no power of two; lengths at their borders."""
-    shape = replace(shaped(length=150), page_size=page_size, window=window, is_causal=True)
+    shape = shaped(length=150, page_size=page_size, window=window, is_causal=True)
     check(interpreter, shape, make_inputs(shape, [4, 64, 65, 128, 150], has_sinks=True))
 
 
 @pytest.mark.parametrize("page_size", [None, 16])
 @pytest.mark.parametrize("cache", [DType.BFLOAT16, DType.FLOAT8])
 def test_narrow_caches(interpreter: Interpreter, cache: DType, page_size: int | None) -> None:
-    shape = replace(shaped(cache=cache, head_dim=128), page_size=page_size)
+    shape = shaped(cache=cache, head_dim=128, page_size=page_size)
     check(interpreter, shape, make_inputs(shape, [4, 40, 96]))
     long = replace(shape, length=600)
     check(interpreter, long, make_inputs(long, [600]))
@@ -140,7 +155,7 @@ def test_narrow_caches(interpreter: Interpreter, cache: DType, page_size: int | 
 
 @pytest.mark.parametrize("window", [0, 3])
 def test_sinks(interpreter: Interpreter, window: int) -> None:
-    shape = replace(shaped(), window=window)
+    shape = shaped(window=window)
     inputs = make_inputs(shape, [4, 90], has_sinks=True)
     inputs["sinks"][:2] = [30.0, -30.0]  # takes nearly all, and nothing
     check(interpreter, shape, inputs)
@@ -152,21 +167,21 @@ def test_splits_join(
     interpreter: Interpreter, window: int, is_causal: bool, has_sinks: bool
 ) -> None:
     """One share, two with a single key in the second, all; a window that leaves shares empty."""
-    shape = replace(shaped(length=3 * RUN), window=window, is_causal=is_causal)
+    shape = shaped(length=3 * RUN, window=window, is_causal=is_causal)
     assert shape.is_split
     inputs = make_inputs(shape, [4, RUN, RUN + 1, 3 * RUN], has_sinks=has_sinks)
     check(interpreter, shape, inputs)
 
 
 def test_positions_past_the_runs_are_dealt_in_tiles(interpreter: Interpreter) -> None:
-    shape = replace(shaped(2, 1, length=32 * RUN + 300), is_causal=True)
+    shape = shaped(2, 1, length=32 * RUN + 300, is_causal=True)
     check(interpreter, shape, make_inputs(shape, [32 * RUN + 65]))
     windowed = replace(shape, window=700)
     check(interpreter, windowed, make_inputs(windowed, [shape.length, 32 * RUN + 40]))
 
 
 def test_a_share_without_positions_is_not_written(interpreter: Interpreter) -> None:
-    shape = replace(shaped(2, 1, length=3 * RUN), window=RUN + 60)
+    shape = shaped(2, 1, length=3 * RUN, window=RUN + 60)
     inputs = make_inputs(shape, [RUN, 2 * RUN + 70])
     split = make_cases("", shape, batch=2)[0]
     outputs = interpreter.run(
@@ -185,7 +200,7 @@ def test_a_share_without_positions_is_not_written(interpreter: Interpreter) -> N
 def test_neighbours_and_slots_change_no_bit(
     interpreter: Interpreter, page_size: int | None
 ) -> None:
-    shape = replace(shaped(length=2 * RUN), page_size=page_size, is_causal=True)
+    shape = shaped(length=2 * RUN, page_size=page_size, is_causal=True)
     inputs = make_inputs(shape, [700, 30, 1000])
     together = attend(interpreter.run, shape, inputs)
     for b in range(3):
@@ -198,7 +213,7 @@ def test_neighbours_and_slots_change_no_bit(
 
 def test_a_causal_rows_bits_depend_on_its_own_keys_alone(interpreter: Interpreter) -> None:
     """Whatever the block's length, and what follows: decoding and verification are the same."""
-    shape = replace(shaped(length=2 * RUN, query_heads=2), is_causal=True)
+    shape = shaped(length=2 * RUN, query_heads=2, is_causal=True)
     inputs = make_inputs(shape, [600])
     block = attend(interpreter.run, shape, inputs)
     for row in range(4):
@@ -208,7 +223,7 @@ def test_a_causal_rows_bits_depend_on_its_own_keys_alone(interpreter: Interprete
 
 
 def test_a_wrong_kernel_is_noticed(interpreter: Interpreter) -> None:
-    shape = replace(shaped(), is_causal=True)
+    shape = shaped(is_causal=True)
     inputs = make_inputs(shape, [50])
     attended = attend(interpreter.run, replace(shape, is_causal=False), inputs)
     expected = expect(shape, inputs)
@@ -268,7 +283,7 @@ def test_reads_follow_the_positions_held_and_are_shared_evenly(
     interpreter: Interpreter, first: int, end: int
 ) -> None:
     """Of 131,072 positions that a cache may have: every tile that is seen once, no other."""
-    from tests.plugins.tiles import count_reads
+    from tests.plugins.interpreted import count_reads
 
     tile = tile_positions(128)
     reads = interpreter.call(count_reads, first, end, 131072, 32, RUN, tile)

@@ -90,16 +90,17 @@ def test_what_was_compiled_is_read_again(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(compilation, "_compile", lambda *a: calls.append(a) or real(*a))
     assert compile_kernel(spec, "sm_90a", folder) == first
     assert not calls
-    for changed in (replace(spec, warps=2), replace(spec, constants=(("BLOCK", 64),))):
+    others = [replace(spec, warps=2), replace(spec, constants=(("BLOCK", 64),))]
+    for changed in others:
         assert compile_kernel(changed, "sm_90a", folder).ptx != first.ptx
     assert len(calls) == 2
-    (folder / next(p.name for p in folder.glob("accept-sm_90a-*.cubin"))).unlink()
-    for one in (spec, replace(spec, warps=2), replace(spec, constants=(("BLOCK", 64),))):
+    next(folder.glob("accept-sm_90a-*.cubin")).unlink()
+    for one in (spec, *others):
         compile_kernel(one, "sm_90a", folder)
     assert len(calls) == 3
     cut = next(folder.glob("accept-sm_90a-*.ptx"))
     cut.write_bytes(cut.read_bytes()[:100])
-    for one in (spec, replace(spec, warps=2), replace(spec, constants=(("BLOCK", 64),))):
+    for one in (spec, *others):
         compile_kernel(one, "sm_90a", folder)
     assert len(calls) == 4
 
@@ -131,11 +132,14 @@ def test_resources_are_read_from_the_assemblers_report() -> None:
     assert resources.spills
 
 
-def test_the_command_prints_a_row_for_each_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    accept = [case for case in CASES if case.operation.name == "accept"]
-    monkeypatch.setattr(compilation, "main_cases", lambda: accept)
+@pytest.fixture
+def one_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command compiles `accept` alone."""
+    monkeypatch.setattr(compilation, "main_cases", lambda: main_cases(["accept"]))
+
+
+@pytest.mark.usefixtures("one_case")
+def test_the_command_prints_a_row_for_each_kernel(tmp_path: Path) -> None:
     arguments = ["--arch", "sm_120a,sm_90a", "-o", str(tmp_path)]
     shown = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert [line.split()[:2] for line in shown.output.splitlines()] == [
@@ -162,11 +166,10 @@ def test_an_unknown_architecture_is_wrong_usage(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("one_case")
 def test_a_folder_that_takes_nothing_is_no_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    accept = [case for case in CASES if case.operation.name == "accept"]
-    monkeypatch.setattr(compilation, "main_cases", lambda: accept)
     (tmp_path / "file").write_text("")
     arguments = ["--arch", "sm_90a", "-o"]
     refused = CliRunner().invoke(main, [*arguments, str(tmp_path / "file" / "below")])

@@ -13,8 +13,6 @@ from dflash_plugins.operation import DType
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_same_bits
 
-from tests.plugins.sparse import run_sparse
-
 HEADS, HEAD_DIM, PAGE_SIZE = 8, 128, 32
 PAGES = 2**31 // (PAGE_SIZE * HEADS * HEAD_DIM) + 4
 LENGTH = 2**31 // (HEADS * HEAD_DIM) + 128
@@ -33,6 +31,8 @@ def test_rows_are_written_past_2_31_elements(
     interpreter: Interpreter, name: str, is_paged: bool
 ) -> None:
     """The last page's last rows and then the first page's; the last rows of the last head."""
+    from tests.plugins.interpreted import run_sparse
+
     generator = np.random.default_rng(0)
     injects = name == "kv_feature_injection"
     shape = (1, ROWS, HEADS, HEAD_DIM) if injects else (1, HEADS, ROWS, HEAD_DIM)
@@ -70,6 +70,8 @@ def test_attention_reads_past_2_31_elements(
     interpreter: Interpreter, is_paged: bool, form: str
 ) -> None:
     """What is there is attended as it is at the beginning of a small cache."""
+    from tests.plugins.interpreted import run_sparse
+
     generator = np.random.default_rng(0)
     inputs: dict[str, Array] = {
         "q": generator.standard_normal((1, HEADS, ROWS, HEAD_DIM)).astype(np.float32),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
 from dflash_plugins.operation import Case, DType, TensorSpec
@@ -14,7 +16,13 @@ from dflash_plugins.ptx import entry_parameters
 from dflash_plugins.registration import PluginRegistration
 from dflash_plugins.table import main_cases, operations
 
+from dflash_trt.backends.tensorrt.build.plugins import plugin_name
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.block_attention import block_attention_function
+from dflash_trt.graph.form import GraphForm
+from dflash_trt.graph.kv_cache_update import kv_cache_update_function
+from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
+from tests.plugins.conftest import KERNEL_FORMS
 from tests.standins.plugin import DataType, FakePlugin, TensorDesc
 
 ARCH = "sm_90a"
@@ -130,6 +138,23 @@ def test_tensorrt_is_told_shapes_types_aliases_and_launch(plugin: FakePlugin, ca
         assert grid == expected.grid
         assert tuple(extra.read(shapes) for extra in extras) == expected.extras
         assert params.block_x.read(shapes) == expected.warps * 32
+
+
+@pytest.mark.parametrize("form", KERNEL_FORMS)
+@pytest.mark.parametrize(
+    "define", [kv_cache_update_function, kv_feature_injection_function, block_attention_function]
+)
+def test_operands_are_the_kernels(
+    define: Callable[[GraphForm], onnx.FunctionProto], form: GraphForm
+) -> None:
+    function = define(form)
+    name = plugin_name(function)
+    assert name is not None
+    operation = operations()[name]
+    assert tuple(function.input) == operation.inputs
+    assert tuple(function.output) == operation.outputs
+    # What a block's rows are at most is the engine's to say, not the graph's.
+    assert set(function.attribute) == operation.attributes.keys() - {"block_size"}
 
 
 def test_a_type_that_no_kernel_reads_is_refused(plugin: FakePlugin) -> None:

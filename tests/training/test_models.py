@@ -10,9 +10,8 @@ import pytest
 from dflash_trt.errors import DflashError
 from dflash_trt.training.draft import attach_draft, draft_options, tapped_features
 from dflash_trt.training.evaluate import drafts_everywhere
-from dflash_trt.training.generation import continue_rows
 from dflash_trt.training.recipe import TrainingRecipe, small_sizes
-from dflash_trt.training.target import build_target, deepen, round_to_bf16
+from dflash_trt.training.target import build_target, continue_rows, deepen, round_to_bf16
 from dflash_trt.training.tokenizer import MASK_ID
 
 pytestmark = pytest.mark.numeric

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
@@ -86,49 +87,37 @@ class AttentionPoint:
 
 def points() -> list[AttentionPoint]:
     """Every pair, type of cache, layout, context and batch; caches as long as they must be."""
-    found = []
-    for cache in (DType.BFLOAT16, DType.FLOAT8):
-        for page_size in (None, PAGE_SIZE):
-            kind = f"{cache.kernel_name}{' paged' if page_size else ''}"
-            form: dict[str, Any] = {"cache": cache, "page_size": page_size}
-            for pair, shape in PAIRS.items():
-                for context in CONTEXTS:
-                    sized = _sized(replace(shape, **form), context + shape.block_size)
-                    found += [
-                        AttentionPoint(
-                            f"{pair} {kind}, {batch} × {context} positions",
-                            sized,
-                            batch,
-                            context,
-                            shape.block_size,
-                        )
-                        for batch in BATCHES
-                    ]
-            for target, shape in TARGETS.items():
-                for context in CHUNK_CONTEXTS:
-                    sized = _sized(replace(shape, **form), context + CHUNK_ROWS)
-                    name = f"{target} target {kind}, chunk of {CHUNK_ROWS} at {context}"
-                    found.append(AttentionPoint(name, sized, 1, context, CHUNK_ROWS))
+    found: list[AttentionPoint] = []
+
+    def add(name: str, shape: AttentionShape, batch: int, context: int, rows: int) -> None:
+        length = -(-(context + rows) // PAGE_SIZE) * PAGE_SIZE
+        found.append(AttentionPoint(name, replace(shape, length=length), batch, context, rows))
+
+    for cache, page_size in product((DType.BFLOAT16, DType.FLOAT8), (None, PAGE_SIZE)):
+        kind = f"{cache.kernel_name}{' paged' if page_size else ''}"
+        for pair, plain in PAIRS.items():
+            shape = replace(plain, cache=cache, page_size=page_size)
+            for context, batch in product(CONTEXTS, BATCHES):
+                name = f"{pair} {kind}, {batch} × {context} positions"
+                add(name, shape, batch, context, shape.block_size)
+        for target, plain in TARGETS.items():
+            shape = replace(plain, cache=cache, page_size=page_size)
+            for context in CHUNK_CONTEXTS:
+                name = f"{target} target {kind}, chunk of {CHUNK_ROWS} at {context}"
+                add(name, shape, 1, context, CHUNK_ROWS)
     return found
-
-
-def _sized(shape: AttentionShape, held: int) -> AttentionShape:
-    return replace(shape, length=-(-held // PAGE_SIZE) * PAGE_SIZE)
 
 
 def measure(
     torch: Any, point: AttentionPoint, runner: TorchRunner, device: str = "cuda"
 ) -> dict[str, Any]:
-    """The kernels' time at `point` by their fastest tactic, and that of rivals, which compute the
-    same.
+    """The kernels' time at `point` by their fastest tactic, and that of their rivals.
 
     `error` is the largest difference of any tactic from a rival, relative to the largest value.
     """
     tensors = make_tensors(torch, point, device)
-    runs = [
-        _prepare(point, runner, tensors, tactic)
-        for tactic in range(point.cases[0].operation.tactics)
-    ]
+    tactics = range(point.cases[0].operation.tactics)
+    runs = [_prepare(point, runner, tensors, tactic) for tactic in tactics]
     tactic_seconds = [runner.seconds(attend) for attend, _ in runs]
     seconds = min(tactic_seconds)
     error = None

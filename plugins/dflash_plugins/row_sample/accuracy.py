@@ -54,12 +54,9 @@ def compare_draws(
         expected = choose_tokens(wide, positions[sequence], one)
         for row in np.flatnonzero(tokens[sequence] != expected):
             moved += 1
+            alone = wide[row : row + 1], positions[sequence, row : row + 1]
             others = [
-                choose_tokens(
-                    wide[row : row + 1],
-                    positions[sequence, row : row + 1],
-                    replace(one, top_p=min(1.0, one.top_p * factor)),
-                )[0]
+                choose_tokens(*alone, replace(one, top_p=min(1.0, one.top_p * factor)))[0]
                 for factor in (1 - BORDER, 1 + BORDER)
             ]
             if one.top_p == 1 or tokens[sequence, row] not in others:

@@ -54,8 +54,6 @@ def judge(name: str, actual: Array, expected: Array, bound: float | Array) -> Ac
     """The verdict on one case; `bound` as for `find_mismatch`."""
     mismatch = find_mismatch(actual, expected, bound)
     reason = None if mismatch is None else str(mismatch)
-    if not actual.size:
-        return Accuracy(name, 0.0, float(np.max(bound, initial=0.0)), reason)
     error = relative_error(actual, expected)
     limits = np.broadcast_to(bound, error.shape)
     worst = np.unravel_index(np.argmax(error - limits), error.shape)
@@ -176,10 +174,6 @@ class GuardedBuffer:
         outside = np.concatenate([self.memory[:GUARD_BYTES], self.memory[-GUARD_BYTES:]])
         touched = np.flatnonzero(outside != GUARD)
         if touched.size:
-            first = int(touched[0])
-            at = (
-                first - GUARD_BYTES
-                if first < GUARD_BYTES
-                else first - GUARD_BYTES + self.inner.size
-            )
+            at = int(touched[0]) - GUARD_BYTES
+            at += self.inner.size if at >= 0 else 0
             raise AssertionError(f"{name}: byte {at} of {self.inner.size} was written")

@@ -1,6 +1,7 @@
-"""Interprets operations over caches of more than 2^31 elements, which take the memory touched.
+"""What tests run in the interpreting process besides whole operations.
 
-The interpreter's own launch copies every tensor onto itself; what stands for a tensor here lets it.
+Caches of more than 2^31 elements take the memory that is touched: the interpreter's launch copies
+every tensor onto itself, and what stands for a tensor here lets it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
+import triton.language as tl
+from dflash_plugins.block_attention.kernel import tile_position, tile_range
 from dflash_plugins.operation import Attributes, DType, TensorSpec
 from dflash_plugins.table import load_kernel, operations
 from dflash_plugins.testing.gpu import torch_type
@@ -88,3 +92,21 @@ def run_sparse(
         else tensors[key].array
         for key in operation.outputs
     }
+
+
+def count_reads(first: int, end: int, capacity: int, splits: int, run: int, tile: int) -> Array:
+    """int [splits, capacity // tile]: how often `block_attention` reads each tile in each split."""
+    reads = torch.zeros((splits, capacity // tile), dtype=torch.int32)
+    _count_reads[(splits,)](first, end, reads, capacity // tile, splits, run, tile)
+    return np.asarray(reads.numpy())
+
+
+@triton.jit
+def _count_reads(
+    first, end, reads, tiles, splits: tl.constexpr, run: tl.constexpr, tile: tl.constexpr
+):
+    split = tl.program_id(0)
+    begin, stop = tile_range(split, first, end, splits, run, tile)
+    for index in tl.range(begin, stop):
+        counter = reads + split * tiles + tile_position(split, index, splits, run, tile) // tile
+        tl.store(counter, tl.load(counter) + 1)
