@@ -137,3 +137,10 @@ def full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PluginTensorRt:
     from tests.standins.plugin_tensorrt import stand_in_builder
 
     return stand_in_builder(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The user's cache folder of this test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "dflash-trt"

@@ -229,19 +229,6 @@ def test_bundles_that_are_no_twins(run: Run, twins: Twins, bundle: Path, tmp_pat
     )
 
 
-def test_a_bundle_of_an_earlier_version(run: Run, twins: Twins, tmp_path: Path) -> None:
-    old = tmp_path / "old"
-    shutil.copytree(twins.twin, old)
-    manifest = json.loads((old / "manifest.json").read_text())
-    for name in ("weights/target/config.json", "weights/draft/config.json"):
-        (old / name).unlink()
-        manifest["files"] = [file for file in manifest["files"] if file["path"] != name]
-    (old / "manifest.json").write_text(json.dumps(manifest))
-    for pair in ((twins.bundle, "--against", old), (old, "--against", twins.twin)):
-        run("verify", *pair).fails(1, str(old), "an earlier version built it; build it again")
-    assert run("verify", old, "--max-tokens", 3, "--repeats", 0).code == 0  # it runs all the same
-
-
 @pytest.mark.parametrize("option", ["--batch", "--block-size", "--repeats"])
 def test_options_of_the_proof_are_refused(run: Run, twins: Twins, option: str) -> None:
     """The other way round is in tests/frozen."""

@@ -61,9 +61,7 @@ def test_a_record_of_everything(run: Run, stand_in: FakeTensorRt, tmp_path: Path
     verdicts = {probe["name"]: probe["passed"] for probe in only["probes"]}
     assert len(verdicts) == 9 and list(verdicts.values()).count(True) == 7
     assert outcome.out.splitlines()[0] == "Stand-in GPU (sm_90), 1.1 GB, CUDA 13.4"
-    assert (
-        "yes  CUDA graphs replay the step: 3 captured" in outcome.out or "captured" in outcome.out
-    )
+    assert "yes  CUDA graphs replay the step: " in outcome.out
     assert stand_in.cuda.is_clean
 
 

@@ -56,12 +56,6 @@ def test_figures(run: Run, bundle: Path) -> None:
     assert answer["verified"] is None
 
 
-def test_batch_and_context(run: Run, bundle: Path) -> None:
-    memory = run("inspect", bundle, "--batch", 3, "--context", 1000, "--json").json["memory_bytes"]
-    assert (memory["batch"], memory["context"]) == (3, 1000)
-    assert memory["target_cache"] == 3000 * TARGET_TOKEN_BYTES
-
-
 def test_users_that_fit_on_a_gpu(run: Run, bundle: Path) -> None:
     fit = run("inspect", bundle, "--gpu", "rtx-5090", "--context", 100, "--json").json["fit"]
     assert fit["token"] == TARGET_TOKEN_BYTES + DRAFT_TOKEN_BYTES

@@ -31,13 +31,6 @@ def test_the_line_and_the_json(run: Run, source: Path, tmp_path: Path) -> None:
     assert described["tensors"].keys() < open_checkpoint(tmp_path / "q").tensors.keys()
 
 
-def test_bf16_is_larger(run: Run, source: Path, tmp_path: Path) -> None:
-    arguments = ["quantize", "--checkpoint", source, "--precision", "bf16", "--json"]
-    described = run(*arguments, "-o", tmp_path / "q").json
-    assert described["bytes"] > described["source_bytes"]
-    assert described["requantized_blocks"] == 0
-
-
 def test_experts_in_floating_point_are_refused(run: Run, tmp_path: Path) -> None:
     folder = write_target(tmp_path / "m", "qwen3_moe", "bfloat16", num_layers=4, shards=1)
     texts = tmp_path / "texts.jsonl"

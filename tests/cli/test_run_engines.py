@@ -24,6 +24,8 @@ from tests.standins.tensorrt import FakeTensorRt
 
 ABAB = "ababababab"
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 
 @pytest.fixture(scope="module")
 def rtx_bundle(engine_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -34,12 +36,6 @@ def rtx_bundle(engine_config: Path, tmp_path_factory: pytest.TempPathFactory) ->
         patch.setattr("tensorrt_rtx.Builder", StubBuilder)
         assert main(["build", "--target", str(engine_config), *options, "-o", str(folder)]) == 0
     return folder
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "dflash-trt"
 
 
 @pytest.mark.parametrize(
@@ -57,13 +53,6 @@ def test_generate(
     assert outcome.json["text"] == ABAB
     assert cuda.is_clean
     assert [path.read_bytes() for path in own_cache.iterdir()] == [b"kernels"]
-
-
-def test_verify(run: Run, rtx_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, rtx_bundle, FakeCuda())
-    common = ["verify", rtx_bundle, "--prompt", "b9a", "--max-tokens", 12, "--repeats", 1]
-    outcome = run.well(*common, "--batch", "1,3")
-    assert "DFlash block 8, batch 3" in outcome.out and "ratio" in outcome.out
 
 
 def _engine(folder: Path) -> Path:

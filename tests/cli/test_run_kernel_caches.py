@@ -31,6 +31,8 @@ ENGINES = ["--executor", "tensorrt", "--precision", "fp16", "--plugins", "--max-
 CACHES = ["--kv-layout", "paged", "--page-size", "16", "--kv-pages", "20", "--kv-dtype", "fp8"]
 SHARES_RUN = 64
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -48,11 +50,6 @@ def fp8(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         command = ["build", "--target", str(config), *ENGINES, *CACHES]
         assert main([*command, "-o", str(folder / "bundle")]) == 0
     return folder / "bundle"
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def run_on(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FakeTensorRt:
