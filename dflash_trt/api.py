@@ -19,13 +19,7 @@ from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.core.progress import Progress, SilentProgress
 from dflash_trt.errors import DflashError
 from dflash_trt.pair import ChatAnswer, LoadedPair, load
-from dflash_trt.runtime import (
-    Request,
-    RequestResult,
-    RequestStatistics,
-    SamplingParams,
-    TokenEvent,
-)
+from dflash_trt.runtime import Request, RequestResult, RequestStatistics, SamplingParams, TokenEvent
 
 __all__ = [
     "Bundle",

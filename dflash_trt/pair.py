@@ -187,9 +187,7 @@ class LoadedPair:
         return self.run([self.request(prompt, sampling, **options) for prompt in prompts])
 
     def run(
-        self,
-        requests: Sequence[Request],
-        on_event: Callable[[int, TokenEvent], None] | None = None,
+        self, requests: Sequence[Request], on_event: Callable[[int, TokenEvent], None] | None = None
     ) -> list[RequestResult]:
         """Runs `requests` together to their end; results in their order.
 

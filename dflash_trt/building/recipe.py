@@ -17,11 +17,7 @@ from dflash_trt.graph.form import Precision
 from dflash_trt.quantization.linears import Algorithm
 from dflash_trt.text.prompts import encode_calibration, read_prompts
 
-COMPUTE = {
-    "fp32": Precision.FLOAT32,
-    "bf16": Precision.BFLOAT16,
-    "fp16": Precision.FLOAT16,
-}
+COMPUTE = {"fp32": Precision.FLOAT32, "bf16": Precision.BFLOAT16, "fp16": Precision.FLOAT16}
 ALGORITHMS = {"fp8": Algorithm.FP8, "nvfp4": Algorithm.NVFP4}
 PRECISIONS = (*COMPUTE, *ALGORITHMS)
 
@@ -39,11 +35,7 @@ class PrecisionRecipe:
 
 
 def choose_recipe(
-    config: BuildConfig,
-    config_path: Path,
-    options: PrecisionOptions,
-    *,
-    engines: bool,
+    config: BuildConfig, config_path: Path, options: PrecisionOptions, *, engines: bool
 ) -> PrecisionRecipe:
     """The request's options, and the configuration's where they leave room for them.
 

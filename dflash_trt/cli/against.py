@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
-from typing import Any
 
 import click
 
@@ -39,18 +38,17 @@ def print_comparison(comparison: TwinComparison) -> None:
 
 def print_comparison_json(comparison: TwinComparison) -> None:
     """The comparison as JSON."""
-    acceptances: list[dict[str, Any]] = []
-    for one in comparison.acceptances:
-        acceptances.append(
-            {
-                "target": one.target,
-                "draft": one.draft,
-                "temperature": one.temperature,
-                "loss_percent": comparison.find_loss(one),
-                "tokens": one.tokens,
-                "statistics": one.statistics.to_json(),
-            }
-        )
+    acceptances = [
+        {
+            "target": one.target,
+            "draft": one.draft,
+            "temperature": one.temperature,
+            "loss_percent": comparison.find_loss(one),
+            "tokens": one.tokens,
+            "statistics": one.statistics.to_json(),
+        }
+        for one in comparison.acceptances
+    ]
     text = {
         # JSON has no infinity: its name instead.
         key: value if math.isfinite(value) else str(value)

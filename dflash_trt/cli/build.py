@@ -132,8 +132,7 @@ _deployment = option_group(
     "deployment",
     DeploymentRequest,
     click.option(
-        "--trtllm-version",
-        help=f"trtllm: {' or '.join(VERSIONS)}.  [default: {DEFAULT_VERSION}]",
+        "--trtllm-version", help=f"trtllm: {' or '.join(VERSIONS)}.  [default: {DEFAULT_VERSION}]"
     ),
     click.option(
         "--block-schedule",
@@ -146,8 +145,7 @@ _deployment = option_group(
         help="trtllm: the draft's attention.  [default: by the GPU]",
     ),
     click.option(
-        "--eagle-checkpoint",
-        help="trtllm: an EAGLE-3 draft to compare with, a folder or hub name.",
+        "--eagle-checkpoint", help="trtllm: an EAGLE-3 draft to compare with, a folder or hub name."
     ),
     click.option(
         "--context-recompute-tail",

@@ -41,10 +41,7 @@ from dflash_trt.serving.server.repository import (
 @threads_option
 @click.option("--overwrite", is_flag=True, help="Replace a repository that exists.")
 @click.option(
-    "-o",
-    "--output",
-    type=FOLDER,
-    help="The repository's folder.  [default: ./NAME-repository]",
+    "-o", "--output", type=FOLDER, help="The repository's folder.  [default: ./NAME-repository]"
 )
 def command(
     bundle: Path,

@@ -18,7 +18,7 @@ from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.bundle.manifest import MANIFEST_NAME
 from dflash_trt.cli.options import FILE, FOLDER, block_schedule_option, show_thread_note
 from dflash_trt.cli.progress import StageBars
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.serving.client.client import ServedModel
 from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.serving.server.launcher import (
@@ -145,17 +145,14 @@ def _open_repository(source: Path, packaging: RepositoryOptions) -> Generator[Pa
                 fix="`dflash-trt build` makes the one, `dflash-trt package` the other",
                 usage=True,
             )
-        for option, given in (
-            ("--no-speculation", not packaging.speculation),
-            ("--block-schedule", packaging.block_schedule != AUTO),
-        ):
-            if given:
-                raise DflashError(
-                    "is a model repository, whose config.pbtxt says whether to speculate, and how",
-                    where=option,
-                    fix=f"pass a BUNDLE, or use `dflash-trt package {option}`",
-                    usage=True,
-                )
+        what = "is a model repository, whose config.pbtxt says whether to speculate, and how"
+        given = {
+            "--no-speculation": not packaging.speculation,
+            "--block-schedule": packaging.block_schedule != AUTO,
+        }
+        for option in given:
+            fix = f"pass a BUNDLE, or use `dflash-trt package {option}`"
+            refuse_options({option: given[option]}, what, fix)
         yield source
         return
     # Beside the bundle its files can be linked instead of copied.

@@ -21,9 +21,7 @@ _COUNT = click.IntRange(1)
 
 @click.command("sweep", short_help="Measure served models under load.")
 @click.option(
-    "--config",
-    type=FILE,
-    help="YAML with `configurations` and any option below; options win.",
+    "--config", type=FILE, help="YAML with `configurations` and any option below; options win."
 )
 @click.option("--name", help="One configuration without YAML: what to call it.  [default: model]")
 @click.option("--url", help="…where it is served: gRPC host:port, or an OpenAI endpoint's URL.")
