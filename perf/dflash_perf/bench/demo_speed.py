@@ -7,7 +7,6 @@ Every run decodes the bundle's prompts, as many at once as the batch says, for a
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -16,28 +15,13 @@ import click
 
 from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.bundles import requests_of
-from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
+from dflash_perf.bench.repeat import show, spread_of_ratios, spreads, take_turns
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime import GeneratorOptions, Request, total
 from dflash_trt.runtime.statistics import RequestStatistics
 from dflash_trt.tuning.bundle_schedule import NONE
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeRun:
-    """One measured run.
-
-    `tokens_per_second` is all decode tokens over the time of the steps that made them:
-    tokens after each request's first / (wall time - prefill time) at batch 1, and output
-    tokens / wall time of the whole run above batch 1, where prefill and decode overlap.
-    """
-
-    tokens_per_second: float
-    acceptance_length: float | None
-    host_ms_per_step: float
-    executor_ms_per_step: float
 
 
 def decode(
@@ -47,8 +31,13 @@ def decode(
     *,
     batch: int,
     seconds: float,
-) -> DecodeRun:
-    """Decodes `requests` in groups of `batch`, again and again until `seconds` have passed."""
+) -> dict[str, float]:
+    """Decodes `requests` in groups of `batch`, again and again until `seconds` have passed.
+
+    `tokens_per_second` is all decode tokens over the time of the steps that made them:
+    tokens after each request's first / (wall time - prefill time) at batch 1, and output
+    tokens / wall time of the whole run above batch 1, where prefill and decode overlap.
+    """
     generator = pair.make_generator(options)
     statistics: list[RequestStatistics] = []
     steps = 0
@@ -67,12 +56,12 @@ def decode(
         rate = decoded / sum(one.decode_s or 0.0 for one in statistics)
     else:
         rate = summary.output_tokens / wall
-    return DecodeRun(
-        tokens_per_second=rate,
-        acceptance_length=summary.acceptance_length,
-        host_ms_per_step=(generator.step_seconds - generator.executor_seconds) / steps * 1e3,
-        executor_ms_per_step=generator.executor_seconds / steps * 1e3,
-    )
+    return {
+        "tokens_per_second": rate,
+        "acceptance_length": summary.acceptance_length or 1.0,
+        "executor_ms_per_step": generator.executor_seconds / steps * 1e3,
+        "host_ms_per_step": (generator.step_seconds - generator.executor_seconds) / steps * 1e3,
+    }
 
 
 @bench(runs=7)
@@ -103,16 +92,13 @@ def measure(
     return {"pair": opened.manifest.name, "prompts": len(requests), "by_batch": by_batch}
 
 
-def _summarize(runs: dict[str, list[DecodeRun]]) -> Figures:
-    rates = {name: [run.tokens_per_second for run in each] for name, each in runs.items()}
+def _summarize(runs: dict[str, list[dict[str, float]]]) -> Figures:
+    rates = {name: [run["tokens_per_second"] for run in each] for name, each in runs.items()}
     figures: Figures = {"ratio": spread_of_ratios(rates["dflash"], rates["target_only"])}
-    figures |= {f"{name}_tokens_per_second": spread(each) for name, each in rates.items()}
-    figures["acceptance_length"] = runs["dflash"][-1].acceptance_length
-    for name, each in runs.items():
-        figures |= {
-            f"{name}_executor_ms_per_step": spread([run.executor_ms_per_step for run in each]),
-            f"{name}_host_ms_per_step": spread([run.host_ms_per_step for run in each]),
-        }
+    figures["acceptance_length"] = runs["dflash"][-1]["acceptance_length"]
+    for way, each in runs.items():
+        found = spreads(each, "tokens_per_second", "executor_ms_per_step", "host_ms_per_step")
+        figures |= {f"{way}_{name}": one for name, one in found.items()}
     return figures
 
 

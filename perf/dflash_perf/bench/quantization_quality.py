@@ -21,7 +21,6 @@ from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.bundle.summary import precision_line
 from dflash_trt.core.progress import SilentProgress
 from dflash_trt.pair import LoadedPair
-from dflash_trt.proof.comparison import AcceptanceFigures
 from dflash_trt.proof.twin_comparison import Bounds, TwinComparison, compare
 from dflash_trt.proof.twins import check_twins
 from dflash_trt.runtime import Request, SamplingParams
@@ -85,25 +84,27 @@ def measure(work: Work, *, max_tokens: int = 192, threads: int = 1) -> Figures:
 def _figures(
     name: str, options: tuple[str, ...], bundle: Bundle, comparison: TwinComparison
 ) -> Figures:
-    models = (bundle.manifest.target, bundle.manifest.draft)
+    manifest, kinds = bundle.manifest, {True: "high precision", False: "quantised"}
     return {
         "recipe": name,
         "options": list(options),
-        "precision": precision_line(bundle.manifest).removesuffix(", "),
-        "weight_bytes": {"target": models[0].weight_bytes, "draft": models[1].weight_bytes},
+        "precision": precision_line(manifest).removesuffix(", "),
+        "weight_bytes": {
+            "target": manifest.target.weight_bytes,
+            "draft": manifest.draft.weight_bytes,
+        },
         "text": asdict(comparison.text),
-        "acceptance": [_acceptance(comparison, one) for one in comparison.acceptances],
-    }
-
-
-def _acceptance(comparison: TwinComparison, figures: AcceptanceFigures) -> Figures:
-    return {
-        "target": "high precision" if figures.target == "twin" else "quantised",
-        "draft": "high precision" if figures.draft == "twin" else "quantised",
-        "acceptance_length": figures.statistics.acceptance_length,
-        "loss_percent": comparison.find_loss(figures),
-        "steps": figures.statistics.steps,
-        "tokens": figures.tokens,
+        "acceptance": [
+            {
+                "target": kinds[one.target == "twin"],
+                "draft": kinds[one.draft == "twin"],
+                "acceptance_length": one.statistics.acceptance_length,
+                "loss_percent": comparison.find_loss(one),
+                "steps": one.statistics.steps,
+                "tokens": one.tokens,
+            }
+            for one in comparison.acceptances
+        ],
     }
 
 

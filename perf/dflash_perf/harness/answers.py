@@ -62,15 +62,12 @@ class Answer:
             if value is None:
                 shown.append(f"  {name}: {self.describe_missing(name)}")
                 continue
-            line = f"  {name}: {value.throughput:,.0f} {unit}"
-            ratio = self.ratio(name)
+            ratio, compared = self.ratio(name), ""
             if name != self.baseline:
-                known = (
-                    f"ratio {NOT_MEASURED}" if ratio is None else f"{ratio:.2f} × {self.baseline}"
-                )
-                line += f", {known}"
-            line += f"; {describe_bracket(value)}"
-            shown.append(line)
+                known = None if ratio is None else f"{ratio:.2f} × {self.baseline}"
+                compared = f", {known or f'ratio {NOT_MEASURED}'}"
+            line = f"  {name}: {value.throughput:,.0f} {unit}{compared}"
+            shown.append(f"{line}; {describe_bracket(value)}")
         return shown
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from dflash_perf.harness.records import RequestRecord, ServerCounts, TokenSource
@@ -103,28 +103,23 @@ class Trace:
         self, started_at: float, count_tokens: Callable[[str], int] | None
     ) -> RequestRecord:
         """The finished request, times since `started_at`; `count_tokens` is a tokenizer's."""
-        sent_s = self.sent_at - started_at
-        delay_s = None if self.due_at is None else self.sent_at - self.due_at
-        if self.error is not None:
-            return RequestRecord(
-                index=self.index,
-                prompt=self.prompt,
-                sent_s=sent_s,
-                delay_s=delay_s,
-                messages=self.messages,
-                error=self.error,
-            )
-        tokens, source, differs = self._count(count_tokens)
-        return RequestRecord(
+        record = RequestRecord(
             index=self.index,
             prompt=self.prompt,
-            sent_s=sent_s,
-            delay_s=delay_s,
+            sent_s=self.sent_at - started_at,
+            delay_s=None if self.due_at is None else self.sent_at - self.due_at,
+            messages=self.messages,
+            error=self.error,
+        )
+        if self.error is not None:
+            return record
+        tokens, source, differs = self._count(count_tokens)
+        return replace(
+            record,
             ttft_s=self._since_sent(self.first_text_at),
             e2e_s=self._since_sent(self.last_at),
             token_source=source,
             count_differs=differs,
-            messages=self.messages,
             finish_reason=self.finish_reason,
             **{**asdict(self.counts), "output_tokens": tokens},
         )
