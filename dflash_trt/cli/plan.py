@@ -15,9 +15,8 @@ from dflash_trt.hardware.gpus import Gpu, find_gpu, gpu_names
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.shape import FormatName
 from dflash_trt.planning.calibration import StoredCalibration, read_calibration
-from dflash_trt.planning.known_pairs import PairShape, find_pair
+from dflash_trt.planning.known_pairs import PairShape, find_pair, published_decodings
 from dflash_trt.planning.projection import Projection, make_projection
-from dflash_trt.planning.published import published_decodings
 from dflash_trt.planning.read_shapes import read_pair_shape
 from dflash_trt.planning.search import Site, Workload, possible_layouts
 

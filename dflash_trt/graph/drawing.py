@@ -27,7 +27,7 @@ def draw_tokens(b: GraphBuilder, logits: str) -> None:
     A choice's position is the one behind its row. -1 where a row's logits are not finite.
     """
     with b.scope("draw"):
-        start = _column(b, CACHE_START, "start")
+        start = b.node("Unsqueeze", [CACHE_START, b.integers(1)], "start_column")
         row_positions = b.node("Add", [start, LOGIT_ROWS], "row_positions")
         one = b.integers(1, scalar=True)
         positions = b.node("Add", [row_positions, one], "positions")
@@ -55,10 +55,6 @@ def settle_step(b: GraphBuilder, mask_token_id: int) -> None:
         row = b.node("Range", [zero, count, one], "row")
         is_anchor = b.node("Equal", [row, zero], "is_anchor")
         known = b.node("Max", [bonus, zero], "known_bonus")
-        anchor, mask = _column(b, known, "anchor"), b.integers(mask_token_id, scalar=True)
+        anchor = b.node("Unsqueeze", [known, b.integers(1)], "anchor_column")
+        mask = b.integers(mask_token_id, scalar=True)
         b.node("Where", [is_anchor, anchor, mask], "next_block", output=NEXT_BLOCK_IDS)
-
-
-def _column(b: GraphBuilder, values: str, name: str) -> str:
-    """[B] to [B,1]."""
-    return b.node("Unsqueeze", [values, b.integers(1)], f"{name}_column")

@@ -1,4 +1,4 @@
-"""What keeps real engines below their GPU's data sheet: few parameters, with their origin."""
+"""A few parameters that say how far real engines stay below their GPU's data sheet."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ class Calibration:
     Args:
         bandwidth_fraction: of a data sheet's memory bandwidth that decoding reaches.
         flops_fraction: of its dense FLOP/s that decoding reaches.
-        layer_overhead_us: time of a layer besides its bytes and FLOPs: kernels that wait for each
-            other, whatever they compute.
+        layer_overhead_us: of a layer, besides bytes and FLOPs: kernels that wait for each other.
         step_overhead_us: of a speculative step, between passes: acceptance, sampling, the host.
         collective_us: latency of one collective between GPUs, whatever its size.
         link_fraction: of a link's bandwidth that collectives reach.
@@ -44,17 +43,13 @@ class Calibration:
             DflashError: no such parameter, or a value outside its range.
         """
         if name not in PARAMETERS:
-            raise DflashError(
-                f"no parameter is called {one_line(name, 40)!r}{nearest(name, list(PARAMETERS))}",
-                where="--parameter",
-                usage=True,
-            )
+            what = f"no parameter is called {one_line(name, 40)!r}{nearest(name, list(PARAMETERS))}"
+            raise DflashError(what, where="--parameter", usage=True)
         is_fraction = name.endswith("_fraction")
         if not (0 < value <= 1 if is_fraction else 0 <= value < 1e6):
             rule = "above 0, at most 1" if is_fraction else "microseconds, 0 or more"
-            raise DflashError(
-                f"{name} = {value:g}, but must be {rule}", where="--parameter", usage=True
-            )
+            what = f"{name} = {value:g}, but must be {rule}"
+            raise DflashError(what, where="--parameter", usage=True)
         return replace(self, **{name: value})
 
 
@@ -91,12 +86,13 @@ class StoredCalibration:
     fitted_by: str
 
 
-def read_calibration(path: Path = CALIBRATION_FILE) -> StoredCalibration:
+def read_calibration() -> StoredCalibration:
     """The parameters that the project was calibrated to."""
-    raw = read_yaml(path)
+    raw = read_yaml(CALIBRATION_FILE)
+    parameters = raw["parameters"].items()
     return StoredCalibration(
-        parameters=Calibration(**{name: one["value"] for name, one in raw["parameters"].items()}),
-        origin={name: one["origin"] for name, one in raw["parameters"].items()},
+        parameters=Calibration(**{name: one["value"] for name, one in parameters}),
+        origin={name: one["origin"] for name, one in parameters},
         accuracy=tuple(ProjectionAccuracy(**one) for one in raw["accuracy"]),
         fitted_by=raw["fitted_by"],
     )

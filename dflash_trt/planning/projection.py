@@ -17,7 +17,6 @@ from dflash_trt.planning.search import (
     Workload,
     answer,
     best_at,
-    least_memory,
     memory_of,
     project,
 )
@@ -204,7 +203,9 @@ def _sensitivity(
 
 
 def _does_not_fit(site: Site, decoding: Decoding, workload: Workload) -> DflashError:
-    fit = least_memory(site, decoding.target, workload)
+    plain = Autoregressive(decoding.target)
+    fits = (memory_of(site, layout, plain, workload) for layout in site.layouts)
+    fit = max(fits, key=lambda one: (one.users, one.free))
     return DflashError(
         f"no sequence of {workload.context:,} tokens fits beside {fit.target_weights / 1e9:,.1f} "
         f"GB of weights on a GPU of {fit.gpu_memory / 1e9:,.0f} GB ({decoding.kind})",

@@ -13,7 +13,7 @@ from dflash_trt.memory.shape import ModelShape
 from dflash_trt.memory.users import MemoryFit, fit_memory
 from dflash_trt.planning.calibration import Calibration
 from dflash_trt.planning.cost import Replica, Seconds
-from dflash_trt.planning.decoding import Autoregressive, Decoding, Kind, prefill
+from dflash_trt.planning.decoding import Decoding, Kind, prefill
 
 MAX_BATCH = 4096
 _EVERY_UP_TO = 16
@@ -194,10 +194,3 @@ def _batches(users: int) -> Iterator[int]:
         batch = batch + 1 if batch < _EVERY_UP_TO else int(batch * _GROWTH) + 1
     if users:
         yield users
-
-
-def least_memory(site: Site, target: ModelShape, workload: Workload) -> MemoryFit:
-    """The fit of the layout with the most users, for when none fits."""
-    plain = Autoregressive(target)
-    fits = (memory_of(site, layout, plain, workload) for layout in site.layouts)
-    return max(fits, key=lambda fit: (fit.users, fit.free))

@@ -12,9 +12,8 @@ from dflash_trt.config import data_folder
 from dflash_trt.hardware.gpus import find_gpu
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.planning.calibration import read_calibration
-from dflash_trt.planning.known_pairs import find_pair
+from dflash_trt.planning.known_pairs import find_pair, published_decodings
 from dflash_trt.planning.projection import make_projection
-from dflash_trt.planning.published import published_decodings
 from dflash_trt.planning.search import Site, Workload
 from tests.cli.conftest import Run
 

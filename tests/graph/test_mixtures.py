@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from dflash_trt.backends.onnxruntime.executor import open_session
 from dflash_trt.checkpoints.safetensors_header import read_header
-from dflash_trt.graph.caches.sink_attention import sink_attention_function
+from dflash_trt.graph.caches.linear import sink_attention_function
 from dflash_trt.graph.form import GraphForm, Precision
 from tests.graph.builds import build
 from tests.graph.runner import GraphRunner

@@ -14,8 +14,7 @@ from dflash_trt.memory.caches import kv_bytes
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.planning.calibration import PARAMETERS, Calibration, read_calibration
 from dflash_trt.planning.cost import PassCost, Replica, Seconds, expected_experts
-from dflash_trt.planning.known_pairs import PairShape, find_pair, pair_names
-from dflash_trt.planning.published import published_decodings
+from dflash_trt.planning.known_pairs import PairShape, find_pair, pair_names, published_decodings
 
 CALIBRATION = read_calibration().parameters
 IDEAL = Calibration(

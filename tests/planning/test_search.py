@@ -16,9 +16,8 @@ from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.planning.acceptance import AcceptanceCurve, read_acceptance
 from dflash_trt.planning.calibration import PARAMETERS, read_calibration
 from dflash_trt.planning.decoding import Autoregressive, DFlash
-from dflash_trt.planning.known_pairs import find_pair
+from dflash_trt.planning.known_pairs import find_pair, published_decodings
 from dflash_trt.planning.projection import Projection, better, make_projection
-from dflash_trt.planning.published import published_decodings
 from dflash_trt.planning.search import (
     Site,
     Workload,

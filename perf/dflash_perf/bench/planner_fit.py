@@ -24,8 +24,7 @@ from dflash_trt.planning.acceptance import AcceptanceCurve
 from dflash_trt.planning.calibration import CALIBRATION_FILE, Calibration, ProjectionAccuracy
 from dflash_trt.planning.cost import Replica
 from dflash_trt.planning.decoding import Autoregressive, Decoding, DFlash, DraftTree, Eagle3
-from dflash_trt.planning.known_pairs import find_pair
-from dflash_trt.planning.published import published_decodings
+from dflash_trt.planning.known_pairs import find_pair, published_decodings
 from dflash_trt.planning.search import Site, Workload, answer, best_at, possible_layouts
 
 Array = NDArray[np.float64]
