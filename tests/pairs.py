@@ -104,25 +104,32 @@ class PairFactory:
         checkpoints = (family, target or {}, draft or {}, dflash or {}, fit_steps, quantize or {})
         made = self._shared.folder(_write_checkpoints, *checkpoints)
         shutil.copytree(made, folder)
-        pair = check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
-        config = BuildConfig.model_validate(
-            {
-                "description": "a tiny random pair",
-                "target": {"checkpoint": "target"},
-                "draft": {"checkpoint": "draft"},
-                "max_seq_len": max_seq_len,
-                "max_batch": max_batch,
-            }
-        )
         options = BuildOptions(
             copy_weights=copy_weights,
             **({} if paging is None else {"page_size": PAGE_SIZE} | dict(paging)),
             cache_dtype=CacheDtype(kv_dtype),
         )
-        build_bundle(pair, config, "tiny", folder / "bundle", options, SilentProgress())
-        built = TinyPair(folder, pair, open_bundle(folder / "bundle"))
+        built = bundle_pair(folder, options, max_seq_len=max_seq_len, max_batch=max_batch)
         self._pairs[key] = built
         return built
+
+
+def bundle_pair(
+    folder: Path, options: BuildOptions, *, max_seq_len: int = 512, max_batch: int = 4
+) -> TinyPair:
+    """The checkpoints in `folder`/target and draft, and their bundle beside them."""
+    pair = check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
+    config = BuildConfig.model_validate(
+        {
+            "description": "a tiny random pair",
+            "target": {"checkpoint": "target"},
+            "draft": {"checkpoint": "draft"},
+            "max_seq_len": max_seq_len,
+            "max_batch": max_batch,
+        }
+    )
+    build_bundle(pair, config, "tiny", folder / "bundle", options, SilentProgress())
+    return TinyPair(folder, pair, open_bundle(folder / "bundle"))
 
 
 def _write_checkpoints(

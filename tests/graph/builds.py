@@ -1,17 +1,23 @@
-"""Two small pairs, and graphs of any form over a pair's own weights."""
+"""Two small pairs, and graphs of any form over a pair's own weights, opened or not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import numpy.typing as npt
 import onnx
+import onnxruntime as ort
 
+from dflash_trt.backends.onnxruntime.session import open_session
 from dflash_trt.checkpoints.safetensors_header import read_header
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.target import build_target, build_target_only
 from tests.pairs import PairFactory, TinyPair
+
+Arrays = dict[str, npt.NDArray[Any]]
 
 PAIRS: dict[str, Callable[[PairFactory], TinyPair]] = {
     "qwen3": lambda make_pair: make_pair(copy_weights=True),
@@ -44,3 +50,18 @@ def build(built: TinyPair, graph: GraphName, form: GraphForm) -> onnx.ModelProto
     if graph == "target_only":
         return build_target_only(built.pair.target, *arguments)
     return (build_draft if graph == "draft" else build_target)(built.pair, *arguments)
+
+
+def open_model(built: TinyPair, model: onnx.ModelProto) -> ort.InferenceSession:
+    """A session of a graph that `build` made, for one thread."""
+    path = built.bundle.folder / "opened.onnx"  # external data lies beside it
+    path.write_bytes(model.SerializeToString())
+    session = open_session(path, 1)
+    path.unlink()
+    return session
+
+
+def run_session(session: ort.InferenceSession, feeds: Mapping[str, Any]) -> Arrays:
+    """Every output by its name."""
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(None, feeds), strict=True))

@@ -10,26 +10,16 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, numpy_helper
 
 from dflash_trt.backends.onnxruntime.session import open_session
-from dflash_trt.graph.functions import IR_VERSION, OPSET
-from dflash_trt.graph.quantized import (
-    LinearFormat,
-    linear_function,
-    round_function,
-)
-from tests.reference.quantized import (
-    decode_fp8,
-    decode_nvfp4,
-)
+from dflash_trt.graph.quantized import LinearFormat, linear_function, round_function
+from tests.graph.functions import builder
+from tests.reference.quantized import decode_fp8, decode_nvfp4
 
 Float32 = npt.NDArray[np.float32]
 
-
 LINEAR_FORMATS: tuple[LinearFormat, ...] = ("FP8", "NVFP4")
-
-
 INPUT_SCALES = [np.float32(s) for s in (1.0, 0.0123, 5 / 448, 3e-5, 17.0)]
 
 
@@ -57,33 +47,16 @@ def decode(algorithm: LinearFormat, linear: dict[str, Any]) -> Float32:
 
 def call_model(algorithm: LinearFormat, linear: dict[str, Any], columns: int) -> onnx.ModelProto:
     rounding, product = round_function(algorithm), linear_function(algorithm)
-    types = {np.dtype(np.uint8): TensorProto.UINT8, np.dtype(np.float32): TensorProto.FLOAT}
-    initializers = [
-        helper.make_tensor(
-            name,
-            types.get(np.asarray(value).dtype, TensorProto.FLOAT8E4M3FN),
-            np.shape(value),
-            np.asarray(value).tobytes(),
-            raw=True,
-        )
-        for name, value in linear.items()
-    ]
-    graph = helper.make_graph(
-        [
-            helper.make_node(
-                rounding.name, list(rounding.input), list(rounding.output), domain="dflash"
-            ),
-            helper.make_node(product.name, list(product.input), ["y"], domain="dflash"),
-        ],
-        "one_linear",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", columns])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["T", None])],
-        initializers,
-    )
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("dflash", 1)]
-    return helper.make_model(
-        graph, opset_imports=opsets, functions=[rounding, product], ir_version=IR_VERSION
-    )
+    b = builder()
+    b.input("x", TensorProto.FLOAT, ["T", columns])
+    b.output("y", TensorProto.FLOAT, ["T", "out"])
+    b.call(rounding, list(rounding.input), "round", outputs=list(rounding.output))
+    b.call(product, list(product.input), "product", outputs=["y"])
+    model = b.finish()
+    for name, value in linear.items():
+        tensor = numpy_helper.from_array(np.asarray(value), name)
+        model.graph.initializer.append(tensor)
+    return model
 
 
 def cpu_body(algorithm: LinearFormat, linear: dict[str, Any], path: Path) -> Callable[[Any], Any]:

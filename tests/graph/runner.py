@@ -1,15 +1,15 @@
-"""Runs a bundle's graphs on NumPy caches, without an executor: every output is a new array."""
+"""Runs graphs on NumPy caches, without an executor: every output is a new array."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnxruntime as ort
 
-from dflash_trt.backends.onnxruntime.executor import open_session
+from dflash_trt.backends.onnxruntime.session import open_session
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,
     CACHE_START,
@@ -17,25 +17,28 @@ from dflash_trt.graph.bindings import (
     TOKEN_IDS,
     GraphName,
 )
-from dflash_trt.graph.form import CPU_FORM
-from dflash_trt.graph.tensors import cache_layout
+from tests.graph.builds import Arrays, open_model, run_session
 from tests.pairs import TinyPair
 from tests.reference.compare import stack_error
 
 Int64Array = npt.NDArray[np.int64]
-Outputs = dict[str, npt.NDArray[Any]]
 
 
 class GraphRunner:
-    """The graphs of `built` over caches of `batch` sequences, `length` positions each."""
+    """Graphs of `built`, or `models`, over caches of `batch` sequences, `length` positions each."""
 
-    def __init__(self, built: TinyPair, batch: int = 1, length: int = 128) -> None:
+    def __init__(
+        self,
+        built: TinyPair,
+        batch: int = 1,
+        length: int = 128,
+        models: Mapping[GraphName, onnx.ModelProto] | None = None,
+    ) -> None:
         self._built = built
+        self._batch, self._length = batch, length
+        self._models = models or {}
         self._sessions: dict[GraphName, ort.InferenceSession] = {}
-        self.caches: Outputs = {}
-        layout = cache_layout(CPU_FORM, built.pair.target.sizes, built.pair.draft.sizes)
-        for name, one in layout.shapes().items():
-            self.caches[name] = np.zeros((batch, one.kv_heads, length, one.head_dim), np.float32)
+        self.caches: Arrays = {}
 
     def target(
         self,
@@ -44,37 +47,45 @@ class GraphRunner:
         *,
         graph: GraphName = "target",
         logit_rows: Int64Array | None = None,
-    ) -> Outputs:
+    ) -> Arrays:
         """ids [B,S] at positions starts [B] on; all rows' logits unless `logit_rows` says else."""
         if logit_rows is None:
             logit_rows = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
         return self._run(graph, {TOKEN_IDS: ids, LOGIT_ROWS: logit_rows}, starts)
 
-    def draft(self, anchors: Sequence[int], starts: Sequence[int], block_size: int) -> Outputs:
+    def draft(self, anchors: Sequence[int], starts: Sequence[int], block_size: int) -> Arrays:
         """A block of `block_size` slots from each of anchors [B]; keeps the caches as they were."""
         blocks = np.full((len(anchors), block_size), self._built.pair.draft.mask_token_id, np.int64)
         blocks[:, 0] = anchors
         before = dict(self.caches)
         outputs = self._run("draft", {BLOCK_IDS: blocks}, starts)
-        self.caches = before
+        self.caches |= before
         return outputs
 
-    def _run(self, graph: GraphName, feeds: Outputs, starts: Sequence[int]) -> Outputs:
+    def _run(self, graph: GraphName, feeds: Arrays, starts: Sequence[int]) -> Arrays:
         if graph not in self._sessions:
-            self._sessions[graph] = open_session(self._built.bundle.folder / f"{graph}.onnx", 1)
+            self._sessions[graph] = self._open(graph)
         session = self._sessions[graph]
-        names = {i.name for i in session.get_inputs()}
+        names = {value.name for value in session.get_inputs()}
         feeds = {name: array for name, array in self.caches.items() if name in names} | feeds
         feeds[CACHE_START] = np.asarray(starts, np.int64)
-        outputs = dict(
-            zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True)
-        )
-        self.caches |= {
-            name.removesuffix("_out"): array
-            for name, array in outputs.items()
-            if name.endswith("_out")
-        }
+        outputs = run_session(session, feeds)
+        updated = {name.removesuffix("_out"): array for name, array in outputs.items()}
+        self.caches |= {name: array for name, array in updated.items() if name in self.caches}
         return outputs
+
+    def _open(self, graph: GraphName) -> ort.InferenceSession:
+        """The session of a graph, whose caches begin as zeros."""
+        if graph in self._models:
+            session = open_model(self._built, self._models[graph])
+        else:
+            session = open_session(self._built.bundle.folder / f"{graph}.onnx", 1)
+        for value in session.get_inputs():
+            if "_k_" in value.name or "_v_" in value.name:
+                shape = (self._batch, value.shape[1], self._length, value.shape[3])
+                kind = np.float16 if value.type == "tensor(float16)" else np.float32
+                self.caches.setdefault(value.name, np.zeros(shape, kind))
+        return session
 
 
 def chunks(length: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -90,5 +101,5 @@ BOUND = stack_error(9)
 """Six layers of a target, and three of a draft where it reads them."""
 
 
-def tokens(vocab: int, batch: int, length: int, seed: int = 0) -> npt.NDArray[np.int64]:
+def tokens(vocab: int, batch: int, length: int, seed: int = 0) -> Int64Array:
     return np.random.default_rng(seed).integers(0, vocab, (batch, length))

@@ -144,15 +144,3 @@ def test_use_swa_slides_every_layer_both_ways(make_pair: PairFactory) -> None:
     config = replace(plain.config, windows=(11, 11))
     reference = ReferenceDraft(config, plain.weights, plain.embed, plain.lm_head)
     check_blocks(built, reference, STARTS, (2, 8))
-
-
-def test_a_window_wider_than_the_context_changes_nothing(make_pair: PairFactory) -> None:
-    wide = sliding(make_pair, 200, {"causal": False})
-    full = make_pair("qwen3", None, {"num_layers": 3})
-    ids = tokens(256, 2, CONTEXT, seed=5)
-    drafts = []
-    for built in (wide, full):
-        runner = GraphRunner(built, batch=2)
-        runner.target(ids, [0, 0])
-        drafts.append(runner.draft([4, 9], [80, 50], 8)[DRAFT_TOKEN_IDS])
-    np.testing.assert_array_equal(drafts[0], drafts[1])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dflash_trt.backends.onnxruntime.session import open_session
 from dflash_trt.graph.bindings import (
     ACCEPTED,
     CANDIDATE_IDS,
@@ -30,7 +28,7 @@ from dflash_trt.graph.functions import DFLASH_DOMAIN
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.sampling.choice import choose_tokens
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
-from tests.graph.builds import build
+from tests.graph.builds import Arrays, build, open_model, run_session
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
 
@@ -46,39 +44,29 @@ MIXED = (
 )
 STARTS = np.array([0, 3, 17, 90, 41, 60])
 
-Arrays = dict[str, npt.NDArray[Any]]
-
 
 class Graph:
     """A graph of `built` in a form, over caches that hold random rows."""
 
     def __init__(self, built: TinyPair, name: GraphName, form: GraphForm) -> None:
-        self.model = build(built, name, form)
-        folder = built.bundle.folder  # external data lies beside it
-        path = folder / f"{name}-{form.precision.value}-{form.draws}.onnx"
-        path.write_bytes(self.model.SerializeToString())
-        self._session = open_session(path, 1)
-        Path(path).unlink()
+        self._session = open_model(built, build(built, name, form))
         self._type = np.float16 if form.precision is Precision.FLOAT16 else np.float32
-
-    @property
-    def inputs(self) -> set[str]:
-        return {value.name for value in self._session.get_inputs()}
 
     def run(
         self, feeds: Arrays, damage: Callable[[str, npt.NDArray[Any]], object] | None = None
     ) -> Arrays:
         batch = len(feeds["cache_start"])
         generator = np.random.default_rng(1)
-        own = {name: value for name, value in feeds.items() if name in self.inputs}
+        own = {}
         for value in self._session.get_inputs():
-            if value.name not in own:
+            if value.name in feeds:
+                own[value.name] = feeds[value.name]
+            else:
                 shape = (batch, value.shape[1], M, value.shape[3])
                 own[value.name] = generator.standard_normal(shape).astype(self._type)
                 if damage is not None:
                     damage(value.name, own[value.name])
-        names = [value.name for value in self._session.get_outputs()]
-        return dict(zip(names, self._session.run(None, own), strict=True))
+        return run_session(self._session, own)
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,20 +11,17 @@ from dflash_plugins.block_attention.error_bound import masked_error_bound
 from dflash_plugins.testing.numeric import assert_close, epsilon, sum_error
 from onnx import TensorProto
 
-from dflash_trt.graph.functions import (
-    AttentionOverload,
-    attention_function,
-    swiglu_function,
-)
+from dflash_trt.graph.functions import AttentionOverload, attention_function, swiglu_function
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
 from dflash_trt.graph.rows import Rows
-from tests.graph.functions import FloatArray, builder, random, run
+from tests.graph.functions import Array, FloatArray, builder, open_model, random, run_function
 from tests.reference.compare import max_relative_error
 
 pytestmark = pytest.mark.numeric
 
 HEADS, KV_HEADS, HEAD_DIM, LENGTH = 4, 2, 16, 48
 UNIT = epsilon(np.float32)
+OVERLOADS: list[AttentionOverload] = ["lower_right", "none", "masked"]
 
 
 def attend(
@@ -44,70 +39,49 @@ def attend(
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])
-@pytest.mark.parametrize("overload", ["lower_right", "none", "masked"])
+@pytest.mark.parametrize("overload", OVERLOADS)
 def test_attention_equals_softmax_over_the_keys_that_each_row_may_see(
     overload: AttentionOverload, rows: int
 ) -> None:
     starts = np.array([0, 7, LENGTH - rows])
     batch = len(starts)
-    b = builder()
-    q = b.input("q", TensorProto.FLOAT, ["B", HEADS, "S", HEAD_DIM])
-    caches = [b.input(n, TensorProto.FLOAT, ["B", KV_HEADS, "M", HEAD_DIM]) for n in "kv"]
-    masked = overload == "masked"
-    mask = b.input("mask", TensorProto.BOOL, ["B", 1, "S", "M"]) if masked else ""
-    lengths = b.input("lengths", TensorProto.INT32, ["B"])
-    b.output("y", TensorProto.FLOAT, ["B", HEADS, "S", HEAD_DIM])
-    kind = "none" if masked else overload
-    b.call(
-        attention_function(overload),
-        [q, *caches, mask, "", lengths],
-        "attend",
-        outputs=["y"],
-        causal_kind=kind,
-    )
     queries = random(0, batch, HEADS, rows, HEAD_DIM) / np.float32(math.sqrt(HEAD_DIM))
     keys, values = (random(i, batch, KV_HEADS, LENGTH, HEAD_DIM) for i in (1, 2))
     row, key = np.arange(rows)[:, None], np.arange(LENGTH)[None, :]
     seen = np.stack([np.broadcast_to(key < s + rows, (rows, LENGTH)) for s in starts])
-    feeds = {"q": queries, "k": keys, "v": values, "lengths": (starts + rows).astype(np.int32)}
+    lengths = (starts + rows).astype(np.int32)
+    feeds: dict[str, Array] = {"q": queries, "k": keys, "v": values, "key_value_lengths": lengths}
     if overload == "lower_right":
         seen &= np.stack([key <= row + s for s in starts])
-    if masked:
+    if overload == "masked":
         near = np.stack([np.abs(row + s - key) < 6 for s in starts])
         feeds["mask"] = near[:, None]
         seen &= near
-    (actual,) = run(b.finish(), feeds)
+    kind = "none" if overload == "masked" else overload
+    (actual,) = run_function(attention_function(overload), feeds, causal_kind=kind)
     expected = attend(queries, keys, values, seen)
     assert_close(actual, expected, masked_error_bound(queries, keys, values, seen, expected))
 
 
-@pytest.mark.parametrize("overload", ["lower_right", "none", "masked"])
+@pytest.mark.parametrize("overload", OVERLOADS)
 def test_what_lies_past_the_length_or_behind_the_mask_weighs_nothing(
     overload: AttentionOverload,
 ) -> None:
     """A finite key or value out of sight changes no bit, however large."""
     outputs = []
     for garbage in (0.0, 1e4, -1e30):
-        b = builder()
-        q = b.input("q", TensorProto.FLOAT, [1, HEADS, 3, HEAD_DIM])
-        k, v = (b.input(n, TensorProto.FLOAT, [1, KV_HEADS, "M", HEAD_DIM]) for n in "kv")
-        mask = b.input("mask", TensorProto.BOOL, [1, 1, 3, "M"]) if overload == "masked" else ""
-        lengths = b.input("lengths", TensorProto.INT32, [1])
-        b.output("y", TensorProto.FLOAT, [1, HEADS, 3, HEAD_DIM])
-        call = [q, k, v, mask, "", lengths]
-        b.call(attention_function(overload), call, "a", outputs=["y"], causal_kind="none")
-        feeds: dict[str, Any] = {
+        feeds: dict[str, Array] = {
             "q": random(0, 1, HEADS, 3, HEAD_DIM),
             "k": random(1, 1, KV_HEADS, 64, HEAD_DIM),
             "v": random(2, 1, KV_HEADS, 64, HEAD_DIM),
-            "lengths": np.array([9], np.int32),
+            "key_value_lengths": np.array([9], np.int32),
         }
         feeds["k"][:, :, 9:] = feeds["v"][:, :, 9:] = garbage
         if overload == "masked":
             feeds["mask"] = np.zeros((1, 1, 3, 64), bool)
             feeds["mask"][..., 4:] = True
             feeds["k"][:, :, :4] = feeds["v"][:, :, :4] = garbage
-        outputs += run(b.finish(), feeds)
+        outputs += run_function(attention_function(overload), feeds, causal_kind="none")
     np.testing.assert_array_equal(outputs[0], outputs[1])
     np.testing.assert_array_equal(outputs[0], outputs[2])
 
@@ -115,48 +89,31 @@ def test_what_lies_past_the_length_or_behind_the_mask_weighs_nothing(
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [1, 2, 7, 500])
 def test_the_window_mask_equals_an_explicit_one(window: int, causal: bool) -> None:
-    starts, rows, length = [0, 3, 20], 4, 29
+    starts, rows, length = np.array([0, 3, 20]), 4, 29
     b = builder()
     ids = b.input("ids", TensorProto.INT64, ["B", "S"])
-    start = b.input("start", TensorProto.INT64, ["B"])
-    cache = b.input("cache", TensorProto.FLOAT, ["B", 1, "M", 2])
-    mask = Rows(b, ids, start).window_mask(
-        window, causal, lambda: b.node("Shape", [cache], "length", start=2, end=3)
+    mask = Rows(b, ids, b.input("start", TensorProto.INT64, ["B"])).window_mask(
+        window, causal, lambda: b.integers(length)
     )
-    b.output("mask", TensorProto.BOOL, ["B", 1, "S", "M"])
-    b.node("Identity", [mask], "out", output="mask")
-    (actual,) = run(
-        b.finish(),
-        {
-            "ids": np.zeros((3, rows), np.int64),
-            "start": np.array(starts),
-            "cache": np.zeros((3, 1, length, 2), np.float32),
-        },
-    )
-    for s, start_position in enumerate(starts):
-        for row in range(rows):
-            for key in range(length):
-                distance = start_position + row - key
-                expected = abs(distance) < window and not (causal and distance < 0)
-                assert actual[s, 0, row, key] == expected, (start_position, row, key)
+    feeds = {"ids": np.zeros((3, rows), np.int64), "start": starts}
+    (actual,) = open_model(b, [mask]).run(None, feeds)
+    for s, row, key in np.ndindex(3, rows, length):
+        distance = starts[s] + row - key
+        expected = abs(distance) < window and not (causal and distance < 0)
+        assert actual[s, 0, row, key] == expected, (starts[s], row, key)
 
 
 def test_one_window_mask_serves_every_layer_that_shares_it() -> None:
     b = builder()
-    ids = b.input("ids", TensorProto.INT64, ["B", "S"])
-    rows = Rows(b, ids, b.input("start", TensorProto.INT64, ["B"]))
+    rows = Rows(b, "ids", "start")
     kinds = [(4, True), (4, False), (4, True)]
     masks = [rows.window_mask(window, causal, lambda: "length") for window, causal in kinds]
     assert masks[0] == masks[2] != masks[1]
 
 
 def test_swiglu_is_silu_of_the_gate_times_up() -> None:
-    b = builder()
-    gate, up = (b.input(n, TensorProto.FLOAT, [5, 7]) for n in ("gate", "up"))
-    b.output("y", TensorProto.FLOAT, [5, 7])
-    b.call(swiglu_function(), [gate, up], "swiglu", outputs=["y"])
     x, y = 30 * random(0, 5, 7), random(1, 5, 7)
-    (actual,) = run(b.finish(), {"gate": x, "up": y})
+    (actual,) = run_function(swiglu_function(), {"gate": x, "up": y})
     wide = x.astype(float)
     # An exponential that is right to two units in the last place, a sum, a quotient, two products.
     roundings = 8 * UNIT
@@ -178,36 +135,23 @@ def rotated(x: npt.NDArray[np.float64], position: int, theta: float) -> npt.NDAr
 def test_injection_norms_rotates_and_writes_k_and_writes_v_as_it_is() -> None:
     starts, rows, theta, epsilon = [0, 9, 5], 3, 100.0, 1e-3
     batch = len(starts)
-    names: Sequence[str] = ("k", "v", "norm", "cos", "sin", "positions", "k_cache", "v_cache")
-    kinds = [TensorProto.INT64 if n == "positions" else TensorProto.FLOAT for n in names]
     angles = np.outer(np.arange(16), theta ** (-np.arange(HEAD_DIM // 2) / (HEAD_DIM // 2)))
-    feeds = {
+    feeds: dict[str, Array] = {
         "k": random(0, batch, rows, KV_HEADS, HEAD_DIM),
         "v": random(1, batch, rows, KV_HEADS, HEAD_DIM),
-        "norm": random(2, HEAD_DIM),
+        "k_norm": random(2, HEAD_DIM),
         "cos": np.cos(angles).astype(np.float32),
         "sin": np.sin(angles).astype(np.float32),
         "positions": np.array(starts)[:, None] + np.arange(rows),
         "k_cache": random(3, batch, KV_HEADS, 12, HEAD_DIM),
         "v_cache": random(4, batch, KV_HEADS, 12, HEAD_DIM),
     }
-    b = builder()
-    inputs = [b.input(n, k, feeds[n].shape) for n, k in zip(names, kinds, strict=True)]
-    for name in ("k_out", "v_out"):
-        b.output(name, TensorProto.FLOAT, feeds["k_cache"].shape)
-    b.call(
-        kv_feature_injection_function(),
-        inputs,
-        "inject",
-        outputs=["k_out", "v_out"],
-        epsilon=epsilon,
-    )
-    keys, values = run(b.finish(), feeds)
+    keys, values = run_function(kv_feature_injection_function(), feeds, epsilon=epsilon)
     expected_k, expected_v = feeds["k_cache"].astype(float), feeds["v_cache"].copy()
     for s, row, head in np.ndindex(batch, rows, KV_HEADS):
         position = starts[s] + row
         x = feeds["k"][s, row, head].astype(float)
-        normed = x / math.sqrt((x**2).mean() + epsilon) * feeds["norm"]
+        normed = x / math.sqrt((x**2).mean() + epsilon) * feeds["k_norm"]
         expected_k[s, head, position] = rotated(normed, position, theta)
         expected_v[s, head, position] = feeds["v"][s, row, head]
     # The mean of squares, its root's reciprocal, the tables' own rounding, products and a sum.

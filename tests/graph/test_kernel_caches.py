@@ -15,11 +15,10 @@ import numpy.typing as npt
 import pytest
 from onnx import TensorProto
 
-from dflash_trt.backends.onnxruntime.session import open_session
 from dflash_trt.graph.bindings import GRAPH_NAMES, GraphName
 from dflash_trt.graph.check import check_graph
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
-from tests.graph.builds import build
+from tests.graph.builds import build, open_model
 from tests.pairs import PairFactory, TinyPair
 
 Array = npt.NDArray[Any]
@@ -90,10 +89,7 @@ class Run:
     """A graph over caches of its own, called like an engine: in place, pages as a table says."""
 
     def __init__(self, built: TinyPair, graph: GraphName, made: GraphForm, table: Array) -> None:
-        path = built.bundle.folder / f"kernel-{graph}.onnx"  # external data lies beside it
-        path.write_bytes(build(built, graph, made).SerializeToString())
-        self.session = open_session(path, 1)
-        path.unlink()
+        self.session = open_model(built, build(built, graph, made))
         self.form, self.table = made, table
         kinds = {"tensor(float8e4m3fn)": ml_dtypes.float8_e4m3fn, "tensor(float16)": np.float16}
         kinds["tensor(float)"] = np.float32
@@ -168,8 +164,9 @@ def test_the_target_computes_what_the_plain_graph_does(
 ) -> None:
     """FP8 caches against the CPU's FP8 graph, which holds the same numbers as float32."""
     made = form(name)
-    reference = GraphForm(cache_dtype=made.cache_dtype) if made.is_fp8 else form("plain")
-    want_run, want = run_steps(built, replace_length(reference), graph)
+    precision = Precision.FLOAT32 if made.is_fp8 else made.precision
+    reference = GraphForm(precision, LENGTH, cache_dtype=made.cache_dtype)
+    want_run, want = run_steps(built, reference, graph)
     got_run, got = run_steps(built, made, graph)
     for step, (mine, other) in enumerate(zip(got, want, strict=True)):
         error = np.abs(mine - other).max() / np.abs(other).max()
@@ -181,7 +178,3 @@ def test_the_target_computes_what_the_plain_graph_does(
             # Where float16 rounds across a midpoint, the E4M3 code is the next one: an eighth.
             error = np.linalg.norm(mine - other) / np.linalg.norm(other)
             assert error < (0.05 if made.is_fp8 else 0.005), (key, b, error)
-
-
-def replace_length(made: GraphForm) -> GraphForm:
-    return GraphForm(made.precision, LENGTH, cache_dtype=made.cache_dtype)

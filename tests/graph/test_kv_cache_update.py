@@ -1,4 +1,4 @@
-"""What FP8 forms store, against the NumPy codec bit for bit; what block_attention is, by loops."""
+"""What kernels' caches store, against the NumPy codec; what block_attention is, by loops."""
 
 from __future__ import annotations
 
@@ -18,17 +18,27 @@ from tests.graph.functions import Array, random, run_function
 
 pytestmark = pytest.mark.numeric
 
-
 BATCH, KV_HEADS, HEADS, HEAD_DIM, ROWS = 2, 2, 6, 16, 5
 LENGTH, SIZE, PAGES = 24, 8, 7
 STARTS = (3, 19)
 TABLE = np.array([[5, 0, 6], [2, 4, 1]], np.int32)  # sequence 0 holds no third page: nobody's
 SCALES = np.array([0.03, 1.75], np.float32)
+FORMS = [(True, False), (False, True), (True, True)]
+"""Paged, FP8 or both."""
 
 
 def form(precision: Precision, *, is_paged: bool, is_fp8: bool = True) -> GraphForm:
     dtype = CacheDtype.FP8 if is_fp8 else CacheDtype.COMPUTE
     return GraphForm(precision, page_size=SIZE if is_paged else None, cache_dtype=dtype)
+
+
+def operands(made: GraphForm) -> dict[str, Array]:
+    table: dict[str, Array] = {"page_table": TABLE} if made.is_paged else {}
+    return table | ({"kv_scales": SCALES} if made.is_fp8 else {})
+
+
+def attributes(made: GraphForm) -> dict[str, int]:
+    return {"page_size": SIZE} if made.is_paged else {}
 
 
 def caches(made: GraphForm) -> dict[str, Array]:
@@ -56,27 +66,25 @@ def values(kind: Any) -> Array:
     return rows.astype(kind)
 
 
-@pytest.mark.parametrize("is_paged", [False, True])
+@pytest.mark.parametrize(("is_paged", "is_fp8"), FORMS)
 @pytest.mark.parametrize("precision", [Precision.FLOAT32, Precision.FLOAT16])
-def test_an_update_stores_what_the_codec_says(precision: Precision, is_paged: bool) -> None:
+def test_an_update_stores_what_the_codec_says(
+    precision: Precision, is_paged: bool, is_fp8: bool
+) -> None:
     """float32 caches the values, narrow ones the codes: the same numbers; nothing else changes."""
-    made = form(precision, is_paged=is_paged)
+    made = form(precision, is_paged=is_paged, is_fp8=is_fp8)
     before = caches(made)
     rows = {"k": values(precision.value), "v": values(precision.value)[::-1].copy()}
     positions = np.array([np.arange(start, start + ROWS) for start in STARTS])
-    feeds = {**rows, "positions": positions} | ({"page_table": TABLE} if is_paged else {})
-    after = run_function(
-        kv_cache_update_function(made),
-        feeds | before | {"kv_scales": SCALES},
-        **({"page_size": SIZE} if is_paged else {}),
-    )
+    feeds = {**rows, **before, "positions": positions, **operands(made)}
+    after = run_function(kv_cache_update_function(made), feeds, **attributes(made))
     for kv, scale, got in zip("kv", SCALES, after, strict=True):
-        codes = quantize_fp8(rows[kv].astype(np.float32), scale)
-        expected = before[f"{kv}_cache"].copy()
-        if precision is Precision.FLOAT32:
-            stored: Array = dequantize_fp8(codes, scale)
-        else:
-            expected, stored = expected.view(np.uint8), codes.view(np.uint8)
+        expected, stored = before[f"{kv}_cache"].copy(), rows[kv]
+        if is_fp8:
+            codes = quantize_fp8(stored.astype(np.float32), scale)
+            stored = codes.view(np.uint8) if made.holds_codes else dequantize_fp8(codes, scale)
+        if made.holds_codes:
+            expected = expected.view(np.uint8)
         for b, row in np.ndindex(BATCH, ROWS):
             expected[place(made, b, positions[b, row])] = stored[b, :, row]
         np.testing.assert_array_equal(got, expected)
@@ -88,15 +96,12 @@ def test_an_injection_rounds_what_the_plain_one_writes(is_paged: bool) -> None:
     feeds["k_norm"] = random(5, HEAD_DIM)
     feeds |= {name: random(seed, 40, HEAD_DIM // 2) for seed, name in enumerate(("cos", "sin"), 6)}
     feeds["positions"] = np.array([np.arange(start, start + ROWS) for start in STARTS])
-    if is_paged:
-        feeds["page_table"] = TABLE
     results = []
-    attributes: dict[str, Any] = {"epsilon": 1e-6} | ({"page_size": SIZE} if is_paged else {})
     for is_fp8 in (False, True):
         made = form(Precision.FLOAT32, is_paged=is_paged, is_fp8=is_fp8)
-        given = feeds | caches(made) | ({"kv_scales": SCALES} if is_fp8 else {})
-        results.append(run_function(kv_feature_injection_function(made), given, **attributes))
-    made = form(Precision.FLOAT32, is_paged=is_paged)
+        function = kv_feature_injection_function(made)
+        given = feeds | caches(made) | operands(made)
+        results.append(run_function(function, given, epsilon=1e-6, **attributes(made)))
     for kv, scale, plain, got in zip("kv", SCALES, *results, strict=True):
         expected = caches(made)[f"{kv}_cache"]
         for b, start in enumerate(STARTS):
@@ -108,7 +113,7 @@ def test_an_injection_rounds_what_the_plain_one_writes(is_paged: bool) -> None:
 
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize(("is_causal", "window"), [(1, 0), (0, 0), (1, 6), (0, 6), (1, 1)])
-@pytest.mark.parametrize(("is_paged", "is_fp8"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(("is_paged", "is_fp8"), FORMS)
 def test_attention_by_loops(
     is_paged: bool, is_fp8: bool, is_causal: int, window: int, has_sinks: bool
 ) -> None:
@@ -124,10 +129,8 @@ def test_attention_by_loops(
     q = random(4, BATCH, HEADS, ROWS, HEAD_DIM).astype(np.float16)
     sinks = np.full(HEADS, -np.inf, np.float32) if not has_sinks else random(8, HEADS)
     feeds = {"q": q, **held, "key_value_lengths": lengths, "sinks": sinks}
-    feeds |= {"page_table": TABLE} if is_paged else {}
-    feeds |= {"kv_scales": SCALES} if is_fp8 else {}
     function = block_attention_function(made)
-    (got,) = run_function(function, feeds, is_causal=is_causal, window=window)
+    (got,) = run_function(function, feeds | operands(made), is_causal=is_causal, window=window)
     scales = SCALES.astype(float) if is_fp8 else np.ones(2)
     for b, head, row in np.ndindex(BATCH, HEADS, ROWS):
         position = STARTS[b] + row

@@ -15,13 +15,14 @@ from dflash_plugins.testing.numeric import assert_close
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import load_file, save_file
 
-from dflash_trt.backends.onnxruntime.executor import open_session
+from dflash_trt.bundle.build import BuildOptions
 from dflash_trt.checkpoints.safetensors_header import read_header
 from dflash_trt.graph.caches.linear import sink_attention_function
 from dflash_trt.graph.form import GraphForm, Precision
 from tests.graph.builds import build
-from tests.graph.runner import GraphRunner
-from tests.pairs import PairFactory, TinyPair
+from tests.graph.functions import run_function
+from tests.graph.runner import GraphRunner, tokens
+from tests.pairs import PairFactory, TinyPair, bundle_pair
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.compare import max_relative_error, stack_error
 
@@ -59,43 +60,24 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def run(path: Path, ids: np.ndarray) -> np.ndarray:
-    """Logits of every row of ids [B,T], in chunks."""
-    session = open_session(path, 1)
-    caches = {
-        value.name: np.zeros((len(ids), value.shape[1], LENGTH, value.shape[3]), np.float32)
-        for value in session.get_inputs()[3:]
-    }
-    names = [value.name for value in session.get_outputs()]
-    parts = []
-    for start, end in CHUNKS:
-        feeds: dict[str, Any] = {
-            "token_ids": ids[:, start:end],
-            "cache_start": np.full(len(ids), start),
-            "logit_rows": np.tile(np.arange(end - start), (len(ids), 1)),
-        }
-        outputs = dict(zip(names, session.run(None, feeds | caches), strict=True))
-        caches = {name: outputs[f"{name}_out"] for name in caches}
-        parts.append(outputs["logits"])
-    return np.concatenate(parts, axis=1)
-
-
 @pytest.mark.parametrize("name", PAIRS)
-def test_the_engines_form_computes_the_cpus_function(
-    make_pair: PairFactory, name: str, tmp_path: Path
-) -> None:
+def test_the_engines_form_computes_the_cpus_function(make_pair: PairFactory, name: str) -> None:
     """Gathered experts and sinks among the cache's rows, past the window: exact but for order."""
     family, target = PAIRS[name]
     built = make_pair(family, target, {"target_layer_ids": [1, 3]}, copy_weights=True)
     # Rounded to float16, inputs would differ; and weights stored so would be left as they are.
     model = widened(build(built, "target", GraphForm(Precision.FLOAT16, LENGTH)))
-    path = built.bundle.folder / f"{tmp_path.name}.onnx"  # external data lies beside it
     if family == "qwen3_moe":
         _widen_stored(model)
-    path.write_bytes(model.SerializeToString())
-    ids = np.random.default_rng(0).integers(0, 200, (2, 110))
-    narrow, exact = run(path, ids), run(built.bundle.folder / "target.onnx", ids)
-    path.unlink()
+    ids = tokens(200, 2, 110)
+    runners = (
+        GraphRunner(built, batch=2, length=LENGTH, models=models)
+        for models in ({"target": model}, None)
+    )
+    narrow, exact = (
+        np.concatenate([runner.target(ids[:, s:e], [s, s])["logits"] for s, e in CHUNKS], axis=1)
+        for runner in runners
+    )
     assert max_relative_error(narrow, exact) <= stack_error(4)
 
 
@@ -122,26 +104,8 @@ def test_sinks_are_one_more_term_of_the_softmax() -> None:
     )
     sinks = np.array([-30.0, 0.5, 3.0, 80.0], np.float32)
     mask = rng.random((2, 1, 3, 128)) < 0.3
-    function = sink_attention_function(16)
-    names = list(function.input)
-    node = helper.make_node("sink_attention", names, ["y"], domain="dflash")
-    feeds = dict(zip(names, (q, k, v, mask, sinks), strict=True))
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [
-            helper.make_tensor_value_info(
-                n, helper.np_dtype_to_tensor_dtype(a.dtype), list(a.shape)
-            )
-            for n, a in feeds.items()
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, list(q.shape))],
-    )
-    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("dflash", 1)]
-    model = helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=11)
-    import onnxruntime as ort
-
-    (got,) = ort.InferenceSession(model.SerializeToString()).run(None, feeds)
+    feeds = {"q": q, "k": k, "v": v, "mask": mask, "sinks": sinks}
+    (got,) = run_function(sink_attention_function(16), feeds)
     wide_q, wide_k, wide_v = (part.astype(np.float64) for part in (q, k, v))
     scores = np.einsum("bhsd,bhmd->bhsm", wide_q, wide_k.repeat(2, axis=1))
     scores = np.where(mask, scores, -np.inf)
@@ -164,25 +128,9 @@ def test_experts_that_no_row_chose_are_not_touched(tmp_path: Path) -> None:
             tensor[[0, 2, 3, 4, 5, 7]] = torch.nan
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     write_draft(tmp_path / "draft", target, target_layer_ids=[1, 2])
-    built = _bundle(tmp_path)
+    built = bundle_pair(tmp_path, BuildOptions())
     ids = np.random.default_rng(0).integers(0, 200, (2, 20))
     assert np.isfinite(GraphRunner(built, batch=2).target(ids, [0, 0])["logits"]).all()
-
-
-def _bundle(folder: Path) -> TinyPair:
-    from dflash_trt.bundle.build import BuildOptions, build_bundle
-    from dflash_trt.bundle.bundle import open_bundle
-    from dflash_trt.checkpoints.draft import read_draft
-    from dflash_trt.checkpoints.pair import check_pair
-    from dflash_trt.checkpoints.target import read_target
-    from dflash_trt.config import BuildConfig
-    from tests.pairs import SilentProgress
-
-    pair = check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
-    places = {"target": {"checkpoint": "target"}, "draft": {"checkpoint": "draft"}}
-    config = BuildConfig.model_validate({"description": "tiny", "max_seq_len": 256, **places})
-    build_bundle(pair, config, "tiny", folder / "bundle", BuildOptions(), SilentProgress())
-    return TinyPair(folder, pair, open_bundle(folder / "bundle"))
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "gpt_oss_mxfp4"])
@@ -221,7 +169,8 @@ def test_experts_of_several_types_are_one_mixture(tmp_path: Path) -> None:
         save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
         write_draft(folder / "draft", target, target_layer_ids=[1, 2])
         ids = np.random.default_rng(0).integers(0, 200, (1, 20))
-        logits.append(GraphRunner(_bundle(folder)).target(ids, [0])["logits"])
+        built = bundle_pair(folder, BuildOptions())
+        logits.append(GraphRunner(built).target(ids, [0])["logits"])
     np.testing.assert_array_equal(*logits)
 
 

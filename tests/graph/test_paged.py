@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from onnx import TensorProto
 
 from dflash_trt.graph.caches.paged import paged_attention_function
 from dflash_trt.graph.form import GraphForm, Precision
 from dflash_trt.graph.functions import AttentionOverload, attention_function
-from dflash_trt.graph.kv_cache_update import kv_cache_update_function
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
 from tests.graph.builds import PAIRS, build
-from tests.graph.functions import builder, random, run
+from tests.graph.functions import Array, random, run_function
 from tests.pairs import PairFactory
 from tests.reference.compare import assert_bitwise_equal
 
@@ -23,7 +21,6 @@ SIZE, PAGES, KV_HEADS, HEADS, HEAD_DIM = 8, 40, 2, 4, 16
 LENGTHS = (128, 5, 71)  # of three sequences, behind whose ends the table names any page
 COLUMNS = 16
 BATCH = len(LENGTHS)
-PAGED = GraphForm(page_size=SIZE)
 
 
 def page_table() -> npt.NDArray[np.int32]:
@@ -37,40 +34,6 @@ def page_table() -> npt.NDArray[np.int32]:
         taken += used
     assert taken < PAGES
     return table
-
-
-def positions(rows: int) -> npt.NDArray[np.int64]:
-    return np.array([np.arange(length - rows, length) for length in LENGTHS])
-
-
-def test_an_update_writes_its_rows_and_nothing_else() -> None:
-    rows = 5
-    b = builder()
-    shape = ["pages", SIZE, KV_HEADS, HEAD_DIM]
-    values = [b.input(n, TensorProto.FLOAT, ["B", KV_HEADS, "S", HEAD_DIM]) for n in "kv"]
-    at = b.input("positions", TensorProto.INT64, ["B", "S"])
-    table = b.input("page_table", TensorProto.INT32, ["B", "C"])
-    pools = [b.input(f"{n}_cache", TensorProto.FLOAT, shape) for n in "kv"]
-    for name in "kv":
-        b.output(f"{name}_out", TensorProto.FLOAT, shape)
-    b.call(
-        kv_cache_update_function(PAGED),
-        [*values, at, table, *pools],
-        "update",
-        outputs=["k_out", "v_out"],
-        page_size=SIZE,
-    )
-    before = [random(seed, PAGES, SIZE, KV_HEADS, HEAD_DIM) for seed in (1, 2)]
-    new = [random(seed, BATCH, KV_HEADS, rows, HEAD_DIM) for seed in (3, 4)]
-    feeds = {"k": new[0], "v": new[1], "positions": positions(rows), "page_table": page_table()}
-    after = run(b.finish(), feeds | {"k_cache": before[0], "v_cache": before[1]})
-    for pool, written, result in zip(before, new, after, strict=True):
-        expected = pool.copy()
-        for index, row in np.ndindex(BATCH, rows):
-            position = positions(rows)[index, row]
-            page = page_table()[index, position // SIZE]
-            expected[page, position % SIZE] = written[index, :, row]
-        assert_bitwise_equal(result, expected, "pool")
 
 
 def gather(pool: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -87,72 +50,44 @@ def test_attention_over_pages_is_attention_over_what_they_hold(
     overload: AttentionOverload, rows: int
 ) -> None:
     linear = attention_function(overload)
+    paged = paged_attention_function(linear)
+    assert (paged.domain, paged.name) == ("dflash", "block_attention_paged")
+    assert paged.overload == overload
     k, v = (random(seed, PAGES, SIZE, KV_HEADS, HEAD_DIM) for seed in (1, 2))
     q = random(3, BATCH, HEADS, rows, HEAD_DIM)
-    feeds = {"q": q, "kv_lengths": np.array(LENGTHS, np.int32)}
+    feeds: dict[str, Array] = {"q": q, "key_value_lengths": np.array(LENGTHS, np.int32)}
     if overload == "masked":
-        seen = np.random.default_rng(4).random((BATCH, 1, rows, COLUMNS * SIZE)) < 0.5
-        seen[..., 0] = True
-        feeds["mask"] = seen
-    results = []
-    for paged in (False, True):
-        b = builder()
-        operands = [b.input("q", TensorProto.FLOAT, ["B", HEADS, "S", HEAD_DIM])]
-        shape = ["p", SIZE, KV_HEADS, HEAD_DIM] if paged else ["B", KV_HEADS, "M", HEAD_DIM]
-        operands += [b.input(name, TensorProto.FLOAT, shape) for name in ("k", "v")]
-        masked = overload == "masked"
-        operands.append(b.input("mask", TensorProto.BOOL, ["B", 1, "S", "M"]) if masked else "")
-        operands += ["", b.input("kv_lengths", TensorProto.INT32, ["B"])]
-        b.output("out", TensorProto.FLOAT, ["B", HEADS, "S", HEAD_DIM])
-        attributes: dict[str, Any] = {"causal_kind": "none" if masked else overload}
-        function = linear
-        caches: dict[str, Any] = {"k": gather(k), "v": gather(v)}
-        if paged:
-            function = paged_attention_function(linear)
-            assert (function.domain, function.name) == ("dflash", "block_attention_paged")
-            assert function.overload == overload
-            operands.append(b.input("page_table", TensorProto.INT32, ["B", "C"]))
-            attributes |= {"page_size": SIZE, "kv_heads": KV_HEADS}
-            caches = {"k": k, "v": v, "page_table": page_table()}
-        b.call(function, operands, "attend", outputs=["out"], **attributes)
-        results += run(b.finish(), feeds | caches)
-    assert_bitwise_equal(results[1], results[0], overload)
+        feeds["mask"] = np.random.default_rng(4).random((BATCH, 1, rows, COLUMNS * SIZE)) < 0.5
+        feeds["mask"][..., 0] = True
+    kind = "none" if overload == "masked" else overload
+    pools = {"k_cache": k, "v_cache": v, "page_table": page_table()}
+    caches = {"k": gather(k), "v": gather(v)}
+    (want,) = run_function(linear, feeds | caches, causal_kind=kind)
+    attributes = {"causal_kind": kind, "page_size": SIZE, "kv_heads": KV_HEADS}
+    (got,) = run_function(paged, feeds | pools, **attributes)
+    assert_bitwise_equal(got, want, overload)
 
 
 def test_injection_into_pages_is_injection_into_linear_caches() -> None:
     rows = 4
-    table, at = page_table(), positions(rows)
-    kv = {name: random(seed, BATCH, rows, KV_HEADS, HEAD_DIM) for seed, name in enumerate("kv", 5)}
-    tables = {name: random(seed, 200, HEAD_DIM // 2) for seed, name in enumerate(("cos", "sin"), 8)}
-    feeds = {**kv, "k_norm": random(7, HEAD_DIM), **tables, "positions": at}
-    pools = {
-        f"{name}_pool": random(seed, PAGES, SIZE, 2, HEAD_DIM) for seed, name in enumerate("kv", 10)
+    feeds: dict[str, Array] = {
+        name: random(seed, BATCH, rows, KV_HEADS, HEAD_DIM) for seed, name in enumerate("kv", 5)
     }
-    caches = {f"{name}_cache": gather(pools[f"{name}_pool"]) for name in "kv"}
-    results = []
-    for paged in (False, True):
-        b = builder()
-        shape = ["p", SIZE, KV_HEADS, HEAD_DIM] if paged else ["B", KV_HEADS, "M", HEAD_DIM]
-        operands = [b.input(one, TensorProto.FLOAT, ["B", "S", KV_HEADS, HEAD_DIM]) for one in "kv"]
-        operands.append(b.input("k_norm", TensorProto.FLOAT, [HEAD_DIM]))
-        operands += [b.input(one, TensorProto.FLOAT, ["P", HEAD_DIM // 2]) for one in tables]
-        operands.append(b.input("positions", TensorProto.INT64, ["B", "S"]))
-        attributes: dict[str, Any] = {"epsilon": 1e-6}
-        function, given = kv_feature_injection_function(), dict(caches)
-        if paged:
-            function, given = kv_feature_injection_function(PAGED), {**pools}
-            operands.append(b.input("page_table", TensorProto.INT32, ["B", "C"]))
-            attributes["page_size"] = SIZE
-        operands += [b.input(one, TensorProto.FLOAT, shape) for one in given]
-        for name in ("k_out", "v_out"):
-            b.output(name, TensorProto.FLOAT, shape)
-        b.call(function, operands, "inject", outputs=["k_out", "v_out"], **attributes)
-        extra = {"page_table": table} if paged else {}
-        results.append(run(b.finish(), feeds | given | extra))
-    for linear, pool in zip(*results, strict=True):
-        got = gather(pool)
+    feeds["k_norm"] = random(7, HEAD_DIM)
+    feeds |= {name: random(seed, 200, HEAD_DIM // 2) for seed, name in enumerate(("cos", "sin"), 8)}
+    feeds["positions"] = np.array([np.arange(length - rows, length) for length in LENGTHS])
+    pools = {
+        f"{name}_cache": random(seed, PAGES, SIZE, KV_HEADS, HEAD_DIM)
+        for seed, name in enumerate("kv", 10)
+    }
+    caches = {name: gather(pool) for name, pool in pools.items()}
+    pools["page_table"] = page_table()
+    want = run_function(kv_feature_injection_function(), feeds | caches, epsilon=1e-6)
+    function = kv_feature_injection_function(GraphForm(page_size=SIZE))
+    got = run_function(function, feeds | pools, epsilon=1e-6, page_size=SIZE)
+    for linear, pool in zip(want, map(gather, got), strict=True):
         for index, length in enumerate(LENGTHS):
-            assert_bitwise_equal(got[index, :, :length], linear[index, :, :length], f"{index}")
+            assert_bitwise_equal(pool[index, :, :length], linear[index, :, :length], f"{index}")
 
 
 @pytest.mark.parametrize("precision", Precision)

@@ -22,6 +22,8 @@ from dflash_trt.graph.quantized import (
     LinearFormat,
     tensorrt_function,
 )
+from dflash_trt.quantization.fp8 import dequantize_fp8, quantize_activation_fp8
+from dflash_trt.quantization.nvfp4 import dequantize_nvfp4, quantize_activation_nvfp4
 from tests.graph.linears import (
     INPUT_SCALES,
     LINEAR_FORMATS,
@@ -46,9 +48,11 @@ from tests.reference.quantized import (
 
 pytestmark = pytest.mark.numeric
 
-ROUND: dict[LinearFormat, Callable[[Float32, np.float32], Float32]] = {
-    "FP8": round_fp8,
-    "NVFP4": round_nvfp4,
+Rounding = Callable[[Float32, np.float32], Float32]
+ROUND: dict[LinearFormat, Rounding] = {"FP8": round_fp8, "NVFP4": round_nvfp4}
+CODECS: dict[LinearFormat, Rounding] = {
+    "FP8": quantize_activation_fp8,
+    "NVFP4": quantize_activation_nvfp4,
 }
 ROWS, BLOCK, SEEDS = 4, 4, 200
 BOUND = stack_error(6)
@@ -60,9 +64,11 @@ BOUND = stack_error(6)
 def test_the_cpus_body_rounds_inputs_as_the_formats_say(
     algorithm: LinearFormat, input_scale: np.float32, tmp_path: Path
 ) -> None:
+    """As the reference spells them out, and as the project's codecs do."""
     x = rows_of_all_kinds(32)
     got = identity_body(algorithm, 32, input_scale, tmp_path / "linear.onnx")(x)
     np.testing.assert_array_equal(got, ROUND[algorithm](x, input_scale))
+    np.testing.assert_array_equal(got, CODECS[algorithm](x, input_scale))
 
 
 @pytest.mark.parametrize("algorithm", LINEAR_FORMATS)
@@ -71,6 +77,12 @@ def test_the_cpus_body_decodes_weights_as_the_formats_say(
 ) -> None:
     """Through inputs of a single 6, which stays 6, so that each output is six times one weight."""
     linear = random_linear(algorithm, 48, 128) | {"input_scale": np.float32(1)}
+    if algorithm == "FP8":
+        codec = dequantize_fp8(linear["weight"].view(np.uint8), linear["weight_scale"])
+    else:
+        scales = linear["weight_scale"].view(np.uint8)
+        codec = dequantize_nvfp4(linear["weight"], scales, linear["weight_scale_2"])
+    np.testing.assert_array_equal(codec, decode(algorithm, linear))
     six = np.float32(6)
     got = cpu_body(algorithm, linear, tmp_path / "linear.onnx")(six * np.eye(128, dtype=np.float32))
     np.testing.assert_array_equal(got.T, six * decode(algorithm, linear))
@@ -213,14 +225,12 @@ def test_graphs_equal_an_independent_evaluation_of_the_same_numbers(
     runner = GraphRunner(built)
     logits = runner.target(ids, [0])[LOGITS]
     assert max_relative_error(logits, output.logits) <= BOUND
-    for layer, (keys, values) in enumerate(context):
-        assert max_relative_error(runner.caches[f"draft_k_{layer}"][:, :, :ROWS], keys) <= BOUND
-        assert max_relative_error(runner.caches[f"draft_v_{layer}"][:, :, :ROWS], values) <= BOUND
     outputs = runner.draft([5], [ROWS], BLOCK)
-    for layer, (keys, values) in enumerate(block.block_kv):
-        for kind, expected in (("k", keys), ("v", values)):
-            rows = outputs[f"draft_{kind}_{layer}_out"][:, :, ROWS : ROWS + BLOCK]
-            assert max_relative_error(rows, expected) <= BOUND
+    for layer, pieces in enumerate(zip(context, block.block_kv, strict=True)):
+        for kind, *expected in zip("kv", *pieces, strict=True):
+            rows = outputs[f"draft_{kind}_{layer}_out"][:, :, : ROWS + BLOCK]
+            assert max_relative_error(rows[:, :, :ROWS], expected[0]) <= BOUND
+            assert max_relative_error(rows[:, :, ROWS:], expected[1]) <= BOUND
 
 
 @pytest.mark.parametrize("name", list(PAIRS))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto
@@ -17,11 +14,10 @@ from dflash_trt.graph.row_sample import row_sample_function
 from dflash_trt.sampling.choice import choose_tokens
 from dflash_trt.sampling.noise import TARGET_STREAM, draw_gumbel, philox4x32
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
-from tests.graph.functions import builder, random
+from tests.graph.functions import Array, open_function, random
 
 pytestmark = pytest.mark.numeric
 
-Array = npt.NDArray[Any]
 SEEDS = (0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
 
 
@@ -33,25 +29,19 @@ def open_body(
     if inner is not None:
         del function.output[:]
         function.output.append(inner)
-    b = builder()
-    inputs = [
-        b.input("logits", precision.onnx_type, ["B", "R", vocabulary]),
-        b.input("positions", TensorProto.INT64, ["B", "R"]),
-        b.input("sampling", TensorProto.INT64, ["B", 4]),
-    ]
-    b.call(function, inputs, "row_sample", outputs=["y"])
-    model = b.finish()
-    model.graph.output.append(onnx.ValueInfoProto(name="y"))
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    types = {
+        "logits": (precision.onnx_type, ["B", "R", vocabulary]),
+        "positions": (TensorProto.INT64, ["B", "R"]),
+        "sampling": (TensorProto.INT64, ["B", 4]),
+    }
+    return open_function(function, types)
 
 
 def run(
     session: ort.InferenceSession, logits: Array, positions: Array, params: Sequence[SamplingParams]
 ) -> Array:
     feeds = {"logits": logits, "positions": positions, "sampling": pack_sampling(params)}
-    return np.asarray(session.run(["y"], feeds)[0])
+    return np.asarray(session.run(None, feeds)[0])
 
 
 def expect(logits: Array, positions: Array, params: Sequence[SamplingParams]) -> Array:
@@ -154,7 +144,7 @@ def test_float64_bits_are_read_exactly(name: str) -> None:
         "positions": np.zeros((len(values), 1), np.int64),
         "sampling": sampling,
     }
-    (read,) = open_body(1, inner=name).run(["y"], feeds)
+    (read,) = open_body(1, inner=name).run(None, feeds)
     assert np.array_equal(np.asarray(read)[:, 0, 0], values)
 
 

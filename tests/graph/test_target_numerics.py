@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from dflash_trt.graph.bindings import CHOICE_IDS, LOGITS, GraphName
 from tests.graph.runner import BOUND, GraphRunner, chunks, tokens
 from tests.graph.variants import VARIANTS, build
-from tests.pairs import PairFactory
+from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal, max_relative_error, stack_error
 from tests.reference.generate import forward_with_taps
 
@@ -45,32 +45,25 @@ def test_logits_and_kv_of_every_row_and_layer_equal_those_of_transformers(
         parts.append(outputs[LOGITS])
     logits, cache = reference(built.reference, ids)
     assert max_relative_error(np.concatenate(parts, axis=1), logits) <= BOUND
-    for layer in range(built.pair.target.num_layers):
+    for layer, held in enumerate(cache.layers):
         # transformers keeps what the next row may see of a sliding layer.
-        held = slice(LENGTH - cache.layers[layer].keys.shape[2], LENGTH)
-        keys = runner.caches[f"target_k_{layer}"][:, :, held]
-        values = runner.caches[f"target_v_{layer}"][:, :, held]
-        assert max_relative_error(keys, cache.layers[layer].keys) <= BOUND, f"layer {layer}"
-        assert max_relative_error(values, cache.layers[layer].values) <= BOUND, f"layer {layer}"
+        rows = slice(LENGTH - held.keys.shape[2], LENGTH)
+        for kind, expected in zip("kv", (held.keys, held.values), strict=True):
+            got = runner.caches[f"target_{kind}_{layer}"][:, :, rows]
+            assert max_relative_error(got, expected) <= BOUND, f"{kind} of layer {layer}"
+    if graph == "target":
+        check_injection(built, runner, ids)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_taps_reach_every_draft_layers_cache_as_the_reference_projects_them(
-    make_pair: PairFactory, name: str
-) -> None:
-    built = build(make_pair, name)
-    ids = tokens(192, 2, LENGTH)
-    runner = GraphRunner(built, batch=2)
-    for start, end in chunks(LENGTH, ODD_CHUNKS):
-        runner.target(ids[:, start:end], [start, start])
+def check_injection(built: TinyPair, runner: GraphRunner, ids: npt.NDArray[np.int64]) -> None:
+    """Taps are in every draft layer's cache as the reference projects them."""
     draft = built.reference_draft
     _, taps = forward_with_taps(built.reference, torch.tensor(ids), draft.config.target_layer_ids)
-    for layer, (keys, values) in enumerate(draft.project(taps)):
-        injected = runner.caches[f"draft_k_{layer}"], runner.caches[f"draft_v_{layer}"]
-        assert max_relative_error(injected[0][:, :, :LENGTH], keys) <= BOUND, f"layer {layer}"
-        assert max_relative_error(injected[1][:, :, :LENGTH], values) <= BOUND, f"layer {layer}"
-        assert not injected[0][:, :, LENGTH:].any(), "written past the rows"
-        assert not injected[1][:, :, LENGTH:].any(), "written past the rows"
+    for layer, projected in enumerate(draft.project(taps)):
+        for kind, expected in zip("kv", projected, strict=True):
+            cache = runner.caches[f"draft_{kind}_{layer}"]
+            assert max_relative_error(cache[:, :, :LENGTH], expected) <= BOUND, f"layer {layer}"
+            assert not cache[:, :, LENGTH:].any(), "written past the rows"
 
 
 @pytest.mark.parametrize("graph", ["target", "target_only"])
