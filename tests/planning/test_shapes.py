@@ -29,7 +29,6 @@ DRAFT_PARAMETERS = {"gpt-oss-120b": 0.8e9}
 GPT_OSS = {
     "architectures": ["GptOssForCausalLM"],
     "head_dim": 64,
-    "hidden_act": "silu",
     "hidden_size": 2880,
     "intermediate_size": 2880,
     "layer_types": ["sliding_attention", "full_attention"] * 18,
@@ -41,28 +40,21 @@ GPT_OSS = {
     "num_local_experts": 128,
     "quantization_config": {"quant_method": "mxfp4"},
     "sliding_window": 128,
-    "tie_word_embeddings": False,
     "vocab_size": 201088,
 }
 GPT_OSS_DRAFT = {
+    **{key: GPT_OSS[key] for key in ("head_dim", "hidden_size", "max_position_embeddings")},
+    **{key: GPT_OSS[key] for key in ("num_attention_heads", "num_key_value_heads", "vocab_size")},
     "architectures": ["DFlashDraftModel"],
     "block_size": 10,
     "dflash_config": {"mask_token_id": 200000, "target_layer_ids": [1, 9, 17, 25, 33]},
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "hidden_size": 2880,
     "intermediate_size": 7680,
     "layer_types": ["full_attention"] * 8,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 64,
     "num_hidden_layers": 8,
-    "num_key_value_heads": 8,
-    "vocab_size": 201088,
 }
 QWEN3_MOE = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "head_dim": 128,
-    "hidden_act": "silu",
     "hidden_size": 2048,
     "intermediate_size": 6144,
     "max_position_embeddings": 262144,
