@@ -1,8 +1,7 @@
 """Random tiny checkpoints, written as Hugging Face folders.
 
-Weights are normal with std = gain / sqrt(fan_in), so activations keep their size at any width
-and logits are varied; norm weights are uniform in [0.5, 1.5]; biases are non-zero.
-A folder depends on its arguments only.
+Weights are normal with std = 1 / sqrt(fan_in), so activations keep their size at any width; norm
+weights are uniform in [0.5, 1.5]; biases are non-zero. A folder depends on its arguments only.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ def write_target(
     max_positions: int = 2048,
     eos_token_id: int | list[int] | None = None,
     shards: int = 1,
-    gain: float = 1.0,
     logit_gain: float = 3.0,
     seed: int = 0,
     experts: int = 8,
@@ -68,9 +66,9 @@ def write_target(
 
     `attention_bias` gives q, k, v and o_proj a bias. `rope_style` chooses between the keys of
     transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`,
-    `dtype`). `shards` > 1 writes at least two files and an index. `gain` scales linear layers,
-    `logit_gain` the lm_head (which a tied embedding shares). The last five are for mixtures of
-    experts, whose MLPs are `intermediate` wide; `mxfp4` packs gpt-oss's experts.
+    `dtype`). `shards` > 1 writes at least two files and an index. `logit_gain` scales the lm_head,
+    which a tied embedding shares. The last five are for mixtures of experts, whose MLPs are
+    `intermediate` wide; `mxfp4` packs gpt-oss's experts.
     """
     folder = Path(folder)
     common: dict[str, Any] = {
@@ -93,24 +91,14 @@ def write_target(
         model = Qwen3ForCausalLM(Qwen3Config(**common))
     elif family == "llama":
         model = LlamaForCausalLM(LlamaConfig(**common))
-    elif family in ("gpt_oss", "qwen3_moe"):
-        model = make_moe(
-            family,
-            common,
-            experts=experts,
-            chosen=chosen,
-            window=window,
-            expert_ffn=intermediate,
-            normalized=normalized,
-        )
     else:
-        raise ValueError(f"family {family!r} is not known")
+        model = make_moe(family, common, experts, chosen, window=window, normalized=normalized)
 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(_random(name, parameter.shape, generator, gain, logit_gain))
-    model = model.to(_torch_dtype(dtype))
+            parameter.copy_(_random(name, parameter.shape, generator, logit_gain))
+    model = model.to(getattr(torch, dtype))
     total = sum(p.numel() * p.element_size() for p in model.parameters())
     model.save_pretrained(folder, max_shard_size=-(-total // shards) if shards > 1 else "5GB")
     if shards > 1 and not (folder / "model.safetensors.index.json").exists():
@@ -146,7 +134,6 @@ def write_draft(
     rope_theta: float = 10_000.0,
     dtype: Storage = "float32",
     mask_token_id: int | None = None,
-    gain: float = 1.0,
     seed: int = 1,
 ) -> Path:
     """Writes a random DFlash draft in the z-lab format for the target in folder `target`.
@@ -189,15 +176,14 @@ def write_draft(
         shapes |= {f"layers.{i}.{name}.weight": shape for name, shape in layer.items()}
     generator = torch.Generator().manual_seed(seed)
     tensors = {
-        name: _random(name, shape, generator, gain, gain).to(_torch_dtype(dtype))
+        name: _random(name, shape, generator).to(getattr(torch, dtype))
         for name, shape in shapes.items()
     }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
-    dflash: dict[str, Any] = {
-        "mask_token_id": vocab - 1 if mask_token_id is None else mask_token_id
-    }
+    mask = vocab - 1 if mask_token_id is None else mask_token_id
+    dflash: dict[str, Any] = {"mask_token_id": mask}
     if target_layer_ids is not None:
         dflash["target_layer_ids"] = [int(i) for i in target_layer_ids]
     config: dict[str, Any] = {
@@ -229,7 +215,7 @@ def write_draft(
 
 
 def _random(
-    name: str, shape: Sequence[int], generator: torch.Generator, gain: float, logit_gain: float
+    name: str, shape: Sequence[int], generator: torch.Generator, logit_gain: float = 1.0
 ) -> torch.Tensor:
     """A float32 tensor for the parameter `name`: norms, biases and matrices differ."""
     if name.endswith("norm.weight"):
@@ -240,28 +226,20 @@ def _random(
     if name.endswith("sinks"):
         return values
     # A tied embedding is the lm_head too, so it takes the lm_head's scale, tied or not.
-    scale = logit_gain if "lm_head" in name or "embed_tokens" in name else gain
+    scale = logit_gain if "lm_head" in name or "embed_tokens" in name else 1.0
     return values * (scale / math.sqrt(shape[-1]))
 
 
 def _rope_parameters(rope: Rope, theta: float) -> dict[str, Any]:
     """transformers 5's `rope_parameters` value."""
-    extra = SCALINGS.get(rope, {"rope_type": "default"})
-    return {"rope_theta": theta} | extra
+    return {"rope_theta": theta} | SCALINGS.get(rope, {"rope_type": "default"})
 
 
 def _rope_keys(rope: Rope, theta: float, style: RopeStyle) -> dict[str, Any]:
     """The config.json keys that say `rope` in the given style."""
     if style == "rope_parameters":
         return {"rope_parameters": _rope_parameters(rope, theta)}
-    return {
-        "rope_theta": theta,
-        "rope_scaling": dict(SCALINGS[rope]) if rope in SCALINGS else None,
-    }
-
-
-def _torch_dtype(name: Storage) -> torch.dtype:
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+    return {"rope_theta": theta, "rope_scaling": SCALINGS.get(rope)}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

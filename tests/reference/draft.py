@@ -59,7 +59,7 @@ class DraftConfig:
             kv_heads=raw["num_key_value_heads"],
             head_dim=raw["head_dim"],
             eps=raw["rms_norm_eps"],
-            block_size=raw["block_size"] if "block_size" in raw else dflash["block_size"],
+            block_size=(dflash | raw)["block_size"],
             mask_token_id=dflash["mask_token_id"],
             target_layer_ids=tuple(
                 ids if ids is not None else default_layer_ids(raw["num_target_layers"], layers)
@@ -118,14 +118,14 @@ class ReferenceDraft:
         lm_head = target.get_output_embeddings().weight.detach().to(dtype)
         return cls(config, weights, embed, lm_head)
 
-    def project(self, features: Tensor, start: int = 0) -> list[KeyValue]:
+    def project(self, features: Tensor) -> list[KeyValue]:
         """Context key and value of every layer from tapped features.
 
-        features [B, T, n*H], the rows of positions start..start+T-1, taps in the order of
+        features [B, T, n*H], the rows of positions 0..T-1, taps in the order of
         `target_layer_ids`. Returns per layer k [B, Hkv, T, D] (normed, rotated) and v, same.
         """
         fused = self._norm(self._linear(features.to(self.embed.dtype), "fc"), "hidden_norm")
-        return [self._key_value(i, fused, start) for i in range(self.config.layers)]
+        return [self._key_value(i, fused, 0) for i in range(self.config.layers)]
 
     def draft(
         self,

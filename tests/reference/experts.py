@@ -8,12 +8,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    GptOssConfig,
-    GptOssForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import GptOssConfig, GptOssForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from dflash_trt.quantization.mxfp4 import quantize_mxfp4
 
@@ -34,33 +29,20 @@ EXPERT_MATRICES = ("gate_up_proj", "down_proj")
 def make_moe(
     family: MoeFamily,
     common: dict[str, Any],
-    *,
     experts: int,
     chosen: int,
+    *,
     window: int,
-    expert_ffn: int,
     normalized: bool,
 ) -> Any:
     """A transformers model with untouched weights; `common` are keys of any config."""
+    common = common | {"num_experts_per_tok": chosen}
     if family == "gpt_oss":
-        keys = {**common, "intermediate_size": expert_ffn, "attention_bias": True}
-        return GptOssForCausalLM(
-            GptOssConfig(
-                **keys,
-                num_local_experts=experts,
-                num_experts_per_tok=chosen,
-                sliding_window=window,
-            )
-        )
-    return Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            **common,
-            num_experts=experts,
-            num_experts_per_tok=chosen,
-            moe_intermediate_size=expert_ffn,
-            norm_topk_prob=normalized,
-        )
-    )
+        own = {"attention_bias": True, "num_local_experts": experts, "sliding_window": window}
+        return GptOssForCausalLM(GptOssConfig(**(common | own)))
+    width = common["intermediate_size"]
+    own = {"num_experts": experts, "moe_intermediate_size": width, "norm_topk_prob": normalized}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**(common | own)))
 
 
 def pack_experts(folder: Path) -> None:
@@ -74,18 +56,10 @@ def pack_experts(folder: Path) -> None:
         tensors[f"{name}_blocks"] = torch.from_numpy(blocks)
         tensors[f"{name}_scales"] = torch.from_numpy(scales)
     save_file(tensors, path, metadata={"format": "pt"})
-    _update_config(
-        folder,
-        {
-            "quantization_config": {
-                "quant_method": "mxfp4",
-                "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
-            }
-        },
-    )
-
-
-def _update_config(folder: Path, keys: dict[str, Any]) -> None:
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) | keys
-    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["quantization_config"] = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
+    }
+    text = json.dumps(config, indent=2) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")

@@ -25,8 +25,6 @@ def fit_draft(
     *,
     tokens: int = 96,
     steps: int = 150,
-    learning_rate: float = 3e-3,
-    seed: int = 0,
 ) -> None:
     """Fits the draft in `folder` to `target`'s greedy output after `prompts`; rewrites its weights.
 
@@ -43,8 +41,8 @@ def fit_draft(
     features = [
         hidden_taps(target, torch.tensor([s]), draft.config.target_layer_ids) for s in sequences
     ]
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(draft.weights.values(), lr=learning_rate)
+    generator = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.Adam(draft.weights.values(), lr=3e-3)
     for _ in range(steps):
         losses = []
         for ids, taps in zip(sequences, features, strict=True):

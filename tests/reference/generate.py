@@ -8,29 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from .draft import DraftConfig, DraftOutput, KeyValue
-
-
-class Drafter(Protocol):
-    """What the loop needs of a draft (`ReferenceDraft`, or a stand-in)."""
-
-    config: DraftConfig
-
-    def project(self, features: Tensor, start: int = 0) -> list[KeyValue]: ...
-
-    def draft(
-        self,
-        anchors: Tensor,
-        start: int,
-        context: Sequence[KeyValue],
-        block_size: int | None = None,
-    ) -> DraftOutput: ...
+from .draft import ReferenceDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,29 +89,21 @@ def hidden_taps(target: Any, ids: Tensor, layer_ids: Sequence[int]) -> Tensor:
 
 
 @torch.no_grad()
-def greedy(target: Any, prompt: Sequence[int], n: int, use_cache: bool = True) -> Generation:
-    """n greedy tokens after `prompt`, one row at a time; no stop tokens.
-
-    `use_cache=False` recomputes the whole sequence for every token.
-    """
-    ids = torch.tensor([list(prompt)])
-    cache = DynamicCache(config=target.config) if use_cache else None
+def greedy(target: Any, prompt: Sequence[int], n: int) -> Generation:
+    """n greedy tokens after `prompt`, one row at a time; no stop tokens."""
+    cache = DynamicCache(config=target.config)
     tokens: list[int] = []
     rows: list[Tensor] = []
-    step = ids
     for _ in range(n):
-        row = target(step, past_key_values=cache, use_cache=use_cache).logits[0, -1]
-        rows.append(row)
-        tokens.append(int(row.argmax()))
-        last = torch.tensor([tokens[-1:]])
-        ids = torch.cat([ids, last], dim=1)
-        step = last if use_cache else ids
+        step = torch.tensor([tokens[-1:] or list(prompt)])
+        rows.append(target(step, past_key_values=cache, use_cache=True).logits[0, -1])
+        tokens.append(int(rows[-1].argmax()))
     return Generation(tokens, torch.stack(rows))
 
 
 @torch.no_grad()
 def dflash_greedy(
-    target: Any, draft: Drafter, prompt: Sequence[int], n: int, block_size: int | None = None
+    target: Any, draft: ReferenceDraft, prompt: Sequence[int], n: int, block_size: int | None = None
 ) -> Generation:
     """n greedy tokens through the DFlash loop, everything recomputed from scratch each step.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ReferenceDraft]
 def load_pair(folder: Path, **draft: Any) -> tuple[Any, ReferenceDraft]:
     """A random pair of default sizes; `draft` goes to write_draft."""
     target = load_target(write_target(folder / "target"))
-    return target, ReferenceDraft.load(
-        write_draft(folder / "draft", folder / "target", **draft), target
-    )
+    written = write_draft(folder / "draft", folder / "target", **draft)
+    return target, ReferenceDraft.load(written, target)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
@@ -86,30 +86,24 @@ def test_targets_load_with_what_was_asked(
 
 
 def test_both_config_styles_mean_the_same(tmp_path: Path) -> None:
+    def logits(name: str, **options: Any) -> Tensor:
+        target = load_target(write_target(tmp_path / name, "llama", **options))
+        return target(torch.tensor([PROMPT * 12])).logits
+
     styles: tuple[RopeStyle, ...] = ("rope_theta", "rope_parameters")
-    logits = [
-        load_target(write_target(tmp_path / s, "llama", rope="llama3", rope_style=s))(
-            torch.tensor([PROMPT * 12])
-        ).logits
-        for s in styles
-    ]
-    plain = load_target(write_target(tmp_path / "plain", "llama"))(torch.tensor([PROMPT * 12]))
-    assert_bitwise_equal(logits[0], logits[1], "logits of the two styles")
-    assert max_relative_error(plain.logits, logits[0]) > 0.01
+    old, new = (logits(style, rope="llama3", rope_style=style) for style in styles)
+    assert_bitwise_equal(old, new, "logits of the two styles")
+    assert max_relative_error(logits("plain"), old) > 0.01
 
 
 @pytest.mark.parametrize("style", ["rope_theta", "rope_parameters"])
 def test_llama3_frequencies_equal_those_of_transformers(tmp_path: Path, style: Any) -> None:
-    target = load_target(write_target(tmp_path / "t", "llama", rope="llama3", rope_theta=5e5))
-    draft = ReferenceDraft.load(
-        write_draft(
-            tmp_path / "d", tmp_path / "t", rope="llama3", rope_theta=5e5, rope_style=style
-        ),
-        target,
-    )
-    assert (
-        max_relative_error(draft.inv_freq, target.model.rotary_emb.inv_freq) < 1e-6
-    )  # 16 roundings
+    scaled = {"rope": "llama3", "rope_theta": 5e5}
+    target = load_target(write_target(tmp_path / "t", "llama", **scaled))
+    folder = write_draft(tmp_path / "d", tmp_path / "t", **scaled, rope_style=style)
+    expected = target.model.rotary_emb.inv_freq
+    error = max_relative_error(ReferenceDraft.load(folder, target).inv_freq, expected)
+    assert error < 1e-6  # 16 roundings
 
 
 def test_taps_are_hidden_states_before_the_final_norm(tmp_path: Path) -> None:
@@ -123,16 +117,10 @@ def test_taps_are_hidden_states_before_the_final_norm(tmp_path: Path) -> None:
     assert_bitwise_equal(target.model.norm(taps[3]), states[4], "normed tap 3")
 
 
-def test_cached_and_full_greedy_agree(pair: tuple[Any, ReferenceDraft]) -> None:
-    target, _ = pair
-    cached, full = greedy(target, PROMPT, 60), greedy(target, PROMPT, 60, use_cache=False)
-    assert cached.tokens == full.tokens
-    assert max_relative_error(cached.logits, full.logits) < stack_error(6)
-
-
 @pytest.mark.parametrize("block_size", [exhaustive(2), exhaustive(3), 5, 8])
 def test_dflash_emits_the_greedy_tokens(pair: tuple[Any, ReferenceDraft], block_size: int) -> None:
     target, draft = pair
+    runs = set[int]()
     for prompt in (PROMPT, [7], PROMPT * 4):
         plain = greedy(target, prompt, 80)
         drafted = dflash_greedy(target, draft, prompt, 80, block_size)
@@ -140,22 +128,15 @@ def test_dflash_emits_the_greedy_tokens(pair: tuple[Any, ReferenceDraft], block_
         assert max_relative_error(drafted.logits, plain.logits) < stack_error(6)
         assert 1 + sum(a + 1 for a in drafted.accepted) >= 80
         assert all(len(s.block) == block_size for s in drafted.steps)
-
-
-def test_fitted_drafts_are_accepted_in_runs_of_several_lengths(
-    pair: tuple[Any, ReferenceDraft],
-) -> None:
-    target, draft = pair
-    assert len(set(dflash_greedy(target, draft, PROMPT, 80).accepted)) >= 3
+        runs |= set(drafted.accepted)
+    assert len(runs) >= min(3, block_size), "drafts are accepted in runs of several lengths"
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 12])
 def test_block_equals_one_written_the_other_way(tmp_path: Path, window: int | None) -> None:
     """Joint K/V from concatenated rows, complex RoPE, SDPA with a bool mask, float64."""
-    target, _ = load_pair(tmp_path)
-    folder = write_draft(
-        tmp_path / "d",
-        tmp_path / "target",
+    target, single = load_pair(
+        tmp_path,
         num_layers=3,
         heads=6,
         kv_heads=3,
@@ -164,17 +145,15 @@ def test_block_equals_one_written_the_other_way(tmp_path: Path, window: int | No
         layer_types=["sliding_attention"] * 3,
         sliding_window=window,
     )
-    draft = ReferenceDraft.load(folder, target, torch.float64)
+    draft = ReferenceDraft.load(tmp_path / "draft", target, torch.float64)
     ids = torch.randint(0, 256, (2, 21), generator=torch.Generator().manual_seed(5))
     features = hidden_taps(target, ids[:, :-1], draft.config.target_layer_ids).double()
     output = draft.draft(ids[:, -1], 20, draft.project(features))
     expected = alternative_block(draft, features, ids[:, -1], window)
     # RoPE's angles are float32 in one and float64 in the other, the features float32 in both.
     assert max_relative_error(output.final_hidden, expected) < stack_error(3)
-    single = ReferenceDraft.load(folder, target)
-    assert max_relative_error(
-        single.draft(ids[:, -1], 20, single.project(features)).final_hidden, expected
-    ) < stack_error(9)
+    output = single.draft(ids[:, -1], 20, single.project(features))
+    assert max_relative_error(output.final_hidden, expected) < stack_error(9)
 
 
 def alternative_block(
@@ -233,28 +212,13 @@ def test_a_window_over_everything_is_full_attention(tmp_path: Path) -> None:
     target, full = load_pair(tmp_path)
     ids = torch.tensor([(PROMPT * 3)[:20]])
     features = hidden_taps(target, ids, full.config.target_layer_ids)
-    expected = full.draft(torch.tensor([7]), 20, full.project(features)).logits
-    for window, same in ((28, True), (27, False)):
-        folder = write_draft(
-            tmp_path / str(window),
-            tmp_path / "target",
-            layer_types=["sliding_attention"] * 2,
-            sliding_window=window,
-        )
-        draft = ReferenceDraft.load(folder, target)
-        logits = draft.draft(torch.tensor([7]), 20, draft.project(features)).logits
-        assert bool((logits == expected).all()) == same
-
-
-def test_projection_in_chunks_equals_projection_at_once(tmp_path: Path) -> None:
-    target, draft = load_pair(tmp_path)
-    features = hidden_taps(target, torch.tensor([PROMPT * 4]), draft.config.target_layer_ids)
-    whole = draft.project(features)
-    chunks = [draft.project(features[:, a:b], a) for a, b in ((0, 5), (5, 6), (6, 32))]
-    for layer, pieces in zip(whole, zip(*chunks, strict=True), strict=True):
-        for part in (0, 1):
-            joined = torch.cat([piece[part] for piece in pieces], dim=2)
-            assert max_relative_error(joined, layer[part]) < stack_error(1)
+    context = full.project(features)
+    logits = []
+    for window in (None, 28, 27):
+        config = replace(full.config, windows=(window, window))
+        draft = ReferenceDraft(config, full.weights, full.embed, full.lm_head)
+        logits.append(draft.draft(torch.tensor([7]), 20, context).logits)
+    assert (logits[1] == logits[0]).all() and (logits[2] != logits[0]).any()
 
 
 def test_draft_config_places_and_defaults(tmp_path: Path) -> None:
@@ -304,27 +268,21 @@ def set_rotary(module: Any) -> None:
     module.rotary_emb = Qwen3RotaryEmbedding(config=module._rotary_config)
 
 
-@pytest.mark.parametrize("window", [None, 9])
-def test_block_equals_modelopts_module(tmp_path: Path, window: int | None) -> None:
-    """ModelOpt's DFlashModule with our weights; the window as an explicit mask (SDPA has none)."""
-    modeling = pytest.importorskip("modelopt.torch.speculative.plugins.modeling_dflash")
-    from transformers import Qwen3Config
+def with_rotary(module: Any) -> Any:
+    """ModelOpt's module with its RoPE.
 
-    target, _ = load_pair(tmp_path)
-    folder = write_draft(
-        tmp_path / "d",
-        tmp_path / "target",
-        num_layers=3,
-        layer_types=["sliding_attention"] * 3,
-        sliding_window=window,
-    )
-    draft = ReferenceDraft.load(folder, target)
-    config = Qwen3Config.from_pretrained(folder)
-    config.target_layer_ids = draft.config.target_layer_ids
-    config._attn_implementation = "sdpa"
-    module = modeling.DFlashModule(config).eval()
-    module.load_state_dict(draft.weights, strict=True)
-    set_rotary(module)
+    On transformers 5.23 its own lazy construction raises `TypeError:
+    Qwen3RotaryEmbedding.__init__() got an unexpected keyword argument 'device'`.
+    """
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+    module.rotary_emb = Qwen3RotaryEmbedding(config=module._rotary_config)
+    return module.eval()
+
+
+@torch.no_grad()
+def check_module(module: Any, draft: ReferenceDraft, target: Any, window: int | None) -> None:
+    """A block from position 24, the window as an explicit mask (SDPA has none)."""
     features = hidden_taps(target, torch.tensor([PROMPT * 3]), draft.config.target_layer_ids)
     output = draft.draft(torch.tensor([11]), 24, draft.project(features))
     block = torch.tensor([[11] + [draft.config.mask_token_id] * 7])
@@ -332,9 +290,24 @@ def test_block_equals_modelopts_module(tmp_path: Path, window: int | None) -> No
     if window is not None:
         distance = (torch.arange(24, 32)[:, None] - torch.arange(32)[None]).abs()
         mask = torch.zeros(1, 1, 8, 32).masked_fill(distance >= window, -torch.inf)
-    with torch.no_grad():
-        expected = module(draft.embed[block], features, torch.arange(32)[None], mask)
+    expected = module(draft.embed[block], features, torch.arange(32)[None], mask)
     assert max_relative_error(output.final_hidden, expected) < stack_error(3)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_block_equals_modelopts_module(tmp_path: Path, window: int | None) -> None:
+    """ModelOpt's DFlashModule with our weights."""
+    modeling = pytest.importorskip("modelopt.torch.speculative.plugins.modeling_dflash")
+    from transformers import Qwen3Config
+
+    sliding = {"layer_types": ["sliding_attention"] * 3, "sliding_window": window}
+    target, draft = load_pair(tmp_path, num_layers=3, **sliding)
+    config = Qwen3Config.from_pretrained(tmp_path / "draft")
+    config.target_layer_ids = draft.config.target_layer_ids
+    config._attn_implementation = "sdpa"
+    module = modeling.DFlashModule(config)
+    module.load_state_dict(draft.weights, strict=True)
+    check_module(with_rotary(module), draft, target, window)
 
 
 def test_a_draft_exported_by_modelopt_loads_and_agrees(tmp_path: Path) -> None:
@@ -362,11 +335,6 @@ def test_a_draft_exported_by_modelopt_loads_and_agrees(tmp_path: Path) -> None:
             parameter.add_(torch.randn_like(parameter) * 0.1)
     export.export_speculative_decoding(target, torch.float32, tmp_path / "d")
     target.eval()
-    set_rotary(target.dflash_module)
     draft = ReferenceDraft.load(tmp_path / "d", target)
-    features = hidden_taps(target, torch.tensor([PROMPT * 3]), draft.config.target_layer_ids)
-    output = draft.draft(torch.tensor([11]), 24, draft.project(features))
-    block = torch.tensor([[11] + [255] * 7])
-    with torch.no_grad():
-        expected = target.dflash_module(draft.embed[block], features, torch.arange(32)[None])
-    assert max_relative_error(output.final_hidden, expected) < stack_error(3)
+    assert draft.config.mask_token_id == 255
+    check_module(with_rotary(target.dflash_module), draft, target, None)
