@@ -1,10 +1,9 @@
 """The demo pair's corpus: templated operations logs, manifests and fleet files, from a seed.
 
-A document opens with a header that draws its names at random (jobs and their tier, crew, city,
-load, first and last id); its records then walk through the header's lists in order, restate the
-names in forms chosen by the tier, and count the id up until the last one. So nearly all of a
-record follows from what stands before it, and nothing can loop: the id moves on. What stays
-random after the header is the load (usually unchanged) and the outcome (usually "ok").
+A header draws names at random: jobs and their tiers, crew, city, load, first and last id. Records
+take them in turn, in forms chosen by the tier, and count the id up. So nearly all of a record
+follows from the text before it, and no text repeats itself. Only the load (usually kept) and the
+outcome (usually "ok") stay random.
 """
 
 from __future__ import annotations

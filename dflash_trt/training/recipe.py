@@ -43,8 +43,7 @@ class Stage:
     """One stretch of training at a fixed length.
 
     Args:
-        layers: depth of the network in this stage; deeper than the stage before means that
-            identity layers are inserted (None: as it stands).
+        layers: depth of the network; identity layers are inserted. None keeps it.
         length: tokens a row.
         rows: rows a step.
         steps: optimizer steps.

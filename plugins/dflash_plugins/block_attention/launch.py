@@ -1,13 +1,10 @@
 """How `block_attention` is launched, for each cache layout, type of element and length.
 
-Operations: `block_attention` in one launch, for caches and windows of few positions, and
-`block_attention_split` with `block_attention_merge` for long ones. The first two have every form
-(`kv_caches.py`). Sinks, float32 [H_q], are inputs of the first and the last; -inf is none.
-
-Attributes: block_size, the largest S that a step has (a prompt's chunk has more); is_causal, 1 for
-the lower-right mask; window, 0 for none; most_splits, where there are shares, the most that a row
-has. Tactics: programs of as many rows as a block needs, and of as many as registers hold, which
-read the cache less often for a chunk.
+`block_attention` is one launch, for caches and windows of few positions; `block_attention_split`
+and `block_attention_merge` are for long ones. The first two have every form (`kv_caches.py`).
+Attributes: block_size, the most rows of a step; is_causal, 1 for the lower-right mask; window, 0
+for none; most_splits, the most shares of a row. The first tactic's programs have the rows of a
+block, the second's as many as registers hold: they read the cache less often for a chunk.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The target's token of one row of logits: argmax, or the Gumbel-max draw that noise fixes.
 
-Program t: row t of the B·S rows. Definition: dflash_trt/sampling/choice.py and noise.py. The row
-is read again for every question that is asked of it: a launch has no other memory.
-
-Noise is float64, which is slow on most GPUs, so a float32 estimate first says whose turn it can
-be: what wins in float64 is never further than MARGIN behind in float32. Sums of probabilities for
-top-p are float32 within a block of tokens and float64 across; the border of the nucleus can
-therefore fall one token away from NumPy's where that border is within about 1e-7 of top-p.
+Program t: row t of the B·S rows, which it reads again for each step. The definition is in
+dflash_trt/sampling/choice.py and noise.py. Noise is float64, slow on most GPUs, so a float32
+estimate first picks the tokens that can win: the winner is never further than MARGIN behind in
+float32. Probabilities are summed in float32 within a block of tokens and in float64 across, so the
+nucleus may end one token off NumPy's where its border is within about 1e-7 of top-p.
 """
 
 from __future__ import annotations

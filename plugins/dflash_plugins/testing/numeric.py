@@ -101,11 +101,11 @@ def sum_error(length: int, squares: Array | float, unit: float) -> Array:
             one sign, the square of their sum.
         unit: `epsilon` of the type that holds the sum; each addition errs by it at most.
 
-    Each of `length` roundings errs by unit * sqrt(squares), one way or the other; together by
-    sqrt(length) times that, and by `SURE` times more almost never: with independent roundings of
-    mean zero, in fewer than 2 exp(-SURE² / 2) of all cases, even if each were the largest that
-    there is (Hoeffding's inequality). Vectors and fused multiply-add round less often or smaller
-    sums, so the bound is no machine's own. Errors from several causes add up in squares.
+    Each of `length` roundings errs by unit * sqrt(squares) either way, all of them together by
+    sqrt(length) times that. More than `SURE` times as much is seen in fewer than 2 exp(-SURE² / 2)
+    of all cases (Hoeffding's inequality, for independent roundings of mean zero). Vectors and fused
+    multiply-add round less, so the bound holds on every machine. Errors of several causes add up in
+    squares.
     """
     bound: Array = SURE * unit * np.sqrt(length * np.asarray(squares, np.float64))
     return bound
