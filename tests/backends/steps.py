@@ -20,6 +20,7 @@ from dflash_trt.backends.base import (
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.sampling.params import pack_sampling
+from tests.reference.compare import assert_bitwise_equal
 
 
 def one_chunk(
@@ -209,3 +210,27 @@ class Baseline:
 
     ids: Int64Array
     logits: FloatArray
+
+    def others(self, seed: int) -> Int64Array:
+        """Other ids [T]."""
+        return random_ids(self.logits.shape[1], len(self.ids), seed=seed)
+
+    def check_among_others(
+        self,
+        executor: OnnxRuntimeExecutor,
+        starts: list[int],
+        rows: int,
+        graph: TargetGraph = "target",
+    ) -> None:
+        """These ids beside sequences of other tokens, at other positions: the same bits."""
+        batch, mine, first = len(starts), len(starts) // 2, 96
+        sequences = [np.tile(self.others(7 + slot), 3) for slot in range(batch)]
+        starts[mine], sequences[mine] = first, self.ids
+        for slot, (ids, start) in enumerate(zip(sequences, starts, strict=True)):
+            run_chunks(executor, ids[:start].tolist(), (50,), slot=slot)
+        for offset in range(0, 40, rows):
+            positions = [start + offset for start in starts]
+            parts = [s[p : p + rows] for s, p in zip(sequences, positions, strict=True)]
+            logits = forward_rows(executor, np.stack(parts), positions, graph=graph)[mine]
+            expected = self.logits[first + offset :][:rows]
+            assert_bitwise_equal(logits, expected, f"batch {batch}, rows {rows}, {offset}")

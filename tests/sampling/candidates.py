@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dflash_trt.backends.base import (
-    FloatArray,
-    Int64Array,
-)
+from dflash_trt.backends.base import FloatArray, Int64Array
 
 
 def pick_candidates(logits: FloatArray, count: int, seed: int) -> Int64Array:

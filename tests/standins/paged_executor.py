@@ -1,4 +1,8 @@
-"""The fake executor with paged caches: a page's rows are what was last written there."""
+"""The fake executor with paged caches: a page's rows are what was last written there.
+
+The contract it believes: a slot reads and writes through the pages that it was bound to last, in
+order; none twice in a slot; a move takes the binding along and copies no row.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import numpy as np
 
 from dflash_trt.backends.base import Int64Array
 from dflash_trt.core.limits import PagePool
-from tests.standins.executor import NEVER_WRITTEN, Call, FakeExecutor
+from tests.standins.executor import NEVER_WRITTEN, FakeExecutor
 
 
 class PagedFakeExecutor(FakeExecutor):
@@ -29,7 +33,7 @@ class PagedFakeExecutor(FakeExecutor):
         self._bound[slot] = list(page_ids)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
-        self.calls.append(Call("move", destination, 1, length))
+        self._note("move", destination, 1, length)
         assert source != destination and length <= len(self._bound[source]) * self._size
         self._bound[destination], self._bound[source] = self._bound[source], []
 

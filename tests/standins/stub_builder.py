@@ -1,4 +1,9 @@
-"""Builders that parse and configure for real, and write a few bytes where an engine would be."""
+"""Builders that parse and configure for real, and write a few bytes where an engine would be.
+
+The contract they believe: a build hands its engine to the stream writer in pieces and returns
+whether it succeeded. TensorRT has no compute capabilities to set; it takes a timing cache, which
+is None where the bytes are another version's, and fills it during the build.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Int64Array, Scores, StepCall, TargetCall, TargetGraph
+from dflash_trt.backends.base import Scores, StepCall, TargetCall, TargetGraph
 from dflash_trt.backends.onnxruntime import caches
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from tests.backends.steps import (
@@ -133,10 +133,6 @@ def executor(built: TinyPair) -> Iterator[OnnxRuntimeExecutor]:
     opened.close()
 
 
-def ids_like(baseline: Baseline, seed: int) -> Int64Array:
-    return np.random.default_rng(seed).integers(0, baseline.logits.shape[1], PROMPT)
-
-
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize(
@@ -158,29 +154,8 @@ def test_logits_do_not_depend_on_rows_per_call_or_chunking(
 def test_logits_do_not_depend_on_batch_or_neighbours(
     executor: OnnxRuntimeExecutor, baseline: Baseline, graph: TargetGraph, batch: int, rows: int
 ) -> None:
-    """Neighbours hold other tokens, and stand at other positions."""
     starts = [(13 * slot + 5) % 100 for slot in range(batch)]
-    sequences = [ids_like(baseline, 7 + slot) for slot in range(batch)]
-    mine = batch // 2
-    starts[mine], sequences[mine] = 96, baseline.ids
-    for slot in range(batch):
-        run_chunks(executor, sequences[slot][: starts[slot]].tolist(), (50,), slot=slot)
-    for offset in range(0, 40, rows):
-        positions = [start + offset for start in starts]
-        ids = [s[p : p + rows] for s, p in zip(sequences, positions, strict=True)]
-        logits = forward_rows(executor, np.stack(ids), positions, graph=graph)
-        begin_row = 96 + offset
-        expected = baseline.logits[begin_row : begin_row + rows]
-        assert_bitwise_equal(logits[mine], expected, f"batch {batch}, rows {rows}, {begin_row}")
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("slot", range(SLOTS))
-def test_logits_do_not_depend_on_the_slot(
-    executor: OnnxRuntimeExecutor, baseline: Baseline, slot: int
-) -> None:
-    logits = run_chunks(executor, baseline.ids.tolist(), (50, 1, 8), slot=slot)
-    assert_bitwise_equal(logits, baseline.logits, f"slot {slot}")
+    baseline.check_among_others(executor, starts, rows, graph)
 
 
 @pytest.mark.covering(2)
@@ -205,7 +180,7 @@ def test_logits_do_not_depend_on_growth_and_shrinking(
 ) -> None:
     lengths = set()
     parts = []
-    other = ids_like(baseline, 3).tolist()
+    other = baseline.others(3).tolist()
     for start in range(0, PROMPT, 10):
         # A neighbour comes and goes, so that M moves under the sequence in slot 0.
         held = (0, 130, 300, 600, 0, 0, 250)[start // 10 % 7]
@@ -224,7 +199,7 @@ def test_logits_do_not_depend_on_growth_and_shrinking(
 def test_logits_do_not_depend_on_what_an_earlier_sequence_left(
     executor: OnnxRuntimeExecutor, baseline: Baseline, magnitude: float
 ) -> None:
-    run_chunks(executor, ids_like(baseline, 9).tolist(), (64,), slot=2)
+    run_chunks(executor, baseline.others(9).tolist(), (64,), slot=2)
     generator = np.random.default_rng(0)
     for array in arrays(executor).values():
         array[2] += generator.standard_normal(array[2].shape).astype(np.float32) * magnitude
@@ -236,11 +211,11 @@ def test_logits_do_not_depend_on_a_move_to_another_slot(
     executor: OnnxRuntimeExecutor, baseline: Baseline
 ) -> None:
     ids = baseline.ids.tolist()
-    run_chunks(executor, ids_like(baseline, 4).tolist(), (64,), slot=1)
+    run_chunks(executor, baseline.others(4).tolist(), (64,), slot=1)
     first = run_chunks(executor, ids[:90], (64,), slot=5)
     executor.move_slot(5, 1, 90)
     executor.release_slots(2)
-    run_chunks(executor, ids_like(baseline, 5).tolist(), (64,), slot=5)
+    run_chunks(executor, baseline.others(5).tolist(), (64,), slot=5)
     rest = run_chunks(executor, ids[90:], (8,), slot=1, start=90)
     assert_bitwise_equal(np.concatenate([first, rest]), baseline.logits, "moved")
 
@@ -267,7 +242,7 @@ def test_the_drafts_context_does_not_depend_on_chunking_batch_or_slot(
     run_chunks(whole, ids, (PROMPT,))
     run_chunks(executor, ids, (1, 7, 50, 1), slot=3)
     for start in range(0, PROMPT, 20):
-        rows = np.stack([ids_like(baseline, 1), baseline.ids, ids_like(baseline, 2)])
+        rows = np.stack([baseline.others(1), baseline.ids, baseline.others(2)])
         forward_rows(executor, rows[:, start : start + 20], [start] * 3, first_slot=4)
     for name, expected in arrays(whole).items():
         for slot in (3, 5):
@@ -287,7 +262,7 @@ def test_drafts_do_not_depend_on_batch_slot_or_cache_length(
     monkeypatch.setattr(caches, "FIRST_LENGTH", 512)
     crowd = built.open()
     for slot in range(5):
-        prompt = ids if slot == 3 else ids_like(baseline, slot)
+        prompt = ids if slot == 3 else baseline.others(slot)
         run_chunks(crowd, prompt[: 40 + 11 * (slot != 3) * slot].tolist(), (13,), slot=slot)
     starts = np.array([40, 51, 62, 40, 84])
     drafts = crowd.speculate(StepCall(0, np.full(5, anchors[0]), starts, block)).token_ids

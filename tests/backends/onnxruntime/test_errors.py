@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Executor
+from dflash_trt.backends.base import Executor, StepCall, TargetCall
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.errors import DflashError
 from tests.backends.steps import forward_rows, one_chunk, one_step, random_ids
-from tests.inspection import arrays
+from tests.inspection import arrays, loaded_graphs
 from tests.pairs import PairFactory
 
 Damage = Callable[[Path], object]
@@ -90,39 +90,17 @@ def test_a_token_outside_the_vocabulary_is_one_line_and_harms_nothing(
     np.testing.assert_array_equal(executor.forward(call).choice_ids, expected)
 
 
-LIMIT = 512
-
-
-@pytest.mark.parametrize(
-    ("first_slot", "start", "rows", "logit_row"),
-    [
-        (0, LIMIT - 2, 4, 3),  # past the context
-        (0, LIMIT, 1, 0),
-        (0, -1, 1, 0),
-        (-1, 0, 4, 3),
-        (4, 0, 4, 3),  # past the last slot
-        (0, 0, 4, 4),  # another sequence's row
-        (0, 0, 4, -1),
-    ],
-)
+@pytest.mark.parametrize("call", [one_chunk(random_ids(256, 1, 4), slot=4), one_step(9)])
 def test_a_call_outside_the_limits_is_refused_before_anything_is_written(
-    bundle: Bundle, first_slot: int, start: int, rows: int, logit_row: int
+    bundle: Bundle, call: TargetCall | StepCall
 ) -> None:
     executor = open_executor(bundle, threads=1)
-    ids = random_ids(256, 1, rows)
-    held = list(executor._held)
-    with pytest.raises(ValueError, match=r"slots|rows"):
-        executor.forward(one_chunk(ids, logit_row, slot=first_slot, start=start))
-    assert executor._held == held
-
-
-@pytest.mark.parametrize("block_size", [1, 9])
-def test_a_block_that_the_draft_was_not_trained_for_is_refused(
-    bundle: Bundle, block_size: int
-) -> None:
-    executor = open_executor(bundle, threads=1)
-    with pytest.raises(ValueError, match="block size"):
-        executor.speculate(one_step(block_size))
+    with pytest.raises(ValueError, match=r"slots|block size"):
+        if isinstance(call, StepCall):
+            executor.speculate(call)
+        else:
+            executor.forward(call)
+    assert not loaded_graphs(executor)
 
 
 def test_a_closed_executor_refuses_to_work(bundle: Bundle) -> None:

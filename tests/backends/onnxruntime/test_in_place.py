@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Executor, Scores, StepCall, TargetCall
+from dflash_trt.backends.base import Scores, StepCall, TargetCall, TargetGraph
 from dflash_trt.backends.onnxruntime.executor import MAX_BINDINGS, OnnxRuntimeExecutor
 from tests.backends.steps import count, forward_rows, one_step, random_ids, run_chunks
 from tests.inspection import arrays, cache_length, loaded_graphs
@@ -24,15 +25,9 @@ def executor(make_pair: PairFactory) -> OnnxRuntimeExecutor:
     return make_pair(max_batch=SLOTS).open()
 
 
-def forward(graph: str, first_slot: int, starts: list[int], rows: int) -> Call:
+def forward(graph: TargetGraph, first_slot: int, starts: list[int], rows: int) -> Call:
     ids = random_ids(256, len(starts), rows)
-    return lambda executor: forward_rows(
-        executor,
-        ids,
-        starts,
-        graph="target" if graph == "target" else "target_only",
-        first_slot=first_slot,
-    )
+    return lambda executor: forward_rows(executor, ids, starts, graph=graph, first_slot=first_slot)
 
 
 def speculate(first_slot: int, starts: list[int], rows: int) -> Call:
@@ -72,26 +67,18 @@ def test_a_call_writes_its_own_rows_and_not_one_byte_besides(
         assert (array[written] != SENTINEL).all(), f"{name}: rows not written"
 
 
-def test_the_executor_keeps_the_protocol(executor: OnnxRuntimeExecutor) -> None:
-    typed: Executor = executor
-    limits = typed.limits
-    assert (limits.max_batch, limits.max_seq_len, limits.block_size) == (SLOTS, 512, 8)
-    assert (limits.vocab_size, limits.mask_token_id) == (256, 255)
-
-
 @pytest.mark.parametrize("graph", ["target", "target_only"])
 def test_logits_come_only_when_wanted_and_choices_are_their_argmax(
-    executor: OnnxRuntimeExecutor, graph: str
+    executor: OnnxRuntimeExecutor, graph: TargetGraph
 ) -> None:
     ids, starts, rows = random_ids(256, 2, 6), np.array([0, 0]), np.array([[5, 0], [3, 3]])
-    name = "target" if graph == "target" else "target_only"
-    with_logits = executor.forward(TargetCall(name, 0, ids, starts, rows, Scores.LOGITS))  # type: ignore[arg-type]
-    assert with_logits.logits is not None
-    assert with_logits.logits.shape == (2, 2, 256)
-    assert with_logits.logits.dtype == np.float32
-    choices = with_logits.choice_ids.copy()
-    np.testing.assert_array_equal(choices, with_logits.logits.argmax(-1))
-    without = executor.forward(TargetCall(name, 0, ids, starts, rows))  # type: ignore[arg-type]
+    plain = TargetCall(graph, 0, ids, starts, rows)
+    output = executor.forward(replace(plain, scores=Scores.LOGITS))
+    assert output.logits is not None
+    assert (output.logits.shape, output.logits.dtype) == ((2, 2, 256), np.float32)
+    choices = output.choice_ids.copy()
+    np.testing.assert_array_equal(choices, output.logits.argmax(-1))
+    without = executor.forward(plain)
     assert without.logits is None
     np.testing.assert_array_equal(without.choice_ids, choices)
 
@@ -176,17 +163,6 @@ def test_a_moved_sequence_counts_as_held(executor: OnnxRuntimeExecutor) -> None:
     executor.release_slots(1)
     forward_rows(executor, [[1]], [0], first_slot=1)
     assert cache_length(executor) == 512
-
-
-def test_a_shorter_successor_in_a_released_slot_lets_the_caches_shrink(
-    executor: OnnxRuntimeExecutor,
-) -> None:
-    ids = random_ids(256, 500).tolist()
-    run_chunks(executor, ids, (250,))
-    assert cache_length(executor) == 512
-    executor.release_slots(0)
-    run_chunks(executor, ids[:20], (20,))
-    assert cache_length(executor) == 128
 
 
 def test_the_last_position_of_the_context_can_be_used(make_pair: PairFactory) -> None:

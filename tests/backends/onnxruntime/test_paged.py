@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Int64Array, TargetGraph
+from dflash_trt.backends.base import TargetGraph
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.errors import DflashError
 from tests.backends.steps import (
@@ -101,10 +101,6 @@ def bind_shuffled(executor: OnnxRuntimeExecutor, seed: int = 0) -> list[list[int
     return bound
 
 
-def other_ids(baseline: Baseline, seed: int) -> Int64Array:
-    return np.random.default_rng(seed).integers(0, baseline.logits.shape[1], PROMPT)
-
-
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("sizes", [(1,), (3,), (8,), (PROMPT,), (127, 2), (7, 1, 64, 2, 33, 1)])
@@ -121,19 +117,7 @@ def test_logits_are_the_linear_layouts_for_every_chunking(
 def test_logits_do_not_depend_on_neighbours_of_other_lengths(
     executor: OnnxRuntimeExecutor, baseline: Baseline, batch: int, rows: int
 ) -> None:
-    starts = [(29 * slot + 5) % 250 for slot in range(batch)]
-    sequences = [np.tile(other_ids(baseline, 7 + slot), 3) for slot in range(batch)]
-    mine = batch // 2
-    starts[mine], sequences[mine] = 96, baseline.ids
-    for slot in range(batch):
-        run_chunks(executor, sequences[slot][: starts[slot]].tolist(), (50,), slot=slot)
-    for offset in range(0, 40, rows):
-        positions = [start + offset for start in starts]
-        ids = [s[p : p + rows] for s, p in zip(sequences, positions, strict=True)]
-        logits = forward_rows(executor, np.stack(ids), positions)
-        first = 96 + offset
-        expected = baseline.logits[first : first + rows]
-        assert_bitwise_equal(logits[mine], expected, f"batch {batch}, row {first}")
+    baseline.check_among_others(executor, [(29 * slot + 5) % 250 for slot in range(batch)], rows)
 
 
 def test_speculation_gives_the_linear_layouts_drafts_tokens_and_bits(
@@ -225,10 +209,9 @@ def test_writes_stay_on_the_pages_of_their_rows(executor: OnnxRuntimeExecutor) -
 def test_what_no_pool_allows(executor: OnnxRuntimeExecutor, linear: TinyPair) -> None:
     pool = executor.limits.page_pool
     assert pool is not None
-    with pytest.raises(ValueError, match="are not within"):
-        executor.bind_pages(0, [pool.pages])  # the page that is nobody's
-    with pytest.raises(ValueError, match="are not within"):
-        executor.bind_pages(0, [-1])
+    for page in (pool.pages, -1):  # the first is nobody's
+        with pytest.raises(ValueError, match="are not within"):
+            executor.bind_pages(0, [page])
     executor.bind_pages(0, [0])
     held = pool.page_size
     with pytest.raises(ValueError, match=f"has pages for {held} positions, not {held + 1}"):

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Int64Array, Scores, StepCall, TargetCall
+from dflash_trt.backends.base import Scores, StepCall, TargetCall
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.runtime import Generator, GeneratorOptions
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.sampling.params import pack_sampling
-from tests.backends.steps import one_chunk, one_step, random_ids
+from tests.backends.steps import one_chunk, random_ids
 from tests.pairs import PairFactory, TinyPair
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
@@ -271,29 +271,6 @@ def test_steps_that_are_not_captured_are_not_begun(machine: Machine) -> None:
     for _ in range(5):
         decoding.step(ahead=True)
     assert executor.capture_error is not None and executor.ahead_steps == 0
-
-
-@pytest.mark.parametrize(
-    ("sampling", "message"),
-    [(None, r"shape None, not \(1, 4\)"), (pack_sampling([GREEDY] * 2), r"shape \(2, 4\), not")],
-)
-def test_calls_without_their_sampling(
-    machine: Machine, sampling: Int64Array | None, message: str
-) -> None:
-    executor = machine.open()
-    with pytest.raises(ValueError, match=message):
-        executor.speculate(replace(one_step(), sampling=sampling))
-    with pytest.raises(ValueError, match=message):
-        executor.forward(one_chunk(np.array([[1]]), sampling=sampling))
-
-
-def test_sampling_that_is_not_taken(built: TinyPair, tmp_path: Path) -> None:
-    plain = make_machine(built, tmp_path, "tensorrt", built.bundle.folder)
-    cpu = built.open()
-    for executor in (plain.open(), cpu):
-        with pytest.raises(ValueError, match=r"shape \(1, 4\), not None"):
-            executor.speculate(replace(one_step(), sampling=pack_sampling([GREEDY])))
-    cpu.close()
 
 
 def test_the_gpu_checks_probes_see_what_is_wrong(

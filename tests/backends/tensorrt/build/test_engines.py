@@ -142,19 +142,34 @@ def test_engines_weigh_what_their_weights_do(tmp_path: Any, build_engines: Build
         assert abs(size - expected) <= 0.1 * expected, (graph, size, expected)
 
 
-def test_a_head_size_without_a_kernel_is_refused(
-    make_pair: PairFactory, build_engines: BuildEngines
+@pytest.mark.parametrize(
+    ("arguments", "limits", "message"),
+    [
+        (
+            ("qwen3", {"head_dim": 36, "num_layers": 2}, {"head_dim": 64, **TWO_TAPS}),
+            {},
+            r"target's head size 36 .* multiples of 8 from 16 to 256",
+        ),
+        (
+            ("qwen3", {"head_dim": 64, "num_layers": 2}, TWO_TAPS),
+            {"max_batch": 1 << 20, "max_seq_len": 2048},
+            "exceed the largest sm_120 device, 96,000,000,000 bytes",
+        ),
+        (
+            ("gpt_oss", {"head_dim": 64, "num_layers": 2}, TWO_TAPS),
+            {"max_batch": 200_000, "max_seq_len": 16},
+            r"of experts gathered for 1600000 rows exceed .* sm_120",
+        ),
+    ],
+    ids=["head size", "caches", "gathered experts"],
+)
+def test_what_cannot_be_built_is_refused(
+    make_pair: PairFactory,
+    build_engines: BuildEngines,
+    arguments: Any,
+    limits: dict[str, int],
+    message: str,
 ) -> None:
-    pair = make_pair("qwen3", {"head_dim": 36, "num_layers": 2}, {"head_dim": 64, **TWO_TAPS}).pair
-    with pytest.raises(
-        DflashError, match=r"target's head size 36 .* multiples of 8 from 16 to 256"
-    ):
-        build_engines(pair, Precision.BFLOAT16)
-
-
-def test_a_pair_that_no_device_holds_is_refused(
-    make_pair: PairFactory, build_engines: BuildEngines
-) -> None:
-    pair = make_pair("qwen3", {"head_dim": 64, "num_layers": 2}, TWO_TAPS).pair
-    with pytest.raises(DflashError, match="exceed the largest sm_120 device, 96,000,000,000 bytes"):
-        build_engines(pair, Precision.BFLOAT16, max_batch=1 << 20, max_seq_len=2048)
+    pair = make_pair(*arguments).pair
+    with pytest.raises(DflashError, match=message):
+        build_engines(pair, Precision.BFLOAT16, **limits)

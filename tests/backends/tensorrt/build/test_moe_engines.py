@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import Precision
 from tests.backends.tensorrt.build.conftest import BuildEngines
 from tests.covering import exhaustive
@@ -42,11 +41,3 @@ def test_engines_of_mixtures(
             assert shape[2:] == [272 if has_sinks else 256, 72 if room else 64]
         routers = 0 if engine.graph == "draft" else 2
         assert summary["layers"].get("SOFTMAX", 0) == routers
-
-
-def test_experts_that_no_device_could_gather_are_refused(
-    make_pair: PairFactory, build_engines: BuildEngines
-) -> None:
-    pair = make_pair("gpt_oss", {"head_dim": 64, "num_layers": 2}, TWO_TAPS).pair
-    with pytest.raises(DflashError, match=r"of experts gathered for 1600000 rows exceed .* sm_120"):
-        build_engines(pair, Precision.BFLOAT16, max_batch=200_000, max_seq_len=16)
