@@ -155,17 +155,8 @@ class Device:
     ) -> None:
         """Copies the first `width` bytes of each of `rows` rows that lie `pitch` bytes apart."""
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-        self._call(
-            "cudaMemcpy2DAsync",
-            destination,
-            pitch,
-            source,
-            pitch,
-            width,
-            rows,
-            kind,
-            self._stream,
-        )
+        places = (destination, pitch, source, pitch)
+        self._call("cudaMemcpy2DAsync", *places, width, rows, kind, self._stream)
 
     def clear(self, address: int, size: int) -> None:
         """Zeroes device memory, in stream order."""
@@ -243,19 +234,15 @@ class Device:
             self.synchronize()
         finally:  # a broken device reports its failure once, at the first call
             cuda, stream, self._stream = self._cuda, self._stream, None
-            for executable in self._graphs.values():
-                cuda.cudaGraphExecDestroy(executable)
-            for event in self._events.values():
-                cuda.cudaEventDestroy(event)
-            for address in self._memory:
-                cuda.cudaFree(address)
-            for address in self._host:
-                cuda.cudaFreeHost(address)
+            for held, destroy in (
+                (self._graphs.values(), cuda.cudaGraphExecDestroy),
+                (self._events.values(), cuda.cudaEventDestroy),
+                (self._memory, cuda.cudaFree),
+                (self._host, cuda.cudaFreeHost),
+            ):
+                for one in held:
+                    destroy(one)
             cuda.cudaStreamDestroy(stream)
-            self._graphs.clear()
-            self._events.clear()
-            self._memory.clear()
-            self._host.clear()
 
     def _copy(self, destination: int, source: int, size: int, kind: str) -> None:
         direction = getattr(self._cuda.cudaMemcpyKind, kind)

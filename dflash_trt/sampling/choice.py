@@ -1,10 +1,8 @@
 """The target's choice per logit row: argmax, or a draw that noise fixes in advance.
 
-A sampled token is the argmax of `logit / temperature + noise` over the tokens that top-k
-and top-p leave (the Gumbel-max trick draws from their softmax). The noise depends on the
-seed, the token's absolute position and its id only, so the draw at a position is the same
-with and without speculation, at any batch size and for any step boundary: verifying a
-draft by comparing it with this choice is lossless.
+A sampled token is the argmax of `logit / temperature + noise` over what top-k and top-p leave (the
+Gumbel-max trick). The noise depends on seed, position and token id alone, so that a draw is the
+same with and without speculation: verifying a draft by comparing it with this choice is lossless.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@ This is the definition that kernels repeat (all words are unsigned 32-bit):
     u       = (x + 0.5) * 2^-32            exact in float64, strictly inside (0, 1)
     noise   = -log(-log(u))                float64
 
-float64 is deliberate. In float32 `x + 0.5` rounds, so u could become 1 and the noise
-infinite, and two implementations of `log` would disagree about the winner once in about
-10^5 draws; in float64 a difference of the last bit decides nothing that can be observed.
+In float32 `x + 0.5` rounds: u could become 1 and the noise infinite, and two implementations of
+`log` would disagree about the winner once in about 10^5 draws.
 
 Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """

@@ -117,7 +117,9 @@ def make_logger(trt: Any) -> Any:
     return Logger()
 
 
-def refused(library: Library, doing: str, where: str, errors: list[str]) -> DflashError:
+def refused(
+    library: Library, doing: str, where: str, errors: list[str], *, fix: str | None = None
+) -> DflashError:
     """The first error is the cause; those after it are its echoes."""
     cause = one_line(errors[0]) if errors else "it gives no reason"
-    return DflashError(f"{library.name} cannot {doing}: {cause}", where=where)
+    return DflashError(f"{library.name} cannot {doing}: {cause}", where=where, fix=fix)

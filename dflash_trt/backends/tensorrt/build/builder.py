@@ -1,8 +1,7 @@
 """Builds a graph into an engine, straight into its file.
 
-TensorRT-RTX builds for GPUs that are not there. TensorRT builds for the one that is, which has
-never been done here: rung 3 is TensorRT-RTX's alone, and what is TensorRT's own below (no compute
-capability, a timing cache) has run against a stand-in only.
+TensorRT-RTX builds for GPUs that are not there (rung 3). TensorRT builds for the one that is: its
+own part below (a timing cache, no compute capability) has run against a stand-in only.
 """
 
 from __future__ import annotations
@@ -103,8 +102,7 @@ def check_buildable(
 ) -> None:
     """Refuses what cannot be built here.
 
-    `form` is that of the graphs; `planned` are algorithms that models are going to be quantised in
-    besides.
+    `form` is that of the graphs; `planned` has the algorithms of models still to be quantised.
 
     Raises:
         DflashError: the library is missing or needs another GPU than the one here, or has no
@@ -117,9 +115,8 @@ def check_buildable(
         _check_local(library, arch)
     if options.plugins:
         plugin_arch(arch.name)
-    specs: tuple[tuple[Owner, DecoderSpec], ...]
-    specs = (("target", pair.target), ("draft", pair.draft))
-    for owner, spec in specs:
+    specs: dict[Owner, DecoderSpec] = {"target": pair.target, "draft": pair.draft}
+    for owner, spec in specs.items():
         algorithms: set[str] = set(quantized_linears(spec.weights).values())
         if planned is not None and owner in planned:
             algorithms.add(planned[owner])

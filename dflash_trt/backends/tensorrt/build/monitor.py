@@ -34,8 +34,8 @@ class PhaseProgress:
 
     def start(self, name: str, parent: str | None, steps: int) -> None:
         low, width = 0.0, float(TOTAL_STEPS)
-        outer = self._phases.get(parent) if parent is not None else None
-        if outer is not None:
+        if parent in self._phases:
+            outer = self._phases[parent]
             low, width = outer.low + outer.done * outer.step, outer.step
         self._phases[name] = _Phase(low, width / max(1, steps))
 
@@ -44,16 +44,13 @@ class PhaseProgress:
         if phase is None:
             return
         phase.done += 1
-        self._show(phase.low + phase.done * phase.step)
-
-    def finish(self, name: str) -> None:
-        self._phases.pop(name, None)
-
-    def _show(self, position: float) -> None:
-        reached = min(TOTAL_STEPS, int(position))
+        reached = min(TOTAL_STEPS, int(phase.low + phase.done * phase.step))
         if reached > self._shown:
             self._advance(reached - self._shown)
             self._shown = reached
+
+    def finish(self, name: str) -> None:
+        self._phases.pop(name, None)
 
 
 def make_monitor(trt: Any, advance: Callable[[int], None], held: HeldSignals) -> Any:

@@ -15,9 +15,9 @@ from onnx import TensorProto
 
 from dflash_trt.backends.base import ExecutorLimits
 from dflash_trt.backends.tensorrt.build.profiles import Profile, choose_profile, profiles
-from dflash_trt.backends.tensorrt.library import Library, make_logger
+from dflash_trt.backends.tensorrt.library import Library, make_logger, refused
 from dflash_trt.core.user_cache import read_cache, write_cache
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.tensors import CacheLayout, GraphTensor, graph_tensors
@@ -131,8 +131,7 @@ class Loader:
     def failure(self, doing: str, where: str, *, fix: str | None = None) -> DflashError:
         """An error with what the library last said about it."""
         said, self._logger.errors[:] = list(self._logger.errors), []
-        cause = one_line(said[0]) if said else "it gives no reason"
-        return DflashError(f"{self._library.name} cannot {doing}: {cause}", where=where, fix=fix)
+        return refused(self._library, doing, where, said, fix=fix)
 
     def save_kernels(self) -> None:
         """Writes the kernel cache, if anything was compiled since it was read."""
@@ -235,10 +234,8 @@ class LoadedEngine:
     """An engine and a context per profile.
 
     Args:
-        graph: which of the three it is.
         native: the library's engine object.
         profiles: what it was built for.
-        loader: makes the contexts, and knows what the library has to say.
         stream: where everything is enqueued.
     """
 

@@ -1,13 +1,10 @@
 """The bundle's engines on an NVIDIA GPU: one code for TensorRT-RTX and TensorRT.
 
-A step is two engine runs between two small copies: anchors, starts and mask ids go over, token and
-choice ids come back, and the host waits once. The draft's output lies where the target's input is
-bound, and caches are bound as input and output of the same memory. Each shape is bound once (a
-BoundCall); from its third call on it replays a CUDA graph of the step's passes. Where engines draw
-tokens themselves, the next step may be under way while the host looks at this one (lookahead.py).
+A step is two engine runs between two small copies, and the host waits once. Each shape is bound
+once (a BoundCall); from its third call on it replays a CUDA graph of the step's passes.
 
-Rung 3: the engines are built and everything up to the library's own calls is tested against
-stand-ins that compute; none of it has run on a GPU. `doctor --gpu-check` runs it on one.
+Rung 3: tested up to the library's own calls, against stand-ins that compute; none of it has run on
+a GPU. `doctor --gpu-check` runs it on one.
 """
 
 from __future__ import annotations
