@@ -11,7 +11,8 @@ from dflash_trt.backends.base import Executor, FloatArray
 from dflash_trt.backends.onnxruntime.caches import LinearCaches, PagedCaches
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.runtime import Generator
-from dflash_trt.runtime.paging import PageAllocator, PageTables
+from dflash_trt.runtime.pacing import Pacer
+from dflash_trt.runtime.paging import PageAllocator
 from dflash_trt.serving.server.launcher import TritonServer
 from dflash_trt.serving.server.service import Service
 from dflash_trt.text.chat import ChatRenderer
@@ -42,32 +43,38 @@ def pools(executor: Executor) -> dict[str, FloatArray]:
     return executor._caches._pools
 
 
-def page_tables(generator: Generator) -> PageTables:
+def allocator(generator: Generator) -> PageAllocator:
     """Who holds which page."""
     assert generator._paging is not None
-    return generator._paging
+    return generator._paging._allocator
 
 
 def held_pages(generator: Generator) -> int:
     """Pages that requests hold."""
-    return page_tables(generator)._allocator.held
+    return allocator(generator).held
 
 
-def idle_pages(allocator: PageAllocator) -> int:
+def idle_pages(pages: PageAllocator) -> int:
     """Pages that nobody holds and that a key may still find."""
-    return len(allocator._idle)
+    return len(pages._idle)
 
 
 def paged_requests(generator: Generator) -> set[int]:
     """Requests whose pages are known, waiting ones too."""
-    return set(page_tables(generator)._sequences)
+    assert generator._paging is not None
+    return set(generator._paging._sequences)
 
 
 def free_pages(generator: Generator) -> list[int]:
     """Pages that no request holds and no prefix keeps."""
-    allocator = page_tables(generator)._allocator
-    known = {*allocator._holders, *allocator._key_of}
-    return [page for page in range(allocator._count) if page not in known]
+    pages = allocator(generator)
+    known = {*pages._holders, *pages._key_of}
+    return [page for page in range(pages._count) if page not in known]
+
+
+def factors(pacer: Pacer) -> list[float]:
+    """Live acceptance by draft position, as a share of what was measured."""
+    return list(pacer._factors)
 
 
 def poison_free_pages(generator: Generator, pools: dict[str, FloatArray]) -> None:

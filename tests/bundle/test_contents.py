@@ -25,7 +25,7 @@ from dflash_trt.backends.base import Scores, TargetCall
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import open_bundle, verify_bundle
 from dflash_trt.errors import DflashError
-from tests.bundle.conftest import Watcher, build_pair, read_manifest_json, write_pair
+from tests.bundle.conftest import Watcher, build_pair, read_manifest_json
 
 TARGET_WEIGHTS = "weights/target/shard-00000.safetensors"
 DRAFT_WEIGHTS = "weights/draft/shard-00000.safetensors"
@@ -178,17 +178,6 @@ def test_hash_weights(pair: Path, tmp_path: Path) -> None:
     name, total = watcher.stages[-1]
     assert name == "hashing weights"
     assert total == watcher.done[name] == sum(file["bytes"] for file in files.values())
-
-
-def test_shards(tmp_path: Path) -> None:
-    folder = write_pair(tmp_path / "pair", shards=3, dtype="BF16")
-    build_pair(folder, tmp_path / "b")
-    shards = sorted((folder / "target").glob("*.safetensors"))
-    for number, shard in enumerate(shards):
-        placed = tmp_path / "b" / f"weights/target/shard-{number:05}.safetensors"
-        assert _is_linked(shard, placed)
-    assert len(list((tmp_path / "b" / "weights" / "target").glob("*.safetensors"))) == 3
-    assert _runs(tmp_path / "b")
 
 
 def test_a_hub_snapshot(pair: Path, tmp_path: Path) -> None:

@@ -160,9 +160,15 @@ def test_what_cannot_fit_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("change", "pieces"),
     [
-        (
-            lambda m: (m.update(executor="tensorrt-rtx"), m["engines"].update(draws=False)),
-            ["paged or FP8 caches do not go with"],
+        *(
+            (
+                lambda m, held=held: (
+                    m.update(executor="tensorrt-rtx", **held),
+                    m["engines"].update(draws=False),
+                ),
+                ["paged or FP8 caches do not go with"],
+            )
+            for held in ({"page_pool": None, "kv_dtype": "fp8"}, {"kv_dtype": "auto"})
         ),
         (
             lambda m: m["page_pool"].update(pages=MAX_COUNT),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.runtime import (
@@ -45,3 +46,42 @@ def assert_same(expected: RequestResult, actual: RequestResult, name: str) -> No
     assert actual.token_ids == expected.token_ids, name
     assert expected.logits is not None and actual.logits is not None
     assert_bitwise_equal(actual.logits, expected.logits, name)
+
+
+def run_traffic(
+    generator: Generator,
+    requests: list[Request],
+    expected: list[RequestResult],
+    rng: random.Random,
+    *,
+    arrivals: float = 0.4,
+    before_step: Callable[[], None] = lambda: None,
+) -> list[RequestResult]:
+    """Every request comes twice at random moments, some are cancelled at others.
+
+    What a request has said by its end is what it says alone, to the bit.
+    """
+    waiting = list(range(len(requests))) * 2
+    rng.shuffle(waiting)
+    live: dict[int, int] = {}
+    results: list[RequestResult] = []
+    while waiting or generator.has_work:
+        while waiting and rng.random() < arrivals:
+            index = waiting.pop()
+            live[generator.submit(requests[index])] = index
+        if live and rng.random() < 0.02:
+            generator.cancel(rng.choice(list(live)))
+        before_step()
+        for got in [event.result for event in generator.step() if event.result is not None]:
+            want, length = expected[live.pop(got.request_id)], len(got.token_ids)
+            assert got.token_ids == want.token_ids[:length]
+            assert got.finish_reason == ("cancelled" if length < OUTPUT else "length")
+            if length:
+                assert got.logits is not None and want.logits is not None
+                assert_bitwise_equal(got.logits, want.logits[:length], "traffic")
+            results.append(got)
+    return results
+
+
+def count_tokens(results: list[RequestResult]) -> int:
+    return sum(len(result.token_ids) for result in results)

@@ -10,11 +10,18 @@ import pytest
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import open_executor
-from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
 from tests.inspection import arrays
-from tests.lossless.runs import OUTPUT, assert_same, make_requests, run, run_baseline
+from tests.lossless.runs import (
+    OUTPUT,
+    assert_same,
+    count_tokens,
+    make_requests,
+    run,
+    run_baseline,
+    run_traffic,
+)
 from tests.pairs import PairFactory, TinyPair
-from tests.reference.compare import assert_bitwise_equal
 
 pytestmark = [pytest.mark.numeric, pytest.mark.covering(1)]
 
@@ -89,28 +96,8 @@ def test_traffic_that_comes_and_goes_keeps_every_bit(case: Case, executor: Execu
     """With pages, too few of them for all: the youngest are preempted and computed anew."""
     rng = random.Random(2)
     generator = Generator(executor, options=GeneratorOptions(record_logits=True, prefill_chunk=17))
-    waiting = list(range(len(case.requests))) * 2
-    rng.shuffle(waiting)
-    live: dict[int, int] = {}
-    results: list[tuple[int, RequestResult]] = []
-    while waiting or generator.has_work:
-        while waiting and rng.random() < 0.4:
-            index = waiting.pop()
-            live[generator.submit(case.requests[index])] = index
-        if live and rng.random() < 0.02:
-            generator.cancel(rng.choice(list(live)))
-        for event in generator.step():
-            if event.result is not None:
-                results.append((live.pop(event.request_id), event.result))
-    compared = 0
-    for index, got in results:
-        want, length = case.expected[index], len(got.token_ids)
-        assert got.token_ids == want.token_ids[:length]
-        if length:
-            assert got.logits is not None and want.logits is not None
-            assert_bitwise_equal(got.logits, want.logits[:length], f"request {index}")
-        compared += length
-    assert compared > 5 * OUTPUT
+    results = run_traffic(generator, case.requests, case.expected, rng)
+    assert count_tokens(results) > 5 * OUTPUT
 
 
 def test_a_shared_prefix_changes_neither_bits_nor_acceptance(case: Case) -> None:

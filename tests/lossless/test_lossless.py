@@ -21,9 +21,16 @@ from dflash_trt.runtime import (
 )
 from dflash_trt.text.prompts import read_prompts
 from tests.covering import exhaustive
-from tests.lossless.runs import OUTPUT, assert_same, make_requests, run, run_baseline
+from tests.lossless.runs import (
+    OUTPUT,
+    assert_same,
+    count_tokens,
+    make_requests,
+    run,
+    run_baseline,
+    run_traffic,
+)
 from tests.pairs import PairFactory
-from tests.reference.compare import assert_bitwise_equal
 
 BATCHES = (1, 4, 8)
 BLOCKS = (2, 3, 5, 8)
@@ -107,29 +114,8 @@ def test_admissions_and_cancellations_in_flight_keep_every_bit(case: Case, seed:
         record_logits=True, block_size=rng.choice(BLOCKS), prefill_chunk=rng.choice(CHUNKS)
     )
     generator = Generator(case.executor, options=options)
-    waiting = [(index, request) for index, request in enumerate(case.requests)] * 2
-    rng.shuffle(waiting)
-    live: dict[int, int] = {}
-    compared = cancelled = 0
-    while waiting or generator.has_work:
-        while waiting and rng.random() < 0.4:
-            index, request = waiting.pop()
-            live[generator.submit(request)] = index
-        if live and rng.random() < 0.02:
-            cancelled += generator.cancel(rng.choice(list(live)))
-        for event in generator.step():
-            if event.result is None:
-                continue
-            want, got = case.expected[live.pop(event.request_id)], event.result
-            length = len(got.token_ids)
-            assert got.token_ids == want.token_ids[:length]
-            assert got.finish_reason == ("cancelled" if length < OUTPUT else "length")
-            if length:
-                assert got.logits is not None and want.logits is not None
-                assert_bitwise_equal(got.logits, want.logits[:length], f"seed {seed}")
-            compared += length
-    assert compared > OUTPUT
-    assert generator.has_work is False
+    results = run_traffic(generator, case.requests, case.expected, rng)
+    assert count_tokens(results) > OUTPUT
 
 
 @pytest.mark.covering(1)

@@ -7,14 +7,21 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from tests.inspection import held_pages, poison_free_pages, pools
-from tests.lossless.runs import OUTPUT, assert_same, make_requests, run, run_baseline
+from tests.lossless.runs import (
+    OUTPUT,
+    assert_same,
+    count_tokens,
+    make_requests,
+    run,
+    run_baseline,
+    run_traffic,
+)
 from tests.pairs import PairFactory, TinyPair
 
 LENGTH, SIZE = 192, 8
@@ -130,29 +137,15 @@ def test_any_traffic_keeps_every_bit(linear: TinyPair, paged: Executor, seed: in
         record_logits=True, block_size=rng.choice([2, 5, 8]), prefill_chunk=rng.choice([5, 64])
     )
     generator = Generator(paged, options=options)
-    waiting = list(range(len(requests))) * 2
-    rng.shuffle(waiting)
-    live: dict[int, int] = {}
-    compared = hits = 0
-    while waiting or generator.has_work:
-        while waiting and rng.random() < 0.4:
-            index = waiting.pop()
-            live[generator.submit(requests[index])] = index
-        if live and rng.random() < 0.03:
-            generator.cancel(rng.choice(list(live)))
-        poison_free_pages(generator, pools(paged))
-        for event in generator.step():
-            if event.result is None:
-                continue
-            want, got = expected[live.pop(event.request_id)], event.result
-            length = len(got.token_ids)
-            assert got.token_ids == want.token_ids[:length]
-            if length:
-                assert got.logits is not None and want.logits is not None
-                np.testing.assert_array_equal(got.logits, want.logits[:length])
-            compared += length
-            hits += bool(got.statistics.cached_prompt_tokens)
-    assert compared > 5 * OUTPUT and hits
+    results = run_traffic(
+        generator,
+        requests,
+        expected,
+        rng,
+        before_step=lambda: poison_free_pages(generator, pools(paged)),
+    )
+    assert count_tokens(results) > 5 * OUTPUT
+    assert any(result.statistics.cached_prompt_tokens for result in results)
     assert generator.cache_usage == 0
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.base import StepCall, TargetCall
-from dflash_trt.runtime import Generator, GeneratorOptions, RequestResult, SamplingParams
+from dflash_trt.runtime import Generator, GeneratorOptions, SamplingParams
 from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
 from tests.covering import exhaustive
 from tests.inspection import arrays
-from tests.lossless.runs import OUTPUT, make_requests, run_baseline
+from tests.lossless.runs import OUTPUT, count_tokens, make_requests, run_baseline, run_traffic
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
 from tests.runtime.schedules import invent_measurements
@@ -90,31 +90,11 @@ def test_random_schedules_keep_every_bit(
             record_logits=True, prefill_chunk=rng.choice([5, 17, 64]), schedule=random_schedule(rng)
         )
         generator = Generator(executor, options=options)  # type: ignore[arg-type]
-        waiting = list(range(SLOTS)) * 2
-        rng.shuffle(waiting)
-        live: dict[int, int] = {}
-        while waiting or generator.has_work:
-            while waiting and rng.random() < 0.1:
-                index = waiting.pop()
-                live[generator.submit(requests[index])] = index
-            if live and rng.random() < 0.02:
-                generator.cancel(rng.choice(list(live)))
-            for event in generator.step():
-                if event.result is not None:
-                    compared += check(expected[live.pop(event.request_id)], event.result)
+        results = run_traffic(generator, requests, expected, rng, arrivals=0.1)
+        compared += count_tokens(results)
         refilled += count_refills(executor.kinds)
         executor.kinds.clear()
     assert compared > 60 * OUTPUT and refilled >= 5
-
-
-def check(want: RequestResult, got: RequestResult) -> int:
-    """Everything that a request has said is what it says alone; returns how much that is."""
-    length = len(got.token_ids)
-    assert got.token_ids == want.token_ids[:length]
-    if length:
-        assert got.logits is not None and want.logits is not None
-        assert_bitwise_equal(got.logits, want.logits[:length], "scheduled")
-    return length
 
 
 def count_refills(kinds: list[str]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import FloatArray, SpeculationOutput, StepCall
+from dflash_trt.backends.base import FloatArray, Int64Array, StepCall, TargetCall
 from dflash_trt.proof.verification import Mode, ModeReport, verify
 from dflash_trt.runtime import Request, RequestResult, RequestStatistics
 from tests.standins.executor import FakeExecutor
@@ -30,11 +30,12 @@ class Doctored(FakeExecutor):
     def is_bitwise(self) -> bool:
         return self.bitwise
 
-    def speculate(self, call: StepCall) -> SpeculationOutput:
-        output = super().speculate(call)
-        assert output.logits is not None
-        self.change(output.logits)
-        return SpeculationOutput(output.token_ids, output.logits.argmax(-1), output.logits)
+    def _hand_out(
+        self, logits: FloatArray, call: TargetCall | StepCall, positions: Int64Array
+    ) -> tuple[Int64Array, FloatArray | None]:
+        if isinstance(call, StepCall):
+            self.change(logits)
+        return super()._hand_out(logits, call, positions)
 
 
 def run(change: Callable[[FloatArray], None], *, bitwise: bool = True) -> list[ModeReport]:
@@ -129,17 +130,11 @@ def test_a_parting_beyond_the_noise_is_a_defect_without_a_promise_of_bits() -> N
 
 def test_a_batch_is_full_even_with_fewer_prompts() -> None:
     """One prompt must not pass for a batch of three that never ran."""
-    batches: list[int] = []
-
-    class Counting(FakeExecutor):
-        def speculate(self, call: StepCall) -> SpeculationOutput:
-            batches.append(call.batch)
-            return super().speculate(call)
-
+    executor = FakeExecutor()
     heard: list[int] = []
     request = Request(prompt_ids=PROMPTS[0], max_tokens=20)
-    (report,) = verify(Counting(), [request], [MODES[2]], on_tokens=heard.append)
-    assert max(batches) == 3
+    (report,) = verify(executor, [request], [MODES[2]], on_tokens=heard.append)
+    assert max(call.sequences for call in executor.calls) == 3
     assert report.tokens == 20 and report.is_lossless
     assert sum(heard) == 2 * 20, "the baseline's and the mode's, not the repeats'"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +22,7 @@ from dflash_trt.runtime import (
     RequestFailedError,
     SamplingParams,
 )
-from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
-from tests.runtime.reference import decode_plainly
-from tests.runtime.schedules import invent_measurements
+from tests.runtime.reference import Steps, assert_plain
 from tests.standins.executor import FakeExecutor
 
 SAMPLINGS = (
@@ -90,10 +87,8 @@ def test_what_is_drawn_is_the_output(record_logits: bool) -> None:
         executor, options=GeneratorOptions(record_logits=record_logits, prefill_chunk=3)
     )
     for request, result in zip(requests, generator.generate(requests), strict=True):
-        tokens, reason, logits = decode_plainly(request, FakeExecutor())
-        assert (result.token_ids, result.finish_reason) == (tokens, reason)
-        if record_logits:
-            np.testing.assert_array_equal(result.logits, logits)
+        assert (result.logits is not None) == record_logits
+        assert_plain(result, request, executor)
     # Sampled requests need no logits on the host, and neither does anyone's first token.
     assert executor.scores == ({Scores.NONE, Scores.LOGITS} if record_logits else {Scores.NONE})
 
@@ -114,29 +109,13 @@ def test_rows_that_are_not_finite_fail_their_request_alone(sampling: SamplingPar
         generator.submit(Request(prompt_ids=(first, 2), max_tokens=30, sampling=sampling))
         for first in (5, 7)
     )
-    for _ in range(100):
-        try:
-            generator.step()
-        except RequestFailedError as error:
-            failure = error
-            break
-    assert failure.request_id == sick
-    assert failure.what == "the target's logits for position 13 are not finite"
+    steps = Steps(generator, executor)
+    with pytest.raises(RequestFailedError, match="logits for position 13 are not fin") as caught:
+        steps.finish()
+    assert caught.value.request_id == sick
     generator.cancel(sick)
-    results = {}
-    while generator.has_work:
-        results |= {event.request_id: event.result for event in generator.step() if event.result}
     request = Request(prompt_ids=(5, 2), max_tokens=30, sampling=sampling)
-    assert results[well].token_ids == decode_plainly(request, FakeExecutor())[0]
-
-
-def test_a_first_token_that_is_not_finite() -> None:
-    class Broken(DrawingExecutor):
-        def _run(self, *args: object, **kwargs: object) -> np.ndarray:
-            return np.full_like(super()._run(*args, **kwargs), np.nan)  # type: ignore[arg-type]
-
-    with pytest.raises(RequestFailedError, match="position 1 are not finite"):
-        Generator(Broken()).generate([Request(prompt_ids=(1,))])
+    assert_plain(steps.finish()[well], request, executor)
 
 
 def test_a_step_goes_on_until_a_request_ends_or_comes() -> None:
@@ -177,25 +156,3 @@ def test_an_output_that_ends_for_sure_is_not_gone_on_with() -> None:
     executor = DrawingExecutor(draft_skill=0.0)
     Generator(executor).generate([Request(prompt_ids=(1,), max_tokens=5, ignore_eos=True)])
     assert executor.hints[-1] is False and all(executor.hints[:-1]) and len(executor.hints) > 1
-
-
-def test_block_schedules_and_gaps() -> None:
-    """One block at batch 1, another at 2, none at 3 and more: outputs are as ever."""
-    executor = DrawingExecutor(max_seq_len=128)
-    measured = invent_measurements([4, 8])
-    schedule = BlockSchedule(
-        blocks=merge_ranges([8, 4, 1, 1]), executor="cpu", fallback="target_only", measured=measured
-    )
-    generator = Generator(executor, options=GeneratorOptions(schedule=schedule))
-    rng = random.Random(5)
-    requests = [
-        Request(
-            prompt_ids=tuple(rng.choices(range(14), k=6)),
-            max_tokens=rng.randint(4, 60),
-            sampling=replace(rng.choice(SAMPLINGS), seed=index),
-        )
-        for index in range(8)
-    ]
-    for request, result in zip(requests, generator.generate(requests), strict=True):
-        assert result.token_ids == decode_plainly(request, FakeExecutor(max_seq_len=128))[0]
-    assert executor.kept.count(True) > 3

@@ -8,8 +8,8 @@ import pytest
 from dflash_trt.backends.base import SpeculationOutput, StepCall
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams, TokenEvent
-from tests.runtime.reference import decode_plainly
-from tests.standins.executor import FakeExecutor, check_step_calls
+from tests.runtime.reference import Steps, assert_plain, decode_plainly
+from tests.standins.executor import FakeExecutor
 
 
 def make_prompts(count: int, longest: int = 23, vocab_size: int = 15) -> list[tuple[int, ...]]:
@@ -44,10 +44,8 @@ def test_speculation_changes_nothing(max_batch: int, block_size: int, prefill_ch
     requests = make_requests()
     results = Generator(executor, options=options).generate(requests)
     for request, result in zip(requests, results, strict=True):
-        token_ids, finish_reason, logits = decode_plainly(request, executor)
-        assert (result.token_ids, result.finish_reason) == (token_ids, finish_reason)
         assert result.logits is not None
-        np.testing.assert_array_equal(result.logits, logits, strict=True)
+        assert_plain(result, request, executor)
     assert sum(result.statistics.accepted_tokens for result in results) > 20
 
 
@@ -58,10 +56,8 @@ def test_baseline_runs_target_only(max_batch: int) -> None:
     requests = make_requests()
     results = Generator(executor, options=options).generate(requests)
     for request, result in zip(requests, results, strict=True):
-        token_ids, finish_reason, logits = decode_plainly(request, executor)
-        assert (result.token_ids, result.finish_reason) == (token_ids, finish_reason)
-        np.testing.assert_array_equal(result.logits, logits)
-        assert result.statistics.steps == len(token_ids) - 1
+        assert_plain(result, request, executor)
+        assert result.statistics.steps == len(result.token_ids) - 1
         assert result.statistics.acceptance_length is None
     assert {call.kind for call in executor.calls} - {"move"} == {"target_only"}
 
@@ -112,9 +108,8 @@ def test_max_tokens_is_exact(max_tokens: int) -> None:
     executor = FakeExecutor(draft_skill=1.0)
     request = Request(prompt_ids=(4, 2), max_tokens=max_tokens)
     [result] = Generator(executor).generate([request])
-    assert result.token_ids == decode_plainly(request, executor)[0]
+    assert_plain(result, request, executor)
     assert len(result.token_ids) == max_tokens
-    assert result.finish_reason == "length"
 
 
 @pytest.mark.parametrize("prompt_length", [1, 50, 56, 57, 60, 62, 63])
@@ -131,8 +126,7 @@ def test_output_ends_with_the_context(
     results = Generator(executor, options=options).generate(requests)
     for request, result in zip(requests, results, strict=True):
         assert len(result.token_ids) == 64 - prompt_length
-        assert result.finish_reason == "length"
-        assert result.token_ids == decode_plainly(request, executor)[0]
+        assert_plain(result, request, executor)
 
 
 def test_a_request_is_the_same_beside_any_neighbours() -> None:
@@ -194,26 +188,18 @@ def test_cancellation_while_queued_prefilling_and_decoding() -> None:
     generator = Generator(executor, options=GeneratorOptions(prefill_chunk=2))
     requests = [Request(prompt_ids=(one,) * 6, max_tokens=30) for one in (1, 2, 3, 4)]
     decoding, prefilling, queued, kept = map(generator.submit, requests)
+    steps = Steps(generator, executor)
     for _ in range(4):
-        generator.step()
+        steps.step()
     assert generator.cancel(decoding) and generator.cancel(prefilling) and generator.cancel(queued)
     assert not generator.cancel(decoding) and not generator.cancel(999)
-    results = {}
-    while generator.has_work:
-        results |= {event.request_id: event.result for event in generator.step() if event.result}
-    assert [results[one].finish_reason for one in (decoding, prefilling, queued, kept)] == [
-        "cancelled",
-        "cancelled",
-        "cancelled",
-        "length",
-    ]
-    assert (
-        results[decoding].token_ids
-        == (decode_plainly(requests[0], executor)[0][: len(results[decoding].token_ids)])
-    )
-    assert results[decoding].token_ids and not results[prefilling].token_ids
+    results = steps.finish()
+    reasons = {one: result.finish_reason for one, result in results.items()}
+    assert reasons.pop(kept) == "length" and set(reasons.values()) == {"cancelled"}
+    for one, request in zip((decoding, prefilling, queued, kept), requests, strict=True):
+        assert bool(results[one].token_ids) == (one in (decoding, kept))
+        assert_plain(results[one], request, executor)
     assert results[queued].statistics.time_to_first_token_s is None
-    assert results[kept].token_ids == decode_plainly(requests[3], executor)[0]
 
 
 def test_cancelling_from_the_callback() -> None:
@@ -227,7 +213,7 @@ def test_cancelling_from_the_callback() -> None:
     requests = [Request(prompt_ids=(one, one), max_tokens=25) for one in range(3)]
     results = generator.generate(requests, stop_early)
     assert [result.finish_reason for result in results] == ["length", "cancelled", "length"]
-    assert results[2].token_ids == decode_plainly(requests[2], executor)[0]
+    assert_plain(results[2], requests[2], executor)
 
 
 def test_a_failing_callback_leaves_an_idle_engine() -> None:
@@ -256,17 +242,15 @@ def test_a_failing_pass_can_be_repeated() -> None:
     generator = Generator(executor, options=GeneratorOptions(prefill_chunk=3))
     requests = [Request(prompt_ids=prompt, max_tokens=20) for prompt in make_prompts(4)]
     ids = [generator.submit(request) for request in requests]
-    results, failures = {}, 0
+    steps, failures = Steps(generator, executor), 0
     while generator.has_work:
         try:
-            events = generator.step()
+            steps.step()
         except DflashError:
             failures += 1
-            continue
-        results |= {event.request_id: event.result for event in events if event.result}
     assert failures > 2
     for request_id, request in zip(ids, requests, strict=True):
-        assert results[request_id].token_ids == decode_plainly(request, executor)[0]
+        assert_plain(steps.results[request_id], request, executor)
 
 
 def test_a_request_that_ended_before_a_failing_pass_is_not_run_again() -> None:
@@ -284,41 +268,25 @@ def test_a_request_that_ended_before_a_failing_pass_is_not_run_again() -> None:
     short = Request(prompt_ids=(3,), max_tokens=5, block_size=2)
     other = Request(prompt_ids=(2,), max_tokens=30, block_size=8)
     ids = [generator.submit(request) for request in (short, other)]
-    results = {}
-    generator.step()
-    generator.step()
+    steps = Steps(generator, executor)
+    steps.step()
+    steps.step()
     with pytest.raises(DflashError, match="out of luck"):
         generator.step()
-    while generator.has_work:
-        for event in generator.step():
-            assert event.request_id not in results
-            if event.result is not None:
-                results[event.request_id] = event.result
+    results = steps.finish()
     for request_id, request in zip(ids, (short, other), strict=True):
-        assert results[request_id].token_ids == decode_plainly(request, executor)[0]
+        assert_plain(results[request_id], request, executor)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_finite_are_an_error(temperature: float) -> None:
+@pytest.mark.parametrize(("temperature", "draws"), [(0.0, False), (1.0, False), (0.0, True)])
+def test_logits_that_are_not_finite_are_an_error(temperature: float, draws: bool) -> None:
     class Broken(FakeExecutor):
         def _run(self, *args: object, **kwargs: object) -> np.ndarray:
             return np.full_like(super()._run(*args, **kwargs), np.nan)  # type: ignore[arg-type]
 
     request = Request(prompt_ids=(1,), sampling=SamplingParams(temperature=temperature))
     with pytest.raises(DflashError, match="position 1 are not finite"):
-        Generator(Broken()).generate([request])
-
-
-def test_finished_slots_are_filled_from_the_end() -> None:
-    executor = FakeExecutor(max_batch=4)
-    generator = Generator(executor, options=GeneratorOptions(prefill_chunk=8))
-    for prompt, max_tokens in zip(make_prompts(8), (9, 30, 14, 30, 3, 30, 1, 22), strict=True):
-        generator.submit(Request(prompt_ids=prompt, max_tokens=max_tokens))
-    while generator.has_work:
-        before = len(executor.calls)
-        generator.step()
-        check_step_calls(executor.calls[before:])
-    assert any(call.kind == "move" for call in executor.calls)
+        Generator(Broken(draws=draws)).generate([request])
 
 
 @pytest.mark.parametrize(

@@ -16,30 +16,15 @@ from tests.standins.executor import FakeExecutor
 REQUEST = Request(prompt_ids=(1, 2, 3), max_tokens=12)
 
 
-class FailingExecutor(FakeExecutor):
-    """Raises `error` while it is set."""
-
-    error: Exception | None = None
-    closed = False
-
-    def _run(self, *arguments, **options):  # type: ignore[no-untyped-def]
-        if self.error is not None:
-            raise self.error
-        return super()._run(*arguments, **options)
-
-    def close(self) -> None:
-        self.closed = True
-
-
 class Opened:
     """A host over executors of the test's."""
 
     def __init__(self) -> None:
-        self.executors: list[FailingExecutor] = []
+        self.executors: list[FakeExecutor] = []
         self.host = GeneratorHost(self._open)
 
     def _open(self) -> JobRunner:
-        self.executors.append(FailingExecutor())
+        self.executors.append(FakeExecutor())
         return JobRunner(Generator(self.executors[-1]), self.executors[-1])
 
     def run(self) -> tuple[int, ...]:

@@ -10,11 +10,10 @@ import pytest
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, pacing
 from dflash_trt.runtime.pacing import WINDOW_STEPS, Pacer
-from dflash_trt.runtime.request import RequestState
-from dflash_trt.runtime.statistics import StatisticsRecorder
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import BlockSchedule, Measurements, merge_ranges
-from tests.runtime.reference import decode_plainly
+from tests.inspection import factors
+from tests.runtime.reference import decode_plainly, make_state
 from tests.runtime.schedules import invent_measurements
 from tests.standins.executor import FakeExecutor
 
@@ -144,15 +143,7 @@ def test_poor_drafts_shorten_blocks_then_end_speculation_and_are_tried_again() -
 
 
 def test_what_was_forgone_before_a_gap_counts_for_no_later_one() -> None:
-    state = RequestState(
-        request_id=0,
-        request=Request(prompt_ids=(1, 2, 3)),
-        max_tokens=9,
-        rows=8,
-        stop_ids=frozenset(),
-        stream=None,
-        recorder=StatisticsRecorder(0.0),
-    )
+    state = make_state(3)
     state.skip_injection()
     state.forgone_s = 5.0
     state.skip_injection()
@@ -170,6 +161,22 @@ def test_drafts_as_measured_leave_the_schedule_as_it_is() -> None:
     pacer = Pacer(make_schedule([8] * 4, measured), FakeExecutor(max_batch=4).limits)
     observe(pacer, 2, 8, 7)
     assert [pacer.block_size(n) for n in range(1, 5)] == [8] * 4
+
+
+def test_drafts_that_do_as_measured_never_move_a_block() -> None:
+    """Half of the drafts are accepted, as measured, with as many counts as any window holds."""
+    pacer = Pacer(
+        make_schedule([8] * 4, invent_measurements(BLOCKS, rate=0.5)), FakeExecutor().limits
+    )
+    states: list[Any] = [SimpleNamespace(injected_until=None)] * 4
+    for step in range(40 * WINDOW_STEPS):
+        pacer.begin_step(states)
+        for index in range(4):
+            # Runs of 0, 1, 2 … accepted drafts, as often as the rate says.
+            accepted = ((step * 4 + index + 1) & -(step * 4 + index + 1)).bit_length() - 1
+            accepted = min(accepted, 7)
+            pacer.count(8, min(accepted + 1, 7), accepted)
+    assert factors(pacer) == pytest.approx([1.0] * 7, abs=0.1)
 
 
 def test_without_measurements_a_schedule_is_obeyed() -> None:

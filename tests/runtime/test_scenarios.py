@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
-from tests.runtime.reference import decode_plainly
+from dflash_trt.core.limits import PagePool
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
+from tests.runtime.reference import Steps, assert_plain
 from tests.runtime.schedules import (
     EOS,
     MAX_SEQ_LEN,
@@ -17,127 +19,90 @@ from tests.runtime.schedules import (
     options,
     scheduled_options,
 )
-from tests.standins.executor import FakeExecutor, check_step_calls
+from tests.standins.executor import FakeExecutor
+from tests.standins.paged_executor import PagedFakeExecutor
+
+PAGE_SIZE = 4
+DIGITS = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3) * 2
 
 token_ids = st.integers(0, VOCAB_SIZE - 1)
-samplings = st.builds(
-    SamplingParams,
-    temperature=st.sampled_from([0.0, 0.0, 0.4, 1.0]),
-    top_k=st.none() | st.integers(1, VOCAB_SIZE),
-    top_p=st.sampled_from([1.0, 0.9, 0.5]),
-    seed=st.integers(0, 2**64 - 1),
+# Some begin alike, by pages and one token more or less, so that pages are shared.
+prompts = st.lists(token_ids, min_size=1, max_size=MAX_SEQ_LEN - 1) | st.builds(
+    lambda kept, tail: DIGITS[:kept] + tuple(tail),
+    st.sampled_from([0, 3, 4, 5, 8, 12, 16, 17, 31]),
+    st.lists(token_ids, min_size=1, max_size=5),
 )
 requests = st.builds(
     Request,
-    prompt_ids=st.lists(token_ids, min_size=1, max_size=MAX_SEQ_LEN - 1),
+    prompt_ids=prompts,
     max_tokens=st.none() | st.integers(1, 30),
-    sampling=samplings,
+    sampling=st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0.0, 0.0, 0.4, 1.0]),
+        top_k=st.none() | st.integers(1, VOCAB_SIZE),
+        top_p=st.sampled_from([1.0, 0.9, 0.5]),
+        seed=st.integers(0, 2**64 - 1),
+    ),
     stop_token_ids=st.lists(token_ids, max_size=1),
     ignore_eos=st.booleans(),
     speculate=st.sampled_from([True, True, True, False]),
     block_size=st.none() | st.integers(2, TRAINED_BLOCK),
 )
+# A request is submitted, a number cancels the request of that number.
 actions = st.lists(
-    st.one_of(
-        requests,
-        st.just("step"),
-        st.just("step"),
-        st.integers(0, 10).map(lambda request_id: ("cancel", request_id)),
-    ),
+    st.one_of(requests, requests, st.just("step"), st.just("step"), st.integers(0, 10)),
     max_size=40,
 )
 
 
+@pytest.mark.parametrize("paged", [False, True])
 @given(
     actions=actions,
-    options=options,
+    options=options | scheduled_options,
+    pages=st.integers(MAX_SEQ_LEN // PAGE_SIZE, 24),
     max_batch=st.integers(1, 5),
     draft_skill=st.sampled_from([0.0, 0.7, 1.0]),
-)
-@settings(max_examples=250, deadline=None)
-def test_every_output_is_the_plain_one(
-    actions: list[Request | str | tuple[str, int]],
-    options: GeneratorOptions,
-    max_batch: int,
-    draft_skill: float,
-) -> None:
-    check_scenario(actions, options, max_batch, draft_skill)
-
-
-@given(
-    actions=actions,
-    options=scheduled_options,
-    max_batch=st.integers(1, 5),
-    draft_skill=st.sampled_from([0.0, 0.7, 1.0]),
+    draws=st.booleans(),
     window=st.sampled_from([1, 3, 64]),
 )
-@settings(max_examples=250, deadline=None)
-def test_no_schedule_changes_an_output(
-    actions: list[Request | str | tuple[str, int]],
+@settings(max_examples=350, deadline=None)
+def test_every_output_is_the_plain_one(
+    paged: bool,
+    actions: list[Request | str | int],
     options: GeneratorOptions,
+    pages: int,
     max_batch: int,
     draft_skill: float,
+    draws: bool,
     window: int,
 ) -> None:
-    """Whatever the schedule, the measurements and what is learnt; the fake refuses context gaps."""
+    """With and without a block schedule, whatever it learns; the fake refuses context gaps."""
+    fields = {
+        "max_batch": max_batch,
+        "max_seq_len": MAX_SEQ_LEN,
+        "block_size": TRAINED_BLOCK,
+        "vocab_size": VOCAB_SIZE,
+        "draft_skill": draft_skill,
+        "draws": draws,
+    }
+    pool = PagePool(PAGE_SIZE, pages)
+    executor = PagedFakeExecutor(pool, **fields) if paged else FakeExecutor(**fields)  # type: ignore[arg-type]
     with patch("dflash_trt.runtime.pacing.WINDOW_STEPS", window):
-        check_scenario(actions, options, max_batch, draft_skill)
-
-
-def check_scenario(
-    actions: list[Request | str | tuple[str, int]],
-    options: GeneratorOptions,
-    max_batch: int,
-    draft_skill: float,
-) -> None:
-    """Does `actions` and compares every output with plain decoding."""
-    executor = FakeExecutor(
-        max_batch=max_batch,
-        max_seq_len=MAX_SEQ_LEN,
-        block_size=TRAINED_BLOCK,
-        vocab_size=VOCAB_SIZE,
-        draft_skill=draft_skill,
-    )
-    generator = Generator(executor, eos_token_ids=[EOS], options=options)
-    submitted: dict[int, Request] = {}
-    results: dict[int, RequestResult] = {}
-    streamed: dict[int, tuple[int, ...]] = {}
-    cancelled: set[int] = set()
-
-    def step() -> None:
-        before = len(executor.calls)
-        events = generator.step()
-        check_step_calls(executor.calls[before:])
-        for event in events:
-            assert event.request_id not in results
-            streamed[event.request_id] = streamed.get(event.request_id, ()) + event.token_ids
-            if event.result is not None:
-                results[event.request_id] = event.result
-
-    for action in actions:
-        if isinstance(action, Request):
-            submitted[generator.submit(action)] = action
-        elif isinstance(action, tuple):
-            if generator.cancel(action[1]):
-                cancelled.add(action[1])
-        else:
-            step()
-    while generator.has_work:
-        step()
-
+        generator = Generator(executor, eos_token_ids=[EOS], options=options)
+        steps = Steps(generator, executor)
+        submitted: dict[int, Request] = {}
+        cancelled: set[int] = set()
+        for action in actions:
+            if isinstance(action, Request):
+                submitted[generator.submit(action)] = action
+            elif action == "step":
+                steps.step()
+            elif generator.cancel(int(action)):
+                cancelled.add(int(action))
+        results = steps.finish()
     assert results.keys() == submitted.keys()
     for request_id, request in submitted.items():
         result = results[request_id]
-        plain, finish_reason, logits = decode_plainly(request, executor, (EOS,))
-        length = len(result.token_ids)
-        assert result.token_ids == streamed[request_id] == plain[:length]
-        assert result.statistics.output_tokens == length
-        if options.record_logits and length:
-            assert result.logits is not None
-            assert (result.logits == logits[:length]).all()
-        else:
-            assert result.logits is None
-        if request_id in cancelled:
-            assert result.finish_reason == "cancelled" and length < len(plain)
-        else:
-            assert (result.finish_reason, length) == (finish_reason, len(plain))
+        assert_plain(result, request, executor, (EOS,))
+        assert (result.finish_reason == "cancelled") == (request_id in cancelled)
+        assert (result.logits is not None) == (options.record_logits and bool(result.token_ids))

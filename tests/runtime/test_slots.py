@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from dflash_trt.runtime.request import Request, RequestState
+from dflash_trt.runtime.request import RequestState
 from dflash_trt.runtime.slots import SlotTable
-from dflash_trt.runtime.statistics import StatisticsRecorder
-
-
-def make_state(prompt_length: int, output_length: int) -> RequestState:
-    return RequestState(
-        request_id=prompt_length,
-        request=Request(prompt_ids=(0,) * prompt_length),
-        max_tokens=100,
-        rows=4,
-        stop_ids=frozenset(),
-        stream=None,
-        recorder=StatisticsRecorder(0.0),
-        prefilled=prompt_length,
-        token_ids=[0] * output_length,
-    )
+from tests.runtime.reference import make_state
 
 
 def fill(count: int) -> tuple[SlotTable, list[RequestState], list[tuple[int, int, int]]]:
@@ -63,8 +49,8 @@ def test_a_prefilling_request_moves_once_when_its_prompt_is_done() -> None:
 
 def test_releasing_who_has_no_slot() -> None:
     slots, _, moves = fill(2)
-    prefilling = make_state(9, 0)
+    prefilling = make_state(9)
     slots.place(prefilling)
     assert slots.release(prefilling) and slots.prefilling is None
-    assert not slots.release(make_state(5, 0))
+    assert not slots.release(make_state(5))
     assert not moves

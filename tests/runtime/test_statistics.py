@@ -50,11 +50,6 @@ def test_worked_example() -> None:
     assert (statistics.position_trials, statistics.position_accepts) == ((3, 2, 1), (2, 2, 1))
 
 
-def test_one_formula() -> None:
-    statistics = record_example()
-    assert statistics.acceptance_length == (statistics.output_tokens - 1) / statistics.steps
-
-
 def test_what_was_not_measured_is_none() -> None:
     recorder = StatisticsRecorder(submitted_at=1.0)
     queued = recorder.freeze(prompt_tokens=3, output_tokens=0)

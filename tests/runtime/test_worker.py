@@ -26,23 +26,16 @@ class SteppedExecutor(FakeExecutor):
         super().__init__(**options)  # type: ignore[arg-type]
         self.stepped = False
         self.permits = threading.Semaphore(0)
-        self.error: Exception | None = None
-        self.closed = False
         self.poisoned: int | None = None
 
     def _run(self, call, token_ids, injects):  # type: ignore[no-untyped-def]
         if self.stepped:
             self.permits.acquire()
-        if self.error is not None:
-            raise self.error
         logits = super()._run(call, token_ids, injects)
         for index, slot in enumerate(range(call.first_slot, call.first_slot + call.batch)):
             if self.poisoned is not None and self._cached[slot, 0] == self.poisoned:
                 logits[index] = np.nan
         return logits
-
-    def close(self) -> None:
-        self.closed = True
 
 
 class Listener:

@@ -95,6 +95,8 @@ class FakeExecutor:
         self._injected = np.zeros(shape, dtype=bool)
         self._last_output: list[np.ndarray] = []
         self.calls: list[Call] = []
+        self.error: Exception | None = None  # raised by every pass while it is set
+        self.closed = False
 
     @property
     def limits(self) -> ExecutorLimits:
@@ -141,7 +143,7 @@ class FakeExecutor:
         self._injected[first_free:] = False
 
     def close(self) -> None:
-        """Nothing to release."""
+        self.closed = True
 
     def _begin(self, kind: str, call: TargetCall | StepCall) -> None:
         self._limits.check(call)
@@ -165,6 +167,8 @@ class FakeExecutor:
 
     def _run(self, call: TargetCall | StepCall, token_ids: Int64Array, injects: bool) -> FloatArray:
         """Writes the rows, then reads each row's history back: logits [B,S,V]."""
+        if self.error is not None:
+            raise self.error
         rows, starts = call.rows, call.starts
         assert starts.shape == (len(token_ids),)
         assert token_ids.dtype == starts.dtype == np.int64

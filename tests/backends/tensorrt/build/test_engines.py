@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from dflash_trt.backends.tensorrt.build.builder import EngineOptions, check_buildable
+from dflash_trt.backends.tensorrt.library import find_arch
 from dflash_trt.bundle.bundle import Bundle, verify_bundle
 from dflash_trt.bundle.memory import engine_bytes
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.errors import DflashError
-from dflash_trt.graph.form import Precision
+from dflash_trt.graph.form import GraphForm, Precision
 from tests.backends.tensorrt.build.conftest import BuildEngines, RecordedProgress
 from tests.pairs import PairFactory
 from tests.reference.checkpoints import write_draft, write_target
@@ -173,3 +175,10 @@ def test_what_cannot_be_built_is_refused(
     pair = make_pair(*arguments).pair
     with pytest.raises(DflashError, match=message):
         build_engines(pair, Precision.BFLOAT16, **limits)
+
+
+def test_head_sizes_of_both_models_need_kernels(make_pair: PairFactory) -> None:
+    pair = make_pair("qwen3", {"head_dim": 64, "num_layers": 2}, {"head_dim": 36, **TWO_TAPS}).pair
+    options = EngineOptions(find_arch("sm_120"), Precision.BFLOAT16)
+    with pytest.raises(DflashError, match="draft's head size 36 has no kernel"):
+        check_buildable(pair, options, GraphForm(Precision.BFLOAT16, page_size=16))
