@@ -11,10 +11,7 @@ from dflash_trt.backends.tensorrt.build.builder import (
     check_buildable,
     library_version,
 )
-from dflash_trt.bundle.manifest import (
-    EngineFile,
-    EngineSet,
-)
+from dflash_trt.bundle.manifest import EngineFile, EngineSet
 from dflash_trt.bundle.quantize import QuantizationPlan
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.core.limits import Limits, PagePool

@@ -19,12 +19,11 @@ _CONTEXTS = (2048, 8192, 32768, 131072)
 class MemoryEstimate:
     """Bytes for `batch` sequences of `context` tokens each.
 
-    On the CPU weights count in the compute type, as ONNX Runtime holds them after loading, but
-    for experts, which it reads out of the checkpoint's files, as stored;
-    `draft_head` is the target's output head once more: the draft's session packs its own copy.
-    Caches count the tokens; linear ones on the CPU take up to twice that, since their length
-    doubles, paged ones up to a page more per sequence, and never more than their pool has.
-    Engines count as their files weigh: the draft's holds its own embedding and output head.
+    On the CPU weights count in the compute type, as ONNX Runtime holds them; experts as stored,
+    since it reads them out of the checkpoint's files. `draft_head` is the target's output head
+    once more: the draft's session packs its own copy. Engines count as their files weigh.
+    Caches count the tokens. Linear ones on the CPU take up to twice that, since their length
+    doubles; paged ones up to a page more per sequence, and at most their pool.
     """
 
     batch: int
@@ -43,11 +42,8 @@ class MemoryEstimate:
 
 def cache_bytes(manifest: Manifest) -> tuple[int, int]:
     """Bytes per token of the target's and the draft's caches, in the type that they have."""
-    form = manifest.graph_form
-    return (
-        cache_bytes_per_token(manifest.target.sizes, form),
-        cache_bytes_per_token(manifest.draft.sizes, form),
-    )
+    target, draft, form = manifest.target.sizes, manifest.draft.sizes, manifest.graph_form
+    return cache_bytes_per_token(target, form), cache_bytes_per_token(draft, form)
 
 
 def engine_bytes(manifest: Manifest) -> dict[str, int]:
@@ -117,8 +113,8 @@ class BundleFit:
 def fit_bundle(manifest: Manifest, gpu: Gpu, context: int) -> BundleFit:
     """What fits on `gpu` at `context` tokens and at usual lengths that the target covers.
 
-    Caches count whole: they do not shrink to a sliding window. Paged ones count by the pages
-    that such a sequence holds, whatever the bundle's own pool has.
+    Caches do not shrink to a sliding window. Paged ones count by the pages that such a sequence
+    holds, whatever the bundle's own pool has.
     """
     one = estimate_memory(manifest, 1, 1)
     weights = one.target_weights + one.draft_weights + one.draft_head

@@ -139,26 +139,13 @@ def attention_line(target: TargetDims) -> str | None:
 
 def summarize(manifest: Manifest, batch: int, context: int) -> dict[str, Any]:
     """The figures of `inspect`, as JSON."""
-    memory = estimate_memory(manifest, batch, context)
-    target_token, draft_token = cache_bytes(manifest)
+    memory, stated = estimate_memory(manifest, batch, context), manifest.model_dump()
+    first = ("name", "created_by", "executor", "target", "draft", "limits", "weights", "tokenizer")
     return {
-        "name": manifest.name,
-        "created_by": manifest.created_by,
-        "executor": manifest.executor,
-        "target": manifest.target.model_dump(),
-        "draft": manifest.draft.model_dump(),
-        "limits": asdict(manifest.limits),
-        "weights": manifest.weights,
-        "tokenizer": manifest.tokenizer,
-        "libraries": manifest.libraries,
-        "cache_bytes_per_token": {
-            "target": target_token,
-            "draft": draft_token,
-        },
+        **{key: stated[key] for key in (*first, "libraries")},
+        "cache_bytes_per_token": dict(zip(("target", "draft"), cache_bytes(manifest), strict=True)),
         "kv_layout": "linear" if manifest.page_pool is None else "paged",
-        "page_pool": asdict(manifest.page_pool) if manifest.page_pool else None,
-        "kv_dtype": manifest.kv_dtype,
+        **{key: stated[key] for key in ("page_pool", "kv_dtype")},
         "memory_bytes": {**asdict(memory), "total": memory.total},
-        "files": [file.model_dump() for file in manifest.files],
-        "engines": manifest.engines.model_dump() if manifest.engines else None,
+        **{key: stated[key] for key in ("files", "engines")},
     }

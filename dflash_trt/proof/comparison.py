@@ -1,7 +1,7 @@
-"""What lower precision costs: a model's next-token distributions and acceptance beside its twin's.
+"""What lower precision costs: next-token distributions and acceptance of a pair beside its twin's.
 
-The twin is the same pair in high precision. Teacher-forced: both models read the same text, and
-what they expect after each of its tokens is compared:
+The twin is the same pair in high precision. Both targets read the same text, and what they expect
+after each of its tokens is compared (teacher forcing):
 
     agreement    share of the rows whose likeliest token is the same
     KL           sum of p (ln p - ln q) over the vocabulary, in nats; p the twin's, q the model's

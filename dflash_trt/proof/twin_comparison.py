@@ -90,14 +90,13 @@ def compare(
                         prefill_chunk=bundle.manifest.limits.prefill_chunk,
                         on_tokens=progress.advance,
                     )
-                    acceptances.append(
-                        AcceptanceFigures(
-                            target=target,
-                            draft=draft,
-                            temperature=one.temperature,
-                            statistics=statistics,
-                        )
+                    measured = AcceptanceFigures(
+                        target=target,
+                        draft=draft,
+                        temperature=one.temperature,
+                        statistics=statistics,
                     )
+                    acceptances.append(measured)
     acceptances.sort(key=lambda one: one.temperature)
     failures = list(_failures(figures, acceptances, bounds))
     return TwinComparison(text=figures, acceptances=acceptances, failures=failures)

@@ -6,9 +6,9 @@
      "blocks": [{"max_batch": 4, "block_size": 8}, {"max_batch": 32, "block_size": 1}],
      "executor": "cpu"}
 
-An entry holds up to `max_batch` sequences, the last one for all above it too; block 1 is no
-speculation. What `tune` measured comes along, in `measured`: the runtime needs it to follow live
-acceptance and to bring requests back from plain decoding. Without it the schedule never adapts.
+An entry holds up to `max_batch` sequences, the last one above that too; block 1 is no speculation.
+`measured` is what `tune` measured. With it the runtime follows live acceptance and brings requests
+back from plain decoding; without it the schedule never adapts.
 """
 
 from __future__ import annotations
@@ -148,17 +148,15 @@ class BlockSchedule(_Strict):
 
     def block_size(self, batch: int) -> int:
         """Rows of a verify step while `batch` sequences decode; 1 is no speculation."""
-        for entry in self.blocks:
-            if batch <= entry.max_batch:
-                return entry.block_size
-        return self.blocks[-1].block_size
+        fitting = (entry for entry in self.blocks if batch <= entry.max_batch)
+        return next(fitting, self.blocks[-1]).block_size
 
     def draft_len_schedule(self) -> dict[int, int]:
         """TensorRT-LLM's `draft_len_schedule`: {largest batch: drafts}, drafts = block - 1.
 
-        Above its last key it does not speculate, so a last range without drafts is left out; and
-        its smallest key must have the most drafts (`max_draft_len`), so larger ones are cut to
-        that. Empty when the smallest batches are best off without speculation.
+        Above its last key it does not speculate, so a last range without drafts is left out. Its
+        smallest key must have the most drafts (`max_draft_len`): larger numbers are cut to that.
+        Empty when the smallest batches are best off without speculation.
         """
         most = self.blocks[0].block_size - 1
         if most == 0:
