@@ -1,23 +1,18 @@
-"""The interpreter's process, one for all tests of kernels."""
+"""The interpreter's process, one for all tests of kernels, and what it is asked in several."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from dflash_plugins.block_attention.cases import AttentionShape
+from dflash_plugins.block_attention.error_bound import error_bound
+from dflash_plugins.block_attention.inputs import Inputs, attend, expect
+from dflash_plugins.operation import DType
+from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.interpreter import Interpreter
-
-from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
-
-KERNEL_FORMS = [
-    pytest.param(GraphForm(Precision.BFLOAT16, page_size=page_size, cache_dtype=dtype), id=name)
-    for name, page_size, dtype in (
-        ("fp8", None, CacheDtype.FP8),
-        ("paged", 16, CacheDtype.COMPUTE),
-        ("paged_fp8", 16, CacheDtype.FP8),
-    )
-]
-"""Forms whose every attention and cache write is a kernel's."""
+from dflash_plugins.testing.numeric import assert_close
 
 WRITTEN_HEADS = [(8, 128), (8, 64), (1, 256), (20, 64), (3, 80)]
 """KV heads and head sizes of public pairs, a single head, more heads than one program takes, and a
@@ -30,3 +25,24 @@ def interpreter() -> Iterator[Interpreter]:
     pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
     with Interpreter() as running:
         yield running
+
+
+def attention_shape(
+    query_heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 64,
+    length: int = 96,
+    compute: DType = DType.FLOAT32,
+    **other: Any,
+) -> AttentionShape:
+    """A small attention over a cache of its own type."""
+    form = {"block_size": 4, "compute": compute, "cache": compute} | other
+    return AttentionShape(query_heads, kv_heads, head_dim, length, **form)
+
+
+def check_attention(run: Run, shape: AttentionShape, inputs: Inputs) -> None:
+    """What `run` attends is within its bound of float64."""
+    attended = attend(run, shape, inputs)
+    assert attended.dtype == shape.compute.numpy
+    expected = expect(shape, inputs)
+    assert_close(attended, expected, error_bound(shape, inputs, expected))

@@ -1,4 +1,4 @@
-"""The attention kernels, interpreted, against the function's bodies and a float64 reference.
+"""The attention kernels, interpreted, against a float64 reference.
 
 The interpreter multiplies float32 and float16 right, so those prove the kernel; caches of bfloat16
 and FP8 are read with float32 queries. Products of bfloat16 wait for a GPU.
@@ -6,151 +6,82 @@ and FP8 are read with float32 queries. Products of bfloat16 wait for a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from dflash_plugins.block_attention.accuracy import accuracy_cases, check_bits, check_case
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
-from dflash_plugins.block_attention.error_bound import BODY, error_bound
-from dflash_plugins.block_attention.inputs import Inputs, attend, expect, make_inputs, visible
+from dflash_plugins.block_attention.error_bound import error_bound
+from dflash_plugins.block_attention.inputs import Inputs, attend, expect, make_inputs
 from dflash_plugins.block_attention.launch import attention_operations, tile_positions
 from dflash_plugins.operation import Attributes, DType
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
 
 from dflash_trt.errors import DflashError
-from dflash_trt.graph.block_attention import block_attention_function
-from dflash_trt.graph.form import GraphForm
-from dflash_trt.graph.functions import attention_function
 from dflash_trt.kernels.attention import MAX_SPLITS, RUN, needs_split
-from tests.graph.functions import run_function
-from tests.plugins.conftest import KERNEL_FORMS
+from tests.plugins.conftest import attention_shape as shaped
+from tests.plugins.conftest import check_attention
 
 pytestmark = pytest.mark.numeric
 
 # Query heads, KV heads, head size: the groups of public pairs, one head, groups of no power of 2.
 HEADS = [(4, 1, 128), (8, 1, 64), (2, 1, 256), (1, 1, 64), (6, 2, 64), (16, 1, 64)]
+NARROW = (DType.BFLOAT16, DType.FLOAT8)
 
 
-def shaped(
-    query_heads: int = 4,
-    kv_heads: int = 2,
-    head_dim: int = 64,
-    length: int = 96,
-    compute: DType = DType.FLOAT32,
-    **other: Any,
-) -> AttentionShape:
-    form = {"block_size": 4, "compute": compute, "cache": compute} | other
-    return AttentionShape(query_heads, kv_heads, head_dim, length, **form)
+def shapes_and_lengths() -> Iterator[tuple[AttentionShape, list[int], dict[str, Any]]]:
+    """Attentions, the positions that sequences hold, and what else their inputs are."""
+    masks = [{"is_causal": causal, "window": window} for causal in (0, 1) for window in (0, 9)]
+    for heads, compute, is_causal in product(HEADS, (DType.FLOAT32, DType.FLOAT16), (False, True)):
+        yield shaped(*heads, compute=compute, is_causal=is_causal), [4, 37, 96], {}
+    # No context; one key; tiles that end full and with one key.
+    for rows, is_causal in product((1, 2, 16), (False, True)):
+        shape = shaped(length=130, block_size=16, is_causal=is_causal)
+        yield shape, [rows, 64, 65, 128, 130], {"rows": rows}
+    # Windows smaller than the block, ending at tiles, longer than the context.
+    for window, is_causal in product((1, 3, 4, 50, 64, 200), (False, True)):
+        yield shaped(length=200, window=window, is_causal=is_causal), [4, 70, 131, 200], {}
+    # Pages smaller and larger than a tile, and of no power of two; lengths at their borders.
+    for page_size, window in product((1, 8, 24, 64, 128), (0, 20)):
+        shape = shaped(length=150, page_size=page_size, window=window, is_causal=True)
+        yield shape, [4, 64, 65, 128, 150], {"has_sinks": True}
+    for cache, page_size in product(NARROW, (None, 16)):
+        shape = shaped(cache=cache, head_dim=128, page_size=page_size)
+        yield shape, [4, 40, 96], {}
+        yield replace(shape, length=600), [600], {}
+    for mask, page_size in product(masks, (None, 16)):
+        shape = shaped(cache=DType.FLOAT8, page_size=page_size, **mask)
+        yield shape, [4, 61, 96], {"has_sinks": True}
+    # One share, two with a single key in the second, all; a window that leaves shares empty.
+    for (window, is_causal), has_sinks in product(((0, 0), (0, 1), (600, 1)), (False, True)):
+        shape = shaped(length=3 * RUN, window=window, is_causal=is_causal)
+        yield shape, [4, RUN, RUN + 1, 3 * RUN], {"has_sinks": has_sinks}
+    # Positions past the runs are dealt in tiles.
+    past = shaped(2, 1, length=32 * RUN + 300, is_causal=True)
+    yield past, [32 * RUN + 65], {}
+    yield replace(past, window=700), [past.length, 32 * RUN + 40], {}
 
 
-def check(interpreter: Interpreter, shape: AttentionShape, inputs: Inputs) -> None:
-    attended = attend(interpreter.run, shape, inputs)
-    assert attended.dtype == shape.compute.numpy
-    expected = expect(shape, inputs)
-    assert_close(attended, expected, error_bound(shape, inputs, expected))
-
-
-def check_body(shape: AttentionShape, inputs: Inputs, lengths: list[int]) -> None:
-    """The graph's own function over the same inputs, against the same reference."""
-    expected = expect(shape, inputs)
-    attended = body(shape, inputs, lengths)
-    assert_close(attended, expected, error_bound(shape, inputs, expected, BODY))
-
-
-def body(shape: AttentionShape, inputs: Inputs, lengths: list[int]) -> Array:
-    """attended, by the graph's own function."""
-    rows = inputs["q"].shape[2]
-    causal_kind = "lower_right" if shape.is_causal and not shape.window else "none"
-    function = attention_function("masked" if shape.window else causal_kind)
-    tensors = {
-        "q": inputs["q"],
-        "k": np.nan_to_num(inputs["k_cache"]),
-        "v": np.nan_to_num(inputs["v_cache"]),
-        "mask": visible(shape, lengths, rows),
-        "query_lengths": np.full(len(lengths), rows, np.int32),
-        "key_value_lengths": inputs["key_value_lengths"],
-    }
-    return run_function(function, tensors, causal_kind=causal_kind)[0]
-
-
-@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16])
-@pytest.mark.parametrize("heads", HEADS)
-def test_kernel_equals_the_functions_bodies(
-    interpreter: Interpreter, heads: tuple[int, int, int], dtype: DType
+@pytest.mark.parametrize(("shape", "lengths", "options"), shapes_and_lengths())
+def test_kernel_is_within_its_bound(
+    interpreter: Interpreter, shape: AttentionShape, lengths: list[int], options: dict[str, Any]
 ) -> None:
-    shape = shaped(*heads, compute=dtype)
-    lengths = [4, 37, 96]
-    inputs = make_inputs(shape, lengths)
-    for is_causal in (False, True):
-        masked = replace(shape, is_causal=is_causal)
-        check(interpreter, masked, inputs)
-        check_body(masked, inputs, lengths)
+    """What no row sees is NaN."""
+    check_attention(interpreter.run, shape, make_inputs(shape, lengths, **options))
 
 
-@pytest.mark.parametrize(("is_causal", "window"), [(True, 0), (False, 0), (True, 9), (False, 9)])
-@pytest.mark.parametrize("form", KERNEL_FORMS)
-def test_kernel_equals_the_bodies_of_paged_and_fp8_forms(
-    interpreter: Interpreter, form: GraphForm, is_causal: bool, window: int
-) -> None:
-    """float32 queries, which the interpreter multiplies right, over what the form caches."""
-    cache = DType.FLOAT8 if form.is_fp8 else DType.FLOAT32
-    shape = shaped(cache=cache, page_size=form.page_size, is_causal=is_causal, window=window)
-    inputs = make_inputs(shape, [4, 61, 96], has_sinks=True)
-    check(interpreter, shape, inputs)
-    expected = expect(shape, inputs)
-    function = block_attention_function(form)
-    for name in ("k_cache", "v_cache"):  # a body reads what only a window has left behind
-        held = inputs[name].astype(np.float32)
-        inputs[name] = np.nan_to_num(held).astype(inputs[name].dtype)
-    (body,) = run_function(function, inputs, is_causal=int(is_causal), window=window)
-    assert_close(body, expected, error_bound(shape, inputs, expected, BODY))
-
-
-@pytest.mark.parametrize("rows", [1, 2, 16])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_rows_without_context_and_a_full_cache(
-    interpreter: Interpreter, rows: int, is_causal: bool
-) -> None:
-    """No context; one key; tiles that end full and with one key; a sequence that is not there."""
-    shape = shaped(length=130, block_size=16, is_causal=is_causal)
-    inputs = make_inputs(shape, [rows, 64, 65, 128, 130], rows)
-    check(interpreter, shape, inputs)
+def test_a_sequence_that_is_not_there_attends_to_nothing(interpreter: Interpreter) -> None:
+    shape = shaped(length=130, block_size=16)
+    inputs = make_inputs(shape, [16, 64])
     inputs["key_value_lengths"][1] = 0
     attended = attend(interpreter.run, shape, inputs)
-    assert not attended[1].any()
+    assert attended[0].any() and not attended[1].any()
     assert np.isfinite(attended).all()
-
-
-@pytest.mark.parametrize("window", [1, 3, 4, 50, 64, 200])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_windows(interpreter: Interpreter, window: int, is_causal: bool) -> None:
-    """Smaller than the block, ending at tiles, longer than the context; what is behind is NaN."""
-    shape = shaped(length=200, window=window, is_causal=is_causal)
-    lengths = [4, 70, 131, 200]
-    inputs = make_inputs(shape, lengths)
-    check(interpreter, shape, inputs)
-    check_body(shape, inputs, lengths)
-
-
-@pytest.mark.parametrize("window", [0, 20])
-@pytest.mark.parametrize("page_size", [1, 8, 24, 64, 128])
-def test_pages(interpreter: Interpreter, page_size: int, window: int) -> None:
-    """Pages smaller and larger than a tile, and of no power of two; lengths at their borders."""
-    shape = shaped(length=150, page_size=page_size, window=window, is_causal=True)
-    check(interpreter, shape, make_inputs(shape, [4, 64, 65, 128, 150], has_sinks=True))
-
-
-@pytest.mark.parametrize("page_size", [None, 16])
-@pytest.mark.parametrize("cache", [DType.BFLOAT16, DType.FLOAT8])
-def test_narrow_caches(interpreter: Interpreter, cache: DType, page_size: int | None) -> None:
-    shape = shaped(cache=cache, head_dim=128, page_size=page_size)
-    check(interpreter, shape, make_inputs(shape, [4, 40, 96]))
-    long = replace(shape, length=600)
-    check(interpreter, long, make_inputs(long, [600]))
 
 
 @pytest.mark.parametrize("window", [0, 3])
@@ -158,26 +89,7 @@ def test_sinks(interpreter: Interpreter, window: int) -> None:
     shape = shaped(window=window)
     inputs = make_inputs(shape, [4, 90], has_sinks=True)
     inputs["sinks"][:2] = [30.0, -30.0]  # takes nearly all, and nothing
-    check(interpreter, shape, inputs)
-
-
-@pytest.mark.parametrize("has_sinks", [False, True])
-@pytest.mark.parametrize(("window", "is_causal"), [(0, False), (0, True), (600, True)])
-def test_splits_join(
-    interpreter: Interpreter, window: int, is_causal: bool, has_sinks: bool
-) -> None:
-    """One share, two with a single key in the second, all; a window that leaves shares empty."""
-    shape = shaped(length=3 * RUN, window=window, is_causal=is_causal)
-    assert shape.is_split
-    inputs = make_inputs(shape, [4, RUN, RUN + 1, 3 * RUN], has_sinks=has_sinks)
-    check(interpreter, shape, inputs)
-
-
-def test_positions_past_the_runs_are_dealt_in_tiles(interpreter: Interpreter) -> None:
-    shape = shaped(2, 1, length=32 * RUN + 300, is_causal=True)
-    check(interpreter, shape, make_inputs(shape, [32 * RUN + 65]))
-    windowed = replace(shape, window=700)
-    check(interpreter, windowed, make_inputs(windowed, [shape.length, 32 * RUN + 40]))
+    check_attention(interpreter.run, shape, inputs)
 
 
 def test_a_share_without_positions_is_not_written(interpreter: Interpreter) -> None:
@@ -220,15 +132,6 @@ def test_a_causal_rows_bits_depend_on_its_own_keys_alone(interpreter: Interprete
         alone = inputs | {"q": np.ascontiguousarray(inputs["q"][:, :, row : row + 1])}
         alone["key_value_lengths"] = np.array([597 + row], np.int32)
         assert_same_bits(attend(interpreter.run, shape, alone)[:, :, 0], block[:, :, row])
-
-
-def test_a_wrong_kernel_is_noticed(interpreter: Interpreter) -> None:
-    shape = shaped(is_causal=True)
-    inputs = make_inputs(shape, [50])
-    attended = attend(interpreter.run, replace(shape, is_causal=False), inputs)
-    expected = expect(shape, inputs)
-    with pytest.raises(AssertionError, match=r"first at \(0, 0, 0, 0\)"):
-        assert_close(attended, expected, error_bound(shape, inputs, expected))
 
 
 @pytest.mark.parametrize("heads", HEADS)

@@ -12,7 +12,7 @@ from dflash_plugins.compile import compile_kernel
 from dflash_plugins.kv_cache_update import accuracy
 from dflash_plugins.kv_cache_update.accuracy import accuracy_cases, check_case, update
 from dflash_plugins.kv_cache_update.benchmark import update_by_operation
-from dflash_plugins.kv_cache_update.launch import LAYOUTS, OPERATIONS, make_case
+from dflash_plugins.kv_cache_update.launch import LAYOUTS, make_case
 from dflash_plugins.kv_caches import WriteShape
 from dflash_plugins.operation import Attributes, Case, DType
 from dflash_plugins.table import main_cases
@@ -22,9 +22,6 @@ from dflash_plugins.testing.guarded import Arrays
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits
 
-from dflash_trt.graph.form import GraphForm
-from dflash_trt.graph.kv_cache_update import kv_cache_update_function
-from tests.graph.functions import run_function
 from tests.plugins.conftest import WRITTEN_HEADS
 
 pytestmark = pytest.mark.numeric
@@ -48,25 +45,29 @@ def check(interpreter: Interpreter, case: Case, inputs: dict[str, Array]) -> Non
 def test_pages_hold_the_rows_bit_for_bit(
     interpreter: Interpreter, dtype: DType, heads: tuple[int, int]
 ) -> None:
-    """As the function's body leaves them; what no row is for keeps its bits."""
+    """What no row is for keeps its bits."""
     case = shaped(dtype, heads, pages=50)
-    inputs = make_inputs(case, [0, 7, 28])
-    check(interpreter, case, inputs)
-    if dtype is not DType.BFLOAT16:  # ONNX Runtime's type is not NumPy's
-        body = run_function(kv_cache_update_function(GraphForm(page_size=8)), inputs, page_size=8)
-        for actual, expected in zip(body, update(inputs), strict=True):
-            assert_same_bits(actual, expected)
+    check(interpreter, case, make_inputs(case, [0, 7, 28]))
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16, 24])
-def test_rows_begin_cross_and_end_at_page_borders(interpreter: Interpreter, page_size: int) -> None:
-    case = shaped(page_size=page_size, pages=100)
-    check(interpreter, case, make_inputs(case, [0, 14, 28]))
-
-
-def test_a_prompts_chunk(interpreter: Interpreter) -> None:
-    case = shaped(batch=1, rows=100, length=160, page_size=32, heads=(2, 64))
-    check(interpreter, case, make_inputs(case, [33]))
+@pytest.mark.parametrize(
+    ("sizes", "starts"),
+    [
+        # Rows begin, cross and end at page borders.
+        *(({"page_size": size, "pages": 100}, [0, 14, 28]) for size in (1, 4, 16, 24)),
+        # A prompt's chunk.
+        ({"batch": 1, "rows": 100, "length": 160, "page_size": 32, "heads": (2, 64)}, [33]),
+        # Few rows and none.
+        ({"batch": 0, "pages": 8}, []),
+        ({"batch": 2, "rows": 0, "pages": 8}, [2, 2]),
+        ({"batch": 1, "rows": 1, "pages": 8}, [2]),
+    ],
+)
+def test_rows_of_any_number_stand_where_they_belong(
+    interpreter: Interpreter, sizes: dict[str, Any], starts: list[int]
+) -> None:
+    case = shaped(**sizes)
+    check(interpreter, case, make_inputs(case, starts))
 
 
 def test_rows_that_do_not_follow_one_another(interpreter: Interpreter) -> None:
@@ -82,12 +83,6 @@ def test_a_row_that_has_no_place_is_not_written(interpreter: Interpreter) -> Non
     inputs["page_table"][2, 0] = -1
     inputs["positions"][1, 3] = 2**40  # a column whose number no int32 holds
     check(interpreter, case, inputs)
-
-
-@pytest.mark.parametrize(("batch", "rows"), [(0, 4), (2, 0), (1, 1)])
-def test_few_rows_and_none(interpreter: Interpreter, batch: int, rows: int) -> None:
-    case = shaped(batch=batch, rows=rows, pages=8)
-    check(interpreter, case, make_inputs(case, [2] * batch))
 
 
 @pytest.mark.parametrize("page_size", [None, 8])
@@ -162,11 +157,3 @@ def test_the_benchmarks_rival_computes_the_same() -> None:
         for name, expected in zip("kv", update(inputs), strict=True):
             bits = tensors[f"{name}_cache"].view(torch.uint8).numpy()
             assert_same_bits(bits, expected.view(np.uint8).reshape(bits.shape))
-
-
-def test_each_layout_has_its_operation() -> None:
-    assert [operation.name for operation in OPERATIONS] == [
-        "kv_cache_update_paged",
-        "kv_cache_update_fp8",
-        "kv_cache_update_paged_fp8",
-    ]

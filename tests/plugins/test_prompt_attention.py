@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 from dflash_plugins.block_attention.accuracy import check_case, chunk_cases
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
-from dflash_plugins.block_attention.error_bound import error_bound
-from dflash_plugins.block_attention.inputs import Inputs, attend, expect, make_inputs
+from dflash_plugins.block_attention.inputs import attend, make_inputs
 from dflash_plugins.operation import Attributes, DType
-from dflash_plugins.testing.guarded import Arrays, Run
+from dflash_plugins.testing.guarded import Arrays
 from dflash_plugins.testing.interpreter import Interpreter
-from dflash_plugins.testing.numeric import assert_close, assert_same_bits
+from dflash_plugins.testing.numeric import assert_same_bits
 
 from dflash_trt.kernels.attention import (
     BLOCK_ROWS,
@@ -30,54 +30,39 @@ from dflash_trt.kernels.attention import (
     split_count,
 )
 from tests.covering import exhaustive
+from tests.plugins.conftest import attention_shape, check_attention
 
 pytestmark = pytest.mark.numeric
 
-SHAPE = AttentionShape(
-    3, 1, 64, 3 * RUN, block_size=16, is_causal=True, compute=DType.FLOAT32, cache=DType.FLOAT32
-)
-
-
-def check(run: Run, shape: AttentionShape, inputs: Inputs) -> None:
-    expected = expect(shape, inputs)
-    bound = error_bound(shape, inputs, expected)
-    assert_close(attend(run, shape, inputs), expected, bound)
+SHAPE = attention_shape(3, 1, 64, 3 * RUN, block_size=16, is_causal=True)
 
 
 @pytest.mark.parametrize(
-    ("length", "rows", "lengths", "shares", "page_size"),
+    ("rows", "lengths", "shares", "changes"),
     [
-        (96, 70, [70, 96], None, 24),
-        exhaustive(2 * RUN, 17, [17, 600], 1, None),
-        exhaustive(2 * RUN, 17, [900], 1, 16),
-        (3 * RUN, 32, [RUN + 1, 3 * RUN], 2, 24),
+        (70, [70, 96], None, {"length": 96, "page_size": 24}),
+        exhaustive(17, [17, 600], 1, {"length": 2 * RUN}),
+        exhaustive(17, [900], 1, {"length": 2 * RUN, "page_size": 16}),
+        (32, [RUN + 1, 3 * RUN], 2, {"page_size": 24}),
+        (20, [20, 700], 2, {"is_causal": False}),
+        (20, [20, 700], None, {"window": 40}),
+        (20, [20, 700], None, {"window": 40, "is_causal": False}),
+        exhaustive(20, [20, 700], None, {"window": 1}),
+        exhaustive(20, [20, 700], 2, {"window": 600}),
     ],
 )
 def test_chunks_of_every_number_of_shares(
     interpreter: Interpreter,
-    length: int,
     rows: int,
     lengths: list[int],
     shares: int | None,
-    page_size: int | None,
+    changes: dict[str, Any],
 ) -> None:
-    """Programs whose rows are one head's, and others that hold one head's end and the next."""
-    shape = replace(SHAPE, length=length, page_size=page_size)
+    """Programs of one head's rows, and of one head's end and the next; behind a window is NaN."""
+    shape = replace(SHAPE, **changes)
     first = make_cases("", shape, batch=1, rows=rows)[0].launch()
     assert first.extras[2:3] == (() if shares is None else (shares,))
-    inputs = make_inputs(shape, lengths, rows, has_sinks=True)
-    check(interpreter.run, shape, inputs)
-
-
-@pytest.mark.parametrize(
-    ("window", "is_causal"),
-    [(0, False), (40, True), (40, False), exhaustive(1, True), exhaustive(600, True)],
-)
-def test_windows_of_a_chunks_rows(interpreter: Interpreter, window: int, is_causal: bool) -> None:
-    """What the first row's window leaves behind is NaN."""
-    shape = replace(SHAPE, window=window, is_causal=is_causal)
-    inputs = make_inputs(shape, [20, 700], 20, has_sinks=True)
-    check(interpreter.run, shape, inputs)
+    check_attention(interpreter.run, shape, make_inputs(shape, lengths, rows, has_sinks=True))
 
 
 def test_a_row_reads_nothing_of_what_follows_it(interpreter: Interpreter) -> None:
@@ -96,8 +81,7 @@ def test_a_row_reads_nothing_of_what_follows_it(interpreter: Interpreter) -> Non
 def test_a_program_of_more_rows_computes_the_same(interpreter: Interpreter, window: int) -> None:
     shape = replace(SHAPE, query_heads=2, length=2 * RUN, block_size=2, window=window)
     inputs = make_inputs(shape, [600], rows=70)
-    run = partial(interpreter.run, tactic=1)
-    check(run, shape, inputs)
+    check_attention(partial(interpreter.run, tactic=1), shape, inputs)
     launches = [make_cases("", shape, batch=2)[0].launch(tactic) for tactic in (0, 1)]
     assert [launch.constants["BLOCK_M"] for launch in launches] == [16, 128]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,13 +19,18 @@ from dflash_plugins.table import main_cases, operations
 from dflash_trt.backends.tensorrt.build.plugins import plugin_name
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.block_attention import block_attention_function
-from dflash_trt.graph.form import GraphForm
+from dflash_trt.graph.form import CacheDtype, GraphForm
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
-from tests.plugins.conftest import KERNEL_FORMS
 from tests.standins.plugin import DataType, FakePlugin, TensorDesc
 
 ARCH = "sm_90a"
+KERNEL_FORMS = [
+    GraphForm(cache_dtype=CacheDtype.FP8),
+    GraphForm(page_size=16),
+    GraphForm(page_size=16, cache_dtype=CacheDtype.FP8),
+]
+"""Whose every attention and cache write is a kernel's."""
 BIGGER = 3
 """Extents that change between calls are this many times as large when the engine runs."""
 
@@ -53,12 +58,13 @@ DYNAMIC_IN = {("kv_cache_update", "k"): (0, 2), ("kv_cache_update", "v"): (0, 2)
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> FakePlugin:
-    module = FakePlugin()
-    tensorrt = SimpleNamespace(DataType=DataType)
-    folder = tmp_path_factory.mktemp("kernels")
-    registration = PluginRegistration(tensorrt, module, ARCH, folder)
+    """Of all operations, registered twice: what is known is kept, and nothing is compiled yet."""
+    module, folder = FakePlugin(), tmp_path_factory.mktemp("kernels")
+    registration = PluginRegistration(SimpleNamespace(DataType=DataType), module, ARCH, folder)
     registration.register()
-    registration.register()  # what is known is kept
+    registration.register()
+    assert list(module.plugins) == [one.plugin_id for one in operations().values()]
+    assert not list(folder.iterdir())
     return module
 
 
@@ -140,9 +146,12 @@ def test_tensorrt_is_told_shapes_types_aliases_and_launch(plugin: FakePlugin, ca
         assert params.block_x.read(shapes) == expected.warps * 32
 
 
-@pytest.mark.parametrize("form", KERNEL_FORMS)
 @pytest.mark.parametrize(
-    "define", [kv_cache_update_function, kv_feature_injection_function, block_attention_function]
+    ("define", "form"),
+    [
+        *product((kv_cache_update_function, block_attention_function), KERNEL_FORMS),
+        *product((kv_feature_injection_function,), [GraphForm(), *KERNEL_FORMS]),
+    ],
 )
 def test_operands_are_the_kernels(
     define: Callable[[GraphForm], onnx.FunctionProto], form: GraphForm
@@ -175,14 +184,3 @@ def test_the_extents_that_a_kernel_bakes_in_must_be_fixed(plugin: FakePlugin) ->
 
 def test_the_types_are_those_that_tensorrt_has() -> None:
     assert {one.tensorrt_name for one in DType} == {one.name for one in DataType}
-
-
-def test_kernels_are_kept_in_the_folder(plugin: FakePlugin, tmp_path: Path) -> None:
-    def refuse(*arguments: Any) -> Any:
-        raise AssertionError("compiled although nobody asked")
-
-    module = FakePlugin()
-    tensorrt = SimpleNamespace(DataType=DataType)
-    PluginRegistration(tensorrt, module, ARCH, tmp_path, refuse).register()
-    assert list(module.plugins) == [one.plugin_id for one in operations().values()]
-    assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""The sampling kernel, interpreted, against choose_tokens and the function's body."""
+"""The sampling kernel, interpreted, against choose_tokens."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import pytest
 from dflash_plugins.operation import DType
 from dflash_plugins.row_sample.accuracy import PARAMS, compare_draws
 from dflash_plugins.testing.interpreter import Interpreter
-from dflash_plugins.testing.numeric import Array, assert_same_bits
+from dflash_plugins.testing.numeric import Array
 
-from dflash_trt.graph.row_sample import row_sample_function
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 from tests.covering import exhaustive
-from tests.graph.functions import run_function
 
 pytestmark = pytest.mark.numeric
 
@@ -48,47 +46,26 @@ def test_tokens_are_numpys(interpreter: Interpreter, dtype: DType, vocabulary: i
     check(interpreter, logits.astype(dtype.numpy), PARAMS)
 
 
-@pytest.mark.parametrize("dtype", [exhaustive(DType.FLOAT16), DType.BFLOAT16])
-def test_kernel_and_body_draw_the_same_tokens(interpreter: Interpreter, dtype: DType) -> None:
-    """The node that a graph has and the plugin that stands for it; -1 and large positions too."""
-    generator = np.random.default_rng(5)
-    logits = (4 * generator.standard_normal((len(PARAMS), 2, 203))).astype(dtype.numpy)
-    logits[:, 0, :50] = -np.inf
-    logits[::2, 1, 7] = np.nan
-    inputs = {
-        "logits": logits,
-        "positions": generator.integers(2**32 - 1, 2**32 + 2, logits.shape[:2]),
-        "sampling": pack_sampling(PARAMS),
-    }
-    wide = inputs | {"logits": logits.astype(np.float32)}  # NumPy's bfloat16 is not ONNX Runtime's
-    (body,) = run_function(row_sample_function(), wide)
-    assert_same_bits(interpreter.run("row_sample", inputs)["token_ids"], body)
-    assert (body[::2, 1] == -1).all() and (body[1::2] >= 0).all()
-
-
-def test_equal_logits_rank_by_id(interpreter: Interpreter) -> None:
-    """Few distinct logits, both zeros among them, ties across the blocks that a kernel reads."""
+def logits_of_every_kind() -> dict[str, tuple[Array, Sequence[SamplingParams]]]:
     generator = np.random.default_rng(1)
-    values = np.array([-np.inf, -7.5, -0.0, 0.0, 0.25], np.float32)
-    logits = values[generator.integers(0, 5, (len(PARAMS), 1, 4500))].astype(BFLOAT16)
-    check(interpreter, logits, PARAMS)
-
-
-def test_one_noise_decides_among_all_tokens_of_the_largest_vocabulary(
-    interpreter: Interpreter,
-) -> None:
-    logits = np.zeros((2, 1, 262_144), np.float32)
-    check(interpreter, logits, [PARAMS[0], PARAMS[1]])
-
-
-def test_top_p_over_many_rows(interpreter: Interpreter) -> None:
-    generator = np.random.default_rng(7)
-    logits = 2 * generator.standard_normal((4, 8, 300)).astype(BFLOAT16)
-    params = [
+    few = np.array([-np.inf, -7.5, -0.0, 0.0, 0.25], np.float32)
+    tied = few[generator.integers(0, 5, (len(PARAMS), 1, 4500))].astype(BFLOAT16)
+    nuclei = [
         SamplingParams(temperature=1.0, seed=seed, top_p=p)
         for seed, p in enumerate((0.5, 0.9, 0.97, 0.999))
     ]
-    check(interpreter, logits, params)
+    return {
+        # Both zeros, and ties across the blocks that a kernel reads: equal logits rank by id.
+        "ties": (tied, PARAMS),
+        # One noise decides among all tokens of the largest vocabulary.
+        "equal": (np.zeros((2, 1, 262_144), np.float32), PARAMS[:2]),
+        "many rows": (2 * generator.standard_normal((4, 8, 300)).astype(BFLOAT16), nuclei),
+    }
+
+
+@pytest.mark.parametrize("kind", logits_of_every_kind())
+def test_tokens_of_every_kind_of_logits_are_numpys(interpreter: Interpreter, kind: str) -> None:
+    check(interpreter, *logits_of_every_kind()[kind])
 
 
 def test_rows_that_hold_no_numbers(interpreter: Interpreter) -> None:

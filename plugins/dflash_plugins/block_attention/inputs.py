@@ -65,18 +65,6 @@ def expect(shape: AttentionShape, inputs: Inputs) -> Array:
     return block_attention(inputs, is_causal=shape.is_causal, window=shape.window)
 
 
-def visible(shape: AttentionShape, lengths: Sequence[int], rows: int) -> Array:
-    """bool [B,1,S,M]: the keys that each row sees, as a mask for the function's body."""
-    position = (np.array(lengths)[:, None] - rows + np.arange(rows))[:, None, :, None]
-    keys = np.arange(shape.length)
-    seen = keys < np.array(lengths)[:, None, None, None]
-    if shape.is_causal:
-        seen = seen & (keys <= position)
-    if shape.window:
-        seen = seen & (np.abs(keys - position) < shape.window)
-    return np.broadcast_to(seen, (len(lengths), 1, rows, shape.length))
-
-
 def _cache(
     generator: np.random.Generator, shape: AttentionShape, lengths: Sequence[int], rows: int
 ) -> Array:
