@@ -14,10 +14,11 @@ from dflash_plugins.block_attention.benchmark import (
     measure,
     points,
 )
-from dflash_plugins.block_attention.cases import AttentionShape
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.testing.gpu import Work
 from dflash_plugins.testing.interpreter import Interpreter
+
+from tests.plugins.conftest import attention_shape
 
 pytestmark = pytest.mark.numeric
 
@@ -56,7 +57,7 @@ class InterpretingRunner:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("cache", [DType.FLOAT32, DType.FLOAT8])
 def test_rivals_compute_the_same(interpreter: Interpreter, cache: DType) -> None:
-    shape = AttentionShape(2, 1, 64, 576, block_size=4, compute=DType.FLOAT32, cache=cache)
+    shape = attention_shape(2, 1, length=576, cache=cache)
     runner = InterpretingRunner(interpreter)
     row = measure(torch, AttentionPoint("small", shape, 2, 570, 4), runner, "cpu")
     assert row["error"] < 1e-5
@@ -71,17 +72,7 @@ def test_rivals_compute_the_same(interpreter: Interpreter, cache: DType) -> None
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("window", [0, 20])
 def test_a_chunks_rivals_compute_the_same(interpreter: Interpreter, window: int) -> None:
-    shape = AttentionShape(
-        2,
-        1,
-        64,
-        128,
-        block_size=4,
-        is_causal=True,
-        window=window,
-        compute=DType.FLOAT32,
-        cache=DType.FLOAT32,
-    )
+    shape = attention_shape(2, 1, length=128, is_causal=True, window=window)
     point = AttentionPoint("small", shape, 1, 70, 40)
     row = measure(torch, point, InterpretingRunner(interpreter), "cpu")
     assert (row["failed_rivals"], set(row["rival_seconds"])) == ({}, {"sdpa", "flex_attention"})
@@ -92,10 +83,7 @@ def test_a_chunks_rivals_compute_the_same(interpreter: Interpreter, window: int)
 
 
 def test_paged_points_have_no_rivals_and_scattered_pages(interpreter: Interpreter) -> None:
-    shape = AttentionShape(
-        2, 1, 64, 96, block_size=4, page_size=32, compute=DType.FLOAT32, cache=DType.FLOAT32
-    )
-    point = AttentionPoint("small", shape, 2, 80, 4)
+    point = AttentionPoint("small", attention_shape(2, 1, page_size=32), 2, 80, 4)
     row = measure(torch, point, InterpretingRunner(interpreter), "cpu")
     assert (row["error"], row["rival_seconds"], row["launches"]) == (None, {}, 1)
     assert row["failed_rivals"] == {}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
@@ -31,27 +32,27 @@ from tests.standins.driver import FakeDriver
 HOPPER = (9, 0)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+Check = Callable[..., Result]
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Check:
+    """Runs the check of `accept` without times, on the GPU of a driver."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
+    def run(cuda: FakeCuda, driver: FakeDriver, *arguments: str) -> Result:
+        monkeypatch.setattr(checking, "Device", lambda: Device(cuda))
+        monkeypatch.setattr(checking, "load_driver", lambda: driver)
+        words = ["--operation", "accept", "--no-speed", *arguments]
+        return CliRunner().invoke(checking.main, words)
 
-def use(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, driver: FakeDriver) -> None:
-    monkeypatch.setattr(checking, "Device", lambda: Device(cuda))
-    monkeypatch.setattr(checking, "load_driver", lambda: driver)
+    return run
 
 
-def run(*arguments: str) -> Any:
-    return CliRunner().invoke(checking.main, ["--operation", "accept", "--no-speed", *arguments])
-
-
-def test_the_ptx_is_launched_with_exactly_its_arguments(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_ptx_is_launched_with_exactly_its_arguments(check: Check, tmp_path: Path) -> None:
     cuda = FakeCuda(HOPPER)
     driver = FakeDriver(cuda)
-    use(monkeypatch, cuda, driver)
-    outcome = run("-o", str(tmp_path / "record.json"))
+    outcome = check(cuda, driver, "-o", str(tmp_path / "record.json"))
     assert outcome.exit_code == 0, outcome.output
     assert len(driver.loaded) == 1 and ".target sm_90a" in driver.loaded[0]
     assert driver.launches == [(300, 1, 1, 32, 1, 1)] * 16
@@ -73,49 +74,43 @@ def _past_the_end(written: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "finding"),
-    [(_wrong_token, "bonus differ"), (_past_the_end, "byte 2400 of 2400 was written")],
+    ("fault", "finding"),
+    [
+        ({"damage": _wrong_token}, "bonus differ"),
+        ({"damage": _past_the_end}, "byte 2400 of 2400 was written"),
+        *(
+            ({"refuses": call}, f"no   accept: {call}: a PTX JIT compilation failed")
+            for call in ("cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel")
+        ),
+    ],
 )
-def test_what_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, damage: Any, finding: str) -> None:
+def test_what_is_wrong_is_found(check: Check, fault: dict[str, Any], finding: str) -> None:
     cuda = FakeCuda(HOPPER)
-    use(monkeypatch, cuda, FakeDriver(cuda, damage))
-    outcome = run()
+    outcome = check(cuda, FakeDriver(cuda, **fault))
     assert outcome.exit_code == 1
     assert finding in outcome.output
-
-
-@pytest.mark.parametrize("call", ["cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel"])
-def test_a_driver_that_refuses_is_a_finding(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    cuda = FakeCuda(HOPPER)
-    use(monkeypatch, cuda, FakeDriver(cuda, refuses=call))
-    outcome = run()
-    assert outcome.exit_code == 1
-    assert f"no   accept: {call}: a PTX JIT compilation failed" in outcome.output
     assert cuda.is_clean
 
 
-def test_a_gpu_without_kernels_and_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, FakeCuda((8, 9)), FakeDriver(FakeCuda((8, 9))))
-    outcome = run()
-    assert (outcome.exit_code, outcome.output) == (
-        1,
-        "Error: there are no kernels for sm_89, Stand-in GPU\n",
-    )
-    monkeypatch.setattr(checking, "Device", lambda: Device(FakeCuda(count=0)))
-    outcome = run()
-    assert (outcome.exit_code, outcome.output) == (
-        1,
-        "Error: no CUDA device: none is visible to this process; kernels are checked on an NVIDIA"
-        " GPU; python -m dflash_plugins.compile needs none\n",
-    )
-
-
-def test_a_record_that_could_not_be_kept_is_refused_first(tmp_path: Path) -> None:
-    outcome = run("-o", str(tmp_path / "missing" / "record.json"))
-    assert (outcome.exit_code, outcome.output) == (
-        1,
-        f"Error: {tmp_path}/missing: no such folder\n",
-    )
+@pytest.mark.parametrize(
+    ("cuda", "record", "message"),
+    [
+        (FakeCuda((8, 9)), "record.json", "there are no kernels for sm_89, Stand-in GPU"),
+        (
+            FakeCuda(count=0),
+            "record.json",
+            "no CUDA device: none is visible to this process; kernels are checked on an NVIDIA"
+            " GPU; python -m dflash_plugins.compile needs none",
+        ),
+        (FakeCuda(HOPPER), "missing/record.json", "TMP/missing: no such folder"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(
+    check: Check, tmp_path: Path, cuda: FakeCuda, record: str, message: str
+) -> None:
+    outcome = check(cuda, FakeDriver(cuda), "-o", str(tmp_path / record))
+    message = message.replace("TMP", str(tmp_path))
+    assert (outcome.exit_code, outcome.output) == (1, f"Error: {message}\n")
 
 
 class HostTorch(TorchRunner):
