@@ -10,11 +10,10 @@ import pytest
 from dflash_perf.harness.records import Client, RequestRecord, RunRecord
 from dflash_perf.harness.store import ResultStore
 
-from tests.cli.conftest import Run, run
+from tests.frozen.command_line import run, run_well
 from tests.perf.invented import BLOCKS, invent_run, invented_config, summarize, write_invented
 from tests.perf.page import Page
 
-__all__ = ["run"]
 CHARTS = ["front", "speedup", "acceptance-histogram", "acceptance-by-position", "ttft", "tpot"]
 
 
@@ -25,16 +24,18 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_page_is_complete_and_loads_nothing(run: Run, results: Path, tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
-    done = run("report", results, "-o", page, "--interactivity", "80,5000", "--json")
-    assert done.code == 0, done.err
-    assert {Path(name).name for name in done.json} == {
-        "report.html",
-        "report.md",
-        *(f"report-{key}.png" for key in CHARTS),
-    }
-    text = page.read_text()
+@pytest.fixture(scope="module")
+def report(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a report's files."""
+    page = tmp_path_factory.mktemp("report") / "report.html"
+    done = run_well("report", results, "-o", page, "--interactivity", "80,5000", "--json")
+    images = [f"report-{key}.png" for key in CHARTS]
+    assert {Path(name).name for name in done.json} == {"report.html", "report.md", *images}
+    return page.parent
+
+
+def test_the_page_is_complete_and_loads_nothing(report: Path) -> None:
+    text = (report / "report.html").read_text()
     assert not re.findall(r"https?:|//[a-z]|@import|<script|<link|<iframe", text)
     parsed = Page(text)
     assert parsed.open == []
@@ -42,31 +43,26 @@ def test_the_page_is_complete_and_loads_nothing(run: Run, results: Path, tmp_pat
         value.startswith("#") or re.fullmatch(r"[^:]*:[^:]*(;[^:]*:[^:]*)*;?", value)
         for value in parsed.loads
     )
-    for address in re.findall(r"url\(([^)]*)\)", text):
-        assert address.startswith("#") and address[1:] in parsed.ids
-    for value in parsed.loads:
-        if value.startswith("#"):
-            assert value[1:] in parsed.ids
+    places = re.findall(r"url\(([^)]*)\)", text)
+    places += [value for value in parsed.loads if value.startswith("#")]
+    assert {place.removeprefix("#") for place in places} <= set(parsed.ids)
     assert len(parsed.ids) == len(set(parsed.ids))
     assert list(parsed.figures) == CHARTS
     assert all(shapes > 20 for shapes in parsed.figures.values()), parsed.figures
     assert len(parsed.labels) == len(CHARTS) and all(parsed.labels)
-    for name in BLOCKS:
-        assert name in parsed.text
-    for words in ["not measured", "Interactivity = 1 / median TPOT", "E2E = request sent", "cores"]:
+    for words in [
+        *BLOCKS,
+        *("not measured", "Interactivity = 1 / median TPOT", "E2E = request sent", "cores"),
+    ]:
         assert words in parsed.text
     for key in CHARTS:
-        image = (tmp_path / f"report-{key}.png").read_bytes()
+        image = (report / f"report-{key}.png").read_bytes()
         assert image.startswith(b"\x89PNG") and len(image) > 10_000
 
 
-def test_markdown_says_the_same(run: Run, results: Path, tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
-    assert run("report", results, "-o", page, "--interactivity", "80").code == 0
-    text = page.with_suffix(".md").read_text()
-    images = re.findall(r"!\[.+\]\((.+)\)", text)
-    assert images == [f"report-{key}.png" for key in CHARTS]
-    assert all((tmp_path / image).is_file() for image in images)
+def test_markdown_says_the_same(report: Path) -> None:
+    text = (report / "report.md").read_text()
+    assert re.findall(r"!\[.+\]\((.+)\)", text) == [f"report-{key}.png" for key in CHARTS]
     tables = [block for block in text.split("\n\n") if block.startswith("|")]
     assert len(tables) == 3
     for table in tables:
@@ -74,17 +70,17 @@ def test_markdown_says_the_same(run: Run, results: Path, tmp_path: Path) -> None
     headline = next(line for line in text.splitlines() if line.startswith("**"))
     ratio = re.search(r"gives ([\d.]+) × the throughput of autoregressive", headline)
     assert ratio is not None and 1 < float(ratio[1]) < 10
-    assert headline[2:-2] in page.read_text().replace("&#39;", "'")
+    assert headline[2:-2] in (report / "report.html").read_text().replace("&#39;", "'")
 
 
-def test_the_baseline_can_be_another(run: Run, results: Path, tmp_path: Path) -> None:
+def test_the_baseline_can_be_another(results: Path, tmp_path: Path) -> None:
     page = tmp_path / "r.html"
-    assert run("report", results, "-o", page, "--baseline", "DFlash, block 4").code == 0
+    run_well("report", results, "-o", page, "--baseline", "DFlash, block 4")
     assert "Output throughput ÷ that of DFlash, block 4" in page.with_suffix(".md").read_text()
     run("report", results, "-o", page, "--baseline", "x").fails(2, "no configuration 'x'")
 
 
-def test_names_and_errors_are_words_not_markup(run: Run, tmp_path: Path) -> None:
+def test_names_and_errors_are_words_not_markup(tmp_path: Path) -> None:
     """Whatever a server answers is shown, never run; charts do without what is missing."""
     config = invented_config(
         configurations=[{"name": "autoregressive", "url": "https://h:1", "hardware": "<b>&|`"}],
@@ -104,7 +100,7 @@ def test_names_and_errors_are_words_not_markup(run: Run, tmp_path: Path) -> None
     )
     with store.open_for(config, "", "dflash-trt sweep"):
         store.add(record, summarize(record, "autoregressive", load, 0))
-    assert run("report", tmp_path / "results").code == 0
+    run_well("report", tmp_path / "results")
     text = (tmp_path / "results" / "report.html").read_text()
     parsed = Page(text)
     assert "script" not in parsed.tags and "b" not in parsed.tags
@@ -116,7 +112,7 @@ def test_names_and_errors_are_words_not_markup(run: Run, tmp_path: Path) -> None
     assert "\\<script\\>" in markdown and "\\|" in markdown
 
 
-def test_folders_without_a_sweep(run: Run, tmp_path: Path) -> None:
+def test_folders_without_a_sweep(tmp_path: Path) -> None:
     run("report", tmp_path).fails(2, "holds no sweep")
     run("report", tmp_path / "none").fails(2, "holds no sweep")
     run("report", tmp_path, "-o", "report.pdf").fails(2, "must end in .html")
