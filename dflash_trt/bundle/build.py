@@ -34,7 +34,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import CacheDtype, GraphForm
 from dflash_trt.graph.tables import compute_tables
-from dflash_trt.graph.target import build_target, build_target_only
+from dflash_trt.graph.target import build_target
 from dflash_trt.memory.caches import engine_cache_length
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.version import __version__
@@ -186,11 +186,12 @@ def _limits(pair: Pair, config: BuildConfig) -> Limits:
 
 
 def _write_graphs(pair: Pair, graphs: GraphFolder, positions: int, form: GraphForm) -> None:
-    tables = graphs.write_tables(compute_tables(pair, positions))
+    target, draft = pair.target, pair.draft
+    tables = graphs.write_tables(compute_tables(target, draft, positions))
     for model in (
-        build_target(pair, tables, graphs.locate, form),
+        build_target(target, draft, tables, graphs.locate, form),
         build_draft(pair, tables, graphs.locate, form),
-        build_target_only(pair.target, tables, graphs.locate, form),
+        build_target(target, None, tables, graphs.locate, form),
     ):
         graphs.write_graph(model)
 

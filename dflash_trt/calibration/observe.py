@@ -26,8 +26,8 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, LOGIT_ROWS, TOKEN_IDS, Owner
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.graph.tables import compute_tables, compute_target_tables
-from dflash_trt.graph.target import build_target, build_target_only
+from dflash_trt.graph.tables import compute_tables
+from dflash_trt.graph.target import build_target
 from dflash_trt.graph.tensors import cache_layout
 
 OBSERVED_FORM = GraphForm(observe=True)
@@ -154,14 +154,11 @@ def _observe(
 def _write_graphs(
     folder: GraphFolder, target: TargetSpec, draft: DraftSpec | None, positions: int
 ) -> None:
-    if draft is None:
-        tables = folder.write_tables(compute_target_tables(target, positions))
-        folder.write_graph(build_target_only(target, tables, folder.locate, OBSERVED_FORM))
-        return
-    pair = Pair(target, draft)
-    tables = folder.write_tables(compute_tables(pair, positions))
-    folder.write_graph(build_target(pair, tables, folder.locate, OBSERVED_FORM))
-    folder.write_graph(build_draft(pair, tables, folder.locate, OBSERVED_FORM))
+    tables = folder.write_tables(compute_tables(target, draft, positions))
+    folder.write_graph(build_target(target, draft, tables, folder.locate, OBSERVED_FORM))
+    if draft is not None:
+        pair = Pair(target, draft)
+        folder.write_graph(build_draft(pair, tables, folder.locate, OBSERVED_FORM))
 
 
 def _chunks(sequence: Int64Array, size: int) -> Iterator[dict[str, Int64Array]]:

@@ -14,7 +14,7 @@ from dflash_trt.graph.layers import attention, embed, lm_head, swiglu_mlp
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.model_builder import ModelBuilder
 from dflash_trt.graph.rows import Rows
-from dflash_trt.graph.tables import RopeTables, table_owner
+from dflash_trt.graph.tables import RopeTables, draft_tables
 from dflash_trt.graph.tensors import cache_layout, declare, graph_tensors
 
 
@@ -35,7 +35,7 @@ def build_draft(
     layout = cache_layout(form, target.sizes, draft.sizes)
     declare(b, graph_tensors("draft", form, layout, target.vocab_size))
     rows = Rows(b, BLOCK_IDS, CACHE_START)
-    model = ModelBuilder(b, "draft", draft, rows, RopeTables(table_owner(pair, "draft"), tables))
+    model = ModelBuilder(b, "draft", draft, rows, RopeTables(draft_tables(pair), tables))
     head = ModelBuilder(b, "target", target, rows, RopeTables("target", tables))
     x = embed(head)
     for index in range(draft.num_layers):

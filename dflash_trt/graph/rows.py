@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from onnx import TensorProto
 
 from dflash_trt.graph.model import GraphBuilder
 
 
-@dataclass(slots=True)
 class Rows:
     """The rows of a call.
 
     ids [B,S]; start [B]; positions [B,S] int64; lengths [B] int32 = start + S.
     """
 
-    builder: GraphBuilder
-    ids: str
-    start: str
-    batch: str = field(init=False)
-    count: str = field(init=False)
-    positions: str = field(init=False)
-    lengths: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        b = self.builder
+    def __init__(self, b: GraphBuilder, ids: str, start: str) -> None:
+        self.builder, self.ids, self.start = b, ids, start
         with b.scope("rows"):
             zero, one = b.integers(0, scalar=True), b.integers(1, scalar=True)
-            self.batch = b.node("Shape", [self.ids], "batch", start=0, end=1)
-            self.count = b.node("Shape", [self.ids], "count", start=1, end=2)
+            self.batch = b.node("Shape", [ids], "batch", start=0, end=1)
+            self.count = b.node("Shape", [ids], "count", start=1, end=2)
             count = b.node("Squeeze", [self.count], "count_scalar")
             row = b.node("Range", [zero, count, one], "index")
-            start = b.node("Unsqueeze", [self.start, b.integers(1)], "start_column")
-            self.positions = b.node("Add", [start, row], "positions")
-            ends = b.node("Add", [self.start, self.count], "ends")
+            start_column = b.node("Unsqueeze", [start, b.integers(1)], "start_column")
+            self.positions = b.node("Add", [start_column, row], "positions")
+            ends = b.node("Add", [start, self.count], "ends")
             self.lengths = b.node("Cast", [ends], "kv_lengths", to=TensorProto.INT32)
 
     def shape(self, *trailing: int) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.rope import RopeSpec, tables
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
@@ -23,27 +24,23 @@ MAX_STORED_SCALED = 1 << 16
 """Positions beyond which a graph scales the tables itself, which halves a bundle's own bytes."""
 
 
-def compute_tables(pair: Pair, positions: int) -> dict[str, npt.NDArray[np.float32]]:
-    """Every table the pair needs, [positions, D/2] float32, by name.
+def compute_tables(
+    target: TargetSpec, draft: DraftSpec | None, positions: int
+) -> dict[str, npt.NDArray[np.float32]]:
+    """Every table that the graphs need, [positions, D/2] float32, by name.
 
     `q_cos` and `q_sin` are `cos` and `sin` times 1/sqrt(D), so that rotating a query also scales
     it for attention. Tables of more than `MAX_STORED_SCALED` positions have none.
     """
-    computed = compute_target_tables(pair.target, positions)
-    if table_owner(pair, "draft") == "draft":
-        computed |= _compute("draft", pair.draft, positions)
+    computed = _compute("target", target, positions)
+    if draft is not None and draft_tables(Pair(target, draft)) == "draft":
+        computed |= _compute("draft", draft, positions)
     return computed
 
 
-def compute_target_tables(target: TargetSpec, positions: int) -> dict[str, npt.NDArray[np.float32]]:
-    """The tables of a target that runs without a draft; see `compute_tables`."""
-    return _compute("target", target, positions)
-
-
-def table_owner(pair: Pair, owner: Owner) -> Owner:
-    """Whose tables `owner` reads: the draft uses the target's where both would be equal."""
-    spec = pair.target if owner == "target" else pair.draft
-    return "target" if _rope(spec) == _rope(pair.target) else owner
+def draft_tables(pair: Pair) -> Owner:
+    """Whose tables the draft reads: the target's where both would be equal."""
+    return "target" if _rope(pair.draft) == _rope(pair.target) else "draft"
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,42 +31,23 @@ from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.model_builder import ModelBuilder
 from dflash_trt.graph.moe import mixture_mlp
 from dflash_trt.graph.rows import Rows
-from dflash_trt.graph.tables import RopeTables, table_owner
+from dflash_trt.graph.tables import RopeTables, draft_tables
 from dflash_trt.graph.tensors import cache_layout, declare, graph_tensors
 
 
 def build_target(
-    pair: Pair,
-    tables: Mapping[str, TensorEntry],
-    locate: Callable[[TensorEntry], str],
-    form: GraphForm = CPU_FORM,
-) -> onnx.ModelProto:
-    """Builds `target.onnx` of `pair`; tensors.py has its inputs and outputs.
-
-    Every row's tapped features become the draft's context at the row's own position. Rows past
-    the accepted prefix are overwritten before anything reads them.
-    """
-    return _build("target", pair.target, pair.draft, tables, locate, form)
-
-
-def build_target_only(
-    target: TargetSpec,
-    tables: Mapping[str, TensorEntry],
-    locate: Callable[[TensorEntry], str],
-    form: GraphForm = CPU_FORM,
-) -> onnx.ModelProto:
-    """Builds `target_only.onnx`: as `target.onnx`, but without a draft."""
-    return _build("target_only", target, None, tables, locate, form)
-
-
-def _build(
-    name: GraphName,
     target: TargetSpec,
     draft: DraftSpec | None,
     tables: Mapping[str, TensorEntry],
     locate: Callable[[TensorEntry], str],
-    form: GraphForm,
+    form: GraphForm = CPU_FORM,
 ) -> onnx.ModelProto:
+    """Builds `target.onnx`, or `target_only.onnx` without a draft; tensors.py has their tensors.
+
+    Every row's tapped features become the draft's context at the row's own position. Rows past
+    the accepted prefix are overwritten before anything reads them.
+    """
+    name: GraphName = "target_only" if draft is None else "target"
     b = GraphBuilder(name, locate, form)
     layout = cache_layout(form, target.sizes, None if draft is None else draft.sizes)
     declare(b, graph_tensors(name, form, layout, target.vocab_size))
@@ -96,7 +77,7 @@ def _build(
 
     if draft is not None:
         features = [taps[layer] for layer in draft.target_layer_ids]
-        rope = RopeTables(table_owner(Pair(target, draft), "draft"), tables)
+        rope = RopeTables(draft_tables(Pair(target, draft)), tables)
         _inject_features(ModelBuilder(b, "draft", draft, rows, rope), features)
     return b.finish()
 

@@ -27,7 +27,7 @@ from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.tables import compute_tables
-from dflash_trt.graph.target import build_target, build_target_only
+from dflash_trt.graph.target import build_target
 from tests.frozen.pairs import PAIRS, write_pair
 
 POSITIONS = 128
@@ -70,7 +70,7 @@ def graphs(folder: Path, names: Iterable[str] = PAIRS) -> Iterator[tuple[str, on
     for name in names:
         pair = write_pair(name, folder / name)
         tables = folder / name / "tables.safetensors"
-        save_file(dict(compute_tables(pair, POSITIONS)), tables)
+        save_file(dict(compute_tables(pair.target, pair.draft, POSITIONS)), tables)
         stored = _StoredTensors()
         for (label, form), graph in product(forms().items(), GRAPHS):
             model = _build(graph, pair, tables, form)
@@ -86,9 +86,10 @@ def _build(graph: str, pair: Pair, tables: Path, form: GraphForm) -> onnx.ModelP
     def locate(entry: TensorEntry) -> str:
         return str(entry.file)
 
-    if graph == "target_only":
-        return build_target_only(pair.target, entries, locate, form)
-    return (build_draft if graph == "draft" else build_target)(pair, entries, locate, form)
+    if graph == "draft":
+        return build_draft(pair, entries, locate, form)
+    draft = pair.draft if graph == "target" else None
+    return build_target(pair.target, draft, entries, locate, form)
 
 
 def _handed_over(model: onnx.ModelProto) -> onnx.ModelProto:

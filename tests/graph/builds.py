@@ -14,7 +14,7 @@ from dflash_trt.checkpoints.safetensors_header import read_header
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.graph.target import build_target, build_target_only
+from dflash_trt.graph.target import build_target
 from tests.pairs import PairFactory, TinyPair
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -47,9 +47,10 @@ def build(built: TinyPair, graph: GraphName, form: GraphForm) -> onnx.ModelProto
     }
     shards |= {entry.file: "weights/tables.safetensors" for entry in tables.values()}
     arguments = (tables, lambda entry: shards[entry.file], form)
-    if graph == "target_only":
-        return build_target_only(built.pair.target, *arguments)
-    return (build_draft if graph == "draft" else build_target)(built.pair, *arguments)
+    if graph == "draft":
+        return build_draft(built.pair, *arguments)
+    draft = built.pair.draft if graph == "target" else None
+    return build_target(built.pair.target, draft, *arguments)
 
 
 def open_model(built: TinyPair, model: onnx.ModelProto) -> ort.InferenceSession:

@@ -183,7 +183,8 @@ def test_fp4_weights_are_the_stored_bytes(make_pair: PairFactory) -> None:
     built = make_pair(**QWEN3_64, quantize=quantize("NVFP4"))
     tables = read_header(built.bundle.folder / "weights" / "tables.safetensors")
     form = GraphForm(Precision.BFLOAT16, 256)
-    model = build_target(built.pair, tables, lambda e: e.file.name, form)
+    target, draft = built.pair.target, built.pair.draft
+    model = build_target(target, draft, tables, lambda e: e.file.name, form)
     stored = onnx.load(built.bundle.folder / "target.onnx", load_external_data=False)
     by_name = {tensor.name: tensor for tensor in stored.graph.initializer}
     for tensor in model.graph.initializer:
