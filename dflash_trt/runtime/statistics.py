@@ -53,12 +53,14 @@ class AcceptanceStatistics:
     preemptions: int | None = None
 
     @property
+    def step_tokens(self) -> int:
+        """Tokens that steps emitted."""
+        return sum(i * count for i, count in enumerate(self.acceptance_histogram, start=1))
+
+    @property
     def acceptance_length(self) -> float | None:
         """tau = tokens emitted by steps / steps; None when nothing was drafted."""
-        if not self.drafted_tokens:
-            return None
-        emitted = sum(i * count for i, count in enumerate(self.acceptance_histogram, start=1))
-        return emitted / self.steps
+        return self.step_tokens / self.steps if self.drafted_tokens else None
 
     @property
     def acceptance_rate(self) -> float | None:

@@ -14,20 +14,35 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 TOKEN_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
 _GAUGE_PERIOD_S = 0.1
 
+# By field of RequestStatistics: the family's name and description.
 COUNTERS = {
-    "dflash_input_tokens": "Prompt tokens of requests that ended with a result.",
-    "dflash_cached_prompt_tokens": "Prompt tokens that came from the prefix cache.",
-    "dflash_preemptions": "Times a request lost its pages and was computed again.",
-    "dflash_output_tokens": "Output tokens of requests that ended with a result.",
-    "dflash_verify_steps": "Verify steps of the target, counted per request.",
-    "dflash_step_tokens": "Tokens that verify steps emitted; divided by verify steps: tau.",
-    "dflash_draft_tokens": "Draft tokens verified.",
-    "dflash_accepted_draft_tokens": "Draft tokens accepted.",
+    "prompt_tokens": ("dflash_input_tokens", "Prompt tokens of requests that ended with a result."),
+    "cached_prompt_tokens": (
+        "dflash_cached_prompt_tokens",
+        "Prompt tokens that came from the prefix cache.",
+    ),
+    "preemptions": ("dflash_preemptions", "Times a request lost its pages and was computed again."),
+    "output_tokens": (
+        "dflash_output_tokens",
+        "Output tokens of requests that ended with a result.",
+    ),
+    "steps": ("dflash_verify_steps", "Verify steps of the target, counted per request."),
+    "step_tokens": (
+        "dflash_step_tokens",
+        "Tokens that verify steps emitted; divided by verify steps: tau.",
+    ),
+    "drafted_tokens": ("dflash_draft_tokens", "Draft tokens verified."),
+    "accepted_tokens": ("dflash_accepted_draft_tokens", "Draft tokens accepted."),
 }
 HISTOGRAMS = {
-    "dflash_queue_seconds": ("From arrival to the first prefill pass.", SECONDS),
-    "dflash_time_to_first_token_seconds": ("From arrival to the first token.", SECONDS),
-    "dflash_time_per_output_token_seconds": (
+    "queue_s": ("dflash_queue_seconds", "From arrival to the first prefill pass.", SECONDS),
+    "time_to_first_token_s": (
+        "dflash_time_to_first_token_seconds",
+        "From arrival to the first token.",
+        SECONDS,
+    ),
+    "time_per_output_token_s": (
+        "dflash_time_per_output_token_seconds",
         "(end - first token) / (output tokens - 1), by request.",
         TOKEN_SECONDS,
     ),
@@ -60,18 +75,18 @@ class Metrics:
             outcome: requests.Metric(labels={"outcome": outcome.value}) for outcome in Outcome
         }
         self._counters = {
-            name: self._family(utils, name, text, family.COUNTER).Metric(labels={})
-            for name, text in COUNTERS.items()
+            field: self._family(utils, name, text, family.COUNTER).Metric(labels={})
+            for field, (name, text) in COUNTERS.items()
         }
         self._gauges = {
             name: self._family(utils, name, text, family.GAUGE).Metric(labels={})
             for name, text in GAUGES.items()
         }
         self._histograms = {
-            name: self._family(utils, name, text, family.HISTOGRAM).Metric(
+            field: self._family(utils, name, text, family.HISTOGRAM).Metric(
                 labels={}, buckets=list(buckets)
             )
-            for name, (text, buckets) in HISTOGRAMS.items()
+            for field, (name, text, buckets) in HISTOGRAMS.items()
         }
         self._shown: dict[str, float] = {}
         self._steps = self._step_tokens = 0
@@ -114,28 +129,14 @@ class Metrics:
             self._show_load()
 
     def _count(self, one: RequestStatistics) -> None:
-        step_tokens = sum(i * count for i, count in enumerate(one.acceptance_histogram, start=1))
         self._steps += one.steps
-        self._step_tokens += step_tokens
-        for name, value in (
-            ("dflash_input_tokens", one.prompt_tokens),
-            ("dflash_cached_prompt_tokens", one.cached_prompt_tokens),
-            ("dflash_preemptions", one.preemptions),
-            ("dflash_output_tokens", one.output_tokens),
-            ("dflash_verify_steps", one.steps),
-            ("dflash_step_tokens", step_tokens),
-            ("dflash_draft_tokens", one.drafted_tokens),
-            ("dflash_accepted_draft_tokens", one.accepted_tokens),
-        ):
-            if value:
-                self._counters[name].increment(value)
-        for name, seconds in (
-            ("dflash_queue_seconds", one.queue_s),
-            ("dflash_time_to_first_token_seconds", one.time_to_first_token_s),
-            ("dflash_time_per_output_token_seconds", one.time_per_output_token_s),
-        ):
-            if seconds is not None:
-                self._histograms[name].observe(seconds)
+        self._step_tokens += one.step_tokens
+        for field, counter in self._counters.items():
+            if value := getattr(one, field):
+                counter.increment(value)
+        for field, histogram in self._histograms.items():
+            if (seconds := getattr(one, field)) is not None:
+                histogram.observe(seconds)
 
     def _show_load(self) -> None:
         load = self._load()
