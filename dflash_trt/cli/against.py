@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import asdict
 
 import click
 
+from dflash_trt.cli.options import print_json
 from dflash_trt.proof.comparison import AcceptanceFigures
 from dflash_trt.proof.twin_comparison import TwinComparison
 
@@ -49,13 +48,8 @@ def print_comparison_json(comparison: TwinComparison) -> None:
         }
         for one in comparison.acceptances
     ]
-    text = {
-        # JSON has no infinity: its name instead.
-        key: value if math.isfinite(value) else str(value)
-        for key, value in asdict(comparison.text).items()
-    }
-    answer = {"text": text, "acceptance": acceptances, "failures": comparison.failures}
-    click.echo(json.dumps(answer, indent=2))
+    text = asdict(comparison.text)
+    print_json({"text": text, "acceptance": acceptances, "failures": comparison.failures})
 
 
 def _acceptance(comparison: TwinComparison, figures: AcceptanceFigures) -> str:

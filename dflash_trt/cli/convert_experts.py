@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import click
 
 from dflash_trt.checkpoints.target import read_target
+from dflash_trt.cli.options import print_json
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.quantization.experts import ExpertFormat, convert_experts
@@ -53,11 +53,22 @@ def convert(
         source = read_target(checkpoint).checkpoint
         with interruption_note(output):
             written = convert_experts(source, FORMATS[precision], output, bars, overwrite=overwrite)
-    click.echo(
-        json.dumps(_to_json(written, precision), indent=2)
-        if as_json
-        else _describe(written, precision)
-    )
+    if as_json:
+        print_json(_to_json(written, precision))
+    else:
+        click.echo(_describe(written, precision))
+
+
+def describe_files(written: Rewritten, **kind: str | None) -> dict[str, Any]:
+    """What JSON says of every rewritten checkpoint; `kind` has what it was written in."""
+    return {
+        "output": str(written.folder),
+        **kind,
+        "source_bytes": written.source_bytes,
+        "bytes": written.bytes,
+        "shards": written.shards,
+        "resumed_shards": written.resumed_shards,
+    }
 
 
 @contextmanager
@@ -99,12 +110,7 @@ def _describe(written: Rewritten, precision: str) -> str:
 def _to_json(written: Rewritten, precision: str) -> dict[str, Any]:
     reports = written.reports.values()
     return {
-        "output": str(written.folder),
-        "precision": precision,
-        "source_bytes": written.source_bytes,
-        "bytes": written.bytes,
-        "shards": written.shards,
-        "resumed_shards": written.resumed_shards,
+        **describe_files(written, precision=precision),
         "exact_blocks": sum(report.exact for report in reports),
         "requantized_blocks": sum(report.requantized for report in reports),
         "tensors": {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dflash_trt.cli.options import FILE, json_option
+from dflash_trt.cli.options import FILE, json_option, print_json
 from dflash_trt.cli.progress import StageBars
 from dflash_trt.errors import EXIT_FAILED, DflashError
 from dflash_trt.proof.doctor import examine
@@ -35,7 +35,7 @@ def command(gpu_check: bool, output: Path | None, as_json: bool) -> int:
         raise DflashError("--output is for --gpu-check", usage=True)
     findings = examine()
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+        print_json([dataclasses.asdict(finding) for finding in findings])
     else:
         width = max(len(finding.capability) for finding in findings)
         for finding in findings:

@@ -10,7 +10,7 @@ import click
 
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.cli.generate_remote import generate_remote, parse_url
-from dflash_trt.cli.generation_output import TextWriter, print_json, print_statistics
+from dflash_trt.cli.generation_output import TextWriter
 from dflash_trt.cli.options import (
     FOLDER,
     PromptOptions,
@@ -24,9 +24,8 @@ from dflash_trt.cli.options import (
 )
 from dflash_trt.errors import DflashError
 from dflash_trt.pair import LoadedPair
-from dflash_trt.runtime import Request, SamplingParams, total
+from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.serving.client.client import GenerationRequest
-from dflash_trt.text.prompts import read_texts
 from dflash_trt.tuning.bundle_schedule import AUTO, NONE
 
 LOCAL_OPTIONS = {"bundle", "block_size", "block_schedule", "no_speculation", "view", "threads"}
@@ -91,7 +90,7 @@ def command(
                 stop_strings=stops,
                 ignore_eos=ignore_eos,
             )
-            for text in read_texts(prompts.prompt, prompts.prompt_file, None)
+            for text in prompts.read()
         ]
         generate_remote(address, remote, raw=prompts.raw, as_json=as_json)
         return
@@ -123,9 +122,5 @@ def command(
         pair.check(requests)
         started = time.perf_counter()
         results = pair.run(requests, writer.take)
-        summary = total((result.statistics for result in results), time.perf_counter() - started)
-    if as_json:
-        print_json(results, summary, channels)
-    else:
-        writer.end()
-        print_statistics(results, summary)
+        wall_s = time.perf_counter() - started
+    writer.end(results, wall_s)

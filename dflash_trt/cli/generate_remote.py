@@ -7,9 +7,9 @@ import time
 from contextlib import aclosing
 from urllib.parse import urlsplit
 
-from dflash_trt.cli.generation_output import TextWriter, print_json, print_statistics
+from dflash_trt.cli.generation_output import TextWriter
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import RequestResult, total
+from dflash_trt.runtime import RequestResult
 from dflash_trt.serving.client.client import GenerationRequest, ServedModel
 
 DEFAULT_GRPC_PORT = 8001
@@ -28,12 +28,7 @@ def generate_remote(
     writer = TextWriter(view=False, quiet=as_json, count=len(requests))
     started = time.perf_counter()
     results = asyncio.run(_run(address, requests, writer, raw))
-    summary = total((result.statistics for result in results), time.perf_counter() - started)
-    if as_json:
-        print_json(results, summary)
-    else:
-        writer.end()
-        print_statistics(results, summary)
+    writer.end(results, time.perf_counter() - started)
 
 
 def parse_url(url: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
-from dflash_trt.runtime import RequestResult, TokenEvent, TotalStatistics
+from dflash_trt.cli.options import print_json
+from dflash_trt.runtime import RequestResult, TokenEvent, TotalStatistics, total
 from dflash_trt.text.harmony import HarmonyStream
 
 OpenChannels = Callable[[], HarmonyStream]
@@ -24,6 +24,7 @@ class TextWriter:
         self, *, view: bool, quiet: bool, count: int, channels: OpenChannels | None = None
     ) -> None:
         self._view = view
+        self._channels = channels
         self._answers = [] if channels is None else [_Answer(channels()) for _ in range(count)]
         self._quiet = quiet
         self._count = count
@@ -58,9 +59,14 @@ class TextWriter:
             self._current += 1
             self._began = False
 
-    def end(self) -> None:
-        """Ends the last line."""
-        click.echo()
+    def end(self, results: list[RequestResult], wall_s: float) -> None:
+        """Ends the last line and says how fast it all was; as JSON, texts included, if quiet."""
+        summary = total((result.statistics for result in results), wall_s)
+        if self._quiet:
+            print_results(results, summary, self._channels)
+        else:
+            click.echo()
+            _print_statistics(results, summary)
 
     def _begin(self) -> None:
         if self._count > 1 and not self._began:
@@ -95,7 +101,7 @@ class _Answer:
         return shown + piece.content
 
 
-def print_json(
+def print_results(
     results: list[RequestResult], summary: TotalStatistics, channels: OpenChannels | None = None
 ) -> None:
     """One request's figures, or all requests' and their total."""
@@ -108,10 +114,8 @@ def print_json(
         }
         for result in results
     ]
-    if len(described) == 1:
-        click.echo(json.dumps(described[0], indent=2))
-    else:
-        click.echo(json.dumps({"requests": described, "total": summary.to_json()}, indent=2))
+    several = {"requests": described, "total": summary.to_json()}
+    print_json(described[0] if len(described) == 1 else several)
 
 
 def _describe_text(result: RequestResult, channels: OpenChannels | None) -> dict[str, Any]:
@@ -122,7 +126,7 @@ def _describe_text(result: RequestResult, channels: OpenChannels | None) -> dict
     return {"text": piece.content, "reasoning": piece.reasoning}
 
 
-def print_statistics(results: list[RequestResult], summary: TotalStatistics) -> None:
+def _print_statistics(results: list[RequestResult], summary: TotalStatistics) -> None:
     """A few lines on stderr."""
     reasons = {result.finish_reason for result in results}
     lines = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from dflash_trt.bundle.summary import (
     storage_formats,
     summarize,
 )
-from dflash_trt.cli.options import bundle_argument, json_option, refuse_given
+from dflash_trt.cli.options import bundle_argument, json_option, print_json, refuse_given
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.hardware.gpus import find_gpu
 from dflash_trt.trtllm.record import Deployment, check_deployment, is_deployment, read_deployment
@@ -66,7 +65,7 @@ def command(
         figures: dict[str, Any] = summarize(manifest, batch, context)
         figures["fit"] = None if fit is None else fit.to_json()
         figures["block_schedule"] = None if schedule is None else schedule.to_json()
-        click.echo(json.dumps({**figures, "verified": checks}, indent=2))
+        print_json({**figures, "verified": checks})
         return
     for line in _describe(manifest, estimate_memory(manifest, batch, context)):
         click.echo(line)
@@ -172,7 +171,7 @@ def _inspect_deployment(folder: Path, *, as_json: bool) -> None:
     deployment = read_deployment(folder)
     checked = check_deployment(folder, deployment)
     if as_json:
-        click.echo(json.dumps({**deployment.model_dump(), "files_checked": checked}, indent=2))
+        print_json({**deployment.model_dump(), "files_checked": checked})
         return
     for line in _describe_deployment(deployment):
         click.echo(line)

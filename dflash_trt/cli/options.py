@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -14,9 +16,8 @@ from click.core import ParameterSource
 from dflash_trt.errors import DflashError
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.speculation.schedule import BlockSchedule
-from dflash_trt.text.prompts import encode_prompts
+from dflash_trt.text.prompts import encode_prompts, read_texts
 from dflash_trt.text.tokenizer import BundleTokenizer
-from dflash_trt.tuning.bundle_schedule import note_threads
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,10 +25,11 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
-def option_group(name: str, kind: type[Any], *options: Callable[[F], F]) -> Callable[[F], F]:
+def option_group(name: str, kind: type[Any], *options: Callable[[Any], Any]) -> Callable[[F], F]:
     """Adds `options` to a command, which gets their values as `name`, an instance of `kind`.
 
-    `kind` is a dataclass with a field for each option, of the option's parameter name.
+    `kind` is a dataclass with a field for each option, of the option's parameter name. Its fields
+    may be groups too, which stand above it.
     """
     taken = [field.name for field in fields(kind)]
 
@@ -56,7 +58,11 @@ class PromptOptions:
 
     def encode(self, tokenizer: BundleTokenizer, default: Path | None = None) -> list[list[int]]:
         """Token ids of the prompts, those of the file `default` if none are given."""
-        return encode_prompts(tokenizer, self.prompt, self.prompt_file, default, raw=self.raw)
+        return encode_prompts(tokenizer, self.read(default), raw=self.raw)
+
+    def read(self, default: Path | None = None) -> list[str]:
+        """The prompts as text, likewise."""
+        return read_texts(self.prompt, self.prompt_file, default)
 
 
 prompt_options = option_group(
@@ -94,6 +100,11 @@ block_schedule_option = click.option(
     show_default=True,
     help="Block size by batch: the bundle's own from `tune`, none, or that in a file.",
 )
+
+
+def print_json(value: Any) -> None:
+    """Prints `value` as JSON, which has no NaN and no infinity: their names instead."""
+    click.echo(json.dumps(_finite(value), indent=2))
 
 
 def refuse_given(context: click.Context, names: Collection[str], what: str) -> None:
@@ -137,6 +148,18 @@ def parse_numbers(text: str, option: str) -> list[float]:
 
 def show_thread_note(schedule: BlockSchedule | None, threads: int) -> None:
     """Says on stderr when a schedule was measured with another number of CPU threads."""
-    note = note_threads(schedule, threads)
-    if note is not None:
-        click.echo(f"note: {note}", err=True)
+    measured = None if schedule is None else schedule.measured
+    if measured is not None and measured.threads != threads:
+        click.echo(
+            f"note: the block schedule was measured with --threads {measured.threads}, not "
+            f"{threads}: `dflash-trt tune --threads {threads}` measures again",
+            err=True,
+        )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

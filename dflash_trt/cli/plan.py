@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
-from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers
+from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers, print_json
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import Gpu, find_gpu, gpu_names
 from dflash_trt.memory.gpus import GpuLayout
@@ -115,7 +114,7 @@ def command(
     elif measured is not None:
         raise DflashError("is drawn, which needs -o", where="--measured", usage=True)
     if as_json:
-        click.echo(json.dumps(_to_json(plan, stored), indent=2))
+        print_json(_to_json(plan, stored))
     else:
         _print(plan, stored)
 

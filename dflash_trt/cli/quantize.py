@@ -17,8 +17,8 @@ from dflash_trt.checkpoints.draft import DraftSpec, read_draft
 from dflash_trt.checkpoints.folder import read_config
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import TargetSpec, read_target
-from dflash_trt.cli.convert_experts import BF16, convert, interruption_note
-from dflash_trt.cli.options import FILE, FOLDER, json_option
+from dflash_trt.cli.convert_experts import BF16, convert, describe_files, interruption_note
+from dflash_trt.cli.options import FILE, FOLDER, json_option, print_json
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.checkpoint import quantize_checkpoint
@@ -128,7 +128,7 @@ def command(
         with interruption_note(output):
             written = quantize_checkpoint(spec, options, activations, output, bars)
     if as_json:
-        click.echo(json.dumps(_to_json(written), indent=2))
+        print_json(_to_json(written))
     else:
         click.echo(_describe(written))
 
@@ -163,12 +163,7 @@ def _describe(written: Rewritten) -> str:
 def _to_json(written: Rewritten) -> dict[str, Any]:
     worst = max(written.errors, key=written.errors.__getitem__)
     return {
-        "output": str(written.folder),
-        "algorithm": written.algorithm,
-        "source_bytes": written.source_bytes,
-        "bytes": written.bytes,
-        "shards": written.shards,
-        "resumed_shards": written.resumed_shards,
+        **describe_files(written, algorithm=written.algorithm),
         "linears": len(written.errors),
         "kept": list(written.kept),
         "relative_error": {

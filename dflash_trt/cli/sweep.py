@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers
+from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers, print_json
 from dflash_trt.errors import DflashError
 
 if TYPE_CHECKING:
@@ -35,14 +34,14 @@ _COUNT = click.IntRange(1)
 @click.option("--baseline", help="The configuration others are compared with.  [default: first]")
 @click.option(
     "--input-file",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     help='Prompts: .jsonl with a "prompt" each, or a local SPEED-Bench split.',
 )
 @click.option("--dataset", type=click.Choice(["prompts", "speed-bench"]), help="What that is.")
 @click.option("--category", "categories", multiple=True, help="SPEED-Bench category; repeatable.")
 @click.option(
     "--tokenizer",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     help="tokenizer.json, checkpoint or bundle; for --isl, and servers that tell no counts.",
 )
 @click.option("--isl", type=_COUNT, help="Input tokens of every prompt.  [default: its own]")
@@ -55,11 +54,16 @@ _COUNT = click.IntRange(1)
 @click.option("--concurrency", help="Closed loop: streams, as 1,2,4.  [default: 1,2,4,8,16]")
 @click.option("--request-rate", help="Open loop: requests/s at Poisson arrivals, as 0.5,2.")
 @click.option("--request-count", type=_COUNT, help="Per run.  [default: 10 × concurrency]")
-@click.option("--duration", type=float, help="Send for so many seconds instead.")
+@click.option("--duration", "duration_s", type=float, help="Send for so many seconds instead.")
 @click.option("--warmup", type=click.IntRange(0), help="Requests before.  [default: concurrency]")
 @click.option("--repeats", type=_COUNT, help="Runs of every point.  [default: 3]")
 @click.option("--goodput", help="Limits of a good request in ms, as ttft:200,tpot:20,e2e:3000.")
-@click.option("--timeout", type=float, help="Seconds until a request has failed.  [default: 600]")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    help="Seconds until a request has failed.  [default: 600]",
+)
 @click.option(
     "--interactivity", help="Also say the throughput at so many tokens/s per user, as 100,500."
 )
@@ -101,11 +105,8 @@ def command(
     points = store.points()
     answers = [answer(points, target, settings.baseline_name) for target in targets]
     if as_json:
-        shown = {
-            "points": [point.to_json() for point in points],
-            "answers": [one.to_json() for one in answers],
-        }
-        click.echo(json.dumps(shown, indent=2))
+        shown = [point.to_json() for point in points]
+        print_json({"points": shown, "answers": [one.to_json() for one in answers]})
     else:
         _print(points, answers)
     for point in points:
@@ -117,9 +118,6 @@ def _collect(given: dict[str, Any]) -> dict[str, Any]:
     """The sweep's keys that the command line sets."""
     flags = {key: value for key, value in given.items() if value not in (None, ())}
     one = {key: flags.pop(key) for key in ("name", "url", "model", "kind", "gpus") if key in flags}
-    for key in ("input_file", "tokenizer"):
-        if key in flags:
-            flags[key] = str(flags[key])
     if "concurrency" in flags:
         flags["concurrency"] = [
             _whole(number) for number in parse_numbers(flags["concurrency"], "--concurrency")
@@ -128,9 +126,6 @@ def _collect(given: dict[str, Any]) -> dict[str, Any]:
         flags["request_rate"] = parse_numbers(flags["request_rate"], "--request-rate")
     if "goodput" in flags:
         flags["goodput"] = _limits(flags["goodput"])
-    for flag, key in (("duration", "duration_s"), ("timeout", "timeout_s")):
-        if flag in flags:
-            flags[key] = flags.pop(flag)
     if one:
         if "url" not in one:
             raise DflashError("a configuration needs its --url", usage=True)

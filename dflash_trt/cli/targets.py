@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
+from dflash_trt.cli.options import json_option, print_json
 from dflash_trt.config import (
     BuildConfig,
     HardwareProfile,
@@ -16,7 +15,7 @@ from dflash_trt.config import (
 
 
 @click.command("targets", short_help="List the configurations that `build --target` knows.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(as_json: bool) -> None:
     """List the configurations that `build --target` knows, and public pairs that it does not."""
     configs = {name: load_config(name)[0] for name in target_names()}
@@ -27,7 +26,7 @@ def command(as_json: bool) -> None:
             for name, one in configs.items()
         }
         shown |= {name: {"supported": False, "reason": why} for name, why in missing.items()}
-        click.echo(json.dumps(shown, indent=2))
+        print_json(shown)
         return
     width = max(map(len, configs), default=0)
     for name, config in configs.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from dflash_trt.cli.options import (
     bundle_argument,
     json_option,
     parse_counts,
+    print_json,
     prompt_options,
     refuse_given,
     sampling_options,
@@ -148,7 +148,7 @@ def command(
     elif written is not None:
         write_schedule(opened, schedule)
     if as_json:
-        click.echo(json.dumps(_to_json(schedule, written), indent=2))
+        print_json(_to_json(schedule, written))
         return
     for line in _describe(schedule):
         click.echo(line)

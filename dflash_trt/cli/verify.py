@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from statistics import median
@@ -22,6 +21,7 @@ from dflash_trt.cli.options import (
     bundle_argument,
     json_option,
     parse_counts,
+    print_json,
     prompt_options,
     refuse_given,
     sampling_options,
@@ -228,14 +228,10 @@ def _print_json(reports: list[ModeReport], speed: Speed, failed: bool) -> None:
             "identical": report.difference is None,
             "lossless": report.is_lossless,
             "ties": [dataclasses.asdict(tie) for tie in report.ties],
-            "noise": _finite(report.noise),
+            "noise": report.noise,
             "tokens": report.tokens,
             "logits": report.logits,
-            "difference": None
-            if report.difference is None
-            else {
-                key: _finite(value) for key, value in dataclasses.asdict(report.difference).items()
-            },
+            "difference": report.difference and dataclasses.asdict(report.difference),
             "statistics": report.statistics.to_json(),
         }
         for report in reports
@@ -245,9 +241,4 @@ def _print_json(reports: list[ModeReport], speed: Speed, failed: bool) -> None:
         "dflash_tokens_per_second": list(speed.speculative),
         "speedup": speed.speedup if speed.ratios else None,
     }
-    click.echo(json.dumps({"lossless": not failed, "modes": modes, "speed": timing}, indent=2))
-
-
-def _finite(value: object) -> object:
-    """JSON has no NaN and no infinity: their names instead."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    print_json({"lossless": not failed, "modes": modes, "speed": timing})

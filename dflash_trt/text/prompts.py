@@ -44,7 +44,7 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def read_texts(
-    prompt: str | None, prompt_file: Path | None, default_file: Path | None
+    prompt: str | None, prompt_file: Path | None, default_file: Path | None = None
 ) -> list[str]:
     """The prompts asked for, as text.
 
@@ -68,20 +68,8 @@ def read_texts(
     return texts
 
 
-def encode_prompts(
-    tokenizer: BundleTokenizer,
-    prompt: str | None,
-    prompt_file: Path | None,
-    default_file: Path | None,
-    *,
-    raw: bool,
-) -> list[list[int]]:
-    """Token ids of the prompts asked for, through the chat template where there is one.
-
-    Raises:
-        DflashError: both or neither given, an empty prompt, a file that cannot be used.
-    """
-    texts = read_texts(prompt, prompt_file, default_file)
+def encode_prompts(tokenizer: BundleTokenizer, texts: list[str], *, raw: bool) -> list[list[int]]:
+    """Token ids of prompts, through the chat template where there is one and not `raw`."""
     if tokenizer.chat_template is not None and not raw:
         return tokenizer.encode_chats(texts)
     return [tokenizer.encode(text) for text in texts]
@@ -99,7 +87,7 @@ def encode_calibration(folder: Path, file: Path) -> list[list[int]]:
             where=folder,
             fix="download the checkpoint's tokenizer",
         )
-    return encode_prompts(BundleTokenizer(folder), None, file, None, raw=False)
+    return encode_prompts(BundleTokenizer(folder), read_texts(None, file), raw=False)
 
 
 def _read_line(line: str, where: str) -> str:

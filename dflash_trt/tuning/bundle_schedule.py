@@ -53,16 +53,6 @@ def write_schedule(bundle: Bundle, schedule: BlockSchedule) -> Bundle:
     return attach_file(bundle, SCHEDULE_NAME, encode_schedule(schedule))
 
 
-def note_threads(schedule: BlockSchedule | None, threads: int) -> str | None:
-    """A warning if the schedule was measured with another number of threads, else None."""
-    if schedule is None or schedule.measured is None or schedule.measured.threads == threads:
-        return None
-    return (
-        f"the block schedule was measured with --threads {schedule.measured.threads}, not "
-        f"{threads}: `dflash-trt tune --threads {threads}` measures again"
-    )
-
-
 def encode_schedule(schedule: BlockSchedule) -> bytes:
     """The content of a schedule's file."""
     return (json.dumps(schedule.to_json(), indent=1) + "\n").encode()

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from dflash_trt.cli.generation_output import TextWriter, print_json
+from dflash_trt.cli.generation_output import TextWriter, print_results
 from dflash_trt.runtime import TokenEvent, total
 from dflash_trt.text.harmony import HarmonyFormat
 from tests.serving.fronts import result_of
@@ -39,9 +39,9 @@ def test_reasoning_stands_before_the_answer(capsys: pytest.CaptureFixture[str]) 
 def test_json_has_both(capsys: pytest.CaptureFixture[str]) -> None:
     result = replace(result_of("x"), token_ids=tuple(encode(ANALYSIS + FINAL)))
     summary = total([result.statistics], 1.0)
-    print_json([result], summary, OPEN)
+    print_results([result], summary, OPEN)
     described = json.loads(capsys.readouterr().out)
     assert (described["text"], described["reasoning"]) == ("2 + 2 ", REASONING)
-    print_json([result], summary)
+    print_results([result], summary)
     plain = json.loads(capsys.readouterr().out)
     assert plain["text"] == "x" and "reasoning" not in plain
