@@ -54,7 +54,7 @@ _engines = option_group(
     ),
 )
 _precision = option_group(
-    "precisions",
+    "precision",
     PrecisionOptions,
     click.option(
         "--precision",
@@ -192,18 +192,8 @@ _output = option_group(
 @_caches
 @_deployment
 @_output
-def command(
-    target: str,
-    executor: str,
-    profile: str | None,
-    checkpoints: Checkpoints,
-    engines: EngineRequest,
-    precisions: PrecisionOptions,
-    limits: LimitOptions,
-    caches: CacheOptions,
-    deployment: DeploymentRequest,
-    output: OutputOptions,
-) -> None:
+@option_group("request", BuildRequest)
+def command(request: BuildRequest) -> None:
     """Turn a target and a draft checkpoint into a bundle.
 
     A bundle is a folder with the pair's graphs, its weights (linked, not copied, where the
@@ -214,18 +204,6 @@ def command(
     EAGLE-3 and autoregressive decoding of the pair on a hardware profile. Checkpoints may stay
     names on the hub.
     """
-    request = BuildRequest(
-        target=target,
-        executor=executor,
-        profile=profile,
-        checkpoints=checkpoints,
-        limits=limits,
-        precision=precisions,
-        caches=caches,
-        engines=engines,
-        deployment=deployment,
-        output=output,
-    )
     with StageBars() as bars:
         built = build(request, bars)
     if isinstance(built, BuiltBundle):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import tempfile
 import time
 from collections.abc import Generator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -29,7 +27,6 @@ from dflash_trt.serving.server.launcher import (
 )
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
 from dflash_trt.serving.server.service import Service
-from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.tuning.bundle_schedule import AUTO
 
 PORT = click.IntRange(0, 65535)
@@ -86,9 +83,11 @@ async def _serve(options: ServerOptions, openai_port: int | None) -> int:
     started = time.monotonic()
     async with AsyncExitStack() as stack:
         # What can be wrong with the front is said before a server starts.
-        plan = None if openai_port is None else _plan_front(options, openai_port)
-        if plan is not None:
-            stack.enter_context(plan.bound)
+        bound = None
+        if openai_port is not None:
+            bundle = open_bundle(options.repository / BUNDLE_FOLDER)
+            tokenizer = load_tokenizer(bundle)
+            bound = stack.enter_context(bind_port(options.host, openai_port, "--openai-port"))
         service = stack.enter_context(Service())
         server = stack.enter_context(TritonServer(options))
         click.secho(f"starting {server.origin}", err=True, dim=True)
@@ -98,12 +97,12 @@ async def _serve(options: ServerOptions, openai_port: int | None) -> int:
             f"metrics  http://{server.addresses.metrics}/metrics",
         ]
         front = None
-        if plan is not None:
-            model = ServedModel(server.addresses.grpc)
+        if bound is not None:
+            model, name = ServedModel(server.addresses.grpc), bundle.manifest.name
             stack.push_async_callback(model.close)
-            front = plan.open(model, options.exit_timeout_s)
-            address = client_address(options.host, plan.bound.getsockname()[1])
-            lines.append(f"OpenAI   http://{address}/v1 (model {plan.name})")
+            front = OpenAiServer(name, model, tokenizer, bound, options.exit_timeout_s)
+            address = client_address(options.host, bound.getsockname()[1])
+            lines.append(f"OpenAI   http://{address}/v1 (model {name})")
 
         def show() -> None:
             click.echo(f"ready after {time.monotonic() - started:.1f} s")
@@ -111,27 +110,6 @@ async def _serve(options: ServerOptions, openai_port: int | None) -> int:
                 click.echo(line)
 
         return await service.run(server, front, show)
-
-
-@dataclass(frozen=True, slots=True)
-class _FrontPlan:
-    """An OpenAI front that only waits for its model server."""
-
-    name: str
-    tokenizer: BundleTokenizer
-    bound: socket.socket
-
-    def open(self, model: ServedModel, exit_timeout_s: int) -> OpenAiServer:
-        return OpenAiServer(self.name, model, self.tokenizer, self.bound, exit_timeout_s)
-
-
-def _plan_front(options: ServerOptions, port: int) -> _FrontPlan:
-    """Raises DflashError: no bundle in the repository, no tokenizer in it, or a taken port."""
-    bundle = open_bundle(options.repository / BUNDLE_FOLDER)
-    tokenizer = load_tokenizer(bundle)
-    return _FrontPlan(
-        bundle.manifest.name, tokenizer, bind_port(options.host, port, "--openai-port")
-    )
 
 
 @contextmanager
