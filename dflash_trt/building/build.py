@@ -72,8 +72,7 @@ def build(request: BuildRequest, progress: Progress) -> BuiltBundle | BuiltDeplo
         assert name is not None
         return build_deployment(request, config, path, name, progress)
     refuse_deployment_options(request.deployment)
-    choose = _choose_engines if request.executor in LIBRARIES else _choose_cpu
-    recipe, engines = choose(request, config, path, profile)
+    recipe, engines = _choose_precision(request, config, path, profile)
     return _write_bundle(request, config, path, recipe, engines, progress)
 
 
@@ -102,32 +101,25 @@ def _profile_arch(profile: HardwareProfile, executor: str, arch: str | None) -> 
     return find_gpu(profile.gpu).arch
 
 
-def _choose_cpu(
+def _choose_precision(
     request: BuildRequest, config: BuildConfig, path: Path, profile: HardwareProfile | None
-) -> tuple[PrecisionRecipe, None]:
-    if profile is not None:
-        _profile_arch(profile, request.executor, None)  # which refuses: a CPU is no GPU
-    recipe = choose_recipe(config, path, request.precision, engines=False)
-    _refuse_tensorrt_options(request)
-    refuse_options(
-        {"--arch": request.engines.arch},
-        f"{request.engines.arch!r} is for engines; the CPU executor runs the graphs themselves",
-        f"add --executor {TENSORRT_RTX.executor}, or leave it out",
-    )
-    return recipe, None
-
-
-def _choose_engines(
-    request: BuildRequest, config: BuildConfig, path: Path, profile: HardwareProfile | None
-) -> tuple[PrecisionRecipe, EngineOptions]:
-    wanted, library = request.engines, LIBRARIES[request.executor]
+) -> tuple[PrecisionRecipe, EngineOptions | None]:
+    """What is computed and quantised, and with what engines."""
+    wanted, library = request.engines, LIBRARIES.get(request.executor)
     arch = wanted.arch
     if profile is not None:
         arch = _profile_arch(profile, request.executor, arch)
-    recipe = choose_recipe(config, path, request.precision, engines=True)
-    if library.is_rtx:
+    recipe = choose_recipe(config, path, request.precision, engines=library is not None)
+    if library is None or library.is_rtx:
         _refuse_tensorrt_options(request)
-    elif arch is None:
+    if library is None:
+        refuse_options(
+            {"--arch": arch},
+            f"{arch!r} is for engines; the CPU executor runs the graphs themselves",
+            f"add --executor {TENSORRT_RTX.executor}, or leave it out",
+        )
+        return recipe, None
+    if arch is None and not library.is_rtx:
         load_library(library)
         arch = local_arch()
     found = find_arch(arch or DEFAULT_ARCH, library)
