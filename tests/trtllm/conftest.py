@@ -1,7 +1,9 @@
-"""The command line, and a tiny pair whose configuration has a hardware profile."""
+"""The command line, a tiny pair with a hardware profile, and what a deployment needs beside it."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ PROFILES = """\
 profiles:
   one: {gpu: b200, max_batch: 4, max_seq_len: 64}
 """
+QWEN3 = ("build", "--executor", "trtllm", "--target", "qwen3-8b", "--profile", "b200x1")
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +27,37 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with path.open("a", encoding="utf-8") as file:
         file.write(PROFILES)
     return path
+
+
+def write_schedule(path: Path, blocks: Sequence[tuple[int, int]], executor: str = "cpu") -> Path:
+    """A block schedule of (max_batch, block_size) as `tune` writes it, measured on `executor`."""
+    entries = [{"max_batch": batch, "block_size": block} for batch, block in blocks]
+    record = {"schema_version": 1, "blocks": entries, "executor": executor}
+    path.write_text(json.dumps(record), encoding="utf-8")
+    return path
+
+
+def install_tensorrt_llm(
+    folder: Path, model: str, launcher: str, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """`environment` with a TensorRT-LLM below `folder`, as far as serve-triton.sh looks.
+
+    Args:
+        model: its Triton model's model.py.
+        launcher: the script that starts a server.
+    """
+    package, models = folder / "python" / "tensorrt_llm", folder / "llmapi" / "tensorrt_llm" / "1"
+    launch = folder / "bin" / "trtllm-llmapi-launch"
+    for made in (package, models, launch.parent):
+        made.mkdir(parents=True)
+    (package / "__init__.py").write_text("print('a banner')\n__version__ = '1.4.0rc1'\n")
+    (models / "model.py").write_text(model)
+    launch.write_text(f"#!/bin/sh\n{launcher}\n")
+    launch.chmod(0o755)
+    return {
+        **environment,
+        "PATH": f"{launch.parent}:{environment['PATH']}",
+        "PYTHONPATH": str(package.parent),
+        "LLMAPI": str(folder / "llmapi"),
+        "TMPDIR": str(folder),
+    }

@@ -10,7 +10,7 @@ import pytest
 
 from dflash_trt import __version__
 from dflash_trt.cli.main import main
-from tests.trtllm.schedules import write_schedule
+from tests.trtllm.conftest import write_schedule
 
 GOLDEN = Path(__file__).parent / "golden"
 BLOCKS = [(4, 16), (16, 8), (64, 1)]

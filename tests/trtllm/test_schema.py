@@ -21,6 +21,7 @@ from dflash_trt.trtllm.versions import (
     find_version,
     load_native,
 )
+from tests.trtllm.conftest import QWEN3
 
 OLD, NEW = "1.3.0rc27", "1.4.0rc1"
 DFLASH = {"decoding_type": "DFlash", "max_draft_len": 9, "speculative_model": "z-lab/x"}
@@ -189,6 +190,5 @@ def test_a_build_asks_them(monkeypatch: pytest.MonkeyPatch, run: Any, tmp_path: 
     monkeypatch.setitem(sys.modules, "tensorrt_llm", package)
     monkeypatch.setitem(sys.modules, "tensorrt_llm.llmapi", llmapi)
     output = tmp_path / "deployment"
-    common = ["build", "--executor", "trtllm", "--target", "qwen3-8b", "--profile", "b200x1"]
-    run(*common, "-o", output).fails(2, "the tensorrt_llm installed here has no field")
+    run(*QWEN3, "-o", output).fails(2, "the tensorrt_llm installed here has no field")
     assert not output.exists()

@@ -25,7 +25,7 @@ from dflash_trt.serving.server.tritonserver import (
     prepare_backends,
     server_environment,
 )
-from tests.trtllm.conftest import Run
+from tests.trtllm.conftest import QWEN3, Run, install_tensorrt_llm
 from tests.waiting import PATIENCE_S, wait_until
 
 MODEL = """
@@ -76,29 +76,15 @@ def url(run: Run, tmp_path: Path) -> Iterator[str]:
             raise
         pytest.skip(error.message)
     output = tmp_path / "deployment"
-    build = ["build", "--executor", "trtllm", "--target", "qwen3-8b", "--profile", "b200x1"]
-    assert run(*build, "-o", output).code == 0
-    model, package = tmp_path / "llmapi" / "tensorrt_llm" / "1", tmp_path / "python/tensorrt_llm"
-    binaries = tmp_path / "bin"
-    for folder in (model, package, binaries):
-        folder.mkdir(parents=True)
-    (model / "model.py").write_text(MODEL)
-    (package / "__init__.py").write_text("__version__ = '1.4.0rc1'\n")
+    run.well(*QWEN3, "-o", output)
     # Held until the server listens: nobody else may take them meanwhile.
     held = {name: bind_port("127.0.0.1", 0, name) for name in ("http", "grpc", "metrics")}
     ports = {name: one.getsockname()[1] for name, one in held.items()}
     options = [*prepare_backends(binary, tmp_path), "--exit-timeout-secs=2"]
     options += [f"--backend-config=python,shm-region-prefix-name={tmp_path.name}{os.getpid()}"]
     options += [f"--{name}-port={port}" for name, port in ports.items()]
-    launch = binaries / "trtllm-llmapi-launch"
-    launch.write_text(f'#!/bin/sh\nshift\nexec {binary.path} "$@" {" ".join(options)}\n')
-    launch.chmod(0o755)
-    environment = server_environment(binary) | {
-        "LLMAPI": str(tmp_path / "llmapi"),
-        "PYTHONPATH": str(package.parent),
-        "TMPDIR": str(tmp_path),
-    }
-    environment["PATH"] = f"{binaries}:{environment['PATH']}"
+    launcher = f'shift\nexec {binary.path} "$@" {" ".join(options)}'
+    environment = install_tensorrt_llm(tmp_path, MODEL, launcher, server_environment(binary))
     with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen(
             [output / "serve-triton.sh", "dflash"],
