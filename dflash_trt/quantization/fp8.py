@@ -1,7 +1,7 @@
-"""FP8: E4M3 codes with one float32 scale per tensor, for weights and for activations.
+"""FP8: E4M3 codes with one float32 scale per tensor.
 
-Every operation is one float32 operation in the order written: graphs and kernels are compared with
-this. docs/design/quantised-linears.md has the formulas, and where ModelOpt rounds otherwise.
+Every operation is one float32 operation in the order written, as in graphs and kernels.
+docs/design/quantised-linears.md has the formulas, and where ModelOpt rounds otherwise.
 """
 
 from __future__ import annotations
@@ -26,11 +26,3 @@ def quantize_fp8(values: Float32, scale: np.float32) -> Codes:
 def dequantize_fp8(codes: Codes, scale: np.float32) -> Float32:
     """The values that codes stand for, float32, in their shape."""
     return decode_e4m3(codes) * scale
-
-
-def quantize_activation_fp8(values: Float32, input_scale: np.float32) -> Float32:
-    """What a linear with FP8 inputs sees of `values`: rounded to codes and back.
-
-    Infinities become ±448 · input_scale; NaN stays NaN.
-    """
-    return dequantize_fp8(quantize_fp8(values, input_scale), input_scale)

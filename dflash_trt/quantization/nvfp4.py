@@ -1,7 +1,7 @@
 """NVFP4: E2M1 codes, an E4M3 scale per 16 columns, one float32 scale per tensor.
 
-Every operation is one float32 operation in the order written: graphs and kernels are compared with
-this. docs/design/quantised-linears.md has the formulas, and how weights and activations differ.
+Every operation is one float32 operation in the order written, as in graphs and kernels.
+docs/design/quantised-linears.md has the formulas, and how weights and activations differ.
 """
 
 from __future__ import annotations
@@ -40,28 +40,19 @@ def quantize_nvfp4(values: Float32, global_scale: np.float32) -> tuple[Codes, Co
     scales[scales == 0] = 1
     np.maximum(scales, np.float32(E4M3_SMALLEST), out=scales)
     block_codes = encode_e4m3(scales)
-    codes = _codes(blocks, decode_e4m3(block_codes) * global_scale)
+    steps = decode_e4m3(block_codes) * global_scale
+    divisors = np.where(steps == 0, np.float32(np.inf), steps)  # of values that underflow: zeros
+    with np.errstate(over="ignore"):
+        codes = encode_e2m1(blocks / divisors[..., None])
     return pack_e2m1(codes.reshape(values.shape)), block_codes
 
 
 def dequantize_nvfp4(packed: Codes, block_codes: Codes, global_scale: np.float32) -> Float32:
     """Weights [..., K] in float32 from packed codes [..., K/2] and scales [..., K/16]."""
     steps = decode_e4m3(block_codes) * global_scale
-    return _scaled(decode_packed_e2m1(packed), steps)
-
-
-def quantize_activation_nvfp4(values: Float32, input_scale: np.float32) -> Float32:
-    """What a linear with NVFP4 inputs sees of `values` [..., K]: rounded to codes and back.
-
-    Each row's block scales come from the row itself, so no row depends on another. Infinities
-    become the largest value of their block; a NaN makes its whole block NaN.
-    """
-    blocks = values.reshape(*values.shape[:-1], -1, BLOCK)
-    with np.errstate(over="ignore"):  # what overflows is clipped
-        block_codes = encode_e4m3(_block_amax(blocks) / (np.float32(E2M1_MAX) * input_scale))
-    steps = decode_e4m3(block_codes) * input_scale
-    packed = pack_e2m1(_codes(blocks, steps).reshape(values.shape))
-    return _scaled(decode_packed_e2m1(packed), steps)
+    values = decode_packed_e2m1(packed).reshape(*steps.shape, BLOCK)
+    values *= steps[..., None]
+    return values.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
 def _block_amax(blocks: Float32) -> Float32:
@@ -70,16 +61,3 @@ def _block_amax(blocks: Float32) -> Float32:
     while largest.shape[-1] > 1:
         largest = np.maximum(largest[..., 0::2], largest[..., 1::2])
     return largest[..., 0]
-
-
-def _codes(blocks: Float32, steps: Float32) -> Codes:
-    """E2M1 codes of blocks [..., N, 16] in units of `steps` [..., N]; 0 where the step is 0."""
-    divisors = np.where(steps == 0, np.float32(np.inf), steps)
-    with np.errstate(over="ignore"):
-        return encode_e2m1(blocks / divisors[..., None])
-
-
-def _scaled(codes: Float32, steps: Float32) -> Float32:
-    blocks = codes.reshape(*steps.shape, BLOCK)
-    blocks *= steps[..., None]
-    return blocks.reshape(codes.shape)
