@@ -68,31 +68,20 @@ def attach_draft(recipe: TrainingRecipe, target: Qwen3ForCausalLM) -> Any:
     model.config.num_orig_hidden_layers = model.config.num_hidden_layers
     speculative.convert(model, [("dflash", draft_options(recipe))])
     taps = list(recipe.draft_taps)
-    if max(taps) >= target.config.num_hidden_layers or sorted(set(taps)) != taps:
-        raise DflashError(
-            f"taps {taps} are not ascending layers of a {target.config.num_hidden_layers}-layer"
-            " target",
-            where="Recipe.draft_taps",
-        )
     model.target_layer_ids = taps
     model.dflash_config.target_layer_ids = taps
     model.dflash_module = model._build_draft_module(model.dflash_config)
     # ModelOpt 0.47 builds this lazily with an argument that transformers 5.23 no longer takes.
     rotary = training_module("transformers.models.qwen3.modeling_qwen3").Qwen3RotaryEmbedding
     model.dflash_module.rotary_emb = rotary(config=model.dflash_config)
-    sharpen(model.dflash_module, recipe.qk_norm_start)
+    start_at = training_module("torch").nn.init.constant_
+    for name, weight in model.dflash_module.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            # With small heads, a start at 1 keeps attention near flat.
+            start_at(weight, recipe.qk_norm_start)
     for name, parameter in model.named_parameters():
         parameter.requires_grad = name.startswith("dflash_module.")
     return model
-
-
-def sharpen(module: Any, scale: float) -> None:
-    """Start the query and key norms at `scale`: with small heads, 1 keeps attention near flat."""
-    torch = training_module("torch")
-    for part in module.modules():
-        for norm in (getattr(part, "q_norm", None), getattr(part, "k_norm", None)):
-            if norm is not None:
-                torch.nn.init.constant_(norm.weight, scale)
 
 
 def tapped_features(recipe: TrainingRecipe, target: Qwen3ForCausalLM, ids: Tensor) -> Tensor:
@@ -102,19 +91,6 @@ def tapped_features(recipe: TrainingRecipe, target: Qwen3ForCausalLM, ids: Tenso
         states = target.model(input_ids=ids, output_hidden_states=True).hidden_states
     features: Tensor = torch.cat([states[tap + 1] for tap in recipe.draft_taps], dim=-1)
     return features
-
-
-def draft_loss(model: Any, ids: Tensor, labels: Tensor, features: Tensor) -> Tensor:
-    """The paper's loss of one batch, at anchors drawn now.
-
-    Args:
-        ids: [rows, length] int64, length a multiple of the block size.
-        labels: ids, or -100 where no anchor and no loss may fall (the prompt).
-        features: [rows, length, taps * hidden] float32.
-    """
-    outputs = {"aux_hidden_states": features, "base_model_hidden_states": features}
-    loss: Tensor = model(input_ids=ids, labels=labels, base_model_outputs=outputs).loss
-    return loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +165,11 @@ def train_draft(
             if len(order) < stage.rows:
                 order = torch.randperm(len(rows.ids), generator=generator)
             some, order = order[: stage.rows], order[stage.rows :]
-            loss = draft_loss(model, rows.ids[some], rows.labels[some], rows.features[some].float())
+            features = rows.features[some].float()
+            outputs = {"aux_hidden_states": features, "base_model_hidden_states": features}
+            loss = model(
+                input_ids=rows.ids[some], labels=rows.labels[some], base_model_outputs=outputs
+            ).loss  # at anchors drawn now
             optimizer.step(loss, rate(stage, step))
             progress(f"draft stage {number + 1}", step + 1, stage.steps, loss.item())
     return model
