@@ -14,8 +14,8 @@ from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantization import LinearFormat
 from dflash_trt.checkpoints.quantized_weights import (
-    count_kv_scales,
     count_parameters,
+    is_kv_scale,
     is_scale,
     quantized_linears,
 )
@@ -327,7 +327,7 @@ def _quantization(spec: DecoderSpec) -> QuantizationSummary | None:
         linears=dict(Counter(quantized_linears(spec.weights).values())),
         excluded=list(stated.excluded),
         kv_cache=stated.kv_cache_algorithm,
-        kv_scales=count_kv_scales(spec.checkpoint.tensors),
+        kv_scales=sum(map(is_kv_scale, spec.checkpoint.tensors)),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.folder import Checkpoint
 from dflash_trt.checkpoints.quantization import Quantization
 from dflash_trt.checkpoints.rope import RopeSpec
@@ -40,14 +39,6 @@ class DecoderSpec:
         return len(self.sizes.layers)
 
     @property
-    def num_heads(self) -> int:
-        return self.sizes.layer.heads
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.sizes.layer.kv_heads
-
-    @property
     def head_dim(self) -> int:
         return self.sizes.layer.head_dim
 
@@ -62,11 +53,3 @@ class DecoderSpec:
     @property
     def experts(self) -> ExpertSizes | None:
         return self.sizes.experts
-
-
-def read_norm_eps(config: ConfigFields) -> float:
-    return config.number("rms_norm_eps", 1e-6, high=1.0)
-
-
-def read_max_positions(config: ConfigFields) -> int:
-    return config.integer("max_position_embeddings")

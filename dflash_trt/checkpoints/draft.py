@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.decoder import DecoderSpec, read_max_positions, read_norm_eps
+from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.families import (
     DRAFT_ARCHITECTURES,
     DRAFT_DEFAULT_HEAD_DIM,
     DRAFT_WEIGHTS,
+    NORM_EPS,
 )
 from dflash_trt.checkpoints.folder import CONFIG_NAME, open_checkpoint, read_config
 from dflash_trt.checkpoints.layer_types import read_layer_attention
@@ -82,9 +83,9 @@ def read_draft(folder: str | Path) -> DraftSpec:
     _refuse_variants(config, inner)
     quantization = read_quantization(config)
     sizes = read_sizes(config, DRAFT_DEFAULT_HEAD_DIM)
-    rms_norm_eps, max_positions = read_norm_eps(config), read_max_positions(config)
-    attention = read_layer_attention(config, inner, len(sizes.layers))
-    sizes = sizes.with_layers(attention.windows, attention.causal)
+    rms_norm_eps = config.number("rms_norm_eps", NORM_EPS, high=1.0)
+    max_positions = config.integer("max_position_embeddings")
+    sizes = sizes.with_layers(*read_layer_attention(config, inner, len(sizes.layers)))
     num_target_layers = None
     if config.has("num_target_layers"):
         num_target_layers = config.integer("num_target_layers", high=MAX_LAYERS)

@@ -243,6 +243,9 @@ FOREIGN_KEYS = (
 )
 """Config keys of other or newer families: each says that more is computed than is known here."""
 
+NORM_EPS = 1e-6
+"""transformers' own where the config is silent."""
+
 DRAFT_ARCHITECTURES = ("DFlashDraftModel", "Qwen3DFlashDraftModel")
 """Names under which drafts of the contract are published."""
 

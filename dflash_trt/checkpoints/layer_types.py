@@ -7,21 +7,11 @@ unless the config says otherwise; `dflash_config.use_swa` slides every layer, bo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.sizes import Windows
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
-
-
-@dataclass(frozen=True, slots=True)
-class LayerAttention:
-    """Per draft layer: the window in positions (None: everything), and causality."""
-
-    windows: Windows
-    causal: tuple[bool, ...]
 
 
 def read_layer_types(config: ConfigFields, num_layers: int) -> list[str]:
@@ -36,8 +26,11 @@ def read_layer_types(config: ConfigFields, num_layers: int) -> list[str]:
 
 def read_layer_attention(
     config: ConfigFields, inner: ConfigFields, num_layers: int
-) -> LayerAttention:
-    """Attention of each draft layer; DflashError for a causal draft or an inconsistent window."""
+) -> tuple[Windows, tuple[bool, ...]]:
+    """Window (None: everything) and causality of each draft layer.
+
+    Raises DflashError for a causal draft or an inconsistent window.
+    """
     is_silent = _is_causality_unstated(config, inner)
     kinds = _read_draft_layer_types(config, num_layers)
     if SLIDING in kinds:
@@ -50,7 +43,7 @@ def read_layer_attention(
         sliding = [inner.flag("use_swa", False)] * num_layers
         causal = (False,) * num_layers
     window = _read_window(config, inner) if any(sliding) else None
-    return LayerAttention(tuple(window if is_sliding else None for is_sliding in sliding), causal)
+    return tuple(window if is_sliding else None for is_sliding in sliding), causal
 
 
 def _is_causality_unstated(config: ConfigFields, inner: ConfigFields) -> bool:

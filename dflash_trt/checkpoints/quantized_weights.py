@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from dflash_trt.checkpoints.families import LINEARS
@@ -203,8 +203,3 @@ def read_positive_scalar(entry: TensorEntry, fix: str = _FIX) -> float:
     if not math.isfinite(value) or value <= 0:
         raise entry.error(f"its value is {value:g}, not a finite number above 0", fix)
     return value
-
-
-def count_kv_scales(names: Iterable[str]) -> int:
-    """How many of a checkpoint's tensors are scales of a quantised KV cache."""
-    return sum(is_kv_scale(name) for name in names)

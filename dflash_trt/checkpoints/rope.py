@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.errors import DflashError
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -105,10 +104,6 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> FloatArray:
     The power is taken in float64 and rounded once: transformers' float32 power up to its last
     bit, on any machine. That bit matters: at position 100,000 it turns a pair by 0.006 radians.
     """
-    if head_dim <= 0 or head_dim % 2:
-        raise DflashError(
-            f"head_dim is {head_dim}", where="RoPE", fix="it must be positive and even"
-        )
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     powers = np.power(np.float64(spec.theta), exponents.astype(np.float64)).astype(np.float32)
     frequencies: FloatArray = np.float32(1.0) / powers

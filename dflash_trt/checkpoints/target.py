@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.decoder import DecoderSpec, read_max_positions, read_norm_eps
+from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.families import (
     DRAFT_ARCHITECTURES,
     FAMILIES,
     FOREIGN_KEYS,
     HEAD_NAME,
+    NORM_EPS,
     Family,
     target_rules,
 )
@@ -75,7 +76,8 @@ def read_target(folder: str | Path) -> TargetSpec:
     has_packed_experts = experts is not None and "MXFP4" in experts.experts
     quantization = read_quantization(config, has_packed_experts=has_packed_experts)
     sizes = read_sizes(config, family.default_head_dim)
-    rms_norm_eps, max_positions = read_norm_eps(config), read_max_positions(config)
+    rms_norm_eps = config.number("rms_norm_eps", NORM_EPS, high=1.0)
+    max_positions = config.integer("max_position_embeddings")
     vocab_size = config.integer("vocab_size", high=MAX_VOCAB)
     moe = read_moe(config, family, sizes.hidden_size, quantization)
     attention_bias = config.flag("attention_bias", family.default_attention_bias)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.decoder import read_max_positions
 from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_HEAD_DIM
 from dflash_trt.checkpoints.folder import CONFIG_NAME, read_config
 from dflash_trt.checkpoints.layer_types import SLIDING, read_layer_attention
@@ -55,7 +54,7 @@ def read_target_shape(folder: Path) -> ModelShape:
     return ModelShape(
         sizes=sizes,
         vocab=vocab,
-        max_context=read_max_positions(config),
+        max_context=config.integer("max_position_embeddings"),
         tied_embeddings=config.flag("tie_word_embeddings", False),
         mlp_format=(_WHOLE | _EXPERTS).get(name, "bf16"),
         attention_format=_WHOLE.get(name, "bf16"),
@@ -71,13 +70,15 @@ def read_draft_shape(folder: Path, target: ModelShape) -> DraftShape:
         raise DflashError(what, where=config.where, usage=True)
     inner = config.child("dflash_config")
     sizes = read_sizes(config, DRAFT_DEFAULT_HEAD_DIM)
-    sizes = sizes.with_layers(read_layer_attention(config, inner, len(sizes.layers)).windows)
+    sizes = sizes.with_layers(read_layer_attention(config, inner, len(sizes.layers))[0])
     block = inner if inner.has("block_size") else config
     taps = len(sizes.layers)
     if inner.has("target_layer_ids"):
         taps = len(inner.integers("target_layer_ids", low=0, high=MAX_TAPS, limit=MAX_TAPS))
     return DraftShape(
-        model=ModelShape(sizes=sizes, vocab=target.vocab, max_context=read_max_positions(config)),
+        model=ModelShape(
+            sizes=sizes, vocab=target.vocab, max_context=config.integer("max_position_embeddings")
+        ),
         block_size=block.integer("block_size", low=2, high=4096),
         taps=taps,
         target_hidden=target.sizes.hidden_size,

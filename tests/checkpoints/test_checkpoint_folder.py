@@ -1,4 +1,4 @@
-"""Folders: single, sharded, hub snapshots; every disagreement named."""
+"""Folders: single, sharded, hub snapshots; disagreements, of which tests/frozen has more."""
 
 from __future__ import annotations
 
@@ -115,44 +115,15 @@ def test_tensor_in_two_shards(sharded: Path) -> None:
         open_checkpoint(sharded)
 
 
-def test_truncated_shard(sharded: Path) -> None:
-    os.truncate(sharded / SECOND, (sharded / SECOND).stat().st_size - 100)
-    with refused(SECOND, "truncated: 100 of", "download the file again"):
-        open_checkpoint(sharded)
-
-
-@pytest.mark.parametrize("index", ["[]", "{}", '{"weight_map": []}', '{"weight_map": {}}'])
-def test_malformed_index(sharded: Path, index: str) -> None:
-    (sharded / INDEX).write_text(index)
-    with refused(INDEX):
-        open_checkpoint(sharded)
-
-
-def test_folders_without_weights(make_target: MakeCheckpoint) -> None:
-    folder = make_target()
-    file = folder / "model.safetensors"
-    file.write_bytes(b"\2\0\0\0\0\0\0\0{}")
-    with refused("holds no tensors"):
-        open_checkpoint(folder)
-    file.unlink()
-    with refused("has neither model.safetensors nor model.safetensors.index.json"):
-        open_checkpoint(folder)
-    (folder / "pytorch_model.bin").touch()
-    with refused("holds only pickle weights (pytorch_model.bin)", "convert"):
-        open_checkpoint(folder)
-    (folder / "pytorch_model.bin").rename(folder / "m.gguf")
+def test_a_folder_of_gguf(make_target: MakeCheckpoint) -> None:
+    file = make_target() / "model.safetensors"
+    file.rename(file.with_name("m.gguf"))
     with refused("holds only GGUF weights (m.gguf)"):
-        open_checkpoint(folder)
+        open_checkpoint(file.parent)
 
 
-def test_no_folder(make_target: MakeCheckpoint, tmp_path: Path) -> None:
+def test_a_config_that_is_no_file(make_target: MakeCheckpoint) -> None:
     config = make_target() / "config.json"
-    with refused("no such folder"):
-        open_checkpoint(tmp_path / "absent")
-    with refused("is a file, not a folder"):
-        open_checkpoint(config)
-    with refused("has no config.json"):
-        open_checkpoint(tmp_path)
     config.unlink()
     os.mkfifo(config)  # must not be opened: that would wait for ever
     with refused("has no config.json"):
@@ -162,23 +133,17 @@ def test_no_folder(make_target: MakeCheckpoint, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "piece"),
     [
-        ("", "not valid JSON"),
-        ("{'a': 1}", "not valid JSON"),
         ("[1]", "must hold a JSON object, not list"),
         ('{"block_size": NaN}', '"block_size" is NaN'),
         ('{"a": {"b": [1, -Infinity]}}', '"b" is infinite'),
         ('{"a": 1e999}', '"a" is infinite'),
-        ('{"a": 1, "a": 1}', '"a" is given twice'),
         ('{"a": ' + "9" * 5000 + "}", "not valid JSON"),
-        ("[" * 100_000, "nested too deeply"),
-        ("\udcff", "not UTF-8"),
     ],
 )
-def test_malformed_config(make_target: MakeCheckpoint, text: str, piece: str) -> None:
-    folder = make_target()
-    (folder / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+def test_malformed_config(tmp_path: Path, text: str, piece: str) -> None:
+    (tmp_path / "config.json").write_text(text)
     with refused("config.json", piece):
-        open_checkpoint(folder)
+        open_checkpoint(tmp_path)
 
 
 def test_oversized_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""Targets: families, dtypes, tied heads, biases; every config and weight error by its message."""
+"""Targets: families, dtypes, tied heads, biases; each kind of error by its message.
+
+tests/frozen has the other refusals of configs.
+"""
 
 from __future__ import annotations
 
@@ -95,33 +98,15 @@ def test_eos_token_ids(
 @pytest.mark.parametrize(
     ("changes", "piece"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, '"MambaForCausalLM" is not supported as a targ'),
-        ({"architectures": ["X"]}, "supported are Qwen3ForCausalLM, LlamaForCausalLM"),
         ({"architectures": ["DFlashDraftModel"]}, "is a DFlash draft (DFlashDraftModel), not a"),
-        ({"architectures": ...}, "architectures is null"),
-        ({"architectures": "Qwen3ForCausalLM"}, "must be a list of one architecture name"),
         ({"hidden_act": "gelu"}, 'hidden_act = "gelu" is not supported'),
-        ({"use_sliding_window": True}, "use_sliding_window = true is not supported"),
-        ({"layer_types": ["sliding_attention"]}, "layers must all be full_attention"),
         ({**LLAMA, "mlp_bias": True}, "mlp_bias = true is not supported"),
         ({"attention_bias": 1}, "attention_bias is 1; it must be true or false"),
         ({"vocab_size": ...}, "vocab_size is missing"),
-        ({"vocab_size": "40"}, 'vocab_size is "40"; it must be an integer'),
-        ({"hidden_size": 16.0}, "hidden_size is 16.0; it must be an integer"),
-        ({"hidden_size": 2**40}, "hidden_size is 1099511627776"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
-        ({"num_hidden_layers": 2**30}, "integer from 1 to 1024"),
+        ({"hidden_size": 16.0}, "hidden_size is 16.0; it must be an integer from 1 to 16777216"),
         ({"num_hidden_layers": True}, "num_hidden_layers is true"),
-        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
-        ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads (3)"),
-        ({"head_dim": 7}, "head_dim is 7; it must be even for RoPE"),
-        ({**LLAMA, "head_dim": ..., "hidden_size": 18}, "must be a multiple of num_attention_hea"),
-        ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a number above 0"),
         ({"rms_norm_eps": "tiny"}, "must be a number"),
-        ({"rms_norm_eps": float("nan")}, '"rms_norm_eps" is NaN'),
-        ({"rope_scaling": {"type": "dynamic"}}, '"dynamic" is not supported'),
-        ({"eos_token_id": -1}, "eos_token_id is -1"),
-        ({"eos_token_id": [1, "x"]}, "eos_token_id is"),
         ({"eos_token_id": []}, "must be a list of 1 to 256 integers"),
     ],
 )
