@@ -49,14 +49,12 @@ def _check(packed: np.ndarray, scales: np.ndarray) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("top", [-127, -110, -30, 0, 8, 100, 125])
-@pytest.mark.parametrize("span", range(18))
-def test_eighteen_exponents_in_a_row_are_exact(top: int, span: int) -> None:
-    exponents = [top, *(max(top - i, -127) for i in range(span + 1))]
-    exact, requantized = _check(*_blocks(exponents, seed=span))
-    assert (exact, requantized) == (2 * len(exponents), 0)
+def test_eighteen_exponents_in_a_row_are_exact(top: int) -> None:
+    exponents = [top, *(max(top - i, -127) for i in range(18))]
+    assert _check(*_blocks(exponents)) == (2 * len(exponents), 0)
 
 
-@pytest.mark.parametrize("gap", range(18, 60))
+@pytest.mark.parametrize("gap", [18, 19, 59])
 def test_blocks_further_below_are_requantised_and_counted(gap: int) -> None:
     # Random codes: halves and their odd multiples do not survive.
     assert _check(*_blocks([5, 5 - gap, 4])) == (4, 2)

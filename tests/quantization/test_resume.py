@@ -140,30 +140,29 @@ def test_other_options_start_over(source: Path, tmp_path: Path, change: dict[str
     assert "starting over: the checkpoint or the options have changed" in stages.totals
 
 
-def test_a_source_that_was_saved_again_starts_over(source: Path, tmp_path: Path) -> None:
-    _interrupt(source, tmp_path / "q")
-    file = read_target(source).checkpoint.files[0]
-    data = bytearray(file.read_bytes())
+def _save_again(shard: Path) -> None:
+    """With the same header, and other weights."""
+    data = bytearray(shard.read_bytes())
     data[-1] ^= 1
-    file.write_bytes(data)  # the same header, other weights
-    _starts_over(source, tmp_path)
+    shard.write_bytes(data)
 
 
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("checkpoint/{first}", lambda path: os.truncate(path, 1000)),
-        ("checkpoint/{first}", Path.unlink),
-        ("state.json", lambda path: path.write_text("{")),
-        ("state.json", Path.unlink),
+        ("source/{first}", _save_again),
+        (".q.quantizing/checkpoint/{first}", lambda path: os.truncate(path, 1000)),
+        (".q.quantizing/checkpoint/{first}", Path.unlink),
+        (".q.quantizing/state.json", lambda path: path.write_text("{")),
+        (".q.quantizing/state.json", Path.unlink),
     ],
 )
-def test_damaged_leftovers_are_not_trusted(
+def test_what_has_changed_meanwhile_is_not_trusted(
     source: Path, tmp_path: Path, name: str, damage: Callable[[Path], object]
 ) -> None:
     _interrupt(source, tmp_path / "q")
     first = read_target(source).checkpoint.files[0].name
-    damage(partial_folder(tmp_path / "q") / name.format(first=first))
+    damage(tmp_path / name.format(first=first))
     _starts_over(source, tmp_path)
 
 
