@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from dflash_perf.harness.config import SweepConfig
-from dflash_perf.harness.sweep import SilentObserver, run_sweep
+from dflash_perf.harness.sweep import SweepObserver, run_sweep
 from dflash_perf.report.write import write_report
 
 
@@ -27,7 +27,7 @@ def main(address: str, prompts: str, folder: str, most: str = "8", tokens: str =
             "repeats": 2,
         }
     )
-    store = run_sweep(config, Path(folder), SilentObserver(), "examples/sweep_and_plot.py")
+    store = run_sweep(config, Path(folder), SweepObserver(), "examples/sweep_and_plot.py")
     for point in store.points():
         assert point.interactivity is not None and point.throughput is not None
         print(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dflash_perf.harness.config import OfferedLoad
 from dflash_perf.harness.load import RunProgress
-from dflash_perf.harness.points import RunSummary
+from dflash_perf.harness.points import RunPlan, RunSummary
+from dflash_perf.harness.sweep import SweepObserver
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 
-class SweepView:
+class SweepView(SweepObserver):
     """Draws itself a few times a second; on a stream that is no terminal, a line per run."""
 
     def __init__(self) -> None:
@@ -39,22 +39,17 @@ class SweepView:
         self._live.stop()
 
     def plan(self, runs: int, finished: int) -> None:
-        """`runs` runs come, of which `finished` are on disk already; again when it refines."""
         self._runs.update(self._task, total=runs, completed=finished)
         if finished:
             self._console.print(
                 f"{finished} of {runs} runs are there already", highlight=False, soft_wrap=True
             )
 
-    def start(
-        self, configuration: str, load: OfferedLoad, repeat: int, progress: RunProgress
-    ) -> None:
-        """A run begins; `progress` changes as it goes."""
-        self._label = f"{configuration}, {load.label}, run {repeat + 1}"
+    def start(self, run: RunPlan, progress: RunProgress) -> None:
+        self._label = f"{run.configuration}, {run.load.label}, run {run.repeat + 1}"
         self._progress = progress
 
     def finish(self, summary: RunSummary) -> None:
-        """The run is on disk."""
         self._runs.advance(self._task)
         throughput = summary.values.get("output_throughput")
         line = f"{self._label}: {summary.completed} of {summary.requests} requests"

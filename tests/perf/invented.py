@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dflash_perf.harness.config import OfferedLoad, SweepConfig
-from dflash_perf.harness.points import RunSummary
-from dflash_perf.harness.records import Client, RequestRecord, RunRecord
+from dflash_perf.harness.points import RunPlan, RunSummary
+from dflash_perf.harness.records import RequestRecord, RunRecord
 from dflash_perf.harness.store import ResultStore
 
 OUTPUT_TOKENS = 129
@@ -59,12 +59,12 @@ def invent_run(block: int, concurrency: int, repeat: int) -> RunRecord:
             )
         )
     window_s = sum(one.e2e_s or 0 for one in requests) / concurrency
-    client = Client(cpu_share=0.02 * concurrency**0.5, loop_lag_p99_s=0.001)
-    return RunRecord(requests=tuple(requests), window_s=window_s, client=client)
+    share = 0.02 * concurrency**0.5
+    return RunRecord(requests=tuple(requests), window_s=window_s, client_cpu_share=share)
 
 
 def summarize(run: RunRecord, name: str, load: OfferedLoad, repeat: int) -> RunSummary:
-    return RunSummary.of(run, configuration=name, load=load, repeat=repeat, seed=repeat)
+    return RunSummary.of(RunPlan(name, load, repeat, seed=repeat), run)
 
 
 def write_invented(folder: Path, config: SweepConfig) -> ResultStore:

@@ -12,10 +12,8 @@ from dflash_perf.harness.acceptance import AcceptanceProfile
 from dflash_perf.harness.config import Goodput, OfferedLoad
 from dflash_perf.harness.distribution import Spread, describe
 from dflash_perf.harness.metrics import REQUEST_METRICS, RUN_METRICS, definition
-from dflash_perf.harness.points import RunSummary, group
-from dflash_perf.harness.records import Client, RequestRecord, RunRecord
-
-CLIENT = Client(cpu_share=0.25, loop_lag_p99_s=None)
+from dflash_perf.harness.points import RunPlan, RunSummary, group
+from dflash_perf.harness.records import RequestRecord, RunRecord
 
 
 def request(tokens: int | None, ttft_s: float, e2e_s: float, **more: object) -> RequestRecord:
@@ -24,7 +22,7 @@ def request(tokens: int | None, ttft_s: float, e2e_s: float, **more: object) -> 
 
 
 def run(*requests: RequestRecord, **more: object) -> RunRecord:
-    base = RunRecord(requests=requests, window_s=4.0, client=CLIENT)
+    base = RunRecord(requests=requests, window_s=4.0, client_cpu_share=0.25)
     return replace(base, **more)  # type: ignore[arg-type]
 
 
@@ -135,11 +133,8 @@ def test_every_metric_states_its_formula() -> None:
 def test_a_point_averages_seconds_before_it_inverts() -> None:
     runs = [
         RunSummary.of(
+            RunPlan("a", OfferedLoad(concurrency=1), repeat, seed=repeat),
             run(request(2, 1.0, 1.0 + tpot, drafted_tokens=4, histogram=(1, 1))),
-            configuration="a",
-            load=OfferedLoad(concurrency=1),
-            repeat=repeat,
-            seed=repeat,
         )
         for repeat, tpot in enumerate((0.1, 0.3))
     ]

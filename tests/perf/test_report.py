@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from dflash_perf.harness.records import Client, RequestRecord, RunRecord
+from dflash_perf.harness.records import RequestRecord, RunRecord
 from dflash_perf.harness.store import ResultStore
 
 from tests.frozen.command_line import run, run_well
@@ -95,9 +95,7 @@ def test_names_and_errors_are_words_not_markup(tmp_path: Path) -> None:
             index=1, prompt=1, sent_s=0, ttft_s=0.1, e2e_s=0.1, output_tokens=1, messages=1
         ),
     )
-    record = RunRecord(
-        requests=requests, window_s=1.0, client=Client(cpu_share=0.9, loop_lag_p99_s=None)
-    )
+    record = RunRecord(requests=requests, window_s=1.0, client_cpu_share=0.9)
     with store.open_for(config, "", "dflash-trt sweep"):
         store.add(record, summarize(record, "autoregressive", load, 0))
     run_well("report", tmp_path / "results")

@@ -9,7 +9,7 @@ from typing import Any
 
 from dflash_perf.harness.config import SweepConfig
 from dflash_perf.harness.store import ResultStore
-from dflash_perf.harness.sweep import SilentObserver, run_sweep
+from dflash_perf.harness.sweep import SweepObserver, run_sweep
 from dflash_trt.core.progress import SilentProgress
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
 from dflash_trt.serving.server.repository import RepositoryOptions, write_repository
@@ -41,4 +41,4 @@ def sweep_once(
         "repeats": 1,
         **load,
     }
-    return run_sweep(SweepConfig.model_validate(settings), folder, SilentObserver(), "")
+    return run_sweep(SweepConfig.model_validate(settings), folder, SweepObserver(), "")

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dflash_perf.extra import require
 from dflash_perf.harness.config import Configuration, SweepConfig
 from dflash_perf.harness.trace import Trace
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One request: a prompt and its sampling seed."""
-
-    prompt: str
-    seed: int
 
 
 class Endpoint(Protocol):
@@ -28,8 +19,11 @@ class Endpoint(Protocol):
             DflashError: nobody there, no such model, an input that it does not have.
         """
 
-    async def send(self, call: Call, trace: Trace) -> None:
+    async def send(self, prompt: str, seed: int, trace: Trace) -> None:
         """Sends a request and writes what arrives into `trace`, until the final response.
+
+        Args:
+            seed: of its sampling.
 
         Raises:
             ServedModelError: there was none.

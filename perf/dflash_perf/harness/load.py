@@ -8,12 +8,13 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 from dflash_perf.harness.config import OfferedLoad, SweepConfig
 from dflash_perf.harness.distribution import percentile
-from dflash_perf.harness.endpoint import Call, Endpoint
+from dflash_perf.harness.endpoint import Endpoint
 from dflash_perf.harness.prompts import PromptSet
-from dflash_perf.harness.records import Client, RequestRecord, RunRecord
+from dflash_perf.harness.records import RequestRecord, RunRecord
 from dflash_perf.harness.trace import Trace
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.errors import ServedModelError
@@ -22,8 +23,6 @@ REQUESTS_PER_STREAM = 10
 OPEN_LOOP_REQUESTS = 100
 _LAG_PERIOD_S = 0.02
 _ALIVE_TIMEOUT_S = 15.0
-
-CountTokens = Callable[[str], int]
 
 
 @dataclass(slots=True)
@@ -61,6 +60,7 @@ class RunProgress:
         return self.emitted / self.steps if self.steps else None
 
 
+@dataclass(frozen=True, slots=True)
 class LoadGenerator:
     """Runs requests of `prompts` against `endpoint` as `config` says.
 
@@ -69,27 +69,18 @@ class LoadGenerator:
         count_tokens: a tokenizer's, for servers that tell no counts.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        prompts: PromptSet,
-        config: SweepConfig,
-        *,
-        where: str,
-        count_tokens: CountTokens | None,
-    ) -> None:
-        self._endpoint = endpoint
-        self._prompts = prompts
-        self._config = config
-        self._where = where
-        self._count_tokens = count_tokens
+    endpoint: Endpoint
+    prompts: PromptSet
+    config: SweepConfig
+    where: str
+    count_tokens: Callable[[str], int] | None
 
     def requests_of(self, load: OfferedLoad) -> int | None:
         """How many requests a run has; None where `duration_s` ends it."""
-        if self._config.duration_s is not None:
+        if self.config.duration_s is not None:
             return None
-        if self._config.request_count is not None:
-            return self._config.request_count
+        if self.config.request_count is not None:
+            return self.config.request_count
         if load.concurrency is None:
             return OPEN_LOOP_REQUESTS
         return REQUESTS_PER_STREAM * load.concurrency
@@ -101,10 +92,10 @@ class LoadGenerator:
             DflashError: every one failed, or the server is gone.
         """
         streams = load.concurrency or 4
-        count = streams if self._config.warmup is None else self._config.warmup
-        if count:
-            loop = _Loop(self, seed=seed, prefix="warm-up ")
-            await loop.run_closed(streams, count, None)
+        wanted = streams if self.config.warmup is None else self.config.warmup
+        if wanted:
+            loop = _Loop(self, seed, wanted, None, f"warm-up {seed}", lambda record: None)
+            await loop.run_closed(streams)
             self._check_any_completed(loop.records)
 
     async def run(self, load: OfferedLoad, seed: int, progress: RunProgress) -> RunRecord:
@@ -114,17 +105,17 @@ class LoadGenerator:
             DflashError: every request failed, or the server is gone.
         """
         gc.collect()
-        loop = _Loop(self, seed=seed, on_record=progress.add)
+        wanted, duration = self.requests_of(load), self.config.duration_s
+        loop = _Loop(self, seed, wanted, duration, str(seed), progress.add)
         lag = asyncio.create_task(_measure_lag())
         cpu_before = time.process_time()
         progress.began_at = time.perf_counter()
         try:
-            count, duration = self.requests_of(load), self._config.duration_s
             if load.concurrency is not None:
-                await loop.run_closed(load.concurrency, count, duration)
+                await loop.run_closed(load.concurrency)
             else:
                 assert load.request_rate is not None
-                await loop.run_open(load.request_rate, count, duration)
+                await loop.run_open(load.request_rate)
         finally:
             lag.cancel()
         cpu_s = time.process_time() - cpu_before
@@ -133,11 +124,12 @@ class LoadGenerator:
         self._check_any_completed(records)
         ends = [one.sent_s + one.e2e_s for one in records if one.e2e_s is not None]
         window_s = max(ends) - min(record.sent_s for record in records)
-        client = Client(
-            cpu_share=cpu_s / (time.perf_counter() - progress.began_at),
+        return RunRecord(
+            requests=tuple(records),
+            window_s=window_s,
+            client_cpu_share=cpu_s / (time.perf_counter() - progress.began_at),
             loop_lag_p99_s=percentile(lags, 99) if lags else None,
         )
-        return RunRecord(requests=tuple(records), window_s=window_s, client=client)
 
     def _check_any_completed(self, records: list[RequestRecord]) -> None:
         if not any(record.completed and record.e2e_s is not None for record in records):
@@ -145,93 +137,89 @@ class LoadGenerator:
             raise DflashError(
                 f"all {len(records)} requests failed, the first with: "
                 f"{errors[0] if errors else 'no output'}",
-                where=self._where,
+                where=self.where,
             )
 
 
+@dataclass(slots=True)
 class _Loop:
-    """The requests of one run or warm-up."""
+    """The requests of one run or warm-up: `count` of them, or those of `duration_s`.
 
-    def __init__(
-        self,
-        generator: LoadGenerator,
-        *,
-        seed: int,
-        prefix: str = "",
-        on_record: Callable[[RequestRecord], None] = lambda record: None,
-    ) -> None:
-        self._generator = generator
-        self._seed = seed
-        self._prompt_of = generator._prompts.order(f"{prefix}{seed}")
-        self._on_record = on_record
-        self._began_at = time.perf_counter()
-        self.records: list[RequestRecord] = []
+    `order` is the seed of the prompts' order.
+    """
 
-    async def run_closed(self, streams: int, count: int | None, duration_s: float | None) -> None:
+    generator: LoadGenerator
+    seed: int
+    count: int | None
+    duration_s: float | None
+    order: str
+    on_record: Callable[[RequestRecord], None]
+    began_at: float = field(default_factory=time.perf_counter)
+    records: list[RequestRecord] = field(default_factory=list)
+
+    async def run_closed(self, streams: int) -> None:
         """`streams` workers that each send the next request when theirs is answered."""
-        numbers = self._numbers(count, duration_s)
+        traces = self._traces()
 
         async def work() -> None:
-            for number in numbers:
-                await self._send(Trace(number, self._prompt_of(number)))
+            for trace in traces:
+                await self._send(trace)
 
         async with _Together() as group:
-            for _ in range(streams if count is None else min(streams, count)):
+            for _ in range(streams if self.count is None else min(streams, self.count)):
                 group.create_task(work())
 
-    async def run_open(self, rate: float, count: int | None, duration_s: float | None) -> None:
+    async def run_open(self, rate: float) -> None:
         """Requests at exponential intervals of mean 1/rate, the same for the same seed."""
-        intervals = random.Random(f"arrivals {self._seed}")
-        due_at = self._began_at
+        intervals = random.Random(f"arrivals {self.seed}")
+        due_at = self.began_at
         async with _Together() as group:
-            for number in self._numbers(count, duration_s):
+            for trace in self._traces():
+                trace.due_at = due_at
                 delay = due_at - time.perf_counter()
                 if delay > 0:
                     await asyncio.sleep(delay)
-                trace = Trace(number, self._prompt_of(number), due_at=due_at)
                 group.create_task(self._send(trace))
                 due_at += intervals.expovariate(rate)
 
-    def _numbers(self, count: int | None, duration_s: float | None) -> Iterator[int]:
-        """Request numbers, until there are `count` or `duration_s` is over."""
-        self._began_at = time.perf_counter()
-        number = 0
-        while (count is None or number < count) and (
-            duration_s is None or time.perf_counter() - self._began_at < duration_s
-        ):
-            yield number
-            number += 1
+    def _traces(self) -> Iterator[Trace]:
+        """Requests, until there are `count` or `duration_s` is over."""
+        self.began_at = time.perf_counter()
+        prompt_of = self.generator.prompts.order(self.order)
+        for number in count() if self.count is None else range(self.count):
+            taken_s = time.perf_counter() - self.began_at
+            if self.duration_s is not None and taken_s >= self.duration_s:
+                return
+            yield Trace(number, prompt_of(number))
 
     async def _send(self, trace: Trace) -> None:
-        generator = self._generator
-        prompts, config = generator._prompts, generator._config
-        # Request k has the same seed in every configuration.
-        call = Call(prompts.texts[trace.prompt], seed=(self._seed << 20) + trace.index)
+        generator, timeout_s = self.generator, self.generator.config.timeout_s
+        prompt = generator.prompts.texts[trace.prompt]
+        seed = (self.seed << 20) + trace.index  # request k has the same in every configuration
         unreachable = False
         try:
-            async with asyncio.timeout(config.timeout_s):
-                await generator._endpoint.send(call, trace)
+            async with asyncio.timeout(timeout_s):
+                await generator.endpoint.send(prompt, seed, trace)
         except ServedModelError as error:
             trace.error, unreachable = error.what, error.unreachable
         except TimeoutError:
-            trace.error = f"no final response within {config.timeout_s:g} s"
-        record = trace.to_record(self._began_at, generator._count_tokens)
+            trace.error = f"no final response within {timeout_s:g} s"
+        record = trace.to_record(self.began_at, generator.count_tokens)
         self.records.append(record)
-        self._on_record(record)
+        self.on_record(record)
         if unreachable:
             await self._check_alive()
 
     async def _check_alive(self) -> None:
-        generator = self._generator
         try:
             async with asyncio.timeout(_ALIVE_TIMEOUT_S):
-                alive = await generator._endpoint.is_alive()
+                alive = await self.generator.endpoint.is_alive()
         except TimeoutError:
             alive = False
         if not alive:
             raise DflashError(
                 "the server stopped answering; finished runs are kept",
-                where=generator._where,
+                where=self.generator.where,
                 fix="start it again and repeat the command to continue",
             )
 

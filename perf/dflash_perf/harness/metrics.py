@@ -134,7 +134,7 @@ def failed_share(run: RunRecord) -> float | None:
 
 def client_cpu_share(run: RunRecord) -> float | None:
     """Client CPU share = processor time of the measuring process / window; 1 is a whole core."""
-    return run.client.cpu_share
+    return run.client_cpu_share
 
 
 REQUEST_METRICS: dict[str, RequestMetric] = {

@@ -9,7 +9,6 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from dflash_perf.harness.config import Configuration, SweepConfig
-from dflash_perf.harness.endpoint import Call
 from dflash_perf.harness.records import ServerCounts
 from dflash_perf.harness.trace import Trace
 from dflash_trt.errors import DflashError, one_line
@@ -78,15 +77,13 @@ class OpenAiEndpoint:
             )
         return {"server": server, "model": self._configuration.model, "parameters": {}}
 
-    async def send(self, call: Call, trace: Trace) -> None:
+    async def send(self, prompt: str, seed: int, trace: Trace) -> None:
         import aiohttp
 
-        prompt: dict[str, Any] = (
-            {"messages": [{"role": "user", "content": call.prompt}]}
-            if self._chat
-            else {"prompt": call.prompt}
-        )
-        body = json.dumps({**self._body, **prompt, "seed": call.seed}).encode()
+        asked: dict[str, Any] = {"prompt": prompt}
+        if self._chat:
+            asked = {"messages": [{"role": "user", "content": prompt}]}
+        body = json.dumps({**self._body, **asked, "seed": seed}).encode()
         trace.start()
         try:
             async with self._session.post(self._url, data=body) as reply:

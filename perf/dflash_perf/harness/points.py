@@ -20,12 +20,21 @@ from dflash_perf.harness.records import RunRecord
 BUSY_CLIENT = 0.8
 
 
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """Which run: a configuration's name, its load, and the repeat (0, 1, …) with its own seed."""
+
+    configuration: str
+    load: OfferedLoad
+    repeat: int
+    seed: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
+class RunSummary(RunPlan):
     """One run in figures; the content of its summary.json.
 
     Args:
-        repeat: 0, 1, … of the same load.
         requests, completed, window_s: requests sent, those answered, the measured window.
         errors: how many requests failed with which message.
         token_sources: how many requests' tokens were counted which way.
@@ -33,13 +42,9 @@ class RunSummary:
         distributions: request metrics by tag, as `distribution.describe` gives them.
         count_differs: requests whose token ids are not as many as the server counts.
         ended_early: requests with fewer output tokens than all were to have.
-        loop_lag_p99_s: see `records.Client`.
+        loop_lag_p99_s: see `RunRecord`.
     """
 
-    configuration: str
-    load: OfferedLoad
-    repeat: int
-    seed: int
     requests: int
     completed: int
     window_s: float
@@ -53,16 +58,8 @@ class RunSummary:
     loop_lag_p99_s: float | None
 
     @staticmethod
-    def of(
-        run: RunRecord,
-        *,
-        configuration: str,
-        load: OfferedLoad,
-        repeat: int,
-        seed: int,
-        exact_tokens: int | None = None,
-    ) -> RunSummary:
-        """Args as the fields; `exact_tokens` is what every request was to have, if it was."""
+    def of(plan: RunPlan, run: RunRecord, exact_tokens: int | None = None) -> RunSummary:
+        """What `run` found; `exact_tokens` is what every request was to have, if it was."""
         completed = run.completed
         distributions: dict[str, dict[str, float]] = {}
         for tag, metric in REQUEST_METRICS.items():
@@ -71,10 +68,10 @@ class RunSummary:
                 distributions[tag] = describe(values)
         run_values = ((tag, metric(run)) for tag, metric in RUN_METRICS.items())
         return RunSummary(
-            configuration=configuration,
-            load=load,
-            repeat=repeat,
-            seed=seed,
+            configuration=plan.configuration,
+            load=plan.load,
+            repeat=plan.repeat,
+            seed=plan.seed,
             requests=len(run.requests),
             completed=len(completed),
             window_s=run.window_s,
@@ -88,7 +85,7 @@ class RunSummary:
                 exact_tokens is not None and (one.output_tokens or 0) < exact_tokens
                 for one in completed
             ),
-            loop_lag_p99_s=run.client.loop_lag_p99_s,
+            loop_lag_p99_s=run.loop_lag_p99_s,
         )
 
     def to_json(self) -> dict[str, Any]:

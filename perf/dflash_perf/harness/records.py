@@ -85,31 +85,21 @@ class RequestRecord(ServerCounts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
-    """What the measuring itself cost.
-
-    Args:
-        cpu_share: processor time of this process / wall time of the window; 1 is one core.
-        loop_lag_p99_s: how late the event loop came to a task that was due, 99th percentile.
-    """
-
-    cpu_share: float
-    loop_lag_p99_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """One run: a configuration under one load, once.
 
     Args:
         window_s: first measured request sent → last final response.
+        client_cpu_share: processor time of this process / wall time of the window; 1 is one core.
+        loop_lag_p99_s: how late the event loop came to a task that was due, 99th percentile.
         gpus: throughput is divided by them; None is throughput of the whole server.
         goodput: the limits of a good request.
     """
 
     requests: tuple[RequestRecord, ...]
     window_s: float
-    client: Client
+    client_cpu_share: float
+    loop_lag_p99_s: float | None = None
     gpus: int | None = None
     goodput: Goodput = Goodput()
 

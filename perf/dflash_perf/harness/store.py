@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from dflash_perf.harness.columns import points_csv, run_csv
-from dflash_perf.harness.config import OfferedLoad, SweepConfig, to_slug
-from dflash_perf.harness.points import RunSummary, SweepPoint, group
+from dflash_perf.harness.config import SweepConfig, to_slug
+from dflash_perf.harness.points import RunPlan, RunSummary, SweepPoint, group
 from dflash_perf.harness.records import RequestRecord, RunRecord
 from dflash_perf.record import describe_machine
 from dflash_trt.core.strict_json import parse_json
@@ -77,13 +77,13 @@ class ResultStore:
             raise DflashError(f"is not of format {FORMAT!r}", where=self._plan, usage=True)
         return plan
 
-    def has(self, configuration: str, load: OfferedLoad, repeat: int) -> bool:
+    def has(self, run: RunPlan) -> bool:
         """Whether a run is finished."""
-        return (self._run_folder(configuration, load, repeat) / "summary.json").is_file()
+        return (self._run_folder(run) / "summary.json").is_file()
 
     def add(self, run: RunRecord, summary: RunSummary) -> None:
         """Keeps a finished run: it is on disk, flushed and under its name, when this returns."""
-        folder = self._run_folder(summary.configuration, summary.load, summary.repeat)
+        folder = self._run_folder(summary)
         partial = folder.with_name(folder.name + _PARTIAL)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -121,8 +121,7 @@ class ResultStore:
         Raises:
             DflashError: the file is missing or was changed.
         """
-        folder = self._run_folder(summary.configuration, summary.load, summary.repeat)
-        path = folder / "requests.jsonl"
+        path = self._run_folder(summary) / "requests.jsonl"
         try:
             lines = path.read_bytes().splitlines()
             return [RequestRecord.from_json(parse_json(line, path)) for line in lines]
@@ -142,8 +141,8 @@ class ResultStore:
     def _is_foreign(self) -> bool:
         return not self.folder.is_dir() or any(path.name != _LOCK for path in self.folder.iterdir())
 
-    def _run_folder(self, configuration: str, load: OfferedLoad, repeat: int) -> Path:
-        return self.folder / _RUNS / to_slug(configuration) / f"{load.slug}-r{repeat}"
+    def _run_folder(self, run: RunPlan) -> Path:
+        return self.folder / _RUNS / to_slug(run.configuration) / f"{run.load.slug}-r{run.repeat}"
 
     def _write_plan(self, config: SweepConfig, prompts_sha256: str, command: str) -> None:
         wanted = config.model_dump(mode="json")

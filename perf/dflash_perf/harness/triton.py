@@ -7,7 +7,6 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from dflash_perf.harness.config import Configuration, SweepConfig
-from dflash_perf.harness.endpoint import Call
 from dflash_perf.harness.records import ServerCounts
 from dflash_perf.harness.trace import Streaming, Trace
 from dflash_trt.errors import DflashError, nearest
@@ -89,16 +88,12 @@ class TritonEndpoint:
         self._outputs = [InferRequestedOutput(one) for one in wanted if one in offered]
         told = model.parameters.get("streaming_text")
         self._streaming = cast(Streaming, told) if told in get_args(Streaming) else None
-        return {
-            "server": model.server,
-            "model": name,
-            "parameters": model.parameters,
-        }
+        return {"server": model.server, "model": name, "parameters": model.parameters}
 
-    async def send(self, call: Call, trace: Trace) -> None:
-        inputs = [make_input("text_input", "BYTES", [call.prompt]), *self._fixed]
+    async def send(self, prompt: str, seed: int, trace: Trace) -> None:
+        inputs = [make_input("text_input", "BYTES", [prompt]), *self._fixed]
         if self._sends_seed:
-            inputs.append(make_input("sampling_param_seed", "UINT64", [call.seed]))
+            inputs.append(make_input("sampling_param_seed", "UINT64", [seed]))
         last: Response | None = None
         trace.start()  # again when it leaves; a request that never does has a time as well
         stream = self._wire.stream(
