@@ -18,16 +18,7 @@ from typing import Any
 
 import click
 
-from dflash_plugins.accept import accuracy as accept_accuracy
-from dflash_plugins.accept import benchmark as accept_benchmark
-from dflash_plugins.block_attention import accuracy as block_attention_accuracy
-from dflash_plugins.block_attention import benchmark as block_attention_benchmark
-from dflash_plugins.kv_cache_update import accuracy as kv_cache_update_accuracy
-from dflash_plugins.kv_cache_update import benchmark as kv_cache_update_benchmark
-from dflash_plugins.kv_feature_injection import accuracy as kv_feature_injection_accuracy
-from dflash_plugins.kv_feature_injection import benchmark as kv_feature_injection_benchmark
-from dflash_plugins.row_sample import accuracy as row_sample_accuracy
-from dflash_plugins.row_sample import benchmark as row_sample_benchmark
+from dflash_plugins.table import FOLDERS
 from dflash_plugins.testing.gpu import GpuRunner, KernelLauncher, TorchRunner, load_driver
 from dflash_trt.core.machine import describe_host
 from dflash_trt.core.user_cache import user_cache_file
@@ -35,17 +26,13 @@ from dflash_trt.errors import DflashError, one_line
 from dflash_trt.hardware.device import Device, load_cuda
 from dflash_trt.hardware.gpus import arches
 
-CHECKS: dict[str, tuple[Any, Any]] = {
-    "accept": (accept_accuracy, accept_benchmark),
-    "block_attention": (block_attention_accuracy, block_attention_benchmark),
-    "kv_cache_update": (kv_cache_update_accuracy, kv_cache_update_benchmark),
-    "kv_feature_injection": (kv_feature_injection_accuracy, kv_feature_injection_benchmark),
-    "row_sample": (row_sample_accuracy, row_sample_benchmark),
-}
-"""What must be right of every operation, and what is measured of it."""
-
 NEEDS_GPU = "kernels are checked on an NVIDIA GPU; python -m dflash_plugins.compile needs none"
 RECORDED = ("dflash-trt", "numpy", "cuda-python", "triton", "torch")
+
+
+def find_part(folder: str, part: str) -> Any:
+    """An operation's `accuracy`, what must be right of it, or `benchmark`, what is measured."""
+    return importlib.import_module(f"dflash_plugins.{folder}.{part}")
 
 
 def check(device: Device, driver: Any, folders: Sequence[str], torch: Any = None) -> dict[str, Any]:
@@ -80,7 +67,7 @@ def check(device: Device, driver: Any, folders: Sequence[str], torch: Any = None
 
 def _check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> list[dict[str, Any]]:
     """One operation's cases; what a device does here for the first time is a finding."""
-    module, _ = CHECKS[folder]
+    module = find_part(folder, "accuracy")
     try:
         return [asdict(one) for one in module.check_accuracy(GpuRunner(device, launcher).run)]
     except (AssertionError, DflashError) as error:
@@ -89,7 +76,7 @@ def _check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> li
 
 def _measure(folder: str, torch: Any, runner: TorchRunner) -> list[dict[str, Any]]:
     """One operation's measurements; a point that does not fit the memory says so."""
-    _, benchmark = CHECKS[folder]
+    benchmark = find_part(folder, "benchmark")
     rows = []
     for point in benchmark.points():
         try:
@@ -140,7 +127,7 @@ def _describe_speed(row: dict[str, Any]) -> str:
     "--operation",
     "folders",
     multiple=True,
-    type=click.Choice(list(CHECKS)),
+    type=click.Choice(FOLDERS),
     help="Only this one; repeatable.",
 )
 @click.option("--no-speed", is_flag=True, help="Accuracy alone, which needs no PyTorch.")
@@ -153,7 +140,7 @@ def main(folders: tuple[str, ...], no_speed: bool, output: Path | None) -> None:
     try:
         device = _open_device()
         torch = None if no_speed else importlib.import_module("torch")
-        record = check(device, load_driver(), folders or list(CHECKS), torch)
+        record = check(device, load_driver(), folders or FOLDERS, torch)
         device.close()
     except (DflashError, ImportError) as error:
         message = error.message if isinstance(error, DflashError) else one_line(error)

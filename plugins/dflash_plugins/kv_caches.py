@@ -14,7 +14,6 @@ from typing import Any
 from dflash_plugins.operation import (
     Attributes,
     Case,
-    Constant,
     DType,
     Launch,
     Operation,
@@ -23,7 +22,6 @@ from dflash_plugins.operation import (
     fixed,
     next_power_of_two,
 )
-from dflash_trt.kernels.attention import Extent
 
 PUBLIC_HEAD_DIMS = {"qwen3-8b": 128, "gpt-oss": 64}
 """Head sizes of public pairs, target and draft alike; all have 8 KV heads."""
@@ -55,14 +53,17 @@ class WriteShape:
     page_size: int | None = None
     pages: int | None = None
 
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return {} if self.page_size is None else {"page_size": self.page_size}
-
-    @property
-    def cache_specs(self) -> dict[str, TensorSpec]:
+    def case(
+        self, name: str, operations: Sequence[Operation], inputs: Specs, **attributes: Any
+    ) -> Case:
+        """The one of `operations` for these caches; `inputs` are its own, k and v among them."""
         sizes = (self.batch, self.kv_heads, self.length, self.head_dim)
-        return cache_specs(self.cache or self.compute, sizes, self.page_size, self.pages)
+        caches = cache_specs(self.cache or self.compute, sizes, self.page_size, self.pages)
+        positions = TensorSpec(DType.INT64, (self.batch, self.rows))
+        specs = {**inputs, "positions": positions, **caches}
+        operation = next(one for one in operations if set(one.inputs) == set(specs))
+        paged = {} if self.page_size is None else {"page_size": self.page_size}
+        return Case(name, operation, specs, attributes | paged)
 
 
 def form_suffix(*, is_paged: bool, is_quantized: bool) -> str:
@@ -90,7 +91,6 @@ def cache_specs(
 def write_operations(
     name: str,
     inputs: Sequence[str],
-    launch: Callable[[Specs, Attributes, int], Launch],
     layouts: Iterable[Layout],
     attributes: dict[str, type] | None = None,
 ) -> tuple[Operation, ...]:
@@ -107,33 +107,35 @@ def write_operations(
             outputs=("k_cache_out", "v_cache_out"),
             aliases={"k_cache_out": "k_cache", "v_cache_out": "v_cache"},
             attributes=(attributes or {}) | ({"page_size": int} if is_paged else {}),
-            launch=launch,
+            launch=_launch_write,
         )
         operations.append(operation)
     return tuple(operations)
 
 
-def launch_write(
-    specs: Specs, attributes: Attributes, extents: Sequence[Extent], **constants: Constant
-) -> Launch:
-    """A program for each row and some of its heads; `extents` are k's B, S, H_kv and D."""
-    batch, rows, kv_heads, head_dim = extents
-    heads, size = fixed(kv_heads, "the number of KV heads"), fixed(head_dim, "the head size")
+def _launch_write(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
+    """A program for each row and some of its heads; attributes are constants of their names."""
+    is_paged = "page_table" in specs
+    batch, rows = specs["positions"].shape
+    cache = specs["k_cache"].shape
+    heads = fixed(cache[2 if is_paged else 1], "the number of KV heads")
+    size = fixed(cache[3], "the head size")
     block = next_power_of_two(size)
     per_program = min(next_power_of_two(heads), max(1, TILE // block))
-    is_paged = "page_table" in specs
-    constants |= {
+    absent = [name for name in ("page_table", "kv_scales") if name not in specs]
+    constants = {
         "KV_HEADS": heads,
         "HEAD_DIM": size,
         "HEADS": per_program,
         "D_BLOCK": block,
-        "PAGE_SIZE": int(attributes["page_size"]) if is_paged else 0,
+        "PAGE_SIZE": 0,
+        **{name.upper(): value for name, value in attributes.items()},
+        **dict.fromkeys(absent),
     }
-    absent = [name for name in ("page_table", "kv_scales") if name not in specs]
     return Launch(
         grid=(batch * rows, -(-heads // per_program), 1),
-        extras=(rows, specs["page_table"].shape[1] if is_paged else specs["k_cache"].shape[2]),
-        constants=constants | dict.fromkeys(absent),
+        extras=(rows, specs["page_table"].shape[1] if is_paged else cache[2]),
+        constants=constants,
         warps=max(1, min(4, per_program * block // 256)),
         stages=1,
     )

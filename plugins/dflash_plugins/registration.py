@@ -8,7 +8,7 @@ the launch's expressions, and needs neither Python nor this package when it runs
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import GenericAlias
 from typing import Any
@@ -49,9 +49,9 @@ class PluginRegistration:
         self._compile = compiler
         self._types = {getattr(tensorrt.DataType, one.tensorrt_name): one for one in DType}
 
-    def register(self, chosen: Sequence[Operation] | None = None) -> None:
-        """Registers every operation (or those chosen); one that is known already is kept."""
-        for operation in operations().values() if chosen is None else chosen:
+    def register(self) -> None:
+        """Registers every operation; one that is known already is kept."""
+        for operation in operations().values():
             namespace, _, name = operation.plugin_id.partition("::")
             if hasattr(getattr(self._plugin.op, namespace, None), name):
                 continue

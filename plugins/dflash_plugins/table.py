@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,19 +37,6 @@ def main_cases(folders: Sequence[str] = FOLDERS) -> list[Case]:
 
 
 def load_kernel(name: str) -> Any:
-    """The kernel's function; imports Triton language."""
-    from dflash_plugins.accept.kernel import accept
-    from dflash_plugins.block_attention.kernel import block_attention, block_attention_merge
-    from dflash_plugins.kv_cache_update.kernel import kv_cache_update
-    from dflash_plugins.kv_feature_injection.kernel import kv_feature_injection
-    from dflash_plugins.row_sample.kernel import row_sample
-
-    kernels = {
-        "accept": accept,
-        "block_attention": block_attention,
-        "block_attention_merge": block_attention_merge,
-        "kv_cache_update": kv_cache_update,
-        "kv_feature_injection": kv_feature_injection,
-        "row_sample": row_sample,
-    }
-    return kernels[name]
+    """The kernel's function, of the folder whose operations launch it; imports Triton language."""
+    kernels = {one.kernel: folder for folder, (found, _) in _TABLE.items() for one in found}
+    return getattr(importlib.import_module(f"dflash_plugins.{kernels[name]}.kernel"), name)

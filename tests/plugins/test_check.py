@@ -179,5 +179,7 @@ def test_bits_arrive_as_they_are() -> None:
         assert tensor.double().tolist() == arrays[name].astype(float).tolist()
 
 
-def test_every_operation_says_what_must_be_right() -> None:
-    assert tuple(checking.CHECKS) == FOLDERS
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_operation_says_what_must_be_right_and_is_measured(folder: str) -> None:
+    assert callable(checking.find_part(folder, "accuracy").check_accuracy)
+    assert checking.find_part(folder, "benchmark").points()

@@ -21,19 +21,11 @@ from dflash_plugins.testing.numeric import Array, GuardedBuffer
 Result = TypeVar("Result")
 
 
-class Interpreter:
-    """A process that interprets kernels; a context manager."""
+class Interpreter(ProcessPoolExecutor):
+    """A process that interprets kernels."""
 
     def __init__(self) -> None:
-        self._pool = ProcessPoolExecutor(
-            1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin
-        )
-
-    def __enter__(self) -> Interpreter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._pool.shutdown()
+        super().__init__(1, multiprocessing.get_context("spawn"), _begin)
 
     def run(
         self, operation: str, inputs: Arrays, attributes: Attributes | None = None, tactic: int = 0
@@ -47,7 +39,7 @@ class Interpreter:
 
     def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """What `function`, of a module that both processes can import, returns there."""
-        return self._pool.submit(function, *arguments).result()
+        return self.submit(function, *arguments).result()
 
 
 def _begin() -> None:

@@ -21,23 +21,6 @@ POISON = 0xFF
 
 
 @dataclass(frozen=True, slots=True)
-class Mismatch:
-    """The first coordinate, in C order, where an error exceeds its bound."""
-
-    coordinate: tuple[int, ...]
-    actual: Any
-    expected: Any
-    error: float
-    bound: float
-
-    def __str__(self) -> str:
-        return (
-            f"first at {self.coordinate}: {self.actual} where {self.expected} was expected "
-            f"(error {self.error:.3g}, bound {self.bound:.3g})"
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Accuracy:
     """How far off a case was where it exceeds its bound most, or comes nearest to it.
 
@@ -53,11 +36,10 @@ class Accuracy:
 def judge(name: str, actual: Array, expected: Array, bound: float | Array) -> Accuracy:
     """The verdict on one case; `bound` as for `find_mismatch`."""
     mismatch = find_mismatch(actual, expected, bound)
-    reason = None if mismatch is None else str(mismatch)
     error = relative_error(actual, expected)
     limits = np.broadcast_to(bound, error.shape)
     worst = np.unravel_index(np.argmax(error - limits), error.shape)
-    return Accuracy(name, float(error[worst]), float(limits[worst]), reason)
+    return Accuracy(name, float(error[worst]), float(limits[worst]), mismatch)
 
 
 def relative_error(actual: Array, expected: Array) -> npt.NDArray[np.float64]:
@@ -111,8 +93,8 @@ def sum_error(length: int, squares: Array | float, unit: float) -> Array:
     return bound
 
 
-def find_mismatch(actual: Array, expected: Array, bound: float | Array) -> Mismatch | None:
-    """Where `actual` first differs from `expected` by more than `bound`; None when nowhere.
+def find_mismatch(actual: Array, expected: Array, bound: float | Array) -> str | None:
+    """Where, in C order, `actual` first differs from `expected` by more than `bound`; or None.
 
     Args:
         bound: on `relative_error`; one number, or one for each element.
@@ -127,14 +109,17 @@ def find_mismatch(actual: Array, expected: Array, bound: float | Array) -> Misma
     if not wrong.size:
         return None
     coordinate = tuple(int(i) for i in np.unravel_index(wrong[0], actual.shape))
-    values = actual[coordinate], expected[coordinate], float(error[coordinate])
-    return Mismatch(coordinate, *values, float(np.broadcast_to(bound, error.shape)[coordinate]))
+    limit = np.broadcast_to(bound, error.shape)[coordinate]
+    return (
+        f"first at {coordinate}: {actual[coordinate]} where {expected[coordinate]} was expected "
+        f"(error {error[coordinate]:.3g}, bound {limit:.3g})"
+    )
 
 
 def assert_close(actual: Array, expected: Array, bound: float | Array) -> None:
     """Raises AssertionError that names the first coordinate beyond `bound`."""
     mismatch = find_mismatch(actual, expected, bound)
-    assert mismatch is None, str(mismatch)
+    assert mismatch is None, mismatch
 
 
 def assert_same_bits(actual: Array, expected: Array) -> None:
