@@ -37,7 +37,7 @@ class ShardWriter:
 
     def __init__(self, file: BinaryIO, tensors: Iterable[TensorLayout]) -> None:
         ordered = _ordered(tensors)
-        header = _header(ordered)
+        header = shard_header(ordered)
         self._ends: dict[str, int] = {}
         self._next: dict[str, int] = {}
         position = len(header)
@@ -84,14 +84,14 @@ def open_shard(path: Path, tensors: Iterable[TensorLayout]) -> Iterator[ShardWri
 def shard_bytes(tensors: Iterable[TensorLayout]) -> int:
     """The size of the file that `open_shard` makes of `tensors`."""
     ordered = _ordered(tensors)
-    return len(_header(ordered)) + sum(tensor.num_bytes for tensor in ordered)
+    return len(shard_header(ordered)) + sum(tensor.num_bytes for tensor in ordered)
 
 
 def _ordered(tensors: Iterable[TensorLayout]) -> list[TensorLayout]:
     return sorted(tensors, key=lambda tensor: -ITEM_BYTES[tensor.dtype])
 
 
-def _header(tensors: list[TensorLayout]) -> bytes:
+def shard_header(tensors: Iterable[TensorLayout]) -> bytes:
     """The length prefix and the JSON, padded so that the data begins aligned."""
     fields: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import pytest
 from dflash_perf.harness import metrics
-from dflash_perf.harness.acceptance import AcceptanceProfile
 from dflash_perf.harness.config import Goodput, OfferedLoad
 from dflash_perf.harness.distribution import Spread, describe
-from dflash_perf.harness.metrics import REQUEST_METRICS, RUN_METRICS, definition
+from dflash_perf.harness.metrics import REQUEST_METRICS, RUN_METRICS, AcceptanceProfile, definition
 from dflash_perf.harness.points import RunPlan, RunSummary, group
 from dflash_perf.harness.records import RequestRecord, RunRecord
 

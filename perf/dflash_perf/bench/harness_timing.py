@@ -44,14 +44,6 @@ class Stub:
         return {line["seed"]: line for line in lines if line["model"] == model}
 
 
-@dataclass(frozen=True, slots=True)
-class TimingErrors:
-    """One run: relative errors of the four figures, and the client's own share of a core."""
-
-    errors: dict[str, float]
-    client_cpu_share: float
-
-
 @contextmanager
 def run_stub(log: Path) -> Iterator[Stub]:
     """The stub server in a process of its own, which ends when its standard input does.
@@ -77,10 +69,11 @@ def write_prompts(path: Path) -> Path:
 
 def measure_once(
     stub: Stub, prompts: Path, folder: Path, model: str, streams: int, requests: int
-) -> TimingErrors:
+) -> tuple[dict[str, float], float]:
     """Sweeps `requests` requests of the stub's `model` with so many streams, into `folder`.
 
-    Counts are asserted, since they are exact whatever the machine does.
+    Returns the relative errors of four figures, and the client's own share of a core. Counts are
+    asserted, since they are exact whatever the machine does.
     """
     served = {"name": model, "model": model, "url": stub.grpc}
     load = {"osl": OSL, "request_count": requests, "warmup": 0}
@@ -101,7 +94,7 @@ def measure_once(
         "interactivity": point.interactivity * median(tpot) - 1,
         "throughput": run.values["output_throughput"] * window / (requests * OSL) - 1,
     }
-    return TimingErrors(errors, run.values["client_cpu_share"])
+    return errors, run.values["client_cpu_share"]
 
 
 @bench(runs=5)
@@ -112,11 +105,9 @@ def measure(work: Work) -> Figures:
         for model, streams in CASES:
             folders = [work.folder / f"{streams}-{number}" for number in range(work.runs)]
             requests = max(4, 2 * streams)
-            runs = [
-                measure_once(stub, prompts, folder, model, streams, requests) for folder in folders
-            ]
-            errors = spreads([run.errors for run in runs], *runs[0].errors)
-            share = spread([run.client_cpu_share for run in runs])
+            runs = [measure_once(stub, prompts, one, model, streams, requests) for one in folders]
+            errors = spreads([found for found, _ in runs], *runs[0][0])
+            share = spread([share for _, share in runs])
             cases.append({"streams": streams, "errors": errors, "client_cpu_share": share})
             shown = ", ".join(f"{name} {show(one, '+.2%')}" for name, one in errors.items())
             click.echo(f"{streams} streams: {shown}; client CPU share {share['median']:.0%}")

@@ -70,20 +70,20 @@ def _point_row(point: SweepPoint) -> Mapping[str, str]:
     }
     for name, _, tag, scale in _DISTRIBUTIONS:
         for statistic in STATISTICS:
-            value = point.quantile(tag, statistic)
-            row[f"{name}_{statistic}"] = "" if value is None else f"{value * scale:.6g}"
-    interactivity = point.interactivity
-    row["output_token_throughput_per_user_p50"] = (
-        "" if interactivity is None else f"{interactivity:.6g}"
-    )
+            row[f"{name}_{statistic}"] = _figure(point.quantile(tag, statistic), scale)
+    row["output_token_throughput_per_user_p50"] = _figure(point.interactivity)
     shown = {ours: theirs for ours, theirs, _ in _VALUES}
     tags = sorted({tag for run in point.runs for tag in run.values} - {"interactivity"})
     for tag in [*shown, *(tag for tag in tags if tag not in shown)]:
         spread, name = point.value(tag), shown.get(tag, tag)
-        row[name] = "" if spread is None else f"{spread.mean:.6g}"
+        row[name] = _figure(spread.mean if spread else None)
         if spread is not None and spread.half_width is not None:
-            row[f"{name}_confidence_95"] = f"{spread.half_width:.6g}"
+            row[f"{name}_confidence_95"] = _figure(spread.half_width)
     return row
+
+
+def _figure(value: float | None, scale: float = 1) -> str:
+    return "" if value is None else f"{value * scale:.6g}"
 
 
 def _to_csv(table: Iterable[Sequence[str]]) -> str:

@@ -205,8 +205,7 @@ def read_sweep_config(path: Path | None, given: dict[str, Any]) -> SweepConfig:
             if isinstance(raw.get(key), str):
                 raw[key] = str(path.parent / raw[key])
     # One kind of load replaces the other: a list on the command line is the whole list.
-    if {"concurrency", "request_rate"} & given.keys():
-        raw = {key: raw[key] for key in raw if key not in ("concurrency", "request_rate")}
-    if {"request_count", "duration_s"} & given.keys():
-        raw = {key: raw[key] for key in raw if key not in ("request_count", "duration_s")}
+    for either in ({"concurrency", "request_rate"}, {"request_count", "duration_s"}):
+        if either & given.keys():
+            raw = {key: raw[key] for key in raw if key not in either}
     return validate(SweepConfig, {**raw, **given}, path or "sweep", usage=True)

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import islice
 
 from dflash_perf.harness.config import OfferedLoad, SweepConfig
 from dflash_perf.harness.distribution import percentile
@@ -92,9 +92,9 @@ class LoadGenerator:
             DflashError: every one failed, or the server is gone.
         """
         streams = load.concurrency or 4
-        wanted = streams if self.config.warmup is None else self.config.warmup
-        if wanted:
-            loop = _Loop(self, seed, wanted, None, f"warm-up {seed}", lambda record: None)
+        count = streams if self.config.warmup is None else self.config.warmup
+        if count:
+            loop = _Loop(self, seed, count, None, f"warm-up {seed}", lambda record: None)
             await loop.run_closed(streams)
             self._check_any_completed(loop.records)
 
@@ -105,8 +105,8 @@ class LoadGenerator:
             DflashError: every request failed, or the server is gone.
         """
         gc.collect()
-        wanted, duration = self.requests_of(load), self.config.duration_s
-        loop = _Loop(self, seed, wanted, duration, str(seed), progress.add)
+        count, duration = self.requests_of(load), self.config.duration_s
+        loop = _Loop(self, seed, count, duration, str(seed), progress.add)
         lag = asyncio.create_task(_measure_lag())
         cpu_before = time.process_time()
         progress.began_at = time.perf_counter()
@@ -185,12 +185,12 @@ class _Loop:
     def _traces(self) -> Iterator[Trace]:
         """Requests, until there are `count` or `duration_s` is over."""
         self.began_at = time.perf_counter()
-        prompt_of = self.generator.prompts.order(self.order)
-        for number in count() if self.count is None else range(self.count):
+        order = self.generator.prompts.order(self.order)
+        for number, prompt in enumerate(islice(order, self.count)):
             taken_s = time.perf_counter() - self.began_at
             if self.duration_s is not None and taken_s >= self.duration_s:
                 return
-            yield Trace(number, prompt_of(number))
+            yield Trace(number, prompt)
 
     async def _send(self, trace: Trace) -> None:
         generator, timeout_s = self.generator, self.generator.config.timeout_s

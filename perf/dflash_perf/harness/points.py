@@ -10,11 +10,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from dflash_perf.harness.acceptance import AcceptanceProfile
 from dflash_perf.harness.config import OfferedLoad
 from dflash_perf.harness.distribution import Spread, describe
 from dflash_perf.harness.load import REQUESTS_PER_STREAM
-from dflash_perf.harness.metrics import REQUEST_METRICS, RUN_METRICS
+from dflash_perf.harness.metrics import REQUEST_METRICS, RUN_METRICS, AcceptanceProfile
 from dflash_perf.harness.records import RunRecord
 
 BUSY_CLIENT = 0.8

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, count, cycle
 from pathlib import Path
 
 from dflash_perf.harness.config import SweepConfig
@@ -33,15 +34,24 @@ class Tokenizer:
         self._core.no_truncation()
         self._core.no_padding()
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids without special tokens."""
-        return list(self._core.encode(text, add_special_tokens=False).ids)
-
     def count(self, text: str) -> int:
-        return len(self.encode(text))
+        """Tokens without special ones."""
+        return len(self._encode(text))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self._core.decode(list(ids), skip_special_tokens=False))
+    def cut(self, text: str, length: int) -> str | None:
+        """The beginning of `text` that has `length` tokens; None where no cut encodes to as many.
+
+        A cut may split what the tokenizer would merge, or a character: a few places are tried.
+        """
+        ids = self._encode(text)
+        for extra in sorted(range(-_MARGIN, _MARGIN + 1), key=abs):
+            cut = str(self._core.decode(ids[: length + extra], skip_special_tokens=False))
+            if "\ufffd" not in cut and self.count(cut) == length:
+                return cut
+        return None
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._core.encode(text, add_special_tokens=False).ids)
 
 
 def _find(path: Path) -> Path:
@@ -70,18 +80,11 @@ class PromptSet:
             digest.update(len(data).to_bytes(8, "little") + data)
         return digest.hexdigest()
 
-    def order(self, seed: int | str) -> Callable[[int], int]:
-        """Maps a request's number to its prompt: all prompts once, then again in a new order."""
-        rounds: list[list[int]] = []
-
-        def prompt_of(request: int) -> int:
-            turn, place = divmod(request, len(self.texts))
-            while len(rounds) <= turn:
-                generator = random.Random(f"{seed}:{len(rounds)}")
-                rounds.append(generator.sample(range(len(self.texts)), len(self.texts)))
-            return rounds[turn][place]
-
-        return prompt_of
+    def order(self, seed: str) -> Iterator[int]:
+        """The prompt of each request: all prompts once, then again in a new order, without end."""
+        for turn in count():
+            generator = random.Random(f"{seed}:{turn}")
+            yield from generator.sample(range(len(self.texts)), len(self.texts))
 
 
 def load_prompts(config: SweepConfig, tokenizer: Tokenizer | None) -> PromptSet:
@@ -122,31 +125,22 @@ def cut_to_length(
             where=path,
             usage=True,
         )
-    return [_cut(prompts, lengths, first, tokenizer, length, path) for first in range(len(prompts))]
-
-
-def _cut(
-    prompts: Sequence[str],
-    lengths: Sequence[int],
-    first: int,
-    tokenizer: Tokenizer,
-    length: int,
-    path: Path,
-) -> str:
-    parts: list[str] = []
-    tokens, following = 0, first
-    while tokens < length + _MARGIN:
-        parts.append(prompts[following % len(prompts)])
-        tokens += lengths[following % len(prompts)]
-        following += 1
-    ids = tokenizer.encode(_SEAM.join(parts))
-    # A cut may split what the tokenizer would merge, or a character: a few places are tried.
-    for extra in sorted(range(-_MARGIN, _MARGIN + 1), key=abs):
-        text = tokenizer.decode(ids[: length + extra])
-        if "\ufffd" not in text and tokenizer.count(text) == length:
-            return text
-    raise DflashError(
-        f"prompt {first + 1} cannot be cut to {length} tokens that encode to as many",
-        where=path,
-        fix="choose another isl",
-    )
+    found = []
+    numbers = range(len(prompts))
+    for first in numbers:
+        parts: list[str] = []
+        tokens = 0
+        for number in chain(numbers[first:], cycle(numbers)):
+            parts.append(prompts[number])
+            tokens += lengths[number]
+            if tokens >= length + _MARGIN:
+                break
+        text = tokenizer.cut(_SEAM.join(parts), length)
+        if text is None:
+            raise DflashError(
+                f"prompt {first + 1} cannot be cut to {length} tokens that encode to as many",
+                where=path,
+                fix="choose another isl",
+            )
+        found.append(text)
+    return found

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_perf.harness.acceptance import AcceptanceProfile
 from dflash_perf.harness.answers import NOT_MEASURED, Answer, build_fronts, throughput_unit
 from dflash_perf.harness.config import OfferedLoad
+from dflash_perf.harness.metrics import AcceptanceProfile
 from dflash_perf.harness.points import SweepPoint
 from dflash_perf.report.style import (
     INK,
@@ -198,7 +198,7 @@ def draw_histogram(data: ChartData) -> Figure | None:
         shares = [count / total for count in profile.histogram]
         colour = data.looks[name].colour
         axes.bar(list(sizes), shares, color=colour, width=0.8)
-        tau = sum(size * share for size, share in zip(sizes, shares, strict=True))
+        tau = profile.acceptance_length
         axes.axvline(tau, color=INK, linewidth=1, linestyle=(0, (4, 3)))
         axes.set_title(f"{name}\nτ = {tau:.2f}", color=colour, fontsize=9.5)
         step = max(1, len(profile.histogram) // 8)

@@ -10,14 +10,13 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from dflash_perf.front import Front
-from dflash_perf.harness.acceptance import AcceptanceProfile
 from dflash_perf.harness.answers import (
     Answer,
     answer,
     build_fronts,
     throughput_unit,
 )
-from dflash_perf.harness.metrics import REQUEST_METRICS, RUN_METRICS, definition
+from dflash_perf.harness.metrics import REQUEST_METRICS, RUN_METRICS, AcceptanceProfile, definition
 from dflash_perf.harness.points import SweepPoint
 from dflash_perf.harness.store import ResultStore
 from dflash_perf.report import charts
@@ -175,10 +174,7 @@ def _headline(answers: Sequence[Answer], *, chosen_here: bool) -> str | None:
 
 
 def _draw(data: ChartData, unit: str) -> list[Chart]:
-    drafted = JOIN.join(
-        f"{name} {sum(i * n for i, n in enumerate(p.histogram, 1)) / sum(p.histogram):.2f}"
-        for name, p in data.profiles.items()
-    )
+    drafted = JOIN.join(f"{name} {p.acceptance_length:.2f}" for name, p in data.profiles.items())
     is_partial = any(profile.conditional_basis == "histogram" for profile in data.profiles.values())
     wanted: list[tuple[str, str, str, str, Callable[[ChartData], Figure | None]]] = [
         (

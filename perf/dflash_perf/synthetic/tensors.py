@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from dflash_trt.checkpoints.safetensors_header import ITEM_BYTES
+from dflash_trt.quantization.shards import TensorLayout, shard_header
 
 _RANDOM_TYPES = {"BF16": ml_dtypes.bfloat16, "F32": np.float32}
 _CHUNK = 1 << 24
@@ -36,49 +36,34 @@ def write_checkpoint(
     """
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    shards: list[Tensors] = [{}]
-    for name, tensor in tensors.items():
-        if _encode_header(shards[-1] | {name: tensor})[1] > shard_bytes:
-            shards.append({})
-        shards[-1][name] = tensor
+    shards: list[list[TensorLayout]] = [[]]
+    for name, (dtype, shape) in tensors.items():
+        tensor = TensorLayout(name, dtype, shape)
+        if sum(one.num_bytes for one in [*shards[-1], tensor]) > shard_bytes:
+            shards.append([])
+        shards[-1].append(tensor)
     total, places = 0, dict[str, str]()
     for number, shard in enumerate(shards):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         file = "model.safetensors" if len(shards) == 1 else file
         total += _write_file(folder / file, shard, random)
-        places |= dict.fromkeys(shard, file)
+        places |= {tensor.name: file for tensor in shard}
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     return total
 
 
-def _encode_header(tensors: Tensors) -> tuple[bytes, int]:
-    """What a .safetensors file of `tensors` begins with, and how many bytes of data follow."""
-    header: dict[str, object] = {}
-    offset = 0
-    for name, (dtype, shape) in tensors.items():
-        length = math.prod(shape) * ITEM_BYTES[dtype]
-        header[name] = {
-            "dtype": dtype,
-            "shape": list(shape),
-            "data_offsets": [offset, offset + length],
-        }
-        offset += length
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    return len(encoded).to_bytes(8, "little") + encoded, offset
-
-
-def _write_file(path: Path, tensors: Tensors, random: bool) -> int:
-    encoded, size = _encode_header(tensors)
+def _write_file(path: Path, tensors: list[TensorLayout], random: bool) -> int:
+    """Writes a shard; returns the bytes of its weights."""
+    header, size = shard_header(tensors), sum(one.num_bytes for one in tensors)
     generator = np.random.default_rng(0)
     with path.open("wb") as file:
-        file.write(encoded)
-        for dtype, shape in tensors.values() if random else ():
-            for left in range(math.prod(shape), 0, -_CHUNK):
+        file.write(header)
+        for one in tensors if random else ():
+            for left in range(math.prod(one.shape), 0, -_CHUNK):
                 weights = generator.standard_normal(min(left, _CHUNK), np.float32) * np.float32(0.1)
-                weights += np.float32(len(shape) == 1)  # norms are about 1
-                file.write(weights.astype(_RANDOM_TYPES[dtype]).tobytes())
-        file.truncate(len(encoded) + size)
+                weights += np.float32(len(one.shape) == 1)  # norms are about 1
+                file.write(weights.astype(_RANDOM_TYPES[one.dtype]).tobytes())
+        file.truncate(len(header) + size)
     return size
