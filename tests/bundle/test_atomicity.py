@@ -30,6 +30,11 @@ def wait(name):
         print("waiting", flush=True)
         sys.stdin.readline()
 
+def rename(self, target):
+    wait("rename" if self.name == "new" else "")
+    return real(self, target)
+
+real, Path.rename = Path.rename, rename
 try:
     build_pair(Path(sys.argv[1]), Path(sys.argv[2]), watcher=Watcher(at=wait),
                hash_weights=True, overwrite="overwrite" in sys.argv)
@@ -155,25 +160,10 @@ def test_kill_9_in_mid_build(
     _check_whole(destination)
 
 
-def test_kill_9_in_mid_replacement(
-    pair: Path, tmp_path: Path, start_build: StartBuild, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kill_9_in_mid_replacement(pair: Path, tmp_path: Path, start_build: StartBuild) -> None:
     """Killed between the two renames: the next build of the same output clears up."""
     build_pair(pair, tmp_path / "b")
-    script = WAITING_BUILD.replace(
-        "try:",
-        "from dflash_trt.bundle import staging\n"
-        "real = Path.rename\n"
-        "def rename(self, target):\n"
-        "    if self.name == 'new':\n"
-        "        print('waiting', flush=True); sys.stdin.readline()\n"
-        "    return real(self, target)\n"
-        "Path.rename = rename\n"
-        "try:",
-        1,
-    )
-    monkeypatch.setitem(globals(), "WAITING_BUILD", script)
-    process = start_build(tmp_path / "b", "none", "overwrite")
+    process = start_build(tmp_path / "b", "rename", "overwrite")
     process.kill()
     process.wait()
     assert not (tmp_path / "b").exists()
@@ -189,38 +179,28 @@ def test_a_folder_abandoned_before_it_was_locked(pair: Path, tmp_path: Path) -> 
     assert _names(tmp_path) == [".other.building-abc", "b", "pair"]
 
 
-@pytest.mark.parametrize("stage", ["linking weights", "hashing weights"])
+@pytest.mark.parametrize(
+    ("stage", "overwrite"),
+    [("linking weights", False), ("hashing weights", False), ("graphs", True)],
+)
 def test_a_running_build_is_left_alone(
-    pair: Path, tmp_path: Path, start_build: StartBuild, stage: str
+    pair: Path, tmp_path: Path, start_build: StartBuild, stage: str, overwrite: bool
 ) -> None:
-    """Two builds of one output: the first to finish wins, the other says so."""
+    """Two builds of one output: the first to finish wins, the other overwrites it or says so."""
     destination = tmp_path / "b"
-    slow = start_build(destination, stage)
-    build_pair(pair, destination)
+    if overwrite:
+        build_pair(pair, destination)
+    slow = start_build(destination, stage, *["overwrite"] * overwrite)
+    build_pair(pair, destination, overwrite=overwrite)
     inode = (destination / "manifest.json").stat().st_ino
     out, _ = slow.communicate("go on\n")
-    assert slow.returncode == 2
-    assert out == (
+    refusal = (
         f"{destination}: was built by another process meanwhile; "
         "choose another -o or add --overwrite\n"
     )
+    assert (slow.returncode, out) == ((0, "") if overwrite else (2, refusal))
     assert _names(tmp_path) == ["b", "pair"]
-    assert (destination / "manifest.json").stat().st_ino == inode
-    _check_whole(destination)
-
-
-def test_a_build_that_overwrites_is_last(
-    pair: Path, tmp_path: Path, start_build: StartBuild
-) -> None:
-    destination = tmp_path / "b"
-    build_pair(pair, destination)
-    slow = start_build(destination, "graphs", "overwrite")
-    build_pair(pair, destination, overwrite=True)
-    inode = (destination / "manifest.json").stat().st_ino
-    slow.communicate("go on\n")
-    assert slow.returncode == 0
-    assert _names(tmp_path) == ["b", "pair"]
-    assert (destination / "manifest.json").stat().st_ino != inode
+    assert ((destination / "manifest.json").stat().st_ino != inode) == overwrite
     _check_whole(destination)
 
 

@@ -16,6 +16,8 @@ from dflash_trt.runtime import (
 from tests.reference.compare import assert_bitwise_equal
 
 OUTPUT = 72
+WINDOW = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
+"""A draft's, one layer of each kind."""
 
 
 def make_requests(vocab: int, count: int, sampling: SamplingParams | None = None) -> list[Request]:
@@ -40,6 +42,22 @@ def run(executor: Executor, requests: list[Request], **options: object) -> list[
 
 def run_baseline(executor: Executor, requests: list[Request]) -> list[RequestResult]:
     return [run(executor, [request], speculation=False)[0] for request in requests]
+
+
+def check_groups(
+    executor: Executor,
+    requests: list[Request],
+    expected: list[RequestResult],
+    batch: int,
+    **options: object,
+) -> None:
+    """Runs `batch` requests at a time; each says what is `expected` of it, to the bit."""
+    for first in range(0, len(requests), batch):
+        group = slice(first, first + batch)
+        for want, got in zip(
+            expected[group], run(executor, requests[group], **options), strict=True
+        ):
+            assert_same(want, got, f"batch {batch}, {options}")
 
 
 def assert_same(expected: RequestResult, actual: RequestResult, name: str) -> None:

@@ -14,7 +14,9 @@ from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingPar
 from tests.inspection import arrays
 from tests.lossless.runs import (
     OUTPUT,
+    WINDOW,
     assert_same,
+    check_groups,
     count_tokens,
     make_requests,
     run,
@@ -26,7 +28,6 @@ from tests.pairs import PairFactory, TinyPair
 pytestmark = [pytest.mark.numeric, pytest.mark.covering(1)]
 
 PAGING = {"page_size": 8, "pages": 61}
-WINDOW = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
 PAIRS: dict[str, dict[str, Any]] = {
     # Scales of 0.01 in the target's checkpoint, which clip its largest keys; the draft's are 1.
     "qwen3_scaled": {
@@ -76,20 +77,14 @@ def executor(request: pytest.FixtureRequest, case: Case) -> Executor:
 def test_speculation_keeps_every_bit(
     case: Case, executor: Executor, batch: int, block: int, chunk: int
 ) -> None:
-    for first in range(0, len(case.requests), batch):
-        group = case.requests[first : first + batch]
-        results = run(executor, group, block_size=block, prefill_chunk=chunk)
-        for want, got in zip(case.expected[first : first + batch], results, strict=True):
-            assert_same(want, got, f"batch {batch}, block {block}, chunk {chunk}")
+    options = {"block_size": block, "prefill_chunk": chunk}
+    check_groups(executor, case.requests, case.expected, batch, **options)
 
 
 def test_sampled_tokens_do_not_depend_on_speculation(case: Case, executor: Executor) -> None:
     sampling = SamplingParams(temperature=0.8, top_k=20, seed=5)
     requests = make_requests(64, 4, sampling)
-    for want, got in zip(
-        run_baseline(executor, requests), run(executor, requests, block_size=5), strict=True
-    ):
-        assert_same(want, got, "sampled")
+    check_groups(executor, requests, run_baseline(executor, requests), 4, block_size=5)
 
 
 def test_traffic_that_comes_and_goes_keeps_every_bit(case: Case, executor: Executor) -> None:

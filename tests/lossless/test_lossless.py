@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -23,7 +23,9 @@ from dflash_trt.text.prompts import read_prompts
 from tests.covering import exhaustive
 from tests.lossless.runs import (
     OUTPUT,
+    WINDOW,
     assert_same,
+    check_groups,
     count_tokens,
     make_requests,
     run,
@@ -69,12 +71,11 @@ def case(request: pytest.FixtureRequest, make_pair: PairFactory, demo_bundle: Bu
     if request.param == "demo":
         bundle = demo_bundle
     else:
-        window = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
         is_quantized = request.param == "nvfp4"
         bundle = make_pair(
             "qwen3" if is_quantized else request.param,
             {"vocab": 64, **EXTRA.get(request.param, {})},
-            window,
+            WINDOW,
             fit_steps=150,
             max_batch=8,
             quantize=NVFP4 if is_quantized else None,
@@ -89,21 +90,15 @@ def case(request: pytest.FixtureRequest, make_pair: PairFactory, demo_bundle: Bu
 @pytest.mark.parametrize(("block", "chunk"), [(2, 17), (3, 5), (5, 64), (8, 17)])
 def test_greedy_speculation_keeps_every_bit(case: Case, batch: int, block: int, chunk: int) -> None:
     """8 prompts × 72 tokens × 12 settings × 5 pairs: 34,560 greedy tokens, a third of it daily."""
-    for first in range(0, len(case.requests), batch):
-        group = case.requests[first : first + batch]
-        results = run(case.executor, group, block_size=block, prefill_chunk=chunk)
-        for want, got in zip(case.expected[first : first + batch], results, strict=True):
-            assert_same(want, got, f"batch {batch}, block {block}, chunk {chunk}")
+    options = {"block_size": block, "prefill_chunk": chunk}
+    check_groups(case.executor, case.requests, case.expected, batch, **options)
 
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("batch", [4, 8])
 def test_batching_the_baseline_keeps_every_bit(case: Case, batch: int) -> None:
-    for first in range(0, len(case.requests), batch):
-        group = case.requests[first : first + batch]
-        results = run(case.executor, group, speculation=False, prefill_chunk=13)
-        for want, got in zip(case.expected[first : first + batch], results, strict=True):
-            assert_same(want, got, f"target_only, batch {batch}")
+    options = {"speculation": False, "prefill_chunk": 13}
+    check_groups(case.executor, case.requests, case.expected, batch, **options)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, *map(exhaustive, range(3, 8))])
@@ -129,16 +124,10 @@ def test_admissions_and_cancellations_in_flight_keep_every_bit(case: Case, seed:
 def test_a_seed_gives_the_same_tokens_with_speculation_on_or_off(
     case: Case, sampling: SamplingParams
 ) -> None:
-    requests = [
-        Request(
-            prompt_ids=request.prompt_ids, max_tokens=OUTPUT, sampling=sampling, ignore_eos=True
-        )
-        for request in case.requests
-    ]
+    requests = [replace(request, sampling=sampling) for request in case.requests]
     expected = run_baseline(case.executor, requests)
     for block in (3, 8):
-        for want, got in zip(expected, run(case.executor, requests, block_size=block), strict=True):
-            assert_same(want, got, f"sampled, block {block}")
+        check_groups(case.executor, requests, expected, 8, block_size=block)
     greedy = [result.token_ids for result in case.expected]
     assert any(result.token_ids != tokens for result, tokens in zip(expected, greedy, strict=True))
 

@@ -15,6 +15,7 @@ from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResu
 from tests.inspection import held_pages, poison_free_pages, pools
 from tests.lossless.runs import (
     OUTPUT,
+    WINDOW,
     assert_same,
     count_tokens,
     make_requests,
@@ -25,7 +26,6 @@ from tests.lossless.runs import (
 from tests.pairs import PairFactory, TinyPair
 
 LENGTH, SIZE = 192, 8
-WINDOW = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
 PAIR: dict[str, Any] = {
     "family": "qwen3",
     "target": {"vocab": 64, "num_layers": 4},

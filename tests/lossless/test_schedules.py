@@ -14,7 +14,14 @@ from dflash_trt.runtime import Generator, GeneratorOptions, SamplingParams
 from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
 from tests.covering import exhaustive
 from tests.inspection import arrays
-from tests.lossless.runs import OUTPUT, count_tokens, make_requests, run_baseline, run_traffic
+from tests.lossless.runs import (
+    OUTPUT,
+    WINDOW,
+    count_tokens,
+    make_requests,
+    run_baseline,
+    run_traffic,
+)
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
 from tests.runtime.schedules import invent_measurements
@@ -25,8 +32,7 @@ PROMPT = 140  # past the first cache length of 128
 
 @pytest.fixture(scope="module")
 def pair(make_pair: PairFactory) -> TinyPair:
-    window = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
-    return make_pair("qwen3", {"vocab": 64}, window, fit_steps=150, max_batch=SLOTS)
+    return make_pair("qwen3", {"vocab": 64}, WINDOW, fit_steps=150, max_batch=SLOTS)
 
 
 @dataclass
