@@ -101,8 +101,7 @@ def test_weights_are_linked(pair: Path, tmp_path: Path) -> None:
 
 
 def test_copy_weights(pair: Path, tmp_path: Path) -> None:
-    watcher = Watcher()
-    build_pair(pair, tmp_path / "b", copy_weights=True, watcher=watcher)
+    build_pair(pair, tmp_path / "b", copy_weights=True)
     source, placed = pair / "target" / "model.safetensors", tmp_path / "b" / TARGET_WEIGHTS
     assert not _is_linked(source, placed)
     assert placed.read_bytes() == source.read_bytes()
@@ -189,8 +188,7 @@ def test_a_filesystem_without_links(
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    watcher = Watcher()
-    build_pair(pair, tmp_path / "b", watcher=watcher)
+    build_pair(pair, tmp_path / "b")
     assert read_manifest_json(tmp_path / "b")["weights"] == "copied"
     assert _runs(tmp_path / "b")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.runtime import (
@@ -58,6 +58,41 @@ def check_groups(
             expected[group], run(executor, requests[group], **options), strict=True
         ):
             assert_same(want, got, f"batch {batch}, {options}")
+
+
+def check_shared_prefix(
+    linear: Executor,
+    paged: Executor,
+    tails: Iterable[int],
+    before_step: Callable[[Generator], None] = lambda generator: None,
+) -> None:
+    """A prefix of ten pages, then tails of so many tokens: computed once, and nothing differs.
+
+    The same acceptance, step by step, as without it: the drafter's context comes along.
+    """
+    rng = random.Random(4)
+    system = [rng.randrange(2, 62) for _ in range(80)]
+    prompts = [(*system, *(rng.randrange(2, 62) for _ in range(tail))) for tail in (0, *tails)]
+    requests = [Request(prompt_ids=one, max_tokens=OUTPUT, ignore_eos=True) for one in prompts]
+    generator = Generator(paged, options=GeneratorOptions(record_logits=True))
+    cached = []
+    for request, want in zip(requests, run(linear, requests), strict=True):
+        generator.submit(request)
+        (got,) = finish(generator, before_step)
+        assert_same(want, got, f"{len(request.prompt_ids)} tokens")
+        cached.append(got.statistics.cached_prompt_tokens)
+        for name in ("acceptance_length", "acceptance_histogram", "conditional_acceptance"):
+            assert getattr(got.statistics, name) == getattr(want.statistics, name)
+    assert cached == [0, *[80] * (len(requests) - 1)]
+
+
+def finish(generator: Generator, before_step: Callable[[Generator], None]) -> list[RequestResult]:
+    """Results of what was submitted, in its order."""
+    results = []
+    while generator.has_work:
+        before_step(generator)
+        results += [event.result for event in generator.step() if event.result is not None]
+    return sorted(results, key=lambda result: result.request_id)
 
 
 def assert_same(expected: RequestResult, actual: RequestResult, name: str) -> None:

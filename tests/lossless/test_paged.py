@@ -11,15 +11,16 @@ import pytest
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import open_executor
-from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
 from tests.inspection import held_pages, poison_free_pages, pools
 from tests.lossless.runs import (
     OUTPUT,
     WINDOW,
     assert_same,
+    check_shared_prefix,
     count_tokens,
+    finish,
     make_requests,
-    run,
     run_baseline,
     run_traffic,
 )
@@ -49,16 +50,6 @@ def paged(request: pytest.FixtureRequest, make_pair: PairFactory) -> Executor:
     return open_executor(built.bundle, threads=1)
 
 
-def finish(generator: Generator, executor: Executor) -> dict[int, RequestResult]:
-    results = {}
-    while generator.has_work:
-        poison_free_pages(generator, pools(executor))
-        for event in generator.step():
-            if event.result is not None:
-                results[event.request_id] = event.result
-    return results
-
-
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
 def test_preemption_keeps_every_bit(
     linear: TinyPair, paged: Executor, sampling: SamplingParams
@@ -68,35 +59,20 @@ def test_preemption_keeps_every_bit(
     generator = Generator(paged, options=GeneratorOptions(record_logits=True, prefill_chunk=17))
     for request in requests:
         generator.submit(request)
-    results = finish(generator, paged)
-    for index, want in enumerate(expected):
-        assert_same(want, results[index], f"request {index}")
-    lost = [results[index].statistics.preemptions for index in range(8)]
+    results = finish(generator, lambda running: poison_free_pages(running, pools(paged)))
+    for index, (want, got) in enumerate(zip(expected, results, strict=True)):
+        assert_same(want, got, f"request {index}")
+    lost = [result.statistics.preemptions for result in results]
     assert sum(lost) > 3 and lost[0] == 0, lost
 
 
 def test_a_shared_prefix_changes_neither_bits_nor_acceptance(
     linear: TinyPair, paged: Executor
 ) -> None:
-    """The same acceptance, step by step, as without it: the drafter's context comes along."""
-    rng = random.Random(4)
-    system = [rng.randrange(2, 62) for _ in range(80)]
-    tails = [[rng.randrange(2, 62) for _ in range(length)] for length in (1, 3, 8, 9, 20)]
-    requests = [
-        Request(prompt_ids=tuple(system + tail), max_tokens=OUTPUT, ignore_eos=True)
-        for tail in ([], *tails)
-    ]
-    expected = run(linear.open(), requests)
-    generator = Generator(paged, options=GeneratorOptions(record_logits=True))
-    cached = []
-    for request, want in zip(requests, expected, strict=True):
-        request_id = generator.submit(request)
-        got = finish(generator, paged)[request_id]
-        assert_same(want, got, f"{len(request.prompt_ids)} tokens")
-        cached.append(got.statistics.cached_prompt_tokens)
-        for name in ("acceptance_length", "acceptance_histogram", "conditional_acceptance"):
-            assert getattr(got.statistics, name) == getattr(want.statistics, name)
-    assert cached == [0, 80, 80, 80, 80, 80]
+    def poison(generator: Generator) -> None:
+        poison_free_pages(generator, pools(paged))
+
+    check_shared_prefix(linear.open(), paged, (1, 3, 8, 9, 20), poison)
 
 
 def test_a_draft_without_the_shared_context_would_be_noticed(

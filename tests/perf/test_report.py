@@ -110,10 +110,8 @@ def test_names_and_errors_are_words_not_markup(tmp_path: Path) -> None:
     assert "\\<script\\>" in markdown and "\\|" in markdown
 
 
-def test_folders_without_a_sweep(tmp_path: Path) -> None:
-    run("report", tmp_path).fails(2, "holds no sweep")
-    run("report", tmp_path / "none").fails(2, "holds no sweep")
-    run("report", tmp_path, "-o", "report.pdf").fails(2, "must end in .html")
+def test_a_sweep_without_whole_runs(tmp_path: Path) -> None:
+    """What holds no sweep at all is refused in tests/frozen."""
     config = invented_config()
     store = ResultStore(tmp_path / "results")
     with store.open_for(config, "", ""):

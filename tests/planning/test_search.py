@@ -108,13 +108,6 @@ def test_prefill_costs_throughput(inputs: int, more: int) -> None:
     assert long is None or long.throughput <= short.throughput * (1 + 1e-9)
 
 
-def test_nothing_fits() -> None:
-    pair = find_pair("gpt-oss-120b")
-    site = _site("rtx-5090", 1, pair.name)
-    with pytest.raises(DflashError, match=r"no sequence .* fits beside 65.2 GB"):
-        make_projection(pair, site, WORKLOAD, 10, published_decodings(pair))
-
-
 @given(st.floats(1.0, 16.0), st.integers(1, 15))
 def test_flat_acceptance_has_its_tau(tau: float, drafts: int) -> None:
     if tau > drafts + 1:
