@@ -71,6 +71,39 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return Run(capsys)
 
 
+@dataclass(frozen=True)
+class Build:
+    """Runs `build` to `folder`; one that fails must leave nothing there or beside it."""
+
+    run: Run
+    folder: Path
+
+    def __call__(self, target: object, *options: object) -> Outcome:
+        root = self.folder.parents[1]
+        before = sorted(root.rglob("*"))
+        outcome = self.run("build", "--target", target, "-o", self.folder, *options)
+        assert outcome.code == 0 or (outcome.out == "" and sorted(root.rglob("*")) == before)
+        return outcome
+
+    def well(self, target: object, *options: object) -> Outcome:
+        """As a call; the command must succeed."""
+        outcome = self(target, *options)
+        assert outcome.code == 0, (outcome.out, outcome.err)
+        return outcome
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """That of the bundle."""
+        manifest: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text())
+        return manifest
+
+
+@pytest.fixture
+def build(run: Run, tmp_path: Path) -> Build:
+    """To a folder in one that is not there yet."""
+    return Build(run, tmp_path / "out" / "b")
+
+
 def write_config(folder: Path, **keys: object) -> Path:
     """Writes the configuration of the checkpoints `target` and `draft` in `folder`."""
     config = {role: {"checkpoint": role} for role in ("target", "draft")}
@@ -114,21 +147,6 @@ def own_pair(bigram_config: Path, tmp_path: Path) -> Path:
     root = tmp_path / "pair"
     shutil.copytree(bigram_config.parent, root, ignore=shutil.ignore_patterns("bundle"))
     return root / "pair.yaml"
-
-
-@pytest.fixture
-def with_template(own_pair: Path, tmp_path: Path, run: Run) -> Callable[[str], Path]:
-    """Builds a bundle whose tokenizer has the chat template given."""
-
-    def build(template: str) -> Path:
-        config = own_pair.parent / "target" / "tokenizer_config.json"
-        fields = {"eos_token": "<end>", "chat_template": template}
-        config.write_text(json.dumps(fields), encoding="utf-8")
-        folder = tmp_path / "chat-bundle"
-        assert run("build", "--target", own_pair, "-o", folder, "--overwrite").code in (0,)
-        return folder
-
-    return build
 
 
 @pytest.fixture

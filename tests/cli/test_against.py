@@ -227,11 +227,3 @@ def test_bundles_that_are_no_twins(run: Run, twins: Twins, bundle: Path, tmp_pat
     run("verify", other / "bundle", "--against", twins.twin).fails(
         2, "draft mask_token_id 7 versus 299, the tokenizers differ;"
     )
-
-
-@pytest.mark.parametrize("option", ["--batch", "--block-size", "--repeats"])
-def test_options_of_the_proof_are_refused(run: Run, twins: Twins, option: str) -> None:
-    """The other way round is in tests/frozen."""
-    run("verify", twins.bundle, "--against", twins.twin, option, 3).fails(
-        2, option, "does not go with --against"
-    )

@@ -12,7 +12,7 @@ import pytest
 
 import dflash_trt.backends.tensorrt.build.builder as builder
 import dflash_trt.backends.tensorrt.library as library
-from tests.cli.conftest import Run, edit_manifest, write_config
+from tests.cli.conftest import Build, Run, edit_manifest, write_config
 
 RTX = ["--executor", "tensorrt-rtx"]
 
@@ -33,15 +33,11 @@ def _need_library() -> Any:
 
 
 def test_missing_library(
-    run: Run, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, build: Build, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
-    output = tmp_path / "out" / "bundle"
-    line = run("build", "--target", small, *RTX, "-o", output).fails(
-        1, "TensorRT-RTX is not installed", "pip install 'dflash-trt[rtx]'"
-    )
-    assert "head size" not in line
-    assert not output.parent.exists()
+    pieces = ("TensorRT-RTX is not installed", "pip install 'dflash-trt[rtx]'")
+    assert "head size" not in build(small, *RTX).fails(1, *pieces)
     said = {one["capability"]: one for one in run("doctor", "--json").json}
     finding = said["build TensorRT-RTX engines"]
     assert finding["ready"] is False and "dflash-trt[rtx]" in finding["detail"]
@@ -109,23 +105,19 @@ def _lose_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_nothing_is_left_behind(
-    run: Run,
+    build: Build,
     small: Path,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     damage: Callable[[pytest.MonkeyPatch], None],
     pieces: list[str],
 ) -> None:
     _need_library()
     damage(monkeypatch)
-    output = tmp_path / "out" / "bundle"
-    output.parent.mkdir()
-    run("build", "--target", small, *RTX, "-o", output).fails(1, *pieces)
-    assert not list(output.parent.iterdir())
+    build(small, *RTX).fails(1, *pieces)
 
 
 def test_an_interrupt_ends_the_build(
-    run: Run, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build: Build, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _need_library()
 
@@ -135,19 +127,16 @@ def test_an_interrupt_ends_the_build(
     monkeypatch.setattr(
         "dflash_trt.backends.tensorrt.build.monitor.PhaseProgress.complete_step", interrupt
     )
-    output = tmp_path / "out" / "bundle"
-    output.parent.mkdir()
-    outcome = run("build", "--target", small, *RTX, "-o", output)
+    outcome = build(small, *RTX)
     assert outcome.code == 130 and outcome.err.splitlines()[-1] == "interrupted"
-    assert not list(output.parent.iterdir())
 
 
 def test_engines_are_shown_and_need_a_gpu(
-    run: Run, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, build: Build, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _need_library()
-    output = tmp_path / "bundle"
-    built = run.well("build", "--target", small, *RTX, "--precision", "fp16", "-o", output)
+    output = build.folder
+    built = build.well(small, *RTX, "--precision", "fp16")
     assert "engines for sm_120 in float16: target " in built.out
     assert "(2 × 128 positions, allocated whole)" in built.out
     text = run("inspect", output).out

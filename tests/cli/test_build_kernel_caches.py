@@ -6,7 +6,6 @@ kernels and engines have not run on a GPU.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,13 @@ pytest.importorskip("triton", reason="Triton language (the plugins extra) is not
 from dflash_plugins.table import operations
 
 from dflash_trt.kernels import attention as kernel_facts
-from tests.cli.conftest import Run, write_config
+from tests.cli.conftest import Build, Run, write_config
 from tests.pairs import PairFactory
 from tests.standins.plugin_tensorrt import FULL, PluginTensorRt
 
-CACHES = {
-    "paged": ["--kv-layout", "paged", "--page-size", "16", "--kv-pages", "9"],
-    "fp8": ["--kv-dtype", "fp8"],
-    "paged_fp8": ["--kv-layout", "paged", "--page-size", "16", "--kv-pages", "9"]
-    + ["--kv-dtype", "fp8"],
-}
+PAGED = ["--kv-layout", "paged", "--page-size", "16", "--kv-pages", "9"]
+FP8 = ["--kv-dtype", "fp8"]
+CACHES = {"paged": PAGED, "fp8": FP8, "paged_fp8": [*PAGED, *FP8]}
 LIMITS = {"max_batch": 2, "max_seq_len": 64}
 ELSEWHERE = {"swiglu", "moe", "row_sample", "accept"}
 """Operations that touch no cache."""
@@ -65,8 +61,8 @@ PAIRS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("pair", PAIRS)
 def test_kernels_are_all_that_touches_such_caches(
     run: Run,
+    build: Build,
     make_pair: PairFactory,
-    tmp_path: Path,
     full: PluginTensorRt,
     monkeypatch: pytest.MonkeyPatch,
     pair: str,
@@ -76,9 +72,9 @@ def test_kernels_are_all_that_touches_such_caches(
     """In every graph, the prompt's chunks included; with windows and sinks."""
     if is_long:
         monkeypatch.setattr(kernel_facts, "RUN", 16)
-    config, output = write_config(make_pair(**PAIRS[pair]).folder, **LIMITS), tmp_path / "bundle"
-    run.well("build", "--target", config, *FULL, *CACHES[caches], "--plugins", "-o", output)
-    manifest = json.loads((output / "manifest.json").read_text())
+    config = write_config(make_pair(**PAIRS[pair]).folder, **LIMITS)
+    build.well(config, *FULL, *CACHES[caches], "--plugins")
+    manifest = build.manifest
     is_paged, is_fp8 = "paged" in caches, "fp8" in caches
     assert manifest["kv_dtype"] == ("fp8" if is_fp8 else "auto")
     assert manifest["page_pool"] == ({"page_size": 16, "pages": 9} if is_paged else None)
@@ -111,7 +107,7 @@ def test_kernels_are_all_that_touches_such_caches(
         assert {one["block_size"] for one in attends} == {manifest["limits"]["block_size"]}
         seen = [(one["is_causal"], one["window"]) for one in attends]
         assert seen == SEEN[pair, name.removesuffix("_only")]
-    assert f"kv_cache_update_{caches} plugin" in run("inspect", output).out
+    assert f"kv_cache_update_{caches} plugin" in run("inspect", build.folder).out
 
 
 def check_operands(
@@ -147,17 +143,12 @@ def check_operands(
 
 
 def test_scales_of_the_checkpoint_are_in_the_graph(
-    run: Run,
-    make_pair: PairFactory,
-    tmp_path: Path,
-    full: PluginTensorRt,
+    run: Run, build: Build, make_pair: PairFactory, full: PluginTensorRt
 ) -> None:
     quantize = {"target": {"algorithm": "FP8", "kv_cache": True}}
     config = write_config(make_pair(**PAIRS["qwen3"], quantize=quantize).folder, **LIMITS)
-    output = tmp_path / "bundle"
-    options = [*FULL, "--plugins", *CACHES["fp8"], "-o", output]
-    options = [one for one in options if one not in ("--precision", "bf16")]
-    shown = run.well("build", "--target", config, *options)
+    options = [one for one in FULL if one not in ("--precision", "bf16")]
+    shown = build.well(config, *options, "--plugins", *FP8)
     assert "FP8 (E4M3) codes, 6 of 10 scales from the checkpoints, else 1" in shown.out
     fixed = {
         one.name: onnx.numpy_helper.to_array(one).tolist()
@@ -167,21 +158,15 @@ def test_scales_of_the_checkpoint_are_in_the_graph(
     assert len(fixed) == 3 + 2
     assert fixed["target_kv_scales_2"] == pytest.approx([0.01, 0.01])
     assert fixed["draft_kv_scales_1"] == [1, 1]
-    assert "KV cache not used" not in run("inspect", output).out
+    assert "KV cache not used" not in run("inspect", build.folder).out
 
 
 @pytest.mark.parametrize("caches", CACHES)
 def test_a_head_size_without_kernels_is_refused(
-    run: Run,
-    engine_config: Path,
-    tmp_path: Path,
-    full: PluginTensorRt,
-    caches: str,
+    build: Build, engine_config: Path, full: PluginTensorRt, caches: str
 ) -> None:
     """The shipped demo pairs have one too, 32."""
     for config, size in ((engine_config, 16), ("demo", 32)):
-        options = [*FULL, *CACHES[caches], "--plugins", "-o", tmp_path / "bundle"]
-        run("build", "--target", config, *options).fails(
-            2, f"head size {size} has no kernel over paged or FP8 caches", "64, 128, 256"
-        )
-    assert not (tmp_path / "bundle").exists() and not full.handed
+        piece = f"head size {size} has no kernel over paged or FP8 caches"
+        build(config, *FULL, *CACHES[caches], "--plugins").fails(2, piece, "64, 128, 256")
+    assert not full.handed

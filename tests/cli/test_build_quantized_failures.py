@@ -14,11 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.cli.conftest import Outcome, Run
+from tests.cli.conftest import Build
 from tests.quantization.running import quantize_in_place
 from tests.waiting import PATIENCE_S
 
 FP8 = ["--precision", "fp8"]
+Start = Callable[[str, Path], subprocess.Popen[str]]
 # Runs in a process of its own: waits at the stage named, until it is killed.
 WAITING_BUILD = """
 import sys, time
@@ -38,58 +39,42 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-@pytest.fixture
-def build(run: Run, own_pair: Path, tmp_path: Path) -> Callable[..., Outcome]:
-    """Builds `own_pair` to tmp_path/out/b, which fails and leaves nothing anywhere."""
-
-    def call(*arguments: object) -> Outcome:
-        before = sorted(tmp_path.rglob("*"))
-        outcome = run("build", "--target", own_pair, "-o", tmp_path / "out" / "b", *arguments)
-        assert outcome.code and outcome.out == ""
-        assert sorted(tmp_path.rglob("*")) == before
-        return outcome
-
-    return call
-
-
-def test_a_target_without_a_tokenizer(build: Callable[..., Outcome], own_pair: Path) -> None:
+def test_a_target_without_a_tokenizer(build: Build, own_pair: Path) -> None:
     (own_pair.parent / "target" / "tokenizer.json").unlink()
-    build(*FP8).fails(1, "has no tokenizer.json, which calibration texts need")
+    build(own_pair, *FP8).fails(1, "has no tokenizer.json, which calibration texts need")
 
 
 @pytest.mark.parametrize(
     ("owner", "fix"),
     [("target", "leave out --precision"), ("draft", "add --draft-precision bf16")],
 )
-def test_what_is_quantised_already(
-    build: Callable[..., Outcome], own_pair: Path, owner: str, fix: str
-) -> None:
+def test_what_is_quantised_already(build: Build, own_pair: Path, owner: str, fix: str) -> None:
     folder = quantize_in_place(own_pair, owner)
-    build(*FP8).fails(1, f"{folder}: is quantized already", fix)
+    build(own_pair, *FP8).fails(1, f"{folder}: is quantized already", fix)
 
 
 def test_a_disk_that_is_too_small(
-    build: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    build: Build, own_pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = SimpleNamespace(disk_usage=lambda folder: SimpleNamespace(free=1000))
     monkeypatch.setattr("dflash_trt.bundle.quantize.shutil", usage)
-    line = build(*FP8).fails(1, "the quantized weights need", "1,000 are free")
-    assert f"{tmp_path}/out/b: " in line and "building-" not in line
+    line = build(own_pair, *FP8).fails(1, "the quantized weights need", "1,000 are free")
+    assert f"{build.folder}: " in line and "building-" not in line
 
 
 def test_a_failed_write_is_about_the_bundle(
-    build: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    build: Build, own_pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("dflash_trt.quantization.shards.ShardWriter.write", fail)
-    line = build(*FP8).fails(1, "No space left on device", "nothing was left behind")
-    assert f"{tmp_path}/out/b: " in line
+    pieces = (f"{build.folder}: ", "No space left on device", "nothing was left behind")
+    build(own_pair, *FP8).fails(1, *pieces)
 
 
 @pytest.fixture
-def start(own_pair: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(own_pair: Path) -> Iterator[Start]:
     """Starts a build of `own_pair` in FP8 and waits until it has reached a stage."""
     running: list[subprocess.Popen[str]] = []
 
@@ -113,26 +98,19 @@ def start(own_pair: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @pytest.mark.parametrize("stage", ["observing", "draft: quantizing"])
 def test_a_kill_leaves_no_bundle_and_the_next_build_sweeps(
-    run: Run,
-    own_pair: Path,
-    tmp_path: Path,
-    start: Callable[..., subprocess.Popen[str]],
-    stage: str,
+    build: Build, own_pair: Path, start: Start, stage: str
 ) -> None:
-    output = tmp_path / "out" / "b"
-    process = start(stage, output)
+    process = start(stage, build.folder)
     process.kill()
     process.wait()
-    (left,) = output.parent.iterdir()
+    (left,) = build.folder.parent.iterdir()
     assert left.name.startswith(".b.building-") and (left / "quantized").is_dir()
-    run.well("build", "--target", own_pair, *FP8, "-o", output)
-    assert [path.name for path in output.parent.iterdir()] == ["b"]
+    build.well(own_pair, *FP8)
+    assert [path.name for path in build.folder.parent.iterdir()] == ["b"]
 
 
 @pytest.mark.parametrize("stage", ["observing", "target: quantizing"])
-def test_a_polite_kill_leaves_nothing(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], stage: str
-) -> None:
+def test_a_polite_kill_leaves_nothing(tmp_path: Path, start: Start, stage: str) -> None:
     process = start(stage, tmp_path / "out" / "b")
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM

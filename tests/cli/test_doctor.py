@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ CAPABILITIES = [
 ]
 
 
+Patch = pytest.MonkeyPatch
+
+
 def _finding(outcome: Outcome, capability: str) -> Any:
     return next(one for one in outcome.json if one["capability"] == capability)
 
@@ -42,84 +46,92 @@ def test_lines(run: Run) -> None:
     assert all(one.keys() == {"capability", "ready", "detail"} for one in json)
 
 
-def test_missing_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_modelopt(name: str) -> Any:
-        return None if name == "modelopt" else find_spec("json")
-
-    monkeypatch.setattr(doctor, "find_spec", without_modelopt)
-    outcome = run("doctor", "--json")
-    assert outcome.code == 0  # the CPU path does not need it
-    finding = _finding(outcome, "train the demo pair")
-    assert finding["ready"] is False
-    assert finding["detail"] == "nvidia-modelopt missing; pip install 'dflash-trt[train]'"
+def _without_modelopt(patch: Patch, tmp_path: Path) -> None:
+    found = find_spec("json")
+    patch.setattr(doctor, "find_spec", lambda name: None if name == "modelopt" else found)
 
 
-def test_no_compiler_for_kernels(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "triton", None)
-    finding = _finding(run("doctor", "--json"), "compile kernels")
-    assert finding["ready"] is False
-    assert "Triton language is not installed" in finding["detail"]
-    assert "pip install 'dflash-trt[plugins]'" in finding["detail"]
+def _without_server(patch: Patch, tmp_path: Path) -> None:
+    patch.setattr("shutil.which", lambda name: None)
+    patch.setattr("dflash_trt.serving.server.tritonserver.NGC_BINARY", tmp_path / "none")
+    patch.setattr("dflash_trt.serving.server.tritonserver._find_wheel", lambda: None)
 
 
-def test_no_server(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    monkeypatch.setattr("dflash_trt.serving.server.tritonserver.NGC_BINARY", tmp_path / "none")
-    monkeypatch.setattr("dflash_trt.serving.server.tritonserver._find_wheel", lambda: None)
-    outcome = run.well("doctor", "--json")
-    finding = _finding(outcome, "serve models")
-    assert finding["ready"] is False and "there is no tritonserver" in finding["detail"]
-
-
-def test_old_onnx(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnx.defs.onnx_opset_version", lambda: 22)
-    outcome = run("doctor", "--json")
-    assert outcome.code == 1
-    finding = _finding(outcome, "build graphs")
-    assert finding["ready"] is False
-    assert "ends at opset 22, 24 is needed" in finding["detail"]
-    assert "no   build graphs" in run("doctor").out
-
-
-def test_broken_onnxruntime(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_kernel(patch: Patch, tmp_path: Path) -> None:
     def refuse(*arguments: Any, **options: Any) -> None:
         raise RuntimeError("no kernel\nfor Attention")
 
-    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
-    outcome = run("doctor", "--json")
-    assert outcome.code == 1
-    finding = _finding(outcome, "run on the CPU")
-    assert finding["detail"] == "RuntimeError: no kernel for Attention"
+    patch.setattr(onnxruntime, "InferenceSession", refuse)
 
 
-def test_wrong_attention(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def _with_wrong_attention(patch: Patch, tmp_path: Path) -> None:
     real = onnxruntime.InferenceSession.run
 
     def shifted(self: Any, *arguments: Any) -> Any:
         return [array + 1 for array in real(self, *arguments)]
 
-    monkeypatch.setattr(onnxruntime.InferenceSession, "run", shifted)
-    outcome = run("doctor", "--json")
-    assert outcome.code == 1
-    assert "wrong result" in _finding(outcome, "run on the CPU")["detail"]
+    patch.setattr(onnxruntime.InferenceSession, "run", shifted)
 
 
-def test_missing_demo_pair(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(doctor, "data_folder", lambda name: tmp_path / name)
+@pytest.mark.parametrize(
+    ("damage", "code", "capability", "pieces"),
+    [
+        (
+            _without_modelopt,
+            0,  # the CPU path does not need it
+            "train the demo pair",
+            ["nvidia-modelopt missing; pip install 'dflash-trt[train]'"],
+        ),
+        (
+            lambda patch, _: patch.setitem(sys.modules, "triton", None),
+            0,
+            "compile kernels",
+            ["Triton language is not installed", "pip install 'dflash-trt[plugins]'"],
+        ),
+        (_without_server, 0, "serve models", ["there is no tritonserver"]),
+        (
+            lambda patch, _: patch.setattr("onnx.defs.onnx_opset_version", lambda: 22),
+            1,
+            "build graphs",
+            ["ends at opset 22, 24 is needed"],
+        ),
+        (_without_kernel, 1, "run on the CPU", ["RuntimeError: no kernel for Attention"]),
+        (_with_wrong_attention, 1, "run on the CPU", ["wrong result"]),
+        (
+            lambda patch, folder: patch.setattr(doctor, "data_folder", lambda name: folder / name),
+            1,
+            "demo pair",
+            ["reinstall"],
+        ),
+    ],
+)
+def test_what_is_missing_is_named(
+    run: Run,
+    monkeypatch: Patch,
+    tmp_path: Path,
+    damage: Callable[[Patch, Path], None],
+    code: int,
+    capability: str,
+    pieces: list[str],
+) -> None:
+    damage(monkeypatch, tmp_path)
     outcome = run("doctor", "--json")
-    assert outcome.code == 1
-    assert _finding(outcome, "demo pair")["detail"].endswith("reinstall")
+    assert outcome.code == code
+    finding = _finding(outcome, capability)
+    assert finding["ready"] is False
+    assert all(piece in finding["detail"] for piece in pieces)
+    assert f"no   {capability}" in run("doctor").out
 
 
 @pytest.mark.parametrize(("value", "ready"), [("1", False), ("0", True), ("", True)])
-def test_offline_hub(run: Run, monkeypatch: pytest.MonkeyPatch, value: str, ready: bool) -> None:
+def test_offline_hub(run: Run, monkeypatch: Patch, value: str, ready: bool) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", value)
     outcome = run.well("doctor", "--json")
     assert _finding(outcome, "download checkpoints")["ready"] is ready
 
 
 @pytest.mark.parametrize("driver", [False, True])
-def test_gpu(run: Run, monkeypatch: pytest.MonkeyPatch, driver: bool) -> None:
+def test_gpu(run: Run, monkeypatch: Patch, driver: bool) -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
     from tests.standins.cuda import FakeCuda
 

@@ -10,15 +10,14 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dflash_trt.runtime import Generator
-from tests.cli.bigram import END, token
-from tests.cli.conftest import Run
+from tests.cli.bigram import END, token, write_tokenizer
+from tests.cli.conftest import Build, Run
 from tests.waiting import PATIENCE_S
 
 # The keys that callers rely on; there may be more.
@@ -65,15 +64,6 @@ def test_stop_strings_cut_the_text(run: Run, bundle: Path) -> None:
     assert (answer["text"], answer["finish_reason"]) == ("234", "stop")
     assert answer["token_ids"] == [token(char) for char in "23456"]
     assert run("generate", bundle, "--prompt", "1", *stops).out == "234\n"
-
-
-def test_output_ends_with_the_context(run: Run, bundle: Path) -> None:
-    answer = run("generate", bundle, "--prompt", "ab", "--max-tokens", 10**9, "--json").json
-    assert (answer["output_tokens"], answer["finish_reason"]) == (62, "length")
-    full = run("generate", bundle, "--prompt", "a" * 63, "--json").json
-    assert (full["output_tokens"], full["text"]) == (1, "b")
-    # One output token has no speed.
-    assert full["tokens_per_second"] is None and full["time_per_output_token_s"] is None
 
 
 def test_text_on_stdout_statistics_on_stderr(run: Run, bundle: Path) -> None:
@@ -158,12 +148,14 @@ def test_a_reader_may_leave(bundle: Path) -> None:
     assert errors == ""
 
 
-def test_chat_template(run: Run, with_template: Callable[[str], Path]) -> None:
-    folder = with_template(
+def test_chat_template(run: Run, own_pair: Path, build: Build) -> None:
+    write_tokenizer(
+        own_pair.parent / "target",
         "{% for m in messages %}<{{ m.role }}>{{ m['content'] | trim }}{{ eos_token }}{% endfor %}"
-        "{% if add_generation_prompt and tools is none %}\n!\n9{% endif %}"
+        "{% if add_generation_prompt and tools is none %}\n!\n9{% endif %}",
     )
-    common = ["generate", folder, "--prompt", " cab", "--max-tokens", 3, "--json"]
+    build.well(own_pair)
+    common = ["generate", build.folder, "--prompt", " cab", "--max-tokens", 3, "--json"]
     chat = run(*common).json
     assert chat["text"] == "012"
     # "<user>" + "cab" + one special token + "!\n9": the newline after a block belongs to it,
@@ -173,22 +165,7 @@ def test_chat_template(run: Run, with_template: Callable[[str], Path]) -> None:
     assert (raw["text"], raw["prompt_tokens"]) == ("aba", 4)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "pieces"),
-    [
-        (["--prompt", "\udcff"], ["--prompt", "not Unicode"]),
-        (["--prompt-file", "newline.txt"], ["newline.txt", "empty"]),
-        (["--prompt-file", "."], ["is a directory"]),
-    ],
-)
-def test_prompts_that_are_none(
-    run: Run,
-    bundle: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    pieces: list[str],
-) -> None:
+def test_prompts_that_are_none(run: Run, bundle: Path, tmp_path: Path) -> None:
+    run("generate", bundle, "--prompt", "\udcff").fails(2, "--prompt", "not Unicode")
     (tmp_path / "newline.txt").write_bytes(b"\n")
-    monkeypatch.chdir(tmp_path)
-    run("generate", bundle, *arguments).fails(2, *pieces)
+    run("generate", bundle, "--prompt-file", tmp_path / "newline.txt").fails(2, "is empty")

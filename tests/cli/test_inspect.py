@@ -97,8 +97,6 @@ def test_verify(run: Run, bundle: Path) -> None:
         ("target.onnx", lambda data: data + b"x", ["target.onnx", "bytes, the manifest says"]),
         (WEIGHTS, lambda data: data[:-4], ["shard-00000.safetensors", "bytes, the manifest says"]),
         ("manifest.json", lambda data: data[:-9], ["manifest.json", "not valid JSON"]),
-        ("manifest.json", lambda data: b"[]", ["manifest.json", "JSON object"]),
-        ("manifest.json", lambda data: b"\xff\xfe", ["manifest.json", "UTF-8"]),
     ],
 )
 def test_damage_is_found_on_opening(
@@ -114,7 +112,6 @@ def test_damage_is_found_on_opening(
     else:
         (copy / name).write_bytes(change((copy / name).read_bytes()))
     run("inspect", copy).fails(1, *pieces)
-    run("generate", copy, "--prompt", "a").fails(1, *pieces)
 
 
 def _flip(path: Path, position: int) -> None:

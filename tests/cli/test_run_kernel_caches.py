@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +19,7 @@ from dflash_trt.core.limits import MAX_COUNT, Limits
 from dflash_trt.kernels import attention
 from dflash_trt.memory.workspace import split_scratch
 from tests.cli.bigram import write_bigram_pair
-from tests.cli.conftest import Run, edit_manifest
+from tests.cli.conftest import Build, Run, edit_manifest
 from tests.standins.cuda import FakeCuda
 from tests.standins.engines import stand_in
 from tests.standins.plugin_tensorrt import stand_in_builder
@@ -94,7 +92,12 @@ def test_figures_are_those_of_pages_and_codes(run: Run, fp8: Path) -> None:
 
 
 def test_workspace_counts_the_shares(
-    run: Run, fp8: Path, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run,
+    build: Build,
+    fp8: Path,
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(attention, "RUN", SHARES_RUN)
     manifest = open_bundle(fp8).manifest
@@ -102,14 +105,12 @@ def test_workspace_counts_the_shares(
     shares = bundle_scratch(manifest)
     # Decode steps split 128 positions in two; a chunk's rows are not split, but for a few.
     assert shares >= 2 * heads * rows * (64 + 1) * 4
-    with_shares = run("inspect", fp8, "--gpu", "b200", "--json").json["fit"]["workspace"]
+    inspect = ["inspect", fp8, "--gpu", "b200", "--json"]
+    with_shares = run(*inspect).json["fit"]["workspace"]
     monkeypatch.setattr("dflash_trt.bundle.memory.bundle_scratch", lambda manifest: 0)
-    assert (
-        with_shares - shares
-        == run("inspect", fp8, "--gpu", "b200", "--json").json["fit"]["workspace"]
-    )
+    assert with_shares - shares == run(*inspect).json["fit"]["workspace"]
     stand_in_builder(monkeypatch, tmp_path)
-    built = run.well("build", "--target", config, *ENGINES, *CACHES, "-o", tmp_path / "bundle")
+    built = build.well(config, *ENGINES, *CACHES)
     assert "paged caches " in built.out and "(21 × 16 positions, allocated whole)" in built.out
     assert ", shares of split attention " in built.out
 
@@ -143,7 +144,7 @@ def test_shares_of_a_large_batch(fp8: Path) -> None:
     ],
 )
 def test_what_cannot_fit_is_refused_before_anything_is_written(
-    run: Run,
+    build: Build,
     config: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -152,50 +153,26 @@ def test_what_cannot_fit_is_refused_before_anything_is_written(
 ) -> None:
     monkeypatch.setattr(attention, "RUN", 4)  # 32 shares
     stand_in_builder(monkeypatch, tmp_path)
-    build = ["build", "--target", config, *ENGINES, *CACHES, *options]
-    run(*build, "-o", tmp_path / "bundle").fails(2, *pieces)
-    assert not (tmp_path / "bundle").exists()
+    build(config, *ENGINES, *CACHES, *options).fails(2, *pieces)
 
 
-@pytest.mark.parametrize(
-    ("change", "pieces"),
-    [
-        *(
-            (
-                lambda m, held=held: (
-                    m.update(executor="tensorrt-rtx", **held),
-                    m["engines"].update(draws=False),
-                ),
-                ["paged or FP8 caches do not go with"],
-            )
-            for held in ({"page_pool": None, "kv_dtype": "fp8"}, {"kv_dtype": "auto"})
-        ),
-        (
-            lambda m: m["page_pool"].update(pages=MAX_COUNT),
-            ["paged caches", "pages of 16 positions", "do not fit Stand-in GPU", "--kv-pages"],
-        ),
-        (
-            lambda m: m["page_pool"].update(pages=21),
-            ["target_k_0 has shape [21, 16,", "the manifest says [22, 16,"],
-        ),
-        (
-            lambda m: m["page_pool"].update(page_size=32),
-            ["page_table has shape [-1, 8], the manifest says [-1, 4]"],
-        ),
-        (lambda m: m.update(page_pool=None), ["its tensors differ in page_table"]),
-        (lambda m: m.update(kv_dtype="auto"), ["target_k_0 is FP8, the manifest says HALF"]),
-    ],
-)
 def test_a_manifest_that_lies_is_refused_in_one_line(
-    run: Run,
-    fp8: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[dict[str, Any]], Any],
-    pieces: list[str],
+    run: Run, fp8: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What an engine finds is in tests/backends/tensorrt/test_paged_tensorrt.py."""
     folder = shutil.copytree(fp8, tmp_path / "bundle")
     trt = run_on(monkeypatch, folder)
-    edit_manifest(folder, change)
+    edit_manifest(folder, lambda one: one["page_pool"].update(pages=MAX_COUNT))
+    pieces = ("paged caches", "pages of 16 positions", "do not fit Stand-in GPU", "--kv-pages")
     run("generate", folder, "--prompt", "b").fails(1, *pieces)
+    edit_manifest(folder, lambda one: one.update(kv_dtype="auto"))
+    edit_manifest(folder, lambda one: one["page_pool"].update(pages=20))
+    pieces = ("target_k_0 is FP8, the manifest says HALF",)
+    run("generate", folder, "--prompt", "b").fails(1, *pieces)
+    edit_manifest(folder, lambda one: one["engines"].update(draws=False))
+    paged = {"page_size": 16, "pages": 20}
+    for pool, dtype in ((paged, "auto"), (None, "fp8")):
+        held = {"page_pool": pool, "kv_dtype": dtype}
+        edit_manifest(folder, lambda one, held=held: one.update(executor="tensorrt-rtx", **held))
+        run("generate", folder, "--prompt", "b").fails(1, "paged or FP8 caches do not go with")
     assert trt.cuda.is_clean and trt.executions == 0

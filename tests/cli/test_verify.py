@@ -5,54 +5,55 @@ Comparing is tested in tests/lossless/test_verification.py; options are refused 
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from dflash_trt.backends.base import SpeculationOutput, StepCall
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.proof.verification import Mode, verify
 from dflash_trt.runtime import Request
 from tests.cli.bigram import token
-from tests.cli.conftest import Run
+from tests.cli.conftest import Build, Run
 from tests.standins.executor import FakeExecutor
+
+Change = Callable[[int, SpeculationOutput], None]
+Doctor = Callable[[Change], None]
+SHORT = ["--prompt", "cab", "--max-tokens", 4, "--repeats", 0]
 
 
 class _Doctored:
-    """An executor whose verify steps have one wrong bit, or one wrong token.
+    """An executor whose speculative calls `change` their outputs, given the call's number."""
 
-    `step` counts speculative calls; `row` is the block's row that is changed. A calm executor
-    is handed through until then.
-    """
-
-    def __init__(self, executor: Any, *, step: int, row: int, bit: int | None) -> None:
-        self._executor = executor
-        self._step, self._row, self._bit = step, row, bit
-        self._calls = 0
+    def __init__(self, executor: Any, change: Change) -> None:
+        self._executor, self._change = executor, change
+        self._calls = itertools.count()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
 
     def speculate(self, call: StepCall) -> SpeculationOutput:
         output: SpeculationOutput = self._executor.speculate(call)
-        if self._calls == self._step and output.logits is not None:
-            if self._bit is None:
-                output.choice_ids[0, self._row] = token("!")
-            else:
-                output.logits.view(np.uint32)[0, self._row, 17] ^= np.uint32(1 << self._bit)
-        self._calls += 1
+        number = next(self._calls)
+        if output.logits is not None:
+            self._change(number, output)
         return output
 
 
-def _doctor(monkeypatch: pytest.MonkeyPatch, **fault: Any) -> None:
-    def open_doctored(*arguments: Any, **options: Any) -> Any:
-        return _Doctored(open_executor(*arguments, **options), **fault)
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch) -> Doctor:
+    def patch(change: Change) -> None:
+        monkeypatch.setattr(
+            "dflash_trt.pair.open_executor",
+            lambda *arguments, **options: _Doctored(open_executor(*arguments, **options), change),
+        )
 
-    monkeypatch.setattr("dflash_trt.pair.open_executor", open_doctored)
+    return patch
 
 
 def test_identical(run: Run, bundle: Path) -> None:
@@ -95,9 +96,13 @@ def test_json(run: Run, bundle: Path) -> None:
     assert speed["speedup"] == pytest.approx(ratio)
 
 
-def test_one_wrong_bit(run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_wrong_bit(run: Run, bundle: Path, doctor: Doctor) -> None:
+    def flip(number: int, output: SpeculationOutput) -> None:
+        if number == 1 and output.logits is not None:
+            output.logits.view(np.uint32)[0, 1, 17] ^= np.uint32(1 << 31)
+
     # "cab" → a | ba | ba | ba: row 1 of the second step is the logits of output token 4.
-    _doctor(monkeypatch, step=1, row=1, bit=31)
+    doctor(flip)
     arguments = ["--prompt", "cab", "--max-tokens", 7, "--batch", 1, "--repeats", 0]
     outcome = run("verify", bundle, *arguments)
     assert outcome.code == 1
@@ -118,25 +123,29 @@ def test_one_wrong_bit(run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch) 
     assert difference["expected_token"] == difference["actual_token"] == a
 
 
-def test_a_row_that_is_not_used_may_differ(
-    run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _doctor(monkeypatch, step=1, row=5, bit=0)
-    common = ["verify", bundle, "--prompt", "cab", "--max-tokens", 7, "--repeats", 0]
-    run.well(*common, "--batch", 1)
+def test_a_wrong_token_with_right_logits(run: Run, bundle: Path, doctor: Doctor) -> None:
+    def choose(number: int, output: SpeculationOutput) -> None:
+        if number == 0:
+            output.choice_ids[0, 0] = token("!")
 
-
-def test_a_wrong_token_with_right_logits(
-    run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _doctor(monkeypatch, step=0, row=0, bit=None)
-    common = ["verify", bundle, "--prompt", "cab", "--max-tokens", 4, "--repeats", 0]
-    outcome = run(*common, "--batch", 1)
+    doctor(choose)
+    outcome = run("verify", bundle, *SHORT, "--batch", 1)
     assert outcome.code == 1
     assert outcome.out.splitlines()[-1] == (
         "first difference, DFlash block 8, batch 1: prompt 0, output token 1: "
         f"token {token('!')}, the baseline has {token('b')}"
     )
+
+
+def test_differences_that_json_has_no_number_for(run: Run, bundle: Path, doctor: Doctor) -> None:
+    def poison(number: int, output: SpeculationOutput) -> None:
+        if output.logits is not None:
+            output.logits[0, 0, 3] = -np.inf
+
+    doctor(poison)
+    outcome = run("verify", bundle, *SHORT, "--json")
+    assert outcome.code == 1
+    assert outcome.json["modes"][1]["difference"]["actual_logit"] == "-inf"
 
 
 def test_outputs_of_one_token_have_no_speed(run: Run, bundle: Path) -> None:
@@ -147,39 +156,6 @@ def test_outputs_of_one_token_have_no_speed(run: Run, bundle: Path) -> None:
         "dflash_tokens_per_second": [],
         "speedup": None,
     }
-
-
-def test_differences_that_json_has_no_number_for(
-    run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Poisoned(_Doctored):
-        def speculate(self, call: StepCall) -> SpeculationOutput:
-            output: SpeculationOutput = self._executor.speculate(call)
-            if output.logits is not None:
-                output.logits[0, 0, 3] = -np.inf
-            return output
-
-    monkeypatch.setattr(
-        "dflash_trt.pair.open_executor",
-        lambda *a, **o: Poisoned(open_executor(*a, **o), step=0, row=0, bit=0),
-    )
-    common = ["verify", bundle, "--prompt", "cab", "--max-tokens", 4, "--repeats", 0, "--json"]
-    outcome = run(*common)
-    assert outcome.code == 1
-    assert outcome.json["modes"][1]["difference"]["actual_logit"] == "-inf"
-
-
-def test_weights_that_are_not_numbers_are_an_error(
-    run: Run, own_pair: Path, tmp_path: Path
-) -> None:
-    """Both sides would give the same NaN: equal is not enough."""
-    path = own_pair.parent / "target" / "model.safetensors"
-    tensors = {name: np.full_like(value, np.nan) for name, value in load_file(path).items()}
-    save_file(tensors, path)
-    run.well("build", "--target", own_pair, "-o", tmp_path / "b")
-    for command_name in ("verify", "generate"):
-        arguments = [command_name, tmp_path / "b", "--prompt", "a", "--max-tokens", 3]
-        run(*arguments).fails(1, "not finite", "weights are damaged")
 
 
 def test_logits_are_held_for_one_group_only() -> None:
@@ -197,8 +173,8 @@ def test_logits_are_held_for_one_group_only() -> None:
     assert peak < 12 * one_prompt, f"{peak / one_prompt:.1f} prompts' logits at once"
 
 
-def test_no_prompts_anywhere(run: Run, own_pair: Path, tmp_path: Path) -> None:
+def test_no_prompts_anywhere(run: Run, build: Build, own_pair: Path) -> None:
     lines = own_pair.read_text().splitlines()
     own_pair.write_text("\n".join(line for line in lines if not line.startswith("prompts")))
-    run.well("build", "--target", own_pair, "-o", tmp_path / "b")
-    run("verify", tmp_path / "b").fails(2, "no prompt", "--prompt-file")
+    build.well(own_pair)
+    run("verify", build.folder).fails(2, "no prompt", "--prompt-file")

@@ -108,8 +108,8 @@ class _Workplace:
         run_well("build", "--target", pair, "-o", self._files[name])
 
     def names(self) -> list[str]:
-        """Files and folders that lie here now."""
-        return sorted(path.name for path in self._folder.iterdir())
+        """Files and folders that lie here now, and in the folder that is somebody's own."""
+        return sorted(path.name for one in ("", "mine") for path in (self._folder / one).iterdir())
 
     def masked(self, text: str | None) -> str | None:
         if text is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -60,18 +59,3 @@ def test_block_size_of_a_request(
         drafted.append(answer.last["total_draft_tokens"])
         assert drafted[-1] == expected.statistics.drafted_tokens
     assert len(set(drafted)) == 3
-
-
-@pytest.mark.parametrize(
-    ("size", "message"),
-    [
-        (1, "block_size: 1 is not an integer of at least 2"),
-        (9, "block_size: 9 is not between 2 and 8, the drafter's trained block"),
-        (True, "block_size: True is not an integer"),
-        ("4", "block_size: '4' is not an integer"),
-    ],
-)
-def test_block_sizes_that_do_not_exist(addresses: ServerAddresses, size: Any, message: str) -> None:
-    fields = make_fields(LLM, "a", max_tokens=2)
-    answer = ask_grpc(addresses.grpc, LLM, fields, parameters={"block_size": size})
-    assert message in answer.failure and not answer.messages

@@ -17,8 +17,10 @@ from dflash_trt.serving.client.client import (
     TextDelta,
 )
 from dflash_trt.serving.client.errors import ServedModelError
-from tests.serving.conftest import Generate
-from tests.serving.served import PROMPTS, SAMPLINGS, Served
+from tests.serving.client import read_metrics
+from tests.serving.conftest import counting
+from tests.serving.served import PROMPTS, Served
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -78,31 +80,6 @@ def _run(served: Served, *requests: GenerationRequest) -> list[list[TextDelta]]:
     return asyncio.run(run_all())
 
 
-def test_answers_are_the_engines(served: Served, generate: Generate) -> None:
-    """But for the times, which are the client's own."""
-    expected = [
-        generate(prompt, sampling, max_tokens=32)
-        for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=False)
-    ]
-    requests = [
-        GenerationRequest(prompt=prompt, max_tokens=32, sampling=sampling)
-        for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=False)
-    ]
-    whole = [replace(request, streaming=False) for request in requests]
-    answers = _run(served, *requests, *whole)
-    for number, (deltas, one) in enumerate(zip(answers, expected * 2, strict=True)):
-        result = deltas[-1].result
-        assert result is not None
-        got = result.statistics
-        assert got.time_to_first_token_s and got.end_to_end_s
-        times = {"time_to_first_token_s": got.time_to_first_token_s, "queue_s": None}
-        wanted = replace(one.statistics, end_to_end_s=got.end_to_end_s, **times)
-        assert replace(result, request_id=one.request_id) == replace(one, statistics=wanted)
-        assert "".join(delta.text for delta in deltas) == one.text
-        assert number < len(requests) or len(deltas) == 1
-        assert all(delta.result is None for delta in deltas[:-1])
-
-
 def test_without_a_limit_the_context_is_it(served: Served) -> None:
     request = GenerationRequest(prompt=PROMPTS[0], ignore_eos=True, streaming=False)
     larger = replace(
@@ -112,6 +89,28 @@ def test_without_a_limit_the_context_is_it(served: Served) -> None:
         assert delta.result is not None and delta.result.finish_reason == "length"
         one = delta.result.statistics
         assert one.prompt_tokens + one.output_tokens == 1024
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_who_leaves_frees_the_slot(served: Served, streaming: bool) -> None:
+    """As the front does for a client that hangs up: its request would go on for seconds."""
+    request = GenerationRequest(
+        prompt=PROMPTS[0], max_tokens=900, ignore_eos=True, streaming=streaming
+    )
+
+    async def leave() -> None:
+        model = ServedModel(served.grpc)
+        asking = asyncio.create_task(_collect(model, request))
+        await asyncio.to_thread(
+            wait_until, lambda: read_metrics(served.metrics)["dflash_active_slots"] == 1
+        )
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await model.close()
+
+    with counting(served, 1) as grown:
+        asyncio.run(leave())
+    assert grown['dflash_requests{outcome="cancelled"}'] == 1
 
 
 def test_refusals(served: Served) -> None:

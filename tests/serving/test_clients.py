@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import tritonclient.http as httpclient
 
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.server.launcher import ServerAddresses
@@ -75,15 +74,6 @@ def test_long_answers_come_in_pieces(addresses: ServerAddresses, generate: Gener
     fields = make_fields(LLM, PROMPTS[1], max_tokens=600, stream=True)
     texts = ask_grpc(addresses.grpc, LLM, fields, parameters=ENDLESS).texts
     assert len(texts) > 1 and texts[-1] == text
-
-
-def test_models_describe_themselves(addresses: ServerAddresses) -> None:
-    with httpclient.InferenceServerClient(addresses.http) as client:
-        for model, required in ((LLM, {"text_input"}), (CLASSIC, {"text_input", "max_tokens"})):
-            assert client.is_model_ready(model)
-            config = client.get_model_config(model)
-            assert {one["name"] for one in config["input"] if not one["optional"]} == required
-            assert config["model_transaction_policy"]["decoupled"]
 
 
 def test_stop_strings(addresses: ServerAddresses, generate: Generate) -> None:

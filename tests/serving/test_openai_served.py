@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable
 from typing import Any
 
 import openai
 import pytest
 
 from dflash_trt.runtime import RequestResult, SamplingParams
-from tests.serving.client import read_metrics
-from tests.serving.conftest import Generate, count_ended, counting, wait_idle
+from tests.serving.conftest import Generate
 from tests.serving.fronts import openai_client
-from tests.serving.served import PROMPTS, SAMPLINGS, SLOTS, Served
-from tests.waiting import wait_until
-
-CANCELLED = 'dflash_requests{outcome="cancelled"}'
+from tests.serving.served import PROMPTS, SAMPLINGS, Served
 
 
 @pytest.fixture
@@ -65,39 +59,3 @@ def test_chats(client: openai.OpenAI, generate: Generate, sampling: SamplingPara
     _check_usage(whole.usage, expected)
     chunks = list(client.chat.completions.create(**asked, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected.text
-
-
-def test_clients_that_leave_free_their_slots(served: Served) -> None:
-    """Streaming or not, running or waiting: their requests would go on for seconds."""
-    count = SLOTS + 4
-    ended = count_ended(wait_idle(served))
-
-    def are_there() -> bool:
-        now = read_metrics(served.metrics)
-        held = now["dflash_active_slots"] + now["dflash_waiting_requests"]
-        return held + count_ended(now) >= count + ended
-
-    async def ask(number: int, client: openai.AsyncOpenAI) -> None:
-        asking: Awaitable[Any] = client.completions.create(
-            model="demo",
-            prompt=PROMPTS[0],
-            max_tokens=900,
-            stream=bool(number % 2),
-            extra_body={"ignore_eos": True},
-        )
-        stream = await asking
-        if number % 2:
-            async for _ in stream:
-                pass
-
-    async def leave_all() -> None:
-        async with openai.AsyncOpenAI(base_url=served.openai, api_key="none") as client:
-            asking = [asyncio.create_task(ask(number, client)) for number in range(count)]
-            await asyncio.to_thread(wait_until, are_there)
-            for one in asking:
-                one.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
-
-    with counting(served, count) as grown:
-        asyncio.run(leave_all())
-    assert grown[CANCELLED] > count / 2

@@ -70,16 +70,20 @@ def test_refused_by_name(
 
 
 def test_parameters_are_checked(addresses: ServerAddresses) -> None:
-    for name, value in (
-        ("streaming_text", "words"),
-        ("ignore_eos", "maybe"),
-        ("add_special_tokens", 3),
-        ("end_id", "two"),
-        ("timeout_us", "soon"),
-        ("timeout_us", -1),
+    for name, value, piece in (
+        ("streaming_text", "words", ""),
+        ("ignore_eos", "maybe", ""),
+        ("add_special_tokens", 3, ""),
+        ("end_id", "two", ""),
+        ("timeout_us", "soon", ""),
+        ("timeout_us", -1, ""),
+        ("block_size", 1, "1 is not an integer of at least 2"),
+        ("block_size", 9, "9 is not between 2 and 8, the drafter's trained block"),
+        ("block_size", True, "True is not an integer"),
+        ("block_size", "4", "'4' is not an integer"),
     ):
         answer = ask_grpc(addresses.grpc, LLM, {"text_input": "a"}, parameters={name: value})
-        assert answer.failure.split(": ")[-2].endswith(name), answer.failure
+        assert f"{name}: " in answer.failure and piece in answer.failure and not answer.messages
 
 
 def _tensor(name: str, values: np.ndarray, datatype: str) -> grpcclient.InferInput:

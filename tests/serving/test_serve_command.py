@@ -212,9 +212,6 @@ def test_a_server_that_ends_by_itself(start: Serve, mode: str, code: int, messag
 
 
 def test_ports(run: Run, repository: Path) -> None:
-    twice = ["--grpc-port", 8100, "--metrics-port", 8100]
-    run("serve", repository, *twice).fails(2, "--metrics-port", "8100 is --grpc-port already")
-    run("serve", repository, "--http-port", 70000).fails(2, "--http-port")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -223,23 +220,6 @@ def test_ports(run: Run, repository: Path) -> None:
             outcome = run("serve", repository, *SERVER_PORTS, option, port)
             outcome.fails(2, f"error: {option}: 127.0.0.1:{port}: Address already in use")
             assert (outcome.out, len(outcome.err.splitlines())) == ("", 1)
-
-
-def test_sources_that_cannot_be_served(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    pieces = ("neither a bundle nor a model repository", "dflash-trt package")
-    run("serve", tmp_path / "empty").fails(2, str(tmp_path / "empty"), *pieces)
-    run("serve", tmp_path / "none").fails(2, *pieces)
-    (tmp_path / "file").touch()
-    run("serve", tmp_path / "file").fails(2, "is a file")
-    (tmp_path / "repository" / "model").mkdir(parents=True)
-    (tmp_path / "repository" / "model" / "config.pbtxt").touch()
-    run("serve", tmp_path / "repository", "--no-speculation").fails(
-        2, "--no-speculation", "is a model repository", "package --no-speculation"
-    )
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "manifest.json").write_text("{}")
-    run("serve", tmp_path / "damaged").fails(1, "schema version")
 
 
 class _DyingFront:

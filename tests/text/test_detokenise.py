@@ -72,13 +72,6 @@ def test_a_character_is_held_until_it_is_whole() -> None:
     assert cut.flush() == "\N{REPLACEMENT CHARACTER}"
 
 
-def test_special_tokens_have_no_text() -> None:
-    tokenizer = make_byte_level()
-    detokenizer = Detokenizer(tokenizer)
-    ids = tokenizer.encode("key<|end|><think>key").ids
-    assert "".join(map(detokenizer.push, ids)) == "key<think>key"
-
-
 @given(
     pieces=st.lists(st.text(alphabet="ab", max_size=4), max_size=20),
     stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=3),
@@ -100,14 +93,6 @@ def test_stop_strings_against_their_definition(pieces: list[str], stops: list[st
         assert whole.startswith(seen)
         assert not held or any(stop.startswith(held) for stop in stops)
     assert seen + watch.flush() == whole
-
-
-def test_text_stream_cuts_across_tokens() -> None:
-    tokenizer = make_byte_level()
-    stream = TextStream(tokenizer, ["lock.\n"])
-    pieces = [stream.push(token_id) for token_id in tokenizer.encode("a block. a block.\nmore").ids]
-    assert "".join(pieces) == "a block. a b"
-    assert stream.stopped and stream.flush() == ""
 
 
 def test_a_stop_string_completed_at_the_very_end_is_a_stop() -> None:
