@@ -22,6 +22,7 @@ FOLDERS = ("", "plugins/dflash_plugins", "plugins/dflash_plugins/block_attention
 PATH = re.compile(r"[\w.\-/]+\.(?:py|md|yaml|png|toml)|[\w.\-/]+/")
 """A code span that is a path: a file of the project, or a folder with its stroke."""
 EXAMPLES = ("results/", "NAME.py", "NAME.yaml", "FILE.yaml", "model.yaml", "model.py", "1/", "DIR/")
+EACH = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 def _missing(document: Path) -> list[str]:
@@ -49,19 +50,19 @@ def test_is_short_enough_to_be_read(document: str, most: int) -> None:
     assert len((ROOT / document).read_text(encoding="utf-8").splitlines()) <= most
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@EACH
 def test_names_files_that_exist(document: Path) -> None:
     assert not _missing(document)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@EACH
 def test_links_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", document.read_text(encoding="utf-8"))
     inside = [link for link in links if not link.startswith("http")]
     assert not [link for link in inside if not (document.parent / link).exists()]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@EACH
 def test_names_commands_that_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     named = re.findall(r"(?:^\$ |`)dflash-trt ([a-z]+)", text, flags=re.MULTILINE)

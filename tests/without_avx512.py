@@ -10,11 +10,9 @@ by the CPU alone: it can't be told otherwise, and what it may use is printed.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +29,8 @@ def numpy_features() -> list[str]:
     """The sets of AVX-512 instructions that this NumPy has kernels for and uses on this CPU."""
     import numpy as np
 
-    package = "numpy._core" if int(np.__version__.split(".")[0]) >= 2 else "numpy.core"
-    core: Any = importlib.import_module(f"{package}._multiarray_umath")
-    used: Mapping[str, bool] = core.__cpu_features__
-    return [name for name in core.__cpu_dispatch__ if name.startswith("AVX512") and used[name]]
+    config: Any = np.show_config(mode="dicts")
+    return [one for one in config["SIMD Extensions"].get("found", ()) if one.startswith("AVX512")]
 
 
 def openblas_core() -> str | None:

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.checkpoints.conftest import (
     DRAFT_CONFIG,
@@ -29,11 +28,11 @@ from tests.checkpoints.conftest import (
     merged,
     target_shapes,
 )
+from tests.text.tokenizers import ALPHABET, make_plain
 
 VOCAB, HIDDEN, TAPS = 300, 64, 3
 END, MASK = 256, 299
 BLOCK = 8
-ALPHABET = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 
 
 def token(char: str) -> int:
@@ -88,11 +87,7 @@ def write_bigram_pair(
 
 def write_tokenizer(folder: Path, template: str | None = None) -> None:
     """A byte-level tokenizer without merges, and a chat template if given."""
-    tokenizer = Tokenizer(models.BPE(vocab=ALPHABET, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    make_plain("<end>").save(str(folder / "tokenizer.json"))
     config = {"eos_token": "<end>"} | ({} if template is None else {"chat_template": template})
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 

@@ -1,4 +1,4 @@
-"""The command line as a whole: what it has (frozen), and how it ends."""
+"""The command line as a whole: its help, and how it ends; what it has is in tests/frozen."""
 
 from __future__ import annotations
 
@@ -9,84 +9,29 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
 import dflash_trt.cli.targets as targets
 from dflash_trt import __version__
-from dflash_trt.cli.main import cli
 from dflash_trt.errors import DflashError
 from tests.cli.conftest import Run
+from tests.frozen.command_line import command_line_facts
 from tests.waiting import PATIENCE_S
 
-SAMPLING = "--temperature --top-k --top-p --seed"
-PROMPTS = "--prompt --prompt-file --raw"
-# Adding or renaming anything here is a promise to users: change it on purpose.
-FROZEN = {
-    "build": "--target --target-checkpoint --draft-checkpoint --executor --profile --arch "
-    "--timing-cache --plugins --precision --draft-precision --calibration --exclude "
-    "--quantize-lm-head --max-batch --max-seq-len --block-size --kv-layout --kv-dtype "
-    "--page-size --kv-pages --trtllm-version --block-schedule --attention-backend "
-    "--eagle-checkpoint --context-recompute-tail --copy-weights --hash-weights --overwrite "
-    "-o/--output",
-    "doctor": "--gpu-check -o/--output --json",
-    "generate": f"BUNDLE --url {PROMPTS} --max-tokens {SAMPLING} --stop --ignore-eos --block-size "
-    "--block-schedule --no-speculation --view --threads --json",
-    "inspect": "BUNDLE --verify --batch --context --gpu --json",
-    "package": "BUNDLE --no-speculation --block-schedule --max-queue-size --threads --overwrite "
-    "-o/--output",
-    "quantize": "--checkpoint --precision --draft --target-checkpoint --calibration --exclude "
-    "--quantize-lm-head --quantize-fc --overwrite --json -o/--output",
-    "plan": "--target --target-checkpoint --draft-checkpoint --gpu --gpus --interactivity "
-    "--input-tokens --output-tokens --context --precision --acceptance --eagle3-tau "
-    "--tensor-parallel --expert-parallel --parameter --measured -o/--output --json",
-    "report": "RESULTS -o/--output --interactivity --baseline --json",
-    "serve": "REPO|BUNDLE --host --grpc-port --http-port --metrics-port --openai-port "
-    "--no-speculation --block-schedule --log-file",
-    "sweep": "--config --name --url --model --kind --gpus --baseline --input-file --dataset "
-    "--category --tokenizer --isl --osl --ignore-eos --temperature --top-p --top-k --seed "
-    "--concurrency --request-rate --request-count --duration --warmup --repeats --goodput "
-    "--timeout --interactivity --refine -o/--output-dir --json",
-    "targets": "--json",
-    "tune": f"BUNDLE {PROMPTS} --max-tokens {SAMPLING} --block-size --batch --rounds --fallback "
-    "--dry-run --remove --threads --json -o/--output",
-    "verify": f"BUNDLE {PROMPTS} --max-tokens {SAMPLING} --block-size --batch --repeats --against "
-    "--text --fail-below-agreement --max-tau-loss --threads --json",
-}
+COMMAND_LINE = command_line_facts()
 
 
-def _parameters(command: click.Command) -> list[str]:
-    return [
-        parameter.human_readable_name.upper()
-        if isinstance(parameter, click.Argument)
-        else "/".join(parameter.opts + parameter.secondary_opts)
-        for parameter in command.params
-    ]
-
-
-def test_commands_and_options_are_frozen() -> None:
-    context = click.Context(cli)
-    actual = {}
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
-        assert command is not None
-        actual[name] = _parameters(command)
-    assert {name: sorted(options) for name, options in actual.items()} == {
-        name: sorted(options.split()) for name, options in FROZEN.items()
-    }
-
-
-@pytest.mark.parametrize("name", FROZEN)
+@pytest.mark.parametrize("name", COMMAND_LINE)
 def test_help(run: Run, name: str) -> None:
     outcome = run.well(name, "--help")
-    for option in FROZEN[name].split():
+    for option in COMMAND_LINE[name]:
         assert option.split("/")[-1] in outcome.out
     assert run(name, "-h").out == outcome.out
 
 
 def test_group_help_and_version(run: Run) -> None:
     shown = run("--help")
-    assert shown.code == 0 and all(name in shown.out for name in FROZEN)
+    assert shown.code == 0 and all(name in shown.out for name in COMMAND_LINE)
     assert run("--version").out == f"dflash-trt, version {__version__}\n"
     bare = run()
     assert bare.code == 2

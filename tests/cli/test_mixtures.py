@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from dflash_trt.config import data_folder
 from tests.cli.conftest import Build, Run
 from tests.reference.checkpoints import write_target
 
-DEMO = ["build", "--target", "demo-gpt-oss", "-o"]
+DEMO = "demo-gpt-oss"
 
 
 @pytest.fixture(scope="module")
@@ -42,39 +43,41 @@ def test_experts_in_floating_point_are_refused(run: Run, tmp_path: Path) -> None
 
 
 def test_a_build_says_how_experts_are_converted(build: Build) -> None:
-    refused = build("demo-gpt-oss", "--precision", "nvfp4")
+    refused = build(DEMO, "--precision", "nvfp4")
     refused.fails(1, "write it with `dflash-trt quantize`")
 
 
 @pytest.mark.parametrize("precision", ["nvfp4", "bf16"])
-def test_a_bundle_says_what_its_experts_are_in(run: Run, tmp_path: Path, precision: str) -> None:
+def test_a_bundle_says_what_its_experts_are_in(
+    run: Run, build: Build, tmp_path: Path, precision: str
+) -> None:
     quantize = ["quantize", "--checkpoint", "demo_pair/gpt_oss/target", "--precision", precision]
     run.well(*quantize, "-o", tmp_path / "q")
-    built = run(*DEMO, tmp_path / "b", "--target-checkpoint", tmp_path / "q")
-    shown = run("inspect", tmp_path / "b").out
+    built = build(DEMO, "--target-checkpoint", tmp_path / "q")
+    shown = run("inspect", build.folder).out
     assert ("quantised target: experts in NVFP4; excluded" in built.out) == (precision == "nvfp4")
     formats = {"nvfp4": "BF16/NVFP4", "bf16": "BF16"}[precision]
     assert f"585,188 parameters in {formats}, vocabulary" in shown
     assert "no linear quantised" not in built.out + shown
 
 
-def test_what_is_shown(run: Run, tmp_path: Path) -> None:
-    built = run.well(*DEMO, tmp_path / "b")
+def test_what_is_shown(run: Run, build: Build) -> None:
+    built = build.well(DEMO)
     assert "target in BF16/MXFP4, draft in BF16" in built.out
     assert "quantised target: experts in MXFP4; excluded " in built.out
-    shown = run("inspect", tmp_path / "b").out
+    shown = run("inspect", build.folder).out
     assert "4 experts of ffn 96 in MXFP4, 2 a row: each chosen one taken once a call" in shown
     assert "3 of 6 layers see 64 positions; attention sinks" in shown
 
 
-def test_experts_in_nvfp4_are_a_twin_of_the_same_numbers(run: Run, tmp_path: Path) -> None:
+def test_experts_in_nvfp4_are_a_twin_of_the_same_numbers(
+    run: Run, build: Build, tmp_path: Path
+) -> None:
     target = data_folder("demo_pair") / "gpt_oss" / "target"
-    command = ["quantize", "--checkpoint", target, "--precision", "nvfp4", "-o", tmp_path / "t"]
-    run.well(*command)
-    run.well(*DEMO, tmp_path / "mxfp4")
-    run.well(*DEMO, tmp_path / "nvfp4", "--target-checkpoint", tmp_path / "t")
-    compared = run.well(
-        "verify", tmp_path / "nvfp4", "--against", tmp_path / "mxfp4", "--json", "--max-tokens", 8
-    )
-    quality = compared.json["text"]
+    run.well("quantize", "--checkpoint", target, "--precision", "nvfp4", "-o", tmp_path / "t")
+    build.well(DEMO)
+    nvfp4 = replace(build, folder=tmp_path / "out" / "nvfp4")
+    nvfp4.well(DEMO, "--target-checkpoint", tmp_path / "t")
+    common = ["--against", build.folder, "--json", "--max-tokens", 8]
+    quality = run.well("verify", nvfp4.folder, *common).json["text"]
     assert quality["agreement"] == 1 and quality["max_kl"] == 0

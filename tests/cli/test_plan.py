@@ -34,7 +34,6 @@ def test_a_pair_of_ones_own(run: Run, tmp_path: Path) -> None:
     own = ("plan", "--target-checkpoint", demo / "target", "--draft-checkpoint", demo / "draft")
     short = ("--gpu", "rtx-5090", "--interactivity", "500")
     short += ("--input-tokens", "100", "--output-tokens", "100")
-    run(*own, *short).fails(2, "no τ is published", "--acceptance")
     curve = tmp_path / "acceptance.json"
     curve.write_text(json.dumps({"conditional": [0.9] * 7}))
     plan = run(*own, *short, "--acceptance", curve, "--json").json

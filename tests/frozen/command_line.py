@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 from contextlib import redirect_stderr, redirect_stdout
 
-from dflash_trt.cli.main import main
+import click
+
+from dflash_trt.cli.main import cli, main
 from tests.cli.conftest import Outcome
 
 
@@ -22,3 +24,19 @@ def run_well(*words: object) -> Outcome:
     outcome = run(*words)
     assert outcome.code == 0, (words, outcome.err)
     return outcome
+
+
+def command_line_facts() -> dict[str, list[str]]:
+    """Arguments and options of every command: a new one is a promise to users."""
+    context = click.Context(cli)
+    commands = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
+    return {
+        name: sorted(
+            parameter.human_readable_name.upper()
+            if isinstance(parameter, click.Argument)
+            else "/".join(parameter.opts + parameter.secondary_opts)
+            for parameter in command.params
+        )
+        for name, command in commands.items()
+        if command is not None
+    }

@@ -1,4 +1,4 @@
-"""What `targets`, `plan` and `inspect` print as JSON."""
+"""What commands there are, and what `targets`, `plan` and `inspect` print as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.frozen import canonical
 from tests.frozen.bundles import BUNDLES
-from tests.frozen.command_line import run_well
+from tests.frozen.command_line import command_line_facts, run_well
 
 PLANS = (
     "--target gpt-oss-120b --gpu b300 --gpus 8 --interactivity 500",
@@ -32,7 +32,8 @@ INSPECTIONS = (
 
 def output_facts(bundles: Path) -> dict[str, Any]:
     """JSON by command line; `bundles` is the folder of `write_bundles`."""
-    facts: dict[str, Any] = {"targets": run_well("targets", "--json").json}
+    facts: dict[str, Any] = {"command line": command_line_facts()}
+    facts["targets"] = run_well("targets", "--json").json
     for words in PLANS:
         plan = run_well("plan", *words.split(), "--json").json
         plan["accuracy"] = canonical.rows_digest(plan["accuracy"])

@@ -89,22 +89,34 @@ def fetch(
 
 
 @contextmanager
-def serving(source: Path, bundle: Path, *arguments: str) -> Iterator[Served]:
-    """Runs `serve` on `source`, a bundle or a repository of it; SIGTERM must end it well."""
+def starting(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Runs `serve` with these arguments; it is killed at the end where it has not ended."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "dflash_trt", "serve", str(source), *FREE_PORTS, *arguments],
+        [sys.executable, "-m", "dflash_trt", "serve", *map(str, arguments)],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("ready after ")
-        addresses = dict(process.stdout.readline().split()[:2] for _ in range(4))
-        yield Served(
-            bundle, addresses["gRPC"], urlsplit(addresses["metrics"]).netloc, addresses["OpenAI"]
-        )
-        process.terminate()
-        assert process.wait(PATIENCE_S) == 0
+        yield process
     finally:
         process.kill()
         process.communicate()
+
+
+def wait_ready(process: subprocess.Popen[str], lines: int = 4) -> dict[str, str]:
+    """The URLs that it prints, in so many lines, once it is ready."""
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    assert first.startswith("ready after "), (first, process.communicate())
+    return dict(process.stdout.readline().split()[:2] for _ in range(lines))
+
+
+@contextmanager
+def serving(source: Path, bundle: Path, *arguments: str) -> Iterator[Served]:
+    """`serve` on `source`, a bundle or a repository of it; SIGTERM must end it well."""
+    with starting(source, *FREE_PORTS, *arguments) as process:
+        urls = wait_ready(process)
+        yield Served(bundle, urls["gRPC"], urlsplit(urls["metrics"]).netloc, urls["OpenAI"])
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0

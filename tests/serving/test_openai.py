@@ -222,9 +222,8 @@ def test_a_client_that_hangs_up(front: Front, streaming: bool, pieces: tuple[str
     assert model.wait_finished() == "cancelled"
 
 
-def test_a_surprise_is_an_error_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_tokenizer(tmp_path)
-    with running_front(ScriptedModel(pieces=[RuntimeError("x")]), tmp_path) as url:
-        status, answer, _ = post(url, "/v1/completions", PROMPT)
+def test_a_surprise_is_an_error_too(front: Front, caplog: pytest.LogCaptureFixture) -> None:
+    url = front(ScriptedModel(pieces=[RuntimeError("x")]))
+    status, answer, _ = post(url, "/v1/completions", PROMPT)
     assert status == 500 and json.loads(answer)["error"]["message"] == "internal error"
     assert "RuntimeError" in caplog.text

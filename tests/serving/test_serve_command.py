@@ -25,7 +25,14 @@ from dflash_trt.serving.server.service import Service
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.cli.conftest import Run
 from tests.inspection import is_stopping
-from tests.serving.served import FREE_PORTS, LONG_CONTEXT, SERVER_PORTS, server_options
+from tests.serving.served import (
+    FREE_PORTS,
+    LONG_CONTEXT,
+    SERVER_PORTS,
+    server_options,
+    starting,
+    wait_ready,
+)
 from tests.waiting import PATIENCE_S, wait_until
 
 FAKE = Path(__file__).parents[1] / "standins" / "tritonserver.py"
@@ -65,24 +72,9 @@ def start(fake: Fake) -> Iterator[Serve]:
     with ExitStack() as stack:
 
         def call(mode: str, *arguments: object) -> subprocess.Popen[str]:
-            return stack.enter_context(_serving(fake(mode).repository, *SERVER_PORTS, *arguments))
+            return stack.enter_context(starting(fake(mode).repository, *SERVER_PORTS, *arguments))
 
         yield call
-
-
-@contextmanager
-def _serving(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dflash_trt", "serve", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @contextmanager
@@ -95,22 +87,14 @@ def _handling(number: signal.Signals, how: signal.Handlers) -> Iterator[None]:
         signal.signal(number, before)
 
 
-def _wait_ready(process: subprocess.Popen[str], lines: int = 3) -> list[str]:
-    """What it prints once it is ready."""
-    assert process.stdout is not None
-    first = process.stdout.readline()
-    assert first.startswith("ready after "), (first, process.communicate())
-    return [process.stdout.readline().strip() for _ in range(lines)]
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_runs_until_a_signal(start: Serve, tmp_path: Path, number: signal.Signals) -> None:
     log = tmp_path / "server.log"
     with _handling(signal.SIGHUP, signal.SIG_DFL):  # these tests may run under `nohup`
         process = start("well", "--log-file", log)
-    addresses = _wait_ready(process)
-    assert [line.split()[0] for line in addresses] == ["gRPC", "HTTP", "metrics"]
-    assert all("://127.0.0.1:" in line for line in addresses)
+    urls = wait_ready(process, 3)
+    assert list(urls) == ["gRPC", "HTTP", "metrics"]
+    assert all("://127.0.0.1:" in url for url in urls.values())
     assert process.poll() is None
     process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE_S)
@@ -124,7 +108,7 @@ def test_nohup_is_heeded(start: Serve) -> None:
     """What ignores SIGHUP from the start goes on doing so."""
     with _handling(signal.SIGHUP, signal.SIG_IGN):
         process = start("well")
-    _wait_ready(process)
+    wait_ready(process, 3)
     process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
@@ -255,8 +239,8 @@ def serve_bundle(
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`serve` on a bundle with the real server, and its OpenAI front's URL."""
     packaged = set(long_bundle.parent.glob(".dflash-trt-serve-*"))
-    with _serving(long_bundle, *FREE_PORTS) as process:
-        url = _wait_ready(process, 4)[-1].split()[1]
+    with starting(long_bundle, *FREE_PORTS) as process:
+        url = wait_ready(process)["OpenAI"]
         (mine,) = set(long_bundle.parent.glob(".dflash-trt-serve-*")) - packaged
         yield process, url
         assert process.poll() is None or not mine.exists()

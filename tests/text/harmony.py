@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from functools import cache
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
-from dflash_trt.text.harmony import (
-    CALL,
-    CHANNEL,
-    CONSTRAIN,
-    END,
-    MESSAGE,
-    RETURN,
-    START,
-)
+from dflash_trt.text.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
+from tests.text.tokenizers import make_plain
 
 SPECIAL = (START, END, MESSAGE, CHANNEL, RETURN, CALL, CONSTRAIN, "<|endoftext|>")
 
 
 @cache
 def make_harmony() -> Tokenizer:
-    """Byte-level, without merges: é is two tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({text: i for i, text in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
-    return tokenizer
+    return make_plain(*SPECIAL)
 
 
 def encode(text: str) -> list[int]:

@@ -9,6 +9,18 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 SAMPLE = "The cache holds 12 keys; größer — 深い 深層 學習 🙂🙃 naïve, the key of the block.\n" * 5
 
 
+ALPHABET = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+
+
+def make_plain(*special: str) -> Tokenizer:
+    """Byte-level, without merges: é is two tokens; then special tokens."""
+    tokenizer = Tokenizer(models.BPE(ALPHABET, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    return tokenizer
+
+
 @cache
 def make_byte_level() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
