@@ -21,7 +21,7 @@ from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import BuildConfig
 from dflash_trt.core.limits import PAGE_SIZE
-from dflash_trt.core.progress import SilentProgress
+from dflash_trt.core.progress import Progress, SilentProgress
 from dflash_trt.graph.form import CacheDtype
 from tests.reference.checkpoints import Family, write_draft, write_target
 from tests.reference.draft import ReferenceDraft
@@ -114,22 +114,28 @@ class PairFactory:
         return built
 
 
-def bundle_pair(
-    folder: Path, options: BuildOptions, *, max_seq_len: int = 512, max_batch: int = 4
-) -> TinyPair:
+def bundle_pair(folder: Path, options: BuildOptions, **limits: int) -> TinyPair:
     """The checkpoints in `folder`/target and draft, and their bundle beside them."""
     pair = check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
+    return TinyPair(folder, pair, write_bundle(pair, folder / "bundle", options, **limits))
+
+
+def write_bundle(
+    pair: Pair, folder: Path, options: BuildOptions, progress: Progress | None = None, **limits: int
+) -> Bundle:
+    """A bundle in `folder`; `limits` are keys of a build configuration."""
     config = BuildConfig.model_validate(
         {
             "description": "a tiny random pair",
             "target": {"checkpoint": "target"},
             "draft": {"checkpoint": "draft"},
-            "max_seq_len": max_seq_len,
-            "max_batch": max_batch,
+            "max_seq_len": 512,
+            "max_batch": 4,
         }
+        | limits
     )
-    build_bundle(pair, config, "tiny", folder / "bundle", options, SilentProgress())
-    return TinyPair(folder, pair, open_bundle(folder / "bundle"))
+    build_bundle(pair, config, "tiny", folder, options, progress or SilentProgress())
+    return open_bundle(folder)
 
 
 def _write_checkpoints(

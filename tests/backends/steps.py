@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from dflash_trt.backends.base import (
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.sampling.params import pack_sampling
+from tests.inspection import pools
 from tests.reference.compare import assert_bitwise_equal
 
 
@@ -191,6 +193,25 @@ def count(executor: OnnxRuntimeExecutor) -> dict[str, CountingSession]:
         counting[graph] = CountingSession(executor._session(graph))
         executor._sessions[graph] = counting[graph]
     return counting
+
+
+def poison(executor: OnnxRuntimeExecutor) -> None:
+    """NaN in every page but the one that is nobody's."""
+    for pool in pools(executor).values():
+        pool[:-1] = np.nan
+
+
+def bind_shuffled(executor: OnnxRuntimeExecutor, seed: int = 0) -> list[list[int]]:
+    """Binds every slot to pages of its own, in no order."""
+    limits, pool = executor.limits, executor.limits.page_pool
+    assert pool is not None
+    ids = list(range(pool.pages))
+    random.Random(seed).shuffle(ids)
+    each = pool.cover(limits.max_seq_len)
+    bound = [ids[slot * each : (slot + 1) * each] for slot in range(limits.max_batch)]
+    for slot, page_ids in enumerate(bound):
+        executor.bind_pages(slot, page_ids)
+    return bound
 
 
 def random_ids(vocab: int, *shape: int, seed: int = 0) -> npt.NDArray[np.int64]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 
@@ -16,8 +14,6 @@ from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.target import build_target
 from tests.pairs import PairFactory, TinyPair
-
-Arrays = dict[str, npt.NDArray[Any]]
 
 PAIRS: dict[str, Callable[[PairFactory], TinyPair]] = {
     "qwen3": lambda make_pair: make_pair(copy_weights=True),
@@ -60,9 +56,3 @@ def open_model(built: TinyPair, model: onnx.ModelProto) -> ort.InferenceSession:
     session = open_session(path, 1)
     path.unlink()
     return session
-
-
-def run_session(session: ort.InferenceSession, feeds: Mapping[str, Any]) -> Arrays:
-    """Every output by its name."""
-    names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(None, feeds), strict=True))

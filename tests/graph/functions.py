@@ -1,4 +1,4 @@
-"""One function of the graphs in a model of its own, run by ONNX Runtime."""
+"""Sessions of ONNX Runtime, of one function too; what attention is, by loops."""
 
 from __future__ import annotations
 
@@ -10,13 +10,50 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
-from onnx import helper
+from onnx import TensorProto, helper
 
 from dflash_trt.graph.bindings import Dim
 from dflash_trt.graph.model import GraphBuilder
 
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float32]
+FLOAT8 = ml_dtypes.float8_e4m3fn
+
+
+def attend(
+    q: Array, k: Array, v: Array, seen: npt.NDArray[np.bool_], sinks: Array | None = None
+) -> npt.NDArray[np.float64]:
+    """softmax(q k^T) v in float64 over the keys that seen [B,S,M] lets a row see.
+
+    sinks [H_q] are one more score of each row, whose value is zero.
+    """
+    result = np.zeros(q.shape)
+    group = q.shape[1] // k.shape[1]
+    for b, h, row in np.ndindex(q.shape[:3]):
+        keys = np.flatnonzero(seen[b, row])
+        scores = k[b, h // group, keys].astype(float) @ q[b, h, row].astype(float)
+        scores = np.append(scores, -np.inf if sinks is None else sinks[h])
+        weights = np.exp(scores - scores.max())
+        weights /= weights.sum()
+        result[b, h, row] = weights[:-1] @ v[b, h // group, keys].astype(float)
+    return result
+
+
+def run_session(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Every output by its name; arrays of FP8 codes go in and come out as such."""
+    io, given = session.io_binding(), {n: np.ascontiguousarray(a) for n, a in feeds.items()}
+    for name, array in given.items():
+        kind = array.dtype.type
+        element = TensorProto.FLOAT8E4M3FN if kind is FLOAT8 else kind
+        io.bind_input(name, "cpu", 0, element, array.shape, array.ctypes.data)
+    outputs = session.get_outputs()
+    for output in outputs:
+        io.bind_output(output.name)
+    session.run_with_iobinding(io)
+    return {
+        output.name: value.numpy().view(FLOAT8) if "float8" in output.type else value.numpy()
+        for output, value in zip(outputs, io.get_outputs(), strict=True)
+    }
 
 
 def builder() -> GraphBuilder:
@@ -58,7 +95,7 @@ def run_function(
     types = {name: (kinds[name], array.shape) for name, array in arrays.items()}
     given = {}
     for name, array in arrays.items():
-        is_code = array.dtype.type is ml_dtypes.float8_e4m3fn
+        is_code = array.dtype.type is FLOAT8
         value = array.view(np.uint8) if is_code else array
         given[name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value, kinds[name])
     session = open_function(function, types, **attributes)

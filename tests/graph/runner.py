@@ -1,4 +1,4 @@
-"""Runs graphs on NumPy caches, without an executor: every output is a new array."""
+"""Runs graphs on NumPy caches of any form, without an executor: every output is a new array."""
 
 from __future__ import annotations
 
@@ -14,18 +14,26 @@ from dflash_trt.graph.bindings import (
     BLOCK_IDS,
     CACHE_START,
     LOGIT_ROWS,
+    PAGE_TABLE,
     TOKEN_IDS,
     GraphName,
 )
-from tests.graph.builds import Arrays, open_model, run_session
+from tests.graph.builds import open_model
+from tests.graph.functions import FLOAT8, Array, run_session
 from tests.pairs import TinyPair
 from tests.reference.compare import stack_error
 
 Int64Array = npt.NDArray[np.int64]
+Arrays = dict[str, Array]
+KINDS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+KINDS["tensor(float8e4m3fn)"] = FLOAT8
 
 
 class GraphRunner:
-    """Graphs of `built`, or `models`, over caches of `batch` sequences, `length` positions each."""
+    """Graphs of `built`, or `models`, over caches of `batch` sequences, `length` positions each.
+
+    Caches begin as `fill`; a `page_table` [B,C] says that they are pools.
+    """
 
     def __init__(
         self,
@@ -33,9 +41,13 @@ class GraphRunner:
         batch: int = 1,
         length: int = 128,
         models: Mapping[GraphName, onnx.ModelProto] | None = None,
+        *,
+        page_table: Array | None = None,
+        fill: float = 0,
     ) -> None:
         self._built = built
         self._batch, self._length = batch, length
+        self._page_table, self._fill = page_table, fill
         self._models = models or {}
         self._sessions: dict[GraphName, ort.InferenceSession] = {}
         self.caches: Arrays = {}
@@ -69,22 +81,26 @@ class GraphRunner:
         names = {value.name for value in session.get_inputs()}
         feeds = {name: array for name, array in self.caches.items() if name in names} | feeds
         feeds[CACHE_START] = np.asarray(starts, np.int64)
+        if self._page_table is not None:
+            feeds[PAGE_TABLE] = self._page_table
         outputs = run_session(session, feeds)
         updated = {name.removesuffix("_out"): array for name, array in outputs.items()}
         self.caches |= {name: array for name, array in updated.items() if name in self.caches}
         return outputs
 
     def _open(self, graph: GraphName) -> ort.InferenceSession:
-        """The session of a graph, whose caches begin as zeros."""
+        """The session of a graph; makes its caches."""
         if graph in self._models:
             session = open_model(self._built, self._models[graph])
         else:
             session = open_session(self._built.bundle.folder / f"{graph}.onnx", 1)
         for value in session.get_inputs():
             if "_k_" in value.name or "_v_" in value.name:
-                shape = (self._batch, value.shape[1], self._length, value.shape[3])
-                kind = np.float16 if value.type == "tensor(float16)" else np.float32
-                self.caches.setdefault(value.name, np.zeros(shape, kind))
+                shape = value.shape
+                if self._page_table is None:
+                    shape = (self._batch, shape[1], self._length, shape[3])
+                cache = np.full(shape, self._fill, np.float32).astype(KINDS[value.type])
+                self.caches.setdefault(value.name, cache)
         return session
 
 

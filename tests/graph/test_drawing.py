@@ -14,7 +14,6 @@ from dflash_trt.graph.bindings import (
     CANDIDATE_IDS,
     CANDIDATE_LOGITS,
     CHOICE_IDS,
-    GRAPH_NAMES,
     LOGITS,
     NEW_START,
     NEW_TOKENS,
@@ -22,13 +21,13 @@ from dflash_trt.graph.bindings import (
     SAMPLING,
     GraphName,
 )
-from dflash_trt.graph.check import check_graph
 from dflash_trt.graph.form import GraphForm, Precision
-from dflash_trt.graph.functions import DFLASH_DOMAIN
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.sampling.choice import choose_tokens
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
-from tests.graph.builds import Arrays, build, open_model, run_session
+from tests.graph.builds import build, open_model
+from tests.graph.functions import run_session
+from tests.graph.runner import Arrays
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
 
@@ -165,28 +164,6 @@ def test_narrow_graphs_draw_from_what_their_logits_say(built: TinyPair, name: Gr
     assert got.keys() - want.keys() == (SETTLED if name == "target" else set())
     assert_bitwise_equal(got[LOGITS], want[LOGITS], LOGITS)
     assert np.array_equal(got[CHOICE_IDS], draw(got[LOGITS], feeds, MIXED))
-
-
-@pytest.mark.parametrize("precision", Precision)
-@pytest.mark.parametrize("name", GRAPH_NAMES)
-def test_the_form_changes_the_targets_heads_and_nothing_else(
-    built: TinyPair, name: GraphName, precision: Precision
-) -> None:
-    plain, drawing = (
-        build(built, name, GraphForm(precision, M, draws=draws)) for draws in (False, True)
-    )
-    check_graph(drawing)
-    if name == "draft":
-        assert drawing == plain
-        return
-    outside = [
-        [node for node in model.graph.node if not node.name.startswith("head/")]
-        for model in (plain, drawing)
-    ]
-    assert outside[0] == outside[1]
-    calls = [node.op_type for node in drawing.graph.node if node.domain == DFLASH_DOMAIN]
-    assert calls.count("row_sample") == 1
-    assert calls.count("accept") == (name == "target")
 
 
 def test_a_row_that_is_not_finite_ends_the_accepted_prefix(built: TinyPair) -> None:

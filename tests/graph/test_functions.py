@@ -14,7 +14,7 @@ from onnx import TensorProto
 from dflash_trt.graph.functions import AttentionOverload, attention_function, swiglu_function
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
 from dflash_trt.graph.rows import Rows
-from tests.graph.functions import Array, FloatArray, builder, open_model, random, run_function
+from tests.graph.functions import Array, attend, builder, open_model, random, run_function
 from tests.reference.compare import max_relative_error
 
 pytestmark = pytest.mark.numeric
@@ -22,20 +22,6 @@ pytestmark = pytest.mark.numeric
 HEADS, KV_HEADS, HEAD_DIM, LENGTH = 4, 2, 16, 48
 UNIT = epsilon(np.float32)
 OVERLOADS: list[AttentionOverload] = ["lower_right", "none", "masked"]
-
-
-def attend(
-    q: FloatArray, k: FloatArray, v: FloatArray, seen: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.float64]:
-    """softmax(q k^T) v in float64 over the keys that seen [B,S,M] lets a row see."""
-    result = np.zeros(q.shape)
-    group = q.shape[1] // k.shape[1]
-    for b, h, row in np.ndindex(q.shape[:3]):
-        keys = np.flatnonzero(seen[b, row])
-        scores = k[b, h // group, keys].astype(float) @ q[b, h, row].astype(float)
-        weights = np.exp(scores - scores.max())
-        result[b, h, row] = weights / weights.sum() @ v[b, h // group, keys].astype(float)
-    return result
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])

@@ -14,7 +14,7 @@ from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
 from dflash_trt.quantization.fp8 import dequantize_fp8, quantize_fp8
-from tests.graph.functions import Array, random, run_function
+from tests.graph.functions import Array, attend, random, run_function
 
 pytestmark = pytest.mark.numeric
 
@@ -131,19 +131,18 @@ def test_attention_by_loops(
     feeds = {"q": q, **held, "key_value_lengths": lengths, "sinks": sinks}
     function = block_attention_function(made)
     (got,) = run_function(function, feeds | operands(made), is_causal=is_causal, window=window)
+    k, v = (
+        np.array([[held[name][place(made, b, j)] for j in range(LENGTH)] for b in range(BATCH)])
+        for name in held
+    )
     scales = SCALES.astype(float) if is_fp8 else np.ones(2)
-    for b, head, row in np.ndindex(BATCH, HEADS, ROWS):
-        position = STARTS[b] + row
-        seen = [
-            j
-            for j in range(lengths[b])
-            if (j <= position or not is_causal) and (not window or abs(position - j) < window)
-        ]
-        k, v = (
-            np.array([held[name][place(made, b, j)][head // 3] for j in seen]).astype(float) * scale
-            for name, scale in zip(held, scales, strict=True)
-        )
-        scores = np.append(k @ q[b, head, row].astype(float), sinks[head])
-        weights = np.exp(scores - scores.max())
-        want = (weights / weights.sum())[:-1] @ v
-        np.testing.assert_allclose(got[b, head, row], want, rtol=2e-3, atol=2e-3)
+    k, v = (
+        one.astype(float).swapaxes(1, 2) * scale for one, scale in zip((k, v), scales, strict=True)
+    )
+    position, key = np.add.outer(STARTS, np.arange(ROWS))[..., None], np.arange(LENGTH)
+    seen = np.broadcast_to(key < lengths[:, None, None], (BATCH, ROWS, LENGTH))
+    if is_causal:
+        seen = seen & (key <= position)
+    if window:
+        seen = seen & (np.abs(position - key) < window)
+    np.testing.assert_allclose(got, attend(q, k, v, seen, sinks), rtol=2e-3, atol=2e-3)

@@ -20,7 +20,7 @@ from dflash_trt.checkpoints.safetensors_header import read_header
 from dflash_trt.graph.caches.linear import sink_attention_function
 from dflash_trt.graph.form import GraphForm, Precision
 from tests.graph.builds import build
-from tests.graph.functions import run_function
+from tests.graph.functions import attend, run_function
 from tests.graph.runner import GraphRunner, tokens
 from tests.pairs import PairFactory, TinyPair, bundle_pair
 from tests.reference.checkpoints import write_draft, write_target
@@ -106,14 +106,7 @@ def test_sinks_are_one_more_term_of_the_softmax() -> None:
     mask = rng.random((2, 1, 3, 128)) < 0.3
     feeds = {"q": q, "k": k, "v": v, "mask": mask, "sinks": sinks}
     (got,) = run_function(sink_attention_function(16), feeds)
-    wide_q, wide_k, wide_v = (part.astype(np.float64) for part in (q, k, v))
-    scores = np.einsum("bhsd,bhmd->bhsm", wide_q, wide_k.repeat(2, axis=1))
-    scores = np.where(mask, scores, -np.inf)
-    column = np.broadcast_to(sinks.reshape(1, -1, 1, 1), (2, 4, 3, 1))
-    scores = np.concatenate([scores, column], axis=3)
-    weights = np.exp(scores - scores.max(axis=3, keepdims=True))
-    weights /= weights.sum(axis=3, keepdims=True)
-    want = np.einsum("bhsm,bhmd->bhsd", weights[..., :-1], wide_v.repeat(2, axis=1))
+    want = attend(q, k, v, mask[:, 0], sinks)
     assert_close(got, want, masked_error_bound(q, k, v, mask[:, 0], want, sinks))
 
 

@@ -9,12 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from dflash_trt.graph.caches.paged import paged_attention_function
-from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.functions import AttentionOverload, attention_function
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
-from tests.graph.builds import PAIRS, build
 from tests.graph.functions import Array, random, run_function
-from tests.pairs import PairFactory
 from tests.reference.compare import assert_bitwise_equal
 
 SIZE, PAGES, KV_HEADS, HEADS, HEAD_DIM = 8, 40, 2, 4, 16
@@ -88,34 +86,3 @@ def test_injection_into_pages_is_injection_into_linear_caches() -> None:
     for linear, pool in zip(want, map(gather, got), strict=True):
         for index, length in enumerate(LENGTHS):
             assert_bitwise_equal(pool[index, :, :length], linear[index, :, :length], f"{index}")
-
-
-@pytest.mark.parametrize("precision", Precision)
-@pytest.mark.parametrize("pair", list(PAIRS))
-def test_paged_graphs_differ_in_their_caches_only(
-    make_pair: PairFactory, pair: str, precision: Precision
-) -> None:
-    """The same other inputs, outputs and linears, in every compute type that a graph can have."""
-    built = PAIRS[pair](make_pair)
-    for graph in ("target", "draft", "target_only"):
-        plain = build(built, graph, GraphForm(precision))
-        paged = build(built, graph, GraphForm(precision, page_size=16))
-        shapes = [
-            {
-                value.name: value.type.tensor_type
-                for value in [*model.graph.input, *model.graph.output]
-            }
-            for model in (plain, paged)
-        ]
-        assert set(shapes[1]) == {*shapes[0], "page_table"}
-        for name, kind in shapes[0].items():
-            assert shapes[1][name].elem_type == kind.elem_type
-            if "_k_" in name or "_v_" in name:
-                dims = [dim.dim_param or dim.dim_value for dim in shapes[1][name].shape.dim]
-                heads, size = kind.shape.dim[1].dim_value, kind.shape.dim[3].dim_value
-                assert dims == ["pages", 16, heads, size]
-            else:
-                assert shapes[1][name] == kind
-        assert not {"TensorScatter", "TRT_Attention"} & {node.op_type for node in paged.graph.node}
-        products = [[n.name for n in m.graph.node if n.op_type == "Gemm"] for m in (plain, paged)]
-        assert products[0] == products[1]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx.inliner
@@ -52,34 +48,6 @@ def load(built: TinyPair, graph: GraphName) -> onnx.ModelProto:
     return onnx.load(built.bundle.folder / f"{graph}.onnx", load_external_data=False)
 
 
-def header(path: Path) -> tuple[int, dict[str, Any]]:
-    """A .safetensors file's first data byte and its header, read with nothing but struct."""
-    raw = path.read_bytes()
-    (length,) = struct.unpack("<Q", raw[:8])
-    entries: dict[str, Any] = json.loads(raw[8 : 8 + length])
-    return 8 + length, entries
-
-
-def test_only_standard_operators_and_local_functions_appear(
-    built: TinyPair, graph: GraphName
-) -> None:
-    model = load(built, graph)
-    assert model.graph.name == graph
-    assert {i.domain: i.version for i in model.opset_import}[""] == 24
-    defined = {(f.domain, f.name, f.overload) for f in model.functions}
-    called = {(n.domain, n.op_type, n.overload) for n in model.graph.node if n.domain}
-    assert called == defined, "every function that is called is defined, and no other"
-    assert {(domain, name) for domain, name, _ in defined} == {
-        ("trt", "TRT_Attention"),
-        ("dflash", "swiglu"),
-    } | ({("dflash", "kv_feature_injection")} if graph == "target" else set())
-    for function in model.functions:
-        assert {i.domain: i.version for i in function.opset_import} == {"": 24}
-        assert len(function.node) > 1
-    standard = {n.op_type for n in model.graph.node if not n.domain}
-    assert "Attention" not in standard, "attention goes through its function"
-
-
 def test_every_cache_is_updated_exactly_once(built: TinyPair, graph: GraphName) -> None:
     model = onnx.inliner.inline_local_functions(load(built, graph))
     assert not model.functions
@@ -100,68 +68,6 @@ def test_every_cache_is_updated_exactly_once(built: TinyPair, graph: GraphName) 
     assert set(readers) <= {"TensorScatter", "Shape"}
     outputs = [o.name for o in model.graph.output]
     assert [n for n in outputs if n.endswith("_out")] == [f"{c}_out" for c in expected]
-
-
-def test_names_lead_to_the_layer(built: TinyPair, graph: GraphName) -> None:
-    model = load(built, graph)
-    pair, is_draft = built.pair, graph == "draft"
-    layers = (pair.draft if is_draft else pair.target).num_layers
-    prefix = "draft_layers" if is_draft else "layers"
-    names = [node.name for node in model.graph.node]
-    assert len(set(names)) == len(names), "node names are unique"
-    assert all(names)
-    outputs = {name for node in model.graph.node for name in node.output}
-    for layer in range(layers):
-        for part in ("attention/q_proj", "attention/attend", "mlp/swiglu", "mlp/down_proj"):
-            assert f"{prefix}.{layer}/{part}" in names
-            assert f"{prefix}.{layer}/{part}" in outputs
-        assert f"{prefix}.{layer}/attention/k_cache_update" in names
-    if graph == "target":
-        for layer in range(built.pair.draft.num_layers):
-            assert f"injection/draft_layers.{layer}/inject" in names
-
-
-def test_weights_are_referenced_where_the_safetensors_header_says(
-    built: TinyPair, graph: GraphName
-) -> None:
-    model = load(built, graph)
-    folder = built.bundle.folder
-    external = 0
-    for tensor in model.graph.initializer:
-        if tensor.data_location != TensorProto.EXTERNAL:
-            assert len(tensor.SerializeToString()) < 200, f"{tensor.name} is inside the .onnx"
-            continue
-        external += 1
-        reference = {e.key: e.value for e in tensor.external_data}
-        path = folder / reference["location"]
-        assert path.suffix == ".safetensors"
-        assert path.is_file()
-        first, entries = header(path)
-        spans = {
-            (str(first + e["data_offsets"][0]), str(e["data_offsets"][1] - e["data_offsets"][0])): e
-            for name, e in entries.items()
-            if name != "__metadata__"
-        }
-        entry = spans[reference["offset"], reference["length"]]
-        assert list(tensor.dims) == entry["shape"]
-        assert tensor.data_type == STORED[entry["dtype"]]
-    assert external > 0
-
-
-def test_every_stored_weight_is_used_by_some_graph(built: TinyPair) -> None:
-    used = {
-        tuple(e.value for e in tensor.external_data)
-        for graph in GRAPH_NAMES
-        for tensor in load(built, graph).graph.initializer
-    }
-    for folder in ("target", "draft"):
-        for path in sorted((built.bundle.folder / "weights" / folder).glob("*.safetensors")):
-            first, entries = header(path)
-            location = path.relative_to(built.bundle.folder).as_posix()
-            for name, entry in entries.items():
-                if name != "__metadata__":
-                    begin, end = entry["data_offsets"]
-                    assert (location, str(first + begin), str(end - begin)) in used, name
 
 
 def test_the_full_check_notices_a_wrong_shape(built: TinyPair) -> None:

@@ -16,6 +16,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
+
 from cuda.bindings import runtime as real
 
 OK = real.cudaError_t.cudaSuccess

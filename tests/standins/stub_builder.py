@@ -10,6 +10,10 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
+import pytest
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
+
 import tensorrt_rtx as real
 
 RTX_ONLY = {"num_compute_capabilities", "set_compute_capability"}

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
+import pytest
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
+
 import tensorrt_rtx as real
-from onnx import TensorProto
 
 from dflash_trt.backends.onnxruntime.session import open_session
 from dflash_trt.backends.tensorrt.build.profiles import Profile
@@ -31,11 +33,11 @@ from dflash_trt.graph.bindings import (
     PAGE_TABLE,
     SAMPLING,
 )
+from tests.graph.functions import FLOAT8, run_session
 from tests.sampling.candidates import pick_candidates
 from tests.standins.cuda import FakeCuda
 
 SCRATCH_BYTES = 5000
-FLOAT8 = ml_dtypes.float8_e4m3fn
 TYPES = {
     "tensor(float8e4m3fn)": FLOAT8,
     "tensor(float)": np.float32,
@@ -287,7 +289,7 @@ def execute(
     pages = HeldPages(engine, feeds[PAGE_TABLE], starts, rows) if PAGE_TABLE in feeds else None
     if pages is not None:
         feeds = {name: pages.mask(name, value) for name, value in feeds.items()}
-    results = compute(session, feeds)
+    results = run_session(session, feeds)
     if engine._adds_candidates:
         count = engine._shapes[CANDIDATE_IDS][2]
         ids = pick_candidates(results[LOGITS], count, engine._module.executions)
@@ -301,23 +303,6 @@ def execute(
             pages.write(memory, result)
         else:
             memory[...] = result
-
-
-def compute(session: Any, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Runs a session on arrays, of FP8 too, and returns its outputs by name."""
-    io = session.io_binding()
-    for name, array in feeds.items():
-        kind = array.dtype.type
-        element = TensorProto.FLOAT8E4M3FN if kind is FLOAT8 else kind
-        io.bind_input(name, "cpu", 0, element, array.shape, array.ctypes.data)
-    outputs = session.get_outputs()
-    for output in outputs:
-        io.bind_output(output.name)
-    session.run_with_iobinding(io)
-    return {
-        output.name: value.numpy().view(TYPES[output.type])
-        for output, value in zip(outputs, io.get_outputs(), strict=True)
-    }
 
 
 class HeldPages:

@@ -8,12 +8,8 @@ import pytest
 
 from dflash_trt.errors import DflashError
 from tests.backends.steps import begin, decode_plainly, one_chunk, random_ids, step
-from tests.pairs import PairFactory, TinyPair
-
-pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
-pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
-
 from tests.backends.tensorrt.machine import make_machine
+from tests.pairs import PairFactory, TinyPair
 from tests.standins.cuda import real
 
 

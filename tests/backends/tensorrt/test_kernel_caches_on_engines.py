@@ -7,33 +7,26 @@ where caches hold them. float16, since ONNX Runtime has no bfloat16 on the CPU.
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
-pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
-pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
-
 from dflash_trt.backends.base import hold_positions
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions as Engines
 from dflash_trt.backends.tensorrt.library import TENSORRT, find_arch
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.bundle.build import BuildOptions, build_bundle
-from dflash_trt.bundle.bundle import Bundle, open_bundle
-from dflash_trt.config import BuildConfig
+from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.runtime import Generator, GeneratorOptions, Request
 from tests.backends.steps import random_ids, run_chunks
-from tests.pairs import PairFactory, SilentProgress, TinyPair
+from tests.pairs import PairFactory, TinyPair, write_bundle
 from tests.standins.cuda import FakeCuda
 from tests.standins.engines import stand_in
-from tests.standins.plugin import FakePlugin
-from tests.standins.plugin_tensorrt import PluginTensorRt
+from tests.standins.plugin_tensorrt import stand_in_builder
 
 LENGTH, SIZE, SLOTS, VOCAB = 96, 8, 3, 64
 PAGES = LENGTH // SIZE + 3
@@ -66,34 +59,18 @@ def built(request: pytest.FixtureRequest, make_pair: PairFactory) -> TinyPair:
 
 
 def build(built: TinyPair, folder: Path, engines: Engines | None, form: dict[str, Any]) -> Bundle:
-    config = BuildConfig.model_validate(
-        {
-            "description": "a tiny random pair",
-            "target": {"checkpoint": "target"},
-            "draft": {"checkpoint": "draft"},
-            "max_seq_len": LENGTH,
-            "max_batch": SLOTS,
-            "prefill_chunk": 16,
-        }
-    )
     options = BuildOptions(engines=engines, **form)
-    build_bundle(built.pair, config, "tiny", folder, options, SilentProgress())
-    return open_bundle(folder)
+    limits = {"max_seq_len": LENGTH, "max_batch": SLOTS, "prefill_chunk": 16}
+    return write_bundle(built.pair, folder, options, **limits)
 
 
 def open_engines(
     built: TinyPair, folder: Path, form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[TensorRtExecutor, FakeCuda]:
     """An executor over engines with plugins, on a device of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    with monkeypatch.context() as patch:
-        trt = PluginTensorRt(FakePlugin())
-        patch.setitem(sys.modules, "tensorrt", trt)
-        patch.setitem(sys.modules, "tensorrt.plugin", trt.plugin)
-        patch.setattr("dflash_trt.hardware.device.load_cuda", lambda: FakeCuda())
-        options = Engines(find_arch("sm_120", TENSORRT), Precision.FLOAT16, TENSORRT, plugins=True)
-        bundle = build(built, folder / "bundle", options, form)
-    cuda = FakeCuda()
+    trt, cuda = stand_in_builder(monkeypatch, folder), FakeCuda()
+    options = Engines(find_arch("sm_120", TENSORRT), Precision.FLOAT16, TENSORRT, plugins=True)
+    bundle = build(built, folder / "bundle", options, form)
     stand_in(monkeypatch, bundle.folder, cuda).version = trt.__version__
     executor = open_executor(bundle)
     assert isinstance(executor, TensorRtExecutor)

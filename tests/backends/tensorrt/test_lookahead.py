@@ -14,19 +14,14 @@ import numpy as np
 import pytest
 
 from dflash_trt.backends.base import Scores, StepCall, TargetCall
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.backends.tensorrt.run.lookahead import Step
 from dflash_trt.graph.form import GraphForm
+from dflash_trt.proof.gpu_probes import _probe_ahead, _probe_drawing
 from dflash_trt.runtime import Generator, GeneratorOptions
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.sampling.params import pack_sampling
 from tests.backends.steps import one_chunk, random_ids
-from tests.pairs import PairFactory, TinyPair
-
-pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
-pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
-
-from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.backends.tensorrt.run.lookahead import Step
-from dflash_trt.proof.gpu_probes import _probe_ahead, _probe_drawing
 from tests.backends.tensorrt.drawing import (
     GREEDY,
     PROMPTS,
@@ -37,6 +32,7 @@ from tests.backends.tensorrt.drawing import (
     write_graphs,
 )
 from tests.backends.tensorrt.machine import REQUESTS, SLIDING, Machine, make_machine
+from tests.pairs import PairFactory, TinyPair
 
 ROWS, VOCAB, LENGTH = 6, 64, 96
 

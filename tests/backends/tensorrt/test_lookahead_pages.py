@@ -15,14 +15,9 @@ from typing import Any
 import pytest
 
 from dflash_trt.backends.base import ExecutorLimits, StepCall
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.graph.form import CacheDtype, GraphForm
 from dflash_trt.runtime import Generator, Request
-from tests.pairs import PairFactory, TinyPair
-
-pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
-pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
-
-from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from tests.backends.tensorrt.drawing import (
     ENDS,
     GREEDY,
@@ -34,6 +29,7 @@ from tests.backends.tensorrt.drawing import (
     write_graphs,
 )
 from tests.backends.tensorrt.machine import Machine, make_machine
+from tests.pairs import PairFactory, TinyPair
 
 LENGTH, SIZE, BLOCK, SLOTS, VOCAB = 112, 16, 8, 4, 64
 PAGES = 8

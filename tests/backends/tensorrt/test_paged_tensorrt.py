@@ -14,18 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.core.limits import PagePool
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from tests.backends.steps import forward_rows, one_step, random_ids, run_chunks
-from tests.pairs import PairFactory, TinyPair
-
-pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
-pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
-
-from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from tests.backends.tensorrt.machine import Machine, engine_form, make_machine
 from tests.inspection import poison_free_pages
+from tests.pairs import PairFactory, TinyPair
 from tests.standins.cuda import FakeCuda
 
 LENGTH, SIZE, SLOTS, VOCAB = 128, 8, 4, 64

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
-pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
-
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.graph.form import Precision
 from dflash_trt.runtime import Generator, GeneratorOptions, Request

@@ -14,6 +14,7 @@ import pytest
 
 from dflash_trt.backends.base import Scores, StepCall
 from dflash_trt.backends.tensorrt.build.profiles import choose_profile, profiles
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.hardware.device import Device
@@ -27,14 +28,8 @@ from tests.backends.steps import (
     random_ids,
     speculate_until,
 )
-from tests.backends.tensorrt.machine import SLIDING
+from tests.backends.tensorrt.machine import REQUESTS, SLIDING, Machine, make_machine
 from tests.pairs import PairFactory, TinyPair
-
-pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
-pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
-
-from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from tests.backends.tensorrt.machine import REQUESTS, Machine, make_machine
 from tests.standins.cuda import FakeCuda
 from tests.standins.cuda import real as real_cuda
 from tests.standins.tensorrt import FAKES

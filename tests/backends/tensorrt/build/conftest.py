@@ -9,12 +9,12 @@ import pytest
 
 from dflash_trt.backends.tensorrt.build.builder import EngineOptions
 from dflash_trt.backends.tensorrt.library import find_arch
-from dflash_trt.bundle.build import BuildOptions, build_bundle
-from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.checkpoints.pair import Pair
-from dflash_trt.config import BuildConfig
 from dflash_trt.core.progress import Progress, Unit
 from dflash_trt.graph.form import Precision
+from tests.pairs import write_bundle
 
 
 class RecordedProgress:
@@ -50,20 +50,8 @@ def build(
     arch: str = "sm_120",
     *,
     progress: Progress | None = None,
-    max_batch: int = 2,
-    max_seq_len: int = 256,
+    **limits: int,
 ) -> Bundle:
-    config = BuildConfig.model_validate(
-        {
-            "description": "a tiny random pair",
-            "target": {"checkpoint": "target"},
-            "draft": {"checkpoint": "draft"},
-            "max_seq_len": max_seq_len,
-            "max_batch": max_batch,
-            "prefill_chunk": 64,
-        }
-    )
     options = BuildOptions(engines=EngineOptions(find_arch(arch), precision))
-    bundle = folder / "bundle"
-    build_bundle(pair, config, "tiny", bundle, options, progress or RecordedProgress())
-    return open_bundle(bundle)
+    limits = {"max_batch": 2, "max_seq_len": 256, "prefill_chunk": 64} | limits
+    return write_bundle(pair, folder / "bundle", options, progress, **limits)
