@@ -112,7 +112,7 @@ def run_traffic(
 ) -> list[RequestResult]:
     """Every request comes twice at random moments, some are cancelled at others.
 
-    What a request has said by its end is what it says alone, to the bit.
+    What a request has said by its end is what it says alone, to the bit where logits are recorded.
     """
     waiting = list(range(len(requests))) * 2
     rng.shuffle(waiting)
@@ -128,9 +128,9 @@ def run_traffic(
         for got in [event.result for event in generator.step() if event.result is not None]:
             want, length = expected[live.pop(got.request_id)], len(got.token_ids)
             assert got.token_ids == want.token_ids[:length]
-            assert got.finish_reason == ("cancelled" if length < OUTPUT else "length")
-            if length:
-                assert got.logits is not None and want.logits is not None
+            assert got.finish_reason == ("cancelled" if length < len(want.token_ids) else "length")
+            if length and want.logits is not None:
+                assert got.logits is not None
                 assert_bitwise_equal(got.logits, want.logits[:length], "traffic")
             results.append(got)
     return results

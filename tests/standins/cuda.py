@@ -81,6 +81,20 @@ class FakeCuda:
     def submit(self, operation: Operation) -> None:
         (self.queue if self.recording is None else self.recording).append(operation)
 
+    def submit_rows(
+        self, work: Callable[..., Any], width: int, rows: int, *places: tuple[int, int]
+    ) -> tuple[Any]:
+        """Queues `work` on the addresses of each row; `places` are (address, pitch)."""
+        if not all(self.owns(address, (rows - 1) * pitch + width) for address, pitch in places):
+            return (INVALID,)
+
+        def run() -> None:
+            for row in range(rows):
+                work(*(address + row * pitch for address, pitch in places))
+
+        self.submit(run)
+        return (OK,)
+
     def run(self, last: Operation | None = None) -> None:
         """Runs what is queued, up to `last`."""
         while self.queue:
@@ -235,40 +249,22 @@ class Functions:
         assert kind == real.cudaMemcpyKind.cudaMemcpyDeviceToDevice
         if width > min(to_pitch, from_pitch):
             return (real.cudaError_t.cudaErrorInvalidPitchValue,)
-        ends = [
-            (destination, (rows - 1) * to_pitch + width),
-            (source, (rows - 1) * from_pitch + width),
-        ]
-        if not all(self.owns(address, size) for address, size in ends):
-            return (INVALID,)
-
-        def copy() -> None:
-            for row in range(rows):
-                ctypes.memmove(destination + row * to_pitch, source + row * from_pitch, width)
-
-        self.submit(copy)
-        return (OK,)
+        places = (destination, to_pitch), (source, from_pitch)
+        return self.submit_rows(lambda *row: ctypes.memmove(*row, width), width, rows, *places)
 
     def cudaMemsetAsync(  # noqa: N802
         self: FakeCuda, address: int, value: int, size: int, stream: Any
     ) -> Any:
-        if not self.owns(address, size):
-            return (INVALID,)
-        self.submit(lambda: ctypes.memset(address, value, size) and None)
-        return (OK,)
+        place = (address, size)
+        return self.submit_rows(lambda row: ctypes.memset(row, value, size), size, 1, place)
 
     def cudaMemset2DAsync(  # noqa: N802
         self: FakeCuda, address: int, pitch: int, value: int, width: int, rows: int, stream: Any
     ) -> Any:
-        if width > pitch or not self.owns(address, (rows - 1) * pitch + width):
+        if width > pitch:
             return (INVALID,)
-
-        def clear() -> None:
-            for row in range(rows):
-                ctypes.memset(address + row * pitch, value, width)
-
-        self.submit(clear)
-        return (OK,)
+        place = (address, pitch)
+        return self.submit_rows(lambda row: ctypes.memset(row, value, width), width, rows, place)
 
     def cudaStreamBeginCapture(self: FakeCuda, stream: Any, mode: Any) -> Any:  # noqa: N802
         assert isinstance(mode, real.cudaStreamCaptureMode) and self.recording is None

@@ -15,15 +15,11 @@ import onnx
 import pytest
 from onnx import helper
 
-pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
-pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
-
-import tensorrt_rtx as real
 
 from tests.standins.cuda import FakeCuda
 from tests.standins.plugin import FakePlugin
-from tests.standins.stub_builder import FullBuilder, FullConfig, FullTensorRt
+from tests.standins.stub_builder import FullBuilder, FullConfig, FullTensorRt, real
 
 FULL = ["--executor", "tensorrt", "--precision", "bf16", "--max-seq-len", "100"]
 AOT_FLAG, ALIASING = 7, "aliasing"

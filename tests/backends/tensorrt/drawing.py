@@ -95,7 +95,10 @@ class Decoding:
 
     def step(self, *, ahead: bool) -> list[list[int]]:
         """One step; the tokens that it settled, by sequence."""
-        output = self.call(ahead=ahead)
+        return self.settle(self.call(ahead=ahead))
+
+    def settle(self, output: SpeculationOutput) -> list[list[int]]:
+        """Goes on behind a step's tokens."""
         settled = [
             accept_block(ids[1:].tolist(), own.tolist().__getitem__)
             for ids, own in zip(output.token_ids, output.choice_ids, strict=True)

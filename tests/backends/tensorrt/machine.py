@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.tensors import CacheLayout, CacheShape, Role
 from dflash_trt.hardware.device import Device
 from dflash_trt.memory.caches import engine_cache_length
-from dflash_trt.runtime import Request, SamplingParams
+from dflash_trt.runtime import Generator, Request, RequestResult, SamplingParams
 from tests.pairs import TinyPair
 from tests.standins.cuda import FakeCuda
 from tests.standins.tensorrt import FakeTensorRt, Plan
@@ -36,6 +38,15 @@ REQUESTS = [
     Request(prompt_ids=(1, 2, 3), max_tokens=17, sampling=SamplingParams(temperature=1.2, seed=8)),
     Request(prompt_ids=tuple(range(20)), max_tokens=500),  # to the end of the context
 ]
+
+
+def run_alone(built: TinyPair, requests: Sequence[Request], **given: Any) -> list[RequestResult]:
+    """Each request by itself on the CPU's executor; `given` are arguments of its generator."""
+    executor = built.open()
+    generator = Generator(executor, **given)
+    results = [generator.generate([request])[0] for request in requests]
+    executor.close()
+    return results
 
 
 @dataclass

@@ -23,6 +23,7 @@ from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.runtime import Generator, GeneratorOptions, Request
 from tests.backends.steps import random_ids, run_chunks
+from tests.lossless.runs import count_tokens, run_traffic
 from tests.pairs import PairFactory, TinyPair, write_bundle
 from tests.standins.cuda import FakeCuda
 from tests.standins.engines import stand_in
@@ -100,8 +101,7 @@ def test_any_traffic_keeps_every_token(
     Alone in a generator of the same type, linear where there is one: float16 parts from the CPU at
     near ties, and at midpoints of FP8 codes; logits are held to the CPU's below.
     """
-    form, rng = FORMS[name], random.Random(2)
-    requests = make_requests(5)
+    form, requests = FORMS[name], make_requests(5)
     (tmp_path / "alone").mkdir()
     plain = FORMS["fp8"] if "cache_dtype" in form else {"page_size": 32}
     other, _ = open_engines(built, tmp_path / "alone", plain, monkeypatch)
@@ -110,27 +110,11 @@ def test_any_traffic_keeps_every_token(
     executor, cuda = open_engines(built, tmp_path, form, monkeypatch)
     alone = [Generator(executor).generate([request])[0] for request in requests[:3]]
     generator = Generator(executor, options=GeneratorOptions(prefill_chunk=13))
-    waiting = list(range(len(requests))) * 2
-    rng.shuffle(waiting)
-    live: dict[int, int] = {}
-    compared = preempted = hits = 0
-    while waiting or generator.has_work:
-        while waiting and rng.random() < 0.4:
-            index = waiting.pop()
-            live[generator.submit(requests[index])] = index
-        if live and rng.random() < 0.04:
-            generator.cancel(rng.choice(list(live)))
-        for event in generator.step():
-            if event.result is None:
-                continue
-            index, got = live.pop(event.request_id), event.result
-            assert got.token_ids == expected[index].token_ids[: len(got.token_ids)]
-            compared += len(got.token_ids)
-            preempted += got.statistics.preemptions or 0
-            hits += bool(got.statistics.cached_prompt_tokens)
-    assert compared > 150
+    results = run_traffic(generator, requests, expected, random.Random(2))
+    assert count_tokens(results) > 150
     if "pages" in form:
-        assert preempted and hits
+        for statistic in ("preemptions", "cached_prompt_tokens"):
+            assert any(getattr(result.statistics, statistic) for result in results), statistic
     for got, want in zip(alone, expected, strict=False):
         assert got.token_ids == want.token_ids
         assert got.statistics.acceptance_histogram == want.statistics.acceptance_histogram

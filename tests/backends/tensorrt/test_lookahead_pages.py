@@ -17,7 +17,7 @@ import pytest
 from dflash_trt.backends.base import ExecutorLimits, StepCall
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.graph.form import CacheDtype, GraphForm
-from dflash_trt.runtime import Generator, Request
+from dflash_trt.runtime import Request
 from tests.backends.tensorrt.drawing import (
     ENDS,
     GREEDY,
@@ -28,7 +28,7 @@ from tests.backends.tensorrt.drawing import (
     play,
     write_graphs,
 )
-from tests.backends.tensorrt.machine import Machine, make_machine
+from tests.backends.tensorrt.machine import Machine, make_machine, run_alone
 from tests.pairs import PairFactory, TinyPair
 
 LENGTH, SIZE, BLOCK, SLOTS, VOCAB = 112, 16, 8, 4, 64
@@ -68,15 +68,6 @@ def machine(built: TinyPair, graphs: Path, tmp_path: Path) -> Machine:
     return make_machine(built, tmp_path, "tensorrt", graphs, draws=True)
 
 
-def speak_alone(built: TinyPair, requests: list[Request]) -> list[tuple[int, ...]]:
-    """Tokens of each request by itself on the CPU's executor."""
-    cpu = built.open()
-    generator = Generator(cpu, eos_token_ids=ENDS)
-    tokens = [generator.generate([request])[0].token_ids for request in requests]
-    cpu.close()
-    return tokens
-
-
 def make_request(rng: random.Random, limits: ExecutorLimits) -> Request:
     """Of outputs that take a while; two of three begin alike, a page or two."""
     head = range(2, 2 + rng.choice([0, SIZE, 2 * SIZE]))
@@ -102,8 +93,9 @@ def test_random_traffic_is_the_cpus_and_that_without_looking_ahead(
         )
         assert got.events == expected.events, f"seed {seed}"
         ended = sorted(got.results)
-        alone = speak_alone(built, [got.requests[number] for number in ended])
-        for number, want in zip(ended, alone, strict=True):
+        asked = [got.requests[number] for number in ended]
+        alone = run_alone(built, asked, eos_token_ids=ENDS)
+        for number, want in zip(ended, [one.token_ids for one in alone], strict=True):
             result = got.results[number]
             assert result.token_ids == want[: len(result.token_ids)], f"seed {seed}: {number}"
             if result.finish_reason != "cancelled":

@@ -10,6 +10,7 @@ from dflash_trt.backends.registry import open_executor
 from dflash_trt.graph.form import Precision
 from dflash_trt.runtime import Generator, GeneratorOptions, Request
 from tests.backends.tensorrt.build.conftest import build
+from tests.backends.tensorrt.machine import run_alone
 from tests.pairs import PairFactory
 from tests.standins.cuda import FakeCuda
 from tests.standins.engines import stand_in
@@ -40,10 +41,6 @@ def test_generations_are_the_cpus(
         for index, prompt in enumerate(PROMPTS)
     ]
     options = GeneratorOptions(speculation=speculation)
-    results = []
-    for executor in (built.open(), open_executor(bundle)):
-        results.append(
-            [r.token_ids for r in Generator(executor, options=options).generate(requests)]
-        )
-        executor.close()
-    assert results[0] == results[1]
+    results = Generator(open_executor(bundle), options=options).generate(requests)
+    alone = run_alone(built, requests, options=options)
+    assert [one.token_ids for one in results] == [one.token_ids for one in alone]

@@ -28,7 +28,7 @@ from tests.backends.steps import (
     random_ids,
     speculate_until,
 )
-from tests.backends.tensorrt.machine import REQUESTS, SLIDING, Machine, make_machine
+from tests.backends.tensorrt.machine import REQUESTS, SLIDING, Machine, make_machine, run_alone
 from tests.pairs import PairFactory, TinyPair
 from tests.standins.cuda import FakeCuda
 from tests.standins.cuda import real as real_cuda
@@ -54,9 +54,7 @@ def test_whole_generations_are_the_cpus(
     """Batches that grow and shrink, moved slots, ragged blocks, chunks, sampling: the same."""
     options = GeneratorOptions(speculation=speculation)
     requests = REQUESTS if speculation else REQUESTS[:-1]
-    cpu = built.open()
-    expected = [result.token_ids for result in Generator(cpu, options=options).generate(requests)]
-    cpu.close()
+    expected = [result.token_ids for result in run_alone(built, requests, options=options)]
     executor = machine.open()
     for _ in range(2):
         results = Generator(executor, options=options).generate(requests)
