@@ -263,15 +263,16 @@ def test_logits_do_not_depend_on_a_move_to_another_slot(
     assert_bitwise_equal(np.concatenate([first, rest]), baseline.logits, "moved")
 
 
-def test_a_rows_logits_do_not_depend_on_how_many_rows_are_picked(
-    linear: OnnxRuntimeExecutor, baseline: Baseline
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_a_rows_logits_do_not_depend_on_which_rows_are_picked(
+    linear: OnnxRuntimeExecutor, baseline: Baseline, graph: TargetGraph
 ) -> None:
-    ids, starts = baseline.ids[None, :40], np.zeros(1, np.int64)
-    for rows in ([39], [0, 39], [5, 5, 5], list(range(0, 40, 3))):
-        picked = np.array([rows])
-        logits = linear.forward(TargetCall("target", 0, ids, starts, picked, Scores.LOGITS)).logits
-        assert logits is not None
-        assert_bitwise_equal(logits[0], baseline.logits[rows], f"rows {rows}")
+    """Of two sequences each its own, in any order, some twice."""
+    ids, starts = np.tile(baseline.ids[:40], (2, 1)), np.zeros(2, np.int64)
+    for rows in ([39], [0, 39], [5, 5, 7], list(range(0, 40, 3))):
+        picked = np.array([rows, [39 - row for row in rows]])
+        logits = linear.forward(TargetCall(graph, 0, ids, starts, picked, Scores.LOGITS)).logits
+        assert_bitwise_equal(logits, baseline.logits[picked], f"rows {rows}")
 
 
 def test_the_drafts_context_does_not_depend_on_chunking_batch_or_slot(

@@ -28,8 +28,10 @@ def fill(caches: LinearCaches) -> dict[str, np.ndarray]:
     return {name: array.copy() for name, array in cache_arrays(caches).items()}
 
 
-def test_they_start_small_zeroed_and_contiguous() -> None:
-    caches = make()
+@pytest.mark.parametrize("max_seq_len", [1, 64, 65, 1000, 4096])
+def test_they_start_small_zeroed_and_contiguous(max_seq_len: int) -> None:
+    """Shorter caches would send large heads down another path of the matrix product."""
+    caches = make(max_seq_len)
     assert caches.length == FIRST_LENGTH
     assert list(cache_arrays(caches)) == list(SHAPES)
     for name, shape in SHAPES.items():
@@ -54,12 +56,6 @@ def test_clearing_a_slot_leaves_the_others() -> None:
     for name, array in cache_arrays(caches).items():
         assert not array[1].any()
         np.testing.assert_array_equal(array[[0, 2]], before[name][[0, 2]])
-
-
-@pytest.mark.parametrize("max_seq_len", [1, 64, 65, 4096])
-def test_the_first_length_is_the_same_whatever_the_limit(max_seq_len: int) -> None:
-    """Shorter caches would send large heads down another path of the matrix product."""
-    assert make(max_seq_len).length == FIRST_LENGTH
 
 
 def test_growth_doubles_up_to_the_limit_and_each_move_is_counted() -> None:

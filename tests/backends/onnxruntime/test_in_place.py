@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import Scores, StepCall, TargetCall, TargetGraph
+from dflash_trt.backends.base import Scores, StepCall, TargetCall
 from dflash_trt.backends.onnxruntime.executor import MAX_BINDINGS, OnnxRuntimeExecutor
 from tests.backends.steps import count, forward_rows, one_step, random_ids, run_chunks
 from tests.inspection import arrays, cache_length, loaded_graphs
@@ -17,7 +17,6 @@ from tests.reference.compare import assert_bitwise_equal
 
 SENTINEL = np.float32(-7.25)
 SLOTS = 4
-Call = Callable[[OnnxRuntimeExecutor], object]
 
 
 @pytest.fixture
@@ -25,37 +24,29 @@ def executor(make_pair: PairFactory) -> OnnxRuntimeExecutor:
     return make_pair(max_batch=SLOTS).open()
 
 
-def forward(graph: TargetGraph, first_slot: int, starts: list[int], rows: int) -> Call:
-    ids = random_ids(256, len(starts), rows)
-    return lambda executor: forward_rows(executor, ids, starts, graph=graph, first_slot=first_slot)
-
-
-def speculate(first_slot: int, starts: list[int], rows: int) -> Call:
-    anchors = np.arange(len(starts))
-    return lambda executor: executor.speculate(
-        StepCall(first_slot, anchors, np.array(starts), rows)
-    )
-
-
-CALLS: list[tuple[Call, int, list[int], int, tuple[str, ...]]] = [
-    (forward("target", 1, [0], 5), 1, [0], 5, ("target", "draft")),
-    (forward("target", 0, [9, 40, 3], 4), 0, [9, 40, 3], 4, ("target", "draft")),
-    (forward("target", 2, [127, 0], 1), 2, [127, 0], 1, ("target", "draft")),
-    (forward("target_only", 1, [20, 64], 8), 1, [20, 64], 8, ("target",)),
-    (speculate(1, [30, 2], 8), 1, [30, 2], 8, ("target", "draft")),
-    (speculate(3, [100], 2), 3, [100], 2, ("target", "draft")),
-]
-
-
-@pytest.mark.parametrize("case", CALLS, ids=range(len(CALLS)))
+@pytest.mark.parametrize(
+    ("call", "first_slot", "starts", "rows"),
+    [
+        ("target", 1, [0], 5),
+        ("target", 0, [9, 40, 3], 4),
+        ("target", 2, [127, 0], 1),
+        ("target_only", 1, [20, 64], 8),
+        ("speculate", 1, [30, 2], 8),
+        ("speculate", 3, [100], 2),
+    ],
+)
 def test_a_call_writes_its_own_rows_and_not_one_byte_besides(
-    executor: OnnxRuntimeExecutor, case: tuple[Call, int, list[int], int, tuple[str, ...]]
+    executor: OnnxRuntimeExecutor, call: Any, first_slot: int, starts: list[int], rows: int
 ) -> None:
-    call, first_slot, starts, rows, owners = case
+    owners = ("target",) if call == "target_only" else ("target", "draft")
     for array in arrays(executor).values():
         array[...] = SENTINEL
     addresses = {name: array.ctypes.data for name, array in arrays(executor).items()}
-    call(executor)
+    if call == "speculate":
+        executor.speculate(StepCall(first_slot, np.arange(len(starts)), np.array(starts), rows))
+    else:
+        ids = random_ids(256, len(starts), rows)
+        forward_rows(executor, ids, starts, graph=call, first_slot=first_slot)
     for name, array in arrays(executor).items():
         assert array.ctypes.data == addresses[name], "moved"
         written = np.zeros(array.shape, bool)
@@ -67,46 +58,24 @@ def test_a_call_writes_its_own_rows_and_not_one_byte_besides(
         assert (array[written] != SENTINEL).all(), f"{name}: rows not written"
 
 
-@pytest.mark.parametrize("graph", ["target", "target_only"])
+ANCHORS, STARTS = np.array([3, 4]), np.array([0, 0])
+FORWARD = TargetCall("target", 0, random_ids(256, 2, 6), STARTS, np.array([[5, 0], [3, 3]]))
+
+
+@pytest.mark.parametrize(
+    "call", [FORWARD, replace(FORWARD, graph="target_only"), StepCall(0, ANCHORS, STARTS, 5)]
+)
 def test_logits_come_only_when_wanted_and_choices_are_their_argmax(
-    executor: OnnxRuntimeExecutor, graph: TargetGraph
+    executor: OnnxRuntimeExecutor, call: TargetCall | StepCall
 ) -> None:
-    ids, starts, rows = random_ids(256, 2, 6), np.array([0, 0]), np.array([[5, 0], [3, 3]])
-    plain = TargetCall(graph, 0, ids, starts, rows)
-    output = executor.forward(replace(plain, scores=Scores.LOGITS))
-    assert output.logits is not None
-    assert (output.logits.shape, output.logits.dtype) == ((2, 2, 256), np.float32)
+    run: Any = executor.speculate if isinstance(call, StepCall) else executor.forward
+    output = run(replace(call, scores=Scores.LOGITS))
+    assert (output.logits.shape[2], output.logits.dtype) == (256, np.float32)
     choices = output.choice_ids.copy()
     np.testing.assert_array_equal(choices, output.logits.argmax(-1))
-    without = executor.forward(plain)
+    without = run(call)
     assert without.logits is None
     np.testing.assert_array_equal(without.choice_ids, choices)
-
-
-def test_speculation_gives_logits_only_when_wanted(executor: OnnxRuntimeExecutor) -> None:
-    anchors, starts = np.array([3, 4]), np.array([0, 0])
-    wanted = executor.speculate(StepCall(0, anchors, starts, 5, Scores.LOGITS))
-    assert wanted.logits is not None
-    np.testing.assert_array_equal(wanted.choice_ids, wanted.logits.argmax(-1))
-    np.testing.assert_array_equal(wanted.token_ids[:, 0], anchors)
-    choices, tokens = wanted.choice_ids.copy(), wanted.token_ids.copy()
-    unwanted = executor.speculate(StepCall(0, anchors, starts, 5))
-    assert unwanted.logits is None
-    np.testing.assert_array_equal(unwanted.choice_ids, choices)
-    np.testing.assert_array_equal(unwanted.token_ids, tokens)
-
-
-def test_a_speculative_step_verifies_what_the_draft_proposed(
-    executor: OnnxRuntimeExecutor,
-) -> None:
-    prompt = random_ids(256, 20).tolist()
-    run_chunks(executor, prompt, (20,))
-    run_chunks(executor, prompt, (20,), slot=1)
-    step = executor.speculate(StepCall(0, np.array([7]), np.array([20]), 8, Scores.LOGITS))
-    assert step.logits is not None
-    expected = step.logits[0].copy()
-    block = step.token_ids[0].tolist()
-    assert_bitwise_equal(run_chunks(executor, block, (8,), slot=1, start=20), expected, "verify")
 
 
 def test_decode_steps_reuse_one_binding(executor: OnnxRuntimeExecutor) -> None:
@@ -115,11 +84,12 @@ def test_decode_steps_reuse_one_binding(executor: OnnxRuntimeExecutor) -> None:
         forward_rows(executor, random_ids(256, 2, 3), [start, start])
         forward_rows(executor, random_ids(256, 1, 1), [start], graph="target_only")
         executor.speculate(StepCall(0, np.array([1, 2]), np.array([start, start]), 4))
-    assert sessions["target"].bindings == 2, "one for forward, one for verify"
-    assert sessions["draft"].bindings == 1
-    assert sessions["target_only"].bindings == 1
-    assert sessions["target"].runs == 40
-    assert sessions["draft"].runs == 20
+    bindings = {name: session.io_binding.call_count for name, session in sessions.items()}
+    runs = {name: session.run_with_iobinding.call_count for name, session in sessions.items()}
+    assert bindings == {"target": 2, "draft": 1, "target_only": 1}, (
+        "forward and verify have each one"
+    )
+    assert runs == {"target": 40, "draft": 20, "target_only": 20}
 
 
 def test_growth_makes_new_bindings_once(executor: OnnxRuntimeExecutor) -> None:
@@ -127,7 +97,7 @@ def test_growth_makes_new_bindings_once(executor: OnnxRuntimeExecutor) -> None:
     ids = random_ids(256, 300)
     run_chunks(executor, ids.tolist(), (10,))
     assert cache_length(executor) == 512
-    assert sessions["target"].bindings == 3, "at lengths 128, 256, 512"
+    assert sessions["target"].io_binding.call_count == 3, "at lengths 128, 256, 512"
 
 
 def test_bindings_are_bounded_however_many_shapes_come(executor: OnnxRuntimeExecutor) -> None:
