@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.backends.steps import begin, decode_plainly, speculate_until
+from tests.backends.steps import begin, speculate_until
 from tests.covering import exhaustive
 from tests.pairs import PairFactory
 from tests.reference.compare import max_relative_error, stack_error
@@ -80,11 +80,3 @@ def test_speculation_emits_the_tokens_that_transformers_does(
                 assert max(max_relative_error(*row) for row in rows) <= stack_error(6)
     if name != "qwen3_half":
         assert accepted > 30, "drafts were hardly ever accepted"
-
-
-def test_the_baseline_emits_the_tokens_that_transformers_does(make_pair: PairFactory) -> None:
-    built = make_pair(**PAIRS["llama"])
-    output, logits = decode_plainly(built.open(), list(PROMPTS[0]), 100)
-    expected = greedy(built.reference, PROMPTS[0], 100)
-    assert output == expected.tokens
-    assert max_relative_error(logits, expected.logits) <= stack_error(6)

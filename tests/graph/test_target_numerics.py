@@ -14,7 +14,7 @@ from dflash_trt.graph.bindings import CHOICE_IDS, LOGITS, GraphName
 from tests.graph.runner import BOUND, GraphRunner, chunks, tokens
 from tests.graph.variants import VARIANTS, build
 from tests.pairs import PairFactory, TinyPair
-from tests.reference.compare import assert_bitwise_equal, max_relative_error, stack_error
+from tests.reference.compare import max_relative_error, stack_error
 from tests.reference.generate import forward_with_taps
 
 pytestmark = pytest.mark.numeric
@@ -64,47 +64,6 @@ def check_injection(built: TinyPair, runner: GraphRunner, ids: npt.NDArray[np.in
             cache = runner.caches[f"draft_{kind}_{layer}"]
             assert max_relative_error(cache[:, :, :LENGTH], expected) <= BOUND, f"layer {layer}"
             assert not cache[:, :, LENGTH:].any(), "written past the rows"
-
-
-@pytest.mark.parametrize("graph", ["target", "target_only"])
-def test_sequences_of_one_call_stand_at_positions_of_their_own(
-    make_pair: PairFactory, graph: GraphName
-) -> None:
-    built = make_pair()
-    ids = tokens(256, 3, 48)
-    starts = [0, 31, 9]
-    runner = GraphRunner(built, batch=3)
-    for position in range(max(starts)):
-        # Sequences whose prefix is complete run on; their extra rows are overwritten later.
-        runner.target(ids[:, position : position + 1], [position] * 3, graph=graph)
-    rows = np.stack([ids[b, s : s + 17] for b, s in enumerate(starts)])
-    logits = runner.target(rows, starts, graph=graph)[LOGITS]
-    expected, _ = reference(built.reference, ids)
-    for b, start in enumerate(starts):
-        assert max_relative_error(logits[b], expected[b, start : start + 17]) <= BOUND
-
-
-@pytest.mark.parametrize("graph", ["target", "target_only"])
-def test_logit_rows_pick_rows_in_any_order_and_number(
-    make_pair: PairFactory, graph: GraphName
-) -> None:
-    built = make_pair()
-    ids = tokens(256, 2, 9)
-    everything = GraphRunner(built, batch=2).target(ids, [0, 0], graph=graph)[LOGITS]
-    for picked in ([[8], [0]], [[3, 3, 1], [7, 0, 8]], [[8, 7, 6, 5], [0, 2, 4, 6]]):
-        rows = np.array(picked, np.int64)
-        outputs = GraphRunner(built, batch=2).target(ids, [0, 0], graph=graph, logit_rows=rows)
-        expected = np.take_along_axis(everything, rows[:, :, None], axis=1)
-        assert_bitwise_equal(outputs[LOGITS], expected, f"rows {picked}")
-        np.testing.assert_array_equal(outputs[CHOICE_IDS], expected.argmax(-1))
-
-
-@pytest.mark.parametrize("length", [33, 64, 100, 257])
-def test_any_cache_length_that_holds_the_rows_will_do(make_pair: PairFactory, length: int) -> None:
-    built = make_pair()
-    ids = tokens(256, 1, 33)
-    logits = GraphRunner(built, length=length).target(ids, [0])[LOGITS]
-    assert max_relative_error(logits, reference(built.reference, ids)[0]) <= BOUND
 
 
 def test_a_deep_wide_headed_target_past_its_original_context_keeps_the_bound(

@@ -15,16 +15,6 @@ ENGINE = GraphForm(
 )
 
 
-def test_a_plain_graph_has_these_inputs_and_outputs() -> None:
-    def names(graph: GraphName) -> list[str]:
-        tensors = graph_tensors(graph, GraphForm(), LAYOUT, 50)
-        return [one.name for one in tensors if one.role in (Role.INPUT, Role.OUTPUT)]
-
-    target = ["token_ids", "cache_start", "logit_rows", "choice_ids", "logits"]
-    assert names("target") == names("target_only") == target
-    assert names("draft") == ["block_ids", "cache_start", "token_ids"]
-
-
 def test_axes_that_a_form_leaves_open_are_a_calls() -> None:
     tensors = graph_tensors("target_only", GraphForm(), LAYOUT, 50)
     axes = {"B": 3, "S": 8, "R": 2, "M": 128}

@@ -75,14 +75,12 @@ class DraftOutput:
 
     ids [B, S]: column 0 the anchor, then the argmax of slots 1..S-1.
     logits [B, S, V]: row j predicts the token at position start + j; row 0 is unused.
-    layer_outputs: the residual stream after each layer, [B, S, H] each.
     block_kv: each layer's own key (normed, rotated) and value of the block, [B, Hkv, S, D].
     final_hidden [B, S, H]: after `norm`, before the lm_head.
     """
 
     ids: Tensor
     logits: Tensor
-    layer_outputs: list[Tensor]
     block_kv: list[KeyValue]
     final_hidden: Tensor
 
@@ -143,7 +141,6 @@ class ReferenceDraft:
         block = torch.full((anchors.shape[0], slots), self.config.mask_token_id)
         block[:, 0] = anchors
         x = self.embed[block]
-        layer_outputs: list[Tensor] = []
         block_kv: list[KeyValue] = []
         for i in range(self.config.layers):
             if context[i][0].shape[2] != start:
@@ -161,12 +158,11 @@ class ReferenceDraft:
             gate = self._linear(normed, prefix + "mlp.gate_proj")
             up = self._linear(normed, prefix + "mlp.up_proj")
             x = x + self._linear(gate * torch.sigmoid(gate) * up, prefix + "mlp.down_proj")
-            layer_outputs.append(x)
         final_hidden = self._norm(x, "norm")
         logits = final_hidden @ self.lm_head.T
         ids = logits.argmax(-1)
         ids[:, 0] = anchors
-        return DraftOutput(ids, logits, layer_outputs, block_kv, final_hidden)
+        return DraftOutput(ids, logits, block_kv, final_hidden)
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         return x @ self.weights[name + ".weight"].T

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -113,7 +114,8 @@ def quantize_folder(
     tensors: Tensors = {}
     for name, tensor in load_file(path).items():
         module = name.removesuffix(".weight")
-        if not _is_linear(module) or _is_excluded(module, exclude):
+        is_linear = module.endswith((*LINEARS, "lm_head"))
+        if not is_linear or any(fnmatchcase(module, pattern) for pattern in exclude):
             tensors[name] = tensor
             continue
         for suffix, value in quantize_weight(tensor, algorithm).items():
@@ -262,14 +264,3 @@ def _decoded(folder: Path, modules: Mapping[str, QuantizedLinear]) -> Tensors:
         if name not in own
     }
     return tensors | {f"{n}.weight": torch.from_numpy(m.weight) for n, m in modules.items()}
-
-
-def _is_linear(module: str) -> bool:
-    return module.rpartition(".")[2] in (*LINEARS, "lm_head")
-
-
-def _is_excluded(module: str, exclude: Sequence[str]) -> bool:
-    return any(
-        module.startswith(pattern[:-1]) if pattern.endswith("*") else module == pattern
-        for pattern in exclude
-    )

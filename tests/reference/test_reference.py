@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from torch.nn import functional
 
 from tests.covering import exhaustive
 
-from .checkpoints import RopeStyle, write_draft, write_target
+from .checkpoints import write_draft, write_target
 from .compare import assert_bitwise_equal, max_relative_error, stack_error
-from .draft import DraftConfig, ReferenceDraft, default_layer_ids
+from .draft import ReferenceDraft
 from .fit import fit_draft
 from .generate import dflash_greedy, greedy, hidden_taps, load_target
 
@@ -83,17 +82,6 @@ def test_targets_load_with_what_was_asked(
     assert (target.model.layers[0].self_attn.o_proj.bias != 0).all()
     logits = target(torch.tensor([PROMPT])).logits
     assert 1.0 < float(logits.std()) < 10.0
-
-
-def test_both_config_styles_mean_the_same(tmp_path: Path) -> None:
-    def logits(name: str, **options: Any) -> Tensor:
-        target = load_target(write_target(tmp_path / name, "llama", **options))
-        return target(torch.tensor([PROMPT * 12])).logits
-
-    styles: tuple[RopeStyle, ...] = ("rope_theta", "rope_parameters")
-    old, new = (logits(style, rope="llama3", rope_style=style) for style in styles)
-    assert_bitwise_equal(old, new, "logits of the two styles")
-    assert max_relative_error(logits("plain"), old) > 0.01
 
 
 @pytest.mark.parametrize("style", ["rope_theta", "rope_parameters"])
@@ -207,41 +195,6 @@ def alternative_block(
     return norm(x, "norm")
 
 
-def test_a_window_over_everything_is_full_attention(tmp_path: Path) -> None:
-    """Start 20, block 8: the farthest pair is 27 apart, so 28 sees all and 27 does not."""
-    target, full = load_pair(tmp_path)
-    ids = torch.tensor([(PROMPT * 3)[:20]])
-    features = hidden_taps(target, ids, full.config.target_layer_ids)
-    context = full.project(features)
-    logits = []
-    for window in (None, 28, 27):
-        config = replace(full.config, windows=(window, window))
-        draft = ReferenceDraft(config, full.weights, full.embed, full.lm_head)
-        logits.append(draft.draft(torch.tensor([7]), 20, context).logits)
-    assert (logits[1] == logits[0]).all() and (logits[2] != logits[0]).any()
-
-
-def test_draft_config_places_and_defaults(tmp_path: Path) -> None:
-    write_target(tmp_path / "t", num_layers=8)
-    folder = write_draft(
-        tmp_path / "d",
-        tmp_path / "t",
-        num_layers=5,
-        block_size=6,
-        block_size_place="dflash_config",
-        rope_style="rope_parameters",
-        mask_token_id=17,
-    )
-    config = DraftConfig.read(folder)
-    assert (config.block_size, config.mask_token_id) == (6, 17)
-    assert config.target_layer_ids == (1, 2, 3, 4, 5)
-    assert config.rope["rope_theta"] == 10_000.0
-    # The z-lab contract's default, as released drafters have it.
-    assert default_layer_ids(36, 5) == (1, 9, 17, 25, 33)
-    assert default_layer_ids(32, 5) == (1, 8, 15, 22, 29)
-    assert default_layer_ids(12, 1) == (6,)
-
-
 def test_compare_says_where_and_what() -> None:
     a = np.zeros((2, 3), np.float32)
     b = a.copy()
@@ -255,17 +208,6 @@ def test_compare_says_where_and_what() -> None:
     assert max_relative_error([1.0, 4.0], [2.0, 4.0]) == 0.25
     with pytest.raises(AssertionError, match="shape"):
         max_relative_error(a, b[:1])
-
-
-def set_rotary(module: Any) -> None:
-    """Gives ModelOpt's module its RoPE.
-
-    On transformers 5.23 its own lazy construction raises `TypeError:
-    Qwen3RotaryEmbedding.__init__() got an unexpected keyword argument 'device'`.
-    """
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
-
-    module.rotary_emb = Qwen3RotaryEmbedding(config=module._rotary_config)
 
 
 def with_rotary(module: Any) -> Any:

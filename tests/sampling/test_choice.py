@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Generator, Request, SamplingParams, choose_tokens
+from dflash_trt.runtime import SamplingParams, choose_tokens
 from dflash_trt.sampling.noise import (
     LARGEST_NOISE,
     SMALLEST_NOISE,
@@ -20,7 +20,6 @@ from dflash_trt.sampling.noise import (
 )
 from tests.covering import exhaustive
 from tests.sampling.law import exact_law
-from tests.standins.executor import FakeExecutor, score_next
 
 pytestmark = pytest.mark.numeric
 
@@ -104,34 +103,6 @@ def test_draws_at_consecutive_positions_are_independent() -> None:
     law = exact_law(logits[0], SamplingParams(temperature=1.0))
     pairs = np.bincount(drawn[::2] * 4 + drawn[1::2], minlength=16)
     assert chisquare(pairs, SEEDS / 2 * np.outer(law, law).ravel()).pvalue > 0.001
-
-
-@pytest.mark.exhaustive
-def test_speculated_tokens_follow_the_law() -> None:
-    """First, second and third token of one prompt over many seeds, through the generator."""
-    executor = FakeExecutor(max_batch=8, vocab_size=5, block_size=4)
-    generator = Generator(executor)
-    results = generator.generate(
-        [
-            Request(
-                prompt_ids=(1,), max_tokens=3, sampling=SamplingParams(temperature=0.7, seed=seed)
-            )
-            for seed in range(SEEDS)
-        ]
-    )
-    drawn = np.array([result.token_ids for result in results])
-    joint = np.zeros((5, 5, 5))
-    plain = SamplingParams(temperature=0.7)
-    for first, first_share in enumerate(exact_law(score_next((1,), 5), plain)):
-        for second, second_share in enumerate(exact_law(score_next((1, first), 5), plain)):
-            third = exact_law(score_next((1, first, second), 5), plain)
-            joint[first, second] = first_share * second_share * third
-    for position in range(3):
-        law = joint.sum(axis=tuple({0, 1, 2} - {position}))
-        counts = np.bincount(drawn[:, position], minlength=5)
-        assert chisquare(counts, SEEDS * law / law.sum()).pvalue > 0.001
-    accepted = sum(result.statistics.accepted_tokens for result in results)
-    assert 0.1 < accepted / (2 * SEEDS) < 0.9
 
 
 logit_rows = st.lists(
