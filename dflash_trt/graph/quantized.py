@@ -21,9 +21,9 @@ from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import define
 from dflash_trt.graph.model import GraphBuilder
+from dflash_trt.quantization.formats import decode_packed_e2m1
 
 FP4_QUANTIZE = "TRT_FP4DynamicQuantize"
-E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 # A Cast to E4M3 saturates.
 _FP8_ROUND_CPU = """
@@ -190,7 +190,5 @@ def tensorrt_function(algorithm: LinearFormat, precision: Precision) -> onnx.Fun
 
 def _doubled_codes() -> npt.NDArray[np.int8]:
     """int8 [256,2]: twice the two E2M1 values of each byte, low nibble first."""
-    magnitudes = np.array(E2M1_VALUES) * 2
-    nibbles = np.concatenate([magnitudes, -magnitudes]).astype(np.int8)
-    byte = np.arange(256)
-    return np.stack([nibbles[byte & 15], nibbles[byte >> 4]], axis=1)
+    pairs = decode_packed_e2m1(np.arange(256, dtype=np.uint8)[:, None])
+    return (2 * pairs).astype(np.int8)
