@@ -41,46 +41,39 @@ class Upstream(Protocol):
     async def is_ready(self) -> bool: ...
 
 
-def create_app(
-    model: str,
-    upstream: Upstream,
-    renderer: ChatRenderer | None,
-    harmony: HarmonyFormat | None = None,
-) -> Starlette:
-    """The application; `model` is the one name it answers to. Without a renderer, no chats.
+@dataclass(frozen=True, slots=True)
+class OpenAiApp:
+    """The routes of the API; `model` is the one name it answers to. Without a renderer, no chats.
 
     `harmony` tells answers from reasoning in the chats of a model that has channels.
     """
-    api = _Api(model, upstream, renderer, harmony)
-    return Starlette(
-        routes=[
-            Route("/health", api.health),
-            Route("/v1/models", api.list_models),
-            Route("/v1/models/{model:path}", api.show_model),
-            Route("/v1/completions", api.complete, methods=["POST"]),
-            Route("/v1/chat/completions", api.chat, methods=["POST"]),
-        ],
-        exception_handlers={
-            DflashError: _answer_error,
-            HTTPException: _answer_http_error,
-            ClientDisconnect: _answer_nobody,
-            Exception: _answer_surprise,
-        },
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Api:
-    """The routes; fields as in `create_app`."""
 
     model: str
     upstream: Upstream
     renderer: ChatRenderer | None
-    harmony: HarmonyFormat | None
+    harmony: HarmonyFormat | None = None
     render_thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="chat-template")
     )
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def starlette(self) -> Starlette:
+        """The application."""
+        return Starlette(
+            routes=[
+                Route("/health", self.health),
+                Route("/v1/models", self.list_models),
+                Route("/v1/models/{model:path}", self.show_model),
+                Route("/v1/completions", self.complete, methods=["POST"]),
+                Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            ],
+            exception_handlers={
+                DflashError: _answer_error,
+                HTTPException: _answer_http_error,
+                ClientDisconnect: _answer_nobody,
+                Exception: _answer_surprise,
+            },
+        )
 
     async def health(self, request: Request) -> Response:
         return Response(status_code=200 if await self.upstream.is_ready() else 503)

@@ -15,14 +15,10 @@ if TYPE_CHECKING:
 
 
 class OpenAiServer:
-    """The front, from `run` until `stop`.
+    """The front of the served model `upstream`, from `run` until `stop`; closes the socket `bound`.
 
-    Args:
-        name: what the model is called.
-        upstream: the served model.
-        tokenizer: its bundle's, for the chat template and the channels of answers.
-        bound: a bound TCP socket; this closes it.
-        exit_timeout_s: how long replies in flight may go on after `stop`.
+    The bundle's `tokenizer` has the chat template and tells the channels of answers. Replies in
+    flight may go on for `exit_timeout_s` after `stop`.
 
     Raises:
         DflashError: starlette or uvicorn is not installed.
@@ -39,7 +35,7 @@ class OpenAiServer:
         try:
             import uvicorn
 
-            from dflash_trt.serving.openai.app import create_app
+            from dflash_trt.serving.openai.app import OpenAiApp
         except ImportError as error:
             raise DflashError(
                 f"the OpenAI front needs starlette and uvicorn ({one_line(error)})",
@@ -47,9 +43,10 @@ class OpenAiServer:
             ) from error
         self._socket = bound
         self._renderer = tokenizer.open_renderer()
+        app = OpenAiApp(name, upstream, self._renderer, HarmonyFormat.find(tokenizer.core))
         self._server = uvicorn.Server(
             uvicorn.Config(
-                create_app(name, upstream, self._renderer, HarmonyFormat.find(tokenizer.core)),
+                app.starlette(),
                 lifespan="off",
                 log_config=None,
                 access_log=False,
