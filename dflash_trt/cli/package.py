@@ -66,9 +66,9 @@ def command(
         overwrite=overwrite,
     )
     with StageBars() as bars:
-        packaged = write_repository(bundle, output, options, bars)
-    show_thread_note(packaged.schedule, threads)
-    limits = packaged.bundle.manifest.limits
+        packed, schedule = write_repository(bundle, output, options, bars)
+    show_thread_note(schedule, threads)
+    limits = packed.manifest.limits
     click.echo(
         f"{output}: models {LLM_MODEL} (LLM-API contract) and {ENSEMBLE_MODEL} (classic contract), "
         f"{limits.max_batch} slots of {limits.max_seq_len} tokens, a queue of {max_queue_size}"

@@ -139,8 +139,8 @@ def _open_repository(source: Path, packaging: RepositoryOptions) -> Generator[Pa
     with tempfile.TemporaryDirectory(prefix=".dflash-trt-serve-", dir=place) as folder:
         repository = Path(folder) / "repository"
         with StageBars() as bars:
-            packaged = write_repository(source, repository, packaging, bars)
-        show_thread_note(packaged.schedule, packaging.threads)
+            _, schedule = write_repository(source, repository, packaging, bars)
+        show_thread_note(schedule, packaging.threads)
         yield repository
 
 

@@ -36,12 +36,7 @@ from dflash_trt.tuning.blocks import (
     derive_schedule,
     measure,
 )
-from dflash_trt.tuning.bundle_schedule import (
-    NONE,
-    encode_schedule,
-    fingerprint,
-    write_schedule,
-)
+from dflash_trt.tuning.bundle_schedule import NONE, encode_schedule, fingerprint, write_schedule
 
 FALLBACKS: dict[str, TargetGraph | None] = {
     "auto": None,

@@ -30,13 +30,9 @@ MAX_QUEUE_SIZE = 64
 class RepositoryOptions:
     """What the models' `config.pbtxt` say, beyond what the bundle does.
 
-    Args:
-        speculation: False serves the autoregressive baseline, the target alone.
-        block_schedule: "auto" follows the bundle's own where it has one; "none"; or a file, which
-            becomes that of the bundle in the repository.
-        max_queue_size: requests that may wait for a slot.
-        threads: CPU threads of a step.
-        overwrite: whether to replace a repository that exists.
+    Without `speculation` the target is served alone. `block_schedule` is "auto" (the bundle's own
+    where it has one), "none", or a file, which becomes that of the bundle in the repository.
+    `max_queue_size` requests may wait for a slot; a step takes `threads` CPU threads.
     """
 
     speculation: bool = True
@@ -46,21 +42,13 @@ class RepositoryOptions:
     overwrite: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Packaged:
-    """What a repository serves: a bundle, and the block schedule that it follows."""
-
-    bundle: Bundle
-    schedule: BlockSchedule | None
-
-
 def write_repository(
     bundle: Path, destination: Path, options: RepositoryOptions, progress: Progress
-) -> Packaged:
+) -> tuple[Bundle, BlockSchedule | None]:
     """Writes a repository of `bundle` to `destination`, whole or not at all.
 
     The bundle's files are hard-linked where the filesystem allows, else cloned, else copied.
-    Returns what is in it.
+    Returns the bundle, and the block schedule that is followed.
 
     Raises:
         DflashError: not a bundle that runs here, one without a tokenizer, a destination that may
@@ -96,4 +84,4 @@ def write_repository(
         place_files(files, inner, "the bundle", progress)
         if schedule is not None and options.block_schedule != AUTO:
             write_schedule(open_bundle(inner), schedule)
-    return Packaged(opened, schedule if options.speculation else None)
+    return opened, schedule if options.speculation else None
