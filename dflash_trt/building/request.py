@@ -117,12 +117,10 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """A build.
+    """A build of `target`, a name that `targets` lists or the path of a YAML file.
 
-    Args:
-        target: a name that `targets` lists, or the path of a YAML file.
-        executor: "cpu", "tensorrt-rtx", "tensorrt" or "trtllm".
-        profile: hardware of the configuration, by name.
+    `executor` is "cpu", "tensorrt-rtx", "tensorrt" or "trtllm"; `profile` names hardware of the
+    configuration.
     """
 
     target: str

@@ -54,8 +54,7 @@ def publish(new: Path, replaced: Path, destination: Path, *, overwrite: bool) ->
 def lock_folder(folder: Path, *, wait: bool) -> int:
     """Locks a temporary folder until the descriptor is closed or the process ends.
 
-    The file that was opened may have been removed, or replaced, by the lock's last holder: the lock
-    counts only if that file is still there.
+    The lock counts only if its file is still there: the last holder may have removed it.
 
     Raises:
         FileNotFoundError: the folder is gone by the time it is locked.

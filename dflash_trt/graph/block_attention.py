@@ -1,9 +1,8 @@
 """`dflash::block_attention…`: attention over caches that only this project's kernels read.
 
-Its forms are `kv_cache_update`'s. One body defines them all, in float32 whatever the compute type;
-only tests run it. On TensorRT a kernel takes its place, and graphs for the CPU have the faster
-functions of functions.py and paged.py. What lies behind a sequence's length is not read: it may
-be NaN.
+Its forms are `kv_cache_update`'s. One body defines them all, in float32; only tests run it: on
+TensorRT a kernel takes its place, and graphs for the CPU have faster functions. What lies behind a
+sequence's length is not read: it may be NaN.
 """
 
 from __future__ import annotations

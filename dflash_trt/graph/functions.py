@@ -1,8 +1,7 @@
 """Model-local functions: each is the executable definition of one operation.
 
-ONNX Runtime runs the bodies. TensorRT has a layer of its own for `trt::TRT_Attention`, and a
-plugin for a `dflash::` name that is handed over without its function. ONNX's `overload` tells two
-bodies of one name apart.
+ONNX Runtime runs the bodies. TensorRT has a layer for `trt::TRT_Attention`, and plugins for
+`dflash::` names without a function. ONNX's `overload` tells two bodies of one name apart.
 """
 
 from __future__ import annotations

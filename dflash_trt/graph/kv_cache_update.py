@@ -2,9 +2,8 @@
 
 `_paged` writes to pools of pages (see paged.py), `_fp8` rounds to what E4M3 holds: code =
 E4M3(x / scale) of a scale for K and one for V of each layer (quantization/fp8.py). Float32 caches
-hold code · scale, narrow ones the codes. ONNX Runtime scatters no FP8 tensor, so bodies for codes
-write to the caches as float32, which is exact. Linear caches of the compute type need no operation
-of ours: every executor has `TensorScatter`.
+hold code · scale, narrow ones the codes, which bodies write as float32: ONNX Runtime scatters no
+FP8. Linear caches of the compute type need no operation of ours but `TensorScatter`.
 """
 
 from __future__ import annotations

@@ -11,12 +11,7 @@ import onnx
 
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.functions import define
-from dflash_trt.graph.kv_cache_update import (
-    cache_operands,
-    cache_suffix,
-    index_lines,
-    write_lines,
-)
+from dflash_trt.graph.kv_cache_update import cache_operands, cache_suffix, index_lines, write_lines
 
 _INJECTION = """
 kv_feature_injection{suffix} <{attributes}> ({inputs}) => (k_cache_out, v_cache_out)

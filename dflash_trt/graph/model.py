@@ -1,8 +1,7 @@
 """GraphBuilder: a thin layer over onnx.helper that names what it adds.
 
-A value is called after the place that computes it (`layers.3/attention/q_proj`), so that viewers
-show the model's structure. Weights are external initializers that point into the checkpoint's
-.safetensors files; nothing is loaded.
+A value is called after the place that computes it, as `layers.3/attention/q_proj`. Weights are
+external initializers that point into the checkpoint's .safetensors files; nothing is loaded.
 """
 
 from __future__ import annotations

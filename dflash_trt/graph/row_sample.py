@@ -1,8 +1,7 @@
 """`dflash::row_sample`: the choice of sampling/choice.py as an operation over rows of logits.
 
-Its noise is sampling/noise.py's. ONNX Runtime runs this body in tests; TensorRT has no float64, so
-engines have a kernel of that name. NumPy's `choose_tokens` is the definition, and this a second one
-on purpose: tests compare a whole drawing graph, and the kernel, with both.
+ONNX Runtime runs this body in tests; engines, which have no float64, a kernel of that name. It
+repeats NumPy's `choose_tokens` on purpose: tests hold graphs and the kernel to both.
 """
 
 from __future__ import annotations

@@ -14,9 +14,7 @@ from dflash_trt.errors import DflashError, one_line
 class AcceptanceCurve:
     """Share of drafts accepted at each position, given that all before it in the block were.
 
-    Args:
-        conditional: item j is position j + 1's.
-        source: whose figures these are, to print beside them.
+    Item j of `conditional` is position j + 1's; `source` says whose figures these are.
     """
 
     conditional: tuple[float, ...]

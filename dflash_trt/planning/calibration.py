@@ -72,13 +72,7 @@ class ProjectionAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class StoredCalibration:
-    """The parameters that ship with the project.
-
-    Args:
-        origin: by parameter, how it was found.
-        accuracy: on published tables.
-        fitted_by: the command that wrote this.
-    """
+    """The parameters that ship with the project, how each was found, and by which command."""
 
     parameters: Calibration
     origin: dict[str, str]

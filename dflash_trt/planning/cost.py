@@ -1,8 +1,7 @@
 """The time of one forward pass on GPUs, from bytes and FLOPs.
 
-An operation's memory time and arithmetic time add up: decoding kernels overlap little of the two,
-and the sum meets published tables better than the larger one (a roofline) does. A projection
-therefore never beats a roofline.
+An operation's memory time and arithmetic time add up: that meets published tables better than the
+larger of the two (a roofline) does.
 """
 
 from __future__ import annotations
@@ -63,15 +62,10 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class PassCost:
-    """One forward pass.
+    """One forward pass of `rows` tokens of each of a replica's `sequences`.
 
-    Args:
-        sequences: of the whole replica.
-        rows: tokens per sequence.
-        context: tokens per sequence that attention reads besides.
-        head_rows: rows per sequence that get logits.
-        head_weights: of the output head.
-        extra_weights: matrices that every row goes through besides the layers (fc, injection).
+    Attention reads `context` tokens per sequence besides. `head_rows` of a sequence get logits;
+    `extra_weights` are matrices that every row goes through beside the layers (fc, injection).
     """
 
     model: ModelShape

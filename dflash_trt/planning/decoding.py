@@ -27,10 +27,7 @@ def _target_pass(
 
 @lru_cache(maxsize=256)  # every batch asks for the same one
 def prefill(replica: Replica, target: ModelShape, tokens: int) -> float:
-    """Seconds of a prompt of `tokens` tokens, on a replica that does nothing else.
-
-    GPUs with sequences of their own prefill one each at the same time.
-    """
+    """Seconds of a prompt on a replica; GPUs with sequences of their own prefill one each."""
     prompts = 1 if replica.layout.attention == "tensor" else replica.layout.gpus
     work = PassCost(target, prompts, tokens, tokens / 2, 1, target.vocab_weights)
     return replica.time(work).total / prompts

@@ -113,11 +113,7 @@ def _sizes(decoder: PublishedDecoder) -> DecoderSizes:
 def published_decodings(
     pair: PairShape, acceptance: str | None = None, eagle3_tau: float | None = None
 ) -> list[DFlash | Eagle3]:
-    """EAGLE-3 (only where its τ is known) and DFlash.
-
-    Args:
-        acceptance: DFlash's τ at the trained block, or a file: see `read_acceptance`.
-        eagle3_tau: τ of the pair's EAGLE-3 tree.
+    """EAGLE-3 (only where its τ is known) and DFlash, whose `acceptance` `read_acceptance` reads.
 
     Raises:
         DflashError: DFlash's τ is neither given nor published, or one is impossible (usage).

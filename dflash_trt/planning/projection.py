@@ -42,13 +42,7 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """Everything `plan` says.
-
-    Args:
-        points: by decoding, all that fit.
-        acceptance: by decoding, whose figures its τ is.
-        sensitivity: of DFlash's answer.
-    """
+    """Everything `plan` says; `points` are all that fit, `acceptance` says whose figures τ is."""
 
     pair: PairShape
     site: Site

@@ -22,12 +22,7 @@ _GROWTH = 1.08
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What users send.
-
-    Args:
-        input_tokens, output_tokens: of each request.
-        context: tokens that are reserved for each.
-    """
+    """Tokens of each request that users send; `context` are reserved for it."""
 
     input_tokens: int
     output_tokens: int
@@ -72,12 +67,7 @@ class PlanPoint:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a pair is to run.
-
-    Args:
-        gpus: of one kind, all of them; replicas of a layout fill them.
-        layouts: those to consider.
-    """
+    """Where a pair is to run: on `gpus` of one kind, which replicas of one of `layouts` fill."""
 
     gpu: Gpu
     gpus: int
@@ -132,9 +122,8 @@ def answer(
 ) -> PlanPoint | None:
     """The most throughput per GPU with at least `interactivity` tokens/s per user; None: none has.
 
-    More users mean less interactivity for each and more throughput, so a layout's best is the
-    largest batch that is interactive enough. Where GPUs have sequences of their own, a batch that
-    divides evenly may be better still.
+    A layout's best is the largest batch that is interactive enough; where GPUs have sequences of
+    their own, one that divides evenly may be better still.
     """
     found: list[PlanPoint] = []
     for layout in site.layouts:

@@ -22,9 +22,8 @@ Message = Mapping[str, str]
 class ChatRenderer:
     """Renders conversations (messages of role and content) with a Jinja template.
 
-    jinja2's sandbox keeps a template from reaching Python objects, but not from looping or
-    allocating without end; so it runs in a worker with bounded memory, time and output. The worker
-    is kept, and started again when it has ended. For one thread at a time.
+    jinja2's sandbox does not keep a template from looping or allocating without end, so it runs in
+    a worker with limits, which is kept until it ends. For one thread at a time.
     """
 
     def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:

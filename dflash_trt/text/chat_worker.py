@@ -1,7 +1,7 @@
 """Renders a chat template in a process of its own, which chat.py starts and bounds.
 
-Reads JSON jobs from stdin, a line each, and writes {"text": "…"} or {"error": "…"} for each to
-stdout. Imports nothing of the project: it starts quickly, and a template has little to find here.
+Reads JSON jobs from stdin, a line each, and answers {"text": "…"} or {"error": "…"} on stdout.
+Imports nothing of the project: it starts quickly, and a template has little to find here.
 """
 
 from __future__ import annotations

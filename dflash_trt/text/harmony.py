@@ -1,10 +1,9 @@
 """gpt-oss's harmony output: messages on channels, told apart token by token.
 
-Format: https://github.com/openai/harmony, docs/format.md. An answer is `analysis` (the reasoning)
-and `final` messages, `<|start|>assistant<|channel|>NAME<|message|>TEXT<|end|>`; the prompt ends
-with the first one's `<|start|>assistant`. Commentary without a recipient is for the user too. A
-message with a recipient (`to=functions.name`) calls a tool: it stays in the answer as the text it
-is, special tokens included, for whoever runs tools.
+Format: https://github.com/openai/harmony, docs/format.md. A message is
+`<|start|>assistant<|channel|>NAME<|message|>TEXT<|end|>`; the prompt ends with the first one's
+`<|start|>assistant`. `analysis` is reasoning, all else the answer. A message with a recipient
+(`to=functions.name`) calls a tool and stays in the answer as it is, special tokens included.
 """
 
 from __future__ import annotations

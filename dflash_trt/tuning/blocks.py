@@ -59,13 +59,8 @@ FEEDING_LIMIT = 0.03
 class TuningOptions:
     """What to measure.
 
-    Args:
-        block_sizes: candidates, ascending, 2 … the trained block.
-        batches: numbers of sequences, ascending, up to the executor's slots.
-        rounds: how often every kind of step is timed.
-        threads: CPU threads that the executor was opened with, to be recorded.
-        prefill_chunk: most prompt tokens of one prefill pass.
-        eos_token_ids: token ids that end an output.
+    `block_sizes` (2 … the trained block) and `batches` (up to the executor's slots) ascend. Every
+    kind of step is timed `rounds` times; `threads` of the executor are only recorded.
     """
 
     block_sizes: tuple[int, ...]

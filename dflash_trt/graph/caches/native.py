@@ -1,9 +1,8 @@
 """Linear caches for TensorRT's own attention, with a place for attention sinks.
 
 A sink is a logit s_h in a head's softmax that no value belongs to. TensorRT's kernels know of none,
-so it is one more key, with value 0: queries have one more dimension that holds s_h, where the
-sink's key has 1 and all others 0. That is exact, since s_h · 1 and 0 · x round nothing. The sink is
-written right behind each call's rows, and the next call overwrites it.
+so it is one more key with value 0: one more dimension of queries holds s_h, where the sink's key
+has 1 and all others 0, which is exact. It stands behind each call's rows until the next.
 """
 
 from __future__ import annotations

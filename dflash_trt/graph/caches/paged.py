@@ -1,9 +1,8 @@
 """The paged KV layout, and how the CPU attends over it.
 
-A pool [pages, page_size, kv heads, D] holds one layer's K or V of every sequence, a page
-`page_size` consecutive positions of one. `page_table` int32 [B,C] names each sequence's pages in
-order of position; entries past its length may name any page whose rows are finite. The CPU gathers
-them into linear caches, which the same attention body reads: the bits are those of linear caches.
+A pool [pages, page_size, kv heads, D] holds one layer's K or V of every sequence. `page_table`
+int32 [B,C] names each sequence's pages in order of position; entries past its length may name any
+page whose rows are finite. The CPU gathers pages into linear caches: the bits are theirs.
 """
 
 from __future__ import annotations

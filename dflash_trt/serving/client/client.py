@@ -64,10 +64,7 @@ class TextDelta:
 
 
 class TextAssembler:
-    """Turns a stream's text outputs into pieces that join to the final text.
-
-    Args:
-        cumulative: an output is all text so far; False when it is the new piece.
+    """Turns a stream's text outputs, new pieces or `cumulative`, into pieces of the final text.
 
     A server that decodes tokens as they come shows the bytes of a half character as U+FFFD
     until the rest is there. Of a cumulative text such an end is held back, up to the last output.
@@ -118,10 +115,7 @@ class ServedModel:
         return await self._wire.is_ready()
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
-        """Yields the output as it grows, whole characters only.
-
-        Closing the generator (`contextlib.aclosing`), or cancelling the task that waits in it,
-        cancels the request on the server.
+        """Yields the output as it grows, whole characters only; ends as `WireClient.stream` does.
 
         Raises:
             ServedModelError: see its `problem`.

@@ -1,8 +1,7 @@
 """A model on a Triton server as its clients reach it: gRPC, one stream per request.
 
-A request that nobody waits for any more ends by cancelling its call. No call carries the header
-`triton_grpc_error`, with which Triton server 2.51 crashes at times, and a call that fails is read
-to its end, without which that server does not shut down (docs/design/ending-a-request.md).
+A request that nobody waits for ends by cancelling its call; one that fails is read to its end.
+Why, and why no call has the header `triton_grpc_error`: docs/design/ending-a-request.md.
 """
 
 from __future__ import annotations
@@ -29,13 +28,9 @@ _TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """What a server says about a model.
+    """What `server`, by name and version, says about a model.
 
-    Args:
-        server: its name and version.
-        inputs: data types by name, as Triton server spells them.
-        outputs: the names.
-        parameters: those of the model's configuration.
+    `inputs` are Triton server's data types by name; `parameters` the configuration's.
     """
 
     server: str

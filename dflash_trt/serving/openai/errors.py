@@ -13,14 +13,7 @@ RETRY_AFTER_S = 1
 
 
 class ApiError(DflashError):
-    """A request that gets an error for an answer.
-
-    Args:
-        what: the message.
-        status: HTTP status.
-        param: the request's field at fault.
-        code: OpenAI's short name of the error.
-    """
+    """An error as an answer of HTTP `status`: `param` is at fault, `code` OpenAI's name of it."""
 
     def __init__(
         self, what: str, *, status: int = 400, param: str | None = None, code: str | None = None

@@ -43,9 +43,8 @@ _SAMPLING = "sampling_param_"
 class Generation:
     """A runtime request, and how its client wants to hear of it.
 
-    `lead` is the text to begin the output with: the prompt, if it is not to be excluded.
-    Two are for another model that forwards: `errors_as_output` gives it what ends a request early
-    as an output, `acknowledge` an empty message at once.
+    `lead` begins the output: the prompt, if it is not to be excluded. A model that forwards asks
+    for `errors_as_output`, and with `acknowledge` for an empty message at once.
     """
 
     request: Request
@@ -60,13 +59,10 @@ class Generation:
 
 
 class GenerationReader:
-    """Reads requests for one bundle.
+    """Reads requests for a bundle whose caches have `max_seq_len` positions.
 
-    Args:
-        tokenizer: the bundle's.
-        max_seq_len: positions of its caches.
-        streaming_text: what is streamed where the request does not say.
-        speculation: whether the generator drafts, so that there are blocks to choose a size of.
+    `streaming_text` is what is streamed where the request does not say. Without `speculation` no
+    request may choose a block size.
     """
 
     def __init__(

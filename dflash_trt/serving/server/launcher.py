@@ -34,14 +34,10 @@ _IDLE_AND_OVERDUE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """How to start a server.
+    """How to start a server on a model repository, as `package` writes it.
 
-    Args:
-        repository: the model repository, as `package` writes it.
-        host: the address that all three ports listen on.
-        http_port, grpc_port, metrics_port: 0 takes any free one.
-        log_file: where the server's output goes; None keeps it for error messages only.
-        exit_timeout_s: how long requests in flight may go on after SIGTERM.
+    A port of 0 takes any free one. Without a `log_file` the output is kept for error messages only.
+    After SIGTERM, requests in flight may go on for `exit_timeout_s`.
     """
 
     repository: Path

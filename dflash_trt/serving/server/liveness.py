@@ -11,17 +11,11 @@ _PROC = Path("/proc")
 
 
 class LivenessWatch:
-    """Looks, while somebody waits for a model, whether its process is still there.
+    """Looks every `period_s`, while `is_needed`, whether a process that was seen still runs.
 
     Triton server 2.51 refuses new requests for a model whose process has died, but those that the
-    process had taken never end. To ask the model through the server is no way to know: such a
-    question may wait behind all the requests in flight.
-
-    Args:
-        is_alive: whether the process runs. Only one that has been seen can be lost.
-        is_needed: whether anybody waits for the model now.
-        on_lost: called when the process has gone, again and again while somebody waits for it.
-        period_s: seconds between two looks.
+    process had taken never end. To ask through the server is no way to know: the question may wait
+    behind all requests in flight. `on_lost` is called at every look once the process has gone.
     """
 
     def __init__(

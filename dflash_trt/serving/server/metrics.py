@@ -57,13 +57,10 @@ GAUGES = {
 
 
 class Metrics:
-    """Counts what ends, and shows the load ten times a second, from a thread of its own.
+    """Counts what ends, and shows the generator's `load` ten times a second, in its own thread.
 
-    Every figure is a message to the server and takes it about 0.2 ms.
-
-    Args:
-        utils: the module `triton_python_backend_utils`.
-        load: what the generator holds now.
+    Every figure is a message to the server and takes it about 0.2 ms. `utils` is the module
+    `triton_python_backend_utils`.
     """
 
     def __init__(self, utils: Any, load: Callable[[], Load]) -> None:

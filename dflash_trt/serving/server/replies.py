@@ -19,12 +19,7 @@ from dflash_trt.serving.server.inputs import as_strings
 Outputs = dict[str, npt.NDArray[Any]]
 
 # Nanoseconds since the epoch.
-TIMES = (
-    "arrival_time_ns",
-    "first_scheduled_time_ns",
-    "first_token_time_ns",
-    "last_token_time_ns",
-)
+TIMES = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
 
 # TritonError's codes. It has none for a deadline, for which Triton server says UNAVAILABLE.
 ERROR_CODES = {
@@ -37,14 +32,11 @@ ERROR_CODES = {
 
 
 class Channel:
-    """One request's way back through Triton server; any thread may use it.
+    """The way back of an InferenceRequest through Triton server; any thread may use it.
 
     The server frees what `is_cancelled` reads when the last message is sent, and crashes when it
-    is asked later: the two exclude each other.
-
-    Args:
-        utils: the module `triton_python_backend_utils`, which only exists inside a server.
-        request: the InferenceRequest.
+    is asked later: the two exclude each other. `utils` is `triton_python_backend_utils`, which only
+    exists inside a server.
     """
 
     def __init__(self, utils: Any, request: Any) -> None:
@@ -130,11 +122,8 @@ class Reply:
     """One request's messages; `take` is its job's listener.
 
     Only one thread sends for a request at a time. What the generator adds meanwhile goes out in one
-    message, so a server that is slow to take them delays nobody and is sent fewer.
-
-    Args:
-        arrived_ns: time of arrival, nanoseconds since the epoch.
-        on_sent: called once, after the last message, with what the job's listener heard last.
+    message, so a server that is slow to take them delays nobody and is sent fewer. `arrived_ns` is
+    since the epoch; `on_sent` is called once, after the last message, with the last event.
     """
 
     def __init__(
