@@ -8,7 +8,7 @@ from dflash_trt.checkpoints.folder import Checkpoint
 from dflash_trt.checkpoints.quantization import Quantization
 from dflash_trt.checkpoints.rope import RopeSpec
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.sizes import DecoderSizes, ExpertSizes, Windows
+from dflash_trt.checkpoints.sizes import DecoderSizes, Windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +31,6 @@ class DecoderSpec:
         return self.sizes.hidden_size
 
     @property
-    def intermediate_size(self) -> int:
-        return self.sizes.intermediate_size
-
-    @property
     def num_layers(self) -> int:
         return len(self.sizes.layers)
 
@@ -49,7 +45,3 @@ class DecoderSpec:
     @property
     def layer_causal(self) -> tuple[bool, ...]:
         return tuple(layer.is_causal for layer in self.sizes.layers)
-
-    @property
-    def experts(self) -> ExpertSizes | None:
-        return self.sizes.experts

@@ -35,7 +35,7 @@ SIZES = {
     "intermediate_size": "sizes.intermediate_size",
     "layer_windows": "layer_windows",
     "layer_causal": "layer_causal",
-    "experts": "experts",
+    "experts": "sizes.experts",
 }
 DIFFERENCES_SHOWN = 4
 
