@@ -18,9 +18,9 @@ from dflash_trt.calibration.observe import BLOCKS_PER_SEQUENCE, place_anchors
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.core.progress import Unit
 from dflash_trt.errors import DflashError
 from tests.pairs import PairFactory, SilentProgress, TinyPair
+from tests.quantization.running import Stages
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.compare import stack_error
 from tests.reference.draft import ReferenceDraft
@@ -170,30 +170,16 @@ def test_anchors_have_context_before_them_and_room_behind(length: int) -> None:
     assert (gaps >= 8).all() and (not len(gaps) or max(gaps) - min(gaps) <= 1)
 
 
-class Counter:
-    """Adds up what progress was told."""
-
-    def __init__(self) -> None:
-        self.stages: list[tuple[str, int | None, Unit]] = []
-        self.done = 0
-
-    def stage(self, name: str, total: int | None, unit: Unit = "bytes") -> None:
-        self.stages.append((name, total, unit))
-        self.done = 0
-
-    def advance(self, count: int) -> None:
-        self.done += count
-
-
 def test_progress_counts_tokens_and_nothing_is_left(make_pair: PairFactory, tmp_path: Path) -> None:
     built = make_pair()
-    texts, counter = sequences(), Counter()
-    observe_pair(built.pair, texts, counter, workspace=tmp_path)
+    texts, stages = sequences(), Stages()
+    observe_pair(built.pair, texts, stages, workspace=tmp_path)
     blocks = sum(len(anchors_of(built, text)) for text in texts)
     total = sum(LENGTHS) + blocks * built.pair.draft.block_size
     assert blocks >= 10
-    assert counter.stages[-1] == ("observing activations", total, "tokens")
-    assert counter.done == total
+    assert list(stages.totals.items())[-1] == ("observing activations", total)
+    assert stages.done["observing activations"] == total
+    assert stages.units["observing activations"] == "tokens"
     assert not list(tmp_path.iterdir())
 
 

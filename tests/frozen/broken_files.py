@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
+
+from tests.checkpoints.conftest import safetensors_bytes
 
 PAIR = "description: d\ntarget: {checkpoint: t}\ndraft: {checkpoint: d}\n"
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -108,34 +109,29 @@ DEPLOYED_SCHEDULES: Mapping[str, Any] = {
 }
 
 
-def _hostile(header: object, data: bytes = b"", length: int | None = None) -> bytes:
-    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(raw) if length is None else length) + raw + data
-
-
 def _tensor(begin: int = 0, end: int = 8, shape: object = (2,), dtype: str = "F32") -> Any:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
 HEADERS: Mapping[str, bytes] = {
-    "no tensors": _hostile({}),
-    "a list for a header": _hostile(b"[]"),
-    "a header that is cut": _hostile(b"{"),
-    "a header that is no text": _hostile(b"\xff{}"),
-    "a tensor that is a number": _hostile({"a": 3}),
-    "an unknown dtype": _hostile({"a": _tensor(dtype="F4")}, b"\0" * 8),
-    "a negative size": _hostile({"a": _tensor(shape=[-2])}, b"\0" * 8),
-    "a size that overflows": _hostile({"a": _tensor(shape=[2**62, 2**62])}, b"\0" * 8),
-    "too few bytes": _hostile({"a": _tensor(shape=[3])}, b"\0" * 8),
-    "offsets the wrong way round": _hostile({"a": _tensor(8, 0)}, b"\0" * 8),
-    "an overlap": _hostile({"a": _tensor(), "b": _tensor(4, 12)}, b"\0" * 12),
-    "a hole": _hostile({"a": _tensor(4, 12)}, b"\0" * 12),
-    "bytes behind": _hostile({"a": _tensor()}, b"\0" * 9),
-    "metadata of numbers": _hostile({"__metadata__": {"a": 1}}),
-    "a length that lies": _hostile(b"{}", length=2**64 - 1),
-    "a length beyond the file": _hostile(b"{}", length=99_999_999),
+    "no tensors": safetensors_bytes({}),
+    "a list for a header": safetensors_bytes(b"[]"),
+    "a header that is cut": safetensors_bytes(b"{"),
+    "a header that is no text": safetensors_bytes(b"\xff{}"),
+    "a tensor that is a number": safetensors_bytes({"a": 3}),
+    "an unknown dtype": safetensors_bytes({"a": _tensor(dtype="F4")}, b"\0" * 8),
+    "a negative size": safetensors_bytes({"a": _tensor(shape=[-2])}, b"\0" * 8),
+    "a size that overflows": safetensors_bytes({"a": _tensor(shape=[2**62, 2**62])}, b"\0" * 8),
+    "too few bytes": safetensors_bytes({"a": _tensor(shape=[3])}, b"\0" * 8),
+    "offsets the wrong way round": safetensors_bytes({"a": _tensor(8, 0)}, b"\0" * 8),
+    "an overlap": safetensors_bytes({"a": _tensor(), "b": _tensor(4, 12)}, b"\0" * 12),
+    "a hole": safetensors_bytes({"a": _tensor(4, 12)}, b"\0" * 12),
+    "bytes behind": safetensors_bytes({"a": _tensor()}, b"\0" * 9),
+    "metadata of numbers": safetensors_bytes({"__metadata__": {"a": 1}}),
+    "a length that lies": safetensors_bytes(b"{}", length=2**64 - 1),
+    "a length beyond the file": safetensors_bytes(b"{}", length=99_999_999),
     "seven bytes": b"1234567",
-    "other tensors": _hostile({"a": _tensor()}, b"\0" * 8),
+    "other tensors": safetensors_bytes({"a": _tensor()}, b"\0" * 8),
 }
 TARGET = "target/model.safetensors"
 INDEX = "model.safetensors.index.json"

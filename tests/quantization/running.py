@@ -17,17 +17,19 @@ from dflash_trt.quantization.scales import Activations
 
 
 class Stages:
-    """Progress that remembers its stages and the bytes of each."""
+    """Progress that remembers its stages and how much of each was done."""
 
     def __init__(self) -> None:
         self.totals: dict[str, int | None] = {}
         self.done: dict[str, int] = {}
+        self.units: dict[str, Unit] = {}
         self._current = ""
 
     def stage(self, name: str, total: int | None, unit: Unit = "bytes") -> None:
         self._current = name
         self.totals[name] = total
         self.done[name] = 0
+        self.units[name] = unit
 
     def advance(self, count: int) -> None:
         self.done[self._current] += count

@@ -147,21 +147,6 @@ def test_a_target_keeps_its_head_unless_asked(target: TargetSpec, tmp_path: Path
     assert read_tensors(tmp_path / "q")["lm_head.weight"].dtype is torch.float8_e4m3fn
 
 
-def test_exclusions_are_patterns_and_recorded(target: TargetSpec, tmp_path: Path) -> None:
-    written = quantize(target, tmp_path / "q", exclude=("*.layers.0.mlp.*", "*.o_proj"))
-    kept = {"lm_head", "model.embed_tokens"}
-    kept |= {f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down")}
-    kept |= {f"model.layers.{i}.self_attn.o_proj" for i in range(6)}
-    assert set(written.kept) == kept and len(written.errors) == 42 - 9
-    for file, key, name in (
-        ("config.json", "quantization_config", "ignore"),
-        ("hf_quant_config.json", "quantization", "exclude_modules"),
-    ):
-        assert read_json(tmp_path / "q" / file)[key][name] == sorted(kept)
-    for module in kept:
-        assert read_tensors(tmp_path / "q")[f"{module}.weight"].dtype is torch.bfloat16
-
-
 def test_a_tied_head_is_kept(models: Path, tmp_path: Path) -> None:
     tied = read_target(models / "tied")
     with pytest.raises(DflashError, match="--quantize-lm-head: the lm_head is tied") as caught:
