@@ -45,10 +45,8 @@ def draw_plan(plan: Projection, measured: Sequence[SweepPoint] = ()) -> Chart:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xlabel("interactivity, tokens/s per user (1 / TPOT)")
     axes.set_ylabel(f"output throughput, {UNIT}")
-    found: dict[str, float | None] = {}
-    for kind in plan.points:
-        point = plan.answer(kind)
-        found[kind] = None if point is None else point.throughput
+    answers = {kind: plan.answer(kind) for kind in plan.points}
+    found = {str(kind): point.throughput if point else None for kind, point in answers.items()}
     mark_answers(axes, plan.interactivity, found, chosen, NOT_REACHABLE)
     label_lines(axes, ends, offset=8)
     axes.annotate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dflash_perf.front import FrontPoint, pareto_front
-from dflash_perf.report.tables import DASH, Table
+from dflash_perf.report.tables import DASH, Table, format_ratio
 from dflash_trt.memory.caches import dense_draft_context_bytes
 from dflash_trt.planning.calibration import StoredCalibration
 from dflash_trt.planning.cost import Seconds
@@ -29,26 +29,20 @@ def projected_front(plan: Projection, kind: Kind) -> tuple[FrontPoint, ...]:
 
 def answer_table(plan: Projection) -> Table:
     """Each decoding at the interactivity: what it gives, run how, and what limits it."""
-    rows: list[tuple[str, ...]] = []
+    rows = []
     for kind in plan.points:
-        point, ratio = plan.answer(kind), plan.ratio(kind)
-        if point is None:
-            fastest = plan.fastest(kind)
-            reach = f"at most {fastest.interactivity:,.0f} tokens/s per user ({fastest.label})"
-            rows.append((kind, reach, "", NOT_REACHABLE, DASH, DASH))
-            continue
-        rows.append(
-            (
-                kind,
-                point.label,
-                describe_limit(point.step),
-                f"{point.throughput:,.0f}",
-                DASH if ratio is None else f"{ratio:.2f}",
-                f"{point.tau:.2f}",
-            )
-        )
-    header = ("decoding", "best configuration", "limited by", UNIT, f"÷ {next(iter(plan.points))}")
-    return Table((*header, "τ"), tuple(rows), words=3)
+        point, fastest = plan.answer(kind), plan.fastest(kind)
+        reach = f"at most {fastest.interactivity:,.0f} tokens/s per user ({fastest.label})"
+        cells = {
+            "decoding": kind,
+            "best configuration": point.label if point else reach,
+            "limited by": describe_limit(point.step) if point else "",
+            UNIT: f"{point.throughput:,.0f}" if point else NOT_REACHABLE,
+            f"÷ {next(iter(plan.points))}": format_ratio(plan.ratio(kind) if point else None),
+            "τ": format_ratio(point.tau if point else None),
+        }
+        rows.append(cells)
+    return Table.of(rows, words=3)
 
 
 def describe_limit(step: Seconds) -> str:
@@ -73,19 +67,17 @@ def block_table(plan: Projection) -> Table:
     rows = []
     for drafted, plain in plan.blocks():
         best = better(drafted, plain)
-        rows.append(
-            (
-                f"{best.batch}",
-                describe_limit(best.step),
-                f"{best.verified}",
-                f"{best.tau:.2f}",
-                f"{best.interactivity:,.0f}",
-                f"{best.throughput:,.0f}",
-                f"{best.throughput / plain.throughput:.2f}",
-            )
-        )
-    header = ("users", "limited by", "block", "τ", "tokens/s per user", UNIT, "÷ autoregressive")
-    return Table(header, tuple(rows), words=2)
+        cells = {
+            "users": f"{best.batch}",
+            "limited by": describe_limit(best.step),
+            "block": f"{best.verified}",
+            "τ": f"{best.tau:.2f}",
+            "tokens/s per user": f"{best.interactivity:,.0f}",
+            UNIT: f"{best.throughput:,.0f}",
+            "÷ autoregressive": f"{best.throughput / plain.throughput:.2f}",
+        }
+        rows.append(cells)
+    return Table.of(rows, words=2)
 
 
 def memory_table(plan: Projection) -> Table:
@@ -96,18 +88,19 @@ def memory_table(plan: Projection) -> Table:
     for layout in plan.site.layouts:
         fit = plan.memory(layout, "DFlash")
         replicas = plan.site.gpus // layout.gpus
-        users = (replicas * plan.memory(layout, "DFlash", context).users for context in asked)
-        rows.append(
-            (
-                layout.label,
-                *(gigabytes(size) for size in (fit.target_weights, fit.draft_weights)),
-                *(f"{size / 1e6:,.0f} MB" for size in (fit.target_kv, fit.draft_kv)),
-                gigabytes(fit.workspace),
-                *(f"{count:,}" if count else "0" for count in users),
-            )
-        )
-    header = ("layout", "target", "draft", "KV of a user", "draft's KV of a user", "workspace")
-    return Table((*header, *(f"users at {context:,}" for context in asked)), tuple(rows))
+        cells = {
+            "layout": layout.label,
+            "target": gigabytes(fit.target_weights),
+            "draft": gigabytes(fit.draft_weights),
+            "KV of a user": f"{fit.target_kv / 1e6:,.0f} MB",
+            "draft's KV of a user": f"{fit.draft_kv / 1e6:,.0f} MB",
+            "workspace": gigabytes(fit.workspace),
+        }
+        for context in asked:
+            users = replicas * plan.memory(layout, "DFlash", context).users
+            cells[f"users at {context:,}"] = f"{users:,}"
+        rows.append(cells)
+    return Table.of(rows)
 
 
 def sensitivity_table(plan: Projection, stored: StoredCalibration) -> Table | None:
@@ -132,18 +125,17 @@ def sensitivity_table(plan: Projection, stored: StoredCalibration) -> Table | No
 
 def accuracy_table(stored: StoredCalibration) -> Table:
     """The model against published measurements."""
-    rows = tuple(
-        (
-            one.table,
-            "fitted to it" if one.fitted else "held out",
-            one.note,
-            DASH if one.median is None else f"{one.median:.1%}",
-            DASH if one.worst is None else f"{one.worst:+.1%}",
-        )
+    rows = [
+        {
+            "published table": one.table,
+            "used": "fitted to it" if one.fitted else "held out",
+            "note": one.note,
+            "median error": DASH if one.median is None else f"{one.median:.1%}",
+            "worst error": DASH if one.worst is None else f"{one.worst:+.1%}",
+        }
         for one in stored.accuracy
-    )
-    header = ("published table", "used", "note", "median error", "worst error")
-    return Table(header, rows, words=3)
+    ]
+    return Table.of(rows, words=3)
 
 
 def plan_title(plan: Projection) -> str:

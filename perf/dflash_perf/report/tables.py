@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,61 +22,59 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     words: int = 1
 
+    @staticmethod
+    def of(rows: Sequence[Mapping[str, str]], words: int = 1) -> Table:
+        """Rows by heading, all with the same headings."""
+        return Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), words)
+
 
 def answer_table(answers: Sequence[Answer], unit: str) -> Table | None:
     """Throughput at each interactivity, with its brackets; None without answers."""
-    rows: list[tuple[str, ...]] = []
-    for one in answers:
-        for name, value in one.values.items():
-            ratio = one.ratio(name)
-            rows.append(
-                (
-                    name,
-                    f"{one.interactivity:g}",
-                    NOT_MEASURED if value is None else f"{value.throughput:,.0f}",
-                    DASH if ratio is None else f"{ratio:.2f}",
-                    one.describe_missing(name) if value is None else describe_bracket(value),
-                )
-            )
-    header = (
-        "configuration",
-        "tokens/s per user",
-        unit,
-        f"÷ {answers[0].baseline}" if answers else "ratio",
-        "measured points around it",
-    )
-    return Table(header, tuple(rows)) if rows else None
+    rows = [
+        {
+            "configuration": name,
+            "tokens/s per user": f"{one.interactivity:g}",
+            unit: NOT_MEASURED if value is None else f"{value.throughput:,.0f}",
+            f"÷ {one.baseline}": format_ratio(one.ratio(name)),
+            "measured points around it": (
+                one.describe_missing(name) if value is None else describe_bracket(value)
+            ),
+        }
+        for one in answers
+        for name, value in one.values.items()
+    ]
+    return Table.of(rows) if rows else None
 
 
 def point_table(points: Sequence[SweepPoint], unit: str) -> Table:
     """Every point's figures."""
+    rows = []
+    for point in points:
+        share = point.value("client_cpu_share")
+        cells = {
+            "configuration": point.configuration,
+            "load": point.load.label,
+            "interactivity": format_number(point.interactivity),
+            unit: format_spread(point.throughput),
+            "TTFT p50, ms": format_number(point.quantile("ttft", "p50"), 1e3),
+            "TTFT p99, ms": format_number(point.quantile("ttft", "p99"), 1e3),
+            "TPOT p50, ms": format_number(point.quantile("tpot", "p50"), 1e3),
+            "TPOT p99, ms": format_number(point.quantile("tpot", "p99"), 1e3),
+            "E2E p50, ms": format_number(point.quantile("e2e", "p50"), 1e3),
+            "end-to-end rate p50": format_number(point.quantile("end_to_end_rate", "p50")),
+            "goodput, req/s": format_spread(point.value("goodput")),
+            "τ": format_spread(point.value("acceptance_length")),
+            "requests": f"{point.requests:,}",
+            "failed": f"{point.failed:,}",
+            "client CPU": DASH if share is None else f"{share.mean:.0%}",
+        }
+        rows.append(cells)
+    return Table.of(rows, words=2)
 
-    def quantile(tag: str, rank: str, scale: float = 1e3) -> Callable[[SweepPoint], str]:
-        return lambda point: format_number(point.quantile(tag, rank), scale)
 
-    columns: dict[str, Callable[[SweepPoint], str]] = {
-        "configuration": lambda point: point.configuration,
-        "load": lambda point: point.load.label,
-        "interactivity": lambda point: format_number(point.interactivity),
-        unit: lambda point: format_spread(point.throughput),
-        "TTFT p50, ms": quantile("ttft", "p50"),
-        "TTFT p99, ms": quantile("ttft", "p99"),
-        "TPOT p50, ms": quantile("tpot", "p50"),
-        "TPOT p99, ms": quantile("tpot", "p99"),
-        "E2E p50, ms": quantile("e2e", "p50"),
-        "end-to-end rate p50": quantile("end_to_end_rate", "p50", 1),
-        "goodput, req/s": lambda point: format_spread(point.value("goodput")),
-        "τ": lambda point: format_spread(point.value("acceptance_length")),
-        "requests": lambda point: f"{point.requests:,}",
-        "failed": lambda point: f"{point.failed:,}",
-        "client CPU": lambda point: _percent(point.value("client_cpu_share")),
-    }
-    rows = [tuple(show(point) for show in columns.values()) for point in points]
-    return Table(tuple(columns), tuple(rows), words=2)
-
-
-def _percent(share: Spread | None) -> str:
-    return DASH if share is None else f"{share.mean:.0%}"
+def format_ratio(ratio: float | None) -> str:
+    """Two decimals; a dash for none."""
+    return DASH if ratio is None else f"{ratio:.2f}"
 
 
 def format_number(value: float | None, scale: float = 1) -> str:
@@ -97,24 +95,21 @@ def format_spread(spread: Spread | None) -> str:
 
 def configuration_table(config: dict[str, Any], servers: dict[str, Any]) -> Table:
     """What was asked, where, and what the server says about itself."""
-    rows: list[tuple[str, ...]] = []
+    rows = []
     for one in config["configurations"]:
-        server = servers.get(one["name"], {})
+        server, gpus = servers.get(one["name"], {}), f", {one['gpus']} GPUs" if one["gpus"] else ""
         told = {**server.get("parameters", {}), **one["inputs"], **one["parameters"]}
-        rows.append(
-            (
-                one["name"],
-                one["kind"],
-                one["model"],
-                # Without its scheme: a report links to nothing.
-                one["url"].split("://")[-1],
-                str(server.get("server", DASH)),
-                str(one["hardware"] or DASH) + (f", {one['gpus']} GPUs" if one["gpus"] else ""),
-                ", ".join(f"{key} {value}" for key, value in told.items()) or DASH,
-            )
-        )
-    header = ("configuration", "kind", "model", "address", "server", "hardware", "parameters")
-    return Table(header, tuple(rows), words=len(header))
+        cells = {
+            "configuration": one["name"],
+            "kind": one["kind"],
+            "model": one["model"],
+            "address": one["url"].split("://")[-1],  # no scheme: a report links to nothing
+            "server": str(server.get("server", DASH)),
+            "hardware": str(one["hardware"] or DASH) + gpus,
+            "parameters": ", ".join(f"{key} {value}" for key, value in told.items()) or DASH,
+        }
+        rows.append(cells)
+    return Table.of(rows, words=len(cells))
 
 
 def failure_table(points: Sequence[SweepPoint]) -> Table | None:
