@@ -43,10 +43,6 @@ class Resources:
     spill_store_bytes: int
     spill_load_bytes: int
 
-    @property
-    def spills(self) -> bool:
-        return self.spill_store_bytes > 0 or self.spill_load_bytes > 0
-
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
-from dflash_plugins.block_attention.error_bound import masked_error_bound
+from dflash_plugins.block_attention.reference import masked_error_bound
 from dflash_plugins.testing.numeric import assert_close, epsilon, sum_error
 from onnx import TensorProto
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from dflash_plugins.block_attention.error_bound import masked_error_bound
+from dflash_plugins.block_attention.reference import masked_error_bound
 from dflash_plugins.testing.numeric import assert_close
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import load_file, save_file

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from dflash_plugins.block_attention.accuracy import accuracy_cases, check_bits, check_case
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
-from dflash_plugins.block_attention.error_bound import error_bound
 from dflash_plugins.block_attention.inputs import Inputs, attend, expect, make_inputs
 from dflash_plugins.block_attention.launch import attention_operations, tile_positions
+from dflash_plugins.block_attention.reference import error_bound
 from dflash_plugins.operation import Attributes, DType
 from dflash_plugins.testing.interpreter import Interpreter
 from dflash_plugins.testing.numeric import Array, assert_close, assert_same_bits

@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 import pytest
 from dflash_plugins.block_attention.cases import AttentionShape
-from dflash_plugins.block_attention.error_bound import BODY, error_bound
 from dflash_plugins.block_attention.inputs import expect
+from dflash_plugins.block_attention.reference import BODY, error_bound
 from dflash_plugins.operation import DType
 from dflash_plugins.table import operations
 from dflash_plugins.testing.interpreter import Interpreter

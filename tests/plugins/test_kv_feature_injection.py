@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from dflash_plugins.kv_caches import WriteShape
+from dflash_plugins.kv_feature_injection.accuracy import error_bound, inject
 from dflash_plugins.kv_feature_injection.launch import make_case
-from dflash_plugins.kv_feature_injection.reference import error_bound, inject
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.testing.cache_writes import make_inputs
 from dflash_plugins.testing.interpreter import Interpreter

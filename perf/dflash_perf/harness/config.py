@@ -60,14 +60,9 @@ class Configuration(_Settings):
     hardware: Text | None = None
     api_key_env: Text | None = None
 
-    @property
-    def slug(self) -> str:
-        """Its name in a path; no two of a sweep share one, even where case does not count."""
-        return to_slug(self.name)
-
 
 def to_slug(name: str) -> str:
-    """A configuration's name with hyphens for what a path may not like."""
+    """A configuration's name in a path: lower case, hyphens for what a path may not like."""
     return re.sub(r"[^\w.+=-]+", "-", name).casefold()
 
 
@@ -130,10 +125,11 @@ class SweepConfig(_Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         names = [configuration.name for configuration in self.configurations]
-        slugs = [configuration.slug for configuration in self.configurations]
-        for number, slug in enumerate(slugs):
-            if slug in slugs[:number]:
-                raise ValueError(f"{names[number]!r} and another configuration are both {slug!r}")
+        folders: set[str] = set()
+        for name in names:
+            if (slug := to_slug(name)) in folders:
+                raise ValueError(f"{name!r} and another configuration are both {slug!r}")
+            folders.add(slug)
         if self.baseline is not None and self.baseline not in names:
             raise ValueError(f"baseline {self.baseline!r} is no configuration's name")
         if len({configuration.gpus is None for configuration in self.configurations}) > 1:
@@ -156,9 +152,8 @@ class SweepConfig(_Settings):
     @property
     def loads(self) -> tuple[OfferedLoad, ...]:
         """Closed loops, then open ones, each once and from light to heavy."""
-        closed = [OfferedLoad(concurrency=count) for count in sorted(set(self.concurrency))]
         return (
-            *closed,
+            *(OfferedLoad(concurrency=count) for count in sorted(set(self.concurrency))),
             *(OfferedLoad(request_rate=rate) for rate in sorted(set(self.request_rate))),
         )
 

@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 
 from dflash_plugins.block_attention.cases import AttentionShape
-from dflash_plugins.block_attention.error_bound import TENSOR_CORES, error_bound
 from dflash_plugins.block_attention.inputs import attend, expect, make_inputs
+from dflash_plugins.block_attention.reference import TENSOR_CORES, error_bound
 from dflash_plugins.operation import DType
 from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.numeric import Accuracy, Array, judge
