@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 EXIT_FAILED = 1
@@ -59,6 +59,12 @@ def one_line(text: object, limit: int = 300) -> str:
     """`text` folded to one line of at most `limit` characters, for use inside an error."""
     folded = " ".join(str(text).split())
     return folded if len(folded) <= limit else folded[: limit - 1] + "…"
+
+
+def first_few(names: Sequence[str], most: int, separator: str = ", ") -> str:
+    """The first `most` of `names`, and how many more there are."""
+    more = len(names) - most
+    return separator.join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def nearest(name: str, known: list[str]) -> str:

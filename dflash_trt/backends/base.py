@@ -24,11 +24,7 @@ TargetGraph = Literal["target", "target_only"]
 
 
 class Scores(IntEnum):
-    """What a caller needs of the logits behind the choices; each holds what those before do.
-
-    An executor may hand out more than was asked for, never less: whole rows serve whoever
-    asked for candidates.
-    """
+    """What a caller needs of the logits behind the choices; an executor may hand out more."""
 
     NONE = 0
     CANDIDATES = 1
@@ -163,8 +159,7 @@ class Candidates:
 class TargetOutput:
     """`choice_ids` [B,R] is the argmax per logit row, or what was drawn from it (limits.draws).
 
-    A choice of -1 is that of a row whose logits are not finite, from executors that draw.
-
+    Executors that draw choose -1 in a row whose logits are not finite.
     `logits` [B,R,V] or `candidates` are there when asked for (see Scores). Arrays are valid
     until the executor's next call; copy what must live longer.
     """
@@ -233,10 +228,9 @@ class PagedExecutor(Executor, Protocol):
     """
 
     def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
-        """Says which pages hold the positions of `slot`, in order.
+        """Says which pages hold the positions of `slot`, in order; they cover its next call's rows.
 
-        They must cover the rows of the slot's next call. That call writes into the pages of its
-        rows; those before them are read only, and may be bound to other slots too. Pages that
+        Pages before that call's rows are only read, and may be bound to other slots too. Pages that
         the slot already has, at the head of the list, keep what its sequence wrote there; a slot
         is bound to none before it goes to another sequence.
         """
@@ -244,10 +238,7 @@ class PagedExecutor(Executor, Protocol):
 
 
 def hold_positions(executor: Executor, slot: int, positions: int) -> None:
-    """Gives one slot pages for `positions` positions, where no PageTables look after an executor.
-
-    Linear caches have them already.
-    """
+    """Gives one slot pages for `positions` positions, unless its caches are linear."""
     pool = executor.limits.page_pool
     if pool is not None:
         paged = cast(PagedExecutor, executor)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dflash_trt.backends.tensorrt.library import OperationForm
 from dflash_trt.checkpoints.decoder import DecoderSpec
@@ -22,7 +22,7 @@ from dflash_trt.checkpoints.quantized_weights import (
 from dflash_trt.checkpoints.sizes import MAX_LAYERS, DecoderSizes, ExpertSizes, LayerSizes
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.limits import Limits, PagePool
-from dflash_trt.core.validation import read_record
+from dflash_trt.core.validation import StrictRecord, read_record
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
@@ -37,11 +37,7 @@ Origin = Literal["linked", "copied", "quantized"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class QuantizationSummary(_Strict):
+class QuantizationSummary(StrictRecord):
     """How a checkpoint is quantised: linears by algorithm, and the patterns that it excludes.
 
     `kv_cache` is the algorithm that it states for the KV cache, `kv_scales` counts its scales;
@@ -54,7 +50,7 @@ class QuantizationSummary(_Strict):
     kv_scales: Annotated[int, Field(ge=0)]
 
 
-class ModelDims(_Strict):
+class ModelDims(StrictRecord):
     """Dimensions of a decoder, in elements.
 
     `parameters` counts weights once and `storage_dtypes` are theirs; neither counts the scales
@@ -83,7 +79,7 @@ class ModelDims(_Strict):
         )
 
 
-class ExpertDims(_Strict):
+class ExpertDims(StrictRecord):
     """A mixture of experts: how many a layer has and a row chooses, how wide, how stored.
 
     `parameters` and `weight_bytes` are those of all layers' experts.
@@ -131,7 +127,7 @@ class DraftDims(ModelDims):
         return super().sizes.with_layers(self.layer_windows, self.layer_causal)
 
 
-class BundleFile(_Strict):
+class BundleFile(StrictRecord):
     """One file: always its size; weights their header's hash and, if asked for, the whole's."""
 
     path: str
@@ -148,7 +144,7 @@ class BundleFile(_Strict):
         return path
 
 
-class EngineFile(_Strict):
+class EngineFile(StrictRecord):
     """One graph's engine; sizes and hashes are with the bundle's other files.
 
     `layers` counts the network as parsed; `summary` is the path of the whole list.
@@ -167,7 +163,7 @@ class EngineFile(_Strict):
     operations: dict[str, OperationForm] = Field(default_factory=dict)
 
 
-class EngineSet(_Strict):
+class EngineSet(StrictRecord):
     """Engines built ahead of time: they run on `arch`, with the library that built them.
 
     With `draws` the target's draw tokens and settle steps themselves, sampled ones too.
@@ -180,7 +176,7 @@ class EngineSet(_Strict):
     files: list[EngineFile]
 
 
-class Manifest(_Strict):
+class Manifest(StrictRecord):
     """`manifest.json`.
 
     `weights` says how the weight files came here: "quantized" where the build quantised a model,

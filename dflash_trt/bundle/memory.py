@@ -19,11 +19,10 @@ _CONTEXTS = (2048, 8192, 32768, 131072)
 class MemoryEstimate:
     """Bytes for `batch` sequences of `context` tokens each.
 
-    On the CPU weights count in the compute type, as ONNX Runtime holds them; experts as stored,
-    since it reads them out of the checkpoint's files. `draft_head` is the target's output head
-    once more: the draft's session packs its own copy. Engines count as their files weigh.
-    Caches count the tokens. Linear ones on the CPU take up to twice that, since their length
-    doubles; paged ones up to a page more per sequence, and at most their pool.
+    On the CPU weights count in the compute type, experts as stored; `draft_head` is the target's
+    output head, which the draft's session packs once more. Engines count as their files weigh.
+    Caches count the tokens; linear ones on the CPU may take twice that, paged ones a page more per
+    sequence.
     """
 
     batch: int

@@ -117,8 +117,7 @@ def quantize_pair(
     folder.mkdir()
     with _errors_at(destination, folder):
         _check_space(plan, folder, destination)
-        # Both from one run of the pair as it is: the draft's scales hold for the features of a
-        # target in high precision, which is how ModelOpt calibrates it as well.
+        # As in ModelOpt, the draft's scales hold for the features of a target in high precision.
         amax = plan.observe(plan.pair, folder, progress)
         quantized: dict[Owner, Path] = {}
         for owner, options in plan.options.items():

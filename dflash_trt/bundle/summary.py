@@ -9,6 +9,7 @@ from dflash_trt.bundle.manifest import ExpertDims, Manifest, ModelDims, TargetDi
 from dflash_trt.bundle.memory import cache_bytes, estimate_memory
 from dflash_trt.checkpoints.kv_scales import are_fp8
 from dflash_trt.checkpoints.moe import EXPERT_STORAGE
+from dflash_trt.errors import first_few
 from dflash_trt.graph.form import Precision
 from dflash_trt.memory.caches import cache_bytes_per_token
 
@@ -101,9 +102,7 @@ def quantization_line(dims: ModelDims, kv_dtype: str) -> str | None:
         counts.append(f"experts in {experts.storage_dtype}")
     parts = [", ".join(counts) or "no linear quantised"]
     if quantization.excluded:
-        shown = ", ".join(quantization.excluded[:PATTERNS_SHOWN])
-        more = len(quantization.excluded) - PATTERNS_SHOWN
-        parts.append(f"excluded {shown}{f' and {more} more' if more > 0 else ''}")
+        parts.append(f"excluded {first_few(quantization.excluded, PATTERNS_SHOWN)}")
     is_used = kv_dtype == "fp8" and are_fp8(quantization.kv_cache)
     if not is_used and (quantization.kv_cache is not None or quantization.kv_scales):
         stated = quantization.kv_cache or "quantised"

@@ -13,7 +13,7 @@ from dflash_trt.backends.base import Int64Array
 from dflash_trt.backends.onnxruntime.caches import LinearCaches
 from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.graph.bindings import OBSERVED_PREFIX, GraphName, Owner
+from dflash_trt.graph.bindings import OBSERVED_PREFIX, GraphName, Owner, cache_output
 from dflash_trt.graph.form import CPU_FORM
 from dflash_trt.graph.tensors import CacheLayout, graph_tensors
 
@@ -50,10 +50,10 @@ class ObservedGraphs:
         io = session.io_binding()
         for name, array in inputs.items():
             bind_array(io.bind_input, name, array)
-        for name, updated in self._layout.graph_caches()[graph]:
+        for name in self._layout.of(graph):
             shape, address = self._caches.shape(name, 1), self._caches.address(name, 0)
             io.bind_input(name, "cpu", 0, np.float32, shape, address)
-            io.bind_output(updated, "cpu", 0, np.float32, shape, address)
+            io.bind_output(cache_output(name), "cpu", 0, np.float32, shape, address)
         found = np.empty((len(readers), 1), np.float32)
         for name, value in zip(readers, found, strict=True):
             io.bind_output(name, "cpu", 0, np.float32, [], value.ctypes.data)

@@ -8,7 +8,7 @@ from typing import Any
 
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
 from dflash_trt.core.strict_json import is_file, quoted, read_json_object
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError, first_few, one_line
 
 CONFIG_NAME = "config.json"
 SINGLE_NAME = "model.safetensors"
@@ -145,11 +145,8 @@ def _check_index(weight_map: dict[str, str], shard_of: dict[str, str], index_pat
         if name not in weight_map
     ]
     if problems:
-        shown = ", ".join(problems[:NAMES_SHOWN])
-        more = len(problems) - NAMES_SHOWN
-        tail = f" and {more} more" if more > 0 else ""
         raise DflashError(
-            f"does not match the shards: {shown}{tail}",
+            f"does not match the shards: {first_few(problems, NAMES_SHOWN)}",
             where=index_path,
             fix="download the index and the shards of one revision",
         )

@@ -18,7 +18,7 @@ from dflash_trt.checkpoints.quantized_weights import (
 )
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.core.strict_json import quoted
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, first_few
 
 NAMES_SHOWN = 4
 
@@ -99,8 +99,4 @@ def _size(term: str, symbols: Mapping[str, int]) -> str:
 
 
 def _listed(label: str, items: list[str]) -> str:
-    if not items:
-        return ""
-    more = len(items) - NAMES_SHOWN
-    tail = f" and {more} more" if more > 0 else ""
-    return f"{len(items)} {label} ({'; '.join(items[:NAMES_SHOWN])}{tail})"
+    return f"{len(items)} {label} ({first_few(items, NAMES_SHOWN, '; ')})" if items else ""

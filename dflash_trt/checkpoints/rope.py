@@ -101,8 +101,8 @@ def read_rope(config: ConfigFields, default_theta: float | None = DEFAULT_THETA)
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> FloatArray:
     """Radians per position of each rotated pair, float32 [D/2].
 
-    The power is taken in float64 and rounded once: transformers' float32 power up to its last
-    bit, on any machine. That bit matters: at position 100,000 it turns a pair by 0.006 radians.
+    The power is taken in float64 and rounded once, the same on any machine: at position 100,000
+    its last bit turns a pair by 0.006 radians.
     """
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     powers = np.power(np.float64(spec.theta), exponents.astype(np.float64)).astype(np.float32)

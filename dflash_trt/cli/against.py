@@ -43,7 +43,7 @@ def print_comparison_json(comparison: TwinComparison) -> None:
             "draft": one.draft,
             "temperature": one.temperature,
             "loss_percent": comparison.find_loss(one),
-            "tokens": one.tokens,
+            "tokens": one.statistics.step_tokens,
             "statistics": one.statistics.to_json(),
         }
         for one in comparison.acceptances
@@ -57,4 +57,4 @@ def _acceptance(comparison: TwinComparison, figures: AcceptanceFigures) -> str:
     measured = "     -       -" if length is None else f"{length:6.3f}"
     if length is not None:
         measured += "       -" if loss is None else f"  {loss:5.1f}%"
-    return f"{measured}  {figures.statistics.steps:6,}  {figures.tokens:6,}"
+    return f"{measured}  {figures.statistics.steps:6,}  {figures.statistics.step_tokens:6,}"

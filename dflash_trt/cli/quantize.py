@@ -20,7 +20,7 @@ from dflash_trt.checkpoints.target import TargetSpec, read_target
 from dflash_trt.cli.convert_experts import BF16, convert, describe_files, interruption_note
 from dflash_trt.cli.options import FILE, FOLDER, json_option, print_json
 from dflash_trt.cli.progress import StageBars, format_size
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, first_few
 from dflash_trt.quantization.checkpoint import quantize_checkpoint
 from dflash_trt.quantization.experts import has_mxfp4_experts
 from dflash_trt.quantization.linears import Algorithm, QuantizeOptions, select_linears
@@ -149,14 +149,12 @@ def _activations(
 
 
 def _describe(written: Rewritten) -> str:
-    kept = ", ".join(written.kept[:MODULES_SHOWN])
-    more = len(written.kept) - MODULES_SHOWN
-    tail = f" and {more} more" if more > 0 else ""
+    kept = first_few(written.kept, MODULES_SHOWN)
     errors = written.errors.values()
     return (
         f"{written.folder}: {written.algorithm}, {format_size(written.source_bytes)} → "
         f"{format_size(written.bytes)}; {len(errors)} linears quantized (relative error median "
-        f"{median(errors):.4f}, largest {max(errors):.4f}); kept {kept or 'none'}{tail}"
+        f"{median(errors):.4f}, largest {max(errors):.4f}); kept {kept or 'none'}"
     )
 
 

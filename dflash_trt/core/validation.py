@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError, nearest, one_line
@@ -24,6 +24,12 @@ MAX_LINE, MAX_SHOWN = 340, 6
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 """What pydantic calls a key that a model or a dataclass does not have."""
+
+
+class StrictRecord(BaseModel):
+    """A record of known keys alone, whose values have exactly the types that it says."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def _describe_unknown(key: str, location: Location, known: list[str]) -> str:

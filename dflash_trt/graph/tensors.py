@@ -80,10 +80,6 @@ class CacheLayout:
         """The shape of every cache, by its input's name."""
         return self.of("target")
 
-    def graph_caches(self) -> dict[GraphName, list[tuple[str, str]]]:
-        """(input, output) names of the caches of each graph."""
-        return {graph: [(name, cache_output(name)) for name in self.of(graph)] for graph in OWNERS}
-
 
 def cache_layout(
     form: GraphForm, target: DecoderSizes, draft: DecoderSizes | None = None

@@ -47,9 +47,7 @@ def split_count(most: int, block_size: int, rows: Extent) -> Extent:
 def share_rows(most: int, block_size: int, rows: Extent) -> Extent:
     """Rows of all shares that are allocated: at least split_count · `rows`, as many for a block.
 
-    TensorRT plans memory for the largest `rows` of a profile, which have the fewest shares; so
-    this grows with `rows` where that product does not. (S rows in n blocks, S <= n·block, have at
-    most (most - 1) / n + 1 shares.)
+    Unlike that product it grows with `rows`: TensorRT plans memory for a profile's largest.
     """
     return rows + (most - 1) * min(BLOCK_ROWS, block_size)
 
@@ -71,8 +69,7 @@ def scratch_bytes(
 ) -> int:
     """Bytes that one layer's attention leaves for its merge in a call of [batch, rows] rows.
 
-    More rows never take less. 0 where one launch is enough, or no kernel has the head size. Layers
-    run one after another, so an engine needs the most of any.
+    0 where one launch is enough, or no kernel has the head size. An engine needs its most of any.
     """
     if head_dim not in HEAD_DIMS or not needs_split(capacity, block_size, window):
         return 0

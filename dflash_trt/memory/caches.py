@@ -23,19 +23,13 @@ def cache_bytes_per_token(sizes: DecoderSizes, form: GraphForm) -> int:
 def engine_cache_length(limits: Limits, target: DecoderSizes, form: GraphForm) -> int:
     """M of engines of graphs of `form`, whose own cache length is not used.
 
-    A slot of their caches holds max_seq_len positions, one more where they store the target's sinks
-    (graph/caches/native.py), and as many more as keep slots aligned for TensorRT: 16 positions of 8
-    narrow elements are 256 bytes, and head sizes are multiples of 8; paged ones, whole pages.
+    max_seq_len, one more where caches store the target's sinks (graph/caches/native.py), rounded
+    up to whole pages or to TensorRT's alignment of slots: 16 positions of 8 elements, 256 bytes.
     """
     has_sinks = any(layer.has_sinks for layer in target.layers)
     positions = limits.max_seq_len + stores_sinks(has_sinks, form)
     step = form.page_size or POSITION_STEP
     return -(-positions // step) * step
-
-
-def kv_bytes_per_token(sizes: DecoderSizes, item_bytes: int = KV_ITEM_BYTES) -> int:
-    """Bytes of K and V of every layer for one token of one sequence, windows aside."""
-    return sum(layer.kv_elements for layer in sizes.layers) * item_bytes
 
 
 def kv_bytes(
@@ -57,10 +51,9 @@ def kv_bytes(
 def dense_draft_context_bytes(
     draft: DraftShape, max_batch: int, max_seq_len: int, layout: GpuLayout = ONE_GPU
 ) -> int:
-    """Bytes on one GPU of a draft context that is allocated at once.
+    """Bytes on one GPU of a draft context allocated at once, as TensorRT-LLM's VANILLA does.
 
-    As TensorRT-LLM's VANILLA backend does: [max_batch + 1, layers, max_seq_len + block, kv heads,
-    head size] for K and for V, whatever the windows and whatever is really held.
+    [max_batch + 1, layers, max_seq_len + block, kv heads, head size] for K and for V.
     """
     tokens = (max_batch + 1) * (max_seq_len + draft.block_size)
     return sum(

@@ -1,8 +1,7 @@
 """Memory of one GPU under TensorRT-LLM: weights, the draft's context, what is left for KV cache.
 
-TensorRT-LLM reserves the draft's context whole, (max_batch + 1) × (max_seq_len + block) positions,
-beside the KV cache's pool, of which it is told a share of the free memory only
-(`free_gpu_memory_fraction`). The share here leaves room for both.
+TensorRT-LLM reserves the draft's context whole beside the KV cache's pool, which is a share of the
+free memory (`free_gpu_memory_fraction`). The share here leaves room for both.
 """
 
 from __future__ import annotations

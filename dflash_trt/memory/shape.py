@@ -28,11 +28,7 @@ class WeightFormat:
         return weights * self.bits / 8
 
     def flops(self, gpu: Gpu) -> float:
-        """Dense FLOP/s that `gpu` promises for it.
-
-        MXFP4 weights meet MXFP8 activations, which only tensor cores with FP4 take; elsewhere
-        they are widened to bf16, and so is NVFP4.
-        """
+        """Dense FLOP/s that `gpu` promises for it; four bits are bf16 where it has no FP4."""
         needs_fp4 = self.name in ("mxfp4", "nvfp4")
         return gpu.bf16 if needs_fp4 and gpu.fp4 is None else gpu.flops(self.math)
 

@@ -52,9 +52,7 @@ def fit_memory(
     rows: int = 1,
     kv_item_bytes: int = KV_ITEM_BYTES,
 ) -> MemoryFit:
-    """How many sequences of `context` tokens fit on each replica of `layout`.
-
-    Caches are paged: a sequence takes what its context needs, the draft's block included.
+    """How many sequences of `context` tokens fit on each replica of `layout`, in paged caches.
 
     Args:
         draft: None for autoregressive decoding.

@@ -29,8 +29,7 @@ def split_scratch(
     """Bytes that attention's shares take in the largest call of engines of graphs of `form`.
 
     `capacity` is the length of their caches. The draft's attention is the plugins', the target's
-    where only kernels read its caches. Layers run one after another and engines in turn, so that
-    the largest is all there is.
+    where only kernels read its caches.
     """
     calls = [(draft, limits.max_batch, limits.block_size)]
     if form.has_kernel_caches:

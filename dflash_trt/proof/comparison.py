@@ -1,13 +1,7 @@
 """What lower precision costs: next-token distributions and acceptance of a pair beside its twin's.
 
-The twin is the same pair in high precision. Both targets read the same text, and what they expect
-after each of its tokens is compared (teacher forcing):
-
-    agreement    share of the rows whose likeliest token is the same
-    KL           sum of p (ln p - ln q) over the vocabulary, in nats; p the twin's, q the model's
-    perplexity   exp(mean of -ln p(next token of the text))
-
-All in float64 from float32 logits.
+Both targets read the same text, and what they expect after each of its tokens is compared (teacher
+forcing), in float64 from float32 logits. The twin is the same pair in high precision.
 """
 
 from __future__ import annotations
@@ -44,7 +38,12 @@ Side = Literal["twin", "bundle"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFigures:
-    """A model beside its twin over `tokens` predicted tokens; KL in nats per token."""
+    """A model beside its twin over `tokens` predicted tokens.
+
+    `agreement` is the share of rows whose likeliest token is the same. KL is the sum of
+    p (ln p - ln q) over the vocabulary, in nats per token, with p the twin's and q the model's;
+    perplexity is exp(mean of -ln p(next token)).
+    """
 
     tokens: int
     agreement: float
@@ -62,12 +61,6 @@ class AcceptanceFigures:
     draft: Side
     temperature: float
     statistics: TotalStatistics
-
-    @property
-    def tokens(self) -> int:
-        """Tokens emitted by verify steps; the acceptance length is their mean per step."""
-        histogram = self.statistics.acceptance_histogram
-        return sum(emitted * count for emitted, count in enumerate(histogram, start=1))
 
 
 @dataclass(slots=True)

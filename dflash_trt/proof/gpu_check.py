@@ -24,7 +24,7 @@ from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import load_config, resolve_builtin
+from dflash_trt.config import load_config, resolve_file
 from dflash_trt.core.machine import describe_host
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, one_line
@@ -148,13 +148,12 @@ def _check_library(
 
 def _build(folder: Path, engines: EngineOptions | None, progress: Progress) -> Bundle:
     config, path = load_config(TARGET)
-    sources = [
-        resolve_builtin(source.checkpoint) or path.parent / source.checkpoint
-        for source in (config.target, config.draft)
-    ]
-    pair = check_pair(read_target(sources[0]), read_draft(sources[1]))
+    target, draft = (
+        resolve_file(source.checkpoint, path) for source in (config.target, config.draft)
+    )
+    pair = check_pair(read_target(target), read_draft(draft))
     assert config.prompts is not None
-    prompts = resolve_builtin(config.prompts) or path.parent / config.prompts
+    prompts = resolve_file(config.prompts, path)
     options = BuildOptions(engines=engines)
     build_bundle(pair, config, path.stem, folder, options, progress, prompts=prompts)
     return open_bundle(folder)

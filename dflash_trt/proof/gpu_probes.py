@@ -134,11 +134,12 @@ def _probe_graphs(gpu: TensorRtExecutor) -> Probe:
     step = _make_step(gpu, np.array([1]), np.array([0]))
     answers = [gpu.speculate(step).choice_ids.tolist() for _ in range(5)]
     changed = sum(answer != answers[0] for answer in answers)
+    captured, error = gpu.runner.captured, gpu.runner.capture_error
     return Probe(
         name="CUDA graphs replay the step",
-        passed=gpu.captured > 0 and gpu.capture_error is None and not changed,
-        detail=gpu.capture_error or f"{gpu.captured} captured; {changed} of 4 repeats differ",
-        figures={"captured": gpu.captured, "repeats_that_differ": changed},
+        passed=captured > 0 and error is None and not changed,
+        detail=error or f"{captured} captured; {changed} of 4 repeats differ",
+        figures={"captured": captured, "repeats_that_differ": changed},
     )
 
 
@@ -233,10 +234,10 @@ def _decode(
     length = prompt.shape[1] - 1
     anchors, starts = np.repeat(prompt[0, -1:], batch), np.full(batch, length)
     tokens: list[list[int]] = []
-    started, before, dropped = 0.0, 0, gpu.dropped_steps
+    started, before, dropped = 0.0, 0, gpu.lookahead.dropped
     for number in range(TIMED_STEPS + 3):
         if number == 3:  # its graph has been captured
-            started, before = time.perf_counter(), gpu.ahead_steps
+            started, before = time.perf_counter(), gpu.lookahead.started
         goes_on = starts.max() + 2 * block <= gpu.limits.max_seq_len
         step = replace(_make_step(gpu, anchors, starts), ahead=ahead and goes_on)
         output = gpu.speculate(step)
@@ -250,7 +251,7 @@ def _decode(
         if starts.max() + block > gpu.limits.max_seq_len:
             anchors, starts = np.repeat(prompt[0, -1:], batch), np.full(batch, length)
     seconds = time.perf_counter() - started
-    begun, lost = gpu.ahead_steps - before, gpu.dropped_steps - dropped
+    begun, lost = gpu.lookahead.started - before, gpu.lookahead.dropped - dropped
     return tokens, TIMED_STEPS / seconds, begun, lost
 
 
@@ -268,7 +269,7 @@ def _probe_speed(gpu: TensorRtExecutor, requests: Sequence[Request]) -> Iterator
         name="time of a step",
         passed=None,
         detail=", ".join(f"{name} {value:.3f}" for name, value in times.items()),
-        figures={"cache_bytes": gpu.cache_bytes, **times},
+        figures={"cache_bytes": gpu.caches.nbytes, **times},
     )
     speed = measure_speed(gpu, requests, block_size=limits.block_size, repeats=3)
     if speed.ratios:

@@ -20,7 +20,7 @@ from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import BuildConfig, CheckpointSource
 from dflash_trt.core.progress import Progress
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError, first_few, one_line
 from dflash_trt.graph.form import CacheDtype
 
 # What precision changes; every other field of a spec says what the model computes.
@@ -60,10 +60,8 @@ def check_twins(bundle: Bundle, twin: Bundle) -> Twins:
     twins = Twins(bundle, twin, read_pair(bundle), read_pair(twin))
     differences = list(_differences(twins))
     if differences:
-        shown = ", ".join(differences[:DIFFERENCES_SHOWN])
-        more = len(differences) - DIFFERENCES_SHOWN
         raise DflashError(
-            f"is not a twin of {twin.folder}: {shown}" + (f" and {more} more" if more > 0 else ""),
+            f"is not a twin of {twin.folder}: {first_few(differences, DIFFERENCES_SHOWN)}",
             where=bundle.folder,
             fix="both must be built from one pair, with the same block size",
             usage=True,
@@ -92,9 +90,8 @@ def read_pair(bundle: Bundle) -> Pair:
 def crossed_bundles(twins: Twins, progress: Progress) -> Iterator[tuple[Bundle, Bundle]]:
     """Temporary bundles: the twin's target with the bundle's draft, and the other way round.
 
-    A draft's projections are part of the target's graph, so each combination needs its own graphs.
-    KV caches keep the form that the target's own bundle has.
-    They lie beside the bundle where that can be written, so that weights are linked.
+    Each needs its own graphs: a draft's projections are part of the target's. KV caches are as in
+    the target's own bundle. They lie beside it where possible, so that weights are linked.
     """
     parent = twins.bundle.folder.resolve().parent
     beside = parent if access(parent, W_OK) else None

@@ -169,9 +169,8 @@ def verify(
 ) -> list[ModeReport]:
     """Runs `requests` with target_only one by one, then in every mode, and compares.
 
-    Batches are full: where requests are too few for one, they are repeated beside each other. Only
-    the logits of one group of requests are held at a time. `on_tokens` hears of every output token
-    that is compared.
+    Batches are full: too few requests are repeated beside each other. `on_tokens` hears of every
+    output token that is compared.
     """
 
     def run(group: Sequence[Request], mode: Mode) -> list[RequestResult]:

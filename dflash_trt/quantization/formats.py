@@ -31,8 +31,7 @@ def encode_e4m3(values: Float32) -> Codes:
     NaN stays NaN (code 0x7F or 0xFF); the sign of zero is kept.
     """
     bits = np.ascontiguousarray(values).view(np.uint32)
-    # A float32 cut to 16 bits has 7 mantissa bits; E4M3 and its midpoints need 4. So the lowest
-    # can be a sticky bit for what was cut off: no value crosses a midpoint.
+    # Of 7 mantissa bits E4M3 and its midpoints need 4, so the lowest can be a sticky bit.
     top: npt.NDArray[np.uint32] = bits >> np.uint32(16)
     top |= (bits & np.uint32(0xFFFF)) != 0
     return _e4m3_by_top_half().take(top)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dflash_trt.checkpoints.quantization import QUANT_CONFIG_NAME
 from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.core import publish
+from dflash_trt.core.validation import StrictRecord
 from dflash_trt.errors import DflashError
 
 # Inside the partial folder, beside its lock.
@@ -27,24 +28,20 @@ Origin = Literal["fresh", "continued", "restarted"]
 """Whether a run begins, goes on where another was interrupted, or cannot use what it left."""
 
 
-class TensorReport(BaseModel):
+class TensorReport(StrictRecord):
     """How a tensor was converted.
 
     `error` is |W' - W| / |W| in the Frobenius norm, over what was requantised. Of blocks whose
     scale was converted, `exact` keep every value and `requantized` do not.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     error: float
     exact: int = 0
     requantized: int = 0
 
 
-class FinishedShard(BaseModel):
+class FinishedShard(StrictRecord):
     """A shard that is whole: its size, its header, and the reports of its modules."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     bytes: int
     header_sha256: str

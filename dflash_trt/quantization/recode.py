@@ -105,7 +105,6 @@ def _bf16_pairs() -> npt.NDArray[np.uint32]:
     byte = np.arange(256, dtype=np.uint8)
     with np.errstate(over="ignore"):
         values = decode_e8m0(byte)[:, None, None] * decode_packed_e2m1(byte[:, None])
-    # At most one bit follows the leading one: nothing of a value lies in the lower half, not of
-    # subnormal ones either, the smallest being 2^-128.
+    # At most one bit follows the leading one, so the lower half is zero, of subnormals too.
     bits = (values.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
     return np.ascontiguousarray(bits).view(np.uint32).reshape(-1)

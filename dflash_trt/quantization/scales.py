@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, first_few
 from dflash_trt.quantization.fp8 import fp8_scale
 from dflash_trt.quantization.linears import NAMES_SHOWN, Algorithm, Linear
 from dflash_trt.quantization.nvfp4 import nvfp4_global_scale
@@ -21,9 +21,8 @@ from dflash_trt.quantization.nvfp4 import nvfp4_global_scale
 class Activations:
     """Largest input magnitude of each linear, by role, and how to observe it.
 
-    `key` changes with whatever the magnitudes depend on (texts, weights): only where it is the
-    same is an interrupted run continued, without another call of `observe`. That is given a folder
-    beside the destination for temporary files.
+    An interrupted run is continued only where `key` is the same: it stands for texts and weights.
+    `observe` is given a folder beside the destination for temporary files.
     """
 
     key: str
@@ -81,10 +80,7 @@ def _group_maxima(linears: Collection[Linear], amax: Mapping[str, float]) -> dic
 def _check_activations(linears: Collection[Linear], activations: Mapping[str, float]) -> None:
     missing = [linear.module for linear in linears if linear.role not in activations]
     if missing:
-        shown = ", ".join(missing[:NAMES_SHOWN])
-        more = len(missing) - NAMES_SHOWN
-        tail = f" and {more} more" if more > 0 else ""
-        raise DflashError(f"calibration saw no input of {shown}{tail}")
+        raise DflashError(f"calibration saw no input of {first_few(missing, NAMES_SHOWN)}")
     for linear in linears:
         amax = activations[linear.role]
         if not math.isfinite(amax) or amax <= 0:

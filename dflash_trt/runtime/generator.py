@@ -293,8 +293,7 @@ class Generator:
         graph = self._graph
         if self._pacer is not None:
             graph = self._pacer.prefill_graph(state, self._scheduler.upcoming)
-        # Of a greedy request too: one row shows whether the target's logits are finite, which an
-        # executor that draws says itself.
+        # Of a greedy request too: one row shows whether the target's logits are finite.
         scores = Scores.LOGITS if chooses and reads_logits else Scores.NONE
         token_ids = np.array([chunk.token_ids], dtype=np.int64)
         output = self._forward(graph, chunk.slot, [state], token_ids, scores)

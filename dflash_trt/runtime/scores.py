@@ -19,8 +19,7 @@ from dflash_trt.backends.base import (
 from dflash_trt.sampling.choice import choose_candidate, choose_tokens, find_highest, not_finite
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 
-# The largest top-k that candidates are asked for. Executors hand out more of them than this, so
-# that the k-th logit seldom equals the last candidate's (see `choose_candidate`).
+# Executors hand out more, so that the k-th logit seldom equals the last candidate's.
 MAX_CANDIDATE_TOP_K = 64
 
 

@@ -1,16 +1,8 @@
 """A request's times, and how many of its drafts were accepted.
 
-Definitions, with n = output tokens and "step" = one decode pass of the target:
-
-    acceptance length   tau = emitted tokens / steps, the bonus token included
-    acceptance rate     accepted_tokens / drafted_tokens
-    TTFT                submission to first token
-    TPOT                (E2E - TTFT) / (n - 1)
-    tokens per second   (n - 1) / (E2E - TTFT)
-
-The first token comes from the prefill, so tau = (n - 1) / steps. What a stop or max_tokens cuts
-off a block counts neither as emitted nor as accepted, but its drafts were paid for and count as
-drafted. A figure that was not measured is None, never 0.
+A "step" is one decode pass of the target; TTFT is from submission to the first token, which comes
+from the prefill. What a stop or max_tokens cuts off a block counts neither as emitted nor as
+accepted, but as drafted. A figure that was not measured is None, never 0.
 """
 
 from __future__ import annotations

@@ -8,9 +8,7 @@ This is the definition that kernels repeat (all words are unsigned 32-bit):
     u       = (x + 0.5) * 2^-32            exact in float64, strictly inside (0, 1)
     noise   = -log(-log(u))                float64
 
-In float32 `x + 0.5` rounds: u could become 1 and the noise infinite, and two implementations of
-`log` would disagree about the winner once in about 10^5 draws.
-
+In float32 u could round to 1, and two `log`s would disagree once in about 10^5 draws.
 Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 

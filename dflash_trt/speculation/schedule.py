@@ -1,14 +1,8 @@
-"""The block schedule of a pair: how many rows a verify step has, by the sequences that decode.
-
-`block_schedule.json`, in a bundle (its manifest lists it) or on its own:
-
-    {"schema_version": 1,
-     "blocks": [{"max_batch": 4, "block_size": 8}, {"max_batch": 32, "block_size": 1}],
-     "executor": "cpu"}
+"""`block_schedule.json`: how many rows a verify step has, by the sequences that decode.
 
 An entry holds up to `max_batch` sequences, the last one above that too; block 1 is no speculation.
-`measured` is what `tune` measured. With it the runtime follows live acceptance and brings requests
-back from plain decoding; without it the schedule never adapts.
+With `measured`, what `tune` measured, the runtime follows live acceptance and brings requests back
+from plain decoding; without it the schedule never adapts. docs/tuning.md shows the file.
 """
 
 from __future__ import annotations
@@ -18,11 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from dflash_trt.backends.base import TargetGraph
 from dflash_trt.core.limits import Count
-from dflash_trt.core.validation import read_record
+from dflash_trt.core.validation import StrictRecord, read_record
 
 SCHEDULE_NAME = "block_schedule.json"
 SCHEMA_VERSION: Literal[1] = 1
@@ -34,18 +28,14 @@ Rate = Annotated[float, Field(ge=0, le=1)]
 Block = Annotated[int, Field(ge=1, le=MAX_BLOCK)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class BlockRange(_Strict):
+class BlockRange(StrictRecord):
     """The block of up to `max_batch` sequences."""
 
     max_batch: Count
     block_size: Block
 
 
-class StepSeconds(_Strict):
+class StepSeconds(StrictRecord):
     """Seconds of one decode step of `batch` sequences.
 
     `target_only` is the autoregressive baseline, `target` the injecting target with one row, and
@@ -58,7 +48,7 @@ class StepSeconds(_Strict):
     blocks: list[Seconds]
 
 
-class Measurements(_Strict):
+class Measurements(StrictRecord):
     """What a schedule was derived from.
 
     Args:
@@ -98,7 +88,7 @@ class Measurements(_Strict):
         return self
 
 
-class BlockSchedule(_Strict):
+class BlockSchedule(StrictRecord):
     """A schedule, and what it was derived from.
 
     `fallback` is the graph that decodes where the block is 1: "target" keeps the drafter's context
@@ -154,9 +144,8 @@ class BlockSchedule(_Strict):
     def draft_len_schedule(self) -> dict[int, int]:
         """TensorRT-LLM's `draft_len_schedule`: {largest batch: drafts}, drafts = block - 1.
 
-        Above its last key it does not speculate, so a last range without drafts is left out. Its
-        smallest key must have the most drafts (`max_draft_len`): larger numbers are cut to that.
-        Empty when the smallest batches are best off without speculation.
+        It does not speculate above the last key. The smallest key must have the most drafts, so
+        larger numbers are cut to that; empty where the smallest batches have none.
         """
         most = self.blocks[0].block_size - 1
         if most == 0:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dflash_trt.bundle.staging import StagedKind
 from dflash_trt.config import HardwareProfile
 from dflash_trt.core.limits import Count
-from dflash_trt.core.validation import read_record
+from dflash_trt.core.validation import StrictRecord, read_record
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.hardware.gpus import find_gpu
 from dflash_trt.trtllm.arguments import Variant
@@ -25,11 +25,7 @@ SCHEMA_VERSION: Literal[1] = 1
 Bytes = Annotated[int, Field(ge=0)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Memory(_Strict):
+class Memory(StrictRecord):
     """See `memory.MemoryBudget`; bytes on one GPU."""
 
     gpu_memory: Bytes
@@ -41,7 +37,7 @@ class Memory(_Strict):
     sequences: Annotated[int, Field(ge=0)]
 
 
-class Deployment(_Strict):
+class Deployment(StrictRecord):
     """What was written.
 
     Args:

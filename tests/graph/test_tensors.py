@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_trt.graph.bindings import GraphName
+from dflash_trt.graph.bindings import GraphName, cache_output
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.tensors import CacheLayout, CacheShape, Role, graph_tensors
 
@@ -45,7 +45,7 @@ def test_every_cache_has_one_output_in_its_memory(graph: GraphName) -> None:
     caches = [tensor.name for tensor in tensors if tensor.role is Role.CACHE]
     assert caches == list(LAYOUT.of(graph))
     updated = {one.updates: one.name for one in tensors if one.role is Role.UPDATED_CACHE}
-    assert list(updated.items()) == LAYOUT.graph_caches()[graph]
+    assert list(updated.items()) == [(name, cache_output(name)) for name in LAYOUT.of(graph)]
     assert all(one.updates is None for one in tensors if one.role is not Role.UPDATED_CACHE)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_trt.hardware.gpus import find_gpu, gpu_names
-from dflash_trt.memory.caches import dense_draft_context_bytes, kv_bytes, kv_bytes_per_token
+from dflash_trt.memory.caches import dense_draft_context_bytes, kv_bytes
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.users import fit_memory
 from dflash_trt.memory.weights import draft_weight_bytes, target_weight_bytes
@@ -19,10 +19,10 @@ GPUS = st.sampled_from(gpu_names()).map(find_gpu)
 
 def test_gpt_oss_120b_by_hand() -> None:
     pair = find_pair("gpt-oss-120b")
-    assert kv_bytes_per_token(pair.target.sizes) == 36 * 2 * 8 * 64 * 2
+    assert kv_bytes(pair.target.sizes, 1) == 36 * 2 * 8 * 64 * 2
     # Half of the layers hold a window of 128.
     assert kv_bytes(pair.target.sizes, 1000) == (18 * 128 + 18 * 1000) * 2 * 8 * 64 * 2
-    assert kv_bytes_per_token(pair.draft.model.sizes) == 16 * 1024
+    assert kv_bytes(pair.draft.model.sizes, 1) == 16 * 1024
     # 65 sequences of 131,072 + 10 tokens, 16 KiB each.
     assert dense_draft_context_bytes(pair.draft, 64, 131072) == 65 * 131082 * 16 * 1024
 

@@ -118,7 +118,7 @@ def test_acceptance_and_its_loss() -> None:
     statistics = measure_acceptance(executor, requests, prefill_chunk=8, on_tokens=seen.append)
     assert sum(seen) == statistics.output_tokens == 60
     figures = AcceptanceFigures(target="twin", draft="twin", temperature=0.0, statistics=statistics)
-    assert figures.tokens == 57  # the first of each comes from its prefill
+    assert figures.statistics.step_tokens == 57  # the first of each comes from its prefill
     assert statistics.acceptance_length == 57 / statistics.steps
     assert find_loss(figures, figures) == 0.0
     idle = total([RequestStatistics(prompt_tokens=1, output_tokens=1)])

@@ -16,10 +16,9 @@ from dflash_trt.backends.page_bindings import PageBindings
 from dflash_trt.core.limits import PagePool
 from dflash_trt.graph.tensors import CacheShape
 
-# Attention costs what M is, not what is held, so M starts small and doubles. It stays a multiple
-# of 64: vectorised sums then walk every row in the same lanes whatever M is, which is what makes
-# logits independent of it bit for bit. Below 128, matrix products with large heads take another
-# path and lose that.
+# Attention costs what M is, so M starts small and doubles. Logits do not depend on it, bit for bit,
+# while it is a multiple of 64 (vectorised sums walk rows in the same lanes) and at least 128
+# (below, matrix products with large heads take another path).
 LENGTH_STEP = 64
 FIRST_LENGTH = 128
 
@@ -41,10 +40,7 @@ class LinearCaches:
         self._arrays = self._allocate()
 
     def fit(self, held: Sequence[int]) -> None:
-        """Makes M fit the positions `held` per slot: doubles while too short, halves when idle.
-
-        Shrinking waits until a quarter would do, so that a length near a boundary does not
-        move the caches at every step.
+        """Makes M fit the positions `held` per slot: doubles, or halves where a quarter would do.
 
         Raises:
             ValueError: a slot would hold more than max_seq_len allows.
@@ -89,12 +85,7 @@ class LinearCaches:
             array[slot] = 0
 
     def _allocate(self) -> dict[str, FloatArray]:
-        """Zeroed arrays of the current length.
-
-        Zeros, not garbage: attention multiplies unused positions by a weight of exactly zero,
-        and zero times NaN would not be zero. Pages of an anonymous mapping are zero when they
-        are first touched, so slots that stay empty cost nothing.
-        """
+        """Arrays of the current length; zeros, as attention gives unused positions weight zero."""
         return allocate_zeros(
             {name: (self._slots, *self.shape(name, 1)[1:]) for name in self._shapes}
         )
@@ -125,9 +116,8 @@ class PagedCaches(PageBindings):
     def enter(self, ends: Mapping[int, int], rows: int) -> int:
         """Gets ready for `rows` rows that end at `ends`, by slot; returns the table's columns.
 
-        A page that the call begins is zeroed behind the call's rows: attention multiplies rows
-        past a length by exactly zero, and what an earlier owner left there may be NaN. A page
-        begun before has the sequence's own rows there.
+        A page that the call begins is zeroed behind the call's rows: an earlier owner may have left
+        NaN, which attention would multiply by zero.
 
         Raises:
             ValueError: a slot's pages end before its rows do; nothing has been touched.

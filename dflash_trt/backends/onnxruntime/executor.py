@@ -65,6 +65,8 @@ class OnnxRuntimeExecutor:
         threads: intra-op threads; None leaves the choice to ONNX Runtime.
     """
 
+    is_bitwise = True
+
     def __init__(
         self,
         folder: Path,
@@ -74,7 +76,7 @@ class OnnxRuntimeExecutor:
         threads: int | None = None,
     ) -> None:
         self._folder = folder
-        self._limits = limits
+        self.limits = limits
         self._threads = threads
         self._sessions: dict[GraphName, ort.InferenceSession] = {}
         self._layout = layout
@@ -89,21 +91,13 @@ class OnnxRuntimeExecutor:
         self._generation = 0
         self._closed = False
 
-    @property
-    def limits(self) -> ExecutorLimits:
-        return self._limits
-
-    @property
-    def is_bitwise(self) -> bool:
-        return True
-
     def forward(self, call: TargetCall) -> TargetOutput:
         given = {TOKEN_IDS: call.token_ids, LOGIT_ROWS: call.logit_rows}
         arrays = self._run((call.graph,), call, given)
         return TargetOutput(arrays[CHOICE_IDS], arrays.get(LOGITS))
 
     def speculate(self, call: StepCall) -> SpeculationOutput:
-        blocks = call.block_ids(self._limits.mask_token_id)
+        blocks = call.block_ids(self.limits.mask_token_id)
         given = {BLOCK_IDS: blocks, LOGIT_ROWS: np.arange(call.rows)}
         arrays = self._run(("draft", "target"), call, given)
         return SpeculationOutput(arrays[TOKEN_IDS], arrays[CHOICE_IDS], arrays.get(LOGITS))
@@ -139,7 +133,7 @@ class OnnxRuntimeExecutor:
         """
         if self._closed:
             raise ValueError("the executor is closed")
-        ends = self._limits.check(call)
+        ends = self.limits.check(call)
         columns = 0
         if isinstance(self._caches, PagedCaches):
             columns = self._caches.enter(ends, call.rows)
@@ -209,9 +203,9 @@ class OnnxRuntimeExecutor:
         return bound
 
     def _tensors(self, graph: GraphName) -> tuple[GraphTensor, ...]:
-        pool = self._limits.page_pool
+        pool = self.limits.page_pool
         form = GraphForm(page_size=None if pool is None else pool.page_size)
-        return graph_tensors(graph, form, self._layout, self._limits.vocab_size)
+        return graph_tensors(graph, form, self._layout, self.limits.vocab_size)
 
     def _session(self, graph: GraphName) -> ort.InferenceSession:
         """Opens a graph at its first use: plain generation never loads the draft."""

@@ -13,13 +13,11 @@ from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import LOGITS, OBSERVED_PREFIX
 from dflash_trt.graph.tensors import GraphTensor
 
-# ONNX Runtime leaves a Cast in the graph when its folded output would exceed 1 GiB, as the
-# output head of most published targets does. It would then be cast at every step, and its
-# product, not prepacked, would give a row alone other bits than a row among others. 0: no limit.
+# 0: fold Casts of any size. Most output heads exceed 1 GiB; cast at every step and not prepacked,
+# they would give a row alone other bits than a row among others.
 _FOLDING_LIMIT = "optimization.constant_folding_max_output_size_in_bytes"
 
-# ONNX Runtime's handling of Q/DQ keeps DequantizeLinear out of folding, in the hope of an
-# integer product: quantised weights would be decoded at every step.
+# Q/DQ handling keeps DequantizeLinear out of folding: weights would be decoded at every step.
 _NO_QDQ = "session.disable_quant_qdq"
 
 

@@ -21,10 +21,9 @@ OperationForm = Literal["native", "plugin", "function"]
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """One of the two.
+    """One of the two: `executor` is its name in a manifest and on the command line.
 
-    `executor` is its name in a manifest and on the command line, `module` what Python imports,
-    `oldest` the first version that has in-place cache updates.
+    `oldest` is the first version that has in-place cache updates.
     """
 
     executor: EngineExecutor

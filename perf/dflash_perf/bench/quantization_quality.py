@@ -101,7 +101,7 @@ def _figures(
                 "acceptance_length": one.statistics.acceptance_length,
                 "loss_percent": comparison.find_loss(one),
                 "steps": one.statistics.steps,
-                "tokens": one.tokens,
+                "tokens": one.statistics.step_tokens,
             }
             for one in comparison.acceptances
         ],

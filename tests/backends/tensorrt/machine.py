@@ -64,7 +64,7 @@ class Machine:
         slots = {"B": executor.limits.max_batch}
         return {
             one.name: self.cuda.array(
-                executor._caches.address(one.name, 0), one.sized(slots), np.float32
+                executor.caches.address(one.name, 0), one.sized(slots), np.float32
             )
             for one in self.bundle.tensors("target")
             if one.role is Role.CACHE

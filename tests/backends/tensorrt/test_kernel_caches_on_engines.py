@@ -118,7 +118,7 @@ def test_any_traffic_keeps_every_token(
     for got, want in zip(alone, expected, strict=False):
         assert got.token_ids == want.token_ids
         assert got.statistics.acceptance_histogram == want.statistics.acceptance_histogram
-    assert executor.captured and executor.capture_error is None
+    assert executor.runner.captured and executor.runner.capture_error is None
     executor.close()
     assert cuda.is_clean
 
@@ -137,4 +137,4 @@ def test_logits_are_near_the_cpus_and_memory_is_that_of_pages_and_codes(
     positions = (PAGES + 1) * SIZE if "pages" in form else SLOTS * LENGTH
     models = (built.pair.target, built.pair.draft)
     elements = sum(2 * spec.num_layers * spec.sizes.layer.kv_heads * 64 for spec in models)
-    assert executor.cache_bytes == positions * elements * (1 if dtype else 2)
+    assert executor.caches.nbytes == positions * elements * (1 if dtype else 2)

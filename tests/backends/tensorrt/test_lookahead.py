@@ -61,12 +61,12 @@ def test_whole_generations_are_the_cpus(machine: Machine, built: TinyPair) -> No
     expected = [result.token_ids for result in run_alone(built, REQUESTS)]
     executor = machine.open()
     for one in (Patient(executor), executor):
-        assert executor.ahead_steps == 0
+        assert executor.lookahead.started == 0
         results = Generator(one).generate(REQUESTS)  # type: ignore[arg-type]
         assert [result.token_ids for result in results] == expected
-    assert executor.capture_error is None
-    assert executor.ahead_steps > 20
-    assert executor.dropped_steps < executor.ahead_steps / 3
+    assert executor.runner.capture_error is None
+    assert executor.lookahead.started > 20
+    assert executor.lookahead.dropped < executor.lookahead.started / 3
     assert executor._whole_rows is None, "nobody read logits"
     executor.close()
     assert machine.cuda.is_clean
@@ -83,7 +83,7 @@ def test_recorded_logits_are_the_cpus(machine: Machine, built: TinyPair) -> None
     decoding = Decoding.begin(executor, SAMPLED)
     for _ in range(4):
         decoding.call(ahead=True, scores=Scores.LOGITS)
-    assert executor.ahead_steps == 0
+    assert executor.lookahead.started == 0
     some = decoding.call(scores=Scores.CANDIDATES)
     assert some.candidates is None and some.logits is not None, "rows serve as candidates too"
 
@@ -96,9 +96,9 @@ def test_random_schedules_are_the_same_without_looking_ahead(machine: Machine) -
         expected, events = play(Patient(patient), seed).events, play(eager, seed).events
         assert events == expected, f"seed {seed}"
         reasons |= {reason for _, _, reason in events}
-    assert patient.ahead_steps == 0
+    assert patient.lookahead.started == 0
     assert reasons == {None, "stop", "length", "cancelled"}
-    assert eager.ahead_steps > 50 and eager.dropped_steps > 5
+    assert eager.lookahead.started > 50 and eager.lookahead.dropped > 5
 
 
 def test_the_next_step_runs_while_the_host_looks_at_this_one(machine: Machine) -> None:
@@ -106,10 +106,10 @@ def test_the_next_step_runs_while_the_host_looks_at_this_one(machine: Machine) -
     decoding = Decoding.begin(executor, GREEDY, SAMPLED)
     for _ in range(2):
         decoding.step(ahead=True)
-        assert executor.ahead_steps == 0, "the graph is captured first"
+        assert executor.lookahead.started == 0, "the graph is captured first"
     assert not cuda.queue
     first = decoding.call(ahead=True)
-    assert executor.ahead_steps == 1 and cuda.queue, "the step begun is not waited for"
+    assert executor.lookahead.started == 1 and cuda.queue, "the step begun is not waited for"
     kept = [first.token_ids.copy(), first.choice_ids.copy()]
     cuda.run()
     for array, copy in zip((first.token_ids, first.choice_ids), kept, strict=True):
@@ -119,7 +119,7 @@ def test_the_next_step_runs_while_the_host_looks_at_this_one(machine: Machine) -
         copies, launches, executions = cuda.copies, cuda.launches, machine.trt.executions
         if number == 2:
             decoding.step(ahead=True)  # the very call of before: not the one that was begun
-            assert (executor.ahead_steps, executor.dropped_steps) == (2, 1)
+            assert (executor.lookahead.started, executor.lookahead.dropped) == (2, 1)
             continue
         outputs.append(decoding.call(ahead=True))
         assert cuda.launches - launches == 1, "a replay, of the step after"
@@ -127,7 +127,7 @@ def test_the_next_step_runs_while_the_host_looks_at_this_one(machine: Machine) -
         decoding.settle(outputs[-1])
     places = {output.choice_ids.ctypes.data for output in outputs}
     assert len(places) == 2, "host buffers take turns"
-    assert (executor.ahead_steps, executor.dropped_steps) == (7, 1)
+    assert (executor.lookahead.started, executor.lookahead.dropped) == (7, 1)
 
 
 CHANGES: dict[str, Callable[[Decoding], Decoding]] = {
@@ -159,7 +159,7 @@ def test_only_the_step_that_was_begun_is_taken(machine: Machine, change: str) ->
                 moved.call()
         for _ in range(3):
             decoding.step(ahead=ahead)
-    assert executor.ahead_steps > 0 == executor.dropped_steps
+    assert executor.lookahead.started > 0 == executor.lookahead.dropped
     assert decodings[0].starts.tolist() == decodings[1].starts.tolist()
     answers = []
     for decoding in decodings:
@@ -180,7 +180,7 @@ def test_only_the_step_that_was_begun_is_taken(machine: Machine, change: str) ->
         answers.append([output.token_ids.copy(), output.choice_ids.copy()])
     for got, want in zip(*answers, strict=True):
         np.testing.assert_array_equal(got, want)
-    assert executor.dropped_steps == (change != "nothing")
+    assert executor.lookahead.dropped == (change != "nothing")
     # What comes behind is as if nothing had been begun.
     for _ in range(3):
         tokens = [decoding.step(ahead=True) for decoding in decodings]
@@ -193,7 +193,7 @@ def begin_ahead(machine: Machine) -> tuple[TensorRtExecutor, Decoding]:
     decoding = Decoding.begin(executor, GREEDY, SAMPLED)
     for _ in range(3):
         decoding.step(ahead=True)
-    assert executor.ahead_steps == 1 and machine.cuda.queue
+    assert executor.lookahead.started == 1 and machine.cuda.queue
     return executor, decoding
 
 
@@ -201,7 +201,7 @@ def test_slots_that_a_step_writes_behind_the_hosts_back_are_cleared(machine: Mac
     executor, decoding = begin_ahead(machine)
     length = int(decoding.starts[0])
     executor.move_slot(0, 1, length)
-    assert executor.dropped_steps == 1
+    assert executor.lookahead.dropped == 1
     executor.release_slots(2)
     machine.cuda.run()
     for name, both in machine.caches(executor).items():
@@ -216,13 +216,13 @@ def test_slots_that_a_step_writes_behind_the_hosts_back_are_cleared(machine: Mac
 def test_a_step_is_dropped_whose_slots_are_released(machine: Machine) -> None:
     executor, _ = begin_ahead(machine)
     executor.release_slots(1)
-    assert executor.dropped_steps == 1
+    assert executor.lookahead.dropped == 1
 
 
 def test_closing_waits_for_what_is_under_way(machine: Machine) -> None:
     executor, _ = begin_ahead(machine)
     executor.close()
-    assert machine.cuda.is_clean and executor.dropped_steps == 1
+    assert machine.cuda.is_clean and executor.lookahead.dropped == 1
 
 
 def test_an_engine_loaded_meanwhile_takes_nothing_away(machine: Machine) -> None:
@@ -232,7 +232,7 @@ def test_an_engine_loaded_meanwhile_takes_nothing_away(machine: Machine) -> None
     other = Decoding.begin(machine.open(), GREEDY, SAMPLED)
     tokens = [other.step(ahead=False) for _ in range(6)]
     assert [decoding.step(ahead=True) for _ in range(3)] == tokens[3:]
-    assert executor.dropped_steps == 0
+    assert executor.lookahead.dropped == 0
 
 
 def test_no_step_is_begun_that_may_not_fit(machine: Machine) -> None:
@@ -243,7 +243,7 @@ def test_no_step_is_begun_that_may_not_fit(machine: Machine) -> None:
     for start, begun in ((most - 2 * ROWS + 1, 0), (most - 2 * ROWS, 1)):
         decoding.starts[:] = [8, start]
         decoding.call(ahead=True)
-        assert executor.ahead_steps == begun
+        assert executor.lookahead.started == begun
 
 
 def test_steps_that_are_not_captured_are_not_begun(machine: Machine) -> None:
@@ -252,7 +252,7 @@ def test_steps_that_are_not_captured_are_not_begun(machine: Machine) -> None:
     decoding = Decoding.begin(executor, GREEDY, SAMPLED)
     for _ in range(5):
         decoding.step(ahead=True)
-    assert executor.capture_error is not None and executor.ahead_steps == 0
+    assert executor.runner.capture_error is not None and executor.lookahead.started == 0
 
 
 def test_the_gpu_checks_probes_see_what_is_wrong(

@@ -104,8 +104,8 @@ def test_random_traffic_is_the_cpus_and_that_without_looking_ahead(
             preempted += result.statistics.preemptions or 0
             hits += bool(result.statistics.cached_prompt_tokens)
     assert preempted and hits and cancelled
-    assert patient.ahead_steps == 0 < eager.dropped_steps < eager.ahead_steps
-    assert eager.capture_error is None
+    assert patient.lookahead.started == 0 < eager.lookahead.dropped < eager.lookahead.started
+    assert eager.runner.capture_error is None
     for one in (patient, eager):
         one.close()
     assert machine.cuda.is_clean
@@ -144,7 +144,7 @@ def test_a_chain_goes_on_across_pages(machine: Machine, first_slot: int) -> None
         assert chain.step(ahead=True) == tokens
         if number > 2:
             assert cuda.copies - copies == 3, "ids and starts, the table, the results"
-        assert executor.ahead_steps == max(0, number - 1) and executor.dropped_steps == 0
+        assert executor.lookahead.started == max(0, number - 1) and executor.lookahead.dropped == 0
         assert bool(cuda.queue) == (number > 1), "the step begun is under way"
     assert bound_meanwhile > 2
 
@@ -165,11 +165,11 @@ def test_a_step_is_dropped_whose_rows_are_on_other_pages(machine: Machine, chang
     decoding = begin(executor, 0, pages=3)
     for _ in range(3):
         decoding.step(ahead=True)
-    assert executor.ahead_steps == 1 and machine.cuda.queue
+    assert executor.lookahead.started == 1 and machine.cuda.queue
     rebind, dropped = REBOUND[change]
     for pages in rebind([PAGES - 1, PAGES - 3, PAGES - 5]):
         executor.bind_pages(0, pages)
-    assert executor.dropped_steps == dropped
+    assert executor.lookahead.dropped == dropped
 
 
 def test_a_step_of_other_slots_is_dropped(machine: Machine) -> None:
@@ -181,15 +181,15 @@ def test_a_step_of_other_slots_is_dropped(machine: Machine) -> None:
     for _ in range(2):
         one.call()
     one.call(ahead=True)
-    assert executor.ahead_steps == 1
+    assert executor.lookahead.started == 1
     following = replace(one)
     following.step(ahead=False)
-    assert executor.dropped_steps == 1, "the same call again is not the step begun"
+    assert executor.lookahead.dropped == 1, "the same call again is not the step begun"
     one.call(ahead=True)
     executor.speculate(
         StepCall(1, following.anchors, following.starts, BLOCK, sampling=following.sampling)
     )
-    assert executor.dropped_steps == 2
+    assert executor.lookahead.dropped == 2
     one.call(ahead=True)
     following.call()
-    assert executor.dropped_steps == 2, "and this is it"
+    assert executor.lookahead.dropped == 2, "and this is it"

@@ -119,7 +119,7 @@ def test_any_traffic_keeps_every_token(machine: Machine, linear: TinyPair, seed:
     for name in ("preemptions", "cached_prompt_tokens"):
         assert any(getattr(result.statistics, name) for result in results), name
     assert generator.cache_usage == 0
-    assert executor.capture_error is None and executor.captured > 0
+    assert executor.runner.capture_error is None and executor.runner.captured > 0
     assert "cudaMemcpy2DAsync" not in machine.cuda.used, "a slot that moves copies no row"
     executor.close()
     assert machine.cuda.is_clean
@@ -132,7 +132,7 @@ def test_one_binding_serves_every_slot(machine: Machine) -> None:
         executor.bind_pages(slot, [slot])
     for slot in (0, 0, 2, 3):
         executor.speculate(one_step(anchor=3, slot=slot))
-    assert executor.captured == 1 and machine.cuda.launches == 2
+    assert executor.runner.captured == 1 and machine.cuda.launches == 2
 
 
 def test_slots_are_moved_and_released(machine: Machine) -> None:

@@ -59,8 +59,8 @@ def test_whole_generations_are_the_cpus(
     for _ in range(2):
         results = Generator(executor, options=options).generate(requests)
         assert [result.token_ids for result in results] == expected
-    assert executor.capture_error is None
-    assert executor.captured > 0 and machine.cuda.launches > machine.trt.executions // 8
+    assert executor.runner.capture_error is None
+    assert executor.runner.captured > 0 and machine.cuda.launches > machine.trt.executions // 8
     executor.close()
     assert machine.cuda.is_clean
 
@@ -107,7 +107,7 @@ def test_a_step_is_two_copies_and_one_replay(machine: Machine) -> None:
             np.testing.assert_array_equal(some.candidates.read_row(*row), logits[row])
         first, last = some.candidates.read_row(0, 0), some.candidates.read_row(1, 5)
         assert not np.array_equal(first, last), "a row read keeps its own memory"
-    assert executor.captured == 2
+    assert executor.runner.captured == 2
 
 
 def test_the_tightest_profile_takes_a_call(machine: Machine) -> None:
@@ -140,14 +140,14 @@ def test_graphs_do_not_outlive_their_memory(machine: Machine) -> None:
     call = one_chunk(np.array([[3]]), graph="target_only", scores=Scores.LOGITS)
     for _ in range(3):
         first = executor.forward(call)
-    assert executor.captured == 1 and first.logits is not None
+    assert executor.runner.captured == 1 and first.logits is not None
     expected = first.logits.copy()
     executor.preload(("target",))
-    assert executor.captured == 0
+    assert executor.runner.captured == 0
     for _ in range(3):
         again = executor.forward(call)
         np.testing.assert_array_equal(again.logits, expected)
-    assert executor.captured == 1
+    assert executor.runner.captured == 1
 
 
 def test_old_calls_are_dropped(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_old_calls_are_dropped(machine: Machine, monkeypatch: pytest.MonkeyPatch
     for rows in (2, 3, 4, 2):
         for _ in range(3):
             executor.speculate(one_step(rows))
-    assert executor.captured == 2 and len(machine.cuda.executables) == 2
+    assert executor.runner.captured == 2 and len(machine.cuda.executables) == 2
 
 
 def test_a_step_that_cannot_be_captured_still_runs(machine: Machine) -> None:
@@ -164,8 +164,8 @@ def test_a_step_that_cannot_be_captured_still_runs(machine: Machine) -> None:
     machine.cuda.fail["cudaGraphInstantiate"] = real_cuda.cudaError_t.cudaErrorNotSupported
     for _ in range(4):
         executor.speculate(one_step())
-    assert executor.captured == 0
-    assert executor.capture_error == "cudaGraphInstantiate: operation not supported"
+    assert executor.runner.captured == 0
+    assert executor.runner.capture_error == "cudaGraphInstantiate: operation not supported"
 
 
 @pytest.mark.parametrize(

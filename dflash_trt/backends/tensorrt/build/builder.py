@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,7 @@ from dflash_trt.hardware.device import Device
 from dflash_trt.hardware.gpus import Arch
 from dflash_trt.kernels.attention import HEAD_DIMS as KERNEL_HEAD_DIMS
 
-# What TensorRT-RTX 1.7 has fused attention kernels for; the build itself has the last word, and
-# TensorRT's is not known.
+# What TensorRT-RTX 1.7 has fused attention kernels for; TensorRT's are not known.
 HEAD_DIMS = range(16, 257, 8)
 
 
@@ -100,9 +99,7 @@ def check_buildable(
     form: GraphForm,
     planned: Mapping[Owner, str] | None = None,
 ) -> None:
-    """Refuses what cannot be built here.
-
-    `form` is that of the graphs; `planned` has the algorithms of models still to be quantised.
+    """Refuses what cannot be built here: graphs of `form`, models as `planned` quantises them.
 
     Raises:
         DflashError: the library is missing or needs another GPU than the one here, or has no
@@ -191,10 +188,8 @@ def build_engine(
 ) -> BuiltEngine:
     """Builds `folder`/GRAPH.onnx into an engine below `folder`, with a summary beside it.
 
-    `cache_length` is M, the positions of a slot of its caches.
-
-    Memory: about 1.6 times the weights, beside the weight files that it maps; the engine goes to
-    its file as it comes.
+    `cache_length` is M, the positions of a slot of its caches. Building takes memory of about 1.6
+    times the weights, beside the weight files that it maps.
 
     Raises:
         DflashError: the parser or builder refuses, or attention or caches would not be native.
@@ -306,5 +301,5 @@ def _describe(
             }
             for profile in built
         },
-        **summary.to_json(),
+        **asdict(summary),
     }

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
 from onnx import TensorProto
 
 from dflash_trt.checkpoints.quantization import LinearFormat
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, first_few
 from dflash_trt.graph.moe import MOE
 
 ATTENTION = "TRT_Attention"
 GEMM = "Gemm"
-# Padded attention without a fused kernel is refused by the builder unless it is allowed to
-# decompose, which the parser does not allow; a network with these layers and none of softmax
-# that builds is therefore fused throughout.
+# The parser lets no attention decompose: a network that builds with these layers and no softmax is
+# fused throughout.
 ATTENTION_LAYER = "ATTENTION_INPUT"
 CACHE_LAYER = "KV_CACHE_UPDATE"
 SOFTMAX_LAYERS = ("SOFTMAX", "RAGGED_SOFTMAX")
-# A product is quantised where both operands are dequantised: TensorRT takes the two together as
-# one FP8 or FP4 product. A Cast between is part of the pattern.
+# TensorRT takes a product of two dequantised operands, cast or not, as one FP8 or FP4 product.
 DEQUANTIZE_LAYER, CAST_LAYER, MATMUL_LAYER = "DEQUANTIZE", "CAST", "MATRIX_MULTIPLY"
 QUANTIZED_TYPES: dict[str, LinearFormat] = {"FP8": "FP8", "FP4": "NVFP4"}
 STORED_TYPES: dict[int, LinearFormat] = {
@@ -57,9 +55,6 @@ class NetworkSummary:
     inputs: list[TensorSummary]
     outputs: list[TensorSummary]
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def summarize_network(network: Any) -> NetworkSummary:
     """Counts and names of a TensorRT network definition."""
@@ -80,9 +75,7 @@ def summarize_network(network: Any) -> NetworkSummary:
 def check_network(
     model: onnx.ModelProto, summary: NetworkSummary, plugin_caches: Collection[str] = ()
 ) -> None:
-    """Holds a network to its graph: native attention, in-place caches and quantised products.
-
-    `plugin_caches` are those that a plugin updates, which the network's layers do not show.
+    """Holds a network to its graph; its layers do not show what updates `plugin_caches`.
 
     Raises:
         DflashError: names what TensorRT did not take over natively.
@@ -148,10 +141,7 @@ def _dequantized_type(tensor: Any, makers: Mapping[str, Any]) -> str | None:
 
 
 def _wanted_products(model: onnx.ModelProto) -> dict[str, LinearFormat]:
-    """The quantised products of a graph, by the name of their result.
-
-    An operand's origin is followed through casts to the DequantizeLinear of the weight's type.
-    """
+    """The quantised products of a graph, by the name of their result."""
     types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     makers = {output: node for node in model.graph.node for output in node.output}
     wanted: dict[str, LinearFormat] = {}
@@ -175,7 +165,4 @@ def _tensor(tensor: Any) -> TensorSummary:
 
 
 def _listed(label: str, names: list[str]) -> str:
-    if not names:
-        return ""
-    more = len(names) - NAMES_SHOWN
-    return f"{label} {', '.join(names[:NAMES_SHOWN])}{f' and {more} more' if more > 0 else ''}"
+    return f"{label} {first_few(names, NAMES_SHOWN)}" if names else ""

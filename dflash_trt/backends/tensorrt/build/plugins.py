@@ -61,10 +61,9 @@ def register_plugins(library: Library, trt: Any, arch: str, folder: Path | None 
 
 
 def hand_over(model: onnx.ModelProto, plugins: Collection[str]) -> onnx.ModelProto:
-    """A copy of `model` in which calls of functions that `plugins` names are nodes of theirs.
+    """A copy of `model` with plugins for the functions that `plugins` names, but for attention.
 
-    A function's overload is part of a plugin's name; inputs that a call leaves out are no inputs
-    of the plugin. Attention is left to `hand_over_attention`.
+    A function's overload is part of a plugin's name; a plugin has no optional inputs.
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -83,13 +82,10 @@ def hand_over(model: onnx.ModelProto, plugins: Collection[str]) -> onnx.ModelPro
 def hand_over_attention(
     handed: onnx.ModelProto, block_size: int, capacity: int, *, keep_native: bool = False
 ) -> None:
-    """Puts this project's attention in place of a model's that is handed over.
+    """Puts this project's attention in place of every `block_attention` of a model handed over.
 
-    That is of every `block_attention`, whose caches nothing else reads; and, unless `keep_native`,
-    of native attentions: a graph whose every call is a block is faster so, the draft. Those with
-    sinks stay, and those of a head size that no kernel has.
-
-    Steps have up to `block_size` rows, caches `capacity` positions.
+    Unless `keep_native`, of native attentions too, but for those with sinks and of a head size that
+    no kernel has. Steps have up to `block_size` rows, caches `capacity` positions.
     """
     nodes: list[onnx.NodeProto] = []
     for node in handed.graph.node:
@@ -194,11 +190,7 @@ def plugin_name(call: onnx.NodeProto | onnx.FunctionProto) -> str | None:
 
 
 def operation_forms(handed: onnx.ModelProto, plugins: Collection[str]) -> dict[str, OperationForm]:
-    """How TensorRT gets each operation of a model handed over, by name: overloads are told apart.
-
-    "native": the parser's own layer has that name. "plugin": a kernel of ours. "function": the
-    body, as any other nodes.
-    """
+    """How TensorRT gets each operation of a model handed over, by name with its overload."""
     forms: dict[str, OperationForm] = {name: "plugin" for _, name in _handed_over(handed, plugins)}
     for function in handed.functions:
         name = f"{function.name}_{function.overload}" if function.overload else function.name

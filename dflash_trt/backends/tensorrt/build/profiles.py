@@ -32,10 +32,7 @@ class Profile:
 
 
 def profiles(graph: GraphName, limits: Limits) -> list[Profile]:
-    """Decode steps, preceded by prefill chunks for the graphs that have them.
-
-    One sequence is the usual case: latency is what speculation is for.
-    """
+    """Decode steps, preceded by prefill chunks for the graphs that have them."""
     batch, block = limits.max_batch, limits.block_size
     if graph == "draft":  # a block is an anchor and at least one draft
         return [Profile("decode", {"B": Span(1, 1, batch), "S": Span(2, block, block)})]

@@ -21,8 +21,7 @@ class HeldSignals:
 def held_signals() -> Iterator[HeldSignals]:
     """Delivers SIGINT and SIGTERM when the context ends; a second of them kills.
 
-    Python would raise them as a callback of the builder is entered, before any of its own code,
-    and TensorRT swallows what callbacks raise: the build would go on, or fail without a reason.
+    Python would raise them inside a callback of the builder, where TensorRT swallows them.
     """
     held = HeldSignals()
     if threading.current_thread() is not threading.main_thread():  # it alone handles signals

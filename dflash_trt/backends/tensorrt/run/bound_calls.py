@@ -64,10 +64,7 @@ class Staging:
 
 
 class Results:
-    """A device buffer for outputs and two pinned twins on the host.
-
-    So one call's results can be read while those of a step ahead are on their way.
-    """
+    """A device buffer for outputs and two pinned twins: a call's, and those of a step ahead."""
 
     def __init__(self, device: Device, size: int, purpose: str) -> None:
         self._device = device
@@ -157,9 +154,8 @@ def pack(
 class BoundCall:
     """A call bound once: its passes in order, and where its arguments and results lie.
 
-    `copied` bytes of the outputs come back to the host. `runs` counts calls whose passes were
-    enqueued one by one; `graph` replays the passes once they have been captured, with `contexts` of
-    its own, one per pass.
+    `copied` bytes of the outputs come back to the host. `runs` counts runs before `graph` was
+    captured, which has `contexts` of its own, one per pass.
     """
 
     passes: tuple[Pass, ...]
@@ -171,43 +167,29 @@ class BoundCall:
     contexts: Sequence[EngineContext] = ()
 
 
+@dataclass(frozen=True, slots=True)
 class Binder:
-    """Binds calls over buffers that never move.
+    """Binds calls over caches and buffers that never move; a buffer is its device address."""
 
-    Args:
-        bundle: what the engines were built for.
-        caches: the KV caches.
-        inputs, outputs, logits: device addresses of the buffers.
-    """
-
-    def __init__(
-        self,
-        bundle: EngineBundle,
-        caches: DeviceCaches | DevicePages,
-        *,
-        inputs: int,
-        outputs: int,
-        logits: int,
-    ) -> None:
-        self._bundle = bundle
-        self._caches = caches
-        self._inputs = inputs
-        self._outputs = outputs
-        self._logits = logits
+    bundle: EngineBundle
+    caches: DeviceCaches | DevicePages
+    inputs: int
+    outputs: int
+    logits: int
 
     def bind(
         self, graphs: Graphs, first_slot: int, axes: Mapping[str, int], scores: Scores
     ) -> BoundCall:
         """A call of `graphs` on slots from `first_slot` on, whose axes have sizes B, S and R."""
-        tables = {graph: self._bundle.tensors(graph) for graph in graphs}
+        tables = {graph: self.bundle.tensors(graph) for graph in graphs}
         inputs, outputs = pack(tables.values(), axes)
-        places = inputs.addresses(self._inputs) | outputs.addresses(self._outputs)
-        places[LOGITS] = self._logits
+        places = inputs.addresses(self.inputs) | outputs.addresses(self.outputs)
+        places[LOGITS] = self.logits
         passes = []
         for graph, table in tables.items():
             shapes = {one.name: one.sized(axes) for one in table if one.is_input}
             addresses = {
-                one.name: self._caches.address(one.updates or one.name, first_slot)
+                one.name: self.caches.address(one.updates or one.name, first_slot)
                 if one.role in (Role.CACHE, Role.UPDATED_CACHE)
                 else places[one.name]
                 for one in table

@@ -86,15 +86,11 @@ class DeviceCaches:
 class DevicePages(PageBindings):
     """Pools [pages + 1, page_size, kv heads, D] of a target and its draft, by graph input name.
 
-    No call zeroes a page, or what an earlier owner left behind a sequence's rows: the kernels that
-    read pools put zeros in place of positions outside [first visible, length) before they multiply
-    (block_attention masks its loads), where the host's graphs multiply whole pages by weights of
-    zero.
+    No call zeroes what an earlier owner left in a page: kernels mask positions outside [first
+    visible, length) as they load them.
 
-    Args:
-        columns: of a page table: the pages of the longest sequence.
-
-    `table_bytes` are those of the largest call's page table.
+    `columns` are a page table's, the pages of the longest sequence; `table_bytes` those of the
+    largest call's.
 
     Raises:
         DflashError: the device has no room.

@@ -54,9 +54,7 @@ class EngineBundle:
         return graph_tensors(graph, self.form, self.layout, vocab_size, has_candidates=not draws)
 
     def check(self, graph: GraphName, native: Any) -> None:
-        """Refuses an engine that is not what the manifest describes.
-
-        Binding would write past its tensors; caches that are not updated in place would be lost.
+        """Refuses an engine that is not what the manifest describes: binding would write past it.
 
         Raises:
             DflashError: names the first thing that differs.
@@ -144,9 +142,8 @@ class Loader:
     def _context_options(self, engine: Any, profile: Profile) -> Any:
         """Memory comes from the caller: engines run in turn and share it.
 
-        TensorRT-RTX compiles kernels for the shapes of a call. Decode steps have few and are
-        captured after their second run, so they wait for the compiler; chunks have many, and run
-        on general kernels meanwhile.
+        Decode steps have few shapes and are captured, so they wait for TensorRT-RTX's compiler;
+        chunks have many, and run on general kernels meanwhile.
         """
         trt = self._trt
         user_managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from dflash_trt.backends.base import (
     Candidates,
-    ExecutorLimits,
     FloatArray,
     Int64Array,
     Scores,
@@ -65,25 +64,24 @@ class TensorRtExecutor:
         device: where they run; the executor closes it.
         loader: opens engine files with the library that built them.
 
-    `captured` counts the CUDA graphs that replay steps now; `capture_error` says why steps are
-    enqueued one by one instead, when capturing failed. `ahead_steps` counts steps begun before they
-    were asked for, `dropped_steps` those of them that nobody asked for.
+    `runner` and `lookahead` tell what was captured and begun ahead, `caches` what they take.
 
     Raises:
         DflashError: the device has no room for caches and buffers.
     """
 
+    is_bitwise = False
+
     def __init__(self, bundle: EngineBundle, device: Device, loader: Loader) -> None:
-        self._bundle = bundle
+        self.limits = limits = bundle.limits
         self._device = device
         self._loader = loader
-        self._runner = PassRunner(bundle, device, loader)
-        self._held = [0] * bundle.limits.max_batch
+        self.runner = PassRunner(bundle, device, loader)
+        self._held = [0] * limits.max_batch
         self._whole_rows: HostBytes | None = None
         self._is_waited_for = True
         self._closed = False
-        limits = bundle.limits
-        self._caches = _allocate_caches(bundle, device)
+        self.caches = _allocate_caches(bundle, device)
         block, chunk = limits.block_size, limits.prefill_chunk
         decode = {"B": limits.max_batch, "S": block, "R": block}
         prefill = {"B": 1, "S": chunk, "R": min(block, chunk)}
@@ -95,51 +93,22 @@ class TensorRtExecutor:
         most = [pack([bundle.tensors(one) for one in graphs], axes) for graphs, axes in known]
         self._inputs = Staging(device, max(one.size for one, _ in most), "input buffers")
         self._results = Results(device, max(one.size for _, one in most), "output buffers")
-        self._pages = self._caches if isinstance(self._caches, DevicePages) else None
-        self._lookahead = Lookahead(device, self._inputs, self._results, self._pages)
+        self._pages = self.caches if isinstance(self.caches, DevicePages) else None
+        self.lookahead = Lookahead(device, self._inputs, self._results, self._pages)
         rows = max(axes["B"] * axes["R"] for axes in (decode, prefill))
         self._logits = device.allocate(rows * limits.vocab_size * 4, "logits")
         self._binder = Binder(
             bundle,
-            self._caches,
+            self.caches,
             inputs=self._inputs.address,
             outputs=self._results.address,
             logits=self._logits,
         )
 
-    @property
-    def limits(self) -> ExecutorLimits:
-        return self._bundle.limits
-
-    @property
-    def is_bitwise(self) -> bool:
-        return False
-
-    @property
-    def cache_bytes(self) -> int:
-        """Device memory of the caches."""
-        return self._caches.nbytes
-
-    @property
-    def captured(self) -> int:
-        return self._runner.captured
-
-    @property
-    def capture_error(self) -> str | None:
-        return self._runner.capture_error
-
-    @property
-    def ahead_steps(self) -> int:
-        return self._lookahead.started
-
-    @property
-    def dropped_steps(self) -> int:
-        return self._lookahead.dropped
-
     def preload(self, graphs: Iterable[GraphName]) -> None:
         """Loads engines ahead of the first request, whose time they would count towards."""
         for graph in graphs:
-            self._runner.engine(graph)
+            self.runner.engine(graph)
 
     def forward(self, call: TargetCall) -> TargetOutput:
         self._hold(call)
@@ -147,7 +116,7 @@ class TensorRtExecutor:
         axes = {"B": call.batch, "S": call.rows, "R": picked}
         bound = self._bind((call.graph,), call.first_slot, axes, scores)
         self._enter_call()
-        self._lookahead.drop()
+        self.lookahead.drop()
         ids = {TOKEN_IDS: call.token_ids, LOGIT_ROWS: call.logit_rows}
         logits = self._begin(bound, call, ids, scores)
         return TargetOutput(self._finish(bound), logits, self._candidates(bound, scores))
@@ -159,8 +128,8 @@ class TensorRtExecutor:
         step = Step(bound, call)
         logits = None
         self._enter_call()
-        if scores is not Scores.NONE or not self._lookahead.take(step):
-            self._lookahead.drop()
+        if scores is not Scores.NONE or not self.lookahead.take(step):
+            self.lookahead.drop()
             blocks = call.block_ids(self.limits.mask_token_id)
             ids = {BLOCK_IDS: blocks, LOGIT_ROWS: np.arange(rows)}
             logits = self._begin(bound, call, ids, scores)
@@ -176,27 +145,27 @@ class TensorRtExecutor:
         # Calls that are enqueued have their own table: what they write stays where it was bound.
         before = self._pages.count(slot)
         if self._pages.bind(slot, page_ids) != before:
-            self._lookahead.drop()  # of what it may have written there, nothing is left
+            self.lookahead.drop()  # of what it may have written there, nothing is left
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
-        self._lookahead.drop()
-        self._caches.clear(destination, self._held[destination])
-        self._caches.move(source, destination, length)
+        self.lookahead.drop()
+        self.caches.clear(destination, self._held[destination])
+        self.caches.move(source, destination, length)
         self._held[destination] = length
 
     def release_slots(self, first_free: int) -> None:
         """Clears what the slots held; the caches' memory stays as it is."""
-        self._lookahead.drop()
+        self.lookahead.drop()
         for slot in range(first_free, len(self._held)):
             if self._held[slot]:
-                self._caches.clear(slot, self._held[slot])
+                self.caches.clear(slot, self._held[slot])
                 self._held[slot] = 0
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._lookahead.drop()
+        self.lookahead.drop()
         try:
             self._loader.save_kernels()
         finally:
@@ -204,24 +173,20 @@ class TensorRtExecutor:
                 self._device.synchronize()  # a dropped step's contexts may be at work
             finally:
                 # Contexts before the memory that they compute in.
-                self._runner.close()
+                self.runner.close()
                 self._device.close()
 
     def _bind(
         self, graphs: Graphs, first_slot: int, axes: Mapping[str, int], scores: Scores
     ) -> BoundCall:
-        slot = self._caches.bound_slot(first_slot)
+        slot = self.caches.bound_slot(first_slot)
         key = (graphs, slot, *axes.values(), scores is Scores.CANDIDATES)
-        return self._runner.recall(key, partial(self._binder.bind, graphs, slot, axes, scores))
+        return self.runner.recall(key, partial(self._binder.bind, graphs, slot, axes, scores))
 
     def _enter_call(self) -> None:
-        """Begins a call, after waiting for one that an error broke off before it was waited for.
-
-        Its arguments may not have left the host's memory, where the next call's go, and its results
-        are nobody's.
-        """
+        """Begins a call, once one that an error broke off has left the host's buffers."""
         if not self._is_waited_for:
-            self._lookahead.drop()
+            self.lookahead.drop()
             self._device.synchronize()
         self._is_waited_for = False
 
@@ -241,7 +206,7 @@ class TensorRtExecutor:
         if self._pages is not None:
             self._pages.fill(bound.inputs.view(self._inputs.host, PAGE_TABLE), call.first_slot)
         self._inputs.upload(bound.inputs.size)
-        self._runner.run(bound)
+        self.runner.run(bound)
         logits = None
         if scores is Scores.LOGITS:
             # Not part of what is captured: the memory that rows go to may grow.
@@ -251,24 +216,20 @@ class TensorRtExecutor:
         return logits
 
     def _go_on(self, step: Step) -> None:
-        """Enqueues the step behind `step` as well, where its rows fit in any case.
-
-        Only steps that replay a graph: their contexts are their own, and nothing is captured while
-        one is under way.
-        """
+        """Enqueues the step behind `step` too, if it replays a graph and its rows will fit."""
         if step.bound.graph is None:
             return
         try:
             self._hold(replace(step.call, starts=step.call.starts + step.call.rows))
         except ValueError:
             return
-        self._lookahead.start(step)
+        self.lookahead.start(step)
 
     def _finish(self, bound: BoundCall) -> Int64Array:
         """Waits for the call; its choices."""
         self._results.wait()
         self._is_waited_for = True
-        self._runner.capture(bound)
+        self.runner.capture(bound)
         choices: Int64Array = self._read(bound, CHOICE_IDS)
         return choices
 

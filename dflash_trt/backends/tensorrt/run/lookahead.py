@@ -100,11 +100,7 @@ class Lookahead:
         return True
 
     def _upload_table(self, pages: DevicePages, inputs: PackedTensors, first_slot: int) -> None:
-        """Enqueues the way of the pages that are bound now to the device.
-
-        The buffer was last read two starts ago. Of those steps only the one begun last can be
-        under way: the call before waited for its own results, which lie behind the other's.
-        """
+        """Enqueues the copy of the page table; its buffer was last read two starts ago."""
         self._tables.reverse()
         offset, end = inputs.offset(PAGE_TABLE), inputs.end(PAGE_TABLE)
         memory = self._tables[0][: end - offset]

@@ -41,10 +41,7 @@ class PassRunner:
         return sum(call.graph is not None for call in self._calls.values())
 
     def recall(self, key: tuple[object, ...], bind: Callable[[], BoundCall]) -> BoundCall:
-        """The call named `key`, bound now if it is new; the one unused for longest may go.
-
-        That one's passes have ended: at most the last call's are under way behind a caller's back.
-        """
+        """The call named `key`, bound now if it is new; the one unused for longest may go."""
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = bind()
