@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from dflash_trt.runtime import GeneratorOptions
-from dflash_trt.speculation.schedule import (
-    BlockSchedule,
-    Measurements,
-    StepSeconds,
-    merge_ranges,
-)
+from dflash_trt.speculation.schedule import BlockSchedule, Measurements, StepSeconds, merge_ranges
 
 
 def invent_measurements(

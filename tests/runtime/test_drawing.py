@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import (
-    Scores,
-    SpeculationOutput,
-    StepCall,
-    TargetCall,
-    TargetOutput,
-)
+from dflash_trt.backends.base import Scores, SpeculationOutput, StepCall, TargetCall, TargetOutput
 from dflash_trt.runtime import (
     Generator,
     GeneratorOptions,

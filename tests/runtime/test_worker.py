@@ -68,12 +68,13 @@ class Listener:
 class Setup:
     """A worker over executors of the test's."""
 
-    def __init__(self, capacity: int = 16, **options: int) -> None:
+    def __init__(self, capacity: int = 16, stepped: bool = False, **options: int) -> None:
         self.executors: list[SteppedExecutor] = []
         self.fail_to_open = False
         self.options = options
         self.worker = GeneratorWorker(self._open, capacity)
         self.worker.start()
+        self.executor.stepped = stepped
 
     def _open(self) -> JobRunner:
         if self.fail_to_open:
@@ -121,8 +122,7 @@ def test_results_are_the_engines(make: Callable[..., Setup]) -> None:
 
 
 def test_cancelling_frees_the_slot_within_a_step(make: Callable[..., Setup]) -> None:
-    setup = make(max_batch=1)
-    setup.executor.stepped = True
+    setup = make(max_batch=1, stepped=True)
     job, listener = setup.submit(1, 2, max_tokens=50)
     _, waiting = setup.submit(3, 4, max_tokens=1)
     setup.executor.permits.release()  # the prompt
@@ -135,8 +135,7 @@ def test_cancelling_frees_the_slot_within_a_step(make: Callable[..., Setup]) -> 
 
 
 def test_what_is_cancelled_before_it_runs_ends_too(make: Callable[..., Setup]) -> None:
-    setup = make(max_batch=1)
-    setup.executor.stepped = True
+    setup = make(max_batch=1, stepped=True)
     first, heard = setup.submit(1)
     second, unheard = setup.submit(2)
     second.cancelled = True
@@ -150,8 +149,7 @@ def test_what_is_cancelled_before_it_runs_ends_too(make: Callable[..., Setup]) -
 def test_a_deadline_ends_a_request_that_runs_and_one_that_waits(
     make: Callable[..., Setup],
 ) -> None:
-    setup = make(max_batch=1)
-    setup.executor.stepped = True
+    setup = make(max_batch=1, stepped=True)
     soon = time.perf_counter() + 0.05
     _, running = setup.submit(1, deadline=soon)
     _, waiting = setup.submit(2, deadline=soon)
@@ -162,8 +160,7 @@ def test_a_deadline_ends_a_request_that_runs_and_one_that_waits(
 
 
 def test_a_full_queue_refuses_at_once(make: Callable[..., Setup]) -> None:
-    setup = make(max_batch=1, capacity=2)
-    setup.executor.stepped = True
+    setup = make(max_batch=1, capacity=2, stepped=True)
     accepted = [setup.submit(1), setup.submit(2)]
     _, refused = setup.submit(3)
     assert refused.failure().outcome is Outcome.OVERFLOW  # though no step has ended
@@ -209,8 +206,7 @@ def test_a_failed_executor_is_replaced(make: Callable[..., Setup]) -> None:
 def test_an_executor_that_cannot_be_replaced_refuses_all_to_come(
     make: Callable[..., Setup],
 ) -> None:
-    setup = make(max_batch=2)
-    setup.executor.stepped = True
+    setup = make(max_batch=2, stepped=True)
     _, listener = setup.submit(1)
     setup.executor.error = RuntimeError("device lost")
     setup.fail_to_open = True
@@ -222,8 +218,7 @@ def test_an_executor_that_cannot_be_replaced_refuses_all_to_come(
 
 
 def test_closing_ends_every_request(make: Callable[..., Setup]) -> None:
-    setup = make(max_batch=1)
-    setup.executor.stepped = True
+    setup = make(max_batch=1, stepped=True)
     listeners = [setup.submit(number)[1] for number in (1, 2)]
     closing = threading.Thread(target=setup.worker.close)
     closing.start()

@@ -84,17 +84,6 @@ def test_files(bundle: Bundle, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["repository"]
 
 
-def test_copies_where_links_are_impossible(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(links, "link_file", lambda source, destination: False)
-    monkeypatch.setattr(links, "clone_file", lambda source, destination: False)
-    inside = open_bundle(package(bundle.folder, tmp_path / "repository") / BUNDLE_FOLDER)
-    weights = "weights/target/shard-00000.safetensors"
-    assert not (inside.folder / weights).samefile(bundle.folder / weights)
-    assert (inside.folder / weights).read_bytes() == (bundle.folder / weights).read_bytes()
-
-
 def test_whole_or_absent(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> bool:
         raise OSError(28, "No space left on device")
