@@ -63,12 +63,11 @@ def layer_shapes(config: Mapping[str, Any], prefix: str, qk_norm: bool) -> dict[
             "self_attn.k_proj.weight": [keys, hidden],
             "self_attn.v_proj.weight": [keys, hidden],
             "self_attn.o_proj.weight": [hidden, queries],
+            **({f"self_attn.{name}_norm.weight": [head_dim] for name in "qk"} if qk_norm else {}),
             "mlp.gate_proj.weight": [inner, hidden],
             "mlp.up_proj.weight": [inner, hidden],
             "mlp.down_proj.weight": [hidden, inner],
         }
-        if qk_norm:
-            layer |= {f"self_attn.{name}_norm.weight": [head_dim] for name in "qk"}
         if config.get("attention_bias"):
             rows = {"q": queries, "k": keys, "v": keys, "o": hidden}
             layer |= {f"self_attn.{name}_proj.bias": [size] for name, size in rows.items()}

@@ -14,6 +14,7 @@ from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.errors import DflashError
 from tests.checkpoints.conftest import MakeCheckpoint
+from tests.checkpoints.helpers import json_values
 
 ROPE_KEYS = ["rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor"]
 INNER_KEYS = ["block_size", "mask_token_id", "target_layer_ids", "causal", "use_swa"]
@@ -24,22 +25,8 @@ TOP_KEYS += ["max_position_embeddings", "eos_token_id", "layer_types", "sliding_
 TOP_KEYS += ["use_sliding_window", "max_window_layers", "attention_bias", "tie_word_embeddings"]
 TOP_KEYS += ["hidden_act", "quantization_config", "num_target_layers", *ROPE_KEYS, *INNER_KEYS]
 
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-2, 64),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=6),
-    st.sampled_from(["llama3", "default", "silu", "full_attention", "sliding_attention"]),
-)
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from([*ROPE_KEYS, *INNER_KEYS]), inner, max_size=3)
-    ),
-    max_leaves=6,
+VALUES = json_values(
+    ["llama3", "default", "silu", "full_attention", "sliding_attention"], ROPE_KEYS + INNER_KEYS
 )
 CHANGES = st.dictionaries(
     st.sampled_from([*TOP_KEYS, "rope_scaling", "rope_parameters", "dflash_config"]),

@@ -1,4 +1,4 @@
-"""Drafts: z-lab's contract in its variants, its relatives refused by name.
+"""Drafts: z-lab's contract in its variants, its relatives refused by name; pairs that fit.
 
 tests/frozen has the other refusals of configs.
 """
@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from dflash_trt.checkpoints.draft import default_target_layer_ids, read_draft
+from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.target import read_target
 from tests.checkpoints.conftest import MakeCheckpoint
 from tests.checkpoints.helpers import refused
 
@@ -187,3 +189,34 @@ def test_weights_that_do_not_fit(make_draft: MakeCheckpoint) -> None:
         read_draft(make_draft(extra={"embed_tokens.weight": [40, 16]}))
     with refused('"fc.weight" is [17, 48], not [16, ?]'):
         read_draft(make_draft(extra={"fc.weight": [17, 48]}))
+
+
+def test_a_pair(make_target: MakeCheckpoint, make_draft: MakeCheckpoint) -> None:
+    target, draft = read_target(make_target()), read_draft(make_draft())
+    pair = check_pair(target, draft)
+    assert (pair.target, pair.draft) == (target, draft)
+    check_pair(target, read_draft(make_draft(num_target_layers=..., vocab_size=...)))
+
+
+def test_all_mismatches_at_once(make_target: MakeCheckpoint, make_draft: MakeCheckpoint) -> None:
+    target = read_target(make_target())
+    draft = read_draft(
+        make_draft(
+            {"target_layer_ids": [5, 6, 9], "mask_token_id": 40},
+            shape_of={"hidden_size": 20},
+            hidden_size=20,
+            vocab_size=41,
+            num_target_layers=7,
+        )
+    )
+    with refused(
+        "draft does not fit the target",
+        "fc takes 60 features, 3 tapped layers of 16 give 48",
+        "draft hidden_size 20 is not the target's 16, whose embedding and lm_head it borrows",
+        "target_layer_ids 6, 9 are past the target's last layer (5)",
+        "num_target_layers 7 is not the target's 6",
+        "mask_token_id 40 is outside the target's vocabulary of 40",
+        "vocab_size 41 is not the target's 40",
+        "pass the draft that was trained for this target",
+    ):
+        check_pair(target, draft)

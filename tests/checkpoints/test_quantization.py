@@ -1,7 +1,8 @@
-"""Quantised checkpoints: what is read, and what is wrong with tensors and statements."""
+"""Quantised checkpoints and scales of FP8 KV caches: what is read, and what is refused."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +13,16 @@ import torch
 
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.kv_scales import read_kv_scales
 from dflash_trt.checkpoints.quantized_weights import count_parameters, quantized_linears
-from dflash_trt.checkpoints.target import read_target
+from dflash_trt.checkpoints.target import TargetSpec, read_target
 from tests.checkpoints.helpers import edit_json, edit_tensors, refused
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.quantized import Algorithm, quantize_folder, write_quant_config
 
 EXCLUDED = ("lm_head", "model.embed_tokens")
 Q_PROJ = "model.layers.0.self_attn.q_proj"
+UP_PROJ = "model.layers.0.mlp.up_proj.weight"
 
 
 @pytest.fixture(params=["FP8", "NVFP4"])
@@ -160,6 +163,13 @@ def _no_statement(folder: Path) -> None:
             ),
             ("q_proj.weight_scale_2", "its value is -0.0001"),
         ),
+        (
+            # The scales beside other weights are not to blame.
+            lambda folder: edit_tensors(
+                folder / "model.safetensors", {UP_PROJ: torch.zeros(3, 5, dtype=torch.uint8)}
+            ),
+            (f'the config: 1 wrong shape ("{UP_PROJ}" is [3, 10], not [96, 64]); ',),
+        ),
     ],
 )
 def test_statements_and_scales_of_nvfp4(
@@ -181,9 +191,72 @@ def test_columns_that_no_block_divides(tmp_path: Path) -> None:
         read_target(folder)
 
 
-def test_a_packed_weight_of_another_shape(target: Callable[..., Path]) -> None:
-    folder, name = target("NVFP4"), "model.layers.0.mlp.up_proj.weight"
-    edit_tensors(folder / "model.safetensors", {name: torch.zeros(3, 5, dtype=torch.uint8)})
-    # The scales beside other weights are not to blame.
-    with refused(f'the config: 1 wrong shape ("{name}" is [3, 10], not [96, 64]); '):
-        read_target(folder)
+Scales = dict[str, torch.Tensor]
+FP8 = {"kv_cache_quant_algo": "FP8"}
+
+
+def read(folder: Path, scales: Scales, cache: dict[str, Any] = FP8) -> TargetSpec:
+    write_target(folder, num_layers=2)
+    named = {f"model.layers.1.self_attn.{name}": value for name, value in scales.items()}
+    edit_tensors(folder / "model.safetensors", named)
+    config = {"quantization": {"quant_algo": None, **cache}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(config))
+    return read_target(folder)
+
+
+def of_layers(spec: TargetSpec) -> list[tuple[float, float]]:
+    tensors, weights, stated = spec.checkpoint.tensors, spec.weights, spec.quantization
+    return [read_kv_scales(tensors, weights, stated, layer) for layer in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("scales", "expected"),
+    [
+        ({}, (1.0, 1.0)),
+        (
+            {"k_proj.k_scale": torch.tensor(0.5), "v_proj.v_scale": torch.tensor([0.25])},
+            (0.5, 0.25),
+        ),
+        ({"k_scale": torch.tensor(2.0), "v_scale": torch.tensor(4.0)}, (2.0, 4.0)),
+        ({"v_proj.v_scale": torch.tensor(0.125)}, (1.0, 0.125)),
+    ],
+)
+def test_what_a_checkpoint_states(
+    tmp_path: Path, scales: Scales, expected: tuple[float, float]
+) -> None:
+    assert of_layers(read(tmp_path / "target", scales)) == [(1.0, 1.0), expected]
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (torch.tensor([0.5, 0.5]), "F32 [2], not an F32 scalar"),
+        (torch.tensor(1), "I64 [], not an F32 scalar"),
+        (torch.tensor(0.0), "its value is 0"),
+        (torch.tensor(0.5, dtype=torch.bfloat16), "BF16 [], not an F32 scalar"),
+    ],
+)
+def test_what_no_scale_is(tmp_path: Path, value: torch.Tensor, what: str) -> None:
+    spec = read(tmp_path / "target", {"k_proj.k_scale": value})
+    with refused(what, "k_proj.k_scale", "--kv-dtype"):
+        of_layers(spec)
+
+
+@pytest.mark.parametrize(
+    ("cache", "algorithm", "k"),
+    [
+        (FP8, "FP8", 0.5),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "FP8", 0.5),
+        ({"kv_cache_quant_algo": "NVFP4"}, "NVFP4", 1.0),
+        ({"kv_cache_quant_algo": "INT8"}, "INT8", 1.0),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "int"}}, "8-bit int", 1.0),
+    ],
+)
+def test_scales_of_another_cache_are_not_its(
+    tmp_path: Path, cache: dict[str, Any], algorithm: str, k: float
+) -> None:
+    spec = read(tmp_path / "target", {"k_proj.k_scale": torch.tensor(0.5)}, cache)
+    assert spec.quantization is not None
+    assert spec.quantization.algorithm is None
+    assert spec.quantization.kv_cache_algorithm == algorithm
+    assert of_layers(spec) == [(1.0, 1.0), (k, 1.0)]

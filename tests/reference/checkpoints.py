@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from tests.checkpoints.conftest import draft_shapes
+
 from .experts import YARN_SCALING, make_moe, pack_experts
 
 Family = Literal["qwen3", "llama", "gpt_oss", "qwen3_moe"]
@@ -154,34 +156,6 @@ def write_draft(
         raise ValueError(f"{len(types)} layer_types for {num_layers} layers")
     taps = num_layers if target_layer_ids is None else len(target_layer_ids)
 
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (hidden, taps * hidden),
-        "hidden_norm.weight": (hidden,),
-        "norm.weight": (hidden,),
-    }
-    for i in range(num_layers):
-        layer = {
-            "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
-            "self_attn.q_proj": (heads * head_dim, hidden),
-            "self_attn.k_proj": (kv_heads * head_dim, hidden),
-            "self_attn.v_proj": (kv_heads * head_dim, hidden),
-            "self_attn.o_proj": (hidden, heads * head_dim),
-            "self_attn.q_norm": (head_dim,),
-            "self_attn.k_norm": (head_dim,),
-            "mlp.gate_proj": (intermediate, hidden),
-            "mlp.up_proj": (intermediate, hidden),
-            "mlp.down_proj": (hidden, intermediate),
-        }
-        shapes |= {f"layers.{i}.{name}.weight": shape for name, shape in layer.items()}
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {
-        name: _random(name, shape, generator).to(getattr(torch, dtype))
-        for name, shape in shapes.items()
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
     mask = vocab - 1 if mask_token_id is None else mask_token_id
     dflash: dict[str, Any] = {"mask_token_id": mask}
     if target_layer_ids is not None:
@@ -210,6 +184,13 @@ def write_draft(
         "dflash_config": dflash,
     } | _rope_keys(rope, rope_theta, rope_style)
     (config if block_size_place == "top" else dflash)["block_size"] = block_size
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: _random(name, shape, generator).to(getattr(torch, dtype))
+        for name, shape in draft_shapes(config, taps).items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "config.json", config)
     return folder
 
