@@ -7,8 +7,8 @@ import inspect
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from functools import cached_property
@@ -193,18 +193,12 @@ def test_cancelling_an_asynchronous_stream_frees_its_slot(pair: LoadedPair) -> N
 
 def test_threads_share_a_pair(pair: LoadedPair) -> None:
     expected = [one.text for one in pair.generate(PROMPTS, SAMPLED, max_tokens=20)]
-    found: dict[int, str | None] = {}
 
-    def work(index: int) -> None:
-        (result,) = pair.generate([PROMPTS[index]], SAMPLED, max_tokens=20)
-        found[index] = result.text
+    def work(prompt: str) -> str | None:
+        return pair.generate([prompt], SAMPLED, max_tokens=20)[0].text
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(PROMPTS))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [found[index] for index in range(len(PROMPTS))] == expected
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        assert list(pool.map(work, PROMPTS)) == expected
 
 
 def test_chat(pair: LoadedPair) -> None:

@@ -105,9 +105,7 @@ def served(
 ) -> Iterator[Served]:
     """`chat_bundle` packaged with a short queue, and served with the OpenAI front."""
     repository = tmp_path_factory.mktemp("served") / "repository"
-    arguments = [str(chat_bundle), "-o", str(repository), "--max-queue-size", str(QUEUE)]
-    assert main(["package", *arguments]) == 0
-    with serving(repository, chat_bundle) as running:
+    with serving(package(chat_bundle, repository, max_queue_size=QUEUE), chat_bundle) as running:
         yield running
 
 

@@ -17,7 +17,6 @@ import openai
 
 from dflash_trt.runtime import FinishReason, RequestResult, RequestStatistics
 from dflash_trt.serving.client.client import GenerationRequest, TextDelta
-from dflash_trt.serving.openai.app import Upstream
 from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.serving.served import fetch
@@ -102,8 +101,7 @@ class ScriptedModel:
 class Switch:
     """An upstream that is another model for every test, behind one front."""
 
-    def __init__(self) -> None:
-        self.model = ScriptedModel()
+    model = ScriptedModel()
 
     async def is_ready(self) -> bool:
         return self.model.ready
@@ -112,39 +110,31 @@ class Switch:
         return self.model.stream(request)
 
 
-@contextmanager
-def running_front(model: Upstream, tokenizer_folder: Path) -> Generator[str, None, None]:
-    """The front's address, http://host:port, while it runs."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        tokenizer = BundleTokenizer(tokenizer_folder)
-        server = OpenAiServer("demo", model, tokenizer, bound, exit_timeout_s=5)
-        thread = threading.Thread(target=lambda: asyncio.run(server.run()), daemon=True)
-        thread.start()
-        wait_until(lambda: server.started or not thread.is_alive())
-        assert server.started
-        try:
-            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-        finally:
-            server.stop()
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
-
-
 Front = Callable[[ScriptedModel], str]
 
 
 @contextmanager
 def switching_front(tokenizer_folder: Path) -> Generator[Front, None, None]:
-    """Puts a model behind one front that stays; returns the front's address."""
-    switch = Switch()
-    with running_front(switch, tokenizer_folder) as url:
+    """Puts a model behind one front that stays; returns the front's address, http://host:port."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        tokenizer, switch = BundleTokenizer(tokenizer_folder), Switch()
+        server = OpenAiServer("demo", switch, tokenizer, bound, exit_timeout_s=5)
+        thread = threading.Thread(target=lambda: asyncio.run(server.run()), daemon=True)
+        thread.start()
+        wait_until(lambda: server.started or not thread.is_alive())
+        assert server.started
 
         def put(model: ScriptedModel) -> str:
             switch.model = model
-            return url
+            return f"http://127.0.0.1:{bound.getsockname()[1]}"
 
-        yield put
+        try:
+            yield put
+        finally:
+            server.stop()
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
 
 
 def openai_client(url: str) -> openai.OpenAI:

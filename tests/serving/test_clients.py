@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import openai
 import pytest
 
-from dflash_trt.runtime import SamplingParams
+from dflash_trt.runtime import RequestResult, SamplingParams
 from dflash_trt.serving.server.launcher import ServerAddresses
-from tests.serving.client import (
-    CLASSIC,
-    ENDLESS,
-    LLM,
-    ask_grpc,
-    make_fields,
-    post,
-)
+from tests.serving.client import CLASSIC, LLM, ask_grpc, make_fields, post
 from tests.serving.conftest import Generate, counting, wait_idle
-from tests.serving.served import PROMPTS, SAMPLINGS
+from tests.serving.fronts import openai_client
+from tests.serving.served import GREEDY, PROMPTS, SAMPLINGS, Served
 
 GREEDY_CHOICES: dict[str, Any] = {"top_k": 1, "top_p": 0.0, "temperature": 1.0}
 
@@ -66,14 +62,6 @@ def test_the_text_is_generates(
         texts = [event["text_output"] for event in events]
         assert status == 200
         assert (texts[-1] if model == LLM else "".join(texts)) == result.text
-
-
-def test_long_answers_come_in_pieces(addresses: ServerAddresses, generate: Generate) -> None:
-    """How many is up to the machine: replies are merged while one is under way."""
-    text = generate(PROMPTS[1], max_tokens=600, ignore_eos=True).text
-    fields = make_fields(LLM, PROMPTS[1], max_tokens=600, stream=True)
-    texts = ask_grpc(addresses.grpc, LLM, fields, parameters=ENDLESS).texts
-    assert len(texts) > 1 and texts[-1] == text
 
 
 def test_stop_strings(addresses: ServerAddresses, generate: Generate) -> None:
@@ -147,3 +135,50 @@ def test_metrics_count(addresses: ServerAddresses, generate: Generate) -> None:
     figures = wait_idle(addresses)
     tau = figures["dflash_step_tokens"] / figures["dflash_verify_steps"]
     assert figures["dflash_acceptance_length"] == pytest.approx(tau)
+
+
+@pytest.fixture
+def client(served: Served) -> openai.OpenAI:
+    return openai_client(served.openai.removesuffix("/v1"))
+
+
+def _fields(sampling: SamplingParams) -> dict[str, Any]:
+    """The request's fields for a sampling."""
+    extra = {} if sampling.top_k is None else {"extra_body": {"top_k": sampling.top_k}}
+    fields = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
+    return {"model": "demo", **fields, **extra}
+
+
+def _check_usage(usage: Any, result: RequestResult) -> None:
+    one, details = result.statistics, usage.completion_tokens_details
+    assert (usage.prompt_tokens, usage.completion_tokens) == (one.prompt_tokens, one.output_tokens)
+    assert usage.total_tokens == one.prompt_tokens + one.output_tokens
+    assert details.accepted_prediction_tokens == one.accepted_tokens
+    assert details.rejected_prediction_tokens == one.drafted_tokens - one.accepted_tokens
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_completions(client: openai.OpenAI, generate: Generate, sampling: SamplingParams) -> None:
+    expected = generate(PROMPTS[0], sampling, max_tokens=40)
+    asked: dict[str, Any] = {"prompt": PROMPTS[0], "max_tokens": 40, **_fields(sampling)}
+    whole = client.completions.create(**asked)
+    assert (whole.choices[0].text, whole.choices[0].finish_reason) == (expected.text, "length")
+    _check_usage(whole.usage, expected)
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = client.completions.create(**asked, **options)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
+    assert chunks[-1].choices[0].finish_reason == "length"
+    _check_usage(last.usage, expected)
+
+
+def test_a_chat(client: openai.OpenAI, generate: Generate) -> None:
+    messages: Any = [{"role": "user", "content": PROMPTS[1]}]
+    expected = generate(messages, max_tokens=40)
+    plain = generate(PROMPTS[1], max_tokens=1)
+    assert expected.statistics.prompt_tokens == plain.statistics.prompt_tokens + 1
+    chat = partial(client.chat.completions.create, messages=messages, max_tokens=40)
+    whole = chat(**_fields(GREEDY))
+    assert whole.choices[0].message.content == expected.text
+    _check_usage(whole.usage, expected)
+    chunks = list(chat(**_fields(GREEDY), stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected.text

@@ -18,14 +18,7 @@ from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.openai.app import MAX_BODY_BYTES
 from tests.cli.bigram import write_tokenizer
-from tests.serving.fronts import (
-    Front,
-    ScriptedModel,
-    openai_client,
-    post,
-    running_front,
-    switching_front,
-)
+from tests.serving.fronts import Front, ScriptedModel, openai_client, post, switching_front
 from tests.serving.served import fetch
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -142,7 +135,6 @@ NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
         ("completions", b'{"temperature": NaN}', 400, None, "NaN"),
         ("completions", b"[" * 100_000, 400, None, "nested"),
         ("completions", b" " * (MAX_BODY_BYTES + 1), 413, None, "16 MiB"),
-        ("completions", PROMPT | {"echo": True}, 400, "echo", "not supported"),
         ("completions", PROMPT | {"model": "gpt-4"}, 404, "model", "only 'demo'"),
         ("chat/completions", CHAT | {"model": "gpt-4"}, 404, "model", "only 'demo'"),
         ("chat/completions", CHAT | {"tools": [{}]}, 400, "tools", "not supported"),
@@ -174,8 +166,8 @@ def test_refusals(
 
 def test_a_model_without_a_template_does_not_chat(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
-    with running_front(ScriptedModel(), tmp_path) as url:
-        status, answer, _ = post(url, "/v1/chat/completions", CHAT)
+    with switching_front(tmp_path) as front:
+        status, answer, _ = post(front(ScriptedModel()), "/v1/chat/completions", CHAT)
         assert status == 400 and b"no chat template" in answer
 
 

@@ -68,9 +68,7 @@ def test_a_streamed_answer(put: Put, size: int) -> None:
     assert all(not delta.content for delta in deltas[:last])
 
 
-def test_effort_reaches_the_template_and_past_reasoning_does_not(
-    put: Put,
-) -> None:
+def test_effort_reaches_the_template_and_past_reasoning_does_not(put: Put) -> None:
     model, client = put(FINAL.removeprefix("<|start|>assistant"))
     messages = [
         *CHAT["messages"],
