@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 
 from dflash_trt.backends.base import Executor, FloatArray
 from dflash_trt.backends.onnxruntime.caches import LinearCaches, PagedCaches
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.runtime import Generator
 from dflash_trt.runtime.pacing import Pacer
 from dflash_trt.runtime.paging import PageAllocator
+from dflash_trt.runtime.worker import GeneratorWorker
 from dflash_trt.serving.server.launcher import TritonServer
 from dflash_trt.serving.server.service import Service
 from dflash_trt.text.chat import ChatRenderer
@@ -88,6 +91,38 @@ def loaded_graphs(executor: Executor) -> set[str]:
     """Names of the graphs that have a session."""
     assert isinstance(executor, OnnxRuntimeExecutor)
     return set(executor._sessions)
+
+
+def count_calls(executor: OnnxRuntimeExecutor) -> dict[str, Mock]:
+    """Replaces the executor's sessions by ones that count calls."""
+    for graph in ("target", "draft", "target_only"):
+        executor._sessions[graph] = Mock(wraps=executor._session(graph))
+    return executor._sessions
+
+
+def binding_count(executor: OnnxRuntimeExecutor) -> int:
+    """Calls whose tensors are bound, kept for the next of their shape."""
+    return len(executor._bindings)
+
+
+def read_graphs_of(executor: OnnxRuntimeExecutor, folder: Path) -> None:
+    """From now on it opens the graphs of another bundle."""
+    executor._folder = folder
+
+
+def has_read_scores(executor: TensorRtExecutor) -> bool:
+    """Whether whole rows of logits came to the host."""
+    return executor._whole_rows is not None
+
+
+def has_failed(worker: GeneratorWorker) -> bool:
+    """Whether its executor failed and no other opened."""
+    return worker._broken is not None
+
+
+def is_closing(worker: GeneratorWorker) -> bool:
+    """Whether it has been told to close."""
+    return worker._closing
 
 
 def chat_worker(renderer: ChatRenderer) -> subprocess.Popen[bytes]:

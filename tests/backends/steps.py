@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import numpy.typing as npt
@@ -168,13 +167,6 @@ def decode_plainly(
         sequence.logits.append(row)
         sequence.tokens.append(int(row.argmax()))
     return sequence.output, np.stack(sequence.logits)
-
-
-def count(executor: OnnxRuntimeExecutor) -> dict[str, Mock]:
-    """Replaces the executor's sessions by ones that count calls."""
-    for graph in ("target", "draft", "target_only"):
-        executor._sessions[graph] = Mock(wraps=executor._session(graph))
-    return executor._sessions
 
 
 def poison(executor: OnnxRuntimeExecutor) -> None:

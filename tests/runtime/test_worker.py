@@ -14,6 +14,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, Request, TokenEvent
 from dflash_trt.runtime.jobs import Failure, Job, JobRunner, Outcome
 from dflash_trt.runtime.worker import GeneratorWorker
+from tests.inspection import has_failed, is_closing
 from tests.runtime.reference import decode_plainly
 from tests.standins.executor import FakeExecutor
 from tests.waiting import PATIENCE_S, wait_until
@@ -212,7 +213,7 @@ def test_an_executor_that_cannot_be_replaced_refuses_all_to_come(
     setup.fail_to_open = True
     setup.executor.permits.release(9)
     assert "device lost" in listener.failure().error.message
-    wait_until(lambda: setup.worker._broken is not None)
+    wait_until(lambda: has_failed(setup.worker))
     later = setup.submit(2)[1].failure()
     assert "could not be opened again: no memory; restart the server" in later.error.message
 
@@ -222,7 +223,7 @@ def test_closing_ends_every_request(make: Callable[..., Setup]) -> None:
     listeners = [setup.submit(number)[1] for number in (1, 2)]
     closing = threading.Thread(target=setup.worker.close)
     closing.start()
-    wait_until(lambda: setup.worker._closing)
+    wait_until(lambda: is_closing(setup.worker))
     setup.executor.permits.release(9)
     closing.join(PATIENCE_S)
     for listener in listeners:

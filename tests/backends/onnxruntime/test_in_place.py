@@ -10,8 +10,8 @@ import pytest
 
 from dflash_trt.backends.base import Scores, StepCall, TargetCall
 from dflash_trt.backends.onnxruntime.executor import MAX_BINDINGS, OnnxRuntimeExecutor
-from tests.backends.steps import count, forward_rows, one_step, random_ids, run_chunks
-from tests.inspection import arrays, cache_length, loaded_graphs
+from tests.backends.steps import forward_rows, one_step, random_ids, run_chunks
+from tests.inspection import arrays, binding_count, cache_length, count_calls, loaded_graphs
 from tests.pairs import PairFactory
 from tests.reference.compare import assert_bitwise_equal
 
@@ -79,7 +79,7 @@ def test_logits_come_only_when_wanted_and_choices_are_their_argmax(
 
 
 def test_decode_steps_reuse_one_binding(executor: OnnxRuntimeExecutor) -> None:
-    sessions = count(executor)
+    sessions = count_calls(executor)
     for start in range(0, 60, 3):
         forward_rows(executor, random_ids(256, 2, 3), [start, start])
         forward_rows(executor, random_ids(256, 1, 1), [start], graph="target_only")
@@ -93,7 +93,7 @@ def test_decode_steps_reuse_one_binding(executor: OnnxRuntimeExecutor) -> None:
 
 
 def test_growth_makes_new_bindings_once(executor: OnnxRuntimeExecutor) -> None:
-    sessions = count(executor)
+    sessions = count_calls(executor)
     ids = random_ids(256, 300)
     run_chunks(executor, ids.tolist(), (10,))
     assert cache_length(executor) == 512
@@ -106,7 +106,7 @@ def test_bindings_are_bounded_however_many_shapes_come(executor: OnnxRuntimeExec
     for rows in range(1, MAX_BINDINGS + 20):
         logits = forward_rows(executor, ids[:, :rows], [0])[0]
         assert_bitwise_equal(logits, expected[:rows], f"{rows} rows")
-        assert len(executor._bindings) <= MAX_BINDINGS
+        assert binding_count(executor) <= MAX_BINDINGS
 
 
 def test_the_length_follows_the_tokens_held(executor: OnnxRuntimeExecutor) -> None:

@@ -19,7 +19,7 @@ from tests.backends.steps import (
     random_ids,
     run_chunks,
 )
-from tests.inspection import pools
+from tests.inspection import pools, read_graphs_of
 from tests.pairs import PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
 
@@ -109,6 +109,6 @@ def test_a_graph_of_the_other_layout_is_refused(linear: TinyPair, make_pair: Pai
     paged = make_pair(**PAIR, paging={})
     for mine, other in ((linear, paged), (paged, linear)):
         opened = mine.open()
-        opened._folder = other.bundle.folder
+        read_graphs_of(opened, other.bundle.folder)
         with pytest.raises(DflashError, match="its caches are not the ones"):
             opened.preload(["target"])

@@ -31,6 +31,7 @@ from tests.backends.tensorrt.drawing import (
     write_graphs,
 )
 from tests.backends.tensorrt.machine import REQUESTS, SLIDING, Machine, make_machine, run_alone
+from tests.inspection import has_read_scores
 from tests.pairs import PairFactory, TinyPair
 from tests.standins.cuda import real
 
@@ -67,7 +68,7 @@ def test_whole_generations_are_the_cpus(machine: Machine, built: TinyPair) -> No
     assert executor.runner.capture_error is None
     assert executor.lookahead.started > 20
     assert executor.lookahead.dropped < executor.lookahead.started / 3
-    assert executor._whole_rows is None, "nobody read logits"
+    assert not has_read_scores(executor), "nobody read logits"
     executor.close()
     assert machine.cuda.is_clean
 
