@@ -79,6 +79,7 @@ class OnnxRuntimeExecutor:
         self.limits = limits
         self._threads = threads
         self._sessions: dict[GraphName, ort.InferenceSession] = {}
+        self._tables: dict[GraphName, tuple[GraphTensor, ...]] = {}
         self._layout = layout
         shapes = layout.shapes()
         self._caches: LinearCaches | PagedCaches
@@ -187,15 +188,17 @@ class OnnxRuntimeExecutor:
     ) -> _BoundCall:
         ids = np.empty((call.batch, call.rows), np.int64)
         bound = _BoundCall([], {DRAFT_TOKEN_IDS: ids, TOKEN_IDS: ids})
+        places: dict[str, tuple[list[int], int]] = {}
         for graph in graphs:
             io = self._session(graph).io_binding()
             for one in self._tensors(graph):
                 bind = io.bind_input if one.is_input else io.bind_output
                 if one.role in (Role.CACHE, Role.UPDATED_CACHE):
                     cache = one.updates or one.name
-                    shape = self._caches.shape(cache, call.batch)
-                    address = self._caches.address(cache, call.first_slot)
-                    bind(one.name, "cpu", 0, np.float32, shape, address)
+                    if cache not in places:
+                        shape = self._caches.shape(cache, call.batch)
+                        places[cache] = shape, self._caches.address(cache, call.first_slot)
+                    bind(one.name, "cpu", 0, np.float32, *places[cache])
                 elif one.name != LOGITS or call.scores is not Scores.NONE:
                     array = bound.arrays.setdefault(one.name, np.empty(one.sized(axes), one.dtype))
                     bind_array(bind, one.name, array)
@@ -203,6 +206,12 @@ class OnnxRuntimeExecutor:
         return bound
 
     def _tensors(self, graph: GraphName) -> tuple[GraphTensor, ...]:
+        """The graph's table, made once: calls of every new shape are bound by it."""
+        if graph not in self._tables:
+            self._tables[graph] = self._make_table(graph)
+        return self._tables[graph]
+
+    def _make_table(self, graph: GraphName) -> tuple[GraphTensor, ...]:
         pool = self.limits.page_pool
         form = GraphForm(page_size=None if pool is None else pool.page_size)
         return graph_tensors(graph, form, self._layout, self.limits.vocab_size)
