@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -246,16 +247,20 @@ class TritonPythonModel:
                 if not inner_ids:
                     self._stopping = False
                     return
-            inputs = {"text_input": as_strings([""]), "stop": np.array([True])}
-            stop = self._utils.InferenceRequest(
-                model_name=_LLM_MODEL,
-                inputs=[self._utils.Tensor(name, one) for name, one in inputs.items()],
-                requested_output_names=["text_output"],
-                parameters={STOP_IDS: " ".join(inner_ids)},
-            )
-            for _ in stop.exec(decoupled=True):
-                pass
+            with suppress(Exception):  # it is sent again, while there is a request to stop
+                self._send_stop(inner_ids)
             time.sleep(_STOP_AGAIN_S)
+
+    def _send_stop(self, inner_ids: list[str]) -> None:
+        inputs = {"text_input": as_strings([""]), "stop": np.array([True])}
+        stop = self._utils.InferenceRequest(
+            model_name=_LLM_MODEL,
+            inputs=[self._utils.Tensor(name, one) for name, one in inputs.items()],
+            requested_output_names=["text_output"],
+            parameters={STOP_IDS: " ".join(inner_ids)},
+        )
+        for _ in stop.exec(decoupled=True):
+            pass
 
 
 def _read_outputs(response: Any) -> Outputs:

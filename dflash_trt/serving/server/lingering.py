@@ -14,6 +14,7 @@ class Lingering:
 
     Server and model share memory, and in Triton server 2.51 the model's side frees it while a
     thread of the server, or of the stub, may still be at it: docs/design/ending-a-request.md.
+    What ended last is held until something else ends.
     """
 
     def __init__(self, keep_s: float = KEEP_S) -> None:
