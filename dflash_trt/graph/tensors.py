@@ -6,6 +6,7 @@ table: they follow from the graph's nodes (see GraphBuilder.observe).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -133,6 +134,7 @@ class GraphTensor:
         return tuple(axes.get(size, -1) if isinstance(size, str) else size for size in self.shape)
 
 
+@functools.cache
 def graph_tensors(
     graph: GraphName,
     form: GraphForm,

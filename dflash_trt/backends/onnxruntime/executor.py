@@ -79,7 +79,6 @@ class OnnxRuntimeExecutor:
         self.limits = limits
         self._threads = threads
         self._sessions: dict[GraphName, ort.InferenceSession] = {}
-        self._tables: dict[GraphName, tuple[GraphTensor, ...]] = {}
         self._layout = layout
         shapes = layout.shapes()
         self._caches: LinearCaches | PagedCaches
@@ -124,20 +123,17 @@ class OnnxRuntimeExecutor:
         self._sessions.clear()
         self._caches = LinearCaches({}, 0, 0)
 
-    def _hold(self, call: TargetCall | StepCall) -> int:
-        """Lets the caches follow what `call` writes; forgets addresses that moved.
+    def _hold(self, ends: Mapping[int, int], rows: int) -> int:
+        """Lets the caches follow `rows` rows that end at `ends`, by slot; forgets moved addresses.
 
         Returns the columns of the call's page table, 0 where the caches have none.
 
         Raises:
-            ValueError: the call is outside the limits; nothing has been touched.
+            ValueError: a slot's pages end before its rows do; nothing has been touched.
         """
-        if self._closed:
-            raise ValueError("the executor is closed")
-        ends = self.limits.check(call)
         columns = 0
         if isinstance(self._caches, PagedCaches):
-            columns = self._caches.enter(ends, call.rows)
+            columns = self._caches.enter(ends, rows)
         for slot, end in ends.items():
             # Rows may be run again behind others that are still needed.
             self._held[slot] = max(self._held[slot], end)
@@ -159,8 +155,15 @@ class OnnxRuntimeExecutor:
         call: TargetCall | StepCall,
         given: dict[str, Int64Array],
     ) -> dict[str, npt.NDArray[Any]]:
-        """Runs `graphs` in turn on the inputs `given`; inputs and outputs by name."""
-        columns, picked = self._hold(call), given[LOGIT_ROWS].shape[-1]
+        """Runs `graphs` in turn on the inputs `given`; inputs and outputs by name.
+
+        Raises:
+            ValueError: the call is outside the limits; nothing has been touched.
+        """
+        if self._closed:
+            raise ValueError("the executor is closed")
+        ends = self.limits.check(call)
+        columns, picked = self._hold(ends, call.rows), given[LOGIT_ROWS].shape[-1]
         axes = {"B": call.batch, "S": call.rows, "R": picked, "C": columns}
         key = (graphs, call.first_slot, *axes.values(), call.scores is Scores.NONE)
         bound = self._bindings.get(key)
@@ -174,8 +177,7 @@ class OnnxRuntimeExecutor:
         bound.arrays[CACHE_START][...] = call.starts
         if isinstance(self._caches, PagedCaches):
             # Behind its end a sequence may have pages whose earlier owner left NaN.
-            ends = (call.starts + call.rows).tolist()
-            self._caches.fill(bound.arrays[PAGE_TABLE], call.first_slot, ends)
+            self._caches.fill(bound.arrays[PAGE_TABLE], call.first_slot, list(ends.values()))
         for graph, io in bound.passes:
             try:
                 self._session(graph).run_with_iobinding(io)
@@ -206,12 +208,6 @@ class OnnxRuntimeExecutor:
         return bound
 
     def _tensors(self, graph: GraphName) -> tuple[GraphTensor, ...]:
-        """The graph's table, made once: calls of every new shape are bound by it."""
-        if graph not in self._tables:
-            self._tables[graph] = self._make_table(graph)
-        return self._tables[graph]
-
-    def _make_table(self, graph: GraphName) -> tuple[GraphTensor, ...]:
         pool = self.limits.page_pool
         form = GraphForm(page_size=None if pool is None else pool.page_size)
         return graph_tensors(graph, form, self._layout, self.limits.vocab_size)
