@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.bundle.build import BuildOptions, build_bundle
+from dflash_trt.bundle.build import BuildOptions
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.config import BuildConfig
 from tests.checkpoints.conftest import (
     DRAFT_CONFIG,
     TARGET_CONFIG,
@@ -23,6 +22,7 @@ from tests.checkpoints.conftest import (
     target_shapes,
     write_checkpoint,
 )
+from tests.pairs import write_bundle
 
 
 @dataclass
@@ -55,18 +55,9 @@ def build_pair(
 ) -> Manifest:
     """Builds the pair in `folder`."""
     pair = check_pair(read_target(folder / "target"), read_draft(folder / "draft"))
-    config = BuildConfig.model_validate(
-        {
-            "description": "tiny",
-            "target": {"checkpoint": "target"},
-            "draft": {"checkpoint": "draft"},
-            "max_batch": 3,
-            "max_seq_len": 100,
-        }
-    )
-    return build_bundle(
-        pair, config, "tiny", destination, BuildOptions(**options), watcher or Watcher()
-    )
+    limits = {"max_batch": 3, "max_seq_len": 100}
+    progress = watcher or Watcher()
+    return write_bundle(pair, destination, BuildOptions(**options), progress, **limits).manifest
 
 
 @pytest.fixture

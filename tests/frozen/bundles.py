@@ -25,7 +25,6 @@ BUNDLES: Mapping[str, Sequence[str]] = {
     "engines-bf16": ("--target", "PAIR", *ENGINES, "--arch", "sm_120"),
     "engines-fp16": ("--target", "PAIR", *ENGINES, "--arch", "sm_89", "--precision", "fp16"),
 }
-ENGINE_BUNDLES = [name for name in BUNDLES if name.startswith("engines")]
 PAIR_OF_ENGINES = "qwen3"
 
 
