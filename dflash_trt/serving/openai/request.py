@@ -116,7 +116,7 @@ def read_chat(body: Any) -> CompletionRequest:
     return CompletionRequest(
         messages=tuple(_read_message(item, f"messages[{i}]") for i, item in enumerate(messages)),
         reasoning_effort=effort,
-        **_read_common(fields, "", older if max_tokens is None else max_tokens),
+        **_read_common(fields, None, older if max_tokens is None else max_tokens),
     )
 
 
@@ -137,18 +137,20 @@ def _open(
     return fields
 
 
-def _read_common(fields: dict[str, Any], prompt: str, max_tokens: int | None) -> dict[str, Any]:
-    """Keywords of CompletionRequest that both kinds of request fill alike."""
+def _read_common(
+    fields: dict[str, Any], prompt: str | None, max_tokens: int | None
+) -> dict[str, Any]:
+    """Keywords of CompletionRequest that both kinds of request fill alike; a chat has no prompt."""
     model = fields.get("model")
     if not isinstance(model, str):
         raise ApiError("must be the name of a model", param="model")
     generation = GenerationRequest(
-        prompt=prompt,
+        prompt=prompt or "",
         max_tokens=max_tokens,
         sampling=_read_sampling(fields),
         stop_strings=_read_stops(fields.get("stop")),
         ignore_eos=_read_flag(fields, "ignore_eos"),
-        add_special_tokens=bool(prompt),  # a chat's template writes them itself
+        add_special_tokens=prompt is not None,  # a chat's template writes them itself
         streaming=_read_flag(fields, "stream"),
     )
     usage = _read_stream_options(fields.get("stream_options"), generation.streaming)
@@ -228,9 +230,11 @@ def _read_count(fields: dict[str, Any], name: str) -> int | None:
 
 
 def _read_number(fields: dict[str, Any], name: str, default: float) -> float:
-    value = _read(fields, name, "a number", int, float)
+    value = _read({name: default} | fields, name, "a number", int, float)
+    if value is None:
+        raise ApiError("must be a number, not null", param=name)
     try:
-        return default if value is None else float(value)
+        return float(value)
     except OverflowError:
         raise ApiError("is too large", param=name) from None
 
