@@ -196,10 +196,8 @@ class Generator:
             if chunk is not None:
                 self._prefill(chunk)
             elif self._pacer is not None:
-                with self._executor_time:
-                    self._pacer.fill_gap(
-                        self._executor, self._scheduler.slots.decoding, self._chunk
-                    )
+                states = self._scheduler.slots.decoding
+                self._pacer.fill_gap(self._run, self._limits, states, self._chunk)
         events, self._events = self._events, []
         return events
 
@@ -326,12 +324,15 @@ class Generator:
         starts, sampling = _starts(states), self._pack_sampling(states)
         last_row = np.full((len(states), 1), token_ids.shape[1] - 1, dtype=np.int64)
         call = TargetCall(graph, first_slot, token_ids, starts, last_row, scores, sampling)
-        with self._executor_time:
-            output = self._executor.forward(call)
+        output = self._run(call)
         if graph != self._graph:
             for state in states:
                 state.skip_injection()
         return output
+
+    def _run(self, call: TargetCall) -> TargetOutput:
+        with self._executor_time:
+            return self._executor.forward(call)
 
     def _start_decoding(self) -> None:
         self._scheduler.slots.start_decoding()

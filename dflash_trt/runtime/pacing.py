@@ -7,11 +7,11 @@ counted, and when gaps in a drafter's context are filled: docs/design/pacing.md.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dflash_trt.backends.base import Executor, ExecutorLimits, TargetCall, TargetGraph
+from dflash_trt.backends.base import ExecutorLimits, TargetCall, TargetGraph
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.request import RequestState
 from dflash_trt.runtime.scores import sampling_input
@@ -90,7 +90,11 @@ class Pacer:
         return "target" if drafts and state.injected_until is None else self.fallback
 
     def fill_gap(
-        self, executor: Executor, states: Sequence[RequestState], chunk_tokens: int
+        self,
+        forward: Callable[[TargetCall], object],
+        limits: ExecutorLimits,
+        states: Sequence[RequestState],
+        chunk_tokens: int,
     ) -> None:
         """Fills one chunk of the gap in one request's drafter context, if that pays.
 
@@ -109,9 +113,9 @@ class Pacer:
             np.array([state.ids(start, end)], dtype=np.int64),
             np.array([start], dtype=np.int64),
             np.zeros((1, 1), dtype=np.int64),
-            sampling=sampling_input(executor.limits, [state.request.sampling]),
+            sampling=sampling_input(limits, [state.request.sampling]),
         )
-        executor.forward(call)
+        forward(call)
         state.injected_until = None if end == state.cached_length else end
 
     def _find_gap(self, states: Sequence[RequestState]) -> int | None:
