@@ -13,6 +13,7 @@ import onnx
 from safetensors.numpy import save
 
 from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME, Checkpoint
+from dflash_trt.checkpoints.quantization import QUANT_CONFIG_NAME
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
 from dflash_trt.checkpoints.target import GENERATION_CONFIG_NAME
 from dflash_trt.core.links import check_space, clone_file, copy_file, link_file
@@ -21,7 +22,7 @@ from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.check import check_graph
 
 TABLES_LOCATION = "weights/tables.safetensors"
-DESCRIBING_FILES = (CONFIG_NAME, GENERATION_CONFIG_NAME, "hf_quant_config.json")
+DESCRIBING_FILES = (CONFIG_NAME, GENERATION_CONFIG_NAME, QUANT_CONFIG_NAME)
 
 
 class GraphFolder:

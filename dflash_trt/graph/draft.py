@@ -35,7 +35,7 @@ def build_draft(
     layout = cache_layout(form, target.sizes, draft.sizes)
     declare(b, graph_tensors("draft", form, layout, target.vocab_size))
     rows = Rows(b, BLOCK_IDS, CACHE_START)
-    model = ModelBuilder(b, "draft", draft, rows, RopeTables(draft_tables(pair), tables))
+    model = ModelBuilder(b, "draft", draft, rows, RopeTables(draft_tables(target, draft), tables))
     head = ModelBuilder(b, "target", target, rows, RopeTables("target", tables))
     x = embed(head)
     for index in range(draft.num_layers):

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft import DraftSpec
-from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.rope import RopeSpec, tables
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.target import TargetSpec
@@ -33,14 +32,14 @@ def compute_tables(
     it for attention. Tables of more than `MAX_STORED_SCALED` positions have none.
     """
     computed = _compute("target", target, positions)
-    if draft is not None and draft_tables(Pair(target, draft)) == "draft":
+    if draft is not None and draft_tables(target, draft) == "draft":
         computed |= _compute("draft", draft, positions)
     return computed
 
 
-def draft_tables(pair: Pair) -> Owner:
+def draft_tables(target: TargetSpec, draft: DraftSpec) -> Owner:
     """Whose tables the draft reads: the target's where both would be equal."""
-    return "target" if _rope(pair.draft) == _rope(pair.target) else "draft"
+    return "target" if _rope(draft) == _rope(target) else "draft"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import onnx
 from onnx import TensorProto
 
 from dflash_trt.checkpoints.draft import DraftSpec
-from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.graph.bindings import (
@@ -77,7 +76,7 @@ def build_target(
 
     if draft is not None:
         features = [taps[layer] for layer in draft.target_layer_ids]
-        rope = RopeTables(draft_tables(Pair(target, draft)), tables)
+        rope = RopeTables(draft_tables(target, draft), tables)
         _inject_features(ModelBuilder(b, "draft", draft, rows, rope), features)
     return b.finish()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar, Literal
 
 from dflash_trt.checkpoints.sizes import DecoderSizes
@@ -25,7 +24,6 @@ def _target_pass(
     return replica.time(work)
 
 
-@lru_cache(maxsize=256)  # every batch asks for the same one
 def prefill(replica: Replica, target: ModelShape, tokens: int) -> float:
     """Seconds of a prompt on a replica; GPUs with sequences of their own prefill one each."""
     prompts = 1 if replica.layout.attention == "tensor" else replica.layout.gpus

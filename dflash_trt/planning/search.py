@@ -146,21 +146,28 @@ def best_at(
 ) -> PlanPoint:
     """The best number of drafts for `batch` sequences of one replica, whether they fit or not."""
     replica = Replica(site.gpu, layout, site.calibration)
-    ways = (_point(replica, decoding, batch, drafts, workload) for drafts in decoding.drafts())
+    prompt = prefill(replica, decoding.target, workload.input_tokens)
+    ways = (
+        _point(replica, decoding, batch, drafts, workload, prompt) for drafts in decoding.drafts()
+    )
     return max(ways, key=lambda point: point.throughput)
 
 
 def _point(
-    replica: Replica, decoding: Decoding, batch: int, drafts: int, workload: Workload
+    replica: Replica,
+    decoding: Decoding,
+    batch: int,
+    drafts: int,
+    workload: Workload,
+    prompt: float,
 ) -> PlanPoint:
-    """In steady state each request brings one prefill, for which all others wait.
+    """In steady state each request brings a prefill of `prompt` seconds, which all others wait for.
 
     Its own ends before its first token, so that only the others' count in its TPOT.
     """
     tau = decoding.tau(drafts)
     step = decoding.step(replica, batch, workload.held, drafts)
     per_token = step.total / tau
-    prompt = prefill(replica, decoding.target, workload.input_tokens)
     share = prompt / workload.output_tokens
     return PlanPoint(
         kind=decoding.kind,

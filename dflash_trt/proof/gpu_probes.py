@@ -233,13 +233,14 @@ def _decode(
     batch, block = gpu.limits.max_batch, gpu.limits.block_size
     length = prompt.shape[1] - 1
     anchors, starts = np.repeat(prompt[0, -1:], batch), np.full(batch, length)
+    first = _make_step(gpu, anchors, starts)
     tokens: list[list[int]] = []
     started, before, dropped = 0.0, 0, gpu.lookahead.dropped
     for number in range(TIMED_STEPS + 3):
         if number == 3:  # its graph has been captured
             started, before = time.perf_counter(), gpu.lookahead.started
         goes_on = starts.max() + 2 * block <= gpu.limits.max_seq_len
-        step = replace(_make_step(gpu, anchors, starts), ahead=ahead and goes_on)
+        step = replace(first, anchors=anchors, starts=starts, ahead=ahead and bool(goes_on))
         output = gpu.speculate(step)
         settled = [
             accept_block(ids[1:].tolist(), own.tolist().__getitem__)

@@ -68,6 +68,12 @@ def attach_draft(recipe: TrainingRecipe, target: Qwen3ForCausalLM) -> Any:
     model.config.num_orig_hidden_layers = model.config.num_hidden_layers
     speculative.convert(model, [("dflash", draft_options(recipe))])
     taps = list(recipe.draft_taps)
+    if max(taps) >= target.config.num_hidden_layers or sorted(set(taps)) != taps:
+        raise DflashError(
+            f"taps {taps} are not ascending layers of a {target.config.num_hidden_layers}-layer"
+            " target",
+            where="Recipe.draft_taps",
+        )
     model.target_layer_ids = taps
     model.dflash_config.target_layer_ids = taps
     model.dflash_module = model._build_draft_module(model.dflash_config)

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import Field, create_model
 
-from dflash_trt.core.validation import Location, known_keys, validate
+from dflash_trt.core.validation import Location, StrictRecord, known_keys, validate
 from dflash_trt.errors import DflashError, nearest
 from dflash_trt.trtllm.versions import Version
 
@@ -30,10 +30,8 @@ MoeBackend = Literal[
 DraftMoeBackend = MoeBackend | Literal["CUTEDSL_FC12"]
 
 
-class Section(BaseModel):
+class Section(StrictRecord):
     """Part of the arguments: unknown names and values of another type are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Speculation(Section):
