@@ -39,8 +39,7 @@ def write_record(
 ) -> Path:
     """Writes `figures` to `folder`/DATE-NAME.json with everything needed to read them.
 
-    `arguments` are those that `python -m dflash_perf` was called with. Paths in `figures` lose
-    this machine's folders.
+    `arguments` are those that `python -m dflash_perf` was called with.
     """
     now = datetime.now(UTC)
     record = {
@@ -53,8 +52,7 @@ def write_record(
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{now:%Y-%m-%d}-{name}.json"
-    text = json.dumps(record, indent=2, default=lambda path: path.name)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return path
 
 

@@ -105,7 +105,11 @@ class Bench:
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
             figures = self.measure(Work(Path(folder), runs), **options)
         if output is not None and figures is not None:
-            record = {"options": {"runs": runs, **options}, **figures}
+            # Without this machine's folders.
+            plain = {
+                key: one.name if isinstance(one, Path) else one for key, one in options.items()
+            }
+            record = {"options": {"runs": runs, **plain}, **figures}
             arguments = click.get_current_context().obj
             click.echo(write_record(output, self.record_name(options), arguments, record))
 

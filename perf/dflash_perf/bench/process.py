@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import subprocess
 import sys
 import time
@@ -33,9 +35,11 @@ def build(target: str | Path, bundle: Path, *options: str) -> BuildCost:
     command = [sys.executable, "-m", "dflash_trt", "build", "--target", str(target)]
     before, started, peak = _children_seconds(), time.perf_counter(), 0
     with subprocess.Popen([*command, "-o", str(bundle), *options]) as process:
+        ended = os.pidfd_open(process.pid)
         while process.poll() is None:
             peak = max(peak, peak_memory(process.pid))
-            time.sleep(_PERIOD_S)
+            select.select([ended], [], [], _PERIOD_S)
+        os.close(ended)
     seconds = time.perf_counter() - started
     if process.returncode:
         raise DflashError(f"the build failed with exit code {process.returncode}")
