@@ -122,6 +122,7 @@ def test_sliding_layers(
         ({"inner": {"target_layer_ids": [1, 2.0]}}, "must hold integers from 0"),
         ({"inner": 3}, "dflash_config is 3; it must be an object"),
         ({"is_causal": True}, "is_causal = true is not supported"),
+        ({"rope_theta": ...}, "rope_theta is missing"),
         ({"add_swa_attention_sink_bias": True}, "attention sinks cannot be run yet"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "gpt-oss's experts only"),
     ],

@@ -12,10 +12,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dflash_trt.cli.main import main
+from dflash_trt.errors import DflashError
 from tests.cli.bigram import write_bigram_pair
 
 if TYPE_CHECKING:
     from tests.standins.plugin_tensorrt import PluginTensorRt
+
+
+def refusal_of(read: Callable[..., object], *given: object) -> str:
+    """What a reader of files refuses, as wrong usage in one printable line."""
+    with pytest.raises(DflashError) as caught:
+        read(*given)
+    assert caught.value.exit_code == 2
+    message = str(caught.value)
+    assert message.isprintable() and len(message) < 500
+    return message
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.config import load_config, target_names
-from dflash_trt.errors import DflashError
+from tests.cli.conftest import refusal_of
 from tests.frozen.broken_files import PAIR, YAML
-
-
-def _refusal(path: Path | str) -> str:
-    with pytest.raises(DflashError) as caught:
-        load_config(str(path))
-    assert caught.value.exit_code == 2
-    message = str(caught.value)
-    assert message.isprintable() and len(message) < 500
-    return message
 
 
 @pytest.mark.parametrize(
@@ -59,14 +50,14 @@ def _refusal(path: Path | str) -> str:
 def test_mistakes(tmp_path: Path, text: str, pieces: list[str]) -> None:
     path = tmp_path / "pair.yaml"
     path.write_text(text)
-    message = _refusal(path)
+    message = refusal_of(load_config, str(path))
     for piece in [str(path), *pieces]:
         assert piece in message
 
 
 @pytest.mark.parametrize("name", ["qwen3-8", "", "../demo", "demo.json", "a\nb", "x" * 10_000])
 def test_unknown_names(name: str) -> None:
-    message = _refusal(name)
+    message = refusal_of(load_config, name)
     assert "no target is called" in message and "dflash-trt targets" in message
     if name == "qwen3-8":
         assert "(nearest: 'qwen3-8b')" in message
@@ -101,4 +92,4 @@ def test_anything_else_is_a_clear_refusal(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
     path.write_text(f"draft: {{checkpoint: d}}\n{key}: {value}\n")
-    _refusal(path)  # it never has all the keys
+    refusal_of(load_config, str(path))  # it never has all the keys

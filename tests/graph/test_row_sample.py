@@ -14,7 +14,7 @@ from dflash_trt.graph.row_sample import row_sample_function
 from dflash_trt.sampling.choice import choose_tokens
 from dflash_trt.sampling.noise import TARGET_STREAM, draw_gumbel, philox4x32
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
-from tests.graph.functions import Array, open_function
+from tests.graph.functions import Array, open_function, random
 
 pytestmark = pytest.mark.numeric
 
@@ -76,6 +76,25 @@ def test_tokens_are_numpys(vocabulary: int) -> None:
         drawn, expected = run(session, logits, positions, params), expect(logits, positions, params)
         wrong = np.argwhere(drawn != expected)
         assert not len(wrong), f"row {wrong[0].tolist()} of {params[wrong[0, 0]]}"
+
+
+def test_every_way_of_choosing_decides_somewhere() -> None:
+    """The comparison above can fail: leaving any parameter out changes tokens."""
+    session = open_body(64)
+    logits = random(0, 1, 400, 64)
+    positions = np.arange(400)[None]
+    full = SamplingParams(temperature=0.8, top_k=9, top_p=0.7, seed=5)
+    drawn = run(session, logits, positions, [full])
+    for other in (
+        SamplingParams(),
+        SamplingParams(temperature=1.6, top_k=9, top_p=0.7, seed=5),
+        SamplingParams(temperature=0.8, top_p=0.7, seed=5),
+        SamplingParams(temperature=0.8, top_k=9, seed=5),
+        SamplingParams(temperature=0.8, top_k=9, top_p=0.7, seed=5 + 2**32),
+    ):
+        assert (run(session, logits, positions, [other]) != drawn).any(), other
+    for moved in (positions + 1, positions + 2**32):
+        assert (run(session, logits, moved, [full]) != drawn).any()
 
 
 @pytest.mark.parametrize("vocabulary", [1, 4, 7])

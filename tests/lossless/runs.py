@@ -108,6 +108,7 @@ def run_traffic(
     rng: random.Random,
     *,
     arrivals: float = 0.4,
+    cancels: float = 0.02,
     before_step: Callable[[], None] = lambda: None,
 ) -> list[RequestResult]:
     """Every request comes twice at random moments, some are cancelled at others.
@@ -122,7 +123,7 @@ def run_traffic(
         while waiting and rng.random() < arrivals:
             index = waiting.pop()
             live[generator.submit(requests[index])] = index
-        if live and rng.random() < 0.02:
+        if live and rng.random() < cancels:
             generator.cancel(rng.choice(list(live)))
         before_step()
         for got in [event.result for event in generator.step() if event.result is not None]:

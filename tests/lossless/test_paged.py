@@ -118,6 +118,7 @@ def test_any_traffic_keeps_every_bit(linear: TinyPair, paged: Executor, seed: in
         requests,
         expected,
         rng,
+        cancels=0.03,
         before_step=lambda: poison_free_pages(generator, pools(paged)),
     )
     assert count_tokens(results) > 5 * OUTPUT

@@ -8,20 +8,11 @@ from typing import Any
 import pytest
 from dflash_perf.harness.config import OfferedLoad, read_sweep_config
 
-from dflash_trt.errors import DflashError
+from tests.cli.conftest import refusal_of
 
 ONE = {"name": "a", "url": "h:1"}
 GOOD: dict[str, Any] = {"configurations": [ONE], "input_file": "p.jsonl"}
 YAML = "input_file: p.jsonl\nconfigurations:\n- {name: a, url: 'h:1'}\n"
-
-
-def _refusal(path: Path | None, **given: Any) -> str:
-    with pytest.raises(DflashError) as caught:
-        read_sweep_config(path, given)
-    assert caught.value.exit_code == 2
-    message = str(caught.value)
-    assert message.isprintable() and len(message) < 500
-    return message
 
 
 @pytest.mark.parametrize(
@@ -54,7 +45,7 @@ def _refusal(path: Path | None, **given: Any) -> str:
 def test_mistakes(tmp_path: Path, text: str, pieces: list[str]) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text(text)
-    message = _refusal(path)
+    message = refusal_of(read_sweep_config, path, {})
     for piece in [str(path), *pieces]:
         assert piece in message, message
 
@@ -79,5 +70,7 @@ def test_defaults() -> None:
     assert config.concurrency == (1, 2, 4, 8, 16) and config.repeats == 3
     assert config.baseline_name == "a"
     assert [load.slug for load in config.loads] == ["c1", "c2", "c4", "c8", "c16"]
-    assert "is no configuration's name" in _refusal(None, **GOOD, baseline="c")
-    assert _refusal(None).startswith("sweep: ")
+    assert "is no configuration's name" in refusal_of(
+        read_sweep_config, None, GOOD | {"baseline": "c"}
+    )
+    assert refusal_of(read_sweep_config, None, {}).startswith("sweep: ")

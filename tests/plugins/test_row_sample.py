@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import pytest
@@ -46,6 +47,7 @@ def test_tokens_are_numpys(interpreter: Interpreter, dtype: DType, vocabulary: i
     check(interpreter, logits.astype(dtype.numpy), PARAMS)
 
 
+@cache
 def logits_of_every_kind() -> dict[str, tuple[Array, Sequence[SamplingParams]]]:
     generator = np.random.default_rng(1)
     few = np.array([-np.inf, -7.5, -0.0, 0.0, 0.25], np.float32)

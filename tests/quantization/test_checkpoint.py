@@ -155,6 +155,18 @@ def test_a_tied_head_is_kept(models: Path, tmp_path: Path) -> None:
     assert quantize(tied, tmp_path / "q").kept == ("lm_head", "model.embed_tokens")
 
 
+def test_refused_options(target: TargetSpec, draft: DraftSpec, tmp_path: Path) -> None:
+    for model, options, piece in (
+        (target, {"exclude": ("*.mlps.*",)}, r"'\*\.mlps\.\*' matches no linear.*model\.layers\.0"),
+        (target, {"exclude": ("*",)}, "nothing is left to quantize"),
+        (target, {"quantize_fc": True}, "--quantize-fc.*only a draft has fc"),
+        (draft, {"quantize_lm_head": True}, "a draft borrows the target's lm_head"),
+    ):
+        with pytest.raises(DflashError, match=piece) as caught:
+            quantize(model, tmp_path / "q", **options)  # type: ignore[arg-type]
+        assert caught.value.usage and not list(tmp_path.iterdir())
+
+
 def test_odd_input_sizes_are_refused_for_nvfp4_only(tmp_path: Path) -> None:
     folder = write_target(tmp_path / "odd", num_layers=1, intermediate=72, hidden=32, heads=2)
     spec = read_target(folder)

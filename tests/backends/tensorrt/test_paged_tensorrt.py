@@ -91,6 +91,15 @@ def test_a_shared_prefix_changes_neither_tokens_nor_acceptance(
         for name in ("acceptance_length", "acceptance_histogram", "conditional_acceptance"):
             assert getattr(got.statistics, name) == getattr(want.statistics, name)
     assert hits == [0, 40, 40, 40]
+    # And it would be noticed: without the drafter's rows fewer are accepted.
+    for name, pool in pools(machine, executor).items():
+        if name.startswith("draft_"):
+            pool[...] = 0
+    (starved,) = generator.generate(requests[:1])
+    (whole,) = run_alone(linear, requests[:1])
+    assert starved.statistics.cached_prompt_tokens == 32
+    assert starved.token_ids == whole.token_ids
+    assert starved.statistics.acceptance_histogram != whole.statistics.acceptance_histogram
 
 
 @pytest.mark.parametrize("seed", (3, 4, 5))
@@ -113,6 +122,7 @@ def test_any_traffic_keeps_every_token(machine: Machine, linear: TinyPair, seed:
         requests,
         expected,
         rng,
+        cancels=0.05,
         before_step=lambda: poison_free_pages(generator, pools(machine, executor)),
     )
     assert count_tokens(results) > 200
