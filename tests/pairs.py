@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.registry import open_executor
@@ -23,13 +21,14 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.core.limits import PAGE_SIZE
 from dflash_trt.core.progress import Progress, SilentProgress
 from dflash_trt.graph.form import CacheDtype
-from tests.reference.checkpoints import Family, write_draft, write_target
-from tests.reference.draft import ReferenceDraft
-from tests.reference.fit import fit_draft
-from tests.reference.generate import load_target
-from tests.reference.quantized import quantize_folder
 from tests.shared import Shared
 
+if TYPE_CHECKING:  # PyTorch comes with them: seconds for every process that a test starts
+    from tests.reference.checkpoints import Family
+    from tests.reference.draft import ReferenceDraft
+
+TWO_KINDS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
+"""Of a draft with a layer of each kind."""
 FIT_PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8])
 
 
@@ -44,10 +43,14 @@ class TinyPair:
     @cached_property
     def reference(self) -> Any:
         """The target as transformers runs it, in float32."""
+        from tests.reference.generate import load_target
+
         return load_target(self.folder / "target")
 
     @cached_property
     def reference_draft(self) -> ReferenceDraft:
+        from tests.reference.draft import ReferenceDraft
+
         return ReferenceDraft.load(self.folder / "draft", self.reference)
 
     def open(self, threads: int = 1) -> OnnxRuntimeExecutor:
@@ -77,6 +80,8 @@ class PairFactory:
         self._root = root
         self._shared = shared
         self._pairs: dict[str, TinyPair] = {}
+        import torch
+
         # One thread is enough for tiny models, and keeps the machine's cores for ONNX Runtime.
         torch.set_num_threads(1)
 
@@ -147,14 +152,21 @@ def _write_checkpoints(
     fit_steps: int,
     quantize: Mapping[str, Mapping[str, Any]],
 ) -> None:
+    from tests.reference.checkpoints import write_draft, write_target
+
     write_target(folder / "target", family, **target)
     write_draft(folder / "draft", folder / "target", **draft)
     if dflash:
         _extend_dflash_config(folder / "draft" / "config.json", dflash)
     if fit_steps:
+        from tests.reference.fit import fit_draft
+        from tests.reference.generate import load_target
+
         reference = load_target(folder / "target")
         fit_draft(folder / "draft", reference, FIT_PROMPTS, steps=fit_steps)
     for owner, options in quantize.items():
+        from tests.reference.quantized import quantize_folder
+
         quantize_folder(folder / owner, **options)
 
 

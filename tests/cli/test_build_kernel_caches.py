@@ -21,7 +21,7 @@ from dflash_plugins.table import operations
 
 from dflash_trt.kernels import attention as kernel_facts
 from tests.cli.conftest import Build, Run, write_config
-from tests.pairs import PairFactory
+from tests.pairs import TWO_KINDS, PairFactory
 from tests.standins.plugin_tensorrt import FULL, PluginTensorRt
 
 PAGED = ["--kv-layout", "paged", "--page-size", "16", "--kv-pages", "9"]
@@ -32,7 +32,7 @@ ELSEWHERE = {"swiglu", "moe", "row_sample", "accept"}
 """Operations that touch no cache."""
 SEEN = {
     ("qwen3", "target"): [(1, 0)] * 3,
-    ("qwen3", "draft"): [(1, 20), (0, 0)],
+    ("qwen3", "draft"): [(1, 24), (0, 0)],
     ("gpt_oss", "target"): [(1, 24), (1, 0)],
     ("gpt_oss", "draft"): [(0, 0)],
 }
@@ -40,13 +40,7 @@ SEEN = {
 PAIRS: dict[str, dict[str, Any]] = {
     "qwen3": {
         "target": {"head_dim": 64, "num_layers": 3, "vocab": 97},
-        "draft": {
-            "head_dim": 64,
-            "num_layers": 2,
-            "target_layer_ids": [0, 2],
-            "layer_types": ["sliding_attention", "full_attention"],
-            "sliding_window": 20,
-        },
+        "draft": {"head_dim": 64, "num_layers": 2, "target_layer_ids": [0, 2], **TWO_KINDS},
     },
     "gpt_oss": {
         "family": "gpt_oss",

@@ -13,19 +13,14 @@ from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.graph.target import build_target
-from tests.pairs import PairFactory, TinyPair
+from tests.pairs import TWO_KINDS, PairFactory, TinyPair
 
 PAIRS: dict[str, Callable[[PairFactory], TinyPair]] = {
     "qwen3": lambda make_pair: make_pair(copy_weights=True),
     "llama_tied": lambda make_pair: make_pair(
         "llama",
         {"dtype": "bfloat16", "tie": True, "attention_bias": True, "rope": "llama3"},
-        {
-            "dtype": "float16",
-            "num_layers": 2,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "sliding_window": 16,
-        },
+        {"dtype": "float16", "num_layers": 2, **TWO_KINDS},
         copy_weights=True,
     ),
 }

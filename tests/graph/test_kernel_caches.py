@@ -17,15 +17,14 @@ from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from tests.graph.builds import build
 from tests.graph.functions import Array
 from tests.graph.runner import GraphRunner, tokens
-from tests.pairs import PairFactory, TinyPair
+from tests.pairs import TWO_KINDS, PairFactory, TinyPair
 
 LENGTH, SIZE, PAGES, BATCH = 128, 16, 24, 3
-LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
 PAIRS: dict[str, Callable[[PairFactory], TinyPair]] = {
     "qwen3": lambda make_pair: make_pair(
         "qwen3",
         {"head_dim": 64, "num_layers": 3, "vocab": 97},
-        {"head_dim": 64, "num_layers": 2, "target_layer_ids": [0, 2], **LAYERS},
+        {"head_dim": 64, "num_layers": 2, "target_layer_ids": [0, 2], **TWO_KINDS},
     ),
     # All experts of every row: a router near a tie would choose others for float16's roundings.
     "gpt_oss": lambda make_pair: make_pair(

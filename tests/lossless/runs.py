@@ -16,8 +16,6 @@ from dflash_trt.runtime import (
 from tests.reference.compare import assert_bitwise_equal
 
 OUTPUT = 72
-WINDOW = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
-"""A draft's, one layer of each kind."""
 
 
 def make_requests(vocab: int, count: int, sampling: SamplingParams | None = None) -> list[Request]:

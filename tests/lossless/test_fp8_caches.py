@@ -14,7 +14,6 @@ from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingPar
 from tests.inspection import arrays
 from tests.lossless.runs import (
     OUTPUT,
-    WINDOW,
     check_groups,
     check_shared_prefix,
     count_tokens,
@@ -23,7 +22,7 @@ from tests.lossless.runs import (
     run_baseline,
     run_traffic,
 )
-from tests.pairs import PairFactory, TinyPair
+from tests.pairs import TWO_KINDS, PairFactory, TinyPair
 
 pytestmark = [pytest.mark.numeric, pytest.mark.covering(1)]
 
@@ -33,7 +32,7 @@ PAIRS: dict[str, dict[str, Any]] = {
     "qwen3_scaled": {
         "family": "qwen3",
         "target": {"vocab": 64, "num_layers": 4},
-        "draft": {**WINDOW, "target_layer_ids": [0, 1, 3]},
+        "draft": {**TWO_KINDS, "target_layer_ids": [0, 1, 3]},
         "fit_steps": 150,
         "quantize": {"target": {"algorithm": "FP8", "kv_cache": True}},
     },

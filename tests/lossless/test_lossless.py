@@ -23,7 +23,6 @@ from dflash_trt.text.prompts import read_prompts
 from tests.covering import exhaustive
 from tests.lossless.runs import (
     OUTPUT,
-    WINDOW,
     assert_same,
     check_groups,
     count_tokens,
@@ -32,7 +31,7 @@ from tests.lossless.runs import (
     run_baseline,
     run_traffic,
 )
-from tests.pairs import PairFactory
+from tests.pairs import TWO_KINDS, PairFactory
 
 BATCHES = (1, 4, 8)
 BLOCKS = (2, 3, 5, 8)
@@ -75,7 +74,7 @@ def case(request: pytest.FixtureRequest, make_pair: PairFactory, demo_bundle: Bu
         bundle = make_pair(
             "qwen3" if is_quantized else request.param,
             {"vocab": 64, **EXTRA.get(request.param, {})},
-            WINDOW,
+            TWO_KINDS,
             fit_steps=150,
             max_batch=8,
             quantize=NVFP4 if is_quantized else None,

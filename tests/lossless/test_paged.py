@@ -15,7 +15,6 @@ from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingPar
 from tests.inspection import held_pages, poison_free_pages, pools
 from tests.lossless.runs import (
     OUTPUT,
-    WINDOW,
     assert_same,
     check_shared_prefix,
     count_tokens,
@@ -24,13 +23,13 @@ from tests.lossless.runs import (
     run_baseline,
     run_traffic,
 )
-from tests.pairs import PairFactory, TinyPair
+from tests.pairs import TWO_KINDS, PairFactory, TinyPair
 
 LENGTH, SIZE = 192, 8
 PAIR: dict[str, Any] = {
     "family": "qwen3",
     "target": {"vocab": 64, "num_layers": 4},
-    "draft": {**WINDOW, "target_layer_ids": [0, 1, 3]},
+    "draft": {**TWO_KINDS, "target_layer_ids": [0, 1, 3]},
     "fit_steps": 150,
     "max_seq_len": LENGTH,
     "max_batch": 8,

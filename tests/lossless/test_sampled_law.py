@@ -55,7 +55,7 @@ def exact_joint(executor: OnnxRuntimeExecutor, sampling: SamplingParams) -> np.n
     ("sampling", "seeds"),
     [
         exhaustive(SamplingParams(temperature=1.0), 20_000),
-        (SamplingParams(temperature=1.0, top_k=4, top_p=0.9), 10_000),
+        (SamplingParams(temperature=1.0, top_k=4, top_p=0.9), 5_000),
     ],
     ids=["temperature", "top_k and top_p"],
 )

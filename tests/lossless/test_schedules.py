@@ -16,13 +16,12 @@ from tests.covering import exhaustive
 from tests.inspection import arrays
 from tests.lossless.runs import (
     OUTPUT,
-    WINDOW,
     count_tokens,
     make_requests,
     run_baseline,
     run_traffic,
 )
-from tests.pairs import PairFactory, TinyPair
+from tests.pairs import TWO_KINDS, PairFactory, TinyPair
 from tests.reference.compare import assert_bitwise_equal
 from tests.runtime.schedules import invent_measurements
 
@@ -32,7 +31,7 @@ PROMPT = 140  # past the first cache length of 128
 
 @pytest.fixture(scope="module")
 def pair(make_pair: PairFactory) -> TinyPair:
-    return make_pair("qwen3", {"vocab": 64}, WINDOW, fit_steps=150, max_batch=SLOTS)
+    return make_pair("qwen3", {"vocab": 64}, TWO_KINDS, fit_steps=150, max_batch=SLOTS)
 
 
 @dataclass

@@ -32,6 +32,7 @@ def test_near_the_truth(stub: Stub, prompts: Path, tmp_path: Path, streams: int)
     pytest.fail(f"off by more than {BOUND:.0%}: {errors}")
 
 
+@pytest.mark.exhaustive
 def test_many_streams(stub: Stub, prompts: Path, tmp_path: Path) -> None:
     """All are answered and counted; how late a busy machine is with so many says nothing."""
     errors, _ = measure_once(stub, prompts, tmp_path / "many", "timed_many", 256, 512)

@@ -1,6 +1,7 @@
 """Caches of more than 2^31 elements, interpreted: where an int32 offset would be negative.
 
-A pool of Qwen3-8B's heads has so many from 65,536 pages of 32 on: 2 GiB of FP8 codes.
+A pool of Qwen3-8B's heads has so many from 65,536 pages of 32 on: 2 GiB of FP8 codes. A linear
+cache has more heads instead of positions, whose table of angles would be 1 GiB itself.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ def test_rows_are_written_past_2_31_elements(
 
     generator = np.random.default_rng(0)
     injects = name == "kv_feature_injection"
-    shape = (1, ROWS, HEADS, HEAD_DIM) if injects else (1, HEADS, ROWS, HEAD_DIM)
+    heads, length = (HEADS, LENGTH) if is_paged else (32 * HEADS, LENGTH // 32)
+    shape = (1, ROWS, heads, HEAD_DIM) if injects else (1, heads, ROWS, HEAD_DIM)
     inputs: dict[str, Array] = {one: codes(generator, *shape) for one in "kv"}
-    first = PAGE_SIZE - 2 if is_paged else LENGTH - ROWS
+    first = PAGE_SIZE - 2 if is_paged else length - ROWS
     positions = np.arange(first, first + ROWS)
     inputs["positions"] = positions[None]
     inputs["kv_scales"] = np.ones(2, np.float32)
@@ -47,7 +49,7 @@ def test_rows_are_written_past_2_31_elements(
         table = np.zeros((first + ROWS, HEAD_DIM // 2), np.float32)
         inputs |= {"cos": table, "sin": table + np.float32(1)}
         attributes["epsilon"] = 1e-6
-    cache: tuple[int, ...] = (1, HEADS, LENGTH, HEAD_DIM)
+    cache: tuple[int, ...] = (1, heads, length, HEAD_DIM)
     places: list[Any] = [(0, slice(None), position) for position in positions]
     if is_paged:
         inputs["page_table"] = np.array([[PAGES - 1, 0]], np.int32)

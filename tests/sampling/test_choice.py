@@ -23,7 +23,7 @@ from tests.sampling.law import exact_law
 
 pytestmark = pytest.mark.numeric
 
-SEEDS = 20_000
+SEEDS = 10_000
 GOLDEN_NOISE = [0.4444581539167823, 1.0128139211196203, 2.334507480326408]
 
 

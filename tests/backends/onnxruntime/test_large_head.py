@@ -58,6 +58,7 @@ def forward(executor: Executor, ids: np.ndarray, start: int, picked: list[int]) 
     return logits.copy()
 
 
+@pytest.mark.exhaustive
 def test_a_heads_logits_keep_their_bits_above_1_gib(executor: Executor) -> None:
     """At 1 and 8 rows, alone and between neighbours."""
     assert VOCAB * HIDDEN * 4 > 2**30

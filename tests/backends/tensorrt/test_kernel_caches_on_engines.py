@@ -24,7 +24,7 @@ from dflash_trt.graph.form import CacheDtype, Precision
 from dflash_trt.runtime import Generator, GeneratorOptions, Request
 from tests.backends.steps import random_ids, run_chunks
 from tests.lossless.runs import count_tokens, run_traffic
-from tests.pairs import PairFactory, TinyPair, write_bundle
+from tests.pairs import TWO_KINDS, PairFactory, TinyPair, write_bundle
 from tests.standins.cuda import FakeCuda
 from tests.standins.engines import stand_in
 from tests.standins.plugin_tensorrt import stand_in_builder
@@ -34,12 +34,7 @@ PAGES = LENGTH // SIZE + 3
 PAIRS: dict[str, dict[str, Any]] = {
     "qwen3": {
         "target": {"vocab": VOCAB, "num_layers": 3, "head_dim": 64},
-        "draft": {
-            "head_dim": 64,
-            "target_layer_ids": [0, 2],
-            "layer_types": ["sliding_attention", "full_attention"],
-            "sliding_window": 24,
-        },
+        "draft": {"head_dim": 64, "target_layer_ids": [0, 2], **TWO_KINDS},
     },
     "gpt_oss": {
         "family": "gpt_oss",

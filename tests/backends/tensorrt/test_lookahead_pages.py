@@ -29,19 +29,13 @@ from tests.backends.tensorrt.drawing import (
     write_graphs,
 )
 from tests.backends.tensorrt.machine import Machine, make_machine, run_alone
-from tests.pairs import PairFactory, TinyPair
+from tests.pairs import TWO_KINDS, PairFactory, TinyPair
 
 LENGTH, SIZE, BLOCK, SLOTS, VOCAB = 112, 16, 8, 4, 64
 PAGES = 8
 PAIR: dict[str, Any] = {
     "target": {"vocab": VOCAB, "num_layers": 2},
-    "draft": {
-        "block_size": BLOCK,
-        "num_layers": 2,
-        "target_layer_ids": [0, 1],
-        "layer_types": ["sliding_attention", "full_attention"],
-        "sliding_window": 24,
-    },
+    "draft": {"block_size": BLOCK, "num_layers": 2, "target_layer_ids": [0, 1], **TWO_KINDS},
     "fit_steps": 60,
     "max_seq_len": LENGTH,
     "max_batch": SLOTS,

@@ -22,15 +22,14 @@ from tests.backends.steps import forward_rows, one_step, random_ids, run_chunks
 from tests.backends.tensorrt.machine import Machine, engine_form, make_machine, run_alone
 from tests.inspection import poison_free_pages
 from tests.lossless.runs import count_tokens, run_traffic
-from tests.pairs import PairFactory, TinyPair
+from tests.pairs import TWO_KINDS, PairFactory, TinyPair
 from tests.standins.cuda import FakeCuda
 
 LENGTH, SIZE, SLOTS, VOCAB = 128, 8, 4, 64
 WHOLE = LENGTH // SIZE
-WINDOW = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
 PAIR: dict[str, Any] = {
     "target": {"vocab": VOCAB, "num_layers": 4},
-    "draft": {**WINDOW, "target_layer_ids": [0, 1, 3]},
+    "draft": {**TWO_KINDS, "target_layer_ids": [0, 1, 3]},
     "fit_steps": 150,
     "max_seq_len": LENGTH,
     "max_batch": SLOTS,

@@ -15,9 +15,8 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import GraphForm, Precision
 from tests.backends.tensorrt.build.conftest import BuildEngines, RecordedProgress
 from tests.covering import exhaustive
-from tests.pairs import PairFactory
+from tests.pairs import TWO_KINDS, PairFactory
 
-SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}
 TWO_TAPS = {"target_layer_ids": [0, 1]}
 BF16, FP16 = Precision.BFLOAT16, Precision.FLOAT16
 GPT_OSS = {"head_dim": 64, "rope": "yarn"}
@@ -27,14 +26,14 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Precision, str]] = {
     "qwen3-64-fp16": (
         "qwen3",
         {"head_dim": 64, "heads": 4, "kv_heads": 1, "dtype": "bfloat16"},
-        {"dtype": "bfloat16", **SLIDING},
+        {"dtype": "bfloat16", **TWO_KINDS},
         FP16,
         "sm_120",
     ),
     "llama-128-bf16": (
         "llama",
         LLAMA,
-        {"dtype": "bfloat16", "kv_heads": 1, "heads": 2, **SLIDING},
+        {"dtype": "bfloat16", "kv_heads": 1, "heads": 2, **TWO_KINDS},
         BF16,
         "sm_120",
     ),

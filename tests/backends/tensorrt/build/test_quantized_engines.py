@@ -19,23 +19,22 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import Precision
 from tests.backends.tensorrt.build.conftest import BuildEngines
 from tests.covering import exhaustive
-from tests.pairs import PairFactory
+from tests.pairs import TWO_KINDS, PairFactory
 from tests.reference.checkpoints import write_draft, write_target
 from tests.reference.quantized import Algorithm, quantize_folder
 
-SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}
 TWO_TAPS = {"target_layer_ids": [0, 1]}
 EVERYTHING = {"exclude": ["model.embed_tokens"]}
 DRAFT = {"form": "nested", "exclude": ["lm_head", "model*"]}
 QWEN3_64: dict[str, Any] = {
     "family": "qwen3",
     "target": {"num_layers": 2, "head_dim": 64, "heads": 4, "kv_heads": 1, "dtype": "bfloat16"},
-    "draft": {"dtype": "bfloat16", **SLIDING, **TWO_TAPS},
+    "draft": {"dtype": "bfloat16", **TWO_KINDS, **TWO_TAPS},
 }
 LLAMA_128: dict[str, Any] = {
     "family": "llama",
     "target": {"num_layers": 2, "head_dim": 128, "heads": 2, "kv_heads": 2, "attention_bias": True},
-    "draft": {"heads": 2, "kv_heads": 1, **SLIDING, **TWO_TAPS},
+    "draft": {"heads": 2, "kv_heads": 1, **TWO_KINDS, **TWO_TAPS},
 }
 Case = tuple[dict[str, Any], Algorithm, Precision, str]
 CASES: dict[str, Case] = {
@@ -129,7 +128,7 @@ def test_a_product_that_is_not_quantised_is_refused(
         build_engines(pair, Precision.BFLOAT16)
 
 
-@pytest.mark.parametrize("algorithm", [None, exhaustive("FP8"), "NVFP4"])
+@pytest.mark.parametrize("algorithm", [exhaustive(None), exhaustive("FP8"), "NVFP4"])
 def test_engines_weigh_what_their_stored_weights_do(
     tmp_path: Path, build_engines: BuildEngines, algorithm: Algorithm | None
 ) -> None:
