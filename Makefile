@@ -8,7 +8,6 @@ SERVED := build/served-bundle
 BENCH := $(BIN)/python -m dflash_perf bench
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
-NUMERIC := tests/graph tests/plugins tests/quantization tests/reference tests/checkpoints/test_rope.py
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-exhaustive lint format benchmark clean
@@ -37,7 +36,7 @@ test: $(VENV)/.installed-test
 
 # What a daily run proves on one case for each kind, on all cases; and numbers without AVX-512.
 test-exhaustive: $(VENV)/.installed-test
-	$(BIN)/python -m tests.without_avx512 $(NUMERIC) -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m tests.without_avx512 -n $(WORKERS) --dist loadgroup
 	$(PYTEST) -m exhaustive
 
 lint: $(VENV)/.installed-test
