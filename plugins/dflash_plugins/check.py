@@ -2,8 +2,8 @@
 
     python -m dflash_plugins.check -o perf/results/DATE-plugins-GPU.json
 
-Not run on a GPU yet; tested against a stand-in for one. Speed needs PyTorch for CUDA and is left
-out with `--no-speed`, as under `compute-sanitizer --tool racecheck` (or memcheck).
+Not run on a GPU yet; tested against a stand-in for one. Speed needs PyTorch for CUDA. `--no-speed`
+leaves it out, for example under `compute-sanitizer --tool racecheck` (or memcheck).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ RECORDED = ("dflash-trt", "numpy", "cuda-python", "triton", "torch")
 
 
 def find_part(folder: str, part: str) -> Any:
-    """An operation's `accuracy`, what must be right of it, or `benchmark`, what is measured."""
+    """The module `part` ("accuracy" or "benchmark") of an operation's folder."""
     return importlib.import_module(f"dflash_plugins.{folder}.{part}")
 
 
 def check(device: Device, driver: Any, folders: Sequence[str], torch: Any = None) -> dict[str, Any]:
-    """A record of accuracy and, with `torch`, of speed; "passed" says whether all is right.
+    """A record of accuracy and, with `torch`, of speed; "passed" covers accuracy alone.
 
     Raises:
         DflashError: there are no kernels for this GPU.
@@ -66,7 +66,7 @@ def check(device: Device, driver: Any, folders: Sequence[str], torch: Any = None
 
 
 def _check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> list[dict[str, Any]]:
-    """One operation's cases; what a device does here for the first time is a finding."""
+    """One operation's cases; a failed launch or a stray write is a row too and ends nothing."""
     module = find_part(folder, "accuracy")
     try:
         return [asdict(one) for one in module.check_accuracy(GpuRunner(device, launcher).run)]
@@ -75,7 +75,7 @@ def _check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> li
 
 
 def _measure(folder: str, torch: Any, runner: TorchRunner) -> list[dict[str, Any]]:
-    """One operation's measurements; a point that does not fit the memory says so."""
+    """One operation's measurements; a case that does not fit the GPU's memory gets an error row."""
     benchmark = find_part(folder, "benchmark")
     rows = []
     for point in benchmark.points():
@@ -135,7 +135,7 @@ def _describe_speed(row: dict[str, Any]) -> str:
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File for the record."
 )
 def main(folders: tuple[str, ...], no_speed: bool, output: Path | None) -> None:
-    if output is not None and not output.parent.is_dir():  # said before minutes of measuring
+    if output is not None and not output.parent.is_dir():  # checked before minutes of measuring
         raise click.ClickException(f"{output.parent}: no such folder")
     try:
         device = _open_device()

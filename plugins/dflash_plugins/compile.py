@@ -2,8 +2,8 @@
 
     python -m dflash_plugins.compile --arch sm_100a,sm_103a,sm_120a,sm_90a -o DIR
 
-The PTX is what TensorRT embeds in an engine; the machine code (a cubin of that same PTX) tells
-what the kernel takes. Both are kept by a hash of everything that they depend on.
+TensorRT embeds the PTX in an engine. The machine code (a cubin of the same PTX) shows the kernel's
+registers, shared memory and spills. File names hold a hash of everything that both depend on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WARP = 32
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a kernel takes: registers a thread, bytes of shared memory a block, spilled bytes."""
+    """Registers per thread, bytes of shared memory per block, and bytes of stack and spills."""
 
     registers: int
     shared_bytes: int
@@ -48,8 +48,8 @@ class Resources:
 class CompiledKernel:
     """One kernel for one architecture.
 
-    `ptx` has one entry, `name`, of exactly the KernelSpec's parameters; `shared_bytes` is what a
-    launch asks for dynamically.
+    The entry `name` of `ptx` has exactly the KernelSpec's parameters. `shared_bytes` is the dynamic
+    shared memory of a launch, `threads` the threads of a block.
     """
 
     name: str
@@ -62,7 +62,7 @@ class CompiledKernel:
 
 
 def compile_kernel(spec: KernelSpec, arch: str, folder: Path) -> CompiledKernel:
-    """The kernel of `spec` for `arch`, from `folder` when it was compiled before.
+    """The kernel of `spec` for `arch`, read from `folder` if it was compiled before.
 
     Raises:
         DflashError: Triton language is not installed, the architecture has no kernels, or
@@ -85,17 +85,17 @@ def compile_kernel(spec: KernelSpec, arch: str, folder: Path) -> CompiledKernel:
     for suffix, data in files.items():
         write_cache(folder / f"{stem}.{suffix}", data)
     facts_json = json.dumps(facts | {"sha256": _hashes(files)}, indent=2)
-    write_cache(folder / f"{stem}.json", facts_json.encode())  # last: it makes the others count
+    write_cache(folder / f"{stem}.json", facts_json.encode())  # last: `_read` needs it
     return kernel
 
 
 def is_kept(spec: KernelSpec, arch: str, folder: Path) -> bool:
-    """Whether `folder` has the kernel of `spec` for `arch`, whole."""
+    """Whether `folder` has a complete copy of the kernel of `spec` for `arch`."""
     return _read(folder, _stem(spec, load_kernel(spec.kernel), arch)) is not None
 
 
 def check_arch(arch: str) -> None:
-    """Raises DflashError, which names those there are, for an architecture without kernels."""
+    """Raises DflashError, which lists the known ones, for an architecture without kernels."""
     if arch not in kernel_arches():
         known = ", ".join(kernel_arches())
         raise DflashError(f"{arch!r} is none of {known}", where="--arch", usage=True)
@@ -112,9 +112,9 @@ def check_compiler() -> None:
 
 
 def _stem(spec: KernelSpec, function: Any, arch: str) -> str:
-    """A kernel's file name, by a hash of what its machine code depends on.
+    """A kernel's file name, with a hash of all that its machine code depends on.
 
-    The functions that it calls are part of that.
+    `cache_key` covers its source and that of the functions that it calls.
     """
     text = f"{function.cache_key} {spec} {version('triton')}"
     return f"{function.__name__}-{arch}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -129,7 +129,7 @@ def _read(folder: Path, stem: str) -> CompiledKernel | None:
         facts["resources"] = Resources(**facts["resources"])
         return CompiledKernel(ptx=files["ptx"].decode(), cubin=files["cubin"], **facts)
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # not there, or not whole: compiled again
+        return None  # missing or damaged: it is compiled again
 
 
 def _hashes(files: dict[str, bytes]) -> dict[str, str]:
@@ -137,7 +137,7 @@ def _hashes(files: dict[str, bytes]) -> dict[str, str]:
 
 
 def _compile(spec: KernelSpec, function: Any, capability: int) -> Any:
-    """Triton language's own compilation of `spec`."""
+    """`spec` compiled by Triton language, for a compute capability such as 100."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -145,14 +145,14 @@ def _compile(spec: KernelSpec, function: Any, capability: int) -> Any:
     types, names = dict(spec.parameters), list(function.arg_names)
     if [name for name in names if name in types] != list(types):
         raise DflashError(f"its parameters are not in the order {list(types)}", where=spec.kernel)
-    # TensorRT aligns tensors to 256 bytes, and executors bind caches at such offsets.
+    # TensorRT aligns tensors to 256 bytes, and executors bind caches at multiples of that.
     aligned = {(names.index(n),): [["tt.divisibility", 16]] for n in types if types[n][0] == "*"}
     signature = {name: types.get(name, "constexpr") for name in names}
     source = ASTSource(function, signature, dict(spec.constants), aligned)
     target = GPUTarget("cuda", capability, WARP)
     options = {"num_warps": spec.warps, "num_stages": spec.stages}
     with triton.knobs.compilation.scope():
-        triton.knobs.compilation.disable_line_info = True  # paths of this machine, in every line
+        triton.knobs.compilation.disable_line_info = True  # it would put local paths in the PTX
         try:
             raw = triton.compile(source, target=target, options=options)
         except Exception as error:
@@ -166,7 +166,7 @@ def _compile(spec: KernelSpec, function: Any, capability: int) -> Any:
 
 
 def _assemble(ptx: str, arch: str, dynamic_shared: int) -> tuple[bytes, Resources]:
-    """Machine code of `ptx` and what it takes, by the assembler that Triton language ships."""
+    """Machine code of `ptx` and its resources, by the ptxas that Triton language ships."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     with tempfile.TemporaryDirectory(prefix="dflash-plugins-") as name:
@@ -181,7 +181,7 @@ def _assemble(ptx: str, arch: str, dynamic_shared: int) -> tuple[bytes, Resource
 
 
 def parse_resources(report: str, dynamic_shared: int = 0) -> Resources:
-    """What `ptxas -v` says of one kernel."""
+    """Reads the report of `ptxas -v` about one kernel; adds `dynamic_shared` bytes to its own."""
 
     def figure(pattern: str) -> int:
         match = re.search(pattern, report)
@@ -199,7 +199,7 @@ def parse_resources(report: str, dynamic_shared: int = 0) -> Resources:
 def resource_table(
     cases: Sequence[Case], arches: Sequence[str], folder: Path
 ) -> list[dict[str, Any]]:
-    """One row per case, tactic and architecture: what its kernel takes."""
+    """One row per case, tactic and architecture with the kernel's resources."""
     rows: list[dict[str, Any]] = []
     for case in cases:
         for tactic in range(case.operation.tactics):
@@ -224,7 +224,7 @@ def resource_table(
 def main(arch: str, output: Path, as_json: bool) -> None:
     arches, cases = [name.strip() for name in arch.split(",")], main_cases()
     try:
-        for name in arches:  # before minutes of compiling for others
+        for name in arches:  # checked before minutes are spent compiling
             check_arch(name)
         output.mkdir(parents=True, exist_ok=True)
         rows = resource_table(cases, arches, output)

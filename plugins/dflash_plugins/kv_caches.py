@@ -1,8 +1,8 @@
-"""KV caches as operations take them, and what those that write rows into them have in common.
+"""The forms of KV caches, and the shared code of the operations that write rows into them.
 
-An operation has a form for each cache layout and type of element: plain (linear, of the compute
-type), `_paged` (pool and page table), `_fp8` (codes of E4M3, with the scales of K and V as one
-float32 [2]) and both.
+An operation has a form for each layout and element type of the caches: plain (linear, in the
+compute type), `_paged` (a page pool and a page table), `_fp8` (E4M3 codes, with the scales of K
+and V as one float32 [2]) and `_paged_fp8`.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from dflash_plugins.operation import (
 )
 
 PUBLIC_HEAD_DIMS = {"qwen3-8b": 128, "gpt-oss": 64}
-"""Head sizes of public pairs, target and draft alike; all have 8 KV heads."""
+"""Head sizes of the pairs that are compiled and measured; target and draft have 8 KV heads."""
 
 PAGE_SIZE = 32
 
 Layout = tuple[DType, int | None]
-"""Type and page size of a cache; None is linear."""
+"""Element type and page size of a cache; a page size of None is the linear layout."""
 
-# Elements of K, and of V, that one program writes: 16 bytes of each for every thread.
+# Elements of K, and of V, that one program writes at most: 8 a thread, 16 bytes in bf16.
 TILE = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteShape:
-    """`rows` rows of `batch` sequences, and the caches of `length` positions that take them.
+    """A write of `rows` rows for each of `batch` sequences into caches of `length` positions.
 
-    `cache` is the caches' type if it is not `compute`. `page_size` makes them paged, of `pages`
-    pages if those are not what the positions take.
+    `cache` is the caches' element type; None is `compute`. `page_size` makes them paged, with
+    `pages` pages in the pool; None is as many as all positions need.
     """
 
     compute: DType = DType.BFLOAT16
@@ -56,7 +56,7 @@ class WriteShape:
     def case(
         self, name: str, operations: Sequence[Operation], inputs: Specs, **attributes: Any
     ) -> Case:
-        """The one of `operations` for these caches; `inputs` are its own, k and v among them."""
+        """A case of the form in `operations` that takes these caches, positions and `inputs`."""
         sizes = (self.batch, self.kv_heads, self.length, self.head_dim)
         caches = cache_specs(self.cache or self.compute, sizes, self.page_size, self.pages)
         positions = TensorSpec(DType.INT64, (self.batch, self.rows))
@@ -67,14 +67,14 @@ class WriteShape:
 
 
 def form_suffix(*, is_paged: bool, is_quantized: bool) -> str:
-    """What the name of an operation's form ends with."""
+    """The suffix of an operation's name for a form of caches; empty for the plain form."""
     return f"{'_paged' * is_paged}{'_fp8' * is_quantized}"
 
 
 def cache_specs(
     dtype: DType, sizes: tuple[int, int, int, int], page_size: int | None, pages: int | None = None
 ) -> dict[str, TensorSpec]:
-    """K's and V's caches of `sizes` [B,H_kv,M,D]; paged ones as pools, of `pages` pages."""
+    """K and V caches of `sizes` [B,H_kv,M,D]; paged ones as pools of `pages` pages and a table."""
     specs: dict[str, TensorSpec] = {}
     shape = sizes
     if page_size is not None:
@@ -94,7 +94,7 @@ def write_operations(
     layouts: Iterable[Layout],
     attributes: dict[str, type] | None = None,
 ) -> tuple[Operation, ...]:
-    """The operation `name` for each layout; its caches follow `inputs`, and leave as they came."""
+    """The operation `name` for each layout. Caches follow `inputs` and are updated in place."""
     operations = []
     for dtype, page_size in layouts:
         is_paged, is_quantized = page_size is not None, dtype is DType.FLOAT8
@@ -114,7 +114,7 @@ def write_operations(
 
 
 def _launch_write(specs: Specs, attributes: Attributes, tactic: int) -> Launch:
-    """A program for each row and some of its heads; attributes are constants of their names."""
+    """One program for a row and HEADS of its KV heads; attributes become constants in capitals."""
     is_paged = "page_table" in specs
     batch, rows = specs["positions"].shape
     cache = specs["k_cache"].shape
@@ -148,9 +148,10 @@ def public_cases(
     length: int,
     label: str,
 ) -> list[Case]:
-    """Cases of public pairs: their heads, over every layout, at every size.
+    """Cases with the heads of PUBLIC_HEAD_DIMS, for every layout and every size.
 
-    `sizes` are sequences and rows of each; `label` names a case by pair, cache, pages and size.
+    `sizes` are (sequences, rows of each); `label` is a format string of pair, cache, paged, batch
+    and rows that names a case.
     """
     cases = []
     for pair, head_dim in PUBLIC_HEAD_DIMS.items():

@@ -1,8 +1,8 @@
-"""What an operation says of itself: its tensors, and how its kernel is launched. Plain Python.
+"""The description of an operation in plain Python: its tensors, and how its kernel is launched.
 
-Extents are integers, or TensorRT's symbolic expressions while an engine is built. Launch code
-therefore computes with + - * // alone, the extent on the left; what a kernel bakes in must be an
-integer, which `fixed` asks for.
+An extent (one dimension of a shape) is an integer, or a symbolic expression of TensorRT's while an
+engine is built. Those expressions have only + - * // with the extent on the left, so launch code
+uses nothing else. A compile-time constant of a kernel must be an integer: `fixed` checks that.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class DType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor's type and shape."""
+    """A tensor's element type and shape."""
 
     dtype: DType
     shape: tuple[Extent, ...]
 
     @classmethod
     def of(cls, array: npt.NDArray[Any]) -> TensorSpec:
-        """What `array` is."""
+        """The element type and shape of `array`."""
         return cls(next(one for one in DType if one.numpy == array.dtype), array.shape)
 
     @property
@@ -69,7 +69,9 @@ class Launch:
     Args:
         grid: thread blocks along x, y, z.
         extras: the int32 arguments between inputs and outputs, in the operation's order.
-        constants: what is baked into the machine code, by parameter name.
+        constants: the kernel's `tl.constexpr` parameters, by name; None for an absent tensor.
+        warps: warps of a thread block.
+        stages: depth of the software pipeline of the kernel's loops.
     """
 
     grid: tuple[Extent, Extent, Extent]
@@ -81,18 +83,18 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One plugin: `dflash::NAME`, its tensors in the order that every level keeps.
+    """One plugin, `dflash::NAME`. Graph function, plugin and kernel take tensors in this order.
 
     Args:
         kernel: name of the kernel's function, which `table.load_kernel` imports.
         inputs, outputs: names of tensors.
         extras: names of the int32 arguments.
-        aliases: output → the input whose memory it is.
-        attributes: name → type (int or float), baked in.
-        describe: types and shapes of the outputs that are no alias, from inputs and attributes.
-            TensorRT asks before it knows any extent, so that none may be asked for with `fixed`.
+        aliases: output → the input that it updates in place.
+        attributes: name → type (int or float); compiled into the kernel.
+        describe: types and shapes of the outputs that are not aliases, from inputs and attributes.
+            TensorRT calls it before it knows any extent, so it must not call `fixed`.
         launch: the launch for inputs, attributes and a tactic.
-        tactics: how many ways to launch there are, for TensorRT to time; all compute the same.
+        tactics: how many launch variants TensorRT may time; all compute the same.
     """
 
     name: str
@@ -112,7 +114,7 @@ class Operation:
         return f"{DOMAIN}::{self.name}"
 
     def output_specs(self, inputs: Specs, attributes: Attributes) -> dict[str, TensorSpec]:
-        """Type and shape of every output, in order."""
+        """Type and shape of every output, in the order of `outputs`."""
         own = self.describe(inputs, attributes)
         return {
             name: inputs[self.aliases[name]] if name in self.aliases else own[name]
@@ -122,9 +124,9 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """All that a kernel's machine code depends on, beside its source and the architecture.
+    """Everything that a kernel's machine code depends on, besides its source and the architecture.
 
-    `parameters` are the entry's: name and type ("*bf16", "i32"), exactly what is passed.
+    `parameters` are the run-time arguments in order: name and type ("*bf16", "i32").
     """
 
     kernel: str
@@ -136,7 +138,7 @@ class KernelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An operation at given shapes, named for reports: what is compiled, tested and measured."""
+    """An operation at given shapes, to compile, test or measure; reports show its name."""
 
     name: str
     operation: Operation
@@ -156,7 +158,7 @@ class Case:
 
 
 def kernel_spec(operation: Operation, tensors: Specs, launch: Launch) -> KernelSpec:
-    """The kernel that `launch` starts over `tensors`, which are all inputs and outputs."""
+    """The kernel that `launch` needs; `tensors` describe all inputs and outputs."""
     pointers = {name: f"*{spec.dtype.kernel_name}" for name, spec in tensors.items()}
     parameters = [(name, pointers[name]) for name in operation.inputs]
     parameters += [(name, "i32") for name in operation.extras]
@@ -171,10 +173,10 @@ def kernel_spec(operation: Operation, tensors: Specs, launch: Launch) -> KernelS
 
 
 def fixed(extent: Extent, what: str) -> int:
-    """`extent` as the integer that a kernel bakes in.
+    """`extent` as an integer, for a compile-time constant; `what` names it in the error.
 
     Raises:
-        DflashError: it differs between calls of an engine.
+        DflashError: it is symbolic: it differs between calls of an engine.
     """
     if isinstance(extent, int):
         return extent
@@ -182,5 +184,5 @@ def fixed(extent: Extent, what: str) -> int:
 
 
 def next_power_of_two(count: int) -> int:
-    """The smallest power of two that is at least `count`: what Triton language's ranges take."""
+    """The smallest power of two that is at least `count`; `tl.arange` takes no other length."""
     return 1 << max(0, count - 1).bit_length()

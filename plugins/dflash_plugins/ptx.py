@@ -1,8 +1,8 @@
-"""The PTX that Triton language writes, and what TensorRT wants of it.
+"""Fits the PTX of Triton language to the arguments that TensorRT passes.
 
-Triton language ends every entry's parameters with two pointers to scratch memory, which TensorRT's
-ahead-of-time plugins do not pass. Where the kernel asks for no scratch they are never read, and
-leave the entry here.
+Triton language adds two pointers to scratch memory to the end of every kernel's parameters.
+TensorRT's ahead-of-time plugins do not pass them. A kernel without scratch never reads them, so
+they are removed here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PARAMETER = re.compile(
 
 
 def entry_parameters(ptx: str) -> tuple[str, list[str]]:
-    """Name of the one entry in `ptx`, and its parameters' PTX types ("u64", "u32"), in order.
+    """The name of the only kernel entry in `ptx`, and its parameters' types ("u64", "u32").
 
     Raises:
         DflashError: there is no entry or more than one, or a parameter cannot be read.
@@ -30,10 +30,10 @@ def entry_parameters(ptx: str) -> tuple[str, list[str]]:
 
 
 def drop_scratch_pointers(ptx: str, arguments: int) -> str:
-    """`ptx` with an entry of exactly `arguments` parameters.
+    """`ptx` without the scratch pointers: its entry has exactly `arguments` parameters.
 
     Raises:
-        DflashError: the entry has others, or reads what would be dropped.
+        DflashError: the entry has another number of parameters, or reads a scratch pointer.
     """
     match = _find_entry(ptx)
     name, parameters = match.group(2), _parameters(match)

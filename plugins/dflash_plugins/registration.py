@@ -1,8 +1,8 @@
 """Registers the operations with TensorRT as ahead-of-time plugins.
 
-`tensorrt.plugin` reads functions' signatures, of real types, to learn a plugin's tensors and
-attributes; they are made here from the operation's own description. An engine embeds the PTX and
-the launch's expressions, and needs neither Python nor this package when it runs.
+`tensorrt.plugin` learns a plugin's tensors and attributes from the annotated signatures of Python
+functions. They are made here from the `Operation`. An engine embeds the PTX and the expressions of
+the launch, so it needs neither Python nor this package when it runs.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from dflash_plugins.table import operations
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError
 
-# TensorRT's names for element types in its combinations; other names are those of its DataType.
+# Names of element types in TensorRT's AutoTuneCombination, where they differ from its DataType's.
 _SHORT_NAMES = {DType.FLOAT32: "FP32", DType.FLOAT16: "FP16"}
 
 Compiler = Callable[..., CompiledKernel]
 
 
 class PluginRegistration:
-    """The operations, registered with one TensorRT.
+    """Registers all operations with one TensorRT module.
 
     Args:
-        tensorrt: the module; its `plugin` is what plugins are registered with.
-        arch: the architecture to compile for, as "sm_100a".
+        tensorrt: the module.
+        plugin: `tensorrt.plugin`, which takes the registrations.
+        arch: the architecture to compile for, such as "sm_100a".
         folder: where compiled kernels are kept; None is the user's cache folder.
     """
 
@@ -50,7 +51,7 @@ class PluginRegistration:
         self._types = {getattr(tensorrt.DataType, one.tensorrt_name): one for one in DType}
 
     def register(self) -> None:
-        """Registers every operation; one that is known already is kept."""
+        """Registers every operation that TensorRT does not know yet."""
         for operation in operations().values():
             namespace, _, name = operation.plugin_id.partition("::")
             if hasattr(getattr(self._plugin.op, namespace, None), name):
@@ -76,10 +77,10 @@ class PluginRegistration:
         return self._signed(describe, operation, {}, result)
 
     def _tuner(self, operation: Operation) -> Any:
-        def tune(*arguments: Any) -> Any:  # its strong typing has fixed the types
+        def tune(*arguments: Any) -> Any:  # networks are strongly typed: one combination is enough
             tensors = [*arguments[: len(operation.inputs)], *arguments[-1]]
             types = ", ".join(self._type_name(tensor.dtype) for tensor in tensors)
-            # Tactics are numbered from 1; 0 is TensorRT's own name for "the only one".
+            # Tactics are numbered from 1; 0 is TensorRT's default, where none are listed.
             tactics = list(range(1, operation.tactics + 1)) if operation.tactics > 1 else None
             return [self._plugin.AutoTuneCombination(types, "LINEAR", tactics)]
 
@@ -117,7 +118,7 @@ class PluginRegistration:
     def _signed(
         self, function: Any, operation: Operation, extra: dict[str, Any], result: Any
     ) -> Any:
-        """`function` with the signature that TensorRT reads."""
+        """`function` with the signature of `operation`, which TensorRT reads."""
         kinds = dict.fromkeys(operation.inputs, self._plugin.TensorDesc)
         kinds |= {**operation.attributes, **extra}
         either = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -126,7 +127,7 @@ class PluginRegistration:
         return function
 
     def _spec(self, tensor: Any) -> TensorSpec:
-        """TensorRT's description of a tensor as ours: fixed extents as integers."""
+        """A TensorSpec of TensorRT's TensorDesc; extents that are fixed become integers."""
         extents = tuple(tensor.shape_expr)
         known = tuple(tensor.shape) if tensor.has_shape else (-1,) * len(extents)
         shape = tuple(

@@ -1,4 +1,4 @@
-"""Every operation and every kernel: a new one is entered here."""
+"""The table of all operations and their kernels; a new one is added here."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def operations() -> dict[str, Operation]:
 
 
 def main_cases(folders: Sequence[str] = FOLDERS) -> list[Case]:
-    """The configurations of public pairs, which are compiled in CI and must not spill."""
+    """Shapes of public pairs. CI compiles them, and none may spill registers."""
     return [case for folder in folders for case in _TABLE[folder][1]()]
 
 
 def load_kernel(name: str) -> Any:
-    """The kernel's function, of the folder whose operations launch it; imports Triton language."""
+    """The kernel function `name`, from its operation's folder; imports Triton language."""
     kernels = {one.kernel: folder for folder, (found, _) in _TABLE.items() for one in found}
     return getattr(importlib.import_module(f"dflash_plugins.{kernels[name]}.kernel"), name)

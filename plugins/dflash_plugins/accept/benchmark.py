@@ -1,4 +1,4 @@
-"""`accept` on a GPU: its time is that of a launch, beside PyTorch's launches for the same."""
+"""`accept` on a GPU: it costs about one launch; PyTorch needs several for the same result."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ ROWS = ((1, 8), (8, 8), (64, 8), (64, 16))
 
 
 def points() -> list[Case]:
-    """Steps of one sequence and of many."""
+    """Verify steps of one sequence and of many."""
     return [make_case(f"{batch} × {rows} rows", batch=batch, rows=rows) for batch, rows in ROWS]
 
 
 def measure(torch: Any, case: Case, runner: TorchRunner) -> dict[str, Any]:
-    """The kernel's time, and PyTorch's; no bandwidth, for it reads next to nothing."""
+    """The kernel's seconds and PyTorch's; no bandwidth, since it reads so little."""
     tensors = runner.upload(make_inputs(*case.inputs["token_ids"].shape))
     return runner.measure(case, tensors, {"operation by operation": lambda: settle(torch, tensors)})
 
 
 def settle(torch: Any, tensors: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
-    """accepted, new_tokens, bonus and new_start, as PyTorch code has them."""
+    """accepted, new_tokens, bonus and new_start in PyTorch, one operation at a time."""
     tokens, choices, starts = (tensors[name] for name in ("token_ids", "choice_ids", "cache_start"))
     matches = (tokens[:, 1:] == choices[:, :-1]).int()
     accepted = matches.cumprod(dim=1).sum(dim=1)

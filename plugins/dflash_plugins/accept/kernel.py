@@ -1,6 +1,6 @@
-"""The longest prefix of drafts that the target would have chosen itself, and the bonus token.
+"""The longest prefix of drafts that equal the target's own tokens, and the bonus token.
 
-Program b: sequence b. Its definition is `accept_block` in dflash_trt/sampling/acceptance.py.
+Program b handles sequence b. The rule is `accept_block` in dflash_trt/sampling/acceptance.py.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ def accept(
     choice_ids,  # int64 [B,S]: the target's token after each of them
     cache_start,  # int64 [B]
     rows,  # S
-    accepted,  # int32 [B]: drafts accepted
-    new_tokens,  # int64 [B,S]: accepted drafts, the bonus, -1
-    bonus,  # int64 [B]
+    accepted,  # int32 [B]: how many drafts are accepted
+    new_tokens,  # int64 [B,S]: accepted drafts, the bonus token, then -1
+    bonus,  # int64 [B]: the target's token after the accepted drafts
     new_start,  # int64 [B]: cache_start + accepted + 1
     BLOCK: tl.constexpr,
 ):
@@ -26,7 +26,7 @@ def accept(
     first = sequence * rows
     choice = tl.load(choice_ids + first + row, mask=row < rows, other=-1)
     draft = tl.load(token_ids + first + row + 1, mask=row < rows - 1, other=-1)
-    # Behind the last draft nothing is equal, so the first difference is always there.
+    # The last row has no draft and counts as a mismatch, so there always is a first mismatch.
     differs = (row >= rows - 1) | (choice != draft)
     count = tl.min(tl.where(differs, row, BLOCK), axis=0)
     tokens = tl.where(row <= count, choice, -1)

@@ -1,4 +1,4 @@
-"""How `accept` is launched: a block per sequence."""
+"""The launch of `accept`: one program per sequence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPERATIONS = (
 
 
 def make_case(name: str, *, batch: int, rows: int) -> Case:
-    """A verify step of `rows` rows, 1 … MAX_ROWS."""
+    """A verify step of `rows` rows (1 … MAX_ROWS) for each of `batch` sequences."""
     block = TensorSpec(DType.INT64, (batch, rows))
     inputs = {
         "token_ids": block,
@@ -48,5 +48,5 @@ def make_case(name: str, *, batch: int, rows: int) -> Case:
 
 
 def main_cases() -> list[Case]:
-    """A full step; the machine code is the same for every batch and block."""
+    """One case: the machine code is the same for every batch and block size."""
     return [make_case("64 blocks of 16", batch=64, rows=16)]

@@ -1,1 +1,1 @@
-"""Attention of a block's query rows over a linear or paged KV cache, split over the context."""
+"""Attention of a block's query rows over a linear or paged KV cache, as flash-decoding."""

@@ -1,6 +1,6 @@
-"""What `block_attention` must get right on a GPU, products of bfloat16 and FP8 caches included.
+"""The accuracy check of `block_attention` on a GPU, bfloat16 products and FP8 caches included.
 
-The interpreter cannot prove those; whoever launches kernels on a GPU passes its launcher here.
+The interpreter cannot show those. `check_accuracy` takes the function that launches kernels.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ from dflash_plugins.testing.numeric import Accuracy, Array, judge
 from dflash_trt.kernels.attention import RUN
 
 TacticRun = Callable[..., Mapping[str, Array]]
-"""A Run that a tactic may be named to."""
+"""A `Run` that also takes the keyword `tactic`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccuracyCase:
-    """An attention over sequences of `lengths` positions, with `rows` (block_size) rows each.
-
-    `tactic` is that of its launch.
-    """
+    """One call: sequences of `lengths` positions with `rows` query rows each (None: block_size)."""
 
     name: str
     shape: AttentionShape
@@ -39,7 +36,7 @@ class AccuracyCase:
 
 
 def accuracy_cases() -> list[AccuracyCase]:
-    """Each head size and form of the kernels, at lengths where tiles, shares and pages end."""
+    """Each head size and form, at lengths where tiles, splits and pages end."""
     heads = {
         "heads of 64": AttentionShape(16, 2, 64, 4 * RUN),
         "heads of 128": AttentionShape(8, 2, 128, 4 * RUN, block_size=16),
@@ -72,7 +69,7 @@ def accuracy_cases() -> list[AccuracyCase]:
 
 
 def chunk_cases() -> list[AccuracyCase]:
-    """Prompts' chunks as targets have them, by every tactic: with shares, one share, and none."""
+    """A target's prefill chunks with each tactic: several splits, one split, and one launch."""
     targets = {
         "heads of 64": AttentionShape(16, 2, 64, 4 * RUN, is_causal=True, page_size=32),
         "heads of 128": AttentionShape(
@@ -97,12 +94,12 @@ def chunk_cases() -> list[AccuracyCase]:
 
 
 def check_accuracy(run: TacticRun) -> list[Accuracy]:
-    """Every case against float64, and what no row's bits may depend on."""
+    """Every case against float64, then `check_bits`."""
     return [*(check_case(run, case) for case in accuracy_cases()), check_bits(run)]
 
 
 def check_case(run: TacticRun, case: AccuracyCase) -> Accuracy:
-    """One case against float64; what a kernel must not read is NaN."""
+    """One case against float64; whatever a kernel must not read is NaN."""
     run = partial(run, tactic=case.tactic) if case.tactic else run
     inputs = make_inputs(case.shape, case.lengths, case.rows, has_sinks=case.has_sinks)
     actual, expected = attend(run, case.shape, inputs), expect(case.shape, inputs)
@@ -111,7 +108,7 @@ def check_case(run: TacticRun, case: AccuracyCase) -> Accuracy:
 
 
 def check_bits(run: Run) -> Accuracy:
-    """A sequence has its bits alone too; a causal row, those that it has in a block."""
+    """Whether results have the same bits for a sequence alone, and for a causal row alone."""
     shape = AttentionShape(2, 1, 64, 2 * RUN, is_causal=True)
     inputs = make_inputs(shape, (700, 33))
     together = attend(run, shape, inputs)

@@ -1,7 +1,7 @@
-"""`block_attention` on a GPU: what is measured, the bytes that it must move, and its rivals.
+"""`block_attention` on a GPU: the points, the bytes that each must move, and PyTorch's rivals.
 
-The draft's attention (no mask) of public pairs, over contexts and batches of one length each, and
-the target's (causal) over chunks of a prompt. PyTorch gives the memory and the rivals.
+Drafts of public pairs (no mask) decode one block at several contexts and batches; all sequences of
+a batch have the same context. Targets (causal) run prefill chunks. PyTorch allocates the tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dflash_plugins.testing.gpu import TorchRunner, Work, torch_type
 from dflash_trt.errors import one_line
 
 Tensors = dict[str, Any]
-"""By name, torch.Tensor."""
+"""torch.Tensor by name."""
 
 CONTEXTS = (1024, 8192, 32_768, 131_072)
 BATCHES = (1, 8, 64)
@@ -35,12 +35,12 @@ TARGETS = {
 CHUNK_ROWS, CHUNK_CONTEXTS = 512, (0, 8192, 130_560)
 KV_SCALES = (0.5, 0.25)
 RANDOM_ELEMENTS = 1 << 22
-"""Random elements that fill a cache over and over: more than any processor keeps beside it."""
+"""Random elements that are drawn once and repeated to fill a cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPoint:
-    """One measurement: `batch` sequences that hold `context` positions before `rows` of theirs."""
+    """One measurement: `batch` sequences, each with `rows` query rows after `context` positions."""
 
     name: str
     shape: AttentionShape
@@ -54,12 +54,12 @@ class AttentionPoint:
 
     @property
     def is_chunk(self) -> bool:
-        """Whether products take the time, not the cache's bytes."""
+        """Whether it is a prefill chunk: compute-bound, where a block is memory-bound."""
         return self.rows > self.shape.block_size
 
     @property
     def required_bytes(self) -> int:
-        """K and V of the positions seen, read once; q, read once; attended, written once."""
+        """Bytes of K and V at the visible positions and of q, read once, and of the result."""
         shape, held = self.shape, self.context + self.rows
         seen = min(held, shape.window + self.rows - 1) if shape.window else held
         kv = 2 * seen * shape.kv_heads * shape.cache.numpy.itemsize
@@ -68,7 +68,7 @@ class AttentionPoint:
 
     @property
     def required_flops(self) -> int:
-        """Of both products, a multiply and an add each, over the keys that each row sees."""
+        """FLOPs of q k^T and of p v over each row's visible keys; a multiply-add counts as 2."""
         shape = self.shape
         seen = [self.context + self.rows] * self.rows
         if shape.is_causal:
@@ -78,7 +78,7 @@ class AttentionPoint:
 
     @property
     def allocated_bytes(self) -> int:
-        """All inputs and outputs, what the split leaves for its merge included."""
+        """Bytes of all inputs and outputs, the partial results of the splits included."""
         specs = dict(self.cases[0].inputs)
         for case in self.cases:
             specs |= case.outputs
@@ -86,7 +86,7 @@ class AttentionPoint:
 
 
 def points() -> list[AttentionPoint]:
-    """Every pair, type of cache, layout, context and batch; caches as long as they must be."""
+    """Every pair, type of cache, layout, context and batch; caches are just long enough."""
     found: list[AttentionPoint] = []
 
     def add(name: str, shape: AttentionShape, batch: int, context: int, rows: int) -> None:
@@ -111,9 +111,9 @@ def points() -> list[AttentionPoint]:
 def measure(
     torch: Any, point: AttentionPoint, runner: TorchRunner, device: str = "cuda"
 ) -> dict[str, Any]:
-    """The kernels' time at `point` by their fastest tactic, and that of their rivals.
+    """Seconds of the kernels at `point` with the fastest tactic, and of each rival.
 
-    `error` is the largest difference of any tactic from a rival, relative to the largest value.
+    `error` is the largest difference between any tactic and any rival, over the rival's maximum.
     """
     tensors = make_tensors(torch, point, device)
     tactics = range(point.cases[0].operation.tactics)
@@ -157,7 +157,7 @@ def measure(
 def _prepare(
     point: AttentionPoint, runner: TorchRunner, tensors: Tensors, tactic: int
 ) -> tuple[Work, Any]:
-    """What attends by `tactic`, and where its result will be."""
+    """A function that launches the kernels of `point` with `tactic`, and the result's tensor."""
     steps: list[Work] = []
     known = dict(tensors)
     for case in point.cases:
@@ -173,7 +173,7 @@ def _prepare(
 
 
 def make_tensors(torch: Any, point: AttentionPoint, device: str) -> Tensors:
-    """Random inputs of `point`, every page somewhere else."""
+    """Random inputs of `point`, with pages in random order."""
     first = point.cases[0]
     shape, generator = point.shape, torch.Generator(device=device).manual_seed(0)
     chunk = torch.randn(RANDOM_ELEMENTS, generator=generator, device=device)
@@ -202,10 +202,10 @@ def make_tensors(torch: Any, point: AttentionPoint, device: str) -> Tensors:
 
 
 def alternatives(torch: Any, point: AttentionPoint, tensors: Mapping[str, Any]) -> dict[str, Work]:
-    """The same attention by other means, by name; none for paged caches, which they cannot read.
+    """PyTorch's ways to compute the same attention, by name; none reads paged caches.
 
-    An FP8 cache is widened first. `concatenate` is what a drafter does that keeps its context and
-    its block apart: it copies both into one.
+    An FP8 cache is converted to q's type first. `concatenate` is the way of a drafter that keeps
+    context and block in two tensors: it copies both into one before every call.
     """
     if point.shape.page_size is not None:
         return {}
@@ -237,7 +237,7 @@ def alternatives(torch: Any, point: AttentionPoint, tensors: Mapping[str, Any]) 
 
 
 def _masks(torch: Any, point: AttentionPoint, device: Any) -> tuple[Any, Any]:
-    """The causal mask, in a window where there is one, as each rival takes it."""
+    """The causal mask, with the window if any: for `sdpa` and for `flex_attention`."""
     from torch.nn.attention.bias import causal_lower_right
     from torch.nn.attention.flex_attention import create_block_mask
 

@@ -13,9 +13,10 @@ from dflash_trt.kernels.attention import most_splits, needs_split
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """One attention of a model: its heads, what its rows see, and its cache.
+    """The attention of one layer: its heads, mask and cache.
 
-    `length` is the positions that a sequence's cache can have; `page_size` makes it paged.
+    `length` is the most positions of a sequence, `block_size` the rows of a verify step, `window`
+    0 for none; `page_size` makes the cache paged.
     """
 
     query_heads: int
@@ -37,7 +38,7 @@ class AttentionShape:
 def make_cases(
     name: str, shape: AttentionShape, *, batch: int, rows: int | None = None
 ) -> list[Case]:
-    """The one launch, or the split and the merge, of `rows` (block_size) rows per sequence."""
+    """One case, or the split's and the merge's; None for `rows` is block_size rows a sequence."""
     rows = rows or shape.block_size
     q = TensorSpec(shape.compute, (batch, shape.query_heads, rows, shape.head_dim))
     lengths = {"key_value_lengths": TensorSpec(DType.INT32, (batch,))}
@@ -60,10 +61,9 @@ def make_cases(
 
 
 def main_cases() -> list[Case]:
-    """Each operation as public pairs have it, and heads of 256.
+    """Each operation with the heads of Qwen3-8B or gpt-oss, or with heads of 256.
 
-    A target's are of causal rows, for its verify steps and its prompts alike. Llama-3.1-8B's heads
-    are those of Qwen3-8B.
+    Targets are causal, in verify steps and prefill alike. Llama-3.1-8B has the heads of Qwen3-8B.
     """
     draft = AttentionShape(32, 8, 128, 131072, block_size=16)
     paged: dict[str, Any] = {"page_size": 32}

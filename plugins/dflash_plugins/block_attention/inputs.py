@@ -1,4 +1,4 @@
-"""Inputs of `block_attention` that are poisoned wherever it must not look, and how it is run."""
+"""Inputs of `block_attention` with NaN wherever it must not read, and functions that run it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def make_inputs(
     has_sinks: bool = False,
     seed: int = 0,
 ) -> Inputs:
-    """Random inputs over which sequence b holds lengths[b] positions, its last `rows` included.
+    """Random inputs: sequence b has lengths[b] cached positions, the last `rows` its query rows.
 
-    Every other position of a cache is NaN, as are those that a window has left behind and pages
-    that no sequence has; page tables name such a page where they end.
+    All other positions are NaN, as are positions before the window and free pages. A page table
+    names a free page past the sequence's last one.
     """
     generator = np.random.default_rng(seed)
     rows = rows or shape.block_size
@@ -51,7 +51,7 @@ def make_inputs(
 
 
 def attend(run: Run, shape: AttentionShape, inputs: Inputs) -> Array:
-    """attended, by one operation or by the split and its merge."""
+    """attended [B,H_q,S,D], by one operation or by the split and the merge."""
     batch, _, rows, _ = inputs["q"].shape
     known: Inputs = dict(inputs)
     for case in make_cases("", shape, batch=batch, rows=rows):
@@ -61,7 +61,7 @@ def attend(run: Run, shape: AttentionShape, inputs: Inputs) -> Array:
 
 
 def expect(shape: AttentionShape, inputs: Inputs) -> Array:
-    """attended in float64."""
+    """attended [B,H_q,S,D] in float64, by the reference."""
     return block_attention(inputs, is_causal=shape.is_causal, window=shape.window)
 
 
@@ -79,7 +79,7 @@ def _cache(
 def _page_table(
     generator: np.random.Generator, shape: AttentionShape, lengths: Sequence[int]
 ) -> Array:
-    """Pages in no order; what a sequence does not hold is the pool's last page, which is NaN."""
+    """A shuffled page table [B,pages]; unused entries name the pool's last page, all NaN."""
     assert shape.page_size is not None
     pages = -(-shape.length // shape.page_size)
     count = len(lengths) * pages
@@ -90,7 +90,7 @@ def _page_table(
 
 
 def _paged(cache: Array, table: Array, page_size: int) -> Array:
-    """A pool [pages,page_size,H_kv,D] that holds cache [B,H_kv,M,D] where the table says."""
+    """The pool [pages,page_size,H_kv,D] that holds `cache` [B,H_kv,M,D] by the page table."""
     batch, heads, length, size = cache.shape
     pages = table.shape[1]
     rows = np.full((batch, heads, pages * page_size, size), np.nan)

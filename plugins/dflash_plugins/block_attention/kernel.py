@@ -1,8 +1,9 @@
-"""`block_attention`: a block's S query rows over the KV cache, and the merge of its shares.
+"""`block_attention`: S query rows per sequence over the KV cache, and the merge of its splits.
 
-Why it is split, and what a share is: docs/design/block-attention.md. q is pre-scaled by 1/sqrt(D),
-as for `trt::TRT_Attention`. Products run in q's type with float32 sums; a narrower cache (bfloat16,
-FP8) is widened to it first.
+Long caches are split over the context as in flash-decoding. A share is one split's part: its cache
+positions, and the attention over them (docs/design/block-attention.md). q is pre-scaled by
+1/sqrt(D), as for `trt::TRT_Attention`. Products run in q's type with float32 sums; a narrower
+cache (bfloat16, FP8) is converted to it first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def tile_range(split, first, end, splits, RUN: tl.constexpr, TILE: tl.constexpr):
-    """The half-open range of `split`'s own tile indices that touch positions [first, end)."""
+    """The half-open range of tile indices of `split` that hold any of the positions [first, end).
+
+    A split has a run of RUN positions, cut into tiles, then every splits-th tile past all runs.
+    """
     run_tiles: tl.constexpr = RUN // TILE
     run_start = split * RUN
     run_begin = tl.minimum(tl.maximum(first - run_start, 0) // TILE, run_tiles)
@@ -29,7 +33,7 @@ def tile_range(split, first, end, splits, RUN: tl.constexpr, TILE: tl.constexpr)
 
 @triton.jit
 def tile_position(split, index, splits, RUN: tl.constexpr, TILE: tl.constexpr):
-    """The first cache position of tile `index` of `split`."""
+    """The first cache position of the tile with number `index` of `split`."""
     run_tiles: tl.constexpr = RUN // TILE
     dealt = splits * RUN + ((index - run_tiles) * splits + split) * TILE
     return tl.where(index < run_tiles, split * RUN + index * TILE, dealt)
@@ -37,7 +41,7 @@ def tile_position(split, index, splits, RUN: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def visible_range(nearest, furthest, length, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """The half-open range that rows at positions `nearest` to `furthest` see; WINDOW 0 is none."""
+    """Positions [first, end) that rows at `nearest` … `furthest` may see; WINDOW 0 is no window."""
     first = nearest * 0
     if WINDOW > 0:
         first = tl.maximum(nearest - WINDOW + 1, 0)
@@ -53,18 +57,18 @@ def block_attention(
     q,  # [B,H_q,S,D], pre-scaled
     k_cache,  # linear [B,H_kv,capacity,D], paged [pages,page_size,H_kv,D]
     v_cache,
-    key_value_lengths,  # int32 [B], the block's own S rows included, which are the last
+    key_value_lengths,  # int32 [B]: cached positions, of which the last S are the query rows' own
     page_table,  # int32 [B,max_pages], or None; capacity is max_pages · page_size
     kv_scales,  # float32 [2] of K and V, or None
-    sinks,  # float32 [H_q], logits of a key without a value; None where there are shares
+    sinks,  # float32 [H_q], attention-sink logits (-inf: none); None where the merge adds them
     rows,  # S
-    capacity,
-    splits,  # 1 where there are no shares
-    share_rows,  # R, at least splits · S
-    attended,  # [B,H_q,S,D], or None, and the shares instead:
-    shares,  # float32 [B,H_q,R,D], row split · S + s: the attention over the split's own keys
-    log_sums,  # float32 [B,H_q,R], log2 of its sum of exponentials
-    GROUP: tl.constexpr,
+    capacity,  # positions that a sequence's cache can hold
+    splits,  # how many splits a row has; 1 where `attended` is written at once
+    share_rows,  # R, rows allocated for all splits of a head: at least splits · S
+    attended,  # [B,H_q,S,D], the result; or None, and the next two instead
+    shares,  # float32 [B,H_q,R,D]: at row split · S + s the attention over the split's keys
+    log_sums,  # float32 [B,H_q,R]: log2 of the sum of exp(score) over the split's keys
+    GROUP: tl.constexpr,  # query heads per KV head
     HEAD_DIM: tl.constexpr,
     RUN: tl.constexpr,
     TILE: tl.constexpr,
@@ -73,9 +77,9 @@ def block_attention(
     WINDOW: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
 ):
-    """One share of some rows of one sequence's KV head; grid (splits · row blocks, H_kv, B).
+    """One split of BLOCK_M query rows of a KV head's GQA group.
 
-    A share that holds no position that these rows see stays unwritten.
+    Grid (splits · row blocks, H_kv, B). A split without positions for these rows writes nothing.
     """
     split = tl.program_id(0) % splits
     first_m = tl.program_id(0) // splits * BLOCK_M
@@ -110,7 +114,7 @@ def block_attention(
     acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
     for index in tl.range(begin, stop):
         keys = tile_position(split, index, splits, RUN, TILE) + tl.arange(0, TILE)
-        # What lies outside was never written, or its page was given back: NaN times 0 is NaN.
+        # Positions outside may hold NaN (unwritten, or on a freed page), and 0 times NaN is NaN.
         is_held = (keys >= first) & (keys < end)
         if PAGE_SIZE > 0:
             entry = page_table + sequence.to(tl.int64) * (capacity // PAGE_SIZE)
@@ -130,7 +134,7 @@ def block_attention(
                 is_seen = is_seen & (keys[None, :] < position + WINDOW)
         scores = tl.where(is_seen, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
-        # A row that has seen no key yet: -inf minus -inf is NaN.
+        # Before a row's first key the peak is -inf, and -inf minus -inf is NaN.
         shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         weights = tl.exp2(scores - shift[:, None])
         fade = tl.exp2(peak - shift)
@@ -164,9 +168,9 @@ def block_attention(
 
 @triton.jit
 def block_attention_merge(
-    q,  # [B,H_q,S,D], which attended takes type and shape from; not read
-    shares,  # as block_attention wrote them
-    log_sums,
+    q,  # [B,H_q,S,D]: not read; `attended` has its type and shape
+    shares,  # float32 [B,H_q,R,D], from block_attention
+    log_sums,  # float32 [B,H_q,R], from block_attention
     key_value_lengths,
     sinks,
     rows,  # S
@@ -180,7 +184,10 @@ def block_attention_merge(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Joins one row's shares, not reading those of which it sees nothing; grid (S, H_q, B)."""
+    """Combines one row's splits; grid (S, H_q, B).
+
+    Splits without positions for the row are skipped, as they may be unwritten.
+    """
     row = tl.program_id(0)
     q_head = tl.program_id(1)
     head = (tl.program_id(2) * tl.num_programs(1) + q_head).to(tl.int64)

@@ -1,10 +1,10 @@
-"""How `block_attention` is launched, for each cache layout, type of element and length.
+"""The operations of `block_attention` and their launches.
 
-`block_attention` is one launch, for caches and windows of few positions; `block_attention_split`
-and `block_attention_merge` are for long ones. The first two have every form (`kv_caches.py`).
-Attributes: block_size, the most rows of a step; is_causal, 1 for the lower-right mask; window, 0
-for none; most_splits, the most shares of a row. The first tactic's programs have the rows of a
-block, the second's as many as registers hold: they read the cache less often for a chunk.
+`block_attention` is one launch, for short caches and windows. Long ones take two: `_split` writes
+a partial result per split of the context, `_merge` combines them. The first two have every form
+(`kv_caches.py`). Attributes: block_size, the most rows of a verify step; is_causal, 1 for the
+lower-right mask; window, 0 for none; most_splits, the most splits of a row. Tactic 0 gives a
+program the rows of one block, tactic 1 as many as registers hold: prefill chunks read K and V less.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from dflash_trt.kernels import attention
 from dflash_trt.kernels.attention import Extent
 
 MAX_ROWS, MAX_ROW_ELEMENTS = 128, 64 * 256
-"""Query rows of a program, and their elements: the float32 sums stay in registers."""
+"""Most query rows of a program, and most elements of them: its float32 sums stay in registers."""
 
 
 def tile_positions(head_dim: int) -> int:
-    """Cache positions per step of the loop: at most 16 KiB of K in 16 bits."""
+    """Cache positions per iteration of the kernel's loop: at most 16 KiB of K in 16 bits."""
     return 64 if head_dim <= 128 else 32
 
 
 def _warps(program_rows: int, head_dim: int, is_paged: bool) -> int:
-    """As many as keep a program's sums and addresses in registers."""
+    """Warps per program, enough that its sums and addresses stay in registers."""
     is_large = program_rows >= 128 or program_rows * head_dim >= (64 if is_paged else 128) * 128
     return 8 if is_large else 4
 
 
 def _stages(head_dim: int, cache: DType, is_paged: bool) -> int:
-    """Steps in flight: some 64 KiB of K and V, which leaves room on every architecture.
+    """Software pipeline depth: some 64 KiB of K and V in flight fit every architecture.
 
-    Reading the page table first is a step of its own before each of the cache's.
+    Paged caches get two more, unless there are 5: reading the page table is one more load.
     """
     if head_dim > 128:
         return 4 if is_paged else 2
@@ -55,14 +55,14 @@ def _stages(head_dim: int, cache: DType, is_paged: bool) -> int:
 
 
 def _capacity(specs: Specs) -> Extent:
-    """Positions that one sequence's cache can have."""
+    """How many positions the cache of one sequence can hold."""
     if "page_table" in specs:
         return specs["page_table"].shape[1] * fixed(specs["k_cache"].shape[1], "the page size")
     return specs["k_cache"].shape[2]
 
 
 def _visibility(head_dim: int, attributes: Attributes) -> dict[str, Constant]:
-    """Who has which positions, and sees which: what a split and its merge must agree on."""
+    """The constants that fix a split's positions and the mask; the merge needs the same."""
     return {
         "RUN": attention.RUN,
         "TILE": tile_positions(head_dim),
@@ -72,7 +72,7 @@ def _visibility(head_dim: int, attributes: Attributes) -> dict[str, Constant]:
 
 
 def _head_dim(specs: Specs) -> int:
-    """The head size, if there is a kernel that has it."""
+    """The head size; raises DflashError if no kernel has it."""
     head_dim = fixed(specs["q"].shape[3], "the head size")
     if head_dim not in attention.HEAD_DIMS:
         known = ", ".join(map(str, attention.HEAD_DIMS))
@@ -192,7 +192,7 @@ OPERATIONS = (
 def attention_operations(
     capacity: int, block_size: int, window: int, *, is_paged: bool, is_quantized: bool
 ) -> list[Operation]:
-    """What attends over caches of `capacity` positions: one launch, or the split and the merge."""
+    """The operations for caches of `capacity` positions: one, or the split and the merge."""
     is_split = attention.needs_split(capacity, block_size, window)
     suffix = "_split" * is_split + form_suffix(is_paged=is_paged, is_quantized=is_quantized)
     (first,) = (one for one in OPERATIONS if one.name == f"block_attention{suffix}")

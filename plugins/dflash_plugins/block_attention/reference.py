@@ -1,6 +1,6 @@
-"""`block_attention` in float64, from its definition: explicit keys, one row at a time.
+"""`block_attention` in float64, one query row at a time over an explicit list of its keys.
 
-And how far off an attention may be that sums in float32, from the lengths and sizes of its sums.
+It also bounds the error of an attention with float32 sums, from the length and size of each sum.
 """
 
 from __future__ import annotations
@@ -16,19 +16,16 @@ from dflash_plugins.block_attention.cases import AttentionShape
 from dflash_plugins.testing.numeric import Array, epsilon, relative, sum_error, tiny
 
 EXPONENT_ROUNDINGS = 10
-"""Of a score between q k^T and its exponential: scale, base 2, distance to the peak, shares."""
+"""Roundings of a score between q k^T and exp: scale, base 2, minus the peak, merge of splits."""
 
 FUNCTION_ROUNDINGS = 64
-"""Of two exponentials, a logarithm and a division, each right to two units in the last place: an
-error of four roundings at once, which is that of sixteen that add up at random."""
+"""For two exponentials, a logarithm and a division, each right to two units in the last place:
+four roundings that all err one way, which equals sixteen that err at random."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roundings:
-    """How often intermediate values are rounded to the type of q, besides the result.
-
-    `unit` is the unit roundoff of the sums.
-    """
+    """How often scores and weights are rounded to q's type; `unit` is the roundoff of the sums."""
 
     scores: int = 0
     weights: int = 1
@@ -36,10 +33,10 @@ class Roundings:
 
 
 KERNEL = Roundings()
-"""Scores stay in float32; weights take q's type, in which they are multiplied by v."""
+"""Scores stay in float32; weights are rounded to q's type for the product with v."""
 
 TENSOR_CORES = Roundings(unit=2 * epsilon(np.float32))
-"""Kernels on a GPU, whose tensor cores may cut a sum off where others round it."""
+"""Kernels on a GPU: tensor cores may truncate a sum instead of rounding it."""
 
 BODY = Roundings(scores=2, weights=2)
 """ONNX Runtime stores scores, masked scores and weights in q's type; its sums are float32."""
@@ -53,10 +50,10 @@ def block_attention(
     Args:
         inputs: q [B,H_q,S,D] pre-scaled by 1/sqrt(D); k_cache and v_cache [B,H_kv,M,D], or with
             page_table int [B,P] pools [pages,page_size,H_kv,D]; key_value_lengths int [B], which
-            count the block's own S rows, the last; sinks [H_q], logits of a key whose value is 0,
+            include the S query rows at the end; sinks [H_q], logits of a key whose value is 0,
             -inf for none; perhaps kv_scales [2], which multiply k and v.
-        is_causal, window: row i of S stands at p = length - S + i and sees keys j < length with
-            j <= p if causal and |p - j| < window if that is not 0. A row that sees no key is 0.
+        is_causal, window: row i of S is position p = length - S + i. It sees keys j < length with
+            j <= p if causal and |p - j| < window if window is not 0; with no key the result is 0.
     """
     result = np.zeros(inputs["q"].shape, np.float64)
     for row in seen_rows(inputs, is_causal=is_causal, window=window):
@@ -68,9 +65,9 @@ def block_attention(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One query row and the n keys that it sees, in float64.
+    """One query row and the n keys that it may attend to, in float64.
 
-    `at` is its index in q; query [D] and keys [n,D] with k's scale in them; values [n,D].
+    `at` is its (batch, head, row) in q; query [D]; keys and values [n,D], times their FP8 scales.
     """
 
     at: tuple[int, int, int]
@@ -81,7 +78,7 @@ class Row:
     scores: Array
 
     def shares(self) -> tuple[Array, float]:
-        """What each key [n] and the sink have of the softmax; together 1."""
+        """The softmax weights of the keys [n] and of the sink; together they sum to 1."""
         peak = max(self.scores.max(), self.sink)
         weights, sink = np.exp(self.scores - peak), float(np.exp(self.sink - peak))
         total = weights.sum() + sink
@@ -89,7 +86,7 @@ class Row:
 
 
 def seen_rows(inputs: Mapping[str, Array], *, is_causal: bool, window: int) -> Iterator[Row]:
-    """Each query row of a call of `block_attention`, with what it sees."""
+    """Each query row of a call of `block_attention` (arguments as there) with its keys."""
     q, sinks, page_table = inputs["q"], inputs["sinks"], inputs.get("page_table")
     k_scale, v_scale = map(float, inputs.get("kv_scales", (1, 1)))
     batch, q_heads, rows, _ = q.shape
@@ -112,7 +109,7 @@ def seen_rows(inputs: Mapping[str, Array], *, is_causal: bool, window: int) -> I
 
 
 def _held(cache: Array, sequence: int, length: int, table: Array | None) -> Array:
-    """The `length` rows [H_kv,length,D] of float64 that one sequence holds."""
+    """One sequence's cached rows [H_kv,length,D] in float64; `table` is its row of page_table."""
     if table is None:
         linear: Array = cache[sequence, :, :length].astype(np.float64)
         return linear
@@ -124,17 +121,17 @@ def _held(cache: Array, sequence: int, length: int, table: Array | None) -> Arra
 def error_bound(
     shape: AttentionShape, inputs: dict[str, Array], expected: Array, how: Roundings = KERNEL
 ) -> Array:
-    """The largest `relative_error` [B,H_q,S,D] of an attention that does nothing wrong.
+    """Bounds the `relative_error` [B,H_q,S,D] of a correct attention.
 
     The result is o = sum(p_j v_j), p the softmax of the scores s_j = q k_j. Its errors come from
 
-    - q k_j, a sum of D products. A score's error is a relative error of its weight p_j;
-    - what is done to a score before its exponential, each step an error of one rounding of the
-      largest score, or of the logarithm of the number of keys where shares are joined;
+    - q k_j, a sum of D products. An error of a score is a relative error of its weight p_j;
+    - the operations on a score before its exponential. Each errs by one rounding of the largest
+      score; in the merge of splits, of the logarithm of the number of keys;
     - the sums over n keys, rescaled whenever the peak moves, at most once a key;
     - the roundings to q's type.
 
-    A relative error of p_j moves o by p_j (v_j - o). All of them add up as `sum_error` says.
+    A relative error of p_j moves o by p_j (v_j - o). The errors add up as in `sum_error`.
     """
     bound = np.zeros(expected.shape)
     for row in seen_rows(inputs, is_causal=shape.is_causal, window=shape.window):
@@ -146,7 +143,7 @@ def error_bound(
 def masked_error_bound(
     q: Array, k: Array, v: Array, seen: Array, expected: Array, sinks: Array | None = None
 ) -> Array:
-    """`error_bound` of a body over any keys: k, v [B,H_kv,M,D], of which seen [B,S,M] are seen."""
+    """`error_bound` of a graph function with the mask seen [B,S,M] over k, v [B,H_kv,M,D]."""
     bound = np.zeros(expected.shape)
     group = q.shape[1] // k.shape[1]
     for b, h, s in np.ndindex(q.shape[:3]):

@@ -1,4 +1,4 @@
-"""What `kv_cache_update` must get right on a GPU: every bit, FP8 codes included."""
+"""The accuracy check of `kv_cache_update` on a GPU: every bit, FP8 codes included."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LAYOUTS = [
     (DType.FLOAT16, DType.FLOAT8, None),
     (DType.FLOAT16, DType.FLOAT8, 24),
 ]
-"""Type of the rows, of the cache, and its page size."""
+"""Element type of the rows, that of the cache, and the page size (None: linear)."""
 
 
 def update(inputs: dict[str, Array]) -> list[Array]:
-    """Both caches afterwards, of their own type: every bit is defined."""
+    """The expected K and V caches, in their own type and to the bit."""
     caches = []
     for index, name in enumerate("kv"):
         rows = inputs[name].swapaxes(1, 2)
@@ -37,9 +37,9 @@ def update(inputs: dict[str, Array]) -> list[Array]:
 
 
 def accuracy_cases() -> list[tuple[Case, list[int]]]:
-    """Verify steps and a prompt's chunk, each with its sequences' starts: borders, and past them.
+    """Verify steps and prefill chunks, each with the sequences' first positions.
 
-    FP8 rows hold what the codec clips and what is no number.
+    They cross page borders, begin before position 0, and end past the cache.
     """
     found = []
     for compute, cache, page_size in LAYOUTS:
@@ -62,12 +62,12 @@ def accuracy_cases() -> list[tuple[Case, list[int]]]:
 
 
 def check_accuracy(run: Run) -> list[Accuracy]:
-    """Every bit of both caches."""
+    """The results for K and V of every case."""
     return [one for case, starts in accuracy_cases() for one in check_case(run, case, starts)]
 
 
 def check_case(run: Run, case: Case, starts: list[int]) -> list[Accuracy]:
-    """The verdict on K and on V."""
+    """The results for K and V; v gets infinities, NaN, and values that FP8 clips or rounds to 0."""
     inputs = make_inputs(case, starts)
     hostile = [np.inf, -np.inf, np.nan, 1e4, -0.0, 2.0**-24]
     inputs["v"][:, :, 0, : len(hostile)] = hostile

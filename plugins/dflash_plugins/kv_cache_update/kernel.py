@@ -1,8 +1,8 @@
-"""The cache write of one layer's K and V rows, in one launch.
+"""Writes one layer's K and V rows into its KV cache, in one launch.
 
-Program (t, g): row t of the B·S rows, heads g·HEADS … of the H_kv. A head's row is D contiguous
-elements in the input and in every cache layout, one or more whole lines of memory for the head
-sizes in use: reads and writes are full whether a call has one row or a prompt's chunk.
+Program (t, g) handles row t of the B·S rows and HEADS KV heads from g·HEADS on. A head's row is D
+contiguous elements in the input and in every cache layout. For D of 64, 128 and 256 that is whole
+32-byte sectors, so loads and stores are coalesced for a single row as for a prefill chunk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def kv_cache_update(
     v,  # [B,H_kv,S,D]
     positions,  # [B,S] int64
     page_table,  # int32 [B,columns], or None
-    k_cache,  # linear [B,H_kv,M,D], paged [pages,page_size,H_kv,D]; written through k_cache_out
+    k_cache,  # linear [B,H_kv,M,D], paged [pages,page_size,H_kv,D]; same memory as k_cache_out
     v_cache,
     kv_scales,  # float32 [2], of K and V, or None
     rows,  # S

@@ -1,1 +1,1 @@
-"""`dflash::kv_feature_injection`: the target's features become one draft layer's context."""
+"""`dflash::kv_feature_injection`: writes the target's features into a draft layer's KV cache."""

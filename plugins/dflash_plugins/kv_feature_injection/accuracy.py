@@ -1,4 +1,4 @@
-"""What `kv_feature_injection` must get right on a GPU: bfloat16 and FP8 stores included."""
+"""The accuracy check of `kv_feature_injection` on a GPU, bfloat16 and FP8 stores included."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from dflash_plugins.testing.numeric import (
 from dflash_trt.quantization.formats import encode_e4m3
 
 CODE = 2 * epsilon(DType.FLOAT8.numpy)
-"""From an E4M3 code to its neighbour, which k may have where it was rounded before it."""
+"""The step between E4M3 codes: k is rounded to its own type first, which may move it one code."""
 
 NORM_ROUNDINGS = 8
-"""Of the mean, its root's reciprocal (right to two units in the last place), and two products."""
+"""Roundings of the mean, of its rsqrt (right to two units in the last place) and two products."""
 
 CACHES = [
     (DType.FLOAT32, DType.FLOAT32),
@@ -33,11 +33,11 @@ CACHES = [
     (DType.BFLOAT16, DType.FLOAT8),
     (DType.FLOAT16, DType.FLOAT8),
 ]
-"""Type of the rows and of the cache."""
+"""Element types of the rows and of the cache."""
 
 
 def check_accuracy(run: Run) -> list[Accuracy]:
-    """Every layout and type against float64, at cache and page borders; v's rows to the bit."""
+    """Every layout and type against float64, at cache and page borders; v must be exact."""
     shapes = [
         WriteShape(
             compute=compute,
@@ -57,7 +57,7 @@ def check_accuracy(run: Run) -> list[Accuracy]:
 
 
 def check_shape(run: Run, shape: WriteShape) -> list[Accuracy]:
-    """The verdict on K and on V."""
+    """The results for K and for V."""
     cache = shape.cache or shape.compute
     name = f"{shape.compute.kernel_name} {cache.kernel_name} cache"
     paged = " paged" if shape.page_size else ""
@@ -79,7 +79,7 @@ def check_shape(run: Run, shape: WriteShape) -> list[Accuracy]:
 
 
 def inject(case: Case, inputs: dict[str, Array]) -> tuple[Array, Array]:
-    """Both caches afterwards; k and v in float64, rounded only where the function's body rounds."""
+    """The expected K and V caches, in float64 and rounded only where the graph function rounds."""
     narrow = case.inputs["k"].dtype.numpy
     k, cos, sin = _normed(case, inputs)
     half = k.shape[-1] // 2
@@ -98,14 +98,14 @@ def inject(case: Case, inputs: dict[str, Array]) -> tuple[Array, Array]:
 def error_bound(
     case: Case, inputs: dict[str, Array], expected: Array, *, products: int = 0, cut: bool = False
 ) -> Array:
-    """The largest `relative_error` of k's cache `expected`; v's rows are copied as they are.
+    """Bounds the `relative_error` of the K cache `expected`; V is copied and has no error.
 
-    k is divided by the root of a mean of D squares, which errs by half of what their sum does, and
-    rounded to its own type; then two products of it are added, in float32, and stored.
+    k is divided by the root of a mean of D squares, whose relative error is half that of the sum,
+    and rounded to its own type. RoPE adds two products in float32 and stores the sum.
 
     Args:
-        products: 1 where those products and their sum are rounded to k's type too.
-        cut: whether float32 is cut off instead of rounded to that type: an error twice as large.
+        products: 1 where RoPE's products and sum are rounded to k's type too.
+        cut: whether float32 is truncated to that type instead of rounded: twice the error.
     """
     dtype, wide = case.inputs["k"].dtype.numpy, epsilon(np.float32)
     narrow = (1 + cut) * epsilon(dtype)
@@ -120,7 +120,7 @@ def error_bound(
 
 
 def _normed(case: Case, inputs: dict[str, Array]) -> tuple[Array, Array, Array]:
-    """k [B,S,H_kv,D] before it is rotated, and its cos and sin [B,S,1,D/2]."""
+    """k [B,S,H_kv,D] after k_norm and before RoPE, and its cos and sin [B,S,1,D/2]."""
     narrow = case.inputs["k"].dtype
     k = inputs["k"].astype(np.float64)
     norm = 1 / np.sqrt((k**2).mean(-1, keepdims=True) + case.attributes["epsilon"])
@@ -133,7 +133,7 @@ def _normed(case: Case, inputs: dict[str, Array]) -> tuple[Array, Array, Array]:
 
 
 def _write(inputs: dict[str, Array], name: str, rows: Array) -> Array:
-    """A cache in float64 with rows [B,S,H_kv,D] where they belong; FP8 codes as their values."""
+    """The cache `name` in float64 with rows [B,S,H_kv,D] written; FP8 codes as their values."""
     if "kv_scales" in inputs:
         rows = encode_e4m3(rows).view(DType.FLOAT8.numpy).astype(np.float64)
     return write_rows(inputs, inputs[name].astype(np.float64), rows)

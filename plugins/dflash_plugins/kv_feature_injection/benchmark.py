@@ -12,19 +12,19 @@ from dflash_plugins.testing.cache_writes import MEASURED_LENGTH, make_inputs
 from dflash_plugins.testing.gpu import TorchRunner
 
 ROWS = ((1, 16), (8, 16), (64, 16), (1, 2048))
-"""Sequences and rows of each: three verify steps, and a chunk of a prompt."""
+"""(Sequences, rows of each): three verify steps and one prefill chunk."""
 
 
 def points() -> list[Case]:
-    """Both drafts, types of cache and layouts."""
+    """The heads of public drafts, in every form of caches."""
     label = "{pair} {cache}{paged}, {batch} × {rows} rows"
     return public_cases(make_case, LAYOUTS, ROWS, MEASURED_LENGTH, label)
 
 
 def measure(torch: Any, case: Case, runner: TorchRunner) -> dict[str, Any]:
-    """The kernel's time, and PyTorch's operation by operation where it has the layout.
+    """Seconds of the kernel, and of PyTorch for the plain form.
 
-    k and v are read and written once, and each row's half of both RoPE tables is read.
+    The bytes: k and v are read once and written once, and each row reads D/2 of cos and of sin.
     """
     tensors = runner.upload(make_inputs(case))
     k, cache = case.inputs["k"], case.inputs["k_cache"]
@@ -36,7 +36,7 @@ def measure(torch: Any, case: Case, runner: TorchRunner) -> dict[str, Any]:
 
 
 def _inject(torch: Any, case: Case, tensors: dict[str, Any]) -> None:
-    """Norm, rotation and two cache writes, as a model's own code has them."""
+    """k_norm, RoPE and two cache writes, as in a model's PyTorch code."""
     k, positions = tensors["k"], tensors["positions"]
     wide = k.float()
     norm = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + case.attributes["epsilon"])

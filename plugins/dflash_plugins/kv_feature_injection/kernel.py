@@ -1,7 +1,7 @@
-"""k_norm, RoPE and the cache write of one row's heads, for K and V, in one launch.
+"""k_norm and RoPE of K, and the write of K and V into a draft layer's KV cache, in one launch.
 
-Program (t, g): row t of the B·S rows, heads g·HEADS … of the H_kv. Statistics are float32 and
-the normed k is rounded to the input's type before RoPE, as in the function's body.
+Program (t, g) handles row t of the B·S rows and HEADS KV heads from g·HEADS on. The norm is
+computed in float32 and rounded to the input's type before RoPE, as in the graph function.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def kv_feature_injection(
     sin,  # [P,D/2]
     positions,  # [B,S] int64
     page_table,  # int32 [B,columns], or None
-    k_cache,  # linear [B,H_kv,M,D], paged [pages,page_size,H_kv,D]; written through k_cache_out
+    k_cache,  # linear [B,H_kv,M,D], paged [pages,page_size,H_kv,D]; same memory as k_cache_out
     v_cache,
     kv_scales,  # float32 [2], of K and V, or None
     rows,  # S
@@ -44,7 +44,7 @@ def kv_feature_injection(
     HALF: tl.constexpr = HEAD_DIM // 2
     inside = (half < HALF)[None, :] & (head < KV_HEADS)[:, None]
     slot = position
-    if PAGE_SIZE == 0:  # a linear cache takes rows one after another, whatever their positions
+    if PAGE_SIZE == 0:  # as ONNX's TensorScatter: rows follow the first one's position
         slot = tl.load(positions + sequence * rows) + row % rows
     first, is_held = cache_rows(sequence, slot, head, page_table, limit, KV_HEADS, PAGE_SIZE)
     inside = inside & is_held
@@ -71,7 +71,7 @@ def kv_feature_injection(
     v_far = tl.load(v + source + HALF, mask=inside, other=0.0).to(tl.float32)
     if kv_scales is not None:
         k_scale, v_scale = tl.load(kv_scales), tl.load(kv_scales + 1)
-        # As the body has it: the rotated k is of the input's type before it is quantised.
+        # As in the graph function: k is rounded to the input's type before it is quantised.
         rotated_near = to_e4m3_range(rotated_near.to(narrow).to(tl.float32), k_scale)
         rotated_far = to_e4m3_range(rotated_far.to(narrow).to(tl.float32), k_scale)
         v_near = to_e4m3_range(v_near, v_scale)
@@ -87,7 +87,10 @@ def kv_feature_injection(
 def cache_rows(
     sequence, slot, head, page_table, limit, KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr
 ):
-    """Which row of D elements of a cache is each head's at position `slot`, and whether it is."""
+    """Index of the row of D elements for position `slot` of each head; False if there is none.
+
+    Positions outside of the cache or the page table, and pages of -1, have no row.
+    """
     if PAGE_SIZE == 0:
         is_held = (slot >= 0) & (slot < limit)
         row = (sequence * KV_HEADS + head) * limit + slot
@@ -103,6 +106,6 @@ def cache_rows(
 
 @triton.jit
 def to_e4m3_range(values, scale):
-    """values / scale, clipped to what E4M3 holds; NaN stays (dflash_trt/quantization/fp8.py)."""
+    """values / scale, clipped to the range of E4M3; NaN stays (dflash_trt/quantization/fp8.py)."""
     scaled = tl.div_rn(values, scale + tl.zeros_like(values))
     return tl.clamp(scaled, -E4M3_MAX, E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)

@@ -1,4 +1,4 @@
-"""How `kv_feature_injection` is launched. Operations: plain, `_paged`, `_fp8` and both."""
+"""The operations of `kv_feature_injection`: plain, `_paged`, `_fp8` and `_paged_fp8`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dflash_plugins.kv_caches import PAGE_SIZE, WriteShape, public_cases, write_
 from dflash_plugins.operation import Case, DType, TensorSpec
 
 LAYOUTS = tuple(product((DType.BFLOAT16, DType.FLOAT8), (None, PAGE_SIZE)))
-"""Type and page size of every cache that the operation has a form for."""
+"""Element type and page size of the caches of each form."""
 
 EPSILON = 1e-6
-"""Of k_norm, in public drafts."""
+"""k_norm's epsilon in public drafts."""
 
 OPERATIONS = write_operations(
     "kv_feature_injection",
@@ -22,7 +22,7 @@ OPERATIONS = write_operations(
 
 
 def make_case(name: str, shape: WriteShape) -> Case:
-    """The operation at `shape`; its RoPE tables are as long as the caches."""
+    """The form of the operation for `shape`; RoPE tables are as long as the caches."""
     rows = TensorSpec(shape.compute, (shape.batch, shape.rows, shape.kv_heads, shape.head_dim))
     table = TensorSpec(shape.compute, (shape.length, shape.head_dim // 2))
     norm = TensorSpec(DType.FLOAT32, (shape.head_dim,))
@@ -31,5 +31,5 @@ def make_case(name: str, shape: WriteShape) -> Case:
 
 
 def main_cases() -> list[Case]:
-    """The drafts of Qwen3-8B (8 KV heads of 128) and gpt-oss (8 of 64)."""
+    """Verify steps with the drafts of Qwen3-8B (8 KV heads × 128) and gpt-oss (8 × 64)."""
     return public_cases(make_case, LAYOUTS, [(8, 8)], 8192, "{pair} {cache} cache{paged}")

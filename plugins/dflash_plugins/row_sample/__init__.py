@@ -1,1 +1,1 @@
-"""`dflash::row_sample`: the target's token for each row of logits."""
+"""`dflash::row_sample`: samples the target's token of each row of logits."""

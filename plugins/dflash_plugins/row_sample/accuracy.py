@@ -1,4 +1,4 @@
-"""What `row_sample` must get right on a GPU: the tokens of the NumPy definition."""
+"""The accuracy check of `row_sample` on a GPU: it must choose the tokens that NumPy chooses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dflash_plugins.testing.numeric import Accuracy, Array
 from dflash_trt.sampling.choice import choose_tokens
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 
-# How far in probability the border of a nucleus may be off: float32 sums over a block of tokens.
+# Relative error allowed in the top-p threshold: the kernel sums probabilities partly in float32.
 BORDER = 1e-6
 
 PARAMS = (
@@ -31,7 +31,10 @@ PARAMS = (
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Tokens drawn, those that are not NumPy's, and the first that a moved border explains not."""
+    """How many tokens were drawn and how many `moved`: they differ from NumPy's.
+
+    `wrong` describes the first that rounding at the border of top-p does not explain.
+    """
 
     drawn: int
     moved: int
@@ -41,9 +44,9 @@ class Draws:
 def compare_draws(
     run: Run, logits: Array, params: Sequence[SamplingParams], seed: int = 0
 ) -> Draws:
-    """Holds the kernel's tokens of logits [B,S,V] to choose_tokens.
+    """Compares the kernel's tokens for logits [B,S,V] with those of choose_tokens.
 
-    A token may differ where NumPy draws it once top-p is BORDER larger or smaller.
+    A token may differ if NumPy draws it with a top-p that is larger or smaller by BORDER.
     """
     positions = np.random.default_rng(seed).integers(0, 2**34, logits.shape[:2])
     inputs = {"logits": logits, "positions": positions, "sampling": pack_sampling(params)}
@@ -65,7 +68,7 @@ def compare_draws(
 
 
 def check_accuracy(run: Run) -> list[Accuracy]:
-    """Vocabularies around the kernel's blocks and up to the largest; `error` is the share moved."""
+    """Vocabularies below and above the kernel's tile; `error` is the fraction of moved tokens."""
     results = []
     for dtype in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16):
         for vocabulary in (1, 13, 4099, 151_936, 262_144):

@@ -1,4 +1,4 @@
-"""`row_sample` on a GPU: rows of public vocabularies, by argmax and drawn."""
+"""`row_sample` on a GPU: argmax and sampling over vocabularies of public pairs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLING = {
 
 @dataclass(frozen=True, slots=True)
 class SamplePoint:
-    """Rows of logits, and how all of them are chosen from."""
+    """Rows of logits and the sampling parameters of all of them."""
 
     case: Case
     sampling: SamplingParams
@@ -33,7 +33,7 @@ class SamplePoint:
 
 
 def points() -> list[SamplePoint]:
-    """Both vocabularies and types of logits, each way of choosing."""
+    """Every vocabulary, type of logits, batch and entry of SAMPLING."""
     found = []
     for pair, vocabulary in (("qwen3-8b", 151_936), ("gpt-oss", 201_088)):
         for dtype in (DType.BFLOAT16, DType.FLOAT32):
@@ -48,7 +48,10 @@ def points() -> list[SamplePoint]:
 
 
 def measure(torch: Any, point: SamplePoint, runner: TorchRunner) -> dict[str, Any]:
-    """The kernel's time, and PyTorch's argmax where that is the same; each row is read once."""
+    """Seconds of the kernel, and of PyTorch's argmax when greedy; the bytes are one read of logits.
+
+    Sampling reads the rows several times, so its bandwidth looks lower than it is.
+    """
     logits = point.case.inputs["logits"]
     batch, rows, _ = logits.shape
     values = 4 * np.random.default_rng(0).standard_normal(logits.shape, np.float32)

@@ -1,10 +1,10 @@
-"""The target's token of one row of logits: argmax, or the Gumbel-max draw that noise fixes.
+"""The target's token of one row of logits: argmax, or a Gumbel-max sample with counter-based noise.
 
-Program t: row t of the B·S rows, which it reads again for each step. The definition is in
-dflash_trt/sampling/choice.py and noise.py. Noise is float64, slow on most GPUs, so a float32
-estimate first picks the tokens that can win: the winner is never further than MARGIN behind in
-float32. Probabilities are summed in float32 within a block of tokens and in float64 across, so the
-nucleus may end one token off NumPy's where its border is within about 1e-7 of top-p.
+Program t handles row t of the B·S rows and reads it once for each pass below. The definition is
+dflash_trt/sampling/choice.py and noise.py. Exact noise needs float64 logarithms, slow on most GPUs.
+So a float32 estimate finds candidates first: those within MARGIN of the best include the winner.
+Probabilities are summed in float32 within a tile of tokens and in float64 across tiles. So the
+nucleus of top-p may differ from NumPy's by a token if its mass is within about 1e-7 of top_p.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LARGEST_NOISE = tl.constexpr(22.87)  # noise.py's, rounded up
+LARGEST_NOISE = tl.constexpr(22.87)  # noise.LARGEST_NOISE, rounded up
 MARGIN = tl.constexpr(0.01)
 NO_TOKEN = tl.constexpr(0x7FFFFFFF)
 
@@ -20,7 +20,7 @@ NO_TOKEN = tl.constexpr(0x7FFFFFFF)
 @triton.jit
 def row_sample(
     logits,  # [B,S,V] float32, bfloat16 or float16
-    positions,  # int64 [B,S], of the tokens that are chosen
+    positions,  # int64 [B,S]: absolute positions of the chosen tokens, which the noise depends on
     sampling,  # int64 [B,4]: seed, temperature's bits, top_k (0: all), top_p's bits (float64)
     rows,  # S
     token_ids,  # int64 [B,S]; -1 where a row holds NaN or +inf, or nothing but -inf
@@ -42,7 +42,7 @@ def row_sample(
     elif temperature == 0:
         tl.store(token_ids + row, choice.to(tl.int64))
     else:
-        # Tokens whose key is above `border` stay, and of those on it the ones before `tie_end`.
+        # Kept: tokens with a key above `border`, and those equal to it with an id below `tie_end`.
         border, ties = tl.full((), 0, tl.int64), tl.full((), VOCABULARY, tl.int64)
         if (top_k > 0) & (top_k < VOCABULARY):
             border, ties = _find_top_k(source, top_k, VOCABULARY, BLOCK, KEY_BITS)
@@ -69,7 +69,7 @@ def row_sample(
 
 @triton.jit
 def _load(source, first, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
-    """Token ids of a block and their logits in float32; -inf behind the vocabulary."""
+    """BLOCK token ids from `first` on and their float32 logits; -inf past the vocabulary."""
     token = first + tl.arange(0, BLOCK)
     value = tl.load(source + token, mask=token < VOCABULARY, other=float("-inf"))
     return token, value.to(tl.float32)
@@ -77,7 +77,7 @@ def _load(source, first, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _find_highest(source, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
-    """The highest logit, the lowest id that has it, and whether the row is one of numbers."""
+    """The highest logit, the lowest id that has it, and whether the row is valid (token_ids)."""
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     place = tl.full((BLOCK,), NO_TOKEN, tl.int32)
     strange = tl.full((BLOCK,), 0, tl.int32)
@@ -93,7 +93,7 @@ def _find_highest(source, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _key(value, KEY_BITS: tl.constexpr):
-    """uint32 of KEY_BITS bits in the order of logits; equal where logits are."""
+    """Maps logits to integers of KEY_BITS bits (uint32) that have the same order and ties."""
     bits = (value + 0.0).to(tl.int32, bitcast=True)  # + 0.0 makes -0 the 0 that it equals
     ordered = tl.where(bits < 0, ~bits, bits ^ (-0x80000000)).to(tl.uint32, bitcast=True)
     return ordered >> (32 - KEY_BITS)
@@ -114,9 +114,9 @@ def _count(source, border, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, KEY_BI
 def _find_top_k(
     source, top_k, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, KEY_BITS: tl.constexpr
 ):
-    """The k-th highest key, and how many of the tokens that have it belong to the k highest."""
+    """The k-th highest key by bisection, and how many tokens with that key are in the top k."""
     low, high = tl.full((), 0, tl.int64), tl.full((), 1 << KEY_BITS, tl.int64)
-    while high - low > 1:  # count(low) >= k > count(high)
+    while high - low > 1:  # invariant: count(low) >= k > count(high)
         middle = (low + high) // 2
         if _count(source, middle, VOCABULARY, BLOCK, KEY_BITS) >= top_k:
             low = middle
@@ -127,14 +127,14 @@ def _find_top_k(
 
 @triton.jit
 def _scale(value, highest, temperature):
-    """(value - highest) / temperature in float32, 0 for the highest at every temperature."""
+    """(value - highest) / temperature in float32; 0 for the highest at any temperature."""
     scaled = (value - highest) * (1.0 / temperature).to(tl.float32)
     return tl.where(value == highest, 0.0, scaled)
 
 
 @triton.jit
 def _weight(value, highest, temperature):
-    """A token's probability, up to a factor that all share."""
+    """A token's probability without the softmax's normalisation."""
     return tl.exp(_scale(value, highest, temperature))
 
 
@@ -148,7 +148,7 @@ def _mass_above(
     BLOCK: tl.constexpr,
     KEY_BITS: tl.constexpr,
 ):
-    """Sum of the weights of tokens whose key is above `border`, float64."""
+    """Float64 sum of the weights of tokens with a key above `border`."""
     total = tl.full((), 0, tl.float64)
     for first in range(0, VOCABULARY, BLOCK):
         _, value = _load(source, first, VOCABULARY, BLOCK)
@@ -161,7 +161,7 @@ def _mass_above(
 def _value_of(key, KEY_BITS: tl.constexpr):
     """The logit that has `key`."""
     ordered = (key << (32 - KEY_BITS)).to(tl.uint32).to(tl.int32, bitcast=True)
-    lost = (1 << (32 - KEY_BITS)) - 1  # ones in a negative number's key, zeros in its bits
+    lost = (1 << (32 - KEY_BITS)) - 1  # `_key` inverts a negative number: its low zeros were ones
     bits = tl.where(ordered < 0, ordered ^ (-0x80000000), ~(ordered | lost))
     return bits.to(tl.float32, bitcast=True)
 
@@ -178,19 +178,19 @@ def _find_top_p(
     BLOCK: tl.constexpr,
     KEY_BITS: tl.constexpr,
 ):
-    """The lowest key of the nucleus of what top-k left, and how many tokens on it belong to it.
+    """The lowest key in the nucleus of the top-k tokens, and how many tokens with that key are in.
 
-    A token stays when the weight of all that rank before it is below top_p of the total.
+    A token is in if the weights of all tokens ranked before it sum to less than top_p of the total.
     """
     above = _mass_above(source, highest, temperature, border, VOCABULARY, BLOCK, KEY_BITS)
     on_border = ties.to(tl.float64) * _weight(_value_of(border, KEY_BITS), highest, temperature)
-    # Without top-k the border is below every logit: no weight is on it.
+    # Without top-k the border is 0, below every logit's key: no token has it.
     wanted = top_p * (above + tl.where(border > 0, on_border, 0.0))
     if above < wanted:
         low = border
     else:
         low, high = border, _key(highest, KEY_BITS).to(tl.int64)
-        while high - low > 1:  # above(low) >= wanted > above(high)
+        while high - low > 1:  # invariant: mass_above(low) >= wanted > mass_above(high)
             middle = (low + high) // 2
             mass = _mass_above(source, highest, temperature, middle, VOCABULARY, BLOCK, KEY_BITS)
             if mass >= wanted:
@@ -211,7 +211,7 @@ def _find_top_p(
 def _find_tie_end(
     source, border, ties, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, KEY_BITS: tl.constexpr
 ):
-    """The id behind the last of the first `ties` tokens whose key is `border`."""
+    """The end of the ids that keep only the first `ties` tokens with the key `border`."""
     end = tl.full((), VOCABULARY, tl.int32)
     if ties < VOCABULARY:
         before = tl.full((), 0, tl.int64)
@@ -227,7 +227,7 @@ def _find_tie_end(
 
 @triton.jit
 def _random_words(seed, position, first, BLOCK: tl.constexpr):
-    """Philox4x32-10 of (seed, position, token id) for a block of tokens: one call for four."""
+    """Philox4x32-10 words of (seed, position, token id) for BLOCK tokens; a call gives four."""
     quad = (first // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
     low = (position & 0xFFFFFFFF).to(tl.uint32) + tl.zeros_like(quad)
     high = (position >> 32).to(tl.uint32) + tl.zeros_like(quad)
@@ -238,7 +238,7 @@ def _random_words(seed, position, first, BLOCK: tl.constexpr):
 @triton.jit
 def _estimate_noise(word):
     """-log(-log((word + 0.5) / 2^32)) in float32, within MARGIN / 4."""
-    # Near 1 the distance to 1 is what float32 can hold: log(1 - d) = -d (1 + d/2 …).
+    # float32 cannot hold u near 1, but d = 1 - u: -log(1 - d) = d (1 + d/2 …).
     rest = ((~word).to(tl.float32) + 0.5) * 2.3283064365386963e-10
     near_one = rest * (1.0 + 0.5 * rest)
     uniform = (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
@@ -259,7 +259,7 @@ def _draw(
     BLOCK: tl.constexpr,
     KEY_BITS: tl.constexpr,
 ):
-    """The allowed token of the highest logit / temperature + noise; the lowest id among equals."""
+    """The kept token with the highest logit / temperature + noise; on a tie the lowest id."""
     winner = tl.full((), NO_TOKEN, tl.int32)
     best = tl.full((), float("-inf"), tl.float64)
     estimate = tl.full((), float("-inf"), tl.float32)

@@ -1,4 +1,4 @@
-"""How `row_sample` is launched: a block per row of logits."""
+"""The launch of `row_sample`: one program per row of logits."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from dflash_plugins.operation import (
 )
 
 TILE = 4096
-"""Tokens that a block looks at together, at most."""
+"""Logits that a program loads at a time, at most."""
 
-# The upper bits of a logit's float32 form that tell it from others: sign, exponent, mantissa.
-# What a row is searched for takes a pass over it per bit, so narrow logits are drawn from faster.
+# How many upper bits of a float32 hold every value of the type: sign, exponent and mantissa.
+# The searches for top-k and top-p bisect over keys, one pass over the row per bit.
 _KEY_BITS = {DType.FLOAT32: 32, DType.FLOAT16: 19, DType.BFLOAT16: 16}
 
 
@@ -58,7 +58,7 @@ OPERATIONS = (
 
 
 def make_case(name: str, *, dtype: DType, batch: int, rows: int, vocabulary: int) -> Case:
-    """`rows` rows of logits of `batch` sequences."""
+    """`rows` rows of `vocabulary` logits for each of `batch` sequences."""
     inputs = {
         "logits": TensorSpec(dtype, (batch, rows, vocabulary)),
         "positions": TensorSpec(DType.INT64, (batch, rows)),
@@ -68,7 +68,7 @@ def make_case(name: str, *, dtype: DType, batch: int, rows: int, vocabulary: int
 
 
 def main_cases() -> list[Case]:
-    """Logits as an engine computes them, and as float32 over the largest vocabulary in use."""
+    """bf16 logits of Qwen3-8B, and float32 logits of a vocabulary larger than any public pair's."""
     return [
         make_case("qwen3-8b bf16", dtype=DType.BFLOAT16, batch=8, rows=8, vocabulary=151_936),
         make_case("largest fp32", dtype=DType.FLOAT32, batch=8, rows=8, vocabulary=262_144),

@@ -1,1 +1,1 @@
-"""What tests and the check on a GPU share: guarded memory, a measure of error, an interpreter."""
+"""Shared by the tests and the GPU check: guarded memory, a measure of error, an interpreter."""

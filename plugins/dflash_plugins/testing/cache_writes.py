@@ -1,4 +1,4 @@
-"""Inputs of operations that write K and V rows into caches, and where the rows belong."""
+"""Inputs and expected caches of the operations that write K and V rows."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dflash_plugins.testing.numeric import Array
 KV_SCALES = np.array([0.03, 0.007], np.float32)
 
 CHECKED_HEADS = ((8, 128), (8, 64), (2, 256), (3, 80))
-"""KV heads and head sizes that are checked on a GPU."""
+"""(KV heads, head size) that are checked on a GPU."""
 
 MEASURED_LENGTH = 4096
-"""Positions of a cache whose last rows are written when time is measured."""
+"""Cache positions in a time measurement; the last rows of them are written."""
 
 
 def make_inputs(case: Case, starts: Sequence[int] | None = None) -> dict[str, Array]:
     """Random tensors for `case`: sequence b's rows begin at position starts[b].
 
-    None: they are the last of MEASURED_LENGTH.
+    With `starts` None they are the last positions of MEASURED_LENGTH.
     """
     generator = np.random.default_rng(0)
     inputs: dict[str, Array] = {}
@@ -41,7 +41,7 @@ def make_inputs(case: Case, starts: Sequence[int] | None = None) -> dict[str, Ar
 
 
 def write_rows(inputs: dict[str, Array], cache: Array, rows: Array) -> Array:
-    """`cache` with rows [B,S,H_kv,D] at the positions of `inputs`, those that there are."""
+    """A copy of `cache` with rows [B,S,H_kv,D] at `inputs`' positions; outside ones are dropped."""
     cache = cache.copy()
     for b, s in np.ndindex(rows.shape[:2]):
         position = int(inputs["positions"][b, s])

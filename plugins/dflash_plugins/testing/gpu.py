@@ -1,6 +1,6 @@
 """Launches the PTX that TensorRT would embed, with the arguments that TensorRT would pass.
 
-Never run on a GPU yet: the host's side of it is tested against a stand-in for the driver.
+Not run on a GPU yet: its host code is tested against a stand-in for the driver.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from dflash_plugins.testing.numeric import Array
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.hardware.device import Device
 
-# Above this a kernel has to ask for the shared memory that it is given at launch.
+# CUDA's limit of dynamic shared memory per block; above it a kernel must opt in.
 PLAIN_SHARED_BYTES = 48 * 1024
 WARM_UP_CALLS, TIMED_CALLS = 5, 30
-# Between timed calls this much is overwritten, so that none finds its data beside the processor.
+# So many bytes are overwritten before each timed call, so that its data is not in the L2 cache.
 FLUSHED_BYTES = 1 << 28
 COPIED_BYTES = 1 << 30
 
@@ -50,7 +50,7 @@ class KernelLauncher:
 
     Args:
         driver: the bindings of CUDA's driver; a context must be current.
-        arch: as "sm_90a".
+        arch: such as "sm_90a".
         folder: where compiled kernels are kept.
     """
 
@@ -61,7 +61,7 @@ class KernelLauncher:
     def launch(
         self, spec: KernelSpec, launch: Launch, addresses: Sequence[int], stream: int
     ) -> None:
-        """Enqueues `launch` of the kernel `spec`; `addresses` are those of inputs, then outputs.
+        """Enqueues `launch` of the kernel `spec`; `addresses` are of all inputs, then outputs.
 
         Raises:
             DflashError: the driver refuses the PTX or the launch.
@@ -109,7 +109,7 @@ class GpuRunner:
 
         Raises:
             AssertionError: the kernel wrote outside of its outputs.
-            DflashError: the device refused.
+            DflashError: the CUDA driver reported an error.
         """
         return run_guarded(operation, inputs, attributes, tactic, self._launch)
 
@@ -136,7 +136,7 @@ class GpuRunner:
             for key, buffer in buffers.items():
                 buffer.memory[...] = copies[key]
         finally:
-            with suppress(DflashError):  # what failed has been said
+            with suppress(DflashError):  # the first error is already on its way
                 self._device.synchronize()
             for address in addresses.values():
                 self._device.free(address)
@@ -145,14 +145,14 @@ class GpuRunner:
 
 
 class TorchRunner:
-    """Launches cases over PyTorch's tensors, and times work on its current stream."""
+    """Launches cases over PyTorch tensors and times work on PyTorch's current stream."""
 
     def __init__(self, torch: Any, launcher: KernelLauncher) -> None:
         self._torch, self._launcher = torch, launcher
         self._flushed = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
 
     def upload(self, arrays: Arrays) -> dict[str, Any]:
-        """Arrays as tensors of the GPU."""
+        """Copies arrays to the GPU."""
         return to_torch(self._torch, arrays, "cuda")
 
     def measure(
@@ -162,7 +162,7 @@ class TorchRunner:
         rivals: Mapping[str, Work],
         required_bytes: int | None = None,
     ) -> dict[str, Any]:
-        """The times of `case` and its rivals; its bandwidth if `required_bytes` are given."""
+        """Seconds of `case` and of its rivals; bytes/s too if `required_bytes` is given."""
         work, _ = self.prepare(case, tensors)
         seconds = self.seconds(work)
         row = {"operation": case.operation.kernel, "case": case.name, "seconds": seconds}
@@ -174,7 +174,7 @@ class TorchRunner:
     def prepare(
         self, case: Case, tensors: Mapping[str, Any], tactic: int = 0
     ) -> tuple[Work, dict[str, Any]]:
-        """What launches `case` over `tensors`, and the outputs that it will have written."""
+        """A function that launches `case` over `tensors`, and the outputs that it writes."""
         operation, launch = case.operation, case.launch(tactic)
         outputs = {
             name: tensors[operation.aliases[name]]
@@ -193,7 +193,7 @@ class TorchRunner:
         return work, outputs
 
     def seconds(self, work: Work) -> float:
-        """The median time of one call that finds nothing in the caches."""
+        """The median seconds of one call of `work` with a cold L2 cache."""
         cuda = self._torch.cuda
         for _ in range(WARM_UP_CALLS):
             work()
@@ -208,19 +208,19 @@ class TorchRunner:
         return median(milliseconds) / 1e3
 
     def copy_bytes_per_second(self) -> float:
-        """Bytes read and written per second by a large copy: what memory gives."""
+        """Memory bandwidth of a large copy: bytes read plus bytes written, per second."""
         source = self._torch.empty(COPIED_BYTES, dtype=self._torch.uint8, device="cuda")
         destination = self._torch.empty_like(source)
         return 2 * COPIED_BYTES / self.seconds(lambda: destination.copy_(source))
 
 
 def torch_type(torch: Any, spec: TensorSpec) -> Any:
-    """PyTorch's element type of `spec`, whose name is NumPy's."""
+    """PyTorch's element type of `spec`; it has the same name as NumPy's."""
     return getattr(torch, spec.dtype.numpy.name)
 
 
 def to_torch(torch: Any, arrays: Arrays, device: str) -> dict[str, Any]:
-    """Arrays as tensors on `device`; their bits, whatever their type."""
+    """Copies arrays to `device` bit for bit, types that NumPy lacks (bf16, FP8) included."""
     tensors = {}
     for name, array in arrays.items():
         bits = torch.from_numpy(np.ascontiguousarray(array).view(np.uint8).reshape(-1).copy())

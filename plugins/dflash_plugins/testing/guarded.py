@@ -1,4 +1,4 @@
-"""Runs an operation over guarded memory, whoever launches it: the interpreter or a GPU."""
+"""Runs an operation over guarded memory, in the interpreter or on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Run = Callable[[str, Arrays, Attributes], Mapping[str, Array]]
 
 Buffers = Mapping[str, GuardedBuffer]
 Launcher = Callable[[Operation, Launch, Mapping[str, TensorSpec], Buffers], None]
-"""Runs a launch over buffers, which hold all inputs and outputs; aliases share theirs."""
+"""Runs a launch over the buffers of all inputs and outputs; an alias shares its input's."""
 
 
 def run_guarded(

@@ -1,7 +1,7 @@
 """Runs a kernel in Triton language's interpreter, in a process of its own.
 
-TRITON_INTERPRET is read when Triton language is imported, and changes it for good: a process that
-compiles, or that trains, must not be the one that interprets.
+TRITON_INTERPRET is read when Triton language is imported and holds until the process ends. So a
+process that interprets cannot compile kernels or train.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Interpreter(ProcessPoolExecutor):
         return self.call(_run, operation, dict(inputs), attributes or {}, tactic)
 
     def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """What `function`, of a module that both processes can import, returns there."""
+        """Calls `function` in that process, which must be able to import its module."""
         return self.submit(function, *arguments).result()
 
 

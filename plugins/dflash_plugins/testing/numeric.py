@@ -12,19 +12,19 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 SURE = 6
-"""Errors that add up at random are this many times their root mean square at most."""
+"""A sum of random errors is taken to stay below this many times its root mean square."""
 
 GUARD_BYTES = 4096
 GUARD = 0xA5
 POISON = 0xFF
-"""Every byte of what a kernel has to write: NaN in each float type, -1 in each integer type."""
+"""Every byte of an output before the launch: NaN in each float type, -1 in each integer type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How far off a case was where it exceeds its bound most, or comes nearest to it.
+    """The error and bound of a case at the element where error minus bound is largest.
 
-    `mismatch` says where it first exceeds it, and is None when the case passed.
+    `mismatch` names the first element that exceeds its bound; None if the case passed.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Accuracy:
 
 
 def judge(name: str, actual: Array, expected: Array, bound: float | Array) -> Accuracy:
-    """The verdict on one case; `bound` as for `find_mismatch`."""
+    """Compares one case with `expected`; `bound` as for `find_mismatch`."""
     mismatch = find_mismatch(actual, expected, bound)
     error = relative_error(actual, expected)
     limits = np.broadcast_to(bound, error.shape)
@@ -45,8 +45,8 @@ def judge(name: str, actual: Array, expected: Array, bound: float | Array) -> Ac
 def relative_error(actual: Array, expected: Array) -> npt.NDArray[np.float64]:
     """|actual - expected| / (|expected| + RMS of expected along the last axis), elementwise.
 
-    The second term lets a sum be as wrong as its summands' rounding where they cancel. NaN in one
-    and not in the other is an infinite error, as is a finite value against an infinite one.
+    The RMS term keeps the error finite where terms of a sum cancel and |expected| is near 0. NaN
+    in one array alone is an infinite error, as is a finite value against an infinite one.
     """
     wide, truth = actual.astype(np.float64), expected.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -56,7 +56,7 @@ def relative_error(actual: Array, expected: Array) -> npt.NDArray[np.float64]:
 
 
 def relative(absolute: Array, expected: Array) -> npt.NDArray[np.float64]:
-    """An absolute error, or a bound on one, in the units of `relative_error`."""
+    """Converts an absolute error, or a bound on one, to the units of `relative_error`."""
     truth = expected.astype(np.float64)
     size = np.abs(truth) + np.sqrt(np.mean(truth**2, axis=-1, keepdims=True))
     scaled: npt.NDArray[np.float64] = absolute / np.where(size == 0, 1.0, size)
@@ -64,12 +64,12 @@ def relative(absolute: Array, expected: Array) -> npt.NDArray[np.float64]:
 
 
 def epsilon(dtype: Any) -> float:
-    """Half the distance from 1 to the next number of a float type: the error of one rounding."""
+    """The unit roundoff of a float type: half the distance from 1 to the next number."""
     return float(ml_dtypes.finfo(dtype).eps) / 2  # type: ignore[no-untyped-call]
 
 
 def tiny(dtype: Any) -> float:
-    """The error of one rounding among the smallest numbers of a float type."""
+    """The absolute error of one rounding among a float type's subnormal numbers."""
     return float(ml_dtypes.finfo(dtype).smallest_subnormal) / 2  # type: ignore[no-untyped-call]
 
 
@@ -77,7 +77,7 @@ def sum_error(length: int, squares: Array | float, unit: float) -> Array:
     """How far off a sum of `length` terms of either sign may be, by its roundings alone.
 
     Args:
-        length: how many terms are added, one after another at worst.
+        length: how many terms are added, at worst one after another.
         squares: the sum of the terms' squares. Terms of either sign cancel, so sums of some of
             them are about as large as its root, in whatever order they are added. For terms of
             one sign, the square of their sum.
@@ -94,7 +94,7 @@ def sum_error(length: int, squares: Array | float, unit: float) -> Array:
 
 
 def find_mismatch(actual: Array, expected: Array, bound: float | Array) -> str | None:
-    """Where, in C order, `actual` first differs from `expected` by more than `bound`; or None.
+    """The first element in C order where `actual` is off by more than `bound`, as text; or None.
 
     Args:
         bound: on `relative_error`; one number, or one for each element.
@@ -123,7 +123,7 @@ def assert_close(actual: Array, expected: Array, bound: float | Array) -> None:
 
 
 def assert_same_bits(actual: Array, expected: Array) -> None:
-    """Raises AssertionError that names the first coordinate of other bits."""
+    """Raises AssertionError that names the first coordinate whose bits differ."""
     assert actual.dtype == expected.dtype, f"{actual.dtype} is not {expected.dtype}"
     unsigned = np.dtype(f"u{actual.dtype.itemsize}")
     bits = [np.ascontiguousarray(one).view(unsigned) for one in (actual, expected)]
@@ -138,7 +138,7 @@ class GuardedBuffer:
 
     Args:
         size: bytes of the tensor.
-        contents: what it holds at first; None poisons it.
+        contents: its first bytes; None fills it with POISON.
     """
 
     offset = GUARD_BYTES
@@ -155,7 +155,7 @@ class GuardedBuffer:
         return self.memory[GUARD_BYTES : self.memory.size - GUARD_BYTES]
 
     def check(self, name: str) -> None:
-        """Raises AssertionError when something outside of the tensor was written."""
+        """Raises AssertionError when a guard byte was overwritten; `name` is the tensor's."""
         outside = np.concatenate([self.memory[:GUARD_BYTES], self.memory[-GUARD_BYTES:]])
         touched = np.flatnonzero(outside != GUARD)
         if touched.size:
