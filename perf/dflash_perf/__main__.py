@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _benches() -> dict[str, Bench]:
-    """All benchmarks; imported late, since processes that they start import this module too."""
+    """All benchmarks; imported late, because child processes of a benchmark import this module."""
     from dflash_perf.bench.registry import BENCHES
 
     return BENCHES

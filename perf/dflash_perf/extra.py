@@ -1,4 +1,4 @@
-"""The `perf` extra: asked for before work starts, not in the middle of it."""
+"""Checks for the libraries of the `perf` extra, before any work starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dflash_trt.errors import DflashError
 
 
 def require(purpose: str, *modules: str) -> None:
-    """Raises DflashError unless all `modules` are installed."""
+    """Raises DflashError unless all `modules` are installed; `purpose` begins the message."""
     for module in modules:
         if find_spec(module) is None:
             raise DflashError(

@@ -11,13 +11,7 @@ FEW_POINTS = 4
 
 @dataclass(frozen=True, slots=True)
 class FrontPoint:
-    """A measured point.
-
-    Args:
-        interactivity: tokens/s per user.
-        throughput: tokens/s, per GPU or per server.
-        label: its load.
-    """
+    """A point: tokens/s per user, tokens/s per GPU or per server, and the name of its load."""
 
     interactivity: float
     throughput: float
@@ -28,9 +22,8 @@ class FrontPoint:
 class FrontValue:
     """Throughput at an interactivity, between the measured points `below` and `above`.
 
-    The two are one where a measured point lies there exactly. `near` counts the front's points
-    within a factor of NEAR of that interactivity: with fewer than FEW_POINTS the curve between
-    them is little more than a guess.
+    Both are the same point if one lies exactly there. `near` counts the front's points within a
+    factor of NEAR: with fewer than FEW_POINTS the curve between them is little more than a guess.
     """
 
     interactivity: float
@@ -45,17 +38,17 @@ class FrontValue:
 
 
 class Front:
-    """The points that no other beats in both, and a curve through them.
+    """A Pareto front, and a curve through its points.
 
     The curve is the monotone cubic of Fritsch and Carlson (SIAM J. Numer. Anal. 17, 1980; SciPy's
-    PCHIP): it never leaves the range of its two neighbours and is not continued past the ends.
+    PCHIP). It stays between the two neighbouring points and does not go past the ends.
     """
 
     def __init__(self, points: Iterable[FrontPoint]) -> None:
         self.points = pareto_front(points)
 
     def at(self, interactivity: float) -> FrontValue | None:
-        """Throughput there; None is "not measured": outside the front's range."""
+        """Throughput at that interactivity; None outside the front's range: "not measured"."""
         points = self.points
         if not points or not (points[0].interactivity <= interactivity <= points[-1].interactivity):
             return None
@@ -66,7 +59,7 @@ class Front:
         return FrontValue(interactivity, value, below, above, near)
 
     def nearest(self, interactivity: float) -> FrontPoint | None:
-        """The front's point whose interactivity is closest by ratio; None of no points."""
+        """The point whose interactivity is closest by ratio; None for an empty front."""
 
         def distance(point: FrontPoint) -> float:
             return max(point.interactivity / interactivity, interactivity / point.interactivity)
@@ -74,7 +67,7 @@ class Front:
         return min(self.points, key=distance, default=None)
 
     def curve(self, samples: int = 200) -> list[tuple[float, float]]:
-        """(interactivity, throughput) along the front, to draw; its points where there is one."""
+        """(interactivity, throughput) along the front to draw; the point itself if it is alone."""
         points = self.points
         if len(points) < 2:
             return [(point.interactivity, point.throughput) for point in points]
@@ -93,10 +86,7 @@ class Front:
 
 
 def pareto_front(points: Iterable[FrontPoint]) -> tuple[FrontPoint, ...]:
-    """Points that no other equals or beats in both, by rising interactivity.
-
-    Throughput falls strictly along it.
-    """
+    """Points that no other equals or beats in both; interactivity rises, throughput falls."""
     front: list[FrontPoint] = []
     best = float("-inf")
     for point in sorted(points, key=lambda p: (p.interactivity, p.throughput), reverse=True):

@@ -26,7 +26,7 @@ LIBRARIES = (
 
 
 def describe_machine() -> dict[str, Any]:
-    """What the figures depend on: processor, cores, memory, system, library versions."""
+    """The machine that figures depend on: processor, cores, memory, system, library versions."""
     return {
         "processor": _processor(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
@@ -37,9 +37,9 @@ def describe_machine() -> dict[str, Any]:
 def write_record(
     folder: Path, name: str, arguments: Sequence[str], figures: dict[str, Any]
 ) -> Path:
-    """Writes `figures` to `folder`/DATE-NAME.json with everything needed to read them.
+    """Writes `figures` with machine, versions, date and command to `folder`/DATE-NAME.json.
 
-    `arguments` are those that `python -m dflash_perf` was called with.
+    `arguments` are those of `python -m dflash_perf`; returns the file.
     """
     now = datetime.now(UTC)
     record = {
@@ -57,7 +57,7 @@ def write_record(
 
 
 def _plain(argument: str) -> str:
-    """An argument without this machine's folders."""
+    """An argument; of an absolute path only the last part, as records name no local folders."""
     return Path(argument).name if argument.startswith("/") else argument
 
 

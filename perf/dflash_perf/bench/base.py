@@ -1,4 +1,4 @@
-"""What every benchmark shares: its declaration, its options, its folder and its record."""
+"""Shared by all benchmarks: how one is declared, its options, its folder and its record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import click
 from dflash_perf.record import write_record
 
 Figures = dict[str, Any]
-"""What a benchmark found; values are JSON's."""
+"""The result of a benchmark, ready for JSON."""
 
 _KINDS: dict[type, click.ParamType[Any]] = {
     int: click.IntRange(1),
@@ -30,7 +30,7 @@ _KINDS: dict[type, click.ParamType[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A run of a benchmark: an empty `folder` of its own, and how often it measures."""
+    """A run of a benchmark: an empty folder for its files, and how often it measures."""
 
     folder: Path
     runs: int
@@ -41,14 +41,14 @@ Measure = TypeVar("Measure", bound=Callable[..., Figures | None])
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A benchmark, called as its module is; the text at the top of the module is its help.
+    """A benchmark. Its name is that of its module, its help the module's docstring.
 
     Args:
-        measure: takes a Work and its own options, prints what it finds and returns the figures;
-            None where it writes files of its own. Its signature declares the options: a
-            positional parameter is an argument, and Annotated adds a help text.
-        runs: how often it measures unless told otherwise.
-        variant: an option whose value, where it is not the default, is part of a record's name.
+        measure: takes a Work and its own options, prints its findings and returns the figures, or
+            None if it writes its own files. Its signature declares the options: a positional
+            parameter is an argument, and Annotated adds a help text.
+        runs: the default of --runs.
+        variant: an option whose value is part of a record's name if it is not the default.
     """
 
     measure: Callable[..., Figures | None]
@@ -61,7 +61,7 @@ class Bench:
 
     @property
     def text(self) -> str:
-        """What it measures and how; the first line is its description."""
+        """The help text; its first line is the description."""
         return sys.modules[self.measure.__module__].__doc__ or ""
 
     @property
@@ -93,7 +93,7 @@ class Bench:
         return click.Command(self.name, params=parameters, callback=self._run, help=self.text)
 
     def record_name(self, options: dict[str, Any]) -> str:
-        """What a record of these options is called."""
+        """The name of a record of a run with these options."""
         for option in self.options:
             if option.name == self.variant and options[self.variant] != option.default:
                 return f"{self.name}-{options[self.variant]}"
@@ -105,7 +105,7 @@ class Bench:
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
             figures = self.measure(Work(Path(folder), runs), **options)
         if output is not None and figures is not None:
-            # Without this machine's folders.
+            # Paths by their last part alone: records name no local folders.
             plain = {
                 key: one.name if isinstance(one, Path) else one for key, one in options.items()
             }
@@ -115,7 +115,7 @@ class Bench:
 
 
 DECLARED: dict[str, Bench] = {}
-"""By name, those whose modules are imported; `registry.py` has all."""
+"""Benchmarks of the modules imported so far, by name; `registry.py` imports all."""
 
 
 def bench(**settings: Any) -> Callable[[Measure], Measure]:
@@ -132,7 +132,7 @@ def bench(**settings: Any) -> Callable[[Measure], Measure]:
 def _to_click(found: inspect.Parameter, kind: Any) -> click.Parameter:
     """The argument or option that sets a parameter of type `kind`."""
     kind, text = get_args(kind) if get_origin(kind) is Annotated else (kind, None)
-    if get_origin(kind) is UnionType:  # with None
+    if get_origin(kind) is UnionType:  # X | None
         kind = get_args(kind)[0]
     is_many = get_origin(kind) is tuple
     kind = get_args(kind)[0] if is_many else kind

@@ -1,4 +1,4 @@
-"""Benchmarks of a bundle: its prompts, requests of them, and a closed loop that decodes these."""
+"""For benchmarks of a bundle: its prompts as requests, and a closed loop that decodes them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dflash_trt.text.prompts import read_prompts
 
 
 def prompt_file(bundle: Bundle) -> Path:
-    """The prompts that came with the bundle.
+    """The file of prompts in the bundle.
 
     Raises:
-        DflashError: none did.
+        DflashError: it has none.
     """
     if bundle.prompts is None:
         raise DflashError("came without prompts", where=bundle.folder, usage=True)
@@ -37,7 +37,7 @@ def requests_of(bundle: Bundle, max_tokens: int, temperature: float = 0.0) -> li
 
 
 def decode_all(generator: Generator, requests: Iterable[Request], concurrency: int) -> int:
-    """Decodes `requests`, so many in flight until none is left; returns the output tokens."""
+    """Decodes `requests`, `concurrency` at a time; returns the number of output tokens."""
     waiting = iter(requests)
     tokens, free = 0, concurrency
     while True:

@@ -34,9 +34,8 @@ def decode(
 ) -> dict[str, float]:
     """Decodes `requests` in groups of `batch`, again and again until `seconds` have passed.
 
-    `tokens_per_second` is all decode tokens over the time of the steps that made them:
-    tokens after each request's first / (wall time - prefill time) at batch 1, and output
-    tokens / wall time of the whole run above batch 1, where prefill and decode overlap.
+    At batch 1 `tokens_per_second` is the tokens after each request's first / decode time, without
+    prefill. Above, prefill and decode overlap, and it is output tokens / wall time of the run.
     """
     generator = pair.make_generator(options)
     statistics: list[RequestStatistics] = []

@@ -26,30 +26,30 @@ from dflash_trt.errors import DflashError
 CHECKOUT = Path(__file__).parents[3]
 STUB = "tests.standins.served_model"
 OSL = 31
-# model of the stub, streams: several tokens a message in all of them.
+# (model of the stub, streams); every message of these models has several tokens.
 CASES = (("timed", 1), ("timed", 4), ("timed", 16), ("timed_many", 64), ("timed_many", 256))
 
 
 @dataclass(frozen=True)
 class Stub:
-    """Where the stub server listens, and what it wrote down."""
+    """Where the stub server listens, and the file of the times that it recorded."""
 
     grpc: str
     http: str
     log: Path
 
     def truth(self, model: str) -> dict[int, dict[str, Any]]:
-        """By seed, the latest answer of a model."""
+        """The recorded times of a model's latest answer, by seed."""
         lines = map(json.loads, self.log.read_text().splitlines())
         return {line["seed"]: line for line in lines if line["model"] == model}
 
 
 @contextmanager
 def run_stub(log: Path) -> Iterator[Stub]:
-    """The stub server in a process of its own, which ends when its standard input does.
+    """The stub server in a process of its own, which ends when its standard input is closed.
 
     Raises:
-        DflashError: this is not a checkout.
+        DflashError: this is not a clone of the repository, so the stub is missing.
     """
     if not CHECKOUT.joinpath(*STUB.split(".")).with_suffix(".py").is_file():
         raise DflashError(f"{STUB} is not here", fix="run it from a clone of the project")
@@ -70,10 +70,10 @@ def write_prompts(path: Path) -> Path:
 def measure_once(
     stub: Stub, prompts: Path, folder: Path, model: str, streams: int, requests: int
 ) -> tuple[dict[str, float], float]:
-    """Sweeps `requests` requests of the stub's `model` with so many streams, into `folder`.
+    """Sweeps the stub's `model` with `requests` requests over `streams` streams, into `folder`.
 
-    Returns the relative errors of four figures, and the client's own share of a core. Counts are
-    asserted, since they are exact whatever the machine does.
+    Returns the relative errors of four figures, and the client's CPU share. Counts are asserted:
+    they are exact on any machine.
     """
     served = {"name": model, "model": model, "url": stub.grpc}
     load = {"osl": OSL, "request_count": requests, "warmup": 0}

@@ -27,7 +27,7 @@ PREFIX, QUESTION = 2048, 32
 
 
 def measure_first_token(executor: Executor, runs: int) -> Figures:
-    """Milliseconds to the first token after a prompt that is new, and after one begun before."""
+    """Milliseconds to the first token of a new prompt, and of one whose prefix is cached."""
     generator = Generator(executor)
     rng = np.random.default_rng(0)
     times: dict[str, list[float]] = {"new": [], "shared": []}

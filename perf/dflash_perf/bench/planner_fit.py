@@ -29,7 +29,7 @@ from dflash_trt.planning.search import Site, Workload, answer, best_at, possible
 
 Array = NDArray[np.float64]
 Row = dict[str, Any]
-"""A row of published.yaml; `tables` are all of them by kind."""
+"""A row of published.yaml; functions take all rows as `tables`, by kind."""
 
 TABLES = Path(__file__).with_name("published.yaml")
 FITTED = ("bandwidth_fraction", "flops_fraction", "layer_overhead_us", "step_overhead_us")
@@ -47,14 +47,14 @@ HEADER = f"# Written by `{COMMAND} --write` from published.yaml beside it.\n"
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """What the planner says with some parameters, of sequences that hold `context` tokens."""
+    """The planner with given parameters, for sequences that hold `context` tokens each."""
 
     parameters: Calibration
     context: int
     concurrency: list[int]
 
     def rates(self, row: Row, decoding: Decoding) -> Array:
-        """tokens/s at each concurrency, all drafts used."""
+        """tokens/s at each concurrency, with the most drafts per step."""
         replica = Replica(find_gpu(row["gpu"]), GpuLayout(), self.parameters)
         drafts = max(decoding.drafts())
         seconds = [decoding.step(replica, n, self.context, drafts).total for n in self.concurrency]
@@ -68,11 +68,11 @@ class Planner:
         return self.rates(row, decoding) / published - 1
 
     def speedups(self, row: Row, decoding: Decoding) -> Array:
-        """Over autoregressive decoding at the same concurrency."""
+        """Speed-up over autoregressive decoding at each concurrency."""
         return self.rates(row, decoding) / self.rates(row, _plain(row))
 
     def ratio(self, row: Row) -> float | None:
-        """A ratio of two decodings with the τ that `plan` assumes; None where out of reach."""
+        """Throughput ratio of two decodings at the τ that `plan` assumes; None if unreachable."""
         pair, gpu = find_pair(row["pair"]), find_gpu(row["gpu"])
         layouts = possible_layouts(gpu, row["gpus"], [pair.target, pair.draft.model])
         workload = Workload(1024, 1024, 2048)
@@ -91,9 +91,9 @@ class Planner:
 
 
 def fit(tables: dict[str, Any]) -> tuple[Calibration, dict[str, float]]:
-    """Parameters with the least squared log errors on the fitted tables, and their standard errors.
+    """Least-squares fit of log errors on the fitted tables, and each parameter's standard error.
 
-    The standard errors are relative, from the Jacobian: what so few points can tell apart.
+    Standard errors are relative and come from the Jacobian.
     """
     from scipy.optimize import least_squares
 
@@ -113,7 +113,7 @@ def fit(tables: dict[str, Any]) -> tuple[Calibration, dict[str, float]]:
 
 
 def judge(tables: dict[str, Any], parameters: Calibration) -> list[ProjectionAccuracy]:
-    """The errors on every table, fitted or not."""
+    """The planner's errors on every table, fitted or held out."""
     planner = _planner(tables, parameters)
     found = [
         _accuracy(row["table"], planner.throughput_errors(row), fitted=row["fitted"])
@@ -180,7 +180,7 @@ def _accuracy(
 
 
 def origins(tables: dict[str, Any], spread: dict[str, float]) -> dict[str, str]:
-    """How each parameter was found, and what it would be had sequences held half the tokens."""
+    """How each parameter was found, and its value if sequences held half as many tokens."""
     context = tables["context"] // 2
     other, _ = fit({**tables, "context": context})
     return {name: text for name, (_, text) in ASSUMED.items()} | {

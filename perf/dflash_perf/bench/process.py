@@ -1,4 +1,4 @@
-"""Builds that are measured, in processes of their own."""
+"""Runs builds in processes of their own and measures them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PERIOD_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class BuildCost:
-    """What a build took; `peak_resident` bytes count mapped weight files, which can be dropped."""
+    """Cost of a build; `peak_resident` is bytes, with mapped weight files, which can be dropped."""
 
     seconds: float
     cpu_seconds: float
@@ -55,7 +55,7 @@ def build_synthetic(folder: Path, bundle: Path, *options: str) -> BuildCost:
 
 
 def peak_memory(pid: int | str = "self") -> int:
-    """The most resident bytes of a process so far, without its parent's; 0 once it has ended."""
+    """The most resident bytes of a process so far (its VmHWM); 0 once it has ended."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):

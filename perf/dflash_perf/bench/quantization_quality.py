@@ -37,7 +37,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
         *("--exclude", "model.*.self_attn.*"),
     ),
 }
-"""Options of `build` by the name of what they make."""
+"""Options of `build` by the name of the recipe."""
 
 
 def build_demo(folder: Path, *options: str) -> Bundle:
@@ -47,7 +47,7 @@ def build_demo(folder: Path, *options: str) -> Bundle:
 
 
 def continue_prompts(bundle: Bundle, requests: list[Request], threads: int) -> list[list[int]]:
-    """Each prompt and what the bundle makes of it, greedily, as token ids."""
+    """Each prompt with the bundle's greedy continuation, as token ids."""
     with LoadedPair(bundle, threads=threads) as pair:
         results = pair.run(requests)
     return [
@@ -109,7 +109,7 @@ def _figures(
 
 
 def _table(figures: list[Figures]) -> list[str]:
-    """A Markdown table: a recipe a row."""
+    """A Markdown table with one row per recipe."""
     lines = [
         "| recipe | target + draft, KiB | same likeliest token | KL, nats | perplexity | "
         "acceptance length: neither quantised | draft quantised | target quantised | both | loss |",

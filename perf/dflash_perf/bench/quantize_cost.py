@@ -40,7 +40,7 @@ _BYTES = 2  # of a bf16 weight
 
 
 def quantize(source: Path, output: Path, algorithm: Algorithm) -> dict[str, float]:
-    """Quantises a checkpoint whose input magnitudes are given; measures its own process."""
+    """Quantises a checkpoint with given input magnitudes; returns the cost of this process."""
     spec = read_target(source)
     known = Activations.known(dict.fromkeys(spec.weights, 8.0))
     quantize_checkpoint(spec, QuantizeOptions(algorithm), known, output, SilentProgress())
@@ -52,7 +52,7 @@ def quantize(source: Path, output: Path, algorithm: Algorithm) -> dict[str, floa
 
 
 def quantize_apart(work: Work, source: Path, algorithm: Algorithm) -> list[dict[str, float]]:
-    """Quantises, each time in a process of its own; `seconds` include its start and imports."""
+    """Quantises in a new process per run; `seconds` include its start and imports."""
     output = work.folder / "quantized"
     found: list[dict[str, float]] = []
     for _ in range(work.runs):
@@ -65,11 +65,11 @@ def quantize_apart(work: Work, source: Path, algorithm: Algorithm) -> list[dict[
 
 
 def core_speed(algorithm: Algorithm, seconds: float = 1.0) -> float:
-    """MB of bf16 weights that a second of one core turns into codes, chunk by chunk."""
+    """MB of bf16 weights that one core quantises per second, chunk by chunk."""
     rows: Float32 = np.random.default_rng(0).standard_normal((CHUNK_ELEMENTS // 2048, 2048), "f4")
     amax = float(np.abs(rows).max())
     chunks = 0
-    started = time.process_time()  # the numbers stay true on a busy machine
+    started = time.process_time()  # CPU time, so that other processes do not change the result
     while (elapsed := time.process_time() - started) < seconds:
         if algorithm is Algorithm.FP8:
             quantize_fp8(rows, fp8_scale(amax))

@@ -1,4 +1,4 @@
-"""All benchmarks by name: a module that is imported here is one of them."""
+"""All benchmarks by name; importing a module here registers its benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repeated measurements: runs that take turns, their spread, and ratios between neighbours."""
+"""Repeated measurements: interleaved runs, their spread, and ratios of neighbouring runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SpreadFigures = dict[str, float]
 def take_turns(
     ways: Mapping[Key, Callable[[], Value]], runs: int, *, rotate: bool = False
 ) -> dict[Key, list[Value]]:
-    """Runs every way `runs` times in turn, so that what the machine does befalls all alike.
+    """Runs all `ways` in turn, `runs` times, so that changes of the machine affect all alike.
 
-    With `rotate` each turn begins with another way.
+    With `rotate` each turn begins with another way. Returns the results by way, in run order.
     """
     found: dict[Key, list[Value]] = {name: [] for name in ways}
     order = deque(ways)

@@ -1,4 +1,4 @@
-"""Servers that benchmarks start, and single runs of the load generator against one."""
+"""Starts Triton servers for benchmarks, and runs the load generator once against one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ READY_TIMEOUT_S = 300
 
 @contextmanager
 def serve(bundle: Path, repository: Path, packaging: RepositoryOptions) -> Iterator[str]:
-    """A Triton server of `bundle` on free ports, its model repository in `repository`.
+    """A Triton server of `bundle` on free ports; writes its model repository to `repository`.
 
     Yields its gRPC address once it is ready.
     """

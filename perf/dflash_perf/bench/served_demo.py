@@ -47,7 +47,7 @@ def measure(
         served["DFlash, tuned"] = RepositoryOptions()
     output_dir.mkdir(parents=True, exist_ok=True)
     results = output_dir / "sweep"
-    # Beside the results, so that weights are linked and not copied.
+    # On the results' disk, so that weights are linked and not copied.
     with tempfile.TemporaryDirectory(dir=output_dir) as scratch, ExitStack() as servers:
         configurations: list[dict[str, object]] = []
         for name, packaging in served.items():

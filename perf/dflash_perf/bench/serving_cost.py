@@ -30,14 +30,14 @@ from dflash_trt.tuning.bundle_schedule import NONE
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Output tokens per second of one run; `host_us` is the generator's own time, per token."""
+    """Output tokens/s of one run; `host_us` is the generator's host time in µs per token."""
 
     tokens_per_second: float
     host_us: float = 0.0
 
 
 def run_in_process(generator: Generator, requests: list[Request], clients: int) -> Rate:
-    """Decodes `requests`, so that `clients` of them are always in the generator."""
+    """Decodes `requests` with `clients` of them in flight."""
     host = generator.step_seconds - generator.executor_seconds
     started = time.perf_counter()
     tokens = decode_all(generator, requests, clients)
@@ -56,7 +56,7 @@ def measure(
     max_tokens: int = 128,
 ) -> Figures:
     opened = open_bundle(bundle)
-    # As a server runs it: texts of answers are made too.
+    # The runner of a server, so that detokenising is part of the work.
     generator = LoadedPair(opened, block_schedule=NONE).open_runner().generator
     prompts, folders = prompt_file(opened), numbers()
     queue = list(islice(cycle(requests_of(opened, max_tokens)), requests))

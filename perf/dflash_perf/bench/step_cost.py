@@ -37,7 +37,7 @@ PAIR = resize(
     max_context=max(LENGTHS),
 )
 WAYS = {"target_only": False, "dflash": True}
-"""By name, whether it speculates."""
+"""Ways of decoding by name, and whether each speculates."""
 PER_RUN = "How long one measurement takes."
 
 
@@ -72,7 +72,7 @@ def time_steps(executor: Executor, *, speculative: bool, seconds: float, held: i
 def compare_steps(
     executors: dict[str, Executor], held: int, work: Work, seconds: float
 ) -> dict[str, Figures]:
-    """Milliseconds per step of two executors by way of decoding, and their ratio."""
+    """Milliseconds per step of two executors and their ratio, for each way of decoding."""
     first, second = executors
     figures: dict[str, Figures] = {}
     for name, speculative in WAYS.items():

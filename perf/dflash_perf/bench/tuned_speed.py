@@ -34,7 +34,7 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def summarize(rates: dict[str, list[float]]) -> Figures:
-    """Figures of one concurrency from tokens/s by way, the runs in their order."""
+    """Figures of one concurrency, from tokens/s of each way of decoding in run order."""
     others = {name: median(values) for name, values in rates.items() if name != TUNED}
     best = max(others, key=others.__getitem__)
     return {
@@ -74,7 +74,7 @@ def measure(
     click.echo(f"schedule: {schedule.describe()}")
 
     def run(way: GeneratorOptions, queue: list[Request], level: int) -> tuple[float, int]:
-        """Output tokens/s, and how many tokens."""
+        """Output tokens/s, and the number of output tokens."""
         generator = pair.make_generator(way)
         started = CLOCKS[clock]()
         tokens = decode_all(generator, queue, level)

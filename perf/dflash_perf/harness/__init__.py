@@ -1,1 +1,1 @@
-"""Load against served models, and what it measures: requests → records → runs → points."""
+"""A load generator for served models; results go from request records to runs to points."""

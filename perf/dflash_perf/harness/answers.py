@@ -1,4 +1,4 @@
-"""What users ask of a sweep: how much throughput at this interactivity, and how much more."""
+"""Throughput of each configuration at one interactivity, and its ratio to the baseline's."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ NOT_MEASURED = "not measured"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Each configuration's throughput at one interactivity, and its ratio to the baseline's.
+    """Each configuration's throughput at one interactivity, in tokens/s.
 
-    None is "not measured": outside what the sweep covered, never extrapolated; `nearest` has the
-    front's point that is closest then.
+    A value of None is "not measured": outside the front's range, as nothing is extrapolated.
+    `nearest` then has the closest point of the front.
     """
 
     interactivity: float
@@ -51,12 +51,12 @@ class Answer:
         }
 
     def describe_missing(self, configuration: str) -> str:
-        """That it is not measured there, and where it is."""
+        """Says that it is not measured there, and names the nearest measured point."""
         near = self.nearest.get(configuration)
         return NOT_MEASURED if near is None else f"{NOT_MEASURED}; nearest {_describe_point(near)}"
 
     def lines(self, unit: str) -> list[str]:
-        """One line a configuration, brackets and caveats included."""
+        """One line per configuration, with the measured points around the value."""
         shown = [f"at {self.interactivity:g} tokens/s per user:"]
         for name, value in self.values.items():
             if value is None:
@@ -72,7 +72,7 @@ class Answer:
 
 
 def build_fronts(points: Sequence[SweepPoint]) -> dict[str, Front]:
-    """One front per configuration, of its points with both figures."""
+    """One front per configuration, of the points that have both figures."""
     by_name: dict[str, list[FrontPoint]] = {}
     for point in points:
         found = by_name.setdefault(point.configuration, [])
@@ -83,7 +83,7 @@ def build_fronts(points: Sequence[SweepPoint]) -> dict[str, Front]:
 
 
 def answer(points: Sequence[SweepPoint], interactivity: float, baseline: str) -> Answer:
-    """Every configuration at `interactivity`, in the order of `points`."""
+    """Every configuration's answer at `interactivity`, in the order of `points`."""
     fronts = build_fronts(points)
     values = {name: front.at(interactivity) for name, front in fronts.items()}
     missing = [name for name, value in values.items() if value is None]
@@ -92,10 +92,10 @@ def answer(points: Sequence[SweepPoint], interactivity: float, baseline: str) ->
 
 
 def loads_between(points: Sequence[SweepPoint], targets: Sequence[float]) -> list[OfferedLoad]:
-    """Concurrencies in the middle of the points around each target, where points are few.
+    """Concurrencies to measure between the two points around each target interactivity.
 
-    The middle is geometric, as the powers of two around it are. Empty where every front has
-    enough points, or no concurrency in between.
+    Each is the geometric mean of its neighbours'. Empty if every front has enough points there, or
+    no concurrency lies in between.
     """
     concurrency = {point.load.label: point.load.concurrency for point in points}
     found: set[int] = set()
@@ -112,13 +112,13 @@ def loads_between(points: Sequence[SweepPoint], targets: Sequence[float]) -> lis
 
 
 def throughput_unit(points: Sequence[SweepPoint]) -> str:
-    """tokens/s, of what."""
+    """The unit of throughput: tokens/s per GPU, or per server where GPUs are not given."""
     per_gpu = all(point.value("output_throughput_per_gpu") for point in points)
     return "tokens/s per GPU" if points and per_gpu else "tokens/s per server"
 
 
 def describe_bracket(value: FrontValue) -> str:
-    """The measured points that a value lies between, and whether they are few."""
+    """The measured points around a value, and a remark if there are few."""
     ends = [_describe_point(one) for one in dict.fromkeys((value.below, value.above))]
     text = f"measured {' and '.join(ends)}" if len(ends) == 1 else f"between {' and '.join(ends)}"
     if value.is_sparse:

@@ -1,7 +1,7 @@
-"""CSV under the names that aiperf gives the same figures, so that its users' scripts read on.
+"""CSV with aiperf's names for the same figures, so that scripts written for aiperf can read it.
 
-aiperf ranks a user's rates where this project ranks seconds per token and inverts last: its
-`output_token_throughput_per_user` at p50 is the interactivity here, its avg is not.
+aiperf takes percentiles of rates; this project takes them of seconds per token and inverts last.
+So `output_token_throughput_per_user` at p50 is the interactivity here, but its avg is not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dflash_perf.harness.points import RunSummary, SweepPoint
 from dflash_perf.harness.records import RunRecord
 
 STATISTICS = ("avg", "min", "max", *(f"p{rank}" for rank in PERCENTILES), "std")
-# aiperf's tag, its title with the unit, ours, ours in its unit
+# (aiperf's tag, aiperf's title with the unit, our tag, factor from our unit to aiperf's)
 _DISTRIBUTIONS = (
     ("time_to_first_token", "Time to First Token (ms)", "ttft", 1e3),
     ("request_latency", "Request Latency (ms)", "e2e", 1e3),
@@ -33,7 +33,7 @@ _VALUES = (
 
 
 def run_csv(run: RunRecord, summary: RunSummary) -> str:
-    """One run in the layout of aiperf's own export: distributions, an empty line, values."""
+    """One run in the layout of aiperf's export: distributions, an empty line, single values."""
     table = [["Metric", *STATISTICS]]
     for _, title, tag, scale in _DISTRIBUTIONS:
         if numbers := summary.distributions.get(tag):
@@ -53,7 +53,7 @@ def run_csv(run: RunRecord, summary: RunSummary) -> str:
 
 
 def points_csv(points: Iterable[SweepPoint]) -> str:
-    """One row a point, means over its repeats: aiperf's tags with the statistic behind them."""
+    """One row per point, means over its repeats; columns are aiperf's tags plus the statistic."""
     rows = [_point_row(point) for point in points]
     header = list(dict.fromkeys(key for row in rows for key in row))
     return _to_csv([header, *([row.get(key, "") for key in header] for row in rows)])

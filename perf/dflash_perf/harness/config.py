@@ -1,4 +1,4 @@
-"""What a sweep measures: one YAML or the command line, read here; the only place with defaults."""
+"""The settings of a sweep, from a YAML file or the command line, with all their defaults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Value = bool | int | float | str
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
 MAX_CONCURRENCY = 4096
-# Requests get seeds of their own from it, which must stay whole numbers that JSON readers keep.
+# A request's seed is (seed << 20) + index, which must stay an integer that JSON readers keep.
 MAX_SEED = 1 << 32
 
 
@@ -35,17 +35,17 @@ class _Settings(BaseModel):
 
 
 class Configuration(_Settings):
-    """One served model, or one way to ask it.
+    """One served model with one set of request parameters.
 
     Args:
-        name: what figures call it.
+        name: its name in results and reports.
         kind: `llm-api` (a Triton server's LLM-API contract, over gRPC), `completions` or `chat`
             (OpenAI).
-        url: host:port of gRPC, or where /v1 lies.
+        url: host:port of gRPC, or the base URL of /v1.
         model: the served model's name.
-        inputs: further input tensors of every request (llm-api), by the model's own names.
-        parameters: further request parameters (llm-api) or body fields (OpenAI) of every request.
-        gpus: how many it runs on; throughput is per GPU where this is given, else per server.
+        inputs: more input tensors of every request (llm-api), by the model's names.
+        parameters: more request parameters (llm-api) or body fields (OpenAI) of every request.
+        gpus: how many it runs on; if given, throughput is per GPU, else per server.
         hardware: what it runs on, for the report.
         api_key_env: the environment variable with the endpoint's bearer token.
     """
@@ -62,12 +62,12 @@ class Configuration(_Settings):
 
 
 def to_slug(name: str) -> str:
-    """A configuration's name in a path: lower case, hyphens for what a path may not like."""
+    """A configuration's name as a folder's: lower case, with hyphens for unsafe characters."""
     return re.sub(r"[^\w.+=-]+", "-", name).casefold()
 
 
 class Goodput(_Settings):
-    """Limits, in milliseconds, that a good request meets, all of them."""
+    """Limits in milliseconds; a good request meets all that are given."""
 
     ttft: Positive | None = None
     tpot: Positive | None = None
@@ -79,18 +79,18 @@ class SweepConfig(_Settings):
 
     Args:
         configurations: what is compared; figures are relative to `baseline`.
-        baseline: a configuration's name; the first one's by default.
+        baseline: a configuration's name; by default the first.
         input_file: prompts (JSON lines, each with a "prompt"), or a local SPEED-Bench copy.
         categories: of SPEED-Bench; all by default.
         tokenizer: a tokenizer.json, or a folder or bundle that has one.
-        isl: input tokens of every prompt, cut from the prompts' text; their own by default.
+        isl: input tokens of every prompt, cut from the prompts' text; by default prompts are whole.
         osl: most output tokens of a request, and exactly that many with `ignore_eos`.
-        concurrency: closed loop: so many requests at any time.
-        request_rate: open loop: requests per second, at Poisson arrivals, whatever completes.
-        request_count: requests of a run; by default 10 × concurrency, and 100 of an open loop.
-        duration_s: send for so long instead, then wait for what is under way.
-        warmup: requests before a run that count for nothing; by default one per open stream.
-        timeout_s: a request without a final response after that has failed.
+        concurrency: closed loop: requests in flight at any time.
+        request_rate: open loop: requests per second with Poisson arrivals, answered or not.
+        request_count: requests of a run; by default 10 × concurrency, 100 in an open loop.
+        duration_s: send for that long instead, then wait for the requests in flight.
+        warmup: unrecorded requests before a run; by default the concurrency, 4 in an open loop.
+        timeout_s: a request without a final response by then has failed.
     """
 
     configurations: Annotated[tuple[Configuration, ...], Field(min_length=1, max_length=64)]
@@ -159,7 +159,7 @@ class SweepConfig(_Settings):
 
 
 class OfferedLoad(_Settings):
-    """How hard a run presses: a closed loop's concurrency, or an open loop's requests/s."""
+    """The load of a run: a closed loop's concurrency, or an open loop's requests/s."""
 
     concurrency: int | None = None
     request_rate: float | None = None
@@ -186,7 +186,7 @@ class OfferedLoad(_Settings):
 
 
 def read_sweep_config(path: Path | None, given: dict[str, Any]) -> SweepConfig:
-    """The sweep in the YAML at `path`, with what the command line gave in place of its keys.
+    """The settings in the YAML file at `path`; `given` by the command line replaces its keys.
 
     Paths in the file are relative to it.
 
@@ -199,7 +199,7 @@ def read_sweep_config(path: Path | None, given: dict[str, Any]) -> SweepConfig:
         for key in ("input_file", "tokenizer"):
             if isinstance(raw.get(key), str):
                 raw[key] = str(path.parent / raw[key])
-    # One kind of load replaces the other: a list on the command line is the whole list.
+    # Loads of the command line replace the file's of either kind; so do request count and duration.
     for either in ({"concurrency", "request_rate"}, {"request_count", "duration_s"}):
         if either & given.keys():
             raw = {key: raw[key] for key in raw if key not in either}

@@ -1,4 +1,4 @@
-"""Many values in a few: percentiles within a run, and confidence across repeated runs."""
+"""Summary statistics: percentiles within a run, confidence intervals over repeated runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ CONFIDENCE = 0.95
 
 
 def percentile(values: Sequence[float], rank: float) -> float:
-    """Linear between the two nearest ranks, as NumPy's default."""
+    """The percentile `rank` (0 … 100), interpolated linearly as by NumPy's default."""
     return float(np.percentile(values, rank))
 
 
 def describe(values: Sequence[float]) -> dict[str, float]:
-    """avg, min, max, percentiles and standard deviation (of the values themselves, n - 0)."""
+    """avg, min, max, percentiles and the population standard deviation (divided by n)."""
     ranks = np.percentile(values, PERCENTILES)
     return {
         "avg": float(np.mean(values)),
@@ -33,7 +33,7 @@ def describe(values: Sequence[float]) -> dict[str, float]:
 class Spread:
     """A figure over repeated runs.
 
-    `half_width` is that of the mean's 95 % confidence interval by Student's t with count - 1
+    `half_width` is half of the mean's 95 % confidence interval, by Student's t with count - 1
     degrees of freedom; None with a single run.
     """
 
@@ -45,7 +45,7 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread | None:
-        """None for no values."""
+        """The spread of `values`; None if there are none."""
         if not values:
             return None
         count, mean = len(values), math.fsum(values) / len(values)

@@ -1,4 +1,4 @@
-"""What a sweep asks of a served model, and the two ways to reach one."""
+"""The interface of a served model to a sweep, with two implementations: gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from dflash_perf.harness.trace import Trace
 
 
 class Endpoint(Protocol):
-    """A served model; belongs to the event loop that it was made in."""
+    """A served model; use it only in the event loop that created it."""
 
     async def describe(self) -> dict[str, Any]:
-        """What the server says about itself, after a check that it can do what is wanted.
+        """Checks that the server can run the sweep; returns its server, model and parameters.
 
         Raises:
-            DflashError: nobody there, no such model, an input that it does not have.
+            DflashError: no server, no such model, or an input that the model does not have.
         """
 
     async def send(self, prompt: str, seed: int, trace: Trace) -> None:
         """Sends a request and writes what arrives into `trace`, until the final response.
 
         Args:
-            seed: of its sampling.
+            seed: the request's sampling seed.
 
         Raises:
-            ServedModelError: there was none.
+            ServedModelError: no final response came.
         """
 
     async def is_alive(self) -> bool:
-        """Whether somebody answers there now."""
+        """Whether the server answers now."""
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
 
 
 def open_endpoint(
@@ -42,7 +42,7 @@ def open_endpoint(
     """Connects to a configuration's server.
 
     Args:
-        counts_needed: there is no tokenizer, so the server must tell token counts.
+        counts_needed: the server must report token counts, as there is no tokenizer.
 
     Raises:
         DflashError: the client library is missing, or the API key's variable is not set.

@@ -1,4 +1,4 @@
-"""Presses on one endpoint: a closed loop by concurrency, an open one at Poisson arrivals."""
+"""The load generator: a closed loop of given concurrency, or an open loop of Poisson arrivals."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ _ALIVE_TIMEOUT_S = 15.0
 
 @dataclass(slots=True)
 class RunProgress:
-    """A run under way, for whoever shows it; all of its requests so far.
-
-    `wanted` is None where time ends the run.
-    """
+    """Counts of a run in progress; `wanted` requests end it, or `duration_s` if that is None."""
 
     wanted: int | None
     began_at: float = field(default_factory=time.perf_counter)
@@ -52,7 +49,7 @@ class RunProgress:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of finished requests."""
+        """Output tokens/s of finished requests so far."""
         return self.output_tokens / max(time.perf_counter() - self.began_at, 1e-9)
 
     @property
@@ -66,7 +63,7 @@ class LoadGenerator:
 
     Args:
         where: the endpoint's address, for errors.
-        count_tokens: a tokenizer's, for servers that tell no counts.
+        count_tokens: the client's tokenizer, for servers that report no counts.
     """
 
     endpoint: Endpoint
@@ -76,7 +73,7 @@ class LoadGenerator:
     count_tokens: Callable[[str], int] | None
 
     def requests_of(self, load: OfferedLoad) -> int | None:
-        """How many requests a run has; None where `duration_s` ends it."""
+        """How many requests a run has; None if `duration_s` ends it."""
         if self.config.duration_s is not None:
             return None
         if self.config.request_count is not None:
@@ -86,10 +83,10 @@ class LoadGenerator:
         return REQUESTS_PER_STREAM * load.concurrency
 
     async def warm_up(self, load: OfferedLoad, seed: int) -> None:
-        """Requests that count for nothing, all with other prompts' order than the run's.
+        """Sends unrecorded requests, with prompts in another order than the run's.
 
         Raises:
-            DflashError: every one failed, or the server is gone.
+            DflashError: every request failed, or the server is gone.
         """
         streams = load.concurrency or 4
         count = streams if self.config.warmup is None else self.config.warmup
@@ -99,7 +96,7 @@ class LoadGenerator:
             self._check_any_completed(loop.records)
 
     async def run(self, load: OfferedLoad, seed: int, progress: RunProgress) -> RunRecord:
-        """One measured run; failed requests are part of it.
+        """One measured run; its record includes failed requests.
 
         Raises:
             DflashError: every request failed, or the server is gone.
@@ -143,9 +140,9 @@ class LoadGenerator:
 
 @dataclass(slots=True)
 class _Loop:
-    """The requests of one run or warm-up: `count` of them, or those of `duration_s`.
+    """Sends the requests of one run or warm-up: `count`, or as many as `duration_s` allows.
 
-    `order` is the seed of the prompts' order.
+    `order` seeds the order of the prompts.
     """
 
     generator: LoadGenerator
@@ -158,7 +155,7 @@ class _Loop:
     records: list[RequestRecord] = field(default_factory=list)
 
     async def run_closed(self, streams: int) -> None:
-        """`streams` workers that each send the next request when theirs is answered."""
+        """`streams` workers; each sends its next request when the last one is answered."""
         traces = self._traces()
 
         async def work() -> None:
@@ -170,7 +167,7 @@ class _Loop:
                 group.create_task(work())
 
     async def run_open(self, rate: float) -> None:
-        """Requests at exponential intervals of mean 1/rate, the same for the same seed."""
+        """Sends at exponential intervals of mean 1/rate; equal seeds give equal intervals."""
         intervals = random.Random(f"arrivals {self.seed}")
         due_at = self.began_at
         async with _Together() as group:
@@ -183,7 +180,7 @@ class _Loop:
                 due_at += intervals.expovariate(rate)
 
     def _traces(self) -> Iterator[Trace]:
-        """Requests, until there are `count` or `duration_s` is over."""
+        """New requests, until there are `count` or `duration_s` is over."""
         self.began_at = time.perf_counter()
         order = self.generator.prompts.order(self.order)
         for number, prompt in enumerate(islice(order, self.count)):
@@ -195,7 +192,7 @@ class _Loop:
     async def _send(self, trace: Trace) -> None:
         generator, timeout_s = self.generator, self.generator.config.timeout_s
         prompt = generator.prompts.texts[trace.prompt]
-        seed = (self.seed << 20) + trace.index  # request k has the same in every configuration
+        seed = (self.seed << 20) + trace.index  # so request k is the same in every configuration
         unreachable = False
         try:
             async with asyncio.timeout(timeout_s):
@@ -225,7 +222,7 @@ class _Loop:
 
 
 class _Together(asyncio.TaskGroup):
-    """A task group that raises its first failure itself, not a group of them."""
+    """A task group that raises its first failure instead of an exception group."""
 
     async def __aexit__(self, *details: object) -> None:
         try:
@@ -235,7 +232,7 @@ class _Together(asyncio.TaskGroup):
 
 
 async def _measure_lag() -> list[float]:
-    """How late this event loop comes to a task that is due, until cancelled."""
+    """Seconds by which this event loop runs a due task late, sampled until cancelled."""
     lags: list[float] = []
     try:
         while True:

@@ -1,8 +1,8 @@
 """Metrics of one request and of one run: a function each, its formula in the docstring.
 
-n is a request's output tokens, counted by token ids, the server's counts or a tokenizer, never
-by stream messages: with speculation one message carries several tokens. A metric without data
-is None, never 0. Those of a run are about its completed requests unless they say otherwise.
+n is the number of a request's output tokens, by token ids, the server's count or a tokenizer.
+Messages are never counted: with speculation one carries several tokens. A metric without data is
+None, never 0. A run's metrics cover its completed requests unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -160,24 +160,24 @@ RUN_METRICS: dict[str, RunMetric] = {
     "failed_share": failed_share,
     "client_cpu_share": client_cpu_share,
 }
-"""By tag, in the order in which they are shown."""
+"""Metrics by tag, in the order of reports."""
 
 
 def definition(metric: RequestMetric | RunMetric) -> str:
-    """The metric's formula, to print beside its figures."""
+    """The metric's formula, which reports print: the first paragraph of its docstring."""
     return " ".join((metric.__doc__ or "").partition("\n\n")[0].split())
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceProfile:
-    """What drafts were worth, over all requests that were drafted for.
+    """Acceptance over all completed requests with drafts.
 
     Args:
         histogram: item i counts the verify steps that emitted i + 1 tokens.
         conditional: item j is the share of drafts accepted at position j + 1, given that all
-            before it in their block were; None where none got so far.
-        conditional_basis: `trials` where the server counts positions. From the `histogram` alone,
-            a block that a stop or limit cut short looks rejected there: one step a request.
+            before it in their block were; None where no step got that far.
+        conditional_basis: `trials` if the server counts positions, else `histogram`. A block that
+            a stop or limit cut short then looks rejected: at most one step per request.
     """
 
     histogram: tuple[int, ...]
@@ -192,7 +192,7 @@ class AcceptanceProfile:
 
     @staticmethod
     def of(requests: Iterable[RequestRecord]) -> AcceptanceProfile | None:
-        """None where the server tells no histogram or drafted nothing."""
+        """The profile of `requests`; None if the server reports no histogram or drafted nothing."""
         drafted = [one for one in requests if one.completed and one.drafted_tokens]
         histogram = _sum_columns(one.histogram for one in drafted)
         if not histogram or len(histogram) < 2:

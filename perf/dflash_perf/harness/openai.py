@@ -23,7 +23,7 @@ _MAX_LINE = 1 << 24
 
 
 class OpenAiEndpoint:
-    """See `Endpoint`. Tokens by `token_ids` of the chunks where there are any, else by `usage`."""
+    """See `Endpoint`. Counts tokens by `token_ids` of the chunks if there are any, or `usage`."""
 
     def __init__(self, configuration: Configuration, config: SweepConfig) -> None:
         self._configuration = configuration
@@ -111,10 +111,10 @@ class OpenAiEndpoint:
         await self._session.close()
 
     def _take(self, line: bytes, at: float, trace: Trace) -> bool:
-        """Reads a line of the stream; True at one that ends an answer.
+        """Reads a line of the stream into `trace`; True if it ends the answer.
 
         Raises:
-            ServedModelError: it is an error.
+            ServedModelError: the line is an error.
             ValueError: it is not JSON.
         """
         if not line.startswith(b"data:"):
@@ -174,7 +174,7 @@ def _open_session(headers: dict[str, str]) -> ClientSession:
 
 
 def _read_usage(usage: dict[str, Any]) -> ServerCounts:
-    """Counts; drafts under the names that OpenAI has for predicted output."""
+    """The counts in a `usage` object; drafts have OpenAI's names for predicted outputs."""
     details = usage.get("completion_tokens_details")
     details = details if isinstance(details, dict) else {}
     accepted, rejected = (
@@ -192,7 +192,7 @@ def _read_usage(usage: dict[str, Any]) -> ServerCounts:
 
 
 def _reason(text: str) -> str:
-    """The message of an error body, or its beginning."""
+    """The message in an error body, or else the beginning of the body."""
     try:
         error = json.loads(text).get("error", text)
         text = error.get("message", text) if isinstance(error, dict) else str(error)

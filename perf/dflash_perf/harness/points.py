@@ -1,4 +1,4 @@
-"""Runs summed up: one run's figures, and a point, the same load repeated."""
+"""The figures of one run, and of a point: all repeats of one configuration and load."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUSY_CLIENT = 0.8
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """Which run: a configuration's name, its load, and the repeat (0, 1, …) with its own seed."""
+    """Identifies a run: configuration, load and repeat (0, 1, …); each repeat has its seed."""
 
     configuration: str
     load: OfferedLoad
@@ -31,17 +31,17 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary(RunPlan):
-    """One run in figures; the content of its summary.json.
+    """The figures of one run; the content of its summary.json.
 
     Args:
-        requests, completed, window_s: requests sent, those answered, the measured window.
-        errors: how many requests failed with which message.
-        token_sources: how many requests' tokens were counted which way.
+        requests, completed: how many requests were sent, and how many were answered.
+        window_s, loop_lag_p99_s: see `RunRecord`.
+        errors: how many requests failed, by message.
+        token_sources: how many requests' tokens were counted in each way.
         values: run metrics by tag; those without data are missing.
-        distributions: request metrics by tag, as `distribution.describe` gives them.
-        count_differs: requests whose token ids are not as many as the server counts.
-        ended_early: requests with fewer output tokens than all were to have.
-        loop_lag_p99_s: see `RunRecord`.
+        distributions: request metrics by tag, as from `distribution.describe`.
+        count_differs: requests whose number of token ids differs from the server's count.
+        ended_early: requests with fewer output tokens than `exact_tokens`.
     """
 
     requests: int
@@ -58,7 +58,7 @@ class RunSummary(RunPlan):
 
     @staticmethod
     def of(plan: RunPlan, run: RunRecord, exact_tokens: int | None = None) -> RunSummary:
-        """What `run` found; `exact_tokens` is what every request was to have, if it was."""
+        """The summary of `run`; `exact_tokens` is the fixed output length of requests, if any."""
         completed = run.completed
         distributions: dict[str, dict[str, float]] = {}
         for tag, metric in REQUEST_METRICS.items():
@@ -102,7 +102,7 @@ _SUMMARIES = TypeAdapter(RunSummary)
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """A configuration under one load, over its repeats."""
+    """One configuration under one load, with all its repeats."""
 
     configuration: str
     load: OfferedLoad
@@ -141,7 +141,7 @@ class SweepPoint:
 
     @property
     def notes(self) -> list[str]:
-        """What makes its figures weaker than they look."""
+        """Reasons to trust the figures less, as sentences for the report."""
         notes: list[str] = []
         fewest = min(run.requests for run in self.runs)
         wanted = REQUESTS_PER_STREAM * (self.load.concurrency or 0)

@@ -1,4 +1,4 @@
-"""The prompts of a sweep: a JSON-lines file or a local SPEED-Bench copy, of any length wanted."""
+"""The prompts of a sweep, from a JSON-lines file or a local SPEED-Bench copy, cut to length."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MARGIN = 8
 
 
 class Tokenizer:
-    """A tokenizer.json: cuts prompts to length, and counts where the server does not."""
+    """A tokenizer.json: cuts prompts to length, and counts tokens if the server does not."""
 
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer as Core
@@ -35,13 +35,13 @@ class Tokenizer:
         self._core.no_padding()
 
     def count(self, text: str) -> int:
-        """Tokens without special ones."""
+        """The number of tokens of `text`, without special tokens."""
         return len(self._encode(text))
 
     def cut(self, text: str, length: int) -> str | None:
-        """The beginning of `text` that has `length` tokens; None where no cut encodes to as many.
+        """A beginning of `text` that encodes to `length` tokens; None if none is found.
 
-        A cut may split what the tokenizer would merge, or a character: a few places are tried.
+        A cut can split a character or a merge of the tokenizer, so nearby cuts are tried too.
         """
         ids = self._encode(text)
         for extra in sorted(range(-_MARGIN, _MARGIN + 1), key=abs):
@@ -55,7 +55,7 @@ class Tokenizer:
 
 
 def _find(path: Path) -> Path:
-    """The tokenizer.json that a file, checkpoint folder or bundle means."""
+    """The tokenizer.json at `path`: the file itself, or that of a checkpoint folder or bundle."""
     for file in (path, path / "tokenizer.json", path / "tokenizer" / "tokenizer.json"):
         if file.is_file():
             return file
@@ -64,9 +64,9 @@ def _find(path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """The prompts, and in which order a run sends them.
+    """The prompts, and the order in which a run sends them.
 
-    The order depends on the seed alone: every configuration gets the same requests.
+    The order depends on the seed alone, so every configuration gets the same requests.
     """
 
     texts: tuple[str, ...]
@@ -81,7 +81,7 @@ class PromptSet:
         return digest.hexdigest()
 
     def order(self, seed: str) -> Iterator[int]:
-        """The prompt of each request: all prompts once, then again in a new order, without end."""
+        """Indices of prompts without end: all of them shuffled, then all in a new order, …"""
         for turn in count():
             generator = random.Random(f"{seed}:{turn}")
             yield from generator.sample(range(len(self.texts)), len(self.texts))
@@ -111,12 +111,12 @@ def load_prompts(config: SweepConfig, tokenizer: Tokenizer | None) -> PromptSet:
 def cut_to_length(
     prompts: Sequence[str], tokenizer: Tokenizer, length: int, path: Path
 ) -> list[str]:
-    """As many prompts, each of `length` tokens: one's text, then what follows it in the file.
+    """One prompt of `length` tokens for each of `prompts`: its text, then that of the next ones.
 
-    Text that people wrote, never random tokens: those distort acceptance.
+    Random tokens would be simpler but distort acceptance.
 
     Raises:
-        DflashError: all of it together is shorter, or text of that length encodes otherwise.
+        DflashError: all prompts together are shorter, or no cut encodes to `length` tokens.
     """
     lengths = [tokenizer.count(prompt) for prompt in prompts]
     if sum(lengths) < length:

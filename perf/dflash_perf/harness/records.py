@@ -1,4 +1,4 @@
-"""One request as it was measured: what metrics are computed from, and a line of requests.jsonl."""
+"""Records of measured requests, from which metrics are computed; a line of requests.jsonl each."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ TokenSource = Literal["output_ids", "counts", "tokenizer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCounts:
-    """What a server says about a request at its end; None is not offered.
+    """A server's counts of a finished request; None where it does not report one.
 
     Args:
-        verify_steps, drafted_tokens, accepted_tokens: the server's own counts.
         histogram: item i counts the verify steps that emitted i + 1 tokens.
-        position_trials: item j counts the steps that reached draft j + 1 of the block.
-        position_accepts: item j counts those of `position_trials` where it was accepted.
+        position_trials: item j counts the steps in which draft j + 1 of the block was checked.
+        position_accepts: item j counts the steps in which it was accepted.
     """
 
     input_tokens: int | None = None
@@ -34,22 +33,22 @@ class ServerCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord(ServerCounts):
-    """A finished or failed request; seconds, all from one monotonic clock.
+    """A finished or failed request. Times are seconds of one monotonic clock.
 
-    A figure that was not measured or not offered is None, never 0.
+    A figure that was not measured or not reported is None, never 0.
 
     Args:
-        index: which request of the run, in the order of sending.
-        prompt: which of the prompts.
-        sent_s: when it was sent, since the run's first request.
-        delay_s: open loop: how long after its arrival it was really sent.
+        index: its number in the run, in the order of sending.
+        prompt: index of its prompt.
+        sent_s: when it was sent, since the run began.
+        delay_s: open loop: how long after its due time it was sent.
         ttft_s: sent → first text.
         e2e_s: sent → final response.
-        output_tokens: counted as `token_source` says, never by messages.
-        token_source: by token ids, by the server's count, or by tokenizing the text.
-        count_differs: the server's own count is not the number of its token ids.
-        messages: messages of the stream that carried output.
-        error: why it failed; everything else may then be missing.
+        output_tokens: counted by `token_source`, never by messages.
+        token_source: token ids, the server's count, or the client's tokenizer.
+        count_differs: the server's count is not the number of its token ids.
+        messages: how many messages of the stream carried output.
+        error: why it failed; other fields may then be missing.
     """
 
     index: int
@@ -69,7 +68,7 @@ class RequestRecord(ServerCounts):
         return self.error is None
 
     def to_json(self) -> dict[str, Any]:
-        """Without what is at its default; times to the microsecond."""
+        """The fields that are not at their defaults; times to the microsecond."""
         shown: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -86,13 +85,13 @@ class RequestRecord(ServerCounts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run: a configuration under one load, once.
+    """One run: one configuration under one load.
 
     Args:
         window_s: first measured request sent → last final response.
-        client_cpu_share: processor time of this process / wall time of the window; 1 is one core.
-        loop_lag_p99_s: how late the event loop came to a task that was due, 99th percentile.
-        gpus: throughput is divided by them; None is throughput of the whole server.
+        client_cpu_share: processor time of this process / wall time of the run; 1 is one core.
+        loop_lag_p99_s: 99th percentile of how late the event loop ran a task that was due.
+        gpus: throughput is divided by their number; None is throughput of the whole server.
         goodput: the limits of a good request.
     """
 

@@ -1,7 +1,7 @@
 """Reads a local copy of SPEED-Bench (arXiv 2604.09557, nvidia/SPEED-Bench on the hub).
 
-Its licence forbids shipping the prompts, so there is none here: pass the folder or file of one
-split as downloaded (Parquet, read through pyarrow) or as JSON lines with the same columns.
+Its licence forbids shipping the prompts. Pass the folder or file of one split as downloaded
+(Parquet, which needs pyarrow), or JSON lines with the same columns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SUFFIXES = (".jsonl", ".parquet")
 
 
 def read_speed_bench(path: Path, categories: tuple[str, ...] = ()) -> list[str]:
-    """The first turn of every question in `path`, of the `categories` given or of all.
+    """The first turn of every question in `path`; of all categories if none are given.
 
     Raises:
         DflashError: no such files, rows without `turns` and `category`, an unknown category.
@@ -73,7 +73,7 @@ def _rows(file: Path) -> Iterator[Any]:
         ) from error
     try:
         yield from parquet.read_table(file, columns=["category", "turns"]).to_pylist()
-    except Exception as error:  # pyarrow's own types; the file is what is wrong
+    except Exception as error:  # pyarrow raises types of its own; the file is at fault
         raise DflashError(f"is not SPEED-Bench: {one_line(error)}", where=file) from error
 
 

@@ -1,9 +1,9 @@
-"""A folder of results: the sweep's plan, and every finished run, whole or absent.
+"""A folder of results: the sweep's plan and every finished run, each complete or absent.
 
 sweep.json                          what is measured, with machine and versions
-runs/NAME/c16-r0/requests.jsonl     one line a request
+runs/NAME/c16-r0/requests.jsonl     one line per request
 runs/NAME/c16-r0/summary.json, .csv the run's figures
-points.json, points.csv             all points, written anew after every run
+points.json, points.csv             all points, rewritten after every run
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _LOCK, _PLAN, _RUNS, _PARTIAL = ".lock", "sweep.json", "runs", ".partial"
 
 
 class ResultStore:
-    """A sweep's folder, held by one process at a time while it is written to."""
+    """A sweep's folder. Only one process at a time can write to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @contextmanager
     def open_for(self, config: SweepConfig, prompts_sha256: str, command: str) -> Iterator[None]:
-        """Holds the folder for a sweep: a new one, or the one that it began.
+        """Locks the folder for a sweep: a new one, or one that continues what is in it.
 
         Raises:
-            DflashError: it holds something else or another sweep, or one is at work in it.
+            DflashError: it has other files or another sweep, or a sweep is writing to it.
         """
         if self.folder.exists() and not self._plan.is_file() and self._is_foreign():
             raise DflashError(
@@ -62,7 +62,7 @@ class ResultStore:
             yield
 
     def plan(self) -> dict[str, Any]:
-        """What sweep.json says.
+        """The content of sweep.json.
 
         Raises:
             DflashError: it is missing or not a sweep's (usage).
@@ -82,7 +82,7 @@ class ResultStore:
         return (self._run_folder(run) / "summary.json").is_file()
 
     def add(self, run: RunRecord, summary: RunSummary) -> None:
-        """Keeps a finished run: it is on disk, flushed and under its name, when this returns."""
+        """Saves a finished run; when this returns it is flushed to disk under its final name."""
         folder = self._run_folder(summary)
         partial = folder.with_name(folder.name + _PARTIAL)
         shutil.rmtree(partial, ignore_errors=True)
@@ -98,7 +98,7 @@ class ResultStore:
         """All finished runs, in the plan's order of configurations.
 
         Raises:
-            DflashError: a summary that was not written here.
+            DflashError: a summary.json is not a run's.
         """
         names = [one["name"] for one in self.plan()["config"]["configurations"]]
         found: list[RunSummary] = []
@@ -119,7 +119,7 @@ class ResultStore:
         """A run's requests.
 
         Raises:
-            DflashError: the file is missing or was changed.
+            DflashError: the file is missing or cannot be read as requests.
         """
         path = self._run_folder(summary) / "requests.jsonl"
         try:
@@ -192,7 +192,7 @@ class ResultStore:
 
 
 def _merge(before: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """The plan of both: everything that either measures."""
+    """The configuration that covers all runs of both."""
     names = {one["name"] for one in before["configurations"]}
     added = [one for one in wanted["configurations"] if one["name"] not in names]
     return {
@@ -217,7 +217,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Writes a file that is the old one or the new one, never a part."""
+    """Replaces a file atomically: readers see the old or the new content."""
     partial = path.with_name(path.name + _PARTIAL)
     _write(partial, text)
     partial.replace(path)

@@ -1,4 +1,4 @@
-"""A sweep: every configuration at every load, repeated, each run on disk before the next."""
+"""A sweep: every configuration at every load, repeated; each run is saved before the next."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ROUNDS = 2
 
 
 class SweepObserver:
-    """Is told of a sweep under way; one that shows it overrides these."""
+    """Callbacks about the progress of a sweep; a subclass that shows it overrides them."""
 
     def plan(self, runs: int, finished: int) -> None:
-        """`runs` runs come, of which `finished` are on disk already; again when it refines."""
+        """There are `runs` runs, `finished` of them on disk; called again for each refinement."""
 
     def start(self, run: RunPlan, progress: RunProgress) -> None:
         """A run begins; `progress` changes as it goes."""
@@ -41,17 +41,15 @@ def run_sweep(
     command: str,
     refine_at: Sequence[float] = (),
 ) -> ResultStore:
-    """Measures what of `config` is not in `folder` yet.
+    """Measures the runs of `config` that are not in `folder` yet.
 
-    Then, around each interactivity of `refine_at`, concurrencies between those that were asked
-    for, as `loads_between` chooses them.
-
-    Repeats are the outermost loop and configurations the innermost, so that what drifts with
-    time drifts for all of them alike.
+    Then it measures concurrencies in between, around each interactivity of `refine_at`
+    (`loads_between`). Repeats are the outermost loop and configurations the innermost, so that
+    slow drift affects all configurations alike.
 
     Raises:
-        DflashError: wrong input, a folder of something else, a server that is not there, cannot
-            do what is asked or stops answering; finished runs stay.
+        DflashError: wrong input, a folder of something else, a server that is missing, cannot do
+            what is asked or stops answering; finished runs stay.
     """
     require("a sweep", "scipy")
     tokenizer = None if config.tokenizer is None else Tokenizer(Path(config.tokenizer))
@@ -82,7 +80,7 @@ class _Sweep:
                 await self._measure_all(between)
 
     async def _measure_all(self, loads: Sequence[OfferedLoad]) -> None:
-        """Every configuration at `loads`, as far as it is not on disk."""
+        """Measures every configuration at `loads`, except runs that are on disk."""
         runs = [
             (configuration, RunPlan(configuration.name, load, repeat, self.config.seed + repeat))
             for repeat in range(self.config.repeats)
@@ -91,7 +89,7 @@ class _Sweep:
         ]
         todo = [(configuration, run) for configuration, run in runs if not self.store.has(run)]
         self.observer.plan(len(runs), len(runs) - len(todo))
-        # All servers first: a sweep that cannot end should not begin.
+        # Connect to all servers first: a sweep that cannot finish should not begin.
         for configuration, _ in todo:
             if configuration.name not in self.endpoints:
                 await self._connect(configuration)

@@ -1,4 +1,4 @@
-"""What arrives of one request, and how many tokens it was."""
+"""Collects what arrives for one request, and counts its tokens."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _ID_BYTES = 4
 
 
 class GrownBytes:
-    """Output that arrives in pieces, each the new part or all so far: which one, it finds out.
+    """Joins streamed pieces, each only the new part ("delta") or all so far ("cumulative").
 
-    Cumulative pieces begin with what came before; after a few such that grow, that is settled
-    and earlier pieces are dropped. With fewer, the end decides.
+    A cumulative piece begins with the one before. After _SETTLED such pieces that grew, the stream
+    counts as cumulative and earlier pieces are dropped. With fewer, `whole` decides.
 
     Args:
-        streaming: where the server says which it is.
+        streaming: which it is, if the server says so.
     """
 
     def __init__(self, streaming: Streaming | None = None) -> None:
@@ -46,24 +46,24 @@ class GrownBytes:
         self._last = piece
 
     def whole(self, length: int | None = None) -> bytes:
-        """All of it; `length`, where it is known from elsewhere, settles what pieces leave open."""
+        """The whole output; `length` in bytes, if known, decides where the pieces fit both ways."""
         joined = b"".join(self._joined)
         if self._streaming == "cumulative":
             return self._last
         if self._streaming == "delta" or len(joined) == length:
             return joined
-        # Pieces that only ever repeated the first are more likely equal tokens than one output.
+        # Pieces that all equal the first are more likely equal tokens than one cumulative output.
         return self._last if self._growths > 1 or len(self._last) == length else joined
 
 
 @dataclass(slots=True)
 class Trace:
-    """One request under way; endpoints write into it as messages arrive (`perf_counter` times).
+    """One request in flight; endpoints fill it as messages arrive. Times are of `perf_counter`.
 
     Args:
-        index: which request of the run.
-        prompt: which of the prompts.
-        due_at: open loop: the moment of its arrival.
+        index: its number in the run.
+        prompt: index of its prompt.
+        due_at: open loop: when it is to be sent.
         ids: int32 token ids as bytes.
     """
 
@@ -81,13 +81,13 @@ class Trace:
     error: str | None = None
 
     def start(self) -> None:
-        """The request is sent now."""
+        """Notes that the request is sent now."""
         self.sent_at = time.perf_counter()
 
     def receive(
         self, at: float, text: bytes, ids: bytes | None, *, streaming: Streaming | None
     ) -> None:
-        """A message with output came at `at`."""
+        """Adds a message with output that came at `at`."""
         self.messages += 1
         self.last_at = at
         if text:
@@ -102,7 +102,7 @@ class Trace:
     def to_record(
         self, started_at: float, count_tokens: Callable[[str], int] | None
     ) -> RequestRecord:
-        """The finished request, times since `started_at`; `count_tokens` is a tokenizer's."""
+        """The record, with times since `started_at`; `count_tokens` is the client's tokenizer."""
         record = RequestRecord(
             index=self.index,
             prompt=self.prompt,
@@ -127,7 +127,7 @@ class Trace:
     def _count(
         self, count_tokens: Callable[[str], int] | None
     ) -> tuple[int | None, TokenSource | None, bool]:
-        """Tokens, how they were counted, and whether the server's own count is another."""
+        """The tokens, how they were counted, and whether the server's own count differs."""
         told = self.counts.output_tokens
         if self.ids is not None:
             length = None if told is None else told * _ID_BYTES

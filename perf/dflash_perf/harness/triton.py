@@ -1,4 +1,4 @@
-"""A model on a Triton server by TensorRT-LLM's LLM-API contract."""
+"""A model on a Triton server that has TensorRT-LLM's LLM-API contract."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LISTS = {
 
 
 class TritonEndpoint:
-    """See `Endpoint`. Several connections: one carries STREAMS_PER_CONNECTION requests."""
+    """See `Endpoint`. Opens one connection per STREAMS_PER_CONNECTION requests in flight."""
 
     def __init__(
         self, configuration: Configuration, config: SweepConfig, *, counts_needed: bool
@@ -53,7 +53,7 @@ class TritonEndpoint:
         self._streaming: Streaming | None = None
 
     async def describe(self) -> dict[str, Any]:
-        """Also learns which inputs and outputs the model has."""
+        """See `Endpoint`; also finds the model's inputs and outputs, which `send` needs."""
         from tritonclient.grpc import InferRequestedOutput
 
         name = self._configuration.model
@@ -95,7 +95,7 @@ class TritonEndpoint:
         if self._sends_seed:
             inputs.append(make_input("sampling_param_seed", "UINT64", [seed]))
         last: Response | None = None
-        trace.start()  # again when it leaves; a request that never does has a time as well
+        trace.start()  # and again on sending; a request that is never sent needs a time too
         stream = self._wire.stream(
             inputs, self._parameters, outputs=self._outputs, on_send=trace.start
         )
@@ -123,7 +123,11 @@ class TritonEndpoint:
         await self._wire.close()
 
     def _build_inputs(self, known: Mapping[str, str]) -> list[InferInput]:
-        """The inputs that all requests share; what the model does not have is refused or left."""
+        """The inputs that all requests share. Optional ones that the model lacks are left out.
+
+        Raises:
+            DflashError: the model lacks an input that the sweep or its configuration needs.
+        """
         config, where = self._config, self._configuration.url
         values: dict[str, Any] = {
             "streaming": True,

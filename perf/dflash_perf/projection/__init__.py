@@ -1,1 +1,1 @@
-"""A plan for people: tables, charts and pages in which no figure passes for a measured one."""
+"""Presents a plan in tables, charts and pages that mark every figure as a projection."""

@@ -1,4 +1,4 @@
-"""The fronts of a plan: dashed, since they are projections; measured ones beside them are solid."""
+"""The chart of a plan: projected fronts are dashed, measured ones solid."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DASHES = (0, (5, 2.5))
 
 
 def draw_plan(plan: Projection, measured: Sequence[SweepPoint] = ()) -> Chart:
-    """Throughput against interactivity of every decoding, and of what was measured."""
+    """Throughput against interactivity of every way of decoding, and of measured points."""
     figure, (axes,) = new_chart(height=4.8)
     fronts = {name: front.points for name, front in build_fronts(measured).items() if front.points}
     chosen = looks([*plan.points, *fronts], BASELINE)

@@ -20,7 +20,7 @@ _SPAN = 16
 
 
 def projected_front(plan: Projection, kind: Kind) -> tuple[FrontPoint, ...]:
-    """The points of a decoding that no other of its own beats in both."""
+    """The Pareto front of one way of decoding."""
     return pareto_front(
         FrontPoint(point.interactivity, point.throughput, point.label)
         for point in plan.points[kind]
@@ -28,7 +28,7 @@ def projected_front(plan: Projection, kind: Kind) -> tuple[FrontPoint, ...]:
 
 
 def answer_table(plan: Projection) -> Table:
-    """Each decoding at the interactivity: what it gives, run how, and what limits it."""
+    """Each way of decoding at the interactivity: throughput, best layout and what limits it."""
     rows = []
     for kind in plan.points:
         point, fastest = plan.answer(kind), plan.fastest(kind)
@@ -46,7 +46,7 @@ def answer_table(plan: Projection) -> Table:
 
 
 def describe_limit(step: Seconds) -> str:
-    """What takes most of a step, and how much of it."""
+    """What takes the largest part of a step's time, and that part."""
     return f"{step.limit} ({step.largest / step.total:.0%})"
 
 
@@ -81,7 +81,7 @@ def block_table(plan: Projection) -> Table:
 
 
 def memory_table(plan: Projection) -> Table:
-    """Bytes on one GPU by layout, and users of all GPUs at several contexts, DFlash."""
+    """For DFlash: bytes on one GPU by layout, and how many users all GPUs hold by context."""
     longest = plan.pair.target.max_context
     asked = sorted({plan.workload.context, *(c for c in _CONTEXTS if c <= longest)})
     rows = []
@@ -104,7 +104,7 @@ def memory_table(plan: Projection) -> Table:
 
 
 def sensitivity_table(plan: Projection, stored: StoredCalibration) -> Table | None:
-    """What DFlash's answer becomes with each parameter 20 % off; None without an answer."""
+    """The change of DFlash's answer if a parameter is 20 % off; None without an answer."""
 
     def show(change: float | None) -> str:
         return NOT_REACHABLE if change is None else f"{change:+.0%}"
@@ -124,7 +124,7 @@ def sensitivity_table(plan: Projection, stored: StoredCalibration) -> Table | No
 
 
 def accuracy_table(stored: StoredCalibration) -> Table:
-    """The model against published measurements."""
+    """The planner's errors against published measurements."""
     rows = [
         {
             "published table": one.table,
@@ -139,7 +139,7 @@ def accuracy_table(stored: StoredCalibration) -> Table:
 
 
 def plan_title(plan: Projection) -> str:
-    """What a plan calls itself, wherever it is shown."""
+    """The title of a plan, on terminals and pages."""
     where = f"{plan.site.gpus} × {plan.site.gpu.title}"
     return f"PROJECTION, not measured: {plan.pair.name} on {where}"
 
@@ -158,7 +158,7 @@ def sections(plan: Projection, stored: StoredCalibration) -> list[tuple[str, Tab
 
 
 def describe(plan: Projection) -> list[str]:
-    """What was asked, and the assumptions behind the answer, a line each."""
+    """The question and the assumptions behind the answer, one line each."""
     target, site, work = plan.pair.target, plan.site, plan.workload
     lines = [
         f"requests of {work.input_tokens:,} + {work.output_tokens:,} tokens, {work.context:,} "
@@ -190,7 +190,7 @@ def describe(plan: Projection) -> list[str]:
 
 
 def gigabytes(size: float) -> str:
-    """Decimal, as data sheets count."""
+    """Bytes as decimal GB, as in data sheets."""
     return f"{size / 1e9:,.1f} GB"
 
 

@@ -1,4 +1,4 @@
-"""Writes a plan: one page of HTML that needs nothing else, or its fronts as a picture."""
+"""Writes a plan as one self-contained HTML page, or its chart as a PNG."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _TEMPLATES = Path(__file__).parent
 def write_plan(
     plan: Projection, stored: StoredCalibration, output: Path, measured: Path | None = None
 ) -> None:
-    """Writes OUTPUT, an .html or a .png.
+    """Writes `output`: a PNG if its suffix is .png, else HTML.
 
     Args:
-        measured: results of a sweep, drawn as solid lines beside the projection's dashed ones.
+        measured: folder of a sweep's results, drawn as solid lines beside the dashed projection.
 
     Raises:
         DflashError: the perf extra is missing, or `measured` holds no results per GPU.

@@ -1,1 +1,1 @@
-"""A sweep's results for people: charts, one page of HTML, the same as Markdown and PNG."""
+"""Reports of a sweep: charts on one HTML page, and the same as Markdown and PNG."""

@@ -1,4 +1,4 @@
-"""The charts of a report, each None where the sweep has no data for it."""
+"""The charts of a report; each is None if the sweep has no data for it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _BAND = ("p5", "p25", "p50", "p75", "p95")
 
 @dataclass(frozen=True, slots=True)
 class ChartData:
-    """What charts are drawn from.
+    """The data of all charts.
 
     Args:
-        points: configurations in their order, loads from light to heavy.
-        profiles: acceptance over all runs of a configuration, where there is any.
-        answer: the interactivity to mark.
+        points: by configuration in order, loads from light to heavy.
+        profiles: acceptance over all runs of a configuration, if it drafted.
+        answer: the answer whose interactivity is marked.
     """
 
     points: Sequence[SweepPoint]
@@ -96,7 +96,7 @@ def _draw_point(
         elinewidth=1,
         alpha=1 if kept else 0.35,
     )
-    # To the right of the curve, which falls: above the point it would run into the next one.
+    # To the right, as the curve falls: above, the label would touch the next point.
     axes.annotate(
         _short(point.load),
         (interactivity, throughput.mean),
@@ -177,7 +177,7 @@ def draw_speedup(data: ChartData) -> Figure | None:
 
 
 def _ratios(point: SweepPoint, other: SweepPoint) -> list[float]:
-    """Repeat k against the baseline's repeat k: they were neighbours in time."""
+    """Ratios to the baseline by repeat: equal repeats ran close together in time."""
     theirs = {run.repeat: run.values.get("output_throughput") for run in other.runs}
     return [
         mine / base
@@ -187,7 +187,7 @@ def _ratios(point: SweepPoint, other: SweepPoint) -> list[float]:
 
 
 def draw_histogram(data: ChartData) -> Figure | None:
-    """How many tokens verify steps emitted, one panel a configuration."""
+    """Histogram of tokens emitted per verify step, one panel per configuration."""
     profiles = list(data.profiles.items())
     if not profiles:
         return None
@@ -216,7 +216,7 @@ def draw_positions(data: ChartData) -> Figure | None:
         return None
     figure, (axes,) = new_chart(height=3.8)
     longest = 1
-    # Short blocks last: theirs is the beginning of the same curve, and would be hidden.
+    # Short blocks are drawn last: longer ones have the same beginning and would hide them.
     by_length = sorted(data.profiles.items(), key=lambda item: -len(item[1].conditional))
     for name, profile in by_length:
         look = data.looks[name]

@@ -1,4 +1,4 @@
-"""What a report says, before it is HTML or Markdown: figures, tables, answers, caveats."""
+"""The content of a report before it becomes HTML or Markdown: charts, tables, answers, notes."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Chart:
     """A figure of the report.
 
     Args:
-        key: its name in files and anchors.
+        key: its name in file names and anchors.
         caption: what it shows, with the definition of its figures.
-        alternative: the same in words, for who cannot see it.
+        alternative: a text for readers who cannot see it.
     """
 
     key: str
@@ -78,9 +78,9 @@ def gather(store: ResultStore, targets: Sequence[float], baseline: str | None) -
     """The content of a report on `store`.
 
     Args:
-        targets: interactivities to answer for; the first is marked in the chart. With none, one
+        targets: interactivities to answer for; the first is marked in the chart. If empty, one
             that most fronts cover is chosen.
-        baseline: a configuration's name; by default the sweep's own.
+        baseline: a configuration's name; by default that of the sweep.
 
     Raises:
         DflashError: no finished run, or no such configuration.
@@ -128,7 +128,7 @@ def gather(store: ResultStore, targets: Sequence[float], baseline: str | None) -
 
 
 def choose_interactivity(fronts: dict[str, Front], baseline: str) -> list[float]:
-    """The middle of a range that many fronts cover, the baseline's and others' if it can be."""
+    """The middle of the range that most fronts cover, if possible the baseline's among them."""
     ranges = {
         name: (front.points[0].interactivity, front.points[-1].interactivity)
         for name, front in fronts.items()

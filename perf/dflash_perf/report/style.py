@@ -1,4 +1,4 @@
-"""How charts look: few lines, labels at the data, colours that colour-blind readers tell apart."""
+"""The style of charts: few lines, labels at the data, colours safe for colour-blind readers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 7.6, 4.3
 INK, FAINT = "#222222", "#8a8a8a"
-# Okabe and Ito's palette without its yellow, which white paper swallows; the baseline is grey.
+# Okabe and Ito's palette without yellow, which is too pale on white; the baseline is grey.
 BASELINE_COLOUR = "#555555"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "os^DvP"
@@ -45,14 +45,14 @@ _SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a configuration is drawn, in every chart the same."""
+    """How a configuration is drawn, the same in every chart."""
 
     colour: str
     marker: str
 
 
 def looks(names: Sequence[str], baseline: str) -> dict[str, Look]:
-    """One look per configuration; beyond six, colours repeat with another marker."""
+    """A look for each configuration; after six, colours repeat with another marker."""
     others = [name for name in names if name != baseline]
     chosen = {baseline: Look(BASELINE_COLOUR, "X")}
     for index, name in enumerate(others):
@@ -73,7 +73,7 @@ def chart_style() -> Iterator[None]:
 
 
 def new_chart(columns: int = 1, height: float = HEIGHT) -> tuple[Figure, list[Axes]]:
-    """A figure that belongs to no window, and its axes from left to right."""
+    """A figure that is not shown in a window, and its axes from left to right."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height))
@@ -89,9 +89,10 @@ def label_lines(
     lift: float = 0,
     weight: str = "normal",
 ) -> None:
-    """Words `offset` points right of and `lift` above where lines end: (x, y, text, colour) each.
+    """Labels the ends of lines, given as (x, y, text, colour).
 
-    Labels that would overlap are moved apart, keeping their order.
+    A label stands `offset` points right of the end and `lift` points above it. Labels that would
+    overlap are moved apart and keep their order.
     """
     axes.figure.canvas.draw()
     ordered = sorted(ends, key=lambda end: end[1])
@@ -140,9 +141,9 @@ def name_row(axes: Axes, chosen: dict[str, Look], names: Sequence[str]) -> None:
 def mark_answers(
     axes: Axes, at: float, found: dict[str, float | None], chosen: dict[str, Look], missing: str
 ) -> None:
-    """A line at an interactivity in tokens/s per user, and a ring at each throughput `found` there.
+    """A line at the interactivity `at`, in tokens/s per user, and a ring at each throughput.
 
-    Above the axes stands the interactivity, and for whom there is none: `missing` says why.
+    The text above the axes also names the configurations without one, with `missing` as reason.
     """
     axes.axvline(at, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
     notes = [f"{name}: {missing}" for name, value in found.items() if value is None]

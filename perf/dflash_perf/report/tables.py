@@ -16,7 +16,7 @@ DASH = "–"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells as text; the first `words` columns are words, the others numbers."""
+    """Cells as text; the first `words` columns are text (left-aligned), the others numbers."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -24,12 +24,12 @@ class Table:
 
     @staticmethod
     def of(rows: Sequence[Mapping[str, str]], words: int = 1) -> Table:
-        """Rows by heading, all with the same headings."""
+        """A table of rows that map heading to cell; all have the same headings."""
         return Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), words)
 
 
 def answer_table(answers: Sequence[Answer], unit: str) -> Table | None:
-    """Throughput at each interactivity, with its brackets; None without answers."""
+    """Throughput at each interactivity, with the points around it; None without answers."""
     rows = [
         {
             "configuration": name,
@@ -78,7 +78,7 @@ def format_ratio(ratio: float | None) -> str:
 
 
 def format_number(value: float | None, scale: float = 1) -> str:
-    """Three digits, or all before the point; a dash for what was not measured."""
+    """Three significant digits, whole numbers from 1000 on; a dash for None."""
     if value is None:
         return DASH
     value *= scale
@@ -86,7 +86,7 @@ def format_number(value: float | None, scale: float = 1) -> str:
 
 
 def format_spread(spread: Spread | None) -> str:
-    """The mean, ± half of its confidence interval where there is one."""
+    """The mean ± half of its confidence interval, if it has one."""
     if spread is None:
         return DASH
     half = spread.half_width
@@ -94,7 +94,7 @@ def format_spread(spread: Spread | None) -> str:
 
 
 def configuration_table(config: dict[str, Any], servers: dict[str, Any]) -> Table:
-    """What was asked, where, and what the server says about itself."""
+    """Each configuration: its server and address, and its parameters."""
     rows = []
     for one in config["configurations"]:
         server, gpus = servers.get(one["name"], {}), f", {one['gpus']} GPUs" if one["gpus"] else ""
@@ -113,7 +113,7 @@ def configuration_table(config: dict[str, Any], servers: dict[str, Any]) -> Tabl
 
 
 def failure_table(points: Sequence[SweepPoint]) -> Table | None:
-    """Errors by point; None without any."""
+    """Errors by point; None if no request failed."""
     rows: list[tuple[str, ...]] = []
     for point in points:
         totals = sum((Counter(run.errors) for run in point.runs), Counter[str]())

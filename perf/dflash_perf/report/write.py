@@ -1,4 +1,4 @@
-"""Writes a report: one page of HTML that needs nothing else, Markdown, and its charts as PNG."""
+"""Writes a report: one self-contained HTML page, Markdown, and its charts as PNG."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ _NAMESPACES = re.compile(r'\s+xmlns(?::\w+)?="[^"]*"')
 def write_report(
     results: Path, output: Path, targets: Sequence[float], baseline: str | None
 ) -> list[Path]:
-    """Writes OUTPUT.html, OUTPUT.md and OUTPUT-CHART.png; returns the files, the page first.
+    """Writes `output` (HTML), and beside it NAME.md and NAME-CHART.png; returns all, HTML first.
 
     Raises:
-        DflashError: RESULTS is no sweep's folder or empty, the perf extra is
-            missing, or a file cannot be written.
+        DflashError: `results` is no sweep's folder or has no run, or the perf extra is missing.
     """
     require("a report", "matplotlib", "scipy")
     with chart_style():
@@ -51,7 +50,7 @@ def write_report(
 
 
 def to_svg(chart: Chart) -> str:
-    """The chart as an element of an HTML page: its words for readers, no addresses, own ids."""
+    """The chart as an <svg> element with its alternative text, no links, and unique ids."""
     buffer = io.StringIO()
     chart.figure.savefig(buffer, format="svg", metadata={"Date": None})
     svg = buffer.getvalue()
@@ -63,7 +62,7 @@ def to_svg(chart: Chart) -> str:
 
 
 def save_png(chart: Chart, path: Path) -> Path:
-    """The chart as a picture, the same bytes each time."""
+    """Writes the chart as a PNG, with the same bytes each time; returns `path`."""
     chart.figure.savefig(path, format="png", dpi=PNG_DPI, metadata={"Software": None})
     return path
 
@@ -76,13 +75,13 @@ def _render(template: str, content: Content, drawings: Sequence[str]) -> str:
 
 
 def templates(*folders: Path, is_html: bool = True) -> Environment:
-    """Those in `folders` and what all pages share; what fills those of HTML is escaped."""
+    """Templates in `folders` and the shared ones here; values in HTML are escaped."""
     loader = FileSystemLoader((*folders, _TEMPLATES))
     return Environment(loader=loader, autoescape=is_html, keep_trailing_newline=True)
 
 
 def _markdown_text(text: str) -> str:
-    """Plain words: nothing in them is Markdown or HTML."""
+    """`text` on one line, with all Markdown and HTML escaped."""
     return re.sub(r"([\\`*_<>\[\]#])", r"\\\1", " ".join(text.split()))
 
 

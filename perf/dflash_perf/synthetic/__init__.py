@@ -1,1 +1,1 @@
-"""Checkpoints of any shape without trained weights, for measuring cost alone."""
+"""Checkpoints of any shape without trained weights, to measure cost only."""

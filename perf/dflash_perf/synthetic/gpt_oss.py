@@ -1,7 +1,6 @@
-"""gpt-oss-120b and its DFlash draft in their true shapes, as files that take no disk.
+"""gpt-oss-120b and its DFlash draft in their true shapes, as sparse files that take no disk.
 
-Config, names, types and shapes are the published checkpoints'; the data are holes. Building a
-bundle reads none of it.
+Config, names, types and shapes are the published checkpoints'. Building graphs reads no weights.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _QUANTIZATION = {
 
 
 def write_gpt_oss_120b(folder: Path) -> int:
-    """Writes `folder`/target (shards and their index) and `folder`/draft; the bytes of weights."""
+    """Writes `folder`/target (sharded) and `folder`/draft; returns the bytes of weights."""
     pair = find_pair("gpt-oss-120b")
     size = write_checkpoint(
         folder / "target",

@@ -15,7 +15,7 @@ from dflash_trt.planning.known_pairs import PairShape
 def resize(
     pair: PairShape, sizes: DecoderSizes, *, draft_layers: int, block_size: int, **both: Any
 ) -> PairShape:
-    """A dense pair of other sizes; `both` are fields of target and draft, such as `vocab`."""
+    """`pair` with other sizes; `both` sets fields of target and draft alike, such as `vocab`."""
     drafted = replace(sizes, layers=sizes.layers[:draft_layers])
     draft = replace(
         pair.draft,
@@ -30,8 +30,8 @@ def write_pair(folder: Path, pair: PairShape, *, dtype: str, random: bool) -> in
     """Writes `folder`/target and `folder`/draft; returns the bytes of weights.
 
     Args:
-        dtype: safetensors code, "F32" or "BF16".
-        random: False leaves the weights as holes.
+        dtype: safetensors dtype code, "F32" or "BF16".
+        random: False leaves the files sparse.
     """
     target, draft = pair.target, pair.draft
     shapes: Shapes = {
@@ -56,7 +56,7 @@ def write_pair(folder: Path, pair: PairShape, *, dtype: str, random: bool) -> in
 
 
 def config_sizes(model: ModelShape) -> dict[str, Any]:
-    """What the config.json of every family states of a model's sizes."""
+    """The sizes of a model under the keys that every family's config.json has."""
     return {
         "num_hidden_layers": len(model.sizes.layers),
         "hidden_size": model.sizes.hidden_size,
@@ -72,7 +72,7 @@ def config_sizes(model: ModelShape) -> dict[str, Any]:
 
 
 def draft_config(pair: PairShape, mask_token_id: int) -> dict[str, Any]:
-    """A draft's config.json; its taps are spread evenly over the target's layers."""
+    """A draft's config.json, with tapped layers spread evenly over the target's."""
     layers, taps = len(pair.target.sizes.layers), pair.draft.taps
     ids = [1 + round(tap * (layers - 4) / (taps - 1)) for tap in range(taps)]
     return {
@@ -87,7 +87,7 @@ def draft_config(pair: PairShape, mask_token_id: int) -> dict[str, Any]:
 
 
 def draft_shapes(draft: DraftShape) -> Shapes:
-    """The draft's tensors."""
+    """The draft's tensors: name → shape."""
     hidden = draft.model.sizes.hidden_size
     return {
         "fc.weight": (hidden, draft.target_hidden * draft.taps),
@@ -97,7 +97,7 @@ def draft_shapes(draft: DraftShape) -> Shapes:
 
 
 def attention_shapes(model: ModelShape) -> Shapes:
-    """The weights of one layer's attention, by name."""
+    """The shapes [out,in] of one layer's attention weights, by name."""
     queries, keys = (
         model.sizes.layer.heads * model.sizes.layer.head_dim,
         model.sizes.layer.kv_heads * model.sizes.layer.head_dim,

@@ -1,4 +1,4 @@
-"""Writes checkpoints whose weights are random, or holes in files that take no disk."""
+"""Writes checkpoints with random weights, or with sparse files in place of weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHUNK = 1 << 24
 
 Shapes = dict[str, tuple[int, ...]]
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
-"""Name → (safetensors code, shape)."""
+"""Name → (safetensors dtype code, shape)."""
 
 
 def write_checkpoint(
@@ -31,8 +31,8 @@ def write_checkpoint(
     """Writes `config` and `tensors`; returns the bytes of weights.
 
     Args:
-        random: small random weights; False leaves a hole in the file, which takes no disk.
-        shard_bytes: the most data of a file; with more there are shards and their index.
+        random: small random weights; False leaves the file sparse, so it takes no disk.
+        shard_bytes: the most bytes of a file; with more there are shards and an index.
     """
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
