@@ -47,7 +47,8 @@ class Campaign:
 def ordered_files(mutant: Mutant, place: Place, root: Path, is_full: bool) -> list[str]:
     """Test files of the folders in question: those that mirror where the mutant stands first.
 
-    Among them those come first that speak of its function or module.
+    Among them those come first that speak of its function or module. Behind the most telling ones
+    a folder's files stand together: pytest loses the fixtures of a folder that it comes back to.
     """
     stem, *names = Path(place.file).stem, *place.name.split(".")
     patterns = [re.compile(rf"\b{re.escape(word.strip('_'))}\b") for word in (stem, *names)]
@@ -61,7 +62,10 @@ def ordered_files(mutant: Mutant, place: Place, root: Path, is_full: bool) -> li
 
     paths = [path.relative_to(root) for path in root.glob("tests/*/**/test_*.py")]
     wanted = [path for path in paths if is_full or path.parts[1] in mirrors | _USUAL]
-    return [str(path) for path in sorted(wanted, key=rank)]
+    ranked = sorted(wanted, key=rank)
+    folders = list(dict.fromkeys(path.parts[1] for path in ranked[_MOST_TELLING:]))
+    rest = sorted(ranked[_MOST_TELLING:], key=lambda path: (folders.index(path.parts[1]), path))
+    return [str(path) for path in [*ranked[:_MOST_TELLING], *rest]]
 
 
 def try_mutant(mutant: Mutant, scratch: Scratch, campaign: Campaign) -> dict[str, Any]:
