@@ -46,7 +46,7 @@ from dflash_trt.speculation.schedule import (
 # Fewer verify steps than this say little about acceptance.
 LEAST_STEPS = 32
 # A step is timed from its fourth in a row on: shapes are bound at the first, engines capture a
-# graph at the third, and the processor's caches are then full of this step's weights.
+# graph after the second, and the processor's caches are then full of this step's weights.
 WARM_UP_CALLS = 3
 STEPS_SECONDS = 0.02
 # A neighbouring batch keeps the block unless another is predicted to be this much faster.

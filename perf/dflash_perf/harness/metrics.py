@@ -50,7 +50,7 @@ def output_tokens(request: RequestRecord) -> float | None:
 
 
 def input_tokens(request: RequestRecord) -> float | None:
-    """Input tokens as the server counts them, else as the tokenizer does."""
+    """Input tokens as the server counts them; none where it does not say."""
     return request.input_tokens
 
 
@@ -136,7 +136,7 @@ def failed_share(run: RunRecord) -> float | None:
 
 
 def client_cpu_share(run: RunRecord) -> float | None:
-    """Client CPU share = processor time of the measuring process / window; 1 is a whole core."""
+    """Client CPU share = processor time of the measuring process / wall time; 1 is a whole core."""
     return run.client_cpu_share
 
 
