@@ -2,8 +2,8 @@
 
 import dflash_trt
 
-dflash_trt.build("demo", "demo-bundle")
-with dflash_trt.load("demo-bundle") as pair:
+dflash_trt.build("demo", "first-bundle", overwrite=True)
+with dflash_trt.load("first-bundle") as pair:
     for result in pair.generate(["fleet #6400 to #6410 in kyiv"], max_tokens=64):
         print(result.text, result.statistics.acceptance_length)
 """
