@@ -17,6 +17,7 @@ from dflash_trt.building.request import (
 )
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.core.progress import Progress, SilentProgress
+from dflash_trt.core.validation import check_value
 from dflash_trt.errors import DflashError
 from dflash_trt.pair import ChatAnswer, LoadedPair, load
 from dflash_trt.runtime import Request, RequestResult, RequestStatistics, SamplingParams, TokenEvent
@@ -78,6 +79,7 @@ def build(
         what = f"{executor!r} is not one of {', '.join(known)}"
         fix = "`dflash-trt build` writes deployments" if executor == TRTLLM else None
         raise DflashError(what, where="executor", fix=fix, usage=True)
+    check_value("output", output, str | Path | None)
     built = run_build(
         BuildRequest(
             target=str(target),

@@ -15,7 +15,9 @@ from typing import Self, TypedDict, Unpack
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import check_runnable, open_executor
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.core.limits import Count
+from dflash_trt.core.validation import check_value
+from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.runtime import (
     Generator,
@@ -86,9 +88,7 @@ class LoadedPair:
         block_schedule: str | Path = AUTO,
         graphs: Iterable[GraphName] = (),
     ) -> None:
-        if type(threads) is not int or threads < 1:
-            what = f"{threads!r} is not an integer of at least 1"
-            raise DflashError(what, where="threads", usage=True)
+        check_value("threads", threads, Count)
         check_runnable(bundle)
         is_fixed = block_size is not None or not speculation
         if is_fixed and block_schedule == AUTO:
@@ -156,6 +156,10 @@ class LoadedPair:
             DflashError: a value that no generator could accept (usage), a prompt that the
                 tokenizer or the chat template refuses.
         """
+        known = list(RequestOptions.__annotations__)
+        for key in set(options).difference(known):
+            near = " (see SamplingParams)" if hasattr(SamplingParams, key) else nearest(key, known)
+            raise DflashError(f"no such option{near}", where=key, usage=True)
         ids = tuple(self._encode(prompt))
         return Request(prompt_ids=ids, sampling=sampling or SamplingParams(), **options)
 
@@ -255,8 +259,9 @@ class LoadedPair:
         """The answer to a conversation of messages, each {"role": …, "content": …}.
 
         Raises:
-            DflashError: there is no chat template, or see `request` and `run`.
+            DflashError: no conversation, no chat template, or see `request` and `run`.
         """
+        check_value("messages", messages, Sequence[Message])
         (result,) = self.generate([messages], sampling, **options)
         if self.harmony is None:
             return ChatAnswer(text=result.text or "", reasoning=None, result=result)
@@ -309,7 +314,7 @@ class LoadedPair:
                 raise DflashError(
                     "the tokenizer has no chat template",
                     where="prompt",
-                    fix="pass a text instead of messages",
+                    fix="pass a text to `generate` instead of messages",
                     usage=True,
                 )
             text = self._renderer.render(messages)
@@ -330,6 +335,7 @@ def load(
     Raises:
         DflashError: not a bundle, one that this machine cannot run, or a value out of range.
     """
+    check_value("folder", folder, str | Path)
     pair = LoadedPair(
         open_bundle(folder),
         threads=threads,

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dflash_trt
-from dflash_trt import DflashError, LoadedPair, SamplingParams
+from dflash_trt import CacheOptions, DflashError, LoadedPair, SamplingParams
 from dflash_trt.cli.main import main
 from dflash_trt.text.harmony import HarmonyFormat
 from tests.cli.bigram import END, token, write_bigram_pair
@@ -165,6 +165,8 @@ def test_an_asynchronous_stream_takes_over_from_one_that_waits(pair: LoadedPair)
     text = next(waiting).text
 
     async def read() -> str:
+        with pytest.raises(DflashError, match="sampling: it must be SamplingParams"):
+            await anext(pair.astream("9", {"temperature": 1}))  # type: ignore[arg-type]
         return "".join([event.text async for event in pair.astream("9", max_tokens=4)])
 
     assert asyncio.run(read()) == "0123"
@@ -213,6 +215,9 @@ def test_chat(pair: LoadedPair) -> None:
     assert list(pair.request(messages).prompt_ids) == ids
     assert answer.result.statistics.prompt_tokens == len(ids)
     assert "".join(event.text for event in pair.stream(messages, max_tokens=3)) == "012"
+    for wrong in (lambda: pair.chat("cab"), lambda: pair.chat([5, 6])):
+        with pytest.raises(DflashError, match="messages: "):
+            wrong()
 
 
 def test_a_chat_tells_reasoning_from_the_answer(
@@ -249,6 +254,7 @@ def test_a_chat_tells_reasoning_from_the_answer(
         (["a"], {"max_tokens": 0}, ["max_tokens", "0"]),
         (["a"], {"block_size": 9}, ["block_size", "between 2 and 8"]),
         (["a"], {"stop_strings": [""]}, ["stop_strings", "empty"]),
+        (["a"], {"max_token": 3}, ["max_token: ", "'max_tokens'"]),
     ],
 )
 def test_what_cannot_run_is_refused(
@@ -266,11 +272,12 @@ def test_what_cannot_run_is_refused(
         ({"threads": 0}, "threads"),
         ({"block_size": 99}, "block_size"),
         ({"block_schedule": "none.json"}, "none.json"),
+        ({"folder": None}, "folder: "),
     ],
 )
 def test_what_cannot_be_loaded_is_refused(folder: Path, options: Any, piece: str) -> None:
     with pytest.raises(DflashError, match=piece):
-        dflash_trt.load(folder, **options)
+        dflash_trt.load(**{"folder": folder} | options)
 
 
 def test_a_closed_pair_says_so(folder: Path) -> None:
@@ -291,7 +298,7 @@ def test_a_closed_pair_says_so(folder: Path) -> None:
 
 def test_build(config: Path, tmp_path: Path) -> None:
     limits = dflash_trt.LimitOptions(max_batch=2)
-    caches = dflash_trt.CacheOptions(kv_layout="paged")
+    caches = CacheOptions(kv_layout="paged")
     built = dflash_trt.build(str(config), tmp_path / "b", limits=limits, caches=caches)
     assert built.manifest.limits.max_batch == 2 and built.manifest.page_pool is not None
     with pytest.raises(DflashError, match="exists"):
@@ -301,11 +308,13 @@ def test_build(config: Path, tmp_path: Path) -> None:
         assert pair.generate(["cab"], max_tokens=5)[0].statistics.preemptions == 0
     with pytest.raises(DflashError, match="dflash-trt build"):
         dflash_trt.build(str(config), tmp_path / "c", executor="trtllm")
-    for wrong in (
-        lambda: dflash_trt.LimitOptions(max_batch=0),
-        lambda: dflash_trt.PrecisionOptions(precision="fp9"),  # type: ignore[arg-type]
-        lambda: dflash_trt.CacheOptions(kv_layout="round"),
-        lambda: dflash_trt.CacheOptions(kv_dtype="round"),
+    assert dflash_trt.PrecisionOptions(calibration="a").calibration == Path("a")
+    for call, wrong in (
+        (dflash_trt.LimitOptions, {"max_batch": 0}),
+        (dflash_trt.PrecisionOptions, {"precision": "fp9", "calibration": 3, "exclude": "*.mlp"}),
+        (CacheOptions, {"kv_layout": "x", "kv_dtype": 8, "page_size": "64", "kv_pages": "7"}),
+        (partial(dflash_trt.build, str(config)), {"limits": {"max_batch": 2}, "output": 3}),
     ):
-        with pytest.raises(DflashError, match="is not"):
-            wrong()
+        for name, value in wrong.items():
+            with pytest.raises(DflashError, match=f"^{name}: Input should be"):
+                call(**{name: value})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_trt.backends.tensorrt.library import LIBRARIES, TENSORRT
-from dflash_trt.building.request import CPU, LINEAR, TRTLLM, CacheOptions
+from dflash_trt.building.request import CPU, TRTLLM, CacheOptions
 from dflash_trt.core.limits import PAGE_SIZE
 from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.graph.form import CacheDtype
@@ -27,7 +27,7 @@ def choose_caches(options: CacheOptions, executor: str, *, plugins: bool) -> Cac
         DflashError: an option that linear caches have no use for, or caches that the executor has
             not, or not without plugins (usage).
     """
-    paged = options.kv_layout != LINEAR
+    paged = options.kv_layout == "paged"
     if not paged:
         given = {"--page-size": options.page_size, "--kv-pages": options.kv_pages}
         refuse_options(given, "linear caches have no pages", "add --kv-layout paged")

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, Literal, get_args, get_type_hints
+
+from pydantic import Field
 
 from dflash_trt.config import BuildConfig, PrecisionName
-from dflash_trt.core.limits import MAX_COUNT
-from dflash_trt.errors import DflashError
-from dflash_trt.graph.form import CacheDtype
+from dflash_trt.core.limits import MAX_COUNT, Count
+from dflash_trt.core.validation import check_value
 from dflash_trt.trtllm.schema import AttentionBackend
 
 CPU = "cpu"
 TRTLLM = "trtllm"
-LINEAR, PAGED = "linear", "paged"
+
+
+class _Options:
+    """Options of the types that their fields say. A text will do for a path, a list for a tuple."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            value = getattr(self, name)
+            if isinstance(value, str) and Path in get_args(kind):
+                object.__setattr__(self, name, Path(value))
+            elif isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+            check_value(name, getattr(self, name), kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoints:
+class Checkpoints(_Options):
     """Folders to use instead of what the configuration names."""
 
     target_checkpoint: Path | None = None
@@ -26,27 +41,21 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LimitOptions:
+class LimitOptions(_Options):
     """Limits that replace the configuration's; see `BuildConfig`."""
 
-    max_batch: int | None = None
-    max_seq_len: int | None = None
-    block_size: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("max_batch", 1), ("max_seq_len", 3), ("block_size", 2)):
-            value = getattr(self, name)
-            if value is not None and not (type(value) is int and least <= value <= MAX_COUNT):
-                raise _refuse(name, value, f"a whole number from {least} to {MAX_COUNT}")
+    max_batch: Count | None = None
+    max_seq_len: Annotated[int, Field(ge=3, le=MAX_COUNT)] | None = None
+    block_size: Annotated[int, Field(ge=2, le=MAX_COUNT)] | None = None
 
     def apply(self, config: BuildConfig) -> BuildConfig:
         """`config` with these limits in place of its own."""
-        given = {name: getattr(self, name) for name in self.__slots__}
-        return config.model_copy(update={name: value for name, value in given.items() if value})
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return config.model_copy(update=given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrecisionOptions:
+class PrecisionOptions(_Options):
     """What is quantised, and with which texts; None leaves it to the configuration.
 
     `exclude` has patterns of modules that are not; `calibration` is a .jsonl of prompts.
@@ -58,32 +67,19 @@ class PrecisionOptions:
     exclude: tuple[str, ...] = ()
     quantize_lm_head: bool = False
 
-    def __post_init__(self) -> None:
-        for name in ("precision", "draft_precision"):
-            value = getattr(self, name)
-            if value is not None and value not in get_args(PrecisionName):
-                raise _refuse(name, value, f"one of {', '.join(get_args(PrecisionName))}")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheOptions:
+class CacheOptions(_Options):
     """The KV caches: layout, what they hold, tokens of a page and pages of the pool."""
 
-    kv_layout: str = LINEAR
-    kv_dtype: str = CacheDtype.COMPUTE.value
+    kv_layout: Literal["linear", "paged"] = "linear"
+    kv_dtype: Literal["auto", "fp8"] = "auto"
     page_size: int | None = None
-    kv_pages: int | None = None
-
-    def __post_init__(self) -> None:
-        dtypes = [dtype.value for dtype in CacheDtype]
-        if self.kv_layout not in (LINEAR, PAGED):
-            raise _refuse("kv_layout", self.kv_layout, f"{LINEAR} or {PAGED}")
-        if self.kv_dtype not in dtypes:
-            raise _refuse("kv_dtype", self.kv_dtype, " or ".join(dtypes))
+    kv_pages: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRequest:
+class EngineRequest(_Options):
     """What only engines have: the GPU they are for, a file of timings, this project's kernels."""
 
     arch: str | None = None
@@ -92,7 +88,7 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentRequest:
+class DeploymentRequest(_Options):
     """What only a TensorRT-LLM deployment has; None is its default."""
 
     trtllm_version: str | None = None
@@ -103,7 +99,7 @@ class DeploymentRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputOptions:
+class OutputOptions(_Options):
     """The folder to write, and how its weights get there.
 
     `output` None is ./NAME-bundle, or ./NAME-PROFILE for a deployment.
@@ -116,7 +112,7 @@ class OutputOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildRequest:
+class BuildRequest(_Options):
     """A build of `target`, a name that `targets` lists or the path of a YAML file.
 
     `executor` is "cpu", "tensorrt-rtx", "tensorrt" or "trtllm"; `profile` names hardware of the
@@ -133,7 +129,3 @@ class BuildRequest:
     engines: EngineRequest = field(default_factory=EngineRequest)
     deployment: DeploymentRequest = field(default_factory=DeploymentRequest)
     output: OutputOptions = field(default_factory=OutputOptions)
-
-
-def _refuse(name: str, value: object, wanted: str) -> DflashError:
-    return DflashError(f"{value!r} is not {wanted}", where=name, usage=True)

@@ -8,8 +8,6 @@ from dflash_trt.building.build import EXECUTORS, BuiltBundle, build
 from dflash_trt.building.deployment import BuiltDeployment
 from dflash_trt.building.recipe import PRECISIONS
 from dflash_trt.building.request import (
-    LINEAR,
-    PAGED,
     BuildRequest,
     CacheOptions,
     Checkpoints,
@@ -102,8 +100,8 @@ _caches = option_group(
     CacheOptions,
     click.option(
         "--kv-layout",
-        type=click.Choice([LINEAR, PAGED]),
-        default=LINEAR,
+        type=click.Choice(["linear", "paged"]),
+        default="linear",
         show_default=True,
         help="paged: memory follows the tokens held, and requests share prefixes.",
     ),

@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError, nearest, one_line
@@ -56,6 +56,14 @@ def validate(
     except ValidationError as error:
         what = _on_one_line(_mistakes(error, kind, unknown))
         raise DflashError(what, where=where, fix=fix, usage=usage) from error
+
+
+def check_value(name: str, value: object, kind: Any) -> None:
+    """Raises DflashError (usage) unless `value`, an argument called `name`, is of type `kind`."""
+    try:
+        TypeAdapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        raise DflashError(_describe("", error.errors()[0]), where=name, usage=True) from error
 
 
 def read_record(

@@ -53,6 +53,8 @@ class Request:
         object.__setattr__(self, "stop_token_ids", _as_ids("stop_token_ids", self.stop_token_ids))
         if not self.prompt_ids:
             raise DflashError("it holds no token", where="prompt", usage=True)
+        if not isinstance(self.sampling, SamplingParams):  # a step would fail, and end all in it
+            raise DflashError("it must be SamplingParams", where="sampling", usage=True)
         for name, value, least in (
             ("max_tokens", self.max_tokens, 1),
             ("block_size", self.block_size, 2),
