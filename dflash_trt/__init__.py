@@ -22,6 +22,10 @@ def __getattr__(name: str) -> Any:
     """The interface's names, imported when one is first asked for: commands need few of them."""
     import dflash_trt.api as api  # not `from dflash_trt`, which would ask here for `api`
 
-    if name in api.__all__:
+    if name in ("__all__", *api.__all__):
         return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__getattr__("__all__"), "__version__"]

@@ -56,7 +56,7 @@ def test_the_interface_is_what_was_written_down() -> None:
     for name in api.__all__:
         found = getattr(dflash_trt, name)
         shown[name] = str(inspect.signature(found))
-        for member, value in vars(found).items() if inspect.isclass(found) else ():
+        for member, value in inspect.getmembers_static(found):  # inherited ones too
             if member.startswith("_"):
                 continue
             if inspect.isfunction(value):
@@ -66,13 +66,14 @@ def test_the_interface_is_what_was_written_down() -> None:
     text = json.dumps(shown, indent=1) + "\n"
     assert text == Path(__file__).with_name("door.json").read_text(), text
     assert not hasattr(dflash_trt, "generate")
+    assert dir(dflash_trt) == sorted([*api.__all__, "__version__"])
 
 
 def test_importing_costs_nothing() -> None:
     heavy = {"numpy", "onnx", "onnxruntime", "tokenizers", "pydantic", "click"}
     script = (
-        "import sys, dflash_trt; a = set(sys.modules); dflash_trt.load; b = set(sys.modules);"
-        f"print(sorted({heavy!r} & a), sorted({{'torch', 'onnxruntime', 'click'}} & b))"
+        "import sys, dflash_trt; m = sys.modules; a = {*m}; from dflash_trt import *; b = {*m};"
+        f"load; print(sorted({heavy!r} & a), sorted({{'torch', 'onnxruntime', 'click'}} & b))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "[] []\n", done.stderr
