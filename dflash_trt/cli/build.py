@@ -102,14 +102,12 @@ _caches = option_group(
         "--kv-layout",
         type=click.Choice(["linear", "paged"]),
         default="linear",
-        show_default=True,
         help="paged: memory follows the tokens held, and requests share prefixes.",
     ),
     click.option(
         "--kv-dtype",
         type=click.Choice([dtype.value for dtype in CacheDtype]),
         default=CacheDtype.COMPUTE.value,
-        show_default=True,
         help="What caches hold: the compute type, or E4M3 with a scale for each layer's K and "
         "V, the checkpoint's where it has them.",
     ),
@@ -171,14 +169,13 @@ _output = option_group(
 )
 
 
-@click.command("build", short_help="Turn a target and a draft checkpoint into a bundle.")
+@click.command("build")
 @click.option("--target", required=True, help="A name from `targets`, or a YAML file.")
 @_checkpoints
 @click.option(
     "--executor",
     type=click.Choice(EXECUTORS),
     default=EXECUTORS[0],
-    show_default=True,
     help="What will run the bundle.",
 )
 @click.option(

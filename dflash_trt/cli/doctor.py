@@ -17,7 +17,7 @@ from dflash_trt.proof.doctor import examine
 REQUIRED = ("demo pair", "build graphs", "run on the CPU")
 
 
-@click.command("doctor", short_help="Say what this machine can build and run.")
+@click.command("doctor")
 @click.option(
     "--gpu-check", is_flag=True, help="Build the demo pair's engines for this GPU and probe them."
 )

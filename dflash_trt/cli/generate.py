@@ -31,11 +31,11 @@ from dflash_trt.tuning.bundle_schedule import AUTO, NONE
 LOCAL_OPTIONS = {"bundle", "block_size", "block_schedule", "no_speculation", "view", "threads"}
 
 
-@click.command("generate", short_help="Continue prompts, with or without speculation.")
+@click.command("generate")
 @click.argument("bundle", required=False, type=FOLDER)
 @click.option("--url", help="Ask a served model (grpc://HOST:PORT) instead of a bundle.")
 @prompt_options
-@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(1), default=128)
 @sampling_options
 @click.option("--stop", "stops", multiple=True, help="Text that ends the output; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")

@@ -32,7 +32,7 @@ from dflash_trt.trtllm.record import Deployment, check_deployment, is_deployment
 from dflash_trt.tuning.bundle_schedule import AUTO, choose_schedule
 
 
-@click.command("inspect", short_help="Show what a bundle holds and check its files.")
+@click.command("inspect")
 @bundle_argument
 @click.option("--verify", is_flag=True, help="Check every recorded hash, not only sizes.")
 @click.option("--batch", type=click.IntRange(1), help="Sequences to estimate memory for.")

@@ -79,25 +79,20 @@ prompt_options = option_group(
 sampling_options = option_group(
     "sampling",
     SamplingParams,
-    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
+    click.option("--temperature", type=float, default=0.0, help="0 is greedy."),
     click.option("--top-k", type=int, help="Sample from the k likeliest tokens."),
-    click.option("--top-p", type=float, default=1.0, show_default=True, help="Nucleus mass."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Sampling seed."),
+    click.option("--top-p", type=float, default=1.0, help="Nucleus mass."),
+    click.option("--seed", type=int, default=0, help="Sampling seed."),
 )
 bundle_argument = click.argument("bundle", type=FOLDER)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 threads_option = click.option(
-    "--threads",
-    type=click.IntRange(1, 1024),
-    default=1,
-    show_default=True,
-    help="CPU threads per step.",
+    "--threads", type=click.IntRange(1, 1024), default=1, help="CPU threads per step."
 )
 block_schedule_option = click.option(
     "--block-schedule",
     metavar="auto|none|FILE",
     default="auto",
-    show_default=True,
     help="Block size by batch: the bundle's own from `tune`, none, or that in a file.",
 )
 

@@ -25,7 +25,7 @@ from dflash_trt.serving.server.repository import (
 )
 
 
-@click.command("package", short_help="Turn a bundle into a Triton server model repository.")
+@click.command("package")
 @bundle_argument
 @click.option(
     "--no-speculation", is_flag=True, help="Serve the autoregressive baseline, the target alone."
@@ -35,7 +35,6 @@ from dflash_trt.serving.server.repository import (
     "--max-queue-size",
     type=click.IntRange(0, 1 << 20),
     default=MAX_QUEUE_SIZE,
-    show_default=True,
     help="Requests that may wait for a slot.",
 )
 @threads_option

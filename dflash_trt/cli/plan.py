@@ -22,15 +22,15 @@ from dflash_trt.planning.search import Site, Workload, possible_layouts
 _COUNT = click.IntRange(1, 1 << 20)
 
 
-@click.command("plan", short_help="Project throughput and memory on GPUs one does not have.")
+@click.command("plan")
 @click.option("--target", help="A public pair, as gpt-oss-120b.")
 @click.option("--target-checkpoint", type=FOLDER, help="…or a folder with a config.json,")
 @click.option("--draft-checkpoint", type=FOLDER, help="…and its DFlash draft's.")
 @click.option("--gpu", required=True, help=f"One of {', '.join(gpu_names())}.")
-@click.option("--gpus", type=click.IntRange(1, 72), default=1, show_default=True)
+@click.option("--gpus", type=click.IntRange(1, 72), default=1)
 @click.option("--interactivity", required=True, help="Tokens/s per user to answer at, as 500.")
-@click.option("--input-tokens", type=_COUNT, default=1024, show_default=True, help="A request's.")
-@click.option("--output-tokens", type=_COUNT, default=1024, show_default=True, help="A request's.")
+@click.option("--input-tokens", type=_COUNT, default=1024, help="A request's.")
+@click.option("--output-tokens", type=_COUNT, default=1024, help="A request's.")
 @click.option("--context", type=_COUNT, help="Tokens reserved per user.  [default: input + output]")
 @click.option(
     "--precision",

@@ -33,7 +33,7 @@ PRECISIONS = {"fp8": Algorithm.FP8, "nvfp4": Algorithm.NVFP4}
 MODULES_SHOWN = 4
 
 
-@click.command("quantize", short_help="Write a checkpoint in FP8 or NVFP4, calibrated on texts.")
+@click.command("quantize")
 @click.option("--checkpoint", type=FOLDER, required=True, help="Folder of the model to quantize.")
 @click.option(
     "--precision",

@@ -11,7 +11,7 @@ from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers
 from dflash_trt.errors import DflashError
 
 
-@click.command("report", short_help="Draw what a sweep measured.")
+@click.command("report")
 @click.argument("results", type=FOLDER)
 @click.option(
     "-o",

@@ -32,12 +32,12 @@ from dflash_trt.tuning.bundle_schedule import AUTO
 PORT = click.IntRange(0, 65535)
 
 
-@click.command("serve", short_help="Serve a bundle or a model repository.")
+@click.command("serve")
 @click.argument("source", metavar="REPO|BUNDLE", type=FOLDER)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--grpc-port", type=PORT, default=8001, show_default=True, help="0: any free one.")
-@click.option("--http-port", type=PORT, default=8000, show_default=True)
-@click.option("--metrics-port", type=PORT, default=8002, show_default=True)
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option("--grpc-port", type=PORT, default=8001, help="0: any free one.")
+@click.option("--http-port", type=PORT, default=8000)
+@click.option("--metrics-port", type=PORT, default=8002)
 @click.option("--openai-port", type=PORT, help="Speak OpenAI's HTTP API too, on this port.")
 @click.option("--no-speculation", is_flag=True, help="Serve a BUNDLE's autoregressive baseline.")
 @block_schedule_option

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _COUNT = click.IntRange(1)
 
 
-@click.command("sweep", short_help="Measure served models under load.")
+@click.command("sweep")
 @click.option(
     "--config", type=FILE, help="YAML with `configurations` and any option below; options win."
 )
@@ -59,10 +59,7 @@ _COUNT = click.IntRange(1)
 @click.option("--repeats", type=_COUNT, help="Runs of every point.  [default: 3]")
 @click.option("--goodput", help="Limits of a good request in ms, as ttft:200,tpot:20,e2e:3000.")
 @click.option(
-    "--timeout",
-    "timeout_s",
-    type=float,
-    help="Seconds until a request has failed.  [default: 600]",
+    "--timeout", "timeout_s", type=float, help="Seconds until a request has failed.  [default: 600]"
 )
 @click.option(
     "--interactivity", help="Also say the throughput at so many tokens/s per user, as 100,500."

@@ -14,7 +14,7 @@ from dflash_trt.config import (
 )
 
 
-@click.command("targets", short_help="List the configurations that `build --target` knows.")
+@click.command("targets")
 @json_option
 def command(as_json: bool) -> None:
     """List the configurations that `build --target` knows, and public pairs that it does not."""

@@ -45,10 +45,10 @@ FALLBACKS: dict[str, TargetGraph | None] = {
 }
 
 
-@click.command("tune", short_help="Measure which block is fastest at which batch.")
+@click.command("tune")
 @bundle_argument
 @prompt_options
-@click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(2), default=128)
 @sampling_options
 @click.option(
     "--block-size", "blocks", help="Blocks to try, as 2,4,8.  [default: all up to 8, then fewer]"
@@ -57,17 +57,12 @@ FALLBACKS: dict[str, TargetGraph | None] = {
     "--batch", "batches", help="Batches to time, as 1,4.  [default: powers of two to the limit]"
 )
 @click.option(
-    "--rounds",
-    type=click.IntRange(1),
-    default=5,
-    show_default=True,
-    help="How often every kind of step is timed.",
+    "--rounds", type=click.IntRange(1), default=5, help="How often every kind of step is timed."
 )
 @click.option(
     "--fallback",
     type=click.Choice(list(FALLBACKS)),
     default="auto",
-    show_default=True,
     help="How to decode without drafts: target keeps the drafter fed, target_only is faster but "
     "holds the target once more.",
 )

@@ -41,10 +41,10 @@ PROOF_OPTIONS = {"blocks", "batches", "repeats"}
 COMPARISON_OPTIONS = {"text_file", "fail_below_agreement", "max_tau_loss"}
 
 
-@click.command("verify", short_help="Prove that speculation changes nothing; say what it gains.")
+@click.command("verify")
 @bundle_argument
 @prompt_options
-@click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(2), default=128)
 @sampling_options
 @click.option(
     "--block-size", "blocks", help="Block sizes to try, as 2,4,8.  [default: the bundle's]"
@@ -56,7 +56,6 @@ COMPARISON_OPTIONS = {"text_file", "fail_below_agreement", "max_tau_loss"}
     "--repeats",
     type=click.IntRange(0),
     default=3,
-    show_default=True,
     help="Timed runs of baseline and speculation at batch 1; 0 skips them.",
 )
 @click.option(
