@@ -18,6 +18,16 @@ from typing import Any
 
 import click
 
+from dflash_plugins.accept import accuracy as accept_accuracy
+from dflash_plugins.accept import benchmark as accept_benchmark
+from dflash_plugins.block_attention import accuracy as block_attention_accuracy
+from dflash_plugins.block_attention import benchmark as block_attention_benchmark
+from dflash_plugins.kv_cache_update import accuracy as kv_cache_update_accuracy
+from dflash_plugins.kv_cache_update import benchmark as kv_cache_update_benchmark
+from dflash_plugins.kv_feature_injection import accuracy as kv_feature_injection_accuracy
+from dflash_plugins.kv_feature_injection import benchmark as kv_feature_injection_benchmark
+from dflash_plugins.row_sample import accuracy as row_sample_accuracy
+from dflash_plugins.row_sample import benchmark as row_sample_benchmark
 from dflash_plugins.table import FOLDERS
 from dflash_plugins.testing.gpu import GpuRunner, KernelLauncher, TorchRunner, load_driver
 from dflash_trt.core.machine import describe_host
@@ -30,9 +40,14 @@ NEEDS_GPU = "kernels are checked on an NVIDIA GPU; python -m dflash_plugins.comp
 RECORDED = ("dflash-trt", "numpy", "cuda-python", "triton", "torch")
 
 
-def find_part(folder: str, part: str) -> Any:
-    """The module `part` ("accuracy" or "benchmark") of an operation's folder."""
-    return importlib.import_module(f"dflash_plugins.{folder}.{part}")
+PARTS: dict[str, tuple[Any, Any]] = {
+    "accept": (accept_accuracy, accept_benchmark),
+    "block_attention": (block_attention_accuracy, block_attention_benchmark),
+    "kv_cache_update": (kv_cache_update_accuracy, kv_cache_update_benchmark),
+    "kv_feature_injection": (kv_feature_injection_accuracy, kv_feature_injection_benchmark),
+    "row_sample": (row_sample_accuracy, row_sample_benchmark),
+}
+"""Of each operation: how its accuracy is checked, and what is measured."""
 
 
 def check(device: Device, driver: Any, folders: Sequence[str], torch: Any = None) -> dict[str, Any]:
@@ -67,16 +82,16 @@ def check(device: Device, driver: Any, folders: Sequence[str], torch: Any = None
 
 def _check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> list[dict[str, Any]]:
     """One operation's cases; a failed launch or a stray write is a row too and ends nothing."""
-    module = find_part(folder, "accuracy")
+    accuracy, _ = PARTS[folder]
     try:
-        return [asdict(one) for one in module.check_accuracy(GpuRunner(device, launcher).run)]
+        return [asdict(one) for one in accuracy.check_accuracy(GpuRunner(device, launcher).run)]
     except (AssertionError, DflashError) as error:
         return [{"name": folder, "error": None, "bound": None, "mismatch": one_line(error)}]
 
 
 def _measure(folder: str, torch: Any, runner: TorchRunner) -> list[dict[str, Any]]:
     """One operation's measurements; a case that does not fit the GPU's memory gets an error row."""
-    benchmark = find_part(folder, "benchmark")
+    _, benchmark = PARTS[folder]
     rows = []
     for point in benchmark.points():
         try:

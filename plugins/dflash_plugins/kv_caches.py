@@ -22,11 +22,7 @@ from dflash_plugins.operation import (
     fixed,
     next_power_of_two,
 )
-
-PUBLIC_HEAD_DIMS = {"qwen3-8b": 128, "gpt-oss": 64}
-"""Head sizes of the pairs that are compiled and measured; target and draft have 8 KV heads."""
-
-PAGE_SIZE = 32
+from dflash_plugins.public import public_pairs
 
 Layout = tuple[DType, int | None]
 """Element type and page size of a cache; a page size of None is the linear layout."""
@@ -148,13 +144,13 @@ def public_cases(
     length: int,
     label: str,
 ) -> list[Case]:
-    """Cases with the heads of PUBLIC_HEAD_DIMS, for every layout and every size.
+    """Cases with the KV heads of public pairs, for every layout and every size.
 
     `sizes` are (sequences, rows of each); `label` is a format string of pair, cache, paged, batch
     and rows that names a case.
     """
     cases = []
-    for pair, head_dim in PUBLIC_HEAD_DIMS.items():
+    for pair, public in public_pairs().items():
         for cache, page_size in layouts:
             paged = " paged" if page_size else ""
             for batch, rows in sizes:
@@ -163,8 +159,8 @@ def public_cases(
                     cache=cache,
                     batch=batch,
                     rows=rows,
-                    kv_heads=8,
-                    head_dim=head_dim,
+                    kv_heads=public.draft.kv_heads,
+                    head_dim=public.draft.head_dim,
                     length=length,
                     page_size=page_size,
                 )

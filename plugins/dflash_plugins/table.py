@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,5 +37,12 @@ def main_cases(folders: Sequence[str] = FOLDERS) -> list[Case]:
 
 def load_kernel(name: str) -> Any:
     """The kernel function `name`, from its operation's folder; imports Triton language."""
-    kernels = {one.kernel: folder for folder, (found, _) in _TABLE.items() for one in found}
-    return getattr(importlib.import_module(f"dflash_plugins.{kernels[name]}.kernel"), name)
+    from dflash_plugins.accept.kernel import accept
+    from dflash_plugins.block_attention.kernel import block_attention, block_attention_merge
+    from dflash_plugins.kv_cache_update.kernel import kv_cache_update
+    from dflash_plugins.kv_feature_injection.kernel import kv_feature_injection
+    from dflash_plugins.row_sample.kernel import row_sample
+
+    attention = (block_attention, block_attention_merge)
+    kernels = (accept, *attention, kv_cache_update, kv_feature_injection, row_sample)
+    return next(one for one in kernels if one.fn.__name__ == name)

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from dflash_plugins.block_attention.cases import AttentionShape, make_cases
+from dflash_plugins.block_attention.cases import AttentionShape, draft_shape, make_cases
 from dflash_plugins.operation import Case, DType
+from dflash_plugins.public import public_pairs
 from dflash_plugins.testing.gpu import TorchRunner, Work, torch_type
+from dflash_trt.core.limits import PAGE_SIZE
 from dflash_trt.errors import one_line
 
 Tensors = dict[str, Any]
@@ -22,16 +24,6 @@ Tensors = dict[str, Any]
 
 CONTEXTS = (1024, 8192, 32_768, 131_072)
 BATCHES = (1, 8, 64)
-PAGE_SIZE = 32
-PAIRS = {
-    "qwen3-8b": AttentionShape(32, 8, 128, 0, block_size=16),
-    "gpt-oss": AttentionShape(64, 8, 64, 0, block_size=8),
-}
-TARGETS = {
-    "qwen3-8b": replace(PAIRS["qwen3-8b"], is_causal=True),
-    "gpt-oss": replace(PAIRS["gpt-oss"], is_causal=True),
-    "gpt-oss window": replace(PAIRS["gpt-oss"], is_causal=True, window=128),
-}
 CHUNK_ROWS, CHUNK_CONTEXTS = 512, (0, 8192, 130_560)
 KV_SCALES = (0.5, 0.25)
 RANDOM_ELEMENTS = 1 << 22
@@ -88,6 +80,10 @@ class AttentionPoint:
 def points() -> list[AttentionPoint]:
     """Every pair, type of cache, layout, context and batch; caches are just long enough."""
     found: list[AttentionPoint] = []
+    drafts = {name: draft_shape(pair, 0) for name, pair in public_pairs().items()}
+    targets = {name: replace(shape, is_causal=True) for name, shape in drafts.items()}
+    window = max(public_pairs()["gpt-oss"].target.windows)
+    targets["gpt-oss window"] = replace(targets["gpt-oss"], window=window)
 
     def add(name: str, shape: AttentionShape, batch: int, context: int, rows: int) -> None:
         length = -(-(context + rows) // PAGE_SIZE) * PAGE_SIZE
@@ -95,12 +91,12 @@ def points() -> list[AttentionPoint]:
 
     for cache, page_size in product((DType.BFLOAT16, DType.FLOAT8), (None, PAGE_SIZE)):
         kind = f"{cache.kernel_name}{' paged' if page_size else ''}"
-        for pair, plain in PAIRS.items():
+        for pair, plain in drafts.items():
             shape = replace(plain, cache=cache, page_size=page_size)
             for context, batch in product(CONTEXTS, BATCHES):
                 name = f"{pair} {kind}, {batch} × {context} positions"
                 add(name, shape, batch, context, shape.block_size)
-        for target, plain in TARGETS.items():
+        for target, plain in targets.items():
             shape = replace(plain, cache=cache, page_size=page_size)
             for context in CHUNK_CONTEXTS:
                 name = f"{target} target {kind}, chunk of {CHUNK_ROWS} at {context}"

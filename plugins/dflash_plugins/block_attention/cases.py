@@ -8,7 +8,13 @@ from typing import Any
 from dflash_plugins.block_attention.launch import MERGE, OPERATIONS
 from dflash_plugins.kv_caches import cache_specs
 from dflash_plugins.operation import Case, DType, TensorSpec
+from dflash_plugins.public import public_pairs
+from dflash_trt.config import PublishedPair
+from dflash_trt.core.limits import PAGE_SIZE
 from dflash_trt.kernels.attention import most_splits, needs_split
+
+LENGTH = 131_072
+"""Positions of the longest cache that kernels are compiled for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,14 @@ class AttentionShape:
     @property
     def is_split(self) -> bool:
         return needs_split(self.length, self.block_size, self.window)
+
+
+def draft_shape(pair: PublishedPair, length: int) -> AttentionShape:
+    """Of a pair's draft, whose heads are the target's too, over caches of `length` positions."""
+    draft = pair.draft
+    return AttentionShape(
+        draft.heads, draft.kv_heads, draft.head_dim, length, block_size=draft.block_size
+    )
 
 
 def make_cases(
@@ -63,15 +77,16 @@ def make_cases(
 def main_cases() -> list[Case]:
     """Each operation with the heads of Qwen3-8B or gpt-oss, or with heads of 256.
 
-    Targets are causal, in verify steps and prefill alike. Llama-3.1-8B has the heads of Qwen3-8B.
+    Targets are causal, in verify steps and prefill alike.
     """
-    draft = AttentionShape(32, 8, 128, 131072, block_size=16)
-    paged: dict[str, Any] = {"page_size": 32}
+    draft, small = (draft_shape(pair, LENGTH) for pair in public_pairs().values())
+    window = max(public_pairs()["gpt-oss"].target.windows)
+    paged: dict[str, Any] = {"page_size": PAGE_SIZE}
     float8: dict[str, Any] = {"cache": DType.FLOAT8}
     targets = {
         "qwen3-8b target": replace(draft, is_causal=True),
-        "gpt-oss target": AttentionShape(64, 8, 64, 131072, is_causal=True),
-        "gpt-oss target window": AttentionShape(64, 8, 64, 131072, is_causal=True, window=128),
+        "gpt-oss target": replace(small, is_causal=True),
+        "gpt-oss target window": replace(small, is_causal=True, window=window),
     }
     forms = {"paged": paged, "fp8": float8, "paged fp8": paged | float8}
     shapes = {
@@ -79,12 +94,12 @@ def main_cases() -> list[Case]:
         for name, shape in targets.items()
         for form, changes in forms.items()
     }
-    wide = AttentionShape(16, 4, 256, 131072, block_size=16)
+    wide = AttentionShape(16, 4, 256, LENGTH, block_size=16)
     shapes |= {
         "qwen3-8b draft paged fp8": replace(draft, **forms["paged fp8"]),
-        "gpt-oss draft window": AttentionShape(64, 8, 64, 131072, window=128),
+        "gpt-oss draft window": replace(small, window=window),
         "heads of 256": wide,
-        "heads of 256 window paged": replace(wide, window=128, **paged),
+        "heads of 256 window paged": replace(wide, window=window, **paged),
     }
     firsts = [make_cases(name, shape, batch=8)[0] for name, shape in shapes.items()]
     merge = make_cases("gpt-oss target", targets["gpt-oss target"], batch=8)[1]

@@ -5,8 +5,9 @@ There is no plain form: TensorRT's own cache update writes linear caches of the 
 
 from __future__ import annotations
 
-from dflash_plugins.kv_caches import PAGE_SIZE, WriteShape, public_cases, write_operations
+from dflash_plugins.kv_caches import WriteShape, public_cases, write_operations
 from dflash_plugins.operation import Case, DType, TensorSpec
+from dflash_trt.core.limits import PAGE_SIZE
 
 LAYOUTS = ((DType.BFLOAT16, PAGE_SIZE), (DType.FLOAT8, None), (DType.FLOAT8, PAGE_SIZE))
 """Element type and page size of the caches of each form."""
@@ -21,5 +22,5 @@ def make_case(name: str, shape: WriteShape) -> Case:
 
 
 def main_cases() -> list[Case]:
-    """Verify steps with the KV heads of Qwen3-8B and Llama-3.1-8B (8 × 128), gpt-oss (8 × 64)."""
+    """Verify steps with the KV heads of public pairs."""
     return public_cases(make_case, LAYOUTS, [(8, 16)], 8192, "{pair} {cache} cache{paged}")

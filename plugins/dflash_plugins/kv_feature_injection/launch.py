@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from itertools import product
 
-from dflash_plugins.kv_caches import PAGE_SIZE, WriteShape, public_cases, write_operations
+from dflash_plugins.kv_caches import WriteShape, public_cases, write_operations
 from dflash_plugins.operation import Case, DType, TensorSpec
+from dflash_trt.core.limits import PAGE_SIZE
 
 LAYOUTS = tuple(product((DType.BFLOAT16, DType.FLOAT8), (None, PAGE_SIZE)))
 """Element type and page size of the caches of each form."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dflash_plugins.operation import Case, DType
+from dflash_plugins.public import public_pairs
 from dflash_plugins.row_sample.launch import make_case
 from dflash_plugins.testing.gpu import TorchRunner
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
@@ -35,11 +36,12 @@ class SamplePoint:
 def points() -> list[SamplePoint]:
     """Every vocabulary, type of logits, batch and entry of SAMPLING."""
     found = []
-    for pair, vocabulary in (("qwen3-8b", 151_936), ("gpt-oss", 201_088)):
+    for pair, public in public_pairs().items():
         for dtype in (DType.BFLOAT16, DType.FLOAT32):
             for batch, rows in ROWS:
                 for way, sampling in SAMPLING.items():
                     name = f"{pair} {dtype.kernel_name}, {batch} × {rows} rows, {way}"
+                    vocabulary = public.target.vocab
                     case = make_case(
                         name, dtype=dtype, batch=batch, rows=rows, vocabulary=vocabulary
                     )

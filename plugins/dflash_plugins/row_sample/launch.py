@@ -15,6 +15,7 @@ from dflash_plugins.operation import (
     fixed,
     next_power_of_two,
 )
+from dflash_plugins.public import public_pairs
 
 TILE = 4096
 """Logits that a program loads at a time, at most."""
@@ -69,7 +70,8 @@ def make_case(name: str, *, dtype: DType, batch: int, rows: int, vocabulary: int
 
 def main_cases() -> list[Case]:
     """bf16 logits of Qwen3-8B, and float32 logits of a vocabulary larger than any public pair's."""
+    vocabulary = public_pairs()["qwen3-8b"].target.vocab
     return [
-        make_case("qwen3-8b bf16", dtype=DType.BFLOAT16, batch=8, rows=8, vocabulary=151_936),
+        make_case("qwen3-8b bf16", dtype=DType.BFLOAT16, batch=8, rows=8, vocabulary=vocabulary),
         make_case("largest fp32", dtype=DType.FLOAT32, batch=8, rows=8, vocabulary=262_144),
     ]
