@@ -15,14 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_trt.backends.base import (
-    Executor,
-    FloatArray,
-    Int64Array,
-    Scores,
-    StepCall,
-    TargetCall,
-)
+from dflash_trt.backends.base import Executor, FloatArray, Int64Array, Scores, StepCall, TargetCall
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.proof.verification import Mode, ModeReport, measure_speed
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams

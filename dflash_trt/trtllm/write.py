@@ -15,13 +15,7 @@ from dflash_trt.bundle.staging import staged_folder
 from dflash_trt.core.links import check_space, copy_file, place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
-from dflash_trt.trtllm.arguments import (
-    TITLES,
-    Sources,
-    Variant,
-    model_arguments,
-    serve_arguments,
-)
+from dflash_trt.trtllm.arguments import TITLES, Sources, Variant, model_arguments, serve_arguments
 from dflash_trt.trtllm.plan import DeploymentPlan
 from dflash_trt.trtllm.record import (
     DEPLOYMENT,

@@ -10,14 +10,7 @@ from dflash_perf.harness.answers import build_fronts
 from dflash_perf.harness.points import SweepPoint
 from dflash_perf.projection.tables import NOT_REACHABLE, UNIT, projected_front
 from dflash_perf.report.content import Chart
-from dflash_perf.report.style import (
-    FAINT,
-    label_lines,
-    log_axis,
-    looks,
-    mark_answers,
-    new_chart,
-)
+from dflash_perf.report.style import FAINT, label_lines, log_axis, looks, mark_answers, new_chart
 from dflash_trt.planning.projection import BASELINE, Projection
 
 DASHES = (0, (5, 2.5))

@@ -10,12 +10,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from dflash_perf.front import Front
-from dflash_perf.harness.answers import (
-    Answer,
-    answer,
-    build_fronts,
-    throughput_unit,
-)
+from dflash_perf.harness.answers import Answer, answer, build_fronts, throughput_unit
 from dflash_perf.harness.metrics import REQUEST_METRICS, RUN_METRICS, AcceptanceProfile, definition
 from dflash_perf.harness.points import SweepPoint
 from dflash_perf.harness.store import ResultStore

@@ -9,12 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dflash_perf.synthetic.qwen3 import (
-    attention_shapes,
-    config_sizes,
-    draft_config,
-    draft_shapes,
-)
+from dflash_perf.synthetic.qwen3 import attention_shapes, config_sizes, draft_config, draft_shapes
 from dflash_perf.synthetic.tensors import Shapes, Tensors, write_checkpoint
 from dflash_trt.planning.known_pairs import PairShape, find_pair
 
