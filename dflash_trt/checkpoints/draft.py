@@ -25,10 +25,10 @@ from dflash_trt.checkpoints.relatives import (
 )
 from dflash_trt.checkpoints.rope import read_rope
 from dflash_trt.checkpoints.sizes import MAX_LAYERS, read_sizes
+from dflash_trt.core.limits import MAX_BLOCK
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 
-MAX_BLOCK_SIZE = 4096
 UNDERSTOOD_KEYS = frozenset(
     "attention_sink_bias block_size causal mask_token_id projector_type swa_window_size "
     "target_layer_ids use_aux_hidden_state use_swa".split()
@@ -89,10 +89,9 @@ def read_draft(folder: str | Path) -> DraftSpec:
     num_target_layers = None
     if config.has("num_target_layers"):
         num_target_layers = config.integer("num_target_layers", high=MAX_LAYERS)
-    stated = _either(config, inner, "block_size")
-    block_size = stated.integer("block_size", low=2, high=MAX_BLOCK_SIZE)
+    block_size = read_block_size(config, inner)
     mask_token_id = _either(config, inner, "mask_token_id").integer("mask_token_id", low=0)
-    target_layer_ids = _read_target_layer_ids(config, inner, num_target_layers, len(sizes.layers))
+    target_layer_ids = read_target_layer_ids(config, inner, num_target_layers, len(sizes.layers))
     rope = read_rope(config, default_theta=None)
 
     checkpoint = open_checkpoint(folder)
@@ -113,6 +112,27 @@ def read_draft(folder: str | Path) -> DraftSpec:
         quantization=quantization,
         checkpoint=checkpoint,
     )
+
+
+def read_block_size(config: ConfigFields, inner: ConfigFields) -> int:
+    return _either(config, inner, "block_size").integer("block_size", low=2, high=MAX_BLOCK)
+
+
+def read_target_layer_ids(
+    config: ConfigFields, inner: ConfigFields, num_target_layers: int | None, num_layers: int
+) -> tuple[int, ...]:
+    """The tapped layers, as the config names them or by default."""
+    fields = _either(config, inner, "target_layer_ids")
+    if fields.has("target_layer_ids"):
+        return fields.integers("target_layer_ids", low=0, high=MAX_LAYERS - 1, limit=MAX_LAYERS)
+    if num_target_layers is None:
+        what = "has neither dflash_config.target_layer_ids nor num_target_layers"
+        raise DflashError(what, where=config.where, fix="add one of them")
+    ids = default_target_layer_ids(num_target_layers, num_layers)
+    if min(ids) < 0:
+        what = f"the default tapped layers of a {num_target_layers}-layer target are {list(ids)}"
+        raise DflashError(what, where=config.where, fix="add dflash_config.target_layer_ids")
+    return ids
 
 
 def _check_architecture(config: ConfigFields) -> None:
@@ -151,19 +171,3 @@ def _either(config: ConfigFields, inner: ConfigFields, key: str) -> ConfigFields
     if config.has(key) and config.values[key] != inner.values[key]:
         raise inner.error(key, f"must equal the top level's {quoted(config.values[key])}")
     return inner
-
-
-def _read_target_layer_ids(
-    config: ConfigFields, inner: ConfigFields, num_target_layers: int | None, num_layers: int
-) -> tuple[int, ...]:
-    fields = _either(config, inner, "target_layer_ids")
-    if fields.has("target_layer_ids"):
-        return fields.integers("target_layer_ids", low=0, high=MAX_LAYERS - 1, limit=MAX_LAYERS)
-    if num_target_layers is None:
-        what = "has neither dflash_config.target_layer_ids nor num_target_layers"
-        raise DflashError(what, where=config.where, fix="add one of them")
-    ids = default_target_layer_ids(num_target_layers, num_layers)
-    if min(ids) < 0:
-        what = f"the default tapped layers of a {num_target_layers}-layer target are {list(ids)}"
-        raise DflashError(what, where=config.where, fix="add dflash_config.target_layer_ids")
-    return ids

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.families import ExpertStorage, Family, Routing
-from dflash_trt.checkpoints.quantization import NVFP4_BLOCK, WEIGHTS_ONLY, Quantization
+from dflash_trt.checkpoints.families import ExpertRules, ExpertStorage, Family, Routing
+from dflash_trt.checkpoints.quantization import MX_BLOCK, NVFP4_BLOCK, WEIGHTS_ONLY, Quantization
 from dflash_trt.checkpoints.sizes import MAX_WIDTH, ExpertSizes
 
 MAX_EXPERTS = 1 << 12
-MX_BLOCK = 32
-"""Columns of an MXFP4 matrix that share one E8M0 scale (OCP Microscaling Formats 1.0)."""
 
 EXPERT_STORAGE: Mapping[str | None, ExpertStorage] = {"MXFP4": "MXFP4", WEIGHTS_ONLY: "NVFP4"}
 """How experts are stored, by the algorithm that a config states; else as floats."""
@@ -60,6 +58,18 @@ class MoeSpec(ExpertSizes):
         }
 
 
+def read_expert_sizes(config: ConfigFields, rules: ExpertRules) -> ExpertSizes:
+    """How many experts, and how wide; DflashError for layers without experts among them."""
+    if config.integer("decoder_sparse_step", 1) != 1:
+        raise config.unsupported("decoder_sparse_step", "every layer must have experts")
+    if config.values.get("mlp_only_layers"):
+        raise config.unsupported("mlp_only_layers", "every layer must have experts")
+    size = config.integer(rules.size_key, high=MAX_WIDTH)
+    count_key = next(filter(config.has, rules.count_keys), rules.count_keys[0])
+    experts = config.integer(count_key, low=2, high=MAX_EXPERTS)
+    return ExpertSizes(experts, config.integer("num_experts_per_tok", high=experts), size)
+
+
 def read_moe(
     config: ConfigFields, family: Family, hidden_size: int, quantization: Quantization | None
 ) -> MoeSpec | None:
@@ -71,26 +81,20 @@ def read_moe(
     rules = family.experts
     if rules is None:
         return None
-    if config.integer("decoder_sparse_step", 1) != 1:
-        raise config.unsupported("decoder_sparse_step", "every layer must have experts")
-    if config.values.get("mlp_only_layers"):
-        raise config.unsupported("mlp_only_layers", "every layer must have experts")
-    size = config.integer(rules.size_key, high=MAX_WIDTH)
+    sizes = read_expert_sizes(config, rules)
     storage = EXPERT_STORAGE.get(None if quantization is None else quantization.algorithm, "float")
     step = {"float": 2, "MXFP4": MX_BLOCK, "NVFP4": NVFP4_BLOCK}[storage]
-    for key, value in ((rules.size_key, size), ("hidden_size", hidden_size)):
+    for key, value in ((rules.size_key, sizes.intermediate_size), ("hidden_size", hidden_size)):
         if value % step:
             raise config.error(key, f"must be a multiple of {step} for experts")
-    count_key = next(filter(config.has, rules.count_keys), rules.count_keys[0])
-    experts = config.integer(count_key, low=2, high=MAX_EXPERTS)
     clamp = None
     if rules.is_clamped:
         limit = config.number("swiglu_limit", DEFAULT_CLAMP)
         clamp = Clamp(limit, config.number("swiglu_alpha", DEFAULT_GAIN))
     return MoeSpec(
-        experts=experts,
-        chosen=config.integer("num_experts_per_tok", high=experts),
-        intermediate_size=size,
+        sizes.experts,
+        sizes.chosen,
+        sizes.intermediate_size,
         routing=rules.routing,
         is_normalized=config.flag("norm_topk_prob", False),
         clamp=clamp,

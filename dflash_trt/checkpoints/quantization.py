@@ -27,6 +27,8 @@ SUPPORTED = (
     "and experts in MXFP4"
 )
 
+MX_BLOCK = 32
+"""Columns of an MXFP4 matrix that share one E8M0 scale (OCP Microscaling Formats 1.0)."""
 NVFP4_BLOCK = 16
 """Columns of a weight that share one E4M3 scale."""
 
@@ -40,14 +42,12 @@ class Quantization:
     """What the config says of the weights.
 
     `algorithm` is None where only the KV cache is quantised; "MXFP4" and "W4A16_NVFP4" are those
-    of experts (moe.py). `excluded` are patterns of modules in floating point. `group_size` is 16
-    for NVFP4, else None. `kv_cache_algorithm` says what a KV cache's scales are for
-    (kv_scales.py), not what caches hold.
+    of experts (moe.py). `excluded` are patterns of modules in floating point.
+    `kv_cache_algorithm` says what a KV cache's scales are for (kv_scales.py), not what caches hold.
     """
 
     algorithm: StatedAlgorithm | None
     excluded: tuple[str, ...]
-    group_size: int | None
     kv_cache_algorithm: str | None
 
     def excluding_pattern(self, module: str) -> str | None:
@@ -92,7 +92,7 @@ def _read(fields: ConfigFields, has_packed_experts: bool) -> Quantization:
         return _read_statement(fields.child("quantization"), "exclude_modules", known)
     method = fields.text("quant_method")
     if method == "mxfp4":
-        return Quantization("MXFP4", _excluded(fields, "modules_to_not_convert"), None, None)
+        return Quantization("MXFP4", _excluded(fields, "modules_to_not_convert"), None)
     if not method.startswith("modelopt"):
         raise fields.unsupported("quant_method", SUPPORTED)
     return _read_statement(fields, "ignore", known)
@@ -110,8 +110,9 @@ def _read_statement(
     elif _kv_cache_algorithm(fields) is None:
         raise fields.error("quant_algo", "must name an algorithm")
     excluded = _excluded(fields, excluded_key)
-    group_size = _group_size(fields, algorithm)
-    return Quantization(algorithm, excluded, group_size, _kv_cache_algorithm(fields))
+    if algorithm in ("NVFP4", WEIGHTS_ONLY):
+        _check_group_size(fields)
+    return Quantization(algorithm, excluded, _kv_cache_algorithm(fields))
 
 
 def _excluded(fields: ConfigFields, key: str) -> tuple[str, ...]:
@@ -126,19 +127,13 @@ def _excluded(fields: ConfigFields, key: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(patterns))
 
 
-def _group_size(fields: ConfigFields, algorithm: StatedAlgorithm | None) -> int | None:
+def _check_group_size(fields: ConfigFields) -> None:
     """NVFP4's block, wherever it is stated; other sizes are another format."""
-    if algorithm not in ("NVFP4", WEIGHTS_ONLY):
-        return None
-    places = [fields]
-    groups = fields.child("config_groups")
-    for group in groups.values:
-        for side in ("weights", "input_activations"):
-            places.append(groups.child(group).child(side))
-    for place in places:
+    groups, sides = fields.child("config_groups"), ("weights", "input_activations")
+    places = [groups.child(group).child(side) for group in groups.values for side in sides]
+    for place in (fields, *places):
         if place.has("group_size") and place.integer("group_size", low=0) != NVFP4_BLOCK:
             raise place.unsupported("group_size", f"NVFP4 has blocks of {NVFP4_BLOCK}")
-    return NVFP4_BLOCK
 
 
 def _kv_cache_algorithm(fields: ConfigFields) -> str | None:

@@ -25,7 +25,7 @@ from dflash_trt.checkpoints.quantization import read_quantization
 from dflash_trt.checkpoints.relatives import read_architecture
 from dflash_trt.checkpoints.rope import read_rope
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.sizes import read_sizes
+from dflash_trt.checkpoints.sizes import Windows, read_sizes
 from dflash_trt.core.strict_json import is_file, quoted, read_json_object
 from dflash_trt.errors import DflashError
 
@@ -83,7 +83,7 @@ def read_target(folder: str | Path) -> TargetSpec:
     attention_bias = config.flag("attention_bias", family.default_attention_bias)
     tied = config.flag("tie_word_embeddings", False)
     rope = read_rope(config)
-    windows = _read_windows(config, family, len(sizes.layers))
+    windows = read_windows(config, family, len(sizes.layers))
     sizes = replace(sizes.with_layers(windows, has_sinks=family.has_sinks), experts=moe)
     eos_token_ids = _read_eos_token_ids(folder, config)
     if any(token_id >= vocab_size for token_id in eos_token_ids):
@@ -132,6 +132,21 @@ def read_target(folder: str | Path) -> TargetSpec:
     )
 
 
+def read_windows(config: ConfigFields, family: Family, num_layers: int) -> Windows:
+    """Per layer, None where it sees everything; DflashError where the family has no such layers."""
+    if not family.has_windows:
+        kinds = config.values.get("layer_types") or []
+        if not isinstance(kinds, list) or any(kind != FULL for kind in kinds):
+            raise config.unsupported("layer_types", f"a target's layers must all be {FULL}")
+        return (None,) * num_layers
+    if config.has("layer_types"):
+        kinds = read_layer_types(config, num_layers)
+    else:  # as transformers' GptOssConfig: sliding first, then in turn
+        kinds = [FULL if i % 2 else SLIDING for i in range(num_layers)]
+    window = config.integer("sliding_window") if SLIDING in kinds else None
+    return tuple(window if kind == SLIDING else None for kind in kinds)
+
+
 def _find_family(config: ConfigFields) -> Family:
     architecture = read_architecture(config)
     for family in FAMILIES:
@@ -152,20 +167,6 @@ def _refuse_variants(config: ConfigFields, family: Family) -> None:
     for key in FOREIGN_KEYS:
         if config.values.get(key) not in (None, False, 0):
             raise config.unsupported(key, f"{family.architecture} as it is known here has none")
-
-
-def _read_windows(config: ConfigFields, family: Family, num_layers: int) -> tuple[int | None, ...]:
-    if not family.has_windows:
-        kinds = config.values.get("layer_types") or []
-        if not isinstance(kinds, list) or any(kind != FULL for kind in kinds):
-            raise config.unsupported("layer_types", f"a target's layers must all be {FULL}")
-        return (None,) * num_layers
-    if config.has("layer_types"):
-        kinds = read_layer_types(config, num_layers)
-    else:  # as transformers' GptOssConfig: sliding first, then in turn
-        kinds = [FULL if i % 2 else SLIDING for i in range(num_layers)]
-    window = config.integer("sliding_window") if SLIDING in kinds else None
-    return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
 def _check_tied_head(checkpoint: Checkpoint, embedding: TensorEntry) -> None:

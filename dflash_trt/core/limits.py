@@ -10,6 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from dflash_trt.errors import DflashError
 
 MAX_COUNT = 1 << 24
+MAX_BLOCK = 4096
 PREFILL_CHUNK = 256
 PAGE_SIZE = 64
 PAGE_SIZES = tuple(1 << power for power in range(3, 11))

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from dflash_trt.checkpoints.moe import MX_BLOCK, MoeSpec
-from dflash_trt.checkpoints.quantization import NVFP4_BLOCK
+from dflash_trt.checkpoints.moe import MoeSpec
+from dflash_trt.checkpoints.quantization import MX_BLOCK, NVFP4_BLOCK
 from dflash_trt.checkpoints.quantized_weights import EXPERT_BLOCKS, WEIGHT_SCALE, WEIGHT_SCALE_2
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.form import Precision

@@ -6,17 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_HEAD_DIM
+from dflash_trt.checkpoints.draft import read_block_size, read_target_layer_ids
+from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_HEAD_DIM, FAMILIES
 from dflash_trt.checkpoints.folder import CONFIG_NAME, read_config
 from dflash_trt.checkpoints.layer_types import SLIDING, read_layer_attention
+from dflash_trt.checkpoints.moe import MAX_EXPERTS, read_expert_sizes
 from dflash_trt.checkpoints.relatives import read_architecture
-from dflash_trt.checkpoints.sizes import MAX_WIDTH, ExpertSizes, read_sizes
+from dflash_trt.checkpoints.sizes import MAX_WIDTH, ExpertSizes, Windows, read_sizes
+from dflash_trt.checkpoints.target import MAX_VOCAB, read_windows
 from dflash_trt.errors import DflashError
 from dflash_trt.memory.shape import DraftShape, FormatName, ModelShape
 from dflash_trt.planning.known_pairs import PairShape
 
-MAX_EXPERTS = 2**16
-MAX_TAPS = 1024
 _WHOLE: dict[str, FormatName] = {"fp8": "fp8", "nvfp4": "nvfp4"}
 _EXPERTS: dict[str, FormatName] = {"mxfp4": "mxfp4", "w4a16_nvfp4": "nvfp4"}
 """Formats of gpt-oss's experts, beside which attention stays as it is."""
@@ -36,15 +37,21 @@ def read_pair_shape(target_folder: Path, draft_folder: Path) -> PairShape:
 def read_target_shape(folder: Path) -> ModelShape:
     """The shape of a dense or mixture-of-experts decoder, as its config states it.
 
-    Any architecture with the usual keys of transformers: a plan needs sizes, not a graph.
+    A known family is read as by a build, any other architecture by transformers' usual keys.
     """
     config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
-    if read_architecture(config) in DRAFT_ARCHITECTURES:
+    architecture = read_architecture(config)
+    if architecture in DRAFT_ARCHITECTURES:
         raise DflashError("is a DFlash draft, not a target", where=config.where, usage=True)
-    sizes = read_sizes(config, None)
-    sizes = sizes.with_layers(_read_windows(config, len(sizes.layers)))
-    vocab = config.integer("vocab_size", high=MAX_WIDTH)
-    experts = _read_experts(config, sizes.intermediate_size)
+    family = next((one for one in FAMILIES if one.architecture == architecture), None)
+    sizes = read_sizes(config, None if family is None else family.default_head_dim)
+    if family is None:
+        windows = _guess_windows(config, len(sizes.layers))
+        experts = _guess_experts(config, sizes.intermediate_size)
+    else:
+        windows = read_windows(config, family, len(sizes.layers))
+        experts = None if family.experts is None else read_expert_sizes(config, family.experts)
+    sizes = sizes.with_layers(windows)
     if experts is not None:
         sizes = replace(sizes, experts=experts, intermediate_size=experts.intermediate_size)
     stated = config.child("quantization_config")
@@ -53,7 +60,7 @@ def read_target_shape(folder: Path) -> ModelShape:
         name = stated.text("quant_algo", "").lower()
     return ModelShape(
         sizes=sizes,
-        vocab=vocab,
+        vocab=config.integer("vocab_size", high=MAX_VOCAB),
         max_context=config.integer("max_position_embeddings"),
         tied_embeddings=config.flag("tie_word_embeddings", False),
         mlp_format=(_WHOLE | _EXPERTS).get(name, "bf16"),
@@ -71,21 +78,17 @@ def read_draft_shape(folder: Path, target: ModelShape) -> DraftShape:
     inner = config.child("dflash_config")
     sizes = read_sizes(config, DRAFT_DEFAULT_HEAD_DIM)
     sizes = sizes.with_layers(read_layer_attention(config, inner, len(sizes.layers))[0])
-    block = inner if inner.has("block_size") else config
-    taps = len(sizes.layers)
-    if inner.has("target_layer_ids"):
-        taps = len(inner.integers("target_layer_ids", low=0, high=MAX_TAPS, limit=MAX_TAPS))
     return DraftShape(
         model=ModelShape(
             sizes=sizes, vocab=target.vocab, max_context=config.integer("max_position_embeddings")
         ),
-        block_size=block.integer("block_size", low=2, high=4096),
-        taps=taps,
+        block_size=read_block_size(config, inner),
+        taps=len(read_target_layer_ids(config, inner, len(target.sizes.layers), len(sizes.layers))),
         target_hidden=target.sizes.hidden_size,
     )
 
 
-def _read_experts(config: ConfigFields, dense_size: int) -> ExpertSizes | None:
+def _guess_experts(config: ConfigFields, dense_size: int) -> ExpertSizes | None:
     for key in ("num_local_experts", "num_experts"):
         if config.has(key):
             count = config.integer(key, high=MAX_EXPERTS)
@@ -95,11 +98,9 @@ def _read_experts(config: ConfigFields, dense_size: int) -> ExpertSizes | None:
     return None
 
 
-def _read_windows(config: ConfigFields, layers: int) -> tuple[int | None, ...]:
+def _guess_windows(config: ConfigFields, layers: int) -> Windows:
     kinds = config.values.get("layer_types") or [""] * layers
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise config.error("layer_types", f"must name the {layers} layers")
-    if SLIDING not in kinds:
-        return (None,) * layers
-    window = config.integer("sliding_window")
+    window = config.integer("sliding_window") if SLIDING in kinds else None
     return tuple(window if kind == SLIDING else None for kind in kinds)
