@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dflash_trt.core.limits import PREFILL_CHUNK, Count
+from dflash_trt.core.limits import MAX_BLOCK, PREFILL_CHUNK, Count
 from dflash_trt.core.validation import validate
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.errors import DflashError, nearest, one_line
@@ -165,7 +165,7 @@ class BuildConfig(_Strict):
     draft: CheckpointSource
     max_batch: Count = 8
     max_seq_len: Count = 2048
-    block_size: Annotated[int, Field(ge=2, le=4096, strict=True)] | None = None
+    block_size: Annotated[int, Field(ge=2, le=MAX_BLOCK, strict=True)] | None = None
     prefill_chunk: Count = PREFILL_CHUNK
     verified: str = "not run yet"
     prompts: str | None = None

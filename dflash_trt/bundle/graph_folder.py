@@ -7,8 +7,6 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import onnx
 from safetensors.numpy import save
 
@@ -16,6 +14,7 @@ from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME, Checkpoint
 from dflash_trt.checkpoints.quantization import QUANT_CONFIG_NAME
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
 from dflash_trt.checkpoints.target import GENERATION_CONFIG_NAME
+from dflash_trt.core.arrays import FloatArray
 from dflash_trt.core.links import check_space, clone_file, copy_file, link_file
 from dflash_trt.core.progress import Progress
 from dflash_trt.graph.bindings import Owner
@@ -100,7 +99,7 @@ class GraphFolder:
             if Path(location).parent.name == owner
         }
 
-    def write_tables(self, tables: Mapping[str, npt.NDArray[np.float32]]) -> dict[str, TensorEntry]:
+    def write_tables(self, tables: Mapping[str, FloatArray]) -> dict[str, TensorEntry]:
         """Stores RoPE tables beside the weights; returns where each one lies."""
         path = self.folder / TABLES_LOCATION
         # Not save_file: on a full disk it raises an error of its own, not an OSError.

@@ -9,10 +9,8 @@ from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.graph.form import Precision
 from dflash_trt.hardware.gpus import Gpu
 from dflash_trt.kernels.attention import SPLIT_ATTENTION
-from dflash_trt.memory.caches import cache_bytes_per_token
+from dflash_trt.memory.caches import USUAL_CONTEXTS, cache_bytes_per_token
 from dflash_trt.memory.workspace import LOGITS_ITEM_BYTES, RUNTIME_BYTES, split_scratch
-
-_CONTEXTS = (2048, 8192, 32768, 131072)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,7 @@ def fit_bundle(manifest: Manifest, gpu: Gpu, context: int) -> BundleFit:
     token = one.target_cache + one.draft_cache
     free = max(0, gpu.memory_bytes - weights - workspace)
     longest = manifest.target.max_position_embeddings
-    contexts = sorted({context, *(length for length in _CONTEXTS if length <= longest)})
+    contexts = sorted({context, *(length for length in USUAL_CONTEXTS if length <= longest)})
     step = manifest.page_pool.page_size if manifest.page_pool else 1
     users = {length: free // (token * -(-length // step) * step) for length in contexts}
     return BundleFit(gpu.title, gpu.memory_bytes, weights, workspace, token, users)

@@ -10,11 +10,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-
-FloatArray = npt.NDArray[np.float32]
+from dflash_trt.core.arrays import FloatArray
 
 DEFAULT_THETA = 10_000.0
 """transformers' base for a config that states none (Llama 2's are like that)."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from dflash_trt.building.recipe import ALGORITHMS
 from dflash_trt.calibration import observe_pair, observe_target
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft import DraftSpec, read_draft
@@ -23,13 +24,12 @@ from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.errors import DflashError, first_few
 from dflash_trt.quantization.checkpoint import quantize_checkpoint
 from dflash_trt.quantization.experts import has_mxfp4_experts
-from dflash_trt.quantization.linears import Algorithm, QuantizeOptions, select_linears
+from dflash_trt.quantization.linears import QuantizeOptions, select_linears
 from dflash_trt.quantization.partial import check_destination
 from dflash_trt.quantization.rewrite import Rewritten, checkpoint_key
 from dflash_trt.quantization.scales import Activations
 from dflash_trt.text.prompts import encode_calibration
 
-PRECISIONS = {"fp8": Algorithm.FP8, "nvfp4": Algorithm.NVFP4}
 MODULES_SHOWN = 4
 
 
@@ -37,7 +37,7 @@ MODULES_SHOWN = 4
 @click.option("--checkpoint", type=FOLDER, required=True, help="Folder of the model to quantize.")
 @click.option(
     "--precision",
-    type=click.Choice([*PRECISIONS, BF16]),
+    type=click.Choice([*ALGORITHMS, BF16]),
     required=True,
     help="What the linears' weights and inputs become; MXFP4 experts: nvfp4 or bf16.",
 )
@@ -112,7 +112,7 @@ def command(
             "input scales come from texts", where="--calibration", fix="pass a file", usage=True
         )
     options = QuantizeOptions(
-        PRECISIONS[precision], exclude, quantize_lm_head, quantize_fc, overwrite
+        ALGORITHMS[precision], exclude, quantize_lm_head, quantize_fc, overwrite
     )
     with StageBars() as bars:
         bars.stage("reading checkpoints", None)

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.rope import RopeSpec, tables
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.target import TargetSpec
+from dflash_trt.core.arrays import FloatArray
 from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.model import GraphBuilder
 
@@ -25,7 +25,7 @@ MAX_STORED_SCALED = 1 << 16
 
 def compute_tables(
     target: TargetSpec, draft: DraftSpec | None, positions: int
-) -> dict[str, npt.NDArray[np.float32]]:
+) -> dict[str, FloatArray]:
     """Every table that the graphs need, [positions, D/2] float32, by name.
 
     `q_cos` and `q_sin` are `cos` and `sin` times 1/sqrt(D), so that rotating a query also scales
@@ -71,7 +71,7 @@ class RopeTables:
         return b.narrow(b.node("Mul", [b.stored(base, entry), scale], f"{kind}_wide"), kind)
 
 
-def _compute(owner: Owner, spec: DecoderSpec, positions: int) -> dict[str, npt.NDArray[np.float32]]:
+def _compute(owner: Owner, spec: DecoderSpec, positions: int) -> dict[str, FloatArray]:
     cos, sin = tables(*_rope(spec), positions)
     arrays = [cos, sin]
     if positions <= MAX_STORED_SCALED:

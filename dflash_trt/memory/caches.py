@@ -12,6 +12,7 @@ from dflash_trt.memory.shape import DraftShape
 
 KV_ITEM_BYTES = 2
 POSITION_STEP = 16
+USUAL_CONTEXTS = (2048, 8192, 32768, 131072)
 
 
 def cache_bytes_per_token(sizes: DecoderSizes, form: GraphForm) -> int:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dflash_trt.checkpoints.quantization import NVFP4_BLOCK
 from dflash_trt.checkpoints.safetensors_header import ITEM_BYTES
 from dflash_trt.quantization.fp8 import dequantize_fp8, quantize_fp8
 from dflash_trt.quantization.linears import Algorithm, Linear
-from dflash_trt.quantization.nvfp4 import BLOCK, dequantize_nvfp4, quantize_nvfp4
+from dflash_trt.quantization.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from dflash_trt.quantization.rows import iterate_rows, sum_of_squares
 from dflash_trt.quantization.scales import Scales
 from dflash_trt.quantization.shards import ShardWriter, TensorLayout
@@ -27,7 +28,7 @@ def linear_layout(linear: Linear, algorithm: Algorithm) -> list[TensorLayout]:
     else:
         tensors = [
             TensorLayout(name, "U8", (rows, columns // 2)),
-            TensorLayout(f"{module}.weight_scale", "F8_E4M3", (rows, columns // BLOCK)),
+            TensorLayout(f"{module}.weight_scale", "F8_E4M3", (rows, columns // NVFP4_BLOCK)),
         ]
         scalars.append(f"{module}.weight_scale_2")
     return tensors + [TensorLayout(scalar, "F32", ()) for scalar in scalars]

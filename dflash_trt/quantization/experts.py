@@ -18,14 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.checkpoints.folder import Checkpoint
-from dflash_trt.checkpoints.quantization import CONFIG_KEY, WEIGHTS_ONLY
+from dflash_trt.checkpoints.quantization import CONFIG_KEY, MX_BLOCK, NVFP4_BLOCK, WEIGHTS_ONLY
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.formats import E8M0_NAN, Codes
-from dflash_trt.quantization.mxfp4 import MX_BLOCK
-from dflash_trt.quantization.nvfp4 import BLOCK
 from dflash_trt.quantization.partial import PartialCheckpoint, TensorReport
 from dflash_trt.quantization.recode import (
     global_exponent,
@@ -149,7 +147,7 @@ class _ExpertRewriting(Rewriting):
             return [TensorLayout(name, "BF16", (count, columns, rows))]
         return [
             TensorLayout(name, "U8", (count, columns // 2, rows)),
-            TensorLayout(f"{name}_weight_scale", "F8_E4M3", (count, columns // BLOCK, rows)),
+            TensorLayout(f"{name}_weight_scale", "F8_E4M3", (count, columns // NVFP4_BLOCK, rows)),
             TensorLayout(f"{name}_weight_scale_2", "F32", ()),
         ]
 
@@ -171,7 +169,7 @@ class _ExpertRewriting(Rewriting):
             for packed, scales in experts.iterate():
                 shard.write(experts.name, _turned(mxfp4_to_bf16(packed, scales)))
                 on_bytes(packed.size)
-            blocks = experts.scales.num_elements * (MX_BLOCK // BLOCK)
+            blocks = experts.scales.num_elements * (MX_BLOCK // NVFP4_BLOCK)
             return experts.name, TensorReport(error=0.0, exact=blocks)
         return experts.name, self._write_nvfp4(experts, shard, on_bytes)
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dflash_trt.checkpoints.quantization import WEIGHTS_ONLY
+from dflash_trt.checkpoints.quantization import NVFP4_BLOCK, WEIGHTS_ONLY
 from dflash_trt.quantization.linears import Algorithm
-from dflash_trt.quantization.nvfp4 import BLOCK
 from dflash_trt.version import __version__
 
 PRODUCER = {"name": "dflash-trt", "version": __version__}
@@ -23,7 +22,7 @@ def quantization_config(algorithm: str, kept: Sequence[str]) -> dict[str, Any]:
     if algorithm == Algorithm.FP8:
         element["num_bits"] = 8
     else:
-        element |= {"num_bits": 4, "group_size": BLOCK}
+        element |= {"num_bits": 4, "group_size": NVFP4_BLOCK}
     group: dict[str, Any] = {"weights": element, "targets": ["Linear"]}
     if algorithm != WEIGHTS_ONLY:
         group = {"input_activations": element, **group}
@@ -43,6 +42,6 @@ def hf_quant_config(algorithm: str, kept: Sequence[str], kv_cache: str | None) -
     """
     quantization: dict[str, Any] = {"quant_algo": algorithm, "kv_cache_quant_algo": kv_cache}
     if algorithm != Algorithm.FP8:
-        quantization["group_size"] = BLOCK
+        quantization["group_size"] = NVFP4_BLOCK
     quantization["exclude_modules"] = list(kept)
     return {"producer": PRODUCER, "quantization": quantization}

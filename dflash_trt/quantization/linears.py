@@ -8,12 +8,12 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.checkpoints.quantization import NVFP4_BLOCK
 from dflash_trt.checkpoints.quantized_weights import FLOAT_DTYPES
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
-from dflash_trt.quantization.nvfp4 import BLOCK
 
 FUSED_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linears of one input, which servers fuse: they share scales."""
@@ -175,7 +175,7 @@ def _group(role: str) -> str:
 
 
 def _check_blocks(spec: DecoderSpec, linears: list[Linear]) -> None:
-    odd = [linear for linear in linears if linear.weight.shape[1] % BLOCK]
+    odd = [linear for linear in linears if linear.weight.shape[1] % NVFP4_BLOCK]
     if not odd:
         return
     weight, module, more = odd[0].weight, odd[0].module, len(odd) - 1
@@ -183,7 +183,7 @@ def _check_blocks(spec: DecoderSpec, linears: list[Linear]) -> None:
     pattern = f"'*.{module.rpartition('.')[2]}'" if "." in module else module
     raise DflashError(
         f"tensor {quoted(weight.name)} has {weight.shape[1]} input columns{tail}; "
-        f"NVFP4 needs multiples of {BLOCK}",
+        f"NVFP4 needs multiples of {NVFP4_BLOCK}",
         where=spec.checkpoint.path,
         fix=f"add --exclude {pattern}",
         usage=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dflash_trt.checkpoints.quantization import MX_BLOCK
 from dflash_trt.quantization.formats import (
     E2M1_MAX,
     E8M0_BIAS,
@@ -19,8 +20,6 @@ from dflash_trt.quantization.formats import (
     encode_e8m0,
     pack_e2m1,
 )
-
-MX_BLOCK = 32
 
 
 def quantize_mxfp4(values: Float32) -> tuple[Codes, Codes]:

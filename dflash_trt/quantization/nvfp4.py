@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dflash_trt.checkpoints.quantization import NVFP4_BLOCK
 from dflash_trt.quantization.formats import (
     E2M1_MAX,
     E4M3_MAX,
@@ -21,8 +22,6 @@ from dflash_trt.quantization.formats import (
     pack_e2m1,
 )
 
-BLOCK = 16
-
 
 def nvfp4_global_scale(amax: float) -> np.float32:
     """The scale of a tensor whose largest magnitude is `amax`, for weights and activations."""
@@ -35,7 +34,7 @@ def quantize_nvfp4(values: Float32, global_scale: np.float32) -> tuple[Codes, Co
 
     K is a multiple of 16.
     """
-    blocks = values.reshape(*values.shape[:-1], -1, BLOCK)
+    blocks = values.reshape(*values.shape[:-1], -1, NVFP4_BLOCK)
     scales = _block_amax(blocks) / (np.float32(E2M1_MAX) * global_scale)
     scales[scales == 0] = 1
     np.maximum(scales, np.float32(E4M3_SMALLEST), out=scales)
@@ -50,7 +49,7 @@ def quantize_nvfp4(values: Float32, global_scale: np.float32) -> tuple[Codes, Co
 def dequantize_nvfp4(packed: Codes, block_codes: Codes, global_scale: np.float32) -> Float32:
     """Weights [..., K] in float32 from packed codes [..., K/2] and scales [..., K/16]."""
     steps = decode_e4m3(block_codes) * global_scale
-    values = decode_packed_e2m1(packed).reshape(*steps.shape, BLOCK)
+    values = decode_packed_e2m1(packed).reshape(*steps.shape, NVFP4_BLOCK)
     values *= steps[..., None]
     return values.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
 

@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from dflash_trt.checkpoints.quantization import MX_BLOCK, NVFP4_BLOCK
 from dflash_trt.quantization.formats import (
     E8M0_BIAS,
     Codes,
@@ -20,13 +21,13 @@ from dflash_trt.quantization.formats import (
     decode_packed_e2m1,
     encode_e4m3,
 )
-from dflash_trt.quantization.mxfp4 import MX_BLOCK, dequantize_mxfp4
-from dflash_trt.quantization.nvfp4 import BLOCK, dequantize_nvfp4, quantize_nvfp4
+from dflash_trt.quantization.mxfp4 import dequantize_mxfp4
+from dflash_trt.quantization.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from dflash_trt.quantization.rows import sum_of_squares
 
 LARGEST_EXPONENT = 8
 SMALLEST_EXPONENT = -9
-_HALVES = MX_BLOCK // BLOCK
+_HALVES = MX_BLOCK // NVFP4_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def mxfp4_to_nvfp4(packed: Codes, scales: Codes, shift: int) -> Recoded:
     values = dequantize_mxfp4(blocks[below], scales[below][:, None])
     codes, small_scales = quantize_nvfp4(values, global_scale(shift))
     difference = dequantize_nvfp4(codes, small_scales, global_scale(shift)) - values
-    changed = (difference.reshape(-1, BLOCK) != 0).any(axis=-1)
+    changed = (difference.reshape(-1, NVFP4_BLOCK) != 0).any(axis=-1)
     recoded = blocks.copy()
     recoded[below] = codes
     block_scales.reshape(*scales.shape, _HALVES)[below] = small_scales
@@ -81,8 +82,8 @@ def mxfp4_to_nvfp4(packed: Codes, scales: Codes, shift: int) -> Recoded:
         block_scales,
         count - requantized,
         requantized,
-        sum_of_squares(difference.reshape(-1, BLOCK)[changed]),
-        sum_of_squares(values.reshape(-1, BLOCK)[changed]),
+        sum_of_squares(difference.reshape(-1, NVFP4_BLOCK)[changed]),
+        sum_of_squares(values.reshape(-1, NVFP4_BLOCK)[changed]),
     )
 
 

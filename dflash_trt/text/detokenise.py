@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-_UNDECODED = "�"
+UNDECODED = "�"
 
 
 class Detokenizer:
@@ -39,7 +39,7 @@ class Detokenizer:
             return ""
         text = self._decode(self._window)
         # Only the last character can still change: at most one is incomplete.
-        if text.endswith(_UNDECODED):
+        if text.endswith(UNDECODED):
             return self._emit(text[:-1])
         piece = self._emit(text)
         del self._window[: self._context]

@@ -14,13 +14,13 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime import FinishReason, RequestResult, RequestStatistics, SamplingParams
 from dflash_trt.serving.client.errors import ServedModelError, explain
 from dflash_trt.serving.client.wire import MODEL, Response, WireClient, make_input
+from dflash_trt.text.detokenise import UNDECODED
 
 if TYPE_CHECKING:
     from tritonclient.grpc import InferInput
 
 # Of INT32; beyond any context and any vocabulary, so that it limits nothing.
 _LARGEST = 2**31 - 1
-_UNDECODED = "�"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class TextAssembler:
             self.text += output
             return output
         if not final:
-            output = output.rstrip(_UNDECODED)
+            output = output.rstrip(UNDECODED)
         if not output.startswith(self.text):
             what = "a streamed text changed after it was sent"
             raise ServedModelError(what, "failed", where=MODEL)

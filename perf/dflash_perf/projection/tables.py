@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dflash_perf.front import FrontPoint, pareto_front
 from dflash_perf.report.tables import DASH, Table, format_ratio
-from dflash_trt.memory.caches import dense_draft_context_bytes
+from dflash_trt.memory.caches import USUAL_CONTEXTS, dense_draft_context_bytes
 from dflash_trt.planning.calibration import StoredCalibration
 from dflash_trt.planning.cost import Seconds
 from dflash_trt.planning.decoding import Kind
@@ -14,7 +14,6 @@ from dflash_trt.planning.projection import TAU, Projection, Sensitivity, better
 
 NOT_REACHABLE = "not reachable"
 UNIT = "tokens/s per GPU"
-_CONTEXTS = (2048, 8192, 32768, 131072)
 _GRID = tuple(step * 10**power for power in range(5) for step in (1, 2, 3, 4, 5, 6, 8))
 _SPAN = 16
 
@@ -83,7 +82,7 @@ def block_table(plan: Projection) -> Table:
 def memory_table(plan: Projection) -> Table:
     """For DFlash: bytes on one GPU by layout, and how many users all GPUs hold by context."""
     longest = plan.pair.target.max_context
-    asked = sorted({plan.workload.context, *(c for c in _CONTEXTS if c <= longest)})
+    asked = sorted({plan.workload.context, *(c for c in USUAL_CONTEXTS if c <= longest)})
     rows = []
     for layout in plan.site.layouts:
         fit = plan.memory(layout, "DFlash")
