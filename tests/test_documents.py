@@ -12,9 +12,7 @@ from dflash_trt.config import target_names
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "CHANGELOG.md",
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 FOLDERS = ("", "plugins/dflash_plugins", "plugins/dflash_plugins/block_attention")
@@ -33,13 +31,10 @@ def _missing(document: Path) -> list[str]:
         names = [span for span in re.findall(r"`([^`]+)`", part) if PATH.fullmatch(span)]
         # What a paragraph, or a row of a table, names may stand in a folder that it names as well.
         folders = [*FOLDERS, *(name for name in names if name.endswith("/"))]
-        bases = [ROOT / folder for folder in folders] + [
-            ROOT / "dflash_trt" / one for one in folders
-        ]
+        bases = [root / one for root in (ROOT, ROOT / "dflash_trt") for one in folders]
         for name in names:
-            if name.endswith(EXAMPLES) or any((base / name).exists() for base in bases):
-                continue
-            missing += [] if (document.parent / name).exists() else [name]
+            found = any((base / name).exists() for base in (*bases, document.parent))
+            missing += [] if found or name.endswith(EXAMPLES) else [name]
     return missing
 
 
@@ -87,3 +82,12 @@ def test_the_structure_names_every_package() -> None:
     structure = (ROOT / "docs/structure.md").read_text(encoding="utf-8")
     packages = [path.parent.name for path in (ROOT / "dflash_trt").glob("*/__init__.py")]
     assert not [name for name in packages if f"`{name}/" not in structure]
+
+
+def test_no_class_shares_its_name() -> None:
+    """With a class or an alias, as CONTRIBUTING asks; Triton's name is for both of its models."""
+    folders = [ROOT / name for name in ("dflash_trt", "perf", "plugins")]
+    code = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
+    classes = re.findall(r"^class ([A-Z]\w*)", code, re.MULTILINE)
+    aliases = re.findall(r"^([A-Z]\w*)(?:: \w+)? = ", code, re.MULTILINE)
+    assert {n for n in classes if n in aliases or classes.count(n) > 1} == {"TritonPythonModel"}

@@ -67,7 +67,7 @@ def command(
         figures["block_schedule"] = None if schedule is None else schedule.to_json()
         print_json({**figures, "verified": checks})
         return
-    for line in _describe(manifest, estimate_memory(manifest, batch, context)):
+    for line in describe_bundle(manifest, estimate_memory(manifest, batch, context)):
         click.echo(line)
     if fit is not None:
         click.echo(_describe_fit(fit, is_cpu=manifest.engines is None))
@@ -84,7 +84,7 @@ def _verify(bundle: Bundle) -> list[str]:
         return verify_bundle(bundle, bars.advance)
 
 
-def _describe(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
+def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
     target, draft, limits = manifest.target, manifest.draft, manifest.limits
     taps = ", ".join(map(str, draft.target_layer_ids))
     windows = sorted({window for window in draft.layer_windows if window is not None})

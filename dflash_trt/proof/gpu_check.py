@@ -61,7 +61,7 @@ def check_gpu(progress: Progress) -> dict[str, Any]:
     )
     runs = [
         _check_library(library, arch, progress, plugins=plugins)
-        for library in _installed()
+        for library in installed_libraries()
         for plugins in ((False, True) if _takes_plugins(library, arch) else (False,))
     ]
     return {
@@ -94,7 +94,7 @@ def describe(record: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _installed() -> list[Library]:
+def installed_libraries() -> list[Library]:
     """The libraries that can be imported; raises the first one's error when none can."""
     found, errors = [], []
     for library in LIBRARIES.values():

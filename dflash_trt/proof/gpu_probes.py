@@ -51,8 +51,8 @@ def run_probes(
     yield _probe_graphs(gpu)
     yield _probe_move(gpu, prompt)
     if limits.draws:
-        yield _probe_drawing(gpu, prompt)
-        yield _probe_ahead(gpu, prompt)
+        yield probe_drawing(gpu, prompt)
+        yield probe_ahead(gpu, prompt)
     else:
         yield _probe_candidates(gpu, requests)
     yield from _probe_speed(gpu, requests)
@@ -172,7 +172,7 @@ def _probe_candidates(gpu: Executor, requests: Sequence[Request]) -> Probe:
     )
 
 
-def _probe_drawing(gpu: Executor, prompt: Int64Array) -> Probe:
+def probe_drawing(gpu: Executor, prompt: Int64Array) -> Probe:
     """Engines draw what the runtime would from the very logits that they drew from."""
     rows, start = min(gpu.limits.block_size, prompt.shape[1]), np.array([0])
     picked = np.arange(rows)[None]
@@ -197,7 +197,7 @@ def _probe_drawing(gpu: Executor, prompt: Int64Array) -> Probe:
     )
 
 
-def _probe_ahead(gpu: TensorRtExecutor, prompt: Int64Array) -> Probe:
+def probe_ahead(gpu: TensorRtExecutor, prompt: Int64Array) -> Probe:
     """Steps begun ahead settle the same tokens, and are asked for, so that none is in vain."""
     batch = gpu.limits.max_batch
     for slot in range(batch):

@@ -15,16 +15,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from dflash_trt.backends.base import TargetGraph
-from dflash_trt.core.limits import Count
+from dflash_trt.core.limits import MAX_BLOCK, Count
 from dflash_trt.core.validation import StrictRecord, read_record
 
 SCHEDULE_NAME = "block_schedule.json"
 SCHEMA_VERSION: Literal[1] = 1
 NO_SPECULATION = 1
-MAX_BLOCK = 4096
 
-Seconds = Annotated[float, Field(gt=0, lt=1e6)]
-Rate = Annotated[float, Field(ge=0, le=1)]
+MeasuredSeconds = Annotated[float, Field(gt=0, lt=1e6)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 Block = Annotated[int, Field(ge=1, le=MAX_BLOCK)]
 
 
@@ -43,9 +42,9 @@ class StepSeconds(StrictRecord):
     """
 
     batch: Count
-    target_only: Seconds
-    target: Seconds
-    blocks: list[Seconds]
+    target_only: MeasuredSeconds
+    target: MeasuredSeconds
+    blocks: list[MeasuredSeconds]
 
 
 class Measurements(StrictRecord):
@@ -69,9 +68,9 @@ class Measurements(StrictRecord):
     positions: Count
     block_sizes: Annotated[list[Annotated[int, Field(ge=2, le=MAX_BLOCK)]], Field(min_length=1)]
     steps: Annotated[list[StepSeconds], Field(min_length=1)]
-    prefill_seconds: Seconds
-    prefill_only_seconds: Seconds
-    acceptance: list[list[Rate]]
+    prefill_seconds: MeasuredSeconds
+    prefill_only_seconds: MeasuredSeconds
+    acceptance: list[list[Probability]]
     acceptance_lengths: list[Annotated[float, Field(ge=1, le=MAX_BLOCK)]]
 
     @model_validator(mode="after")

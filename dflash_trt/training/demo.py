@@ -21,7 +21,7 @@ from dflash_trt.training.draft import export_draft, load_draft, train_draft
 from dflash_trt.training.evaluate import DraftMetrics, evaluate
 from dflash_trt.training.extras import training_module
 from dflash_trt.training.gpt_oss import save_gpt_oss
-from dflash_trt.training.progress import Printer, Progress
+from dflash_trt.training.progress import LossReport, Printer
 from dflash_trt.training.recipe import DEMO, GPT_OSS, TrainingRecipe
 from dflash_trt.training.target import corpus_rows, train_target
 from dflash_trt.training.tokenizer import END_ID, save_tokenizer, train_tokenizer
@@ -86,7 +86,7 @@ def library_versions() -> str:
     return ", ".join(f"{name} {training_module(name).__version__}" for name in names)
 
 
-def make_demo_pair(recipe: TrainingRecipe, directory: Path, progress: Progress) -> DraftMetrics:
+def make_demo_pair(recipe: TrainingRecipe, directory: Path, progress: LossReport) -> DraftMetrics:
     """Train the pair, write `directory` in one move, and return its metrics.
 
     An existing directory is replaced only when the new one is complete.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_trt.errors import DflashError
 from dflash_trt.training.extras import training_module
-from dflash_trt.training.progress import Progress
+from dflash_trt.training.progress import LossReport
 from dflash_trt.training.recipe import DraftStage, TrainingRecipe
 from dflash_trt.training.target import Optimizer, continue_rows, corpus_rows, rate
 from dflash_trt.training.tokenizer import MASK_ID
@@ -119,7 +119,7 @@ def training_rows(
     target: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     stage: DraftStage,
-    progress: Progress,
+    progress: LossReport,
 ) -> TrainingRows:
     """Corpus rows and the target's own greedy and sampled continuations, with their features."""
     torch = training_module("torch")
@@ -155,7 +155,7 @@ def train_draft(
     recipe: TrainingRecipe,
     target: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    progress: Progress,
+    progress: LossReport,
 ) -> Any:
     """A ModelOpt DFlash model whose draft is trained for `target`."""
     torch = training_module("torch")

@@ -6,9 +6,8 @@ import sys
 import time
 from collections.abc import Callable
 
-Progress = Callable[[str, int, int, float], None]
+LossReport = Callable[[str, int, int, float], None]
 """(what, steps done, steps in all, loss)"""
-
 
 STEPS_A_LINE = 25
 

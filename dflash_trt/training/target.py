@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_trt.training.corpus import TRAIN_STREAM, document
 from dflash_trt.training.extras import training_module
 from dflash_trt.training.gpt_oss import build_gpt_oss, round_experts
-from dflash_trt.training.progress import Progress
+from dflash_trt.training.progress import LossReport
 from dflash_trt.training.recipe import Stage, TrainingRecipe
 from dflash_trt.training.tokenizer import END_ID
 
@@ -152,7 +152,7 @@ def round_to_bf16(model: Any) -> None:
 
 
 def train_target(
-    recipe: TrainingRecipe, tokenizer: PreTrainedTokenizerFast, progress: Progress
+    recipe: TrainingRecipe, tokenizer: PreTrainedTokenizerFast, progress: LossReport
 ) -> Qwen3ForCausalLM:
     """The trained target, weights rounded to bf16 values and held in float32."""
     training_module("torch").manual_seed(recipe.seed)

@@ -75,7 +75,7 @@ def compile_kernel(spec: KernelSpec, arch: str, folder: Path) -> CompiledKernel:
     kept = _read(folder, stem)
     if kept is not None:
         return kept
-    raw = _compile(spec, function, kernel_arches()[arch].number)
+    raw = run_compiler(spec, function, kernel_arches()[arch].number)
     ptx = drop_scratch_pointers(raw.asm["ptx"], len(spec.parameters))
     name, shared = str(raw.metadata.name), int(raw.metadata.shared)
     cubin, resources = _assemble(ptx, arch, shared)
@@ -136,7 +136,7 @@ def _hashes(files: dict[str, bytes]) -> dict[str, str]:
     return {suffix: hashlib.sha256(data).hexdigest() for suffix, data in files.items()}
 
 
-def _compile(spec: KernelSpec, function: Any, capability: int) -> Any:
+def run_compiler(spec: KernelSpec, function: Any, capability: int) -> Any:
     """`spec` compiled by Triton language, for a compute capability such as 100."""
     import triton
     from triton.backends.compiler import GPUTarget

@@ -54,7 +54,7 @@ def _without_modelopt(patch: Patch, tmp_path: Path) -> None:
 def _without_server(patch: Patch, tmp_path: Path) -> None:
     patch.setattr("shutil.which", lambda name: None)
     patch.setattr("dflash_trt.serving.server.tritonserver.NGC_BINARY", tmp_path / "none")
-    patch.setattr("dflash_trt.serving.server.tritonserver._find_wheel", lambda: None)
+    patch.setattr("dflash_trt.serving.server.tritonserver.find_wheel", lambda: None)
 
 
 def _without_kernel(patch: Patch, tmp_path: Path) -> None:

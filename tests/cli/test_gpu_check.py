@@ -84,7 +84,7 @@ def test_tensorrt_is_checked_with_plugins_too(
     trt.Builder = EitherBuilder
     monkeypatch.setitem(sys.modules, "tensorrt", trt)
     monkeypatch.setitem(sys.modules, "tensorrt.plugin", plugin)
-    monkeypatch.setattr(gpu_check, "_installed", lambda: [TENSORRT])
+    monkeypatch.setattr(gpu_check, "installed_libraries", lambda: [TENSORRT])
     monkeypatch.setattr("dflash_trt.proof.gpu_probes.TIMED_STEPS", 8)
     stand_in.version = "11.4.0"
     file = tmp_path / "record.json"

@@ -13,7 +13,7 @@ from dflash_plugins.block_attention.benchmark import (
     points,
 )
 from dflash_plugins.operation import Case, DType
-from dflash_plugins.testing.gpu import Work
+from dflash_plugins.testing.gpu import Call
 from dflash_plugins.testing.interpreter import Interpreter
 
 from tests.plugins.conftest import attention_shape
@@ -30,7 +30,7 @@ class InterpretingRunner:
         self.interpreter = interpreter
         self.names: list[tuple[str, int]] = []
 
-    def prepare(self, case: Case, tensors: Tensors, tactic: int = 0) -> tuple[Work, Tensors]:
+    def prepare(self, case: Case, tensors: Tensors, tactic: int = 0) -> tuple[Call, Tensors]:
         self.names.append((case.operation.name, tactic))
         specs = case.outputs
         outputs = {name: torch.empty(spec.shape) for name, spec in specs.items()}
@@ -47,7 +47,7 @@ class InterpretingRunner:
 
         return work, outputs
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: Call) -> float:
         work()
         return 1.0
 

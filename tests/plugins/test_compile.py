@@ -86,8 +86,8 @@ def test_what_was_compiled_is_read_again(folder: Path, monkeypatch: pytest.Monke
     spec = next(case for case in CASES if case.operation.name == "accept").kernel_spec()
     first = compile_kernel(spec, "sm_90a", folder)
     calls = []
-    real = compilation._compile
-    monkeypatch.setattr(compilation, "_compile", lambda *a: calls.append(a) or real(*a))
+    real = compilation.run_compiler
+    monkeypatch.setattr(compilation, "run_compiler", lambda *a: calls.append(a) or real(*a))
     assert compile_kernel(spec, "sm_90a", folder) == first
     assert not calls
     others = [replace(spec, warps=2), replace(spec, constants=(("BLOCK", 64),))]
@@ -156,7 +156,7 @@ def test_an_unknown_architecture_is_wrong_usage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Said before anything is compiled for those that are known."""
-    monkeypatch.setattr(compilation, "_compile", lambda *arguments: pytest.fail("compiled"))
+    monkeypatch.setattr(compilation, "run_compiler", lambda *arguments: pytest.fail("compiled"))
     refused = CliRunner().invoke(main, ["--arch", "sm_90a,sm_80", "-o", str(tmp_path / "out")])
     assert (refused.exit_code, refused.output) == (
         2,

@@ -130,14 +130,14 @@ def test_the_servers_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     (wheel / "bin" / "tritonserver").write_text("")
     monkeypatch.setenv("PATH", str(binary.parent))
     monkeypatch.setattr(tritonserver, "NGC_BINARY", tmp_path / "ngc")
-    monkeypatch.setattr(tritonserver, "_find_wheel", lambda: wheel)
+    monkeypatch.setattr(tritonserver, "find_wheel", lambda: wheel)
     (tmp_path / "ngc").write_text("")
     assert find_tritonserver() == TritonServerBinary(binary)
     binary.unlink()
     assert find_tritonserver() == TritonServerBinary(tmp_path / "ngc")
     (tmp_path / "ngc").unlink()
     assert find_tritonserver() == TritonServerBinary(wheel / "bin" / "tritonserver", wheel)
-    monkeypatch.setattr(tritonserver, "_find_wheel", lambda: None)
+    monkeypatch.setattr(tritonserver, "find_wheel", lambda: None)
     with pytest.raises(DflashError, match=r"pip install 'dflash-trt\[serve\]'"):
         find_tritonserver()
 

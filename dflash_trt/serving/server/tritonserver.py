@@ -41,7 +41,7 @@ def find_tritonserver() -> TritonServerBinary:
         return TritonServerBinary(Path(on_path))
     if NGC_BINARY.is_file():
         return TritonServerBinary(NGC_BINARY)
-    wheel = _find_wheel()
+    wheel = find_wheel()
     if wheel is not None and (binary := wheel / "bin" / "tritonserver").is_file():
         return TritonServerBinary(binary, wheel)
     raise DflashError(
@@ -92,7 +92,7 @@ def server_environment(binary: TritonServerBinary) -> dict[str, str]:
     return environment
 
 
-def _find_wheel() -> Path | None:
+def find_wheel() -> Path | None:
     """The folder that nvidia-pytriton carries its server in; its package is not imported."""
     spec = find_spec("pytriton")
     if spec is None or spec.origin is None:

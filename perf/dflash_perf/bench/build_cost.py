@@ -19,7 +19,7 @@ from dflash_perf.synthetic.qwen3 import resize, write_pair
 from dflash_trt.checkpoints.sizes import DecoderSizes, LayerSizes
 from dflash_trt.planning.known_pairs import find_pair
 
-Executor = Literal["cpu", "tensorrt-rtx"]
+ExecutorName = Annotated[Literal["cpu", "tensorrt-rtx"], "What to build for."]
 LAYER = LayerSizes(heads=16, kv_heads=8, head_dim=128)
 SIZES = DecoderSizes(hidden_size=2048, intermediate_size=6144, layers=(LAYER,) * 18)
 TWO_GB = resize(
@@ -28,7 +28,7 @@ TWO_GB = resize(
 
 
 @bench(runs=5, variant="executor")
-def measure(work: Work, *, executor: Annotated[Executor, "What to build for."] = "cpu") -> Figures:
+def measure(work: Work, *, executor: ExecutorName = "cpu") -> Figures:
     size = write_pair(work.folder, TWO_GB, dtype="BF16", random=executor != "cpu")
     options = ("--executor", executor, "--max-seq-len", str(TWO_GB.target.max_context))
     bundles = [work.folder / f"bundle-{number}" for number in range(work.runs)]

@@ -28,7 +28,7 @@ from dflash_trt.planning.known_pairs import find_pair, published_decodings
 from dflash_trt.planning.search import Site, Workload, answer, best_at, possible_layouts
 
 Array = NDArray[np.float64]
-Row = dict[str, Any]
+PublishedRow = dict[str, Any]
 """A row of published.yaml; functions take all rows as `tables`, by kind."""
 
 TABLES = Path(__file__).with_name("published.yaml")
@@ -53,7 +53,7 @@ class Planner:
     context: int
     concurrency: list[int]
 
-    def rates(self, row: Row, decoding: Decoding) -> Array:
+    def rates(self, row: PublishedRow, decoding: Decoding) -> Array:
         """tokens/s at each concurrency, with the most drafts per step."""
         replica = Replica(find_gpu(row["gpu"]), GpuLayout(), self.parameters)
         drafts = max(decoding.drafts())
@@ -61,17 +61,17 @@ class Planner:
         batches: Array = np.array(self.concurrency, dtype=float)
         return np.asarray(decoding.tau(drafts) * batches / seconds, dtype=float)
 
-    def throughput_errors(self, row: Row) -> Array:
+    def throughput_errors(self, row: PublishedRow) -> Array:
         """Relative errors of tokens/s, with drafts where the row has a τ."""
         decoding = _dflash(row) if "tau" in row else _plain(row)
         published: Array = np.array(row["values"], dtype=float)
         return self.rates(row, decoding) / published - 1
 
-    def speedups(self, row: Row, decoding: Decoding) -> Array:
+    def speedups(self, row: PublishedRow, decoding: Decoding) -> Array:
         """Speed-up over autoregressive decoding at each concurrency."""
         return self.rates(row, decoding) / self.rates(row, _plain(row))
 
-    def ratio(self, row: Row) -> float | None:
+    def ratio(self, row: PublishedRow) -> float | None:
         """Throughput ratio of two decodings at the τ that `plan` assumes; None if unreachable."""
         pair, gpu = find_pair(row["pair"]), find_gpu(row["gpu"])
         layouts = possible_layouts(gpu, row["gpus"], [pair.target, pair.draft.model])
@@ -160,11 +160,11 @@ def _parameters(values: Array) -> Calibration:
     return Calibration(**fitted, **{name: value for name, (value, _) in ASSUMED.items()})
 
 
-def _plain(row: Row) -> Decoding:
+def _plain(row: PublishedRow) -> Decoding:
     return Autoregressive(find_pair(row["pair"]).target)
 
 
-def _dflash(row: Row) -> Decoding:
+def _dflash(row: PublishedRow) -> Decoding:
     pair = find_pair(row["pair"])
     curve = AcceptanceCurve.of_tau(row["tau"], row["drafts"], row["table"])
     return DFlash(pair.target, pair.draft, curve)

@@ -15,7 +15,7 @@ from typing import Any
 from dflash_plugins.block_attention.cases import AttentionShape, draft_shape, make_cases
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.public import public_pairs
-from dflash_plugins.testing.gpu import TorchRunner, Work, torch_type
+from dflash_plugins.testing.gpu import Call, TorchRunner, torch_type
 from dflash_trt.core.limits import PAGE_SIZE
 from dflash_trt.errors import one_line
 
@@ -152,9 +152,9 @@ def measure(
 
 def _prepare(
     point: AttentionPoint, runner: TorchRunner, tensors: Tensors, tactic: int
-) -> tuple[Work, Any]:
+) -> tuple[Call, Any]:
     """A function that launches the kernels of `point` with `tactic`, and the result's tensor."""
-    steps: list[Work] = []
+    steps: list[Call] = []
     known = dict(tensors)
     for case in point.cases:
         work, outputs = runner.prepare(case, known, min(tactic, case.operation.tactics - 1))
@@ -197,7 +197,7 @@ def make_tensors(torch: Any, point: AttentionPoint, device: str) -> Tensors:
     return tensors
 
 
-def alternatives(torch: Any, point: AttentionPoint, tensors: Mapping[str, Any]) -> dict[str, Work]:
+def alternatives(torch: Any, point: AttentionPoint, tensors: Mapping[str, Any]) -> dict[str, Call]:
     """PyTorch's ways to compute the same attention, by name; none reads paged caches.
 
     An FP8 cache is converted to q's type first. `concatenate` is the way of a drafter that keeps

@@ -37,7 +37,7 @@ WARM_UP_CALLS, TIMED_CALLS = 5, 30
 FLUSHED_BYTES = 1 << 28
 COPIED_BYTES = 1 << 30
 
-Work = Callable[[], Any]
+Call = Callable[[], Any]
 
 
 def load_driver() -> Any:
@@ -159,7 +159,7 @@ class TorchRunner:
         self,
         case: Case,
         tensors: Mapping[str, Any],
-        rivals: Mapping[str, Work],
+        rivals: Mapping[str, Call],
         required_bytes: int | None = None,
     ) -> dict[str, Any]:
         """Seconds of `case` and of its rivals; bytes/s too if `required_bytes` is given."""
@@ -173,7 +173,7 @@ class TorchRunner:
 
     def prepare(
         self, case: Case, tensors: Mapping[str, Any], tactic: int = 0
-    ) -> tuple[Work, dict[str, Any]]:
+    ) -> tuple[Call, dict[str, Any]]:
         """A function that launches `case` over `tensors`, and the outputs that it writes."""
         operation, launch = case.operation, case.launch(tactic)
         outputs = {
@@ -192,7 +192,7 @@ class TorchRunner:
 
         return work, outputs
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: Call) -> float:
         """The median seconds of one call of `work` with a cold L2 cache."""
         cuda = self._torch.cuda
         for _ in range(WARM_UP_CALLS):

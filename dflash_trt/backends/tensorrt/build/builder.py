@@ -51,10 +51,10 @@ from dflash_trt.graph.caches import cache_head_dim
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.hardware.device import Device
 from dflash_trt.hardware.gpus import Arch
-from dflash_trt.kernels.attention import HEAD_DIMS as KERNEL_HEAD_DIMS
+from dflash_trt.kernels.attention import HEAD_DIMS
 
 # What TensorRT-RTX 1.7 has fused attention kernels for; TensorRT's are not known.
-HEAD_DIMS = range(16, 257, 8)
+FUSED_HEAD_DIMS = range(16, 257, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +132,20 @@ def check_buildable(
             continue
         has_sinks = spec.sizes.layer.has_sinks
         size = cache_head_dim(spec.head_dim, has_sinks, form)
-        if size not in HEAD_DIMS:
+        if size not in FUSED_HEAD_DIMS:
             raise DflashError(
                 f"the {owner}'s head size {size}{' with its sinks' * has_sinks} has no fused "
-                f"attention in {library.name}, which takes multiples of {HEAD_DIMS.step} from "
-                f"{HEAD_DIMS.start} to {HEAD_DIMS[-1]}",
+                f"attention in {library.name}, which takes multiples of "
+                f"{FUSED_HEAD_DIMS.step} from {FUSED_HEAD_DIMS.start} to {FUSED_HEAD_DIMS[-1]}",
                 fix="build with --executor cpu",
             )
 
 
 def _check_kernels(owner: Owner, head_dim: int) -> None:
-    if head_dim not in KERNEL_HEAD_DIMS:
+    if head_dim not in HEAD_DIMS:
         raise DflashError(
             f"the {owner}'s head size {head_dim} has no kernel over paged or FP8 caches; "
-            f"{', '.join(map(str, KERNEL_HEAD_DIMS))} have",
+            f"{', '.join(map(str, HEAD_DIMS))} have",
             fix="leave out --kv-layout and --kv-dtype, or build with --executor cpu",
             usage=True,
         )

@@ -14,7 +14,7 @@ from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.quantized_weights import quantized_linears
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.cli.inspect import _describe
+from dflash_trt.cli.inspect import describe_bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import Precision
 from tests.backends.tensorrt.build.conftest import BuildEngines
@@ -89,7 +89,7 @@ def test_every_quantised_linear_becomes_a_quantised_product(
     plain = make_pair(**arguments).bundle.manifest
     assert manifest.target.parameters == plain.target.parameters
     assert manifest.draft.parameters == plain.draft.parameters
-    shown = "\n".join(_describe(manifest, estimate_memory(manifest, 1, 1)))
+    shown = "\n".join(describe_bundle(manifest, estimate_memory(manifest, 1, 1)))
     assert f"15 linears in {algorithm}; excluded model.embed_tokens; FP8 KV cache not" in shown
     assert f"{expected['target']} {algorithm} products" in shown
 
