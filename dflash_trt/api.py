@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from dflash_trt.building.request import (
@@ -79,7 +80,7 @@ def build(
         what = f"{executor!r} is not one of {', '.join(known)}"
         fix = "`dflash-trt build` writes deployments" if executor == TRTLLM else None
         raise DflashError(what, where="executor", fix=fix, usage=True)
-    check_value("output", output, str | Path | None)
+    check_value("output", output, str | os.PathLike[str] | None)
     built = run_build(
         BuildRequest(
             target=str(target),

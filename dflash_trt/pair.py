@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from collections.abc import Generator as Iterating
@@ -15,7 +16,7 @@ from typing import Self, TypedDict, Unpack
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import check_runnable, open_executor
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
-from dflash_trt.core.limits import Count
+from dflash_trt.core.limits import Threads
 from dflash_trt.core.validation import check_value
 from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.graph.bindings import GraphName
@@ -88,7 +89,7 @@ class LoadedPair:
         block_schedule: str | Path = AUTO,
         graphs: Iterable[GraphName] = (),
     ) -> None:
-        check_value("threads", threads, Count)
+        check_value("threads", threads, Threads)
         check_runnable(bundle)
         is_fixed = block_size is not None or not speculation
         if is_fixed and block_schedule == AUTO:
@@ -161,7 +162,8 @@ class LoadedPair:
             near = " (see SamplingParams)" if hasattr(SamplingParams, key) else nearest(key, known)
             raise DflashError(f"no such option{near}", where=key, usage=True)
         ids = tuple(self._encode(prompt))
-        return Request(prompt_ids=ids, sampling=sampling or SamplingParams(), **options)
+        sampling = SamplingParams() if sampling is None else sampling
+        return Request(prompt_ids=ids, sampling=sampling, **options)
 
     def check(self, requests: Sequence[Request]) -> None:
         """Raises DflashError (usage) for a request that cannot run, saying which of several."""
@@ -261,7 +263,9 @@ class LoadedPair:
         Raises:
             DflashError: no conversation, no chat template, or see `request` and `run`.
         """
-        check_value("messages", messages, Sequence[Message])
+        if not messages or not all(isinstance(one, Mapping) for one in messages):
+            what = "must be a list of messages, each with a role and a content"
+            raise DflashError(what, where="messages", usage=True)
         (result,) = self.generate([messages], sampling, **options)
         if self.harmony is None:
             return ChatAnswer(text=result.text or "", reasoning=None, result=result)
@@ -335,7 +339,7 @@ def load(
     Raises:
         DflashError: not a bundle, one that this machine cannot run, or a value out of range.
     """
-    check_value("folder", folder, str | Path)
+    check_value("folder", folder, str | os.PathLike[str])
     pair = LoadedPair(
         open_bundle(folder),
         threads=threads,

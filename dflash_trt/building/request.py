@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_type_hints
@@ -25,7 +26,7 @@ class _Options:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self), include_extras=True).items():
             value = getattr(self, name)
-            if isinstance(value, str) and Path in get_args(kind):
+            if isinstance(value, str | os.PathLike) and Path in get_args(kind):
                 object.__setattr__(self, name, Path(value))
             elif isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))

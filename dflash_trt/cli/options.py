@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from dflash_trt.core.limits import MAX_THREADS
 from dflash_trt.errors import DflashError
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.speculation.schedule import BlockSchedule
@@ -87,7 +88,7 @@ sampling_options = option_group(
 bundle_argument = click.argument("bundle", type=FOLDER)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 threads_option = click.option(
-    "--threads", type=click.IntRange(1, 1024), default=1, help="CPU threads per step."
+    "--threads", type=click.IntRange(1, MAX_THREADS), default=1, help="CPU threads per step."
 )
 block_schedule_option = click.option(
     "--block-schedule",

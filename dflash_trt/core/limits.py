@@ -11,11 +11,13 @@ from dflash_trt.errors import DflashError
 
 MAX_COUNT = 1 << 24
 MAX_BLOCK = 4096
+MAX_THREADS = 1024
 PREFILL_CHUNK = 256
 PAGE_SIZE = 64
 PAGE_SIZES = tuple(1 << power for power in range(3, 11))
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
+Threads = Annotated[int, Field(ge=1, le=MAX_THREADS)]
 
 _SIZES = f"a power of two from {PAGE_SIZES[0]} to {PAGE_SIZES[-1]}"
 

@@ -37,7 +37,8 @@ def read_pair_shape(target_folder: Path, draft_folder: Path) -> PairShape:
 def read_target_shape(folder: Path) -> ModelShape:
     """The shape of a dense or mixture-of-experts decoder, as its config states it.
 
-    A known family is read as by a build, any other architecture by transformers' usual keys.
+    Windows, experts and head size of a known family are read as by a build, those of any other
+    architecture by transformers' usual keys.
     """
     config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
     architecture = read_architecture(config)

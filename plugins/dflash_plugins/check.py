@@ -40,7 +40,7 @@ NEEDS_GPU = "kernels are checked on an NVIDIA GPU; python -m dflash_plugins.comp
 RECORDED = ("dflash-trt", "numpy", "cuda-python", "triton", "torch")
 
 
-PARTS: dict[str, tuple[Any, Any]] = {
+CHECKS: dict[str, tuple[Any, Any]] = {
     "accept": (accept_accuracy, accept_benchmark),
     "block_attention": (block_attention_accuracy, block_attention_benchmark),
     "kv_cache_update": (kv_cache_update_accuracy, kv_cache_update_benchmark),
@@ -82,7 +82,7 @@ def check(device: Device, driver: Any, folders: Sequence[str], torch: Any = None
 
 def _check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> list[dict[str, Any]]:
     """One operation's cases; a failed launch or a stray write is a row too and ends nothing."""
-    accuracy, _ = PARTS[folder]
+    accuracy, _ = CHECKS[folder]
     try:
         return [asdict(one) for one in accuracy.check_accuracy(GpuRunner(device, launcher).run)]
     except (AssertionError, DflashError) as error:
@@ -91,7 +91,7 @@ def _check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> li
 
 def _measure(folder: str, torch: Any, runner: TorchRunner) -> list[dict[str, Any]]:
     """One operation's measurements; a case that does not fit the GPU's memory gets an error row."""
-    _, benchmark = PARTS[folder]
+    _, benchmark = CHECKS[folder]
     rows = []
     for point in benchmark.points():
         try:

@@ -45,4 +45,4 @@ def load_kernel(name: str) -> Any:
 
     attention = (block_attention, block_attention_merge)
     kernels = (accept, *attention, kv_cache_update, kv_feature_injection, row_sample)
-    return next(one for one in kernels if one.fn.__name__ == name)
+    return {one.fn.__name__: one for one in kernels}[name]

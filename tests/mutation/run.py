@@ -48,7 +48,7 @@ def ordered_files(mutant: Mutant, place: Place, root: Path, is_full: bool) -> li
     """Test files of the folders in question: those that mirror where the mutant stands first.
 
     Among them those come first that speak of its function or module. Behind the most telling ones
-    a folder's files stand together: pytest loses the fixtures of a folder that it comes back to.
+    a folder's files stand together: pytest 9.1 can lose fixtures of a folder that it comes back to.
     """
     stem, *names = Path(place.file).stem, *place.name.split(".")
     patterns = [re.compile(rf"\b{re.escape(word.strip('_'))}\b") for word in (stem, *names)]

@@ -181,6 +181,6 @@ def test_bits_arrive_as_they_are() -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_operation_says_what_must_be_right_and_is_measured(folder: str) -> None:
-    accuracy, benchmark = checking.PARTS[folder]
+    accuracy, benchmark = checking.CHECKS[folder]
     assert callable(accuracy.check_accuracy)
     assert benchmark.points()
