@@ -269,3 +269,8 @@ def target_rules(
         body |= SINK_WEIGHTS
     rules = {role: (family.prefix + name, shape) for role, (name, shape) in body.items()}
     return rules if tied else {**rules, **HEAD_WEIGHTS}
+
+
+def find_family(architecture: str | None) -> Family | None:
+    """The family whose configs state `architecture`; None where it is not known."""
+    return next((one for one in FAMILIES if one.architecture == architecture), None)

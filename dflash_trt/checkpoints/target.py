@@ -15,6 +15,7 @@ from dflash_trt.checkpoints.families import (
     HEAD_NAME,
     NORM_EPS,
     Family,
+    find_family,
     target_rules,
 )
 from dflash_trt.checkpoints.folder import CONFIG_NAME, Checkpoint, open_checkpoint, read_config
@@ -149,9 +150,8 @@ def read_windows(config: ConfigFields, family: Family, num_layers: int) -> Windo
 
 def _find_family(config: ConfigFields) -> Family:
     architecture = read_architecture(config)
-    for family in FAMILIES:
-        if family.architecture == architecture:
-            return family
+    if (family := find_family(architecture)) is not None:
+        return family
     supported = ", ".join(family.architecture for family in FAMILIES)
     if architecture in DRAFT_ARCHITECTURES:
         what = f"is a DFlash draft ({architecture}), not a target"

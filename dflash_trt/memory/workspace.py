@@ -33,10 +33,7 @@ def split_scratch(
     """
     calls = [(draft, limits.max_batch, limits.block_size)]
     if form.has_kernel_caches:
-        calls += [
-            (target, limits.max_batch, limits.block_size),
-            (target, 1, limits.prefill_chunk),
-        ]
+        calls += [(target, limits.max_batch, limits.block_size), (target, 1, limits.prefill_chunk)]
     return max(
         scratch_bytes(
             capacity=capacity,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.draft import read_block_size, read_target_layer_ids
-from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_HEAD_DIM, FAMILIES
+from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_HEAD_DIM, find_family
 from dflash_trt.checkpoints.folder import CONFIG_NAME, read_config
 from dflash_trt.checkpoints.layer_types import SLIDING, read_layer_attention
 from dflash_trt.checkpoints.moe import MAX_EXPERTS, read_expert_sizes
@@ -44,7 +44,7 @@ def read_target_shape(folder: Path) -> ModelShape:
     architecture = read_architecture(config)
     if architecture in DRAFT_ARCHITECTURES:
         raise DflashError("is a DFlash draft, not a target", where=config.where, usage=True)
-    family = next((one for one in FAMILIES if one.architecture == architecture), None)
+    family = find_family(architecture)
     sizes = read_sizes(config, None if family is None else family.default_head_dim)
     if family is None:
         windows = _guess_windows(config, len(sizes.layers))

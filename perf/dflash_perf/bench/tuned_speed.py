@@ -65,10 +65,7 @@ def measure(
         raise DflashError(what, where="--concurrency", usage=True)
     requests = requests_of(pair.bundle, max_tokens, temperature)
     common = GeneratorOptions(prefill_chunk=limits.prefill_chunk)
-    options = {
-        TUNED: replace(common, schedule=schedule),
-        PLAIN: replace(common, speculation=False),
-    }
+    options = {TUNED: replace(common, schedule=schedule), PLAIN: replace(common, speculation=False)}
     for block in schedule.measured.block_sizes:
         options[f"block {block}"] = replace(common, block_size=block)
     click.echo(f"schedule: {schedule.describe()}")
