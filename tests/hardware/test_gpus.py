@@ -8,7 +8,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import arches, find_gpu, gpu_names
 from dflash_trt.trtllm.schema import ATTENTION_BACKENDS
 
-NAMES = "rtx-pro-6000 rtx-5090 gb10 l40s b300 gb300 b200 gb200 h100 h200 a40".split()
+NAMES = "rtx-pro-6000 rtx-5090 gb10 l40s b300 gb300 b200 gb200 h100 h200 a40 a100".split()
 
 
 def test_the_known_ones() -> None:
@@ -56,5 +56,5 @@ def test_architectures_are_complete() -> None:
         assert arch.kernels in (None, f"{arch.name}a")
         assert arch.tensorrt_rtx in (None, f"SM{arch.number}")
         assert arch.draft_attention in ATTENTION_BACKENDS
-        assert arch.shared_bytes in (99 << 10, 227 << 10) and arch.registers == 1 << 16
+        assert arch.shared_bytes in (99 << 10, 163 << 10, 227 << 10) and arch.registers == 1 << 16
     assert arches()["sm_120"].shared_bytes == 99 << 10
