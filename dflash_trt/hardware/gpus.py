@@ -76,8 +76,12 @@ class Arch:
         tensorrt_rtx: its name in TensorRT-RTX's ComputeCapability; None where it has none.
         kernels: what this project's kernels are compiled for, as "sm_100a"; None without kernels.
         draft_attention: TensorRT-LLM's best backend for a draft's attention.
-        shared_bytes, registers: the most of one block: shared memory, 32-bit registers.
-        source: where the figures are from.
+        shared_bytes: the most shared memory of one block that opts in to more than the next.
+        plain_shared_bytes: the most of one block that opts in to nothing.
+        registers, thread_registers: the most 32-bit registers of one block, and of one thread.
+        threads: the most of one block.
+        ptx: the highest version of PTX that drivers are given, as (8, 8).
+        source, limits_source: where the figures are from; those of every architecture.
     """
 
     name: str
@@ -88,8 +92,13 @@ class Arch:
     kernels: str | None = None
     draft_attention: str = "VANILLA"
     shared_bytes: int = 0
+    plain_shared_bytes: int = 0
     registers: int = 0
+    thread_registers: int = 0
+    threads: int = 0
+    ptx: tuple[int, int] = (0, 0)
     source: str = ""
+    limits_source: str = ""
 
     @property
     def number(self) -> int:
@@ -133,15 +142,20 @@ def find_gpu(name: str) -> Gpu:
 @cache
 def _read(path: Path) -> _Table:
     table = _Table({}, {})
-    for name, raw in read_yaml(path).items():
+    known = read_yaml(path)
+    common = known.pop("every_architecture")
+    major, minor = common.pop("ptx").split(".")
+    common["ptx"] = int(major), int(minor)
+    for name, own in known.items():
+        raw = common | own
         gpus = [_gpu(name, gpu, fields) for gpu, fields in raw.pop("gpus").items()]
         table.gpus.update({gpu.name: gpu for gpu in gpus})
-        shared = raw.pop("shared_kib") * 1024
+        for kind in ("shared", "plain_shared"):
+            raw[f"{kind}_bytes"] = raw.pop(f"{kind}_kib") * 1024
         table.arches[name] = Arch(
             name=name,
             largest_bytes=max(gpu.memory_bytes for gpu in gpus),
             formats=max((gpu.formats for gpu in gpus), key=len),
-            shared_bytes=shared,
             **raw,
         )
     return table

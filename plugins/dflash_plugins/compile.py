@@ -23,7 +23,7 @@ from typing import Any
 import click
 
 from dflash_plugins.operation import Case, KernelSpec
-from dflash_plugins.ptx import drop_scratch_pointers
+from dflash_plugins.ptx import drop_scratch_pointers, ptx_version
 from dflash_plugins.table import load_kernel, main_cases
 from dflash_trt.core.user_cache import write_cache
 from dflash_trt.errors import DflashError, one_line
@@ -66,27 +66,46 @@ def compile_kernel(spec: KernelSpec, arch: str, folder: Path) -> CompiledKernel:
 
     Raises:
         DflashError: Triton language is not installed, the architecture has no kernels, or
-            the kernel does not compile.
+            the kernel does not compile or exceeds what the architecture has.
     """
     check_arch(arch)
     check_compiler()
     function = load_kernel(spec.kernel)
     stem = _stem(spec, function, arch)
     kept = _read(folder, stem)
-    if kept is not None:
-        return kept
+    kernel = kept or _compile(spec, function, arch)
+    check_limits(kernel)
+    if kept is None:
+        _keep(kernel, folder, stem)
+    return kernel
+
+
+def _compile(spec: KernelSpec, function: Any, arch: str) -> CompiledKernel:
     raw = run_compiler(spec, function, kernel_arches()[arch].number)
     ptx = drop_scratch_pointers(raw.asm["ptx"], len(spec.parameters))
     name, shared = str(raw.metadata.name), int(raw.metadata.shared)
     cubin, resources = _assemble(ptx, arch, shared)
-    kernel = CompiledKernel(name, arch, ptx, cubin, spec.warps * WARP, shared, resources)
-    facts = asdict(kernel)
-    files = {"ptx": facts.pop("ptx").encode(), "cubin": facts.pop("cubin")}
-    for suffix, data in files.items():
-        write_cache(folder / f"{stem}.{suffix}", data)
-    facts_json = json.dumps(facts | {"sha256": _hashes(files)}, indent=2)
-    write_cache(folder / f"{stem}.json", facts_json.encode())  # last: `_read` needs it
-    return kernel
+    return CompiledKernel(name, arch, ptx, cubin, spec.warps * WARP, shared, resources)
+
+
+def check_limits(kernel: CompiledKernel) -> None:
+    """Raises DflashError where `kernel` takes more than a block of its architecture has."""
+    most, took = kernel_arches()[kernel.arch], kernel.resources
+    registers = took.registers * kernel.threads
+    limits = [
+        (took.shared_bytes, most.shared_bytes, "bytes of shared memory in a block"),
+        (took.registers, most.thread_registers, "registers in a thread"),
+        (registers, most.registers, "registers in a block"),
+        (kernel.threads, most.threads, "threads in a block"),
+    ]
+    over = [f"{has:,} {what}, at most {limit:,}" for has, limit, what in limits if has > limit]
+    version = ptx_version(kernel.ptx)
+    if version > most.ptx:
+        over.append("PTX {}.{}, at most {}.{}".format(*version, *most.ptx))
+    if over:
+        raise DflashError(
+            f"takes more than {kernel.arch} has: {'; '.join(over)}", where=kernel.name
+        )
 
 
 def is_kept(spec: KernelSpec, arch: str, folder: Path) -> bool:
@@ -130,6 +149,15 @@ def _read(folder: Path, stem: str) -> CompiledKernel | None:
         return CompiledKernel(ptx=files["ptx"].decode(), cubin=files["cubin"], **facts)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # missing or damaged: it is compiled again
+
+
+def _keep(kernel: CompiledKernel, folder: Path, stem: str) -> None:
+    facts = asdict(kernel)
+    files = {"ptx": facts.pop("ptx").encode(), "cubin": facts.pop("cubin")}
+    for suffix, data in files.items():
+        write_cache(folder / f"{stem}.{suffix}", data)
+    facts_json = json.dumps(facts | {"sha256": _hashes(files)}, indent=2)
+    write_cache(folder / f"{stem}.json", facts_json.encode())  # last: `_read` needs it
 
 
 def _hashes(files: dict[str, bytes]) -> dict[str, str]:

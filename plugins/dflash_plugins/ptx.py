@@ -1,4 +1,4 @@
-"""Fits the PTX of Triton language to the arguments that TensorRT passes.
+"""Reads the PTX of Triton language, and fits it to the arguments that TensorRT passes.
 
 Triton language adds two pointers to scratch memory to the end of every kernel's parameters.
 TensorRT's ahead-of-time plugins do not pass them. A kernel without scratch never reads them, so
@@ -13,6 +13,7 @@ from dflash_trt.errors import DflashError
 
 SCRATCH_POINTERS = 2
 
+_VERSION = re.compile(r"^\.version\s+(\d+)\.(\d+)\s*$", re.MULTILINE)
 _ENTRY = re.compile(r"(\.visible\s+\.entry\s+(\w+)\s*\()([^)]*)(\))")
 _PARAMETER = re.compile(
     r"\.param\s+\.(\w+)\s+(?:\.ptr\s+(?:\.\w+\s+)*?(?:\.align\s+\d+\s+)?)?(\w+)$"
@@ -27,6 +28,18 @@ def entry_parameters(ptx: str) -> tuple[str, list[str]]:
     """
     match = _find_entry(ptx)
     return match.group(2), [kind for kind, _ in _parameters(match)]
+
+
+def ptx_version(ptx: str) -> tuple[int, int]:
+    """The version of the PTX instruction set that `ptx` is written in, as (8, 7).
+
+    Raises:
+        DflashError: it names none.
+    """
+    match = _VERSION.search(ptx)
+    if match is None:
+        raise DflashError("PTX does not name its version")
+    return int(match.group(1)), int(match.group(2))
 
 
 def drop_scratch_pointers(ptx: str, arguments: int) -> str:

@@ -56,5 +56,10 @@ def test_architectures_are_complete() -> None:
         assert arch.kernels in (None, f"{arch.name}a")
         assert arch.tensorrt_rtx in (None, f"SM{arch.number}")
         assert arch.draft_attention in ATTENTION_BACKENDS
-        assert arch.shared_bytes in (99 << 10, 163 << 10, 227 << 10) and arch.registers == 1 << 16
-    assert arches()["sm_120"].shared_bytes == 99 << 10
+        assert arch.limits_source
+        assert arch.shared_bytes in (99 << 10, 163 << 10, 227 << 10)
+        assert (arch.registers, arch.thread_registers, arch.threads) == (65_536, 255, 1024)
+        assert (arch.plain_shared_bytes, arch.ptx) == (49_152, (8, 8))
+    large = {name for name, arch in arches().items() if arch.shared_bytes == 232_448}
+    assert large == {"sm_90", "sm_100", "sm_103"}
+    assert arches()["sm_120"].shared_bytes == 101_376

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ pytest.importorskip("triton", reason="Triton language (the plugins extra) is not
 from dflash_plugins import check as checking
 from dflash_plugins.accept import benchmark as settling
 from dflash_plugins.accept.accuracy import expect, make_inputs
+from dflash_plugins.compile import CompiledKernel, compile_kernel
 from dflash_plugins.kv_cache_update import benchmark as cache_update
 from dflash_plugins.kv_feature_injection import benchmark as injection
 from dflash_plugins.operation import DType
 from dflash_plugins.row_sample import benchmark as sampling
 from dflash_plugins.table import FOLDERS
+from dflash_plugins.testing import gpu
 from dflash_plugins.testing.gpu import KernelLauncher, TorchRunner, to_torch
 
 from dflash_trt.hardware.device import Device
@@ -90,6 +93,32 @@ def test_what_is_wrong_is_found(check: Check, fault: dict[str, Any], finding: st
     assert outcome.exit_code == 1
     assert finding in outcome.output
     assert cuda.is_clean
+
+
+@pytest.mark.parametrize(
+    ("static", "dynamic", "is_opted_in"),
+    [
+        (0, 49_151, False),
+        (0, 49_152, True),  # fits without; a byte that the driver counts would be too much
+        (1024, 48_127, False),
+        (1024, 48_640, True),  # over 48 KiB, of which the dynamic part alone is less
+        (0, 200_000, True),
+    ],
+)
+def test_much_shared_memory_is_opted_in_to(
+    check: Check, monkeypatch: pytest.MonkeyPatch, static: int, dynamic: int, is_opted_in: bool
+) -> None:
+    def compile_large(*arguments: Any) -> CompiledKernel:
+        kernel = compile_kernel(*arguments)
+        resources = replace(kernel.resources, shared_bytes=static + dynamic)
+        return replace(kernel, shared_bytes=dynamic, resources=resources)
+
+    monkeypatch.setattr(gpu, "compile_kernel", compile_large)
+    cuda = FakeCuda(HOPPER)
+    driver = FakeDriver(cuda, static_shared=static)
+    outcome = check(cuda, driver)
+    assert outcome.exit_code == 0, outcome.output
+    assert driver.opted_in == [dynamic] * is_opted_in
 
 
 @pytest.mark.parametrize(

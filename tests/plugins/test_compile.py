@@ -6,13 +6,21 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from dflash_plugins import compile as compilation
-from dflash_plugins.compile import compile_kernel, main, parse_resources
+from dflash_plugins.compile import (
+    CompiledKernel,
+    Resources,
+    check_limits,
+    compile_kernel,
+    main,
+    parse_resources,
+)
 from dflash_plugins.operation import Case
 from dflash_plugins.ptx import drop_scratch_pointers, entry_parameters
 from dflash_plugins.table import main_cases
@@ -75,9 +83,6 @@ def test_kernels_compile_without_spills_for_every_architecture(
         inputs, outputs = (["u64"] * len(side) for side in (operation.inputs, operation.outputs))
         assert parameters == inputs + ["u32"] * len(operation.extras) + outputs
         assert kernel.resources.spill_store_bytes == kernel.resources.spill_load_bytes == 0
-        most = kernel_arches()[arch]
-        assert kernel.resources.shared_bytes <= most.shared_bytes
-        assert kernel.resources.registers * kernel.threads <= most.registers
         assert kernel.cubin.startswith(b"\x7fELF")
         assert os.fspath(Path.cwd()) not in kernel.ptx  # nothing of the machine that compiled it
 
@@ -103,6 +108,43 @@ def test_what_was_compiled_is_read_again(folder: Path, monkeypatch: pytest.Monke
     for one in (spec, *others):
         compile_kernel(one, "sm_90a", folder)
     assert len(calls) == 4
+
+
+def test_a_kernel_over_the_limits_is_refused(tmp_path: Path) -> None:
+    """By name and number; the same kernel fits an architecture that has more."""
+    case = next(case for case in CASES if case.name == "heads of 256")
+    spec = replace(case.kernel_spec(), stages=3)
+    with pytest.raises(DflashError) as refused:
+        compile_kernel(spec, "sm_120a", tmp_path)
+    assert refused.value.message == (
+        "block_attention: takes more than sm_120a has: 102,400 bytes of shared memory in a block, "
+        "at most 101,376"
+    )
+    assert compile_kernel(spec, "sm_90a", tmp_path).shared_bytes > 101_376
+    assert not list(tmp_path.glob("*sm_120a*"))
+
+
+@pytest.mark.parametrize(
+    ("registers", "threads", "version", "found"),
+    [
+        (255, 256, "8.8", None),
+        (256, 128, "8.8", "256 registers in a thread, at most 255"),
+        (128, 544, "8.7", "69,632 registers in a block, at most 65,536"),
+        (32, 1056, "8.8", "1,056 threads in a block, at most 1,024"),
+        (32, 1024, "9.0", "PTX 9.0, at most 8.8"),
+        (32, 1024, "8.10", "PTX 8.10, at most 8.8"),
+        (255, 512, "9.1", "130,560 registers in a block, at most 65,536; PTX 9.1, at most 8.8"),
+    ],
+)
+def test_each_limit_has_a_number(
+    registers: int, threads: int, version: str, found: str | None
+) -> None:
+    resources = Resources(registers, 0, 0, 0, 0)
+    kernel = CompiledKernel("f", "sm_90a", f".version {version}\n", b"", threads, 0, resources)
+    with nullcontext() if found is None else pytest.raises(DflashError) as refused:
+        check_limits(kernel)
+    if found is not None:
+        assert refused.value.message == f"f: takes more than sm_90a has: {found}"
 
 
 def test_scratch_pointers_leave_the_entry() -> None:

@@ -1,7 +1,8 @@
 """CUDA's driver over the stand-in device's memory: it knows one kernel, `accept`.
 
 Arguments are read as the PTX's entry declares them, so that an order or a type that differs from
-what a GPU would get shows as wrong tokens.
+what a GPU would get shows as wrong tokens. A block that takes over 48 KiB of shared memory, static
+and dynamic together, is launched only by a function that was opted in.
 """
 
 from __future__ import annotations
@@ -24,15 +25,25 @@ Damage = Callable[[dict[str, Any]], None]
 
 
 class FakeDriver:
-    """`damage` may change what the kernel has written; `refuses` names a call that fails."""
+    """`damage` may change what the kernel has written; `refuses` names a call that fails.
+
+    `static_shared` is the bytes of shared memory that the kernel's machine code declares itself.
+    """
 
     CUresult = real.CUresult
     CUfunction_attribute = real.CUfunction_attribute
 
     def __init__(
-        self, cuda: FakeCuda, damage: Damage | None = None, refuses: str | None = None
+        self,
+        cuda: FakeCuda,
+        damage: Damage | None = None,
+        refuses: str | None = None,
+        static_shared: int = 0,
     ) -> None:
         self._cuda, self._damage, self._refuses = cuda, damage, refuses
+        self._static_shared = static_shared
+        self._most_shared = 48 * 1024 - static_shared
+        self.opted_in: list[int] = []
         self.loaded: list[str] = []
         self.launches: list[tuple[int, ...]] = []
 
@@ -42,6 +53,8 @@ class FakeDriver:
         return (OK, *results)
 
     def cuGetErrorString(self, error: Any) -> tuple[Any, bytes]:  # noqa: N802
+        if error == real.CUresult.CUDA_ERROR_INVALID_VALUE:
+            return OK, b"invalid argument"
         return OK, b"a PTX JIT compilation failed"
 
     def cuModuleLoadData(self, image: bytes) -> tuple[Any, ...]:  # noqa: N802
@@ -53,8 +66,17 @@ class FakeDriver:
         assert entry_parameters(self.loaded[module])[0] == name.decode()
         return self._answer("cuModuleGetFunction", module)
 
+    def cuFuncSetAttribute(self, function: int, kind: Any, value: int) -> tuple[Any, ...]:  # noqa: N802
+        assert kind == real.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        assert value + self._static_shared <= 227 * 1024
+        self.opted_in.append(value)
+        self._most_shared = value
+        return self._answer("cuFuncSetAttribute")
+
     def cuLaunchKernel(self, function: int, *arguments: Any) -> tuple[Any, ...]:  # noqa: N802
-        *sizes, _shared, stream, (values, types), extra = arguments
+        *sizes, shared, stream, (values, types), extra = arguments
+        if shared > self._most_shared:
+            return (real.CUresult.CUDA_ERROR_INVALID_VALUE,)
         name, parameters = entry_parameters(self.loaded[function])
         assert (name, extra, len(sizes)) == ("accept", 0, 6)
         assert stream in self._cuda.streams

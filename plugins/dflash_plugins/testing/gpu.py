@@ -29,9 +29,8 @@ from dflash_plugins.testing.guarded import Arrays, Buffers, run_guarded
 from dflash_plugins.testing.numeric import Array
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.hardware.device import Device
+from dflash_trt.kernels.arches import kernel_arches
 
-# CUDA's limit of dynamic shared memory per block; above it a kernel must opt in.
-PLAIN_SHARED_BYTES = 48 * 1024
 WARM_UP_CALLS, TIMED_CALLS = 5, 30
 # So many bytes are overwritten before each timed call, so that its data is not in the L2 cache.
 FLUSHED_BYTES = 1 << 28
@@ -80,7 +79,9 @@ class KernelLauncher:
             kernel = compile_kernel(spec, self._arch, self._folder)
             (module,) = self._call("cuModuleLoadData", kernel.ptx.encode() + b"\0")
             (function,) = self._call("cuModuleGetFunction", module, kernel.name.encode())
-            if kernel.shared_bytes > PLAIN_SHARED_BYTES:
+            # Static and dynamic memory count together; to opt in where they just fit does no harm.
+            plain = kernel_arches()[self._arch].plain_shared_bytes
+            if kernel.resources.shared_bytes >= plain:
                 attribute = self._driver.CUfunction_attribute
                 kind = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 self._call("cuFuncSetAttribute", function, kind, kernel.shared_bytes)
