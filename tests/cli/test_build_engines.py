@@ -78,8 +78,8 @@ def _fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def _lose_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builder.summarize_network
 
-    def lossy(network: Any) -> Any:
-        summary = real(network)
+    def lossy(trt: Any, network: Any) -> Any:
+        summary = real(trt, network)
         summary.attentions.pop()
         summary.cache_updates.remove("target_v_1")
         summary.layers["SOFTMAX"] = 1

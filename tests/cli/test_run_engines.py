@@ -147,7 +147,7 @@ def test_tensorrt_refuses_other_gpus(
     for library, piece in (
         (None, "TensorRT is not installed"),
         (FullTensorRt(version=""), "TensorRT is not installed: tensorrt is an empty package"),
-        (FullTensorRt(version="10.9.0"), "TensorRT 10.9.0 is too old, 10.16 or newer"),
+        (FullTensorRt(version="11.0.2"), "TensorRT 11.0.2 is too old, 11.1 or newer"),
     ):
         monkeypatch.setitem(sys.modules, "tensorrt", library)
         build(engine_config, *FULL).fails(1, piece)

@@ -23,7 +23,8 @@ OperationForm = Literal["native", "plugin", "function"]
 class Library:
     """One of the two: `executor` is its name in a manifest and on the command line.
 
-    `oldest` is the first version that has in-place cache updates.
+    `oldest` is the first version whose attention takes key/value lengths. One without them runs
+    the same graph, but lets rows see the cache's unused positions.
     """
 
     executor: EngineExecutor
@@ -46,7 +47,7 @@ TENSORRT = Library(
     "TensorRT",
     "tensorrt",
     "install the tensorrt wheel of NVIDIA's package index (the one on PyPI is a placeholder)",
-    (10, 16),
+    (11, 1),
 )
 LIBRARIES: dict[str, Library] = {library.executor: library for library in (TENSORRT_RTX, TENSORRT)}
 

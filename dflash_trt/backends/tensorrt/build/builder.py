@@ -218,7 +218,7 @@ def build_engine(
     if not parser.parse(handed.SerializeToString(), str(model_path)):
         messages = [parser.get_error(index).desc() for index in range(parser.num_errors)]
         raise refused(library, "read it", f"{graph}.onnx", messages)
-    summary = summarize_network(network)
+    summary = summarize_network(trt, network)
     check_network(handed, summary, plugin_caches(handed, plugins))
 
     path = folder / options.folder / f"{graph}.engine"

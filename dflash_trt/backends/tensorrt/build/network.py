@@ -14,7 +14,7 @@ from dflash_trt.checkpoints.quantization import LinearFormat
 from dflash_trt.errors import DflashError, first_few
 from dflash_trt.graph.moe import MOE
 
-ATTENTION = "TRT_Attention"
+ATTENTION, MASK, CAUSAL_KIND = "TRT_Attention", 3, "causal_kind"
 GEMM = "Gemm"
 # The parser lets no attention decompose: a network that builds with these layers and no softmax is
 # fused throughout.
@@ -41,28 +41,38 @@ class TensorSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionSummary:
+    """A native attention layer; `causal_kind` is in `TRT_Attention`'s words."""
+
+    name: str
+    has_lengths: bool
+    has_mask: bool
+    causal_kind: str
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkSummary:
     """A parsed network: layer counts by type, and what matters most among them by name.
 
-    `attentions` are the native attention layers, `cache_updates` the caches updated in place,
+    `attentions` are the native ones, `cache_updates` the caches updated in place,
     `quantized_products` the algorithm of each product of two dequantised operands.
     """
 
     layers: dict[str, int]
-    attentions: list[str]
+    attentions: list[AttentionSummary]
     cache_updates: list[str]
     quantized_products: dict[str, LinearFormat]
     inputs: list[TensorSummary]
     outputs: list[TensorSummary]
 
 
-def summarize_network(network: Any) -> NetworkSummary:
-    """Counts and names of a TensorRT network definition."""
+def summarize_network(trt: Any, network: Any) -> NetworkSummary:
+    """Counts and names of a TensorRT network definition; `trt` is the library's module."""
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     by_type = Counter(str(layer.type.name) for layer in layers)
     return NetworkSummary(
         layers=dict(sorted(by_type.items())),
-        attentions=[layer.name for layer in layers if layer.type.name == ATTENTION_LAYER],
+        attentions=[_attention(trt, one) for one in layers if one.type.name == ATTENTION_LAYER],
         cache_updates=[
             layer.get_input(0).name for layer in layers if layer.type.name == CACHE_LAYER
         ],
@@ -77,12 +87,23 @@ def check_network(
 ) -> None:
     """Holds a network to its graph; its layers do not show what updates `plugin_caches`.
 
+    Every attention reads caches that are longer than their sequences, so each must have key/value
+    lengths, and the mask and causality of its call. A parser that does not know `TRT_Attention`
+    takes its body, ONNX's Attention, and drops the lengths: unused positions would count.
+
     Raises:
-        DflashError: names what TensorRT did not take over natively.
+        DflashError: names what TensorRT did not take over natively, or not as it is.
     """
-    wanted = [node.name for node in model.graph.node if node.op_type == ATTENTION]
-    found = tuple(summary.attentions)
-    missing = [name for name in wanted if not any(own.startswith(name) for own in found)]
+    wanted = {node.name: node for node in model.graph.node if node.op_type == ATTENTION}
+    found = {
+        name: next((own for own in summary.attentions if own.name.startswith(name)), None)
+        for name in wanted
+    }
+    missing = [name for name, own in found.items() if own is None]
+    boundless = [own.name for own in summary.attentions if not own.has_lengths]
+    unlike_calls = [
+        name for name, own in found.items() if own and not _is_as_called(own, wanted[name])
+    ]
     outputs = {output.name for output in model.graph.output}
     caches = [value.name for value in model.graph.input if f"{value.name}_out" in outputs]
     updates = Counter(summary.cache_updates)
@@ -95,6 +116,8 @@ def check_network(
     ]
     problems = [
         _listed("no native attention for", missing),
+        _listed("no key/value lengths in", boundless),
+        _listed("another mask in", unlike_calls),
         _listed("no quantised product for", unlike),
         _listed(
             "no in-place update of",
@@ -102,14 +125,33 @@ def check_network(
         ),
         f"{softmaxes} decomposed softmax layers" if softmaxes > 0 else "",
     ]
-    if len(found) > len(wanted):
-        problems.append(f"{len(found)} attention layers where the graph has {len(wanted)}")
+    count = len(summary.attentions)
+    if count > len(wanted):
+        problems.append(f"{count} attention layers where the graph has {len(wanted)}")
     if any(problems):
         raise DflashError(
-            f"TensorRT would run this graph slowly: {', '.join(filter(None, problems))}",
+            f"TensorRT would run this graph wrongly or slowly: {', '.join(filter(None, problems))}",
             where=f"{model.graph.name}.onnx",
             fix="another version of it may differ; this one is not used",
         )
+
+
+def _attention(trt: Any, layer: Any) -> AttentionSummary:
+    """What is told of a layer only once Python knows its type, which a network does not tell."""
+    layer.__class__ = trt.IAttentionInputLayer
+    attention = layer.attention
+    return AttentionSummary(
+        name=str(attention.name),
+        has_lengths=attention.key_value_lengths is not None,
+        has_mask=attention.mask is not None,
+        causal_kind=str(attention.causal_kind.name).lower(),
+    )
+
+
+def _is_as_called(own: AttentionSummary, call: onnx.NodeProto) -> bool:
+    """Whether a layer has a mask where its call has one, and is causal as the call says."""
+    (kind,) = (one.s.decode() for one in call.attribute if one.name == CAUSAL_KIND)
+    return own.has_mask == bool(call.input[MASK]) and own.causal_kind == kind
 
 
 def _quantized_products(layers: list[Any]) -> dict[str, LinearFormat]:

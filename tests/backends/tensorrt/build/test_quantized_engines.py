@@ -115,8 +115,8 @@ def test_a_product_that_is_not_quantised_is_refused(
 ) -> None:
     real = builder.summarize_network
 
-    def lossy(network: Any) -> Any:
-        summary = real(network)
+    def lossy(trt: Any, network: Any) -> Any:
+        summary = real(trt, network)
         summary.quantized_products["layers.1/mlp/down_proj"] = "FP8"
         del summary.quantized_products["layers.0/attention/q_proj"]
         return summary

@@ -1,0 +1,103 @@
+"""Networks of TensorRT's own parser that are not what the graph asked for are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import helper
+
+from dflash_trt.backends.tensorrt.build.network import check_network, summarize_network
+from dflash_trt.backends.tensorrt.library import make_logger
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.bindings import GraphName
+from dflash_trt.graph.form import GraphForm, Precision
+from tests.graph.builds import build
+from tests.pairs import TWO_KINDS, PairFactory, TinyPair
+
+trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
+
+FORM = GraphForm(Precision.BFLOAT16, cache_length=256)
+
+
+@pytest.fixture(scope="module")
+def built(make_pair: PairFactory) -> TinyPair:
+    draft = {"target_layer_ids": [0, 1], **TWO_KINDS}
+    return make_pair(target={"num_layers": 2, "head_dim": 64}, draft=draft, copy_weights=True)
+
+
+def check_parsed(built: TinyPair, asked: onnx.ModelProto, parsed: onnx.ModelProto) -> None:
+    """Holds what the parser makes of `parsed` to `asked`."""
+    logger = make_logger(trt)
+    strong = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    network = trt.Builder(logger).create_network(strong)
+    path: Path = built.bundle.folder / "parsed.onnx"
+    assert trt.OnnxParser(network, logger).parse(parsed.SerializeToString(), str(path))
+    check_network(asked, summarize_network(trt, network))
+
+
+def _drop_lengths(node: onnx.NodeProto) -> None:
+    node.input[5] = ""
+
+
+def _drop_mask(node: onnx.NodeProto) -> None:
+    node.input[3] = ""
+
+
+def _take_the_body(node: onnx.NodeProto) -> None:
+    """What a parser that does not know `TRT_Attention` reads in its place."""
+    causal = int(node.overload == "lower_right")
+    q, k, v, mask, _, lengths = node.input
+    inputs = [q, k, v, mask, "", "", lengths]
+    attributes = {"scale": 1.0, "is_causal": causal}
+    node.CopyFrom(helper.make_node("Attention", inputs, node.output, node.name, **attributes))
+
+
+@pytest.mark.parametrize(
+    ("graph", "change", "pieces"),
+    [
+        ("target", lambda node: None, []),
+        ("draft", lambda node: None, []),
+        (
+            "target",
+            _drop_lengths,
+            ["no key/value lengths in layers.0/attention/attend, layers.1/attention/attend"],
+        ),
+        ("draft", _drop_lengths, ["no key/value lengths in draft_layers.0/attention/attend"]),
+        ("draft", _drop_mask, ["another mask in draft_layers.0/attention/attend"]),
+        (
+            "target",
+            _take_the_body,
+            ["no key/value lengths in layers.0/attention/attend", "another mask in layers.0/"],
+        ),
+        ("draft", _take_the_body, ["no key/value lengths in draft_layers.0/attention/attend"]),
+    ],
+)
+def test_attention_is_that_of_the_graph(
+    built: TinyPair, graph: GraphName, change: Callable[[onnx.NodeProto], None], pieces: list[str]
+) -> None:
+    asked = build(built, graph, FORM)
+    parsed = onnx.ModelProto()
+    parsed.CopyFrom(asked)
+    for node in parsed.graph.node:
+        if node.op_type == "TRT_Attention":
+            change(node)
+    if not pieces:
+        check_parsed(built, asked, parsed)
+        return
+    with pytest.raises(DflashError) as caught:
+        check_parsed(built, asked, parsed)
+    for piece in pieces:
+        assert piece in caught.value.message
+
+
+def test_a_graph_without_lengths_is_refused_as_well(built: TinyPair) -> None:
+    """It is not enough that the network is what the graph says."""
+    asked = build(built, "target_only", FORM)
+    for node in asked.graph.node:
+        if node.op_type == "TRT_Attention":
+            _drop_lengths(node)
+    with pytest.raises(DflashError, match=r"no key/value lengths in layers\.0/attention/attend"):
+        check_parsed(built, asked, asked)
