@@ -109,6 +109,7 @@ def build_engines(
                 cache_updates=len(engine.summary.cache_updates),
                 quantized_products=dict(Counter(engine.summary.quantized_products.values())),
                 operations=engine.operations,
+                plugin_caches=engine.plugin_caches,
             )
             for engine in built
         ],

@@ -151,6 +151,7 @@ class EngineFile(StrictRecord):
     `fused_attentions` and `cache_updates` are TensorRT's own: a plugin's are not among them.
     `quantized_products` counts the linears that compute in 8 or 4 bits, by algorithm.
     `operations` says of each function how it runs: TensorRT's own layer, a plugin, or its body.
+    `plugin_caches` names the caches that plugins write, of which TensorRT says nothing at load.
     """
 
     graph: GraphName
@@ -161,6 +162,7 @@ class EngineFile(StrictRecord):
     cache_updates: Annotated[int, Field(ge=0)]
     quantized_products: dict[LinearFormat, Positive] = Field(default_factory=dict)
     operations: dict[str, OperationForm] = Field(default_factory=dict)
+    plugin_caches: list[str] = Field(default_factory=list)
 
 
 class EngineSet(StrictRecord):

@@ -91,6 +91,9 @@ def test_kernels_are_all_that_touches_such_caches(
         engine = operations_of[name]
         assert {engine["operations"][kind] for kind in kinds} == {"plugin"}
         assert (engine["fused_attentions"], engine["cache_updates"]) == (0, 0)
+        updated = {one.name.removesuffix("_out") for one in model.graph.output}
+        caches_of = updated & {one.name for one in model.graph.input}
+        assert caches_of and set(engine["plugin_caches"]) == caches_of
         assert "TRT_Attention" not in str(engine["operations"])
         check_operands(model, calls, is_paged, is_fp8, length)
         attends = [

@@ -53,6 +53,9 @@ def test_tensorrt_is_handed_plugins_in_place_of_bodies(
         "swiglu": "function",
     }
     assert "plugin" not in operations["draft"].values()
+    written = {one["graph"]: one["plugin_caches"] for one in engines["files"]}
+    injected = [f"draft_{kv}_{layer}" for layer in range(len(calls)) for kv in "kv"]
+    assert written == {"target": injected, "draft": [], "target_only": []}
     text = run("inspect", output).out
     assert "kv_feature_injection plugin, row_sample plugin, swiglu function" in text
     assert engines["draws"]
@@ -153,4 +156,6 @@ def test_manifests_from_before_drawing_and_such_that_contradict_themselves(
     run("inspect", output).fails(1, "manifest.json", "engines that draw do not go with executor")
     edit_manifest(output, lambda manifest: manifest.update(executor="tensorrt"))
     edit_manifest(output, lambda manifest: manifest["engines"].pop("draws"))
-    assert run("inspect", output, "--json").json["engines"]["draws"] is False
+    edit_manifest(output, lambda manifest: manifest["engines"]["files"][0].pop("plugin_caches"))
+    shown = run("inspect", output, "--json").json["engines"]
+    assert shown["draws"] is False and shown["files"][0]["plugin_caches"] == []

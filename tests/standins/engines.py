@@ -17,9 +17,11 @@ def add_engines(trt: FakeTensorRt, bundle: Bundle) -> None:
     """Makes the engines of `bundle`, if it has any, known to the library."""
     manifest = bundle.manifest
     length = engine_cache_length(manifest.limits, manifest.target.sizes, manifest.graph_form)
-    for engine in manifest.engines.files if manifest.engines else ():
+    engines, pool = manifest.engines, manifest.page_pool
+    for engine in engines.files if engines else ():
         graph = bundle.folder / f"{engine.graph}.onnx"
-        plan = Plan(graph, profiles(engine.graph, manifest.limits), length, manifest.page_pool)
+        built = profiles(engine.graph, manifest.limits)
+        plan = Plan(graph, built, length, pool, has_plugins=engines.draws)
         trt.add(bundle.folder / engine.path, plan)
 
 

@@ -3,7 +3,7 @@
 Public names are the library's own (a test holds them to the installed wheel). It is as strict as
 the real one is said to be: shapes within the context's profile, aligned addresses that somebody
 allocated, caches updated in place, memory given before a run, and nothing captured that has not run
-before with the same shapes.
+before with the same shapes. It tells of no cache that a plugin updates in place.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
@@ -33,6 +34,7 @@ from dflash_trt.graph.bindings import (
     PAGE_TABLE,
     SAMPLING,
 )
+from dflash_trt.graph.functions import DFLASH_DOMAIN
 from tests.graph.functions import FLOAT8, run_session
 from tests.sampling.candidates import pick_candidates
 from tests.standins.cuda import FakeCuda
@@ -56,12 +58,16 @@ NATIVE = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What stands for an engine file: a graph, its profiles, M, and the pages of its pools."""
+    """What stands for an engine file: a graph, its profiles, M, and the pages of its pools.
+
+    With plugins, kernels compute what is a function of this project's in the graph.
+    """
 
     graph: Path
     profiles: Sequence[Profile]
     cache_length: int
     pool: PagePool | None = None
+    has_plugins: bool = False
 
     def axis(self, size: int | str) -> int:
         """An axis of a tensor: dynamic ones as -1, what an engine fixes of the caches' as it is."""
@@ -132,6 +138,11 @@ class FakeEngine:
             for name, kind in ((CANDIDATE_IDS, np.int64), (CANDIDATE_LOGITS, np.float32)):
                 self._types[name], self._shapes[name] = kind, [-1, -1, kept]
         self._inputs = [tensor.name for tensor in self._session.get_inputs()]
+        graph = onnx.load(plan.graph, load_external_data=False).graph
+        called = {output: node.domain for node in graph.node for output in node.output}
+        self._plugin_made = {
+            name for name, domain in called.items() if plan.has_plugins and domain == DFLASH_DOMAIN
+        }
         self.num_io_tensors = len(self._shapes)
         self.num_optimization_profiles = len(plan.profiles)
 
@@ -145,6 +156,11 @@ class FakeEngine:
         return getattr(real.DataType, NATIVE[self._types[name]])
 
     def get_aliased_input_tensor(self, name: str) -> str | None:
+        """TensorRT tells of its own updates alone: a plugin's alias is None, in place as it is."""
+        return None if name in self._plugin_made else self._updated(name)
+
+    def _updated(self, name: str) -> str | None:
+        """The cache in whose memory the output `name` lies."""
         own = name.removesuffix("_out")
         return own if own != name and own in self._inputs else None
 
@@ -296,7 +312,7 @@ def execute(
         results[CANDIDATE_IDS] = ids
         results[CANDIDATE_LOGITS] = np.take_along_axis(results[LOGITS], ids, axis=-1)
     for name, result in results.items():
-        source = engine.get_aliased_input_tensor(name)
+        source = engine._updated(name)
         assert source is None or addresses[source] == addresses[name], f"{name} is not in place"
         memory = cuda.array(addresses[name], result.shape, result.dtype)
         if pages is not None and source is not None:

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from dflash_plugins.table import operations
 
 from dflash_trt.backends.base import ExecutorLimits
+from dflash_trt.backends.tensorrt.build.plugins import plugin_caches
 from dflash_trt.backends.tensorrt.build.profiles import profiles
 from dflash_trt.backends.tensorrt.library import LIBRARIES
 from dflash_trt.backends.tensorrt.run.engines import EngineBundle, Loader
@@ -87,7 +90,9 @@ def make_machine(
     cpu_limits = replace(cpu.limits, prefill_chunk=16, takes_any_chunk=False, draws=draws)
     cpu.close()
     length = engine_cache_length(manifest.limits, manifest.target.sizes, manifest.graph_form)
-    paths = {}
+    has_plugins = draws or cpu_limits.page_pool is not None
+    known = set(operations()) if has_plugins else set()
+    paths, caches = {}, {}
     for graph in GRAPH_NAMES:
         paths[graph] = folder / f"{graph}.engine"
         paths[graph].write_text(f"engine of {graph}")
@@ -96,14 +101,17 @@ def make_machine(
             profiles(graph, cpu_limits),
             length,
             cpu_limits.page_pool,
+            has_plugins,
         )
         trt.add(paths[graph], plan)
+        caches[graph] = plugin_caches(onnx.load(plan.graph, load_external_data=False), known)
     target, draft = manifest.target, manifest.draft
     layout = CacheLayout(
         (CacheShape(target.kv_heads, target.head_dim),) * target.layers,
         (CacheShape(draft.kv_heads, draft.head_dim),) * draft.layers,
     )
-    bundle = EngineBundle(paths, cpu_limits, layout, engine_form(length, cpu_limits, draws=draws))
+    form = engine_form(length, cpu_limits, draws=draws)
+    bundle = EngineBundle(paths, caches, cpu_limits, layout, form)
     return Machine(cuda, trt, bundle, library, folder)
 
 

@@ -32,7 +32,7 @@ from tests.backends.tensorrt.machine import REQUESTS, SLIDING, Machine, make_mac
 from tests.pairs import PairFactory, TinyPair
 from tests.standins.cuda import FakeCuda
 from tests.standins.cuda import real as real_cuda
-from tests.standins.tensorrt import FAKES
+from tests.standins.tensorrt import FAKES, FakeEngine
 
 
 @pytest.fixture(scope="module")
@@ -242,6 +242,40 @@ def test_an_engine_unlike_its_manifest_is_refused(
     machine.bundle = replace(machine.bundle, **fields)
     with pytest.raises(DflashError, match=message):
         machine.open().preload(("target",))
+
+
+@pytest.mark.parametrize(
+    ("told", "writer", "is_refused"),
+    [
+        (None, "plugin", False),
+        ("target_v_0", "plugin", False),
+        ("target_k_0", "plugin", True),
+        (None, "TensorRT", True),
+        ("target_k_0", "TensorRT", True),
+    ],
+)
+def test_caches_that_are_not_updated_in_place_are_refused(
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    told: str | None,
+    writer: str,
+    is_refused: bool,
+) -> None:
+    """TensorRT may say nothing of what a plugin writes, but nothing wrong."""
+    real = FakeEngine.get_aliased_input_tensor
+    monkeypatch.setattr(
+        FakeEngine,
+        "get_aliased_input_tensor",
+        lambda self, name: told if name == "target_v_0_out" else real(self, name),
+    )
+    caches = {"target": ["target_v_0"] if writer == "plugin" else []}
+    machine.bundle = replace(machine.bundle, plugin_caches=caches)
+    executor = machine.open()
+    if is_refused:
+        with pytest.raises(DflashError, match="target_v_0 is not updated in place; build the"):
+            executor.preload(("target",))
+    else:
+        executor.preload(("target",))
 
 
 def test_caches_that_do_not_fit_are_refused(machine: Machine) -> None:

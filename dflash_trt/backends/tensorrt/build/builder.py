@@ -84,13 +84,17 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """One engine: where it lies in the bundle, and what it was built from."""
+    """One engine: where it lies in the bundle, and what it was built from.
+
+    `plugin_caches` are the caches that plugins update in place.
+    """
 
     graph: GraphName
     path: str
     summary_path: str
     summary: NetworkSummary
     operations: dict[str, OperationForm]
+    plugin_caches: list[str]
 
 
 def check_buildable(
@@ -218,8 +222,8 @@ def build_engine(
     if not parser.parse(handed.SerializeToString(), str(model_path)):
         messages = [parser.get_error(index).desc() for index in range(parser.num_errors)]
         raise refused(library, "read it", f"{graph}.onnx", messages)
-    summary = summarize_network(trt, network)
-    check_network(handed, summary, plugin_caches(handed, plugins))
+    summary, caches = summarize_network(trt, network), plugin_caches(handed, plugins)
+    check_network(handed, summary, caches)
 
     path = folder / options.folder / f"{graph}.engine"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -246,6 +250,7 @@ def build_engine(
         summary_path.relative_to(folder).as_posix(),
         summary,
         operation_forms(handed, plugins),
+        caches,
     )
 
 

@@ -6,7 +6,7 @@ One code for TensorRT-RTX and TensorRT.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,13 @@ REBUILD = "build the bundle again; `dflash-trt inspect --verify` says whether it
 class EngineBundle:
     """Engine files by graph, and what they were built for.
 
-    `limits` are the runtime's, `layout` the caches of both models, `form` that of the graphs that
-    the engines were built from, with their cache length.
+    `plugin_caches` are the caches that each graph's plugins write. `limits` are the runtime's,
+    `layout` the caches of both models, `form` that of the graphs that the engines were built from,
+    with their cache length.
     """
 
     paths: Mapping[GraphName, Path]
+    plugin_caches: Mapping[GraphName, Collection[str]]
     limits: ExecutorLimits
     layout: CacheLayout
     form: GraphForm
@@ -55,6 +57,9 @@ class EngineBundle:
 
     def check(self, graph: GraphName, native: Any) -> None:
         """Refuses an engine that is not what the manifest describes: binding would write past it.
+
+        TensorRT says where it updates a cache itself, and nothing (None) of what plugins update:
+        of these only the GPU check can tell that it is in place.
 
         Raises:
             DflashError: names the first thing that differs.
@@ -73,8 +78,11 @@ class EngineBundle:
             found, expected = native.get_tensor_dtype(name).name, TYPE_NAMES[tensor.element_type]
             if found != expected:
                 raise _unlike(graph, f"{name} is {found}, the manifest says {expected}")
-            if tensor.updates and native.get_aliased_input_tensor(name) != tensor.updates:
-                raise _unlike(graph, f"{tensor.updates} is not updated in place")
+            if tensor.updates:
+                told = native.get_aliased_input_tensor(name)
+                is_untold = told is None and tensor.updates in self.plugin_caches[graph]
+                if told != tensor.updates and not is_untold:
+                    raise _unlike(graph, f"{tensor.updates} is not updated in place")
         built, profiled = native.num_optimization_profiles, len(profiles(graph, self.limits))
         if built != profiled:
             raise _unlike(graph, f"it has {built} profiles, not {profiled}")

@@ -60,12 +60,13 @@ def open_engines(
         raise DflashError(
             f"holds no {missing[0]} engine", where=bundle.folder, fix="build the bundle again"
         )
+    plugin_caches = {engine.graph: engine.plugin_caches for engine in engines.files}
     device = open_device(bundle)
     try:
         library = LIBRARIES[manifest.executor]
         kernel_cache = user_cache_file(f"kernels-{_fingerprint(bundle, engines)}.cache")
         executor = TensorRtExecutor(
-            EngineBundle(paths, limits, layout, manifest.graph_form),
+            EngineBundle(paths, plugin_caches, limits, layout, manifest.graph_form),
             device,
             Loader(library, load_library(library), kernel_cache if library.is_rtx else None),
         )
