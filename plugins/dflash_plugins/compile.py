@@ -2,8 +2,8 @@
 
     python -m dflash_plugins.compile --arch sm_100a,sm_103a,sm_120a,sm_90a -o DIR
 
-TensorRT embeds the PTX in an engine. The machine code (a cubin of the same PTX) shows the kernel's
-registers, shared memory and spills. File names hold a hash of everything that both depend on.
+TensorRT embeds the machine code, a cubin of the PTX, in an engine; a report of it has the kernel's
+registers, shared memory and spills. Names hold a hash of everything that both depend on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import click
 
 from dflash_plugins.operation import Case, KernelSpec
-from dflash_plugins.ptx import drop_scratch_pointers, ptx_version
+from dflash_plugins.ptx import drop_scratch_pointers, name_entry, ptx_version
 from dflash_plugins.table import load_kernel, main_cases
 from dflash_trt.core.user_cache import write_cache
 from dflash_trt.errors import DflashError, one_line
@@ -73,17 +73,17 @@ def compile_kernel(spec: KernelSpec, arch: str, folder: Path) -> CompiledKernel:
     function = load_kernel(spec.kernel)
     stem = _stem(spec, function, arch)
     kept = _read(folder, stem)
-    kernel = kept or _compile(spec, function, arch)
+    kernel = kept or _compile(spec, function, arch, stem)
     check_limits(kernel)
     if kept is None:
         _keep(kernel, folder, stem)
     return kernel
 
 
-def _compile(spec: KernelSpec, function: Any, arch: str) -> CompiledKernel:
+def _compile(spec: KernelSpec, function: Any, arch: str, name: str) -> CompiledKernel:
     raw = run_compiler(spec, function, kernel_arches()[arch].number)
-    ptx = drop_scratch_pointers(raw.asm["ptx"], len(spec.parameters))
-    name, shared = str(raw.metadata.name), int(raw.metadata.shared)
+    ptx = name_entry(drop_scratch_pointers(raw.asm["ptx"], len(spec.parameters)), name)
+    shared = int(raw.metadata.shared)
     cubin, resources = _assemble(ptx, arch, shared)
     return CompiledKernel(name, arch, ptx, cubin, spec.warps * WARP, shared, resources)
 
@@ -131,12 +131,13 @@ def check_compiler() -> None:
 
 
 def _stem(spec: KernelSpec, function: Any, arch: str) -> str:
-    """A kernel's file name, with a hash of all that its machine code depends on.
+    """A kernel's name, and its files', with a hash of all that its machine code depends on.
 
+    An engine holds several kernels of one function, and TensorRT may tell them apart by name alone.
     `cache_key` covers its source and that of the functions that it calls.
     """
     text = f"{function.cache_key} {spec} {version('triton')}"
-    return f"{function.__name__}-{arch}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"{function.__name__}_{arch}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _read(folder: Path, stem: str) -> CompiledKernel | None:

@@ -2,7 +2,7 @@
 
 Triton language adds two pointers to scratch memory to the end of every kernel's parameters.
 TensorRT's ahead-of-time plugins do not pass them. A kernel without scratch never reads them, so
-they are removed here.
+they are removed here. It also names all kernels of a function alike, whatever their constants.
 """
 
 from __future__ import annotations
@@ -62,6 +62,16 @@ def drop_scratch_pointers(ptx: str, arguments: int) -> str:
             raise DflashError(f"the kernel uses {parameter}, which nobody passes", where=name)
     kept = ",".join(match.group(3).split(",")[:arguments])
     return ptx[: match.start()] + match.group(1) + kept + "\n" + match.group(4) + ptx[match.end() :]
+
+
+def name_entry(ptx: str, name: str) -> str:
+    """`ptx` with `name` as that of its entry, and of the entry's parameters.
+
+    Raises:
+        DflashError: there is no entry or more than one.
+    """
+    entry = _find_entry(ptx).group(2)
+    return re.sub(rf"\b{entry}(?=\b|_param_\d+\b)", name, ptx)
 
 
 def _find_entry(ptx: str) -> re.Match[str]:

@@ -1,8 +1,10 @@
-"""The interpreter's process, one for all tests of kernels, and what it is asked in several."""
+"""What all tests of kernels share: the interpreter's process, compiled kernels, shapes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,15 @@ from dflash_plugins.testing.numeric import assert_close
 WRITTEN_HEADS = [(8, 128), (8, 64), (1, 256), (20, 64), (3, 80)]
 """KV heads and head sizes of public pairs, a single head, more heads than one program takes, and a
 head size that is no power of two."""
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all tests, of all workers, keep what they compile of `main_cases`."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

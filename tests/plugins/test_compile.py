@@ -22,7 +22,7 @@ from dflash_plugins.compile import (
     parse_resources,
 )
 from dflash_plugins.operation import Case
-from dflash_plugins.ptx import drop_scratch_pointers, entry_parameters
+from dflash_plugins.ptx import drop_scratch_pointers, entry_parameters, name_entry
 from dflash_plugins.table import main_cases
 
 from dflash_trt.errors import DflashError
@@ -52,11 +52,6 @@ ENTRY = """\
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
 def compilations() -> Iterator[object]:
     """Daily: every case for sm_120a, and one of each kernel for every architecture."""
     for arch in kernel_arches():
@@ -72,11 +67,11 @@ def compilations() -> Iterator[object]:
 
 @pytest.mark.parametrize(("case", "arch"), compilations())
 def test_kernels_compile_without_spills_for_every_architecture(
-    case: Case, arch: str, folder: Path
+    case: Case, arch: str, kernels: Path
 ) -> None:
     operation = case.operation
     for tactic in range(operation.tactics):
-        kernel = compile_kernel(case.kernel_spec(tactic), arch, folder)
+        kernel = compile_kernel(case.kernel_spec(tactic), arch, kernels)
         assert f".target {arch}" in kernel.ptx
         name, parameters = entry_parameters(kernel.ptx)
         assert name == kernel.name
@@ -87,7 +82,8 @@ def test_kernels_compile_without_spills_for_every_architecture(
         assert os.fspath(Path.cwd()) not in kernel.ptx  # nothing of the machine that compiled it
 
 
-def test_what_was_compiled_is_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_compiled_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path
     spec = next(case for case in CASES if case.operation.name == "accept").kernel_spec()
     first = compile_kernel(spec, "sm_90a", folder)
     calls = []
@@ -96,14 +92,14 @@ def test_what_was_compiled_is_read_again(folder: Path, monkeypatch: pytest.Monke
     assert compile_kernel(spec, "sm_90a", folder) == first
     assert not calls
     others = [replace(spec, warps=2), replace(spec, constants=(("BLOCK", 64),))]
-    for changed in others:
-        assert compile_kernel(changed, "sm_90a", folder).ptx != first.ptx
-    assert len(calls) == 2
-    next(folder.glob("accept-sm_90a-*.cubin")).unlink()
+    compiled = [compile_kernel(changed, "sm_90a", folder) for changed in others]
+    assert len({first.ptx, *(one.ptx for one in compiled)}) == 3 == len(calls) + 1
+    assert len({first.name, *(one.name for one in compiled)}) == 3  # an engine tells them apart
+    next(folder.glob("accept_sm_90a_*.cubin")).unlink()
     for one in (spec, *others):
         compile_kernel(one, "sm_90a", folder)
     assert len(calls) == 3
-    cut = next(folder.glob("accept-sm_90a-*.ptx"))
+    cut = next(folder.glob("accept_sm_90a_*.ptx"))
     cut.write_bytes(cut.read_bytes()[:100])
     for one in (spec, *others):
         compile_kernel(one, "sm_90a", folder)
@@ -116,9 +112,10 @@ def test_a_kernel_over_the_limits_is_refused(tmp_path: Path) -> None:
     spec = replace(case.kernel_spec(), stages=3)
     with pytest.raises(DflashError) as refused:
         compile_kernel(spec, "sm_120a", tmp_path)
-    assert refused.value.message == (
-        "block_attention: takes more than sm_120a has: 102,400 bytes of shared memory in a block, "
-        "at most 101,376"
+    assert re.fullmatch(
+        "block_attention_sm_120a_[0-9a-f]{16}: takes more than sm_120a has: 102,400 bytes of "
+        "shared memory in a block, at most 101,376",
+        refused.value.message,
     )
     assert compile_kernel(spec, "sm_90a", tmp_path).shared_bytes > 101_376
     assert not list(tmp_path.glob("*sm_120a*"))
@@ -151,6 +148,13 @@ def test_scratch_pointers_leave_the_entry() -> None:
     kept = drop_scratch_pointers(ENTRY, 2)
     assert entry_parameters(kept) == ("f", ["u64", "u32"])
     assert kept.endswith(ENTRY[ENTRY.index(".reqntid") :])
+
+
+def test_an_entry_and_its_parameters_are_renamed() -> None:
+    text = ENTRY + "// f of fine_f_param_0\n"
+    named = name_entry(text, "g_1")
+    assert entry_parameters(named) == ("g_1", entry_parameters(ENTRY)[1])
+    assert "[g_1_param_0]" in named and named.endswith("// g_1 of fine_f_param_0\n")
 
 
 @pytest.mark.parametrize(
