@@ -1,8 +1,9 @@
 """The description of an operation in plain Python: its tensors, and how its kernel is launched.
 
-An extent (one dimension of a shape) is an integer, or a symbolic expression of TensorRT's while an
-engine is built. Those expressions have only + - * // with the extent on the left, so launch code
-uses nothing else. A compile-time constant of a kernel must be an integer: `fixed` checks that.
+An extent (one dimension of a shape) is an integer or, while an engine is built, a symbolic
+expression of TensorRT's, even where the engine fixes it. Those expressions have only + - * // with
+the extent on the left, so launch code uses nothing else. A compile-time constant of a kernel must
+be an integer: `fixed` makes one of an extent that the engine fixes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from dflash_trt.kernels.attention import Extent
 Constant = int | float | bool | None
 Attributes = Mapping[str, Any]
 
-DOMAIN = "dflash"
+DOMAIN, VERSION = "dflash", "1"
+"""Of all plugins. TensorRT's Python layer gives every plugin this version."""
 
 
 class DType(Enum):
@@ -176,10 +178,12 @@ def fixed(extent: Extent, what: str) -> int:
     """`extent` as an integer, for a compile-time constant; `what` names it in the error.
 
     Raises:
-        DflashError: it is symbolic: it differs between calls of an engine.
+        DflashError: it differs between calls of an engine.
     """
     if isinstance(extent, int):
         return extent
+    if extent.is_constant:
+        return int(extent.constant_value())
     raise DflashError(f"{what} must be fixed when the engine is built")
 
 

@@ -1,8 +1,9 @@
 """Registers the operations with TensorRT as ahead-of-time plugins.
 
 `tensorrt.plugin` learns a plugin's tensors and attributes from the annotated signatures of Python
-functions. They are made here from the `Operation`. An engine embeds the PTX and the expressions of
-the launch, so it needs neither Python nor this package when it runs.
+functions. They are made here from the `Operation`. An engine embeds machine code, a cubin that no
+driver compiles again, and the expressions of the launch. So it needs neither Python nor this
+package when it runs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from typing import Any
 import numpy.typing  # noqa: F401 - tensorrt.plugin 11.4 uses it without importing it
 
 from dflash_plugins.compile import CompiledKernel, compile_kernel
-from dflash_plugins.operation import Attributes, DType, Operation, Specs, TensorSpec, kernel_spec
+from dflash_plugins.operation import (
+    Attributes,
+    DType,
+    Operation,
+    Specs,
+    TensorSpec,
+    kernel_spec,
+)
 from dflash_plugins.table import operations
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError
@@ -97,12 +105,12 @@ class PluginRegistration:
 
         plugin = self._plugin
         extra = {"outputs": GenericAlias(tuple, plugin.TensorDesc), "tactic": int}
-        result = GenericAlias(tuple, (str, str, plugin.KernelLaunchParams, plugin.SymIntExprs))
+        result = GenericAlias(tuple, (str, bytes, plugin.KernelLaunchParams, plugin.SymIntExprs))
         return self._signed(implement, operation, extra, result)
 
     def _implement(
         self, operation: Operation, inputs: Specs, attributes: Attributes, tactic: int
-    ) -> tuple[str, str, Any, Any]:
+    ) -> tuple[str, bytes, Any, Any]:
         launch = operation.launch(inputs, attributes, tactic)
         tensors = {**inputs, **operation.output_specs(inputs, attributes)}
         kernel = self._compile(kernel_spec(operation, tensors, launch), self._arch, self._folder)
@@ -113,7 +121,7 @@ class PluginRegistration:
         extras = self._plugin.SymIntExprs(len(launch.extras))
         for index, extent in enumerate(launch.extras):
             extras[index] = self._plugin.SymInt32(extent)
-        return kernel.name, kernel.ptx, params, extras
+        return kernel.name, kernel.cubin, params, extras
 
     def _signed(
         self, function: Any, operation: Operation, extra: dict[str, Any], result: Any
@@ -127,13 +135,12 @@ class PluginRegistration:
         return function
 
     def _spec(self, tensor: Any) -> TensorSpec:
-        """A TensorSpec of TensorRT's TensorDesc; extents that are fixed become integers."""
-        extents = tuple(tensor.shape_expr)
-        known = tuple(tensor.shape) if tensor.has_shape else (-1,) * len(extents)
-        shape = tuple(
-            extent if size == -1 else int(size) for extent, size in zip(extents, known, strict=True)
-        )
-        return TensorSpec(self._dtype(tensor.dtype), shape)
+        """A TensorSpec of TensorRT's TensorDesc.
+
+        Its extents are expressions, those that the engine fixes as well: an integer cannot stand on
+        the left of one.
+        """
+        return TensorSpec(self._dtype(tensor.dtype), tuple(tensor.shape_expr))
 
     def _describe_tensor(self, spec: TensorSpec) -> Any:
         dtype = getattr(self._tensorrt.DataType, spec.dtype.tensorrt_name)

@@ -27,7 +27,7 @@ def test_tensorrt_is_handed_plugins_in_place_of_bodies(
 ) -> None:
     output = build.folder
     build.well(engine_config, *PLUGINS)
-    assert full.plugin.plugins
+    assert full.registered
     target, draft, target_only = full.handed
     calls = [node for node in target.graph.node if node.op_type == "kv_feature_injection"]
     assert calls and all(not node.overload for node in calls)

@@ -26,7 +26,6 @@ pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not 
 
 from tests.standins.cuda import FakeCuda
 from tests.standins.engines import add_engines, install
-from tests.standins.plugin import FakePlugin
 from tests.standins.stub_builder import FullBuilder, StubBuilder
 from tests.standins.tensorrt import FakeTensorRt
 
@@ -79,11 +78,10 @@ def test_tensorrt_is_checked_with_plugins_too(
     run: Run, stand_in: FakeTensorRt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
-    plugin = FakePlugin()
-    trt = PluginTensorRt(plugin)
+    trt = PluginTensorRt()
     trt.Builder = EitherBuilder
     monkeypatch.setitem(sys.modules, "tensorrt", trt)
-    monkeypatch.setitem(sys.modules, "tensorrt.plugin", plugin)
+    monkeypatch.setitem(sys.modules, "tensorrt.plugin", trt.plugin)
     monkeypatch.setattr(gpu_check, "installed_libraries", lambda: [TENSORRT])
     monkeypatch.setattr("dflash_trt.proof.gpu_probes.TIMED_STEPS", 8)
     stand_in.version = "11.4.0"

@@ -1,18 +1,20 @@
-"""Registration and launch as TensorRT would ask for them, up to the PTX it would embed."""
+"""Registration and launch as TensorRT asks for them, through NVIDIA's own Python layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import product
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
-from dflash_plugins.operation import Case, DType, TensorSpec
-from dflash_plugins.ptx import entry_parameters
+from dflash_plugins.compile import CompiledKernel, Resources, compile_kernel
+from dflash_plugins.operation import Case, KernelSpec
 from dflash_plugins.registration import PluginRegistration
 from dflash_plugins.table import main_cases, operations
 
@@ -22,9 +24,20 @@ from dflash_trt.graph.block_attention import block_attention_function
 from dflash_trt.graph.form import CacheDtype, GraphForm
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
-from tests.standins.plugin import DataType, FakePlugin, TensorDesc
+from dflash_trt.kernels.arches import kernel_arches
+from tests.standins.plugin_core import (
+    BuiltPlugin,
+    IDimensionExpr,
+    PluginCore,
+    Shapes,
+    Told,
+    build_plugin,
+    create_plugin,
+)
 
-ARCH = "sm_90a"
+pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
+
+ARCH = "sm_120a"
 KERNEL_FORMS = [
     GraphForm(cache_dtype=CacheDtype.FP8),
     GraphForm(page_size=16),
@@ -33,6 +46,7 @@ KERNEL_FORMS = [
 """Whose every attention and cache write is a kernel's."""
 BIGGER = 3
 """Extents that change between calls are this many times as large when the engine runs."""
+SHARED = 4096
 
 # Axes that the graphs leave to each call, by tensor; every other extent is fixed in an engine.
 DYNAMIC = {
@@ -55,31 +69,71 @@ DYNAMIC = {
 DYNAMIC_IN = {("kv_cache_update", "k"): (0, 2), ("kv_cache_update", "v"): (0, 2)}
 """Where an operation has its rows elsewhere: by the first part of its kernel's path."""
 
-
-@pytest.fixture(scope="module")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> FakePlugin:
-    """Of all operations, registered twice: what is known is kept, and nothing is compiled yet."""
-    module, folder = FakePlugin(), tmp_path_factory.mktemp("kernels")
-    registration = PluginRegistration(SimpleNamespace(DataType=DataType), module, ARCH, folder)
-    registration.register()
-    registration.register()
-    assert list(module.plugins) == [one.plugin_id for one in operations().values()]
-    assert not list(folder.iterdir())
-    return module
+TELLINGS = ("changing", "fixed", "one sequence", "one sequence in sizes alone")
+"""What TensorRT may tell of the axes that a graph leaves open: nothing; their sizes; that the first
+is 1, in a profile of one sequence, as a constant expression or beside one that is no constant."""
 
 
-def describe(case: Case) -> tuple[list[TensorDesc], dict[int, tuple[int, ...]]]:
-    """The inputs as TensorRT describes them when it builds, and their shapes in a later call."""
-    tensors, shapes = [], {}
+def fake_kernel(spec: KernelSpec, arch: str, folder: Path) -> CompiledKernel:
+    """Whose machine code is what it is of."""
+    none = Resources(0, 0, 0, 0, 0)
+    code = f"{arch} {spec}".encode()
+    return CompiledKernel(spec.kernel, arch, "", code, spec.warps * 32, SHARED, none)
+
+
+@cache
+def layer(arch: str) -> PluginCore:
+    """With all operations, registered twice: what is known is kept. Nothing is compiled."""
+    core = PluginCore()
+    registered = PluginRegistration(core, core.plugin, arch, Path("none"), fake_kernel)
+    registered.register()
+    known = dict(core.registered)
+    assert list(known) == [one.plugin_id for one in operations().values()]
+    registered.register()
+    assert all(core.registered[name] is one for name, one in known.items())
+    return core
+
+
+def tell(core: PluginCore, case: Case, telling: str) -> tuple[list[Told], Shapes]:
+    """The inputs as TensorRT tells of them when it builds, and their shapes in a later call."""
+    inputs: list[Told] = []
+    shapes = []
     for index, name in enumerate(case.operation.inputs):
         spec = case.inputs[name]
-        axes = DYNAMIC_IN.get((case.operation.kernel, name), DYNAMIC.get(name, ()))
-        known = tuple(-1 if axis in axes else size for axis, size in enumerate(spec.shape))
-        tensors.append(TensorDesc(DataType[spec.dtype.tensorrt_name], known, index))
-        shapes[index] = tuple(
-            size * BIGGER if axis in axes else size for axis, size in enumerate(spec.shape)
-        )
-    return tensors, shapes
+        open_axes = DYNAMIC_IN.get((case.operation.kernel, name), DYNAMIC.get(name, ()))
+        known, extents, called = [], [], []
+        for axis, size in enumerate(spec.shape):
+            is_open = axis in open_axes and telling != "fixed"
+            is_one = is_open and axis == 0 and telling.startswith("one")
+            called.append(1 if is_one else size * BIGGER if is_open else size)
+            known.append(called[-1] if is_one or not is_open else -1)
+            if known[-1] == -1 or (is_one and telling.endswith("alone")):
+                extents.append(IDimensionExpr(lambda all, i=index, a=axis: all[i][a]))
+            else:
+                extents.append(IDimensionExpr.of(known[-1]))
+        dtype = getattr(core.DataType, spec.dtype.tensorrt_name)
+        inputs.append(Told(dtype, tuple(known), tuple(extents)))
+        shapes.append(tuple(called))
+    return inputs, shapes
+
+
+def as_told(case: Case, shapes: Shapes) -> Case:
+    """`case` at `shapes`, with the attributes that a parser keeps of floats."""
+    names = case.operation.inputs
+    inputs = {
+        name: replace(case.inputs[name], shape=shape)
+        for name, shape in zip(names, shapes, strict=True)
+    }
+    attributes = {
+        name: float(np.float32(value)) if isinstance(value, float) else value
+        for name, value in case.attributes.items()
+    }
+    return replace(case, inputs=inputs, attributes=attributes)
+
+
+def build(core: PluginCore, case: Case, told: list[Told] | None = None) -> BuiltPlugin:
+    plugin = create_plugin(core, case.operation.name, case.attributes)
+    return build_plugin(plugin, told or tell(core, case, "changing")[0])
 
 
 def one_case_of_each() -> list[Case]:
@@ -96,54 +150,57 @@ def short_splits() -> list[Case]:
     return [split, paged, merge]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [*one_case_of_each(), *short_splits()],
-    ids=lambda case: f"{case.operation.name}, {case.name}",
-)
-def test_tensorrt_is_told_shapes_types_aliases_and_launch(plugin: FakePlugin, case: Case) -> None:
-    operation = case.operation
-    registered = plugin.plugins[operation.plugin_id]
-    assert registered.tensors == list(operation.inputs)
-    assert registered.attributes == dict(operation.attributes)
-    tensors, shapes = describe(case)
-    untold = [tensor.when_types_are_asked() for tensor in tensors]
-    types = [output.dtype for output in registered.describe(*untold, **case.attributes)]
-    unshaped = [tensor.when_shapes_are_asked() for tensor in tensors]
-    outputs = registered.describe(*unshaped, **case.attributes)
-    assert types == [output.dtype for output in outputs]
-    assert len(outputs) == registered.outputs == len(operation.outputs)
-    aliased = [
-        None if one.alias is None else registered.tensors[one.alias.index] for one in outputs
-    ]
-    assert aliased == [operation.aliases.get(name) for name in operation.outputs]
-    # The expressions give what our own computation gives for the shapes of a later call.
-    specs = {
-        key: TensorSpec(case.inputs[key].dtype, shapes[index])
-        for index, key in enumerate(operation.inputs)
-    }
-    for output, spec in zip(
-        outputs, operation.output_specs(specs, case.attributes).values(), strict=True
-    ):
-        if output.alias is None:
-            assert tuple(extent.read(shapes) for extent in output.shape_expr) == spec.shape
+def layers() -> Iterator[object]:
+    """Daily: every telling for one architecture, and one for the others."""
+    for arch, telling in product(kernel_arches(), TELLINGS):
+        is_daily = arch == ARCH or telling == TELLINGS[2]
+        yield pytest.param(arch, telling, marks=() if is_daily else pytest.mark.exhaustive)
 
-    (combination,) = registered.tune(*tensors, *case.attributes.values(), outputs)
-    assert len(combination.io_types) == len(tensors) + len(outputs)
-    tactics = combination.tactics or [0]
-    for tactic in tactics:
-        name, ptx, params, extras = registered.implement(
-            *tensors, *case.attributes.values(), outputs, tactic
-        )
-        entry, parameters = entry_parameters(ptx)
-        assert entry == name
-        pointers = ["u64"] * len(operation.inputs), ["u64"] * len(operation.outputs)
-        assert parameters == pointers[0] + ["u32"] * len(operation.extras) + pointers[1]
-        expected = operation.launch(specs, case.attributes, max(0, tactic - 1))
-        grid = tuple(params.__dict__[f"grid_{axis}"].read(shapes) for axis in "xyz")
-        assert grid == expected.grid
-        assert tuple(extra.read(shapes) for extra in extras) == expected.extras
-        assert params.block_x.read(shapes) == expected.warps * 32
+
+@pytest.mark.parametrize(("arch", "telling"), layers())
+def test_tensorrt_is_told_types_shapes_aliases_and_launch(arch: str, telling: str) -> None:
+    core = layer(arch)
+    for case in [*main_cases(), *short_splits()]:
+        operation, where = case.operation, f"{case.operation.name}, {case.name}"
+        told, shapes = tell(core, case, telling)
+        built, called = build(core, case, told), as_told(case, shapes)
+        aliases = [operation.aliases.get(name) for name in operation.outputs]
+        assert [operation.inputs[one] if one >= 0 else None for one in built.aliases] == aliases
+        # The expressions give what our own computation gives for the shapes of a later call.
+        outputs = called.outputs.values()
+        assert [str(one).rpartition(".")[2] for one in built.types] == [
+            spec.dtype.tensorrt_name for spec in outputs
+        ], where
+        found = [tuple(one.read(shapes) for one in shape) for shape in built.shapes]
+        assert found == [spec.shape for spec in outputs], where
+        tactics = range(1, operation.tactics + 1) if operation.tactics > 1 else [0]
+        assert list(built.launches) == list(tactics), where
+        for tactic, launch in enumerate(built.launches.values()):
+            expected = called.launch(tactic)
+            assert tuple(one.read(shapes) for one in launch.grid) == expected.grid, where
+            assert tuple(one.read(shapes) for one in launch.extras) == expected.extras, where
+            threads = tuple(one.get_constant_value() for one in launch.block)
+            assert threads == (expected.warps * 32, 1, 1), where
+            assert launch.shared.get_constant_value() == SHARED
+            assert launch.code == f"{arch} {called.kernel_spec(tactic)}".encode(), where
+
+
+@pytest.fixture(scope="module")
+def compiling(kernels: Path) -> PluginCore:
+    """With the compiler of engines."""
+    core = PluginCore()
+    PluginRegistration(core, core.plugin, ARCH, kernels).register()
+    return core
+
+
+@pytest.mark.parametrize("case", one_case_of_each(), ids=lambda case: case.operation.name)
+def test_engines_embed_machine_code(compiling: PluginCore, kernels: Path, case: Case) -> None:
+    own = as_told(case, [case.inputs[name].shape for name in case.operation.inputs])
+    for tactic, launch in enumerate(build(compiling, case).launches.values()):
+        kernel = compile_kernel(own.kernel_spec(tactic), ARCH, kernels)
+        assert (launch.name, launch.code) == (kernel.name, kernel.cubin)
+        assert launch.shared.get_constant_value() == kernel.shared_bytes
+        assert launch.block[0].get_constant_value() == kernel.threads
 
 
 @pytest.mark.parametrize(
@@ -159,28 +216,30 @@ def test_operands_are_the_kernels(
     function = define(form)
     name = plugin_name(function)
     assert name is not None
-    operation = operations()[name]
-    assert tuple(function.input) == operation.inputs
-    assert tuple(function.output) == operation.outputs
+    registered = layer(ARCH).registered[operations()[name].plugin_id]
+    assert list(function.input) == registered.input_tensor_names
+    assert len(function.output) == registered.num_outputs
+    assert tuple(function.output) == operations()[name].outputs
     # What a block's rows are at most is the engine's to say, not the graph's.
-    assert set(function.attribute) == operation.attributes.keys() - {"block_size"}
+    assert set(function.attribute) == registered.input_attrs.keys() - {"block_size"}
 
 
-def test_a_type_that_no_kernel_reads_is_refused(plugin: FakePlugin) -> None:
-    registered = plugin.plugins["dflash::accept"]
-    tensors: list[Any] = [TensorDesc(None, (2, 4), index) for index in range(3)]  # type: ignore[arg-type]
-    with pytest.raises(DflashError, match="no kernel reads tensors of None"):
-        registered.tune(*tensors, ())
+def _case_of(name: str) -> tuple[Case, list[Told]]:
+    case = next(one for one in main_cases() if one.operation.name == name)
+    return case, tell(layer(ARCH), case, "changing")[0]
 
 
-def test_the_extents_that_a_kernel_bakes_in_must_be_fixed(plugin: FakePlugin) -> None:
-    (case,) = [one for one in one_case_of_each() if one.operation.name == "row_sample"]
-    tensors, _ = describe(case)
-    tensors[0] = TensorDesc(tensors[0].dtype, (-1, -1, -1), 0)
-    registered = plugin.plugins["dflash::row_sample"]
+def test_a_type_that_no_kernel_reads_is_refused() -> None:
+    core = layer(ARCH)
+    case, told = _case_of("accept")
+    wrong: Any = [replace(one, dtype=core.DataType.INT8) for one in told]
+    with pytest.raises(DflashError, match=r"no kernel reads tensors of DataType\.INT8"):
+        build(core, case, wrong)
+
+
+def test_the_extents_that_a_kernel_bakes_in_must_be_fixed() -> None:
+    case, (logits, *others) = _case_of("row_sample")
+    changing = IDimensionExpr(lambda shapes: shapes[0][2])
+    logits = replace(logits, dims=(-1, -1, -1), extents=(*logits.extents[:2], changing))
     with pytest.raises(DflashError, match="the vocabulary must be fixed"):
-        registered.implement(*tensors, registered.describe(*tensors), 0)
-
-
-def test_the_types_are_those_that_tensorrt_has() -> None:
-    assert {one.tensorrt_name for one in DType} == {one.name for one in DataType}
+        build(layer(ARCH), case, [logits, *others])

@@ -1,8 +1,8 @@
-"""TensorRT with plugins, for what builds engines: the real parser and builder below.
+"""TensorRT with plugins, for what builds engines: NVIDIA's own plugin layer, parser and builder.
 
 The contract it believes: a network asks for AOT plugins by a flag, a configuration for aliased
-inputs by a preview feature; the parser finds a plugin by namespace and type among those that are
-registered, and gives it its attributes and as many inputs as it has tensors.
+inputs by a preview feature; the parser finds a plugin's creator by namespace and type, has it make
+the plugin of a node's attributes, and gives that as many inputs as it has tensors.
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ from onnx import helper
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
 from tests.standins.cuda import FakeCuda
-from tests.standins.plugin import FakePlugin
+from tests.standins.plugin_core import PluginCore, create_plugin
 from tests.standins.stub_builder import FullBuilder, FullConfig, FullTensorRt, real
 
 FULL = ["--executor", "tensorrt", "--precision", "bf16", "--max-seq-len", "100"]
 AOT_FLAG, ALIASING = 7, "aliasing"
 
 
-class PluginTensorRt(FullTensorRt):
+class PluginTensorRt(PluginCore, FullTensorRt):
     """TensorRT with plugins: its parser finds those that were registered."""
 
-    def __init__(self, plugin: FakePlugin) -> None:
-        super().__init__()
-        self.plugin = plugin
+    def __init__(self) -> None:
+        FullTensorRt.__init__(self)
+        PluginCore.__init__(self)
         self.Builder = PluginBuilder
         self.handed: list[onnx.ModelProto] = []
         self.PreviewFeature = type("PreviewFeature", (), {"ALIASED_PLUGIN_IO_10_03": ALIASING})
         flags = {"STRONGLY_TYPED": 0, "PREFER_AOT_PYTHON_PLUGINS": AOT_FLAG}
         self.NetworkDefinitionCreationFlag = type("Flag", (), flags)
-        self.DataType = real.DataType
 
     def OnnxParser(self, network: Any, logger: Any) -> PluginParser:  # noqa: N802
         return PluginParser(self, network, logger)
@@ -93,9 +92,10 @@ class PluginParser:
         given = {one.name: helper.get_attribute_value(one) for one in node.attribute}
         assert given.pop("plugin_version") == b"1"
         namespace = given.pop("plugin_namespace").decode()
-        plugin = self._trt.plugin.plugins[f"{namespace}::{node.op_type}"]
-        assert given.keys() == plugin.attributes.keys()
-        assert len(node.input) == len(plugin.tensors)
+        plugin = self._trt.registered[f"{namespace}::{node.op_type}"]
+        assert len(node.input) == len(plugin.input_tensor_names)
+        made = create_plugin(self._trt, node.op_type, given)
+        assert made.get_num_outputs() == len(node.output)
         if node.op_type.startswith("block_attention"):  # q has the type and shape of attended
             is_last = not node.op_type.startswith("block_attention_split")
             return [helper.make_node("Identity", [node.input[0]], [*node.output])] * is_last
@@ -109,7 +109,7 @@ class PluginParser:
                 helper.make_node("Identity", [choices], [new_tokens]),
                 *(helper.make_node("Identity", [start], [name]) for name in (bonus, new_start)),
             ]
-        caches = [plugin.tensors.index(name) for name in ("k_cache", "v_cache")]
+        caches = [plugin.input_tensor_names.index(name) for name in ("k_cache", "v_cache")]
         return [
             helper.make_node("Identity", [node.input[cache]], [output])
             for cache, output in zip(caches, node.output, strict=True)
@@ -118,7 +118,7 @@ class PluginParser:
 
 def stand_in_builder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> PluginTensorRt:
     """Puts it and a GPU under everything that builds; compiled kernels are cached in `folder`."""
-    trt = PluginTensorRt(FakePlugin())
+    trt = PluginTensorRt()
     monkeypatch.setitem(sys.modules, "tensorrt", trt)
     monkeypatch.setitem(sys.modules, "tensorrt.plugin", trt.plugin)
     monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: FakeCuda())

@@ -1,7 +1,8 @@
 """Graphs handed over to TensorRT with this project's plugins in place of function bodies.
 
 A plugin is found by the node's name once the model carries no function of that name. Nothing here
-has run on a GPU: the hand-over and the registration are tested against stand-ins.
+has run on a GPU: the hand-over is tested against a stand-in of the parser, the registration over
+NVIDIA's own Python layer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import onnx
 from dflash_plugins.block_attention.launch import attention_operations
+from dflash_plugins.operation import VERSION
 from onnx import helper
 
 from dflash_trt.backends.tensorrt.library import Library, OperationForm
@@ -22,8 +24,6 @@ from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.functions import DFLASH_DOMAIN, TRT_DOMAIN, read_attention_facts
 from dflash_trt.kernels import attention
 from dflash_trt.kernels.arches import kernel_arch
-
-VERSION = "1"
 
 
 def plugin_arch(arch: str) -> str:
