@@ -11,13 +11,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from types import GenericAlias
+from types import GenericAlias, SimpleNamespace
 from typing import Any
 
 import numpy.typing  # noqa: F401 - tensorrt.plugin 11.4 uses it without importing it
 
 from dflash_plugins.compile import CompiledKernel, compile_kernel
 from dflash_plugins.operation import (
+    VERSION,
     Attributes,
     DType,
     Operation,
@@ -25,7 +26,7 @@ from dflash_plugins.operation import (
     TensorSpec,
     kernel_spec,
 )
-from dflash_plugins.table import operations
+from dflash_plugins.table import load_kernel, operations
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError
 
@@ -68,6 +69,7 @@ class PluginRegistration:
             plugin.register(identifier)(self._describer(operation))
             plugin.autotune(identifier)(self._tuner(operation))
             plugin.aot_impl(identifier)(self._implementation(operation))
+            self._identify_timings(operation)
 
     def _describer(self, operation: Operation) -> Any:
         def describe(*tensors: Any, **attributes: Any) -> Any:
@@ -122,6 +124,28 @@ class PluginRegistration:
         for index, extent in enumerate(launch.extras):
             extras[index] = self._plugin.SymInt32(extent)
         return kernel.name, kernel.cubin, params, extras
+
+    def _identify_timings(self, operation: Operation) -> None:
+        """Has TensorRT keep apart what it measures of plugins that differ by more than tensors.
+
+        The layer gives all plugins an empty timing cache ID, which TensorRT adds to their types and
+        shapes: attention within a window would get the time, and the tactic, of one without.
+        """
+        namespace, _, name = operation.plugin_id.partition("::")
+        creator = self._tensorrt.get_plugin_registry().get_creator(name, VERSION, namespace)
+        create = creator.create_plugin
+
+        def create_identified(name: str, namespace: str, fields: Any, *others: Any) -> Any:
+            # Scalars: 11.1 makes numbers of the fields' arrays, which NumPy refuses from 2.4 on.
+            given = [SimpleNamespace(name=one.name, data=one.data[0]) for one in fields]
+            made = create(name, namespace, given, *others)
+            # The kernel's source too: a file of timings may be older.
+            words = [f"{one.name}={one.data}" for one in given]
+            words += [operation.plugin_id, load_kernel(operation.kernel).cache_key]
+            made.get_timing_cache_id = lambda: " ".join(words)
+            return made
+
+        creator.create_plugin = create_identified
 
     def _signed(
         self, function: Any, operation: Operation, extra: dict[str, Any], result: Any

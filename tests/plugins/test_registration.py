@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from dflash_plugins import registration
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
 from dflash_plugins.compile import CompiledKernel, Resources, compile_kernel
 from dflash_plugins.operation import Case, KernelSpec
@@ -201,6 +202,25 @@ def test_engines_embed_machine_code(compiling: PluginCore, kernels: Path, case: 
         assert (launch.name, launch.code) == (kernel.name, kernel.cubin)
         assert launch.shared.get_constant_value() == kernel.shared_bytes
         assert launch.block[0].get_constant_value() == kernel.threads
+
+
+def test_what_is_timed_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By attributes and the kernel's source; by types and shapes TensorRT does itself."""
+    core = layer(ARCH)
+
+    def timing(case: Case) -> str:
+        return build(core, case).timing_id
+
+    shape = AttentionShape(64, 8, 64, 256, is_causal=True)
+    whole, window = (make_cases("", replace(shape, window=most), batch=8)[0] for most in (0, 128))
+    assert whole.inputs == window.inputs and whole.operation is window.operation
+    assert timing(whole) == timing(whole) != timing(window)
+    ids = {(case.operation.name, *case.attributes.items()): timing(case) for case in main_cases()}
+    assert len(set(ids.values())) == len(ids)
+    source = type("Kernel", (), {"cache_key": "changed"})
+    before = timing(whole)
+    monkeypatch.setattr(registration, "load_kernel", lambda name: source)
+    assert timing(whole) != before
 
 
 @pytest.mark.parametrize(
