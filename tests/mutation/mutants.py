@@ -20,6 +20,7 @@ Node = TypeVar("Node", ast.stmt, ast.expr)
 FOLDER = Path(__file__).parent
 DRAWN = FOLDER / "mutants.json"
 SUCCESSORS = FOLDER / "successors.json"
+SEEDED = FOLDER / "seeded.json"
 MODULE = "<module>"
 # Characters of what is hardly found in another function by chance, and twice in its own.
 _LONG, _SHORT = 20, 8
@@ -46,6 +47,7 @@ class Mutant:
         occurrence: which of the function's equal statements is meant, from 0.
         kind: what was done to the statement.
         discarded: why the mutant is not used; None for one that is.
+        meant: the test that is meant to fail for it, which is tried first; None where none is.
     """
 
     number: str
@@ -56,6 +58,7 @@ class Mutant:
     after: str
     occurrence: int = 0
     discarded: str | None = None
+    meant: str | None = None
 
     @property
     def area(self) -> str:
@@ -108,6 +111,11 @@ def load_kept() -> list[Mutant]:
             counts[mutant.area] += 1
             kept.append(mutant)
     return kept
+
+
+def load_seeded() -> list[Mutant]:
+    """The faults of the way to TensorRT that were chosen, not drawn; `kind` names the fault."""
+    return [Mutant(**fields) for fields in json.loads(SEEDED.read_text())]
 
 
 def successors(mutant: Mutant) -> list[Mutant]:

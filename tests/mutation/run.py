@@ -21,7 +21,15 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from tests.mutation.mutants import Mutant, Place, apply, load_kept, locate, write_source
+from tests.mutation.mutants import (
+    Mutant,
+    Place,
+    apply,
+    load_kept,
+    load_seeded,
+    locate,
+    write_source,
+)
 from tests.mutation.scratch import Outcome, Scratch
 from tests.mutation.table import to_markdown
 
@@ -52,7 +60,7 @@ def ordered_files(mutant: Mutant, place: Place, root: Path, is_full: bool) -> li
     """
     stem, *names = Path(place.file).stem, *place.name.split(".")
     patterns = [re.compile(rf"\b{re.escape(word.strip('_'))}\b") for word in (stem, *names)]
-    mirrors = {*Path(place.file).parts[1:-1], Path(mutant.file).parts[1], mutant.area}
+    mirrors = {*Path(place.file).parts[:-1], Path(mutant.file).parts[1], mutant.area}
     mirrors |= set(_RELATED.get(mutant.area, []))
 
     def rank(path: Path) -> tuple[bool, int, int]:
@@ -82,7 +90,8 @@ def try_mutant(mutant: Mutant, scratch: Scratch, campaign: Campaign) -> dict[str
         return result | {"result": "does not apply"}
     started = time.monotonic()
     files = ordered_files(mutant, place, scratch.root, campaign.is_full)
-    for stage in (files[:_MOST_TELLING], files[_MOST_TELLING:]):
+    meant = [] if mutant.meant is None else [mutant.meant]
+    for stage in (meant, files[:_MOST_TELLING], files[_MOST_TELLING:]):
         if stage and (killer := _run_stage(place, stage, scratch, campaign)) is not None:
             result |= {"result": "killed", "by": killer.test, "how": killer.how}
             break
@@ -136,9 +145,11 @@ def copy_tree(source: Path, target: Path) -> None:
             shutil.copy2(source / name, path)
 
 
-def write(path: Path, results: dict[str, dict[str, Any]], campaign: Campaign) -> None:
-    """The table as JSON, and as Markdown beside it."""
-    ordered = [results[mutant.number] for mutant in load_kept() if mutant.number in results]
+def write(
+    path: Path, known: list[Mutant], results: dict[str, dict[str, Any]], campaign: Campaign
+) -> None:
+    """The table as JSON, and as Markdown beside it; mutants in the order of `known`."""
+    ordered = [results[mutant.number] for mutant in known if mutant.number in results]
     record = {"red_without_mutants": sorted(campaign.red), "mutants": ordered}
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     path.with_suffix(".md").write_text(to_markdown(record))
@@ -147,6 +158,8 @@ def write(path: Path, results: dict[str, dict[str, Any]], campaign: Campaign) ->
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation.run", description=__doc__)
     parser.add_argument("--tree", type=Path, default=Path.cwd(), help="the tree to try them on")
+    parser.add_argument("--seeded", action="store_true", help="the faults of seeded.json, not "
+                        "the mutants that were drawn")  # fmt: skip
     parser.add_argument("--only", default="", help="numbers of mutants or areas, with commas")
     parser.add_argument("--full", action="store_true", help="every folder of tests/, not only "
                         "those of the mutant's package and a few")  # fmt: skip
@@ -158,7 +171,8 @@ def main() -> None:
     parser.add_argument("pytest_args", nargs="*", help="further arguments of pytest, behind --")
     options = parser.parse_args()
     wanted = set(filter(None, options.only.split(",")))
-    mutants = [m for m in load_kept() if not wanted or {m.number, m.area} & wanted]
+    known = load_seeded() if options.seeded else load_kept()
+    mutants = [m for m in known if not wanted or {m.number, m.area} & wanted]
     if options.check:
         gone = 0
         for mutant in mutants:
@@ -193,7 +207,7 @@ def main() -> None:
                 results[result["number"]] = result
                 what = result.get("by") or ", ".join(result.get("suites", [])) or result["found"]
                 print(result["number"], result["result"], what, result.get("seconds"), flush=True)
-                write(options.output, results, campaign)
+                write(options.output, known, results, campaign)
 
 
 if __name__ == "__main__":

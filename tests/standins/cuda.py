@@ -1,7 +1,8 @@
 """A CUDA device made of host memory, behind cuda-python's own signatures.
 
 Work is queued and runs when it is waited for, up to the event that is waited for, so that whoever
-reads too early reads garbage: that is what a download's destination holds until then. What is
+reads too early reads garbage: that is what a download's destination holds until then. Streams are
+not ordered among each other: another's work, the default stream's too, comes last of all. What is
 uploaded must stay as it is until it has been. Every address is checked against what is allocated,
 every call against the real function's signature; names that the bindings do not have do not exist
 here either.
@@ -40,12 +41,13 @@ class FakeCuda:
         self.fail: dict[str, Any] = {}
         self.memory: dict[int, np.ndarray] = {}
         self.host: dict[int, np.ndarray] = {}
-        self.queue: list[Operation] = []
+        self.queue: list[tuple[int, Operation]] = []
         self.recording: list[Operation] | None = None
+        self._recorded_stream = 0
         self.graphs: dict[int, list[Operation]] = {}
         self.executables: dict[int, list[Operation]] = {}
         self.streams: set[int] = set()
-        self.events: dict[int, Operation | None] = {}
+        self.events: dict[int, tuple[int, Operation] | None] = {}
         self.launches = self.copies = 0
         self._next = 100
 
@@ -78,11 +80,20 @@ class FakeCuda:
         self._next += 1
         return self._next
 
-    def submit(self, operation: Operation) -> None:
-        (self.queue if self.recording is None else self.recording).append(operation)
+    def submit(self, stream: Any, operation: Operation) -> None:
+        """Queues `operation` in `stream`, or records it there."""
+        if self.recording is not None and int(stream) == self._recorded_stream:
+            self.recording.append(operation)
+        else:
+            self.queue.append((int(stream), operation))
 
     def submit_rows(
-        self, work: Callable[..., Any], width: int, rows: int, *places: tuple[int, int]
+        self,
+        stream: Any,
+        work: Callable[..., Any],
+        width: int,
+        rows: int,
+        *places: tuple[int, int],
     ) -> tuple[Any]:
         """Queues `work` on the addresses of each row; `places` are (address, pitch)."""
         if not all(self.owns(address, (rows - 1) * pitch + width) for address, pitch in places):
@@ -92,15 +103,15 @@ class FakeCuda:
             for row in range(rows):
                 work(*(address + row * pitch for address, pitch in places))
 
-        self.submit(run)
+        self.submit(stream, run)
         return (OK,)
 
-    def run(self, last: Operation | None = None) -> None:
-        """Runs what is queued, up to `last`."""
-        while self.queue:
-            operation = self.queue.pop(0)
-            operation()
-            if operation is last:
+    def run(self, stream: int = 0, last: Operation | None = None) -> None:
+        """Runs what is queued in `stream`, up to `last` or else what is in the others as well."""
+        for entry in sorted(self.queue, key=lambda entry: entry[0] != stream):
+            self.queue.remove(entry)
+            entry[1]()
+            if entry[1] is last:
                 break
 
     def owns(self, address: int, size: int, *, host: bool = False) -> bool:
@@ -164,7 +175,7 @@ class Functions:
         assert int(stream) in self.streams
         if self.recording is not None:
             return (real.cudaError_t.cudaErrorStreamCaptureUnsupported,)
-        self.run()
+        self.run(int(stream))
         return (OK,)
 
     def cudaEventCreateWithFlags(self: FakeCuda, flags: int) -> Any:  # noqa: N802
@@ -183,15 +194,15 @@ class Functions:
         def reached() -> None:
             pass
 
-        self.events[int(event)] = reached
-        self.submit(reached)
+        self.events[int(event)] = int(stream), reached
+        self.submit(stream, reached)
         return (OK,)
 
     def cudaEventSynchronize(self: FakeCuda, event: Any) -> Any:  # noqa: N802
         reached = self.events[int(event)]
         assert reached is not None, "an event that was never recorded"
         if reached in self.queue:
-            self.run(reached)
+            self.run(*reached)
         return (OK,)
 
     def cudaMalloc(self: FakeCuda, size: int) -> Any:  # noqa: N802
@@ -232,7 +243,7 @@ class Functions:
             self.copies += 1
             ctypes.memmove(destination, source, size)
 
-        self.submit(copy)
+        self.submit(stream, copy)
         return (OK,)
 
     def cudaMemcpy2DAsync(  # noqa: N802
@@ -250,13 +261,15 @@ class Functions:
         if width > min(to_pitch, from_pitch):
             return (real.cudaError_t.cudaErrorInvalidPitchValue,)
         places = (destination, to_pitch), (source, from_pitch)
-        return self.submit_rows(lambda *row: ctypes.memmove(*row, width), width, rows, *places)
+        return self.submit_rows(
+            stream, lambda *row: ctypes.memmove(*row, width), width, rows, *places
+        )
 
     def cudaMemsetAsync(  # noqa: N802
         self: FakeCuda, address: int, value: int, size: int, stream: Any
     ) -> Any:
         place = (address, size)
-        return self.submit_rows(lambda row: ctypes.memset(row, value, size), size, 1, place)
+        return self.submit_rows(stream, lambda row: ctypes.memset(row, value, size), size, 1, place)
 
     def cudaMemset2DAsync(  # noqa: N802
         self: FakeCuda, address: int, pitch: int, value: int, width: int, rows: int, stream: Any
@@ -264,15 +277,17 @@ class Functions:
         if width > pitch:
             return (INVALID,)
         place = (address, pitch)
-        return self.submit_rows(lambda row: ctypes.memset(row, value, width), width, rows, place)
+        return self.submit_rows(
+            stream, lambda row: ctypes.memset(row, value, width), width, rows, place
+        )
 
     def cudaStreamBeginCapture(self: FakeCuda, stream: Any, mode: Any) -> Any:  # noqa: N802
         assert isinstance(mode, real.cudaStreamCaptureMode) and self.recording is None
-        self.recording = []
+        self.recording, self._recorded_stream = [], int(stream)
         return (OK,)
 
     def cudaStreamEndCapture(self: FakeCuda, stream: Any) -> Any:  # noqa: N802
-        assert self.recording is not None
+        assert self.recording is not None and int(stream) == self._recorded_stream
         graph = self.handle()
         self.graphs[graph], self.recording = self.recording, None
         return OK, real.cudaGraph_t(graph)
@@ -292,5 +307,5 @@ class Functions:
 
     def cudaGraphLaunch(self: FakeCuda, executable: Any, stream: Any) -> Any:  # noqa: N802
         self.launches += 1
-        self.queue += self.executables[int(executable)]
+        self.queue += [(int(stream), one) for one in self.executables[int(executable)]]
         return (OK,)

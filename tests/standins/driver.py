@@ -82,7 +82,7 @@ class FakeDriver:
         assert stream in self._cuda.streams
         assert list(types) == [KINDS[kind] for kind in parameters]
         self.launches.append(tuple(sizes))
-        self._cuda.submit(lambda: self._accept(sizes[0], *values))
+        self._cuda.submit(stream, lambda: self._accept(sizes[0], *values))
         return self._answer("cuLaunchKernel")
 
     def _accept(self, batch: int, *arguments: int) -> None:

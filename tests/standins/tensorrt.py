@@ -269,7 +269,7 @@ class FakeContext:
             cuda.array(address, (size,), np.uint8)[...] = 0xEE
             execute(engine, addresses, sizes)
 
-        cuda.submit(run)
+        cuda.submit(stream_handle, run)
         return True
 
     def _check_sizes(self) -> None:
