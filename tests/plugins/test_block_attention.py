@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -16,7 +17,12 @@ import pytest
 from dflash_plugins.block_attention.accuracy import accuracy_cases, check_bits, check_case
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
 from dflash_plugins.block_attention.inputs import Inputs, attend, expect, make_inputs
-from dflash_plugins.block_attention.launch import attention_operations, tile_positions
+from dflash_plugins.block_attention.launch import (
+    BLOCK,
+    FLOOR,
+    attention_operations,
+    tile_positions,
+)
 from dflash_plugins.block_attention.reference import error_bound
 from dflash_plugins.operation import Attributes, DType
 from dflash_plugins.testing.interpreter import Interpreter
@@ -30,7 +36,7 @@ from tests.plugins.conftest import check_attention
 pytestmark = pytest.mark.numeric
 
 # Query heads, KV heads, head size: the groups of public pairs, one head, groups of no power of 2.
-HEADS = [(4, 1, 128), (8, 1, 64), (2, 1, 256), (1, 1, 64), (6, 2, 64), (16, 1, 64)]
+HEADS = [(4, 1, 128), (8, 1, 128), (8, 1, 64), (2, 1, 256), (1, 1, 64), (6, 2, 64), (16, 1, 64)]
 NARROW = (DType.BFLOAT16, DType.FLOAT8)
 
 
@@ -73,6 +79,26 @@ def test_kernel_is_within_its_bound(
 ) -> None:
     """What no row sees is NaN."""
     check_attention(interpreter.run, shape, make_inputs(shape, lengths, **options))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "lengths", "changes"),
+    [
+        (64, [64, 65, 160], {"cache": DType.FLOAT8, "page_size": 24}),
+        (128, [RUN + 10], {"length": 2 * RUN}),
+        (256, [70, 160], {"window": 9}),
+    ],
+)
+def test_the_floor_computes_the_same(
+    interpreter: Interpreter, head_dim: int, lengths: list[int], changes: dict[str, Any]
+) -> None:
+    """A program has the rows of a block of one head, of half of one, or of a quarter."""
+    shape = replace(shaped(2, 1, head_dim, 160, block_size=64, is_causal=True), **changes)
+    inputs = make_inputs(shape, lengths, has_sinks=True)
+    check_attention(partial(interpreter.run, tactic=FLOOR), shape, inputs)
+    launches = [make_cases("", shape, batch=1)[0].launch(tactic) for tactic in (BLOCK, FLOOR)]
+    most, floor = (launch.constants["BLOCK_M"] * head_dim for launch in launches)
+    assert floor == 64 * 64 < most
 
 
 def test_a_sequence_that_is_not_there_attends_to_nothing(interpreter: Interpreter) -> None:

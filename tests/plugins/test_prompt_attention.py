@@ -15,6 +15,7 @@ import pytest
 from dflash_plugins.block_attention.accuracy import check_case, chunk_cases
 from dflash_plugins.block_attention.cases import AttentionShape, make_cases
 from dflash_plugins.block_attention.inputs import attend, make_inputs
+from dflash_plugins.block_attention.launch import BLOCK, MOST
 from dflash_plugins.operation import Attributes, DType
 from dflash_plugins.testing.guarded import Arrays
 from dflash_plugins.testing.interpreter import Interpreter
@@ -81,8 +82,8 @@ def test_a_row_reads_nothing_of_what_follows_it(interpreter: Interpreter) -> Non
 def test_a_program_of_more_rows_computes_the_same(interpreter: Interpreter, window: int) -> None:
     shape = replace(SHAPE, query_heads=2, length=2 * RUN, block_size=2, window=window)
     inputs = make_inputs(shape, [600], rows=70)
-    check_attention(partial(interpreter.run, tactic=1), shape, inputs)
-    launches = [make_cases("", shape, batch=2)[0].launch(tactic) for tactic in (0, 1)]
+    check_attention(partial(interpreter.run, tactic=MOST), shape, inputs)
+    launches = [make_cases("", shape, batch=2)[0].launch(tactic) for tactic in (BLOCK, MOST)]
     assert [launch.constants["BLOCK_M"] for launch in launches] == [16, 128]
 
 

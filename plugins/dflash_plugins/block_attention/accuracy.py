@@ -13,6 +13,7 @@ import numpy as np
 
 from dflash_plugins.block_attention.cases import AttentionShape
 from dflash_plugins.block_attention.inputs import attend, expect, make_inputs
+from dflash_plugins.block_attention.launch import FLOOR, TACTICS
 from dflash_plugins.block_attention.reference import TENSOR_CORES, error_bound
 from dflash_plugins.operation import DType
 from dflash_plugins.testing.guarded import Run
@@ -36,7 +37,7 @@ class AccuracyCase:
 
 
 def accuracy_cases() -> list[AccuracyCase]:
-    """Each head size and form, at lengths where tiles, splits and pages end."""
+    """Each head size and form, at lengths where tiles, splits and pages end; each tactic."""
     heads = {
         "heads of 64": AttentionShape(16, 2, 64, 4 * RUN),
         "heads of 128": AttentionShape(8, 2, 128, 4 * RUN, block_size=16),
@@ -60,7 +61,14 @@ def accuracy_cases() -> list[AccuracyCase]:
                     title = f"{name}, {form}, {compute.kernel_name}, {cache.kernel_name} cache"
                     has_sinks = form in ("verify", "window")
                     found.append(AccuracyCase(title, typed, lengths, has_sinks=has_sinks))
+        floor = replace(shape, is_causal=True)
+        found.append(AccuracyCase(f"{name}, tactic {FLOOR}", floor, lengths, tactic=FLOOR))
     verify = replace(heads["heads of 128"], is_causal=True)
+    large = replace(verify, kv_heads=1)
+    found += [
+        AccuracyCase(f"groups of 8, tactic {tactic}", large, lengths, tactic=tactic)
+        for tactic in TACTICS
+    ]
     one_row = replace(verify, block_size=8)
     found.append(AccuracyCase("one row", one_row, (1, 64, 1500), 1))
     far = replace(verify, length=33 * RUN)
@@ -89,7 +97,7 @@ def chunk_cases() -> list[AccuracyCase]:
         for name, shape in targets.items()
         for cache in (DType.BFLOAT16, DType.FLOAT8)
         for rows in (17, 100, 512)
-        for tactic in (0, 1)
+        for tactic in TACTICS
     ]
 
 

@@ -75,21 +75,24 @@ def make_cases(
 
 
 def main_cases() -> list[Case]:
-    """Each operation with the heads of Qwen3-8B or gpt-oss, or with heads of 256.
+    """Each operation with the heads of public pairs, or with heads of 256.
 
-    Targets are causal, in verify steps and prefill alike.
+    Targets are causal, in verify steps and prefill alike. First are Qwen3-Coder's, whose groups of
+    8 heads of 128 make the largest programs.
     """
-    draft, small = (draft_shape(pair, LENGTH) for pair in public_pairs().values())
+    pairs = {name: draft_shape(pair, LENGTH) for name, pair in public_pairs().items()}
+    draft, small, coder = pairs["qwen3-8b"], pairs["gpt-oss"], pairs["qwen3-coder"]
     window = max(public_pairs()["gpt-oss"].target.windows)
     paged: dict[str, Any] = {"page_size": PAGE_SIZE}
     float8: dict[str, Any] = {"cache": DType.FLOAT8}
     targets = {
+        "qwen3-coder target": replace(coder, is_causal=True),
         "qwen3-8b target": replace(draft, is_causal=True),
         "gpt-oss target": replace(small, is_causal=True),
         "gpt-oss target window": replace(small, is_causal=True, window=window),
     }
     forms = {"paged": paged, "fp8": float8, "paged fp8": paged | float8}
-    shapes = {
+    shapes = {"qwen3-coder draft": coder} | {
         f"{name} {form}": replace(shape, **changes)
         for name, shape in targets.items()
         for form, changes in forms.items()

@@ -5,6 +5,7 @@ a partial result per split of the context, `_merge` combines them. The first two
 (`kv_caches.py`). Attributes: block_size, the most rows of a verify step; is_causal, 1 for the
 lower-right mask; window, 0 for none; most_splits, the most splits of a row. Tactic 0 gives a
 program the rows of one block, tactic 1 as many as registers hold: prefill chunks read K and V less.
+Tactic 2 is the floor: 48 KiB of shared memory, which a launcher need not opt in to.
 """
 
 from __future__ import annotations
@@ -27,8 +28,14 @@ from dflash_trt.errors import DflashError
 from dflash_trt.kernels import attention
 from dflash_trt.kernels.attention import Extent
 
+TACTICS = BLOCK, MOST, FLOOR = range(3)
+"""A program has the rows of a block, the most rows, or at most what 48 KiB hold."""
+
 MAX_ROWS, MAX_ROW_ELEMENTS = 128, 64 * 256
 """Most query rows of a program, and most elements of them: its float32 sums stay in registers."""
+
+FLOOR_ROW_ELEMENTS = 32 * 128
+"""Most elements of the floor's rows: beside 8 KiB of q and 8 of products, 32 KiB of K and V fit."""
 
 
 def tile_positions(head_dim: int) -> int:
@@ -52,6 +59,15 @@ def _stages(head_dim: int, cache: DType, is_paged: bool) -> int:
     tile_bytes = tile_positions(head_dim) * head_dim * cache.numpy.itemsize
     steps = 3 if tile_bytes > 8 * 1024 else 5
     return steps + 2 if is_paged and steps == 3 else steps
+
+
+def _floor_stages(cache: DType, is_paged: bool) -> int:
+    """The floor's pipeline depth: 32 KiB of K and V in flight, one tile of each in 16 bits.
+
+    Paged caches take two steps for a tile: one for its row of the page table.
+    """
+    tiles = max(1, 2 // cache.numpy.itemsize)
+    return 1 + (2 * tiles if is_paged else tiles)
 
 
 def _capacity(specs: Specs) -> Extent:
@@ -94,8 +110,12 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
         most, block_size = attributes["most_splits"], attributes["block_size"]
         splits = attention.split_count(most, block_size, rows)
         extras = (rows, capacity, splits, attention.share_rows(most, block_size, rows))
-    program_rows = min(MAX_ROWS, MAX_ROW_ELEMENTS // head_dim)
-    if tactic == 0:
+    cache, elements = specs["k_cache"].dtype, MAX_ROW_ELEMENTS
+    stages = _stages(head_dim, cache, is_paged)
+    if tactic == FLOOR:
+        elements, stages = FLOOR_ROW_ELEMENTS, _floor_stages(cache, is_paged)
+    program_rows = min(MAX_ROWS, elements // head_dim)
+    if tactic != MOST:
         block_rows = next_power_of_two(group * attributes["block_size"])
         program_rows = min(max(16, block_rows), program_rows)
     row_blocks = (rows * group + (program_rows - 1)) // program_rows
@@ -114,7 +134,7 @@ def _launch(is_split: bool, specs: Specs, attributes: Attributes, tactic: int) -
             "PAGE_SIZE": fixed(specs["k_cache"].shape[1], "the page size") if is_paged else 0,
         },
         warps=_warps(program_rows, head_dim, is_paged),
-        stages=_stages(head_dim, specs["k_cache"].dtype, is_paged),
+        stages=stages,
     )
 
 
@@ -163,7 +183,7 @@ def _operation(*, is_split: bool, is_paged: bool, is_quantized: bool) -> Operati
         attributes=dict.fromkeys(attributes, int),
         describe=_describe_shares if is_split else _describe_attended,
         launch=partial(_launch, is_split),
-        tactics=2,
+        tactics=len(TACTICS),
     )
 
 

@@ -36,12 +36,14 @@ class SamplePoint:
 def points() -> list[SamplePoint]:
     """Every vocabulary, type of logits, batch and entry of SAMPLING."""
     found = []
+    vocabularies: dict[int, str] = {}
     for pair, public in public_pairs().items():
+        vocabularies.setdefault(public.target.vocab, pair)
+    for vocabulary, pair in vocabularies.items():
         for dtype in (DType.BFLOAT16, DType.FLOAT32):
             for batch, rows in ROWS:
                 for way, sampling in SAMPLING.items():
                     name = f"{pair} {dtype.kernel_name}, {batch} × {rows} rows, {way}"
-                    vocabulary = public.target.vocab
                     case = make_case(
                         name, dtype=dtype, batch=batch, rows=rows, vocabulary=vocabulary
                     )
