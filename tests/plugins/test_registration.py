@@ -38,6 +38,8 @@ from tests.standins.plugin_core import (
 
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
+import tensorrt_rtx as real  # plugin_core skips where it is not installed
+
 ARCH = "sm_120a"
 KERNEL_FORMS = [
     GraphForm(cache_dtype=CacheDtype.FP8),
@@ -202,6 +204,31 @@ def test_engines_embed_machine_code(compiling: PluginCore, kernels: Path, case: 
         assert (launch.name, launch.code) == (kernel.name, kernel.cubin)
         assert launch.shared.get_constant_value() == kernel.shared_bytes
         assert launch.block[0].get_constant_value() == kernel.threads
+
+
+def test_the_compiled_core_calls_what_is_set_on_a_creator() -> None:
+    """As the timing IDs need; this is TensorRT-RTX's own core, with its registry."""
+
+    class Creator(real.IPluginCreatorV3Quick):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.name, self.plugin_namespace, self.plugin_version = "probe", "dflash-test", "1"
+            self.field_names = real.PluginFieldCollection([])
+
+        def create_plugin(self, *arguments: Any) -> None:
+            raise AssertionError("the method of the class")
+
+    registry, own = real.get_plugin_registry(), Creator()
+    assert registry.register_creator(own, "dflash-test")
+    try:
+        creator = registry.get_creator("probe", "1", "dflash-test")
+        creator.create_plugin = lambda *arguments: real.IPluginV3()
+        create = real.IPluginCreatorV3Quick.create_plugin  # the way from C++
+        fields = real.PluginFieldCollection([])
+        made = create(creator, "probe", "dflash-test", fields, real.TensorRTPhase.BUILD)
+        assert creator is own and isinstance(made, real.IPluginV3)
+    finally:
+        assert registry.deregister_creator(own)
 
 
 def test_what_is_timed_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
