@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -39,7 +39,8 @@ class HardwareProfile(_Strict):
     """GPUs to run a pair on, how its models are split over them, and what they are to hold.
 
     `gpus` is their number on all `nodes` together. `expert_parallel` is for mixture-of-experts
-    targets. What is left out comes from the configuration.
+    targets. `llm_args` are TensorRT-LLM's arguments of a deployment, as its YAML files have them.
+    What is left out comes from the configuration.
     """
 
     gpu: str
@@ -50,6 +51,7 @@ class HardwareProfile(_Strict):
     precision: PrecisionName | None = None
     max_batch: Count | None = None
     max_seq_len: Count | None = None
+    llm_args: dict[str, Any] = {}
 
     @model_validator(mode="after")
     def _split(self) -> HardwareProfile:
@@ -94,8 +96,9 @@ class PublishedDecoder(_Strict):
 
 
 class PublishedTarget(PublishedDecoder):
-    """A target's sizes."""
+    """A target's sizes; `architecture` is the one that its config.json names."""
 
+    architecture: str | None = None
     vocab: Count
     max_context: Count
     tied_embeddings: bool = False
@@ -111,10 +114,16 @@ class PublishedTarget(PublishedDecoder):
 
 
 class PublishedDraft(PublishedDecoder):
-    """A DFlash draft's sizes: its trained block, anchor included, and the layers that it taps."""
+    """A DFlash draft's sizes: its trained block, anchor included, and what feeds it.
+
+    `target_layer_ids` are the layers that it taps, from 0, `mask_token_id` the token at positions
+    to draft. `max_context` is the target's where it is left out.
+    """
 
     block_size: Count
-    taps: Count
+    target_layer_ids: Annotated[tuple[Window, ...], Field(min_length=1)]
+    mask_token_id: Window
+    max_context: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +154,15 @@ class PublishedPair(_Strict):
     draft: PublishedDraft
     dflash: PublishedTau
     eagle3: PublishedTree
+
+    @model_validator(mode="after")
+    def _draft_of_target(self) -> Self:
+        ids, mask = self.draft.target_layer_ids, self.draft.mask_token_id
+        if max(ids) >= self.target.layers:
+            raise ValueError(f"target_layer_ids {list(ids)} of {self.target.layers} layers")
+        if mask >= self.target.vocab:
+            raise ValueError(f"mask_token_id {mask} is outside a vocabulary of {self.target.vocab}")
+        return self
 
 
 class BuildConfig(_Strict):

@@ -33,10 +33,10 @@ from dflash_trt.errors import DflashError, one_line, refuse_options
 from dflash_trt.planning.known_pairs import PairShape, as_pair, find_pair, pair_names
 from dflash_trt.planning.read_shapes import read_draft_shape, read_pair_shape, read_target_shape
 from dflash_trt.speculation.schedule import BlockSchedule
-from dflash_trt.trtllm.arguments import ModelSource, Sources
+from dflash_trt.trtllm.arguments import ModelSource, Sources, packages
 from dflash_trt.trtllm.plan import DeploymentOptions, DeploymentPlan, plan_deployment
 from dflash_trt.trtllm.record import DEPLOYMENT, Deployment
-from dflash_trt.trtllm.versions import DEFAULT_VERSION, find_version
+from dflash_trt.trtllm.versions import DEFAULT_VERSION, absent, find_version, load_native
 from dflash_trt.trtllm.write import write_deployment
 
 
@@ -99,7 +99,7 @@ def build_deployment(
         version=find_version(options.trtllm_version or DEFAULT_VERSION),
         schedule=options.block_schedule,
         backend=options.attention_backend,
-        recompute_tail=options.context_recompute_tail,
+        llm_args=options.llm_arg,
     )
     plan = plan_deployment(config, path, profile, pair, wanted)
     quantize = None
@@ -141,6 +141,9 @@ def _notes(options: DeploymentRequest, plan: DeploymentPlan, sources: Sources) -
         )
     if folder is not None and not (folder / TOKENIZER_FILES[0]).is_file():
         yield f"{folder} has no {TOKENIZER_FILES[0]}, which TensorRT-LLM needs"
+    if load_native(plan.version) is not None:
+        for module in absent(packages(plan, "dflash")):
+            yield f"{module} cannot be imported here; attention backend {plan.backend} needs it"
 
 
 def _with_precision(config: BuildConfig, options: PrecisionOptions) -> BuildConfig:

@@ -96,7 +96,7 @@ class DeploymentRequest(_Options):
     block_schedule: Path | None = None
     attention_backend: AttentionBackend | None = None
     eagle_checkpoint: str | None = None
-    context_recompute_tail: int | None = None
+    llm_arg: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,7 @@ def read_draft(folder: str | Path) -> DraftSpec:
     if config.has("num_target_layers"):
         num_target_layers = config.integer("num_target_layers", high=MAX_LAYERS)
     block_size = read_block_size(config, inner)
-    mask_token_id = _either(config, inner, "mask_token_id").integer("mask_token_id", low=0)
+    mask_token_id = read_mask_token_id(config, inner)
     target_layer_ids = read_target_layer_ids(config, inner, num_target_layers, len(sizes.layers))
     rope = read_rope(config, default_theta=None)
 
@@ -116,6 +116,10 @@ def read_draft(folder: str | Path) -> DraftSpec:
 
 def read_block_size(config: ConfigFields, inner: ConfigFields) -> int:
     return _either(config, inner, "block_size").integer("block_size", low=2, high=MAX_BLOCK)
+
+
+def read_mask_token_id(config: ConfigFields, inner: ConfigFields) -> int:
+    return _either(config, inner, "mask_token_id").integer("mask_token_id", low=0)
 
 
 def read_target_layer_ids(

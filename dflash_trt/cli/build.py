@@ -144,10 +144,11 @@ _deployment = option_group(
         "--eagle-checkpoint", help="trtllm: an EAGLE-3 draft to compare with, a folder or hub name."
     ),
     click.option(
-        "--context-recompute-tail",
-        type=click.IntRange(0, MAX_COUNT),
-        help="trtllm: prompt tokens computed again after a prefix-cache hit, for the drafter.  "
-        "[default: all]",
+        "--llm-arg",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="trtllm: one of its arguments, as kv_cache_config.dtype=fp8; repeatable "
+        "(docs/tensorrt-llm.md).  [default: the profile's]",
     ),
 )
 _output = option_group(

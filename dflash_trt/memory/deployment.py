@@ -51,12 +51,17 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentSize:
-    """What memory is asked for; `pages_draft` says that the draft's context is held in pages."""
+    """What memory is asked for.
+
+    `kv_item_bytes` is of the target's KV cache; `pages_draft` says that the draft's context is held
+    in pages. Where attention is split by data, `max_batch` is of each GPU.
+    """
 
     target: ModelShape
     draft: DraftShape
     gpu: Gpu
-    gpus: int
+    layout: GpuLayout
+    kv_item_bytes: int
     pages_draft: bool
     max_batch: int
     max_seq_len: int
@@ -67,7 +72,7 @@ def draft_context_bytes(size: DeploymentSize) -> int:
     block, length = size.draft.block_size, size.max_seq_len
     if size.pages_draft:
         length = -(-(length + block) // PAGE_TOKENS) * PAGE_TOKENS - block
-    return dense_draft_context_bytes(size.draft, size.max_batch, length, GpuLayout(size.gpus))
+    return dense_draft_context_bytes(size.draft, size.max_batch, length, size.layout)
 
 
 def plan_memory(size: DeploymentSize, where: str) -> MemoryBudget:
@@ -105,7 +110,7 @@ def plan_memory(size: DeploymentSize, where: str) -> MemoryBudget:
 
 
 def _budget(size: DeploymentSize) -> MemoryBudget:
-    layout, gpu = GpuLayout(size.gpus), size.gpu
+    layout, gpu = size.layout, size.gpu
     weights = int(target_weight_bytes(size.target, layout) + draft_weight_bytes(size.draft, layout))
     free = max(1, gpu.memory_bytes - weights - RUNTIME_BYTES)
     context = draft_context_bytes(size)
@@ -117,7 +122,7 @@ def _budget(size: DeploymentSize) -> MemoryBudget:
         draft_context=context,
         fraction=fraction,
         kv_pool=max(0, int(fraction * (free - context))),
-        kv_sequence=int(kv_bytes(size.target.sizes, size.max_seq_len, layout)),
+        kv_sequence=int(kv_bytes(size.target.sizes, size.max_seq_len, layout, size.kv_item_bytes)),
     )
 
 

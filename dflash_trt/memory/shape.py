@@ -96,7 +96,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftShape:
-    """A DFlash draft: `model` without embedding and head, which it borrows from the target.
+    """A draft: `model` without embedding and head, which it borrows from the target.
 
     Args:
         model: its layers; `vocab` is the target's.
@@ -113,3 +113,16 @@ class DraftShape:
     @property
     def fc_weights(self) -> int:
         return self.taps * self.target_hidden * self.model.sizes.hidden_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashShape(DraftShape):
+    """A DFlash draft and what a runtime must know to feed it.
+
+    Args:
+        target_layer_ids: the `taps` layers of the target, from 0, in the order of fc's inputs.
+        mask_token_id: the token at every position that it drafts.
+    """
+
+    target_layer_ids: tuple[int, ...]
+    mask_token_id: int

@@ -18,7 +18,7 @@ from dflash_trt.config import (
     target_names,
 )
 from dflash_trt.errors import DflashError, nearest, one_line
-from dflash_trt.memory.shape import DraftShape, ModelShape
+from dflash_trt.memory.shape import DFlashShape, ModelShape
 from dflash_trt.planning.acceptance import AcceptanceCurve, read_acceptance
 from dflash_trt.planning.decoding import DFlash, DraftTree, Eagle3
 
@@ -27,12 +27,14 @@ from dflash_trt.planning.decoding import DFlash, DraftTree, Eagle3
 class PairShape:
     """A target with its DFlash draft; τ of DFlash and of an EAGLE-3 drafter where known.
 
-    `eagle3_tree` is that drafter's: levels, rows of each, rows that are verified.
+    `architecture` is the target's, None where nothing states it. `eagle3_tree` is that drafter's:
+    levels, rows of each, rows that are verified.
     """
 
     name: str
     target: ModelShape
-    draft: DraftShape
+    draft: DFlashShape
+    architecture: str | None = None
     dflash: PublishedTau | None = None
     eagle3: PublishedTau | None = None
     eagle3_tree: tuple[int, int, int] = (7, 10, 60)
@@ -74,12 +76,19 @@ def as_pair(name: str, shape: PublishedPair) -> PairShape:
     return PairShape(
         name=name,
         target=_target(target),
-        draft=DraftShape(
-            model=ModelShape(sizes=sizes, vocab=target.vocab, max_context=target.max_context),
+        draft=DFlashShape(
+            model=ModelShape(
+                sizes=sizes,
+                vocab=target.vocab,
+                max_context=draft.max_context or target.max_context,
+            ),
             block_size=draft.block_size,
-            taps=draft.taps,
+            taps=len(draft.target_layer_ids),
             target_hidden=target.hidden,
+            target_layer_ids=draft.target_layer_ids,
+            mask_token_id=draft.mask_token_id,
         ),
+        architecture=target.architecture,
         dflash=shape.dflash,
         eagle3=PublishedTau(eagle3.tau, eagle3.workload, eagle3.source),
         eagle3_tree=eagle3.tree,

@@ -6,7 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.checkpoints.draft import read_block_size, read_target_layer_ids
+from dflash_trt.checkpoints.draft import (
+    read_block_size,
+    read_mask_token_id,
+    read_target_layer_ids,
+)
 from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_HEAD_DIM, find_family
 from dflash_trt.checkpoints.folder import CONFIG_NAME, read_config
 from dflash_trt.checkpoints.layer_types import SLIDING, read_layer_attention
@@ -15,7 +19,7 @@ from dflash_trt.checkpoints.relatives import read_architecture
 from dflash_trt.checkpoints.sizes import MAX_WIDTH, ExpertSizes, Windows, read_sizes
 from dflash_trt.checkpoints.target import MAX_VOCAB, read_windows
 from dflash_trt.errors import DflashError
-from dflash_trt.memory.shape import DraftShape, FormatName, ModelShape
+from dflash_trt.memory.shape import DFlashShape, FormatName, ModelShape
 from dflash_trt.planning.known_pairs import PairShape
 
 _WHOLE: dict[str, FormatName] = {"fp8": "fp8", "nvfp4": "nvfp4"}
@@ -31,7 +35,13 @@ def read_pair_shape(target_folder: Path, draft_folder: Path) -> PairShape:
     """
     target = read_target_shape(target_folder)
     draft = read_draft_shape(draft_folder, target)
-    return PairShape(name=target_folder.name, target=target, draft=draft)
+    config = ConfigFields(read_config(target_folder), target_folder / CONFIG_NAME)
+    return PairShape(
+        name=target_folder.name,
+        target=target,
+        draft=draft,
+        architecture=read_architecture(config),
+    )
 
 
 def read_target_shape(folder: Path) -> ModelShape:
@@ -69,7 +79,7 @@ def read_target_shape(folder: Path) -> ModelShape:
     )
 
 
-def read_draft_shape(folder: Path, target: ModelShape) -> DraftShape:
+def read_draft_shape(folder: Path, target: ModelShape) -> DFlashShape:
     """The shape of a DFlash draft of `target`."""
     config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
     architecture = read_architecture(config)
@@ -79,13 +89,16 @@ def read_draft_shape(folder: Path, target: ModelShape) -> DraftShape:
     inner = config.child("dflash_config")
     sizes = read_sizes(config, DRAFT_DEFAULT_HEAD_DIM)
     sizes = sizes.with_layers(read_layer_attention(config, inner, len(sizes.layers))[0])
-    return DraftShape(
+    ids = read_target_layer_ids(config, inner, len(target.sizes.layers), len(sizes.layers))
+    return DFlashShape(
         model=ModelShape(
             sizes=sizes, vocab=target.vocab, max_context=config.integer("max_position_embeddings")
         ),
         block_size=read_block_size(config, inner),
-        taps=len(read_target_layer_ids(config, inner, len(target.sizes.layers), len(sizes.layers))),
+        taps=len(ids),
         target_hidden=target.sizes.hidden_size,
+        target_layer_ids=ids,
+        mask_token_id=read_mask_token_id(config, inner),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from dflash_trt.memory.deployment import DEFAULT_FRACTION
 from dflash_trt.trtllm.plan import DeploymentPlan
+from dflash_trt.trtllm.support import DRAFT_PACKAGES, GUIDED_PACKAGES, REJECTION_PACKAGES
 
 Variant = Literal["autoregressive", "eagle3", "dflash"]
 TITLES: dict[Variant, str] = {
@@ -18,6 +19,8 @@ TITLES: dict[Variant, str] = {
 }
 MOUNT = "/deployment"
 """Where the YAML files expect the folder: a relative path could be taken for a hub name."""
+OF_DFLASH = ("context_recompute_tail", "max_concurrency")
+"""What is offered of speculative_config, but for DFlash alone."""
 MIN_NUM_TOKENS = 8192
 """Tokens of one pass, TensorRT-LLM's own default: the size of a prefill chunk."""
 
@@ -75,7 +78,7 @@ def serve_arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) ->
 
     The three differ in speculation and in the memory that the KV cache may take, in nothing else.
     """
-    profile, block = plan.profile, plan.max_draft_len + 1
+    profile, block, options = plan.profile, plan.max_draft_len + 1, plan.options
     arguments: dict[str, Any] = {"tensor_parallel_size": profile.tensor_parallel}
     if profile.expert_parallel is not None:
         arguments["moe_expert_parallel_size"] = profile.expert_parallel
@@ -91,12 +94,16 @@ def serve_arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) ->
         "cuda_graph_config": {"max_batch_size": plan.max_batch, "enable_padding": True},
         "kv_cache_config": {
             # Where a prefix-cache hit would starve the drafter, nobody reuses prefixes.
-            "enable_block_reuse": plan.version.recomputes_tail,
+            "enable_block_reuse": plan.recompute_tail is not None,
             "free_gpu_memory_fraction": (
                 plan.memory.fraction if variant == "dflash" else DEFAULT_FRACTION
             ),
+            **options.given("kv_cache_config"),
         },
+        **options.given_outside(),
     }
+    if options.given("moe_config"):
+        arguments["moe_config"] = options.given("moe_config")
     speculation = _speculation(plan, sources, variant)
     return arguments | ({} if speculation is None else {"speculative_config": speculation})
 
@@ -111,21 +118,42 @@ def model_arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) ->
     }
 
 
+def packages(plan: DeploymentPlan, variant: Variant) -> dict[str, str]:
+    """What a variant imports besides TensorRT-LLM itself: modules, and where they come from."""
+    options, found = plan.options, dict[str, str]()
+    if variant == "dflash":
+        found |= DRAFT_PACKAGES[plan.backend]
+    if options.speculative_config.use_rejection_sampling and variant != "autoregressive":
+        found |= REJECTION_PACKAGES
+    if options.guided_decoding_backend is not None:
+        found |= GUIDED_PACKAGES[options.guided_decoding_backend]
+    return found
+
+
 def _speculation(plan: DeploymentPlan, sources: Sources, variant: Variant) -> dict[str, Any] | None:
     if variant == "autoregressive":
         return None
+    given = plan.options.given("speculative_config")
+    own = {name: given.pop(name, None) for name in OF_DFLASH}
     if variant == "eagle3":
         return {
             "decoding_type": "Eagle3",
             "max_draft_len": sources.eagle3_draft_len,
             "speculative_model": sources.locations["eagle3"],
+            **given,
         }
+    draft = plan.pair.draft
     speculation: dict[str, Any] = {
         "decoding_type": "DFlash",
         "max_draft_len": plan.max_draft_len,
         "speculative_model": sources.locations["draft"],
+        "target_layer_ids": list(draft.target_layer_ids),
+        "mask_token_id": draft.mask_token_id,
         "attention_backend": plan.backend,
+        **given,
     }
+    if own["max_concurrency"] is not None:
+        speculation["max_concurrency"] = own["max_concurrency"]
     if plan.schedule is not None:
         speculation["draft_len_schedule"] = plan.schedule
     if plan.recompute_tail is not None:

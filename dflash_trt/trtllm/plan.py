@@ -9,16 +9,23 @@ from dflash_trt.config import QUANTIZED, BuildConfig, HardwareProfile
 from dflash_trt.core.limits import check_positions, choose_block
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import Gpu, find_gpu
+from dflash_trt.memory.caches import KV_ITEM_BYTES
 from dflash_trt.memory.deployment import DeploymentSize, MemoryBudget, plan_memory
+from dflash_trt.memory.shape import ModelShape
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.speculation.schedule import BlockSchedule
+from dflash_trt.trtllm.options import OPTION, LlmOptions, read_options
 from dflash_trt.trtllm.rules import (
     check_backend,
+    check_caches,
+    check_experts,
     check_parallelism,
+    check_parser,
     check_precision,
     check_schedule,
     check_unquantized,
     choose_backend,
+    choose_layout,
     refusal,
 )
 from dflash_trt.trtllm.schema import AttentionBackend
@@ -35,14 +42,13 @@ class DeploymentOptions:
     Args:
         schedule: a file of `tune`; None drafts the same at any batch.
         backend: the draft's attention; None chooses by architecture.
-        recompute_tail: prompt tokens computed again at least after a prefix-cache hit, for
-            versions that have it; None is all of them.
+        llm_args: NAME=VALUE, over the profile's own.
     """
 
     version: Version
     schedule: Path | None = None
     backend: AttentionBackend | None = None
-    recompute_tail: int | None = None
+    llm_args: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +58,9 @@ class DeploymentPlan:
     Args:
         max_draft_len: drafts of a step, block - 1.
         schedule: {batch up to: drafts}, None where it is always max_draft_len.
-        recompute_tail: None where the version has none.
+        options: LLM arguments beside the computed ones.
+        recompute_tail: prompt tokens computed again at least after a prefix-cache hit, -1 is all
+            of them; None where prefixes are not reused, since a hit would starve the drafter.
     """
 
     name: str
@@ -66,8 +74,14 @@ class DeploymentPlan:
     max_draft_len: int
     schedule: dict[int, int] | None
     backend: AttentionBackend
+    options: LlmOptions
     recompute_tail: int | None
     memory: MemoryBudget
+
+    @property
+    def where(self) -> str:
+        """What an error names: the configuration's file and the profile."""
+        return f"{self.name}.yaml, profile {self.profile_name}"
 
     @property
     def hardware(self) -> str:
@@ -95,15 +109,20 @@ def plan_deployment(
         gpu = find_gpu(profile.gpu)
     except DflashError as error:
         raise refusal(error.what, where, error.fix) from error
-    check_parallelism(profile, pair, where)
+    llm = read_options(profile.llm_args, f"{where}, llm_args", options.llm_args)
+    asked = OPTION if options.llm_args else where
+    check_parallelism(profile, llm, pair, where)
     for precision in (config.precision, config.draft_precision):
         if precision is not None:
             check_precision(precision, gpu, where)
     if config.precision in QUANTIZED:
         check_unquantized(pair.target, where)
     pair = _as_quantized(pair, config)
+    check_experts(llm, profile, pair.target, gpu, asked)
+    check_parser(llm, pair.architecture, asked)
     backend = options.backend or choose_backend(gpu.arch)
     check_backend(backend, gpu, "--attention-backend")
+    check_caches(llm, gpu, backend, config.max_seq_len, asked)
     trained = pair.draft.block_size
     block = choose_block(config.block_size, trained, where="--block-size")
     check_positions(
@@ -121,13 +140,15 @@ def plan_deployment(
         max_draft_len=block - 1,
         schedule=_read_schedule(options.schedule, config.max_batch, block - 1),
         backend=backend,
-        recompute_tail=_check_tail(options),
+        options=llm,
+        recompute_tail=_check_tail(options.version, llm, pair.target, asked),
         memory=plan_memory(
             DeploymentSize(
                 target=pair.target,
                 draft=pair.draft,
                 gpu=gpu,
-                gpus=profile.gpus,
+                layout=choose_layout(profile, llm),
+                kv_item_bytes=1 if llm.kv_cache_config.dtype == "fp8" else KV_ITEM_BYTES,
                 pages_draft=backend != "VANILLA",
                 max_batch=config.max_batch,
                 max_seq_len=config.max_seq_len,
@@ -164,11 +185,25 @@ def _read_schedule(path: Path | None, max_batch: int, longest: int) -> dict[int,
     return drafts
 
 
-def _check_tail(options: DeploymentOptions) -> int | None:
-    if options.version.recomputes_tail:
-        return ALL_TOKENS if options.recompute_tail is None else options.recompute_tail
-    if options.recompute_tail is not None:
-        what = f"TensorRT-LLM {options.version.name} has no context_recompute_tail"
+def _check_tail(
+    version: Version, options: LlmOptions, target: ModelShape, where: str
+) -> int | None:
+    """See `DeploymentPlan.recompute_tail`.
+
+    Where layers see a window, TensorRT-LLM's first KV cache manager does not compute a prefix
+    again: pages outside of the window are gone.
+    """
+    asked = options.speculative_config.context_recompute_tail
+    has_windows = any(layer.window is not None for layer in target.sizes.layers)
+    if version.recomputes_tail and not has_windows:
+        if asked != 0:
+            return ALL_TOKENS if asked is None else asked
+        what = "context_recompute_tail 0 leaves a drafter without the prompts that are known"
+        raise refusal(what, where, "pass 2048, say")
+    if asked is not None:
+        what = f"TensorRT-LLM {version.name} has no context_recompute_tail"
+        if version.recomputes_tail:
+            what = "a target with sliding windows does not take context_recompute_tail"
         fix = "leave it out: prefixes are not reused then"
-        raise refusal(what, "--context-recompute-tail", fix)
+        raise refusal(what, where, fix)
     return None

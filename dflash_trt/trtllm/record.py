@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ from dflash_trt.core.validation import StrictRecord, read_record
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.hardware.gpus import find_gpu
 from dflash_trt.trtllm.arguments import Variant
-from dflash_trt.trtllm.rules import check_backend, check_draft_length
+from dflash_trt.trtllm.rules import check_backend, check_draft_length, check_feeding
 from dflash_trt.trtllm.schema import AttentionBackend, DFlashConfig, check_arguments
 from dflash_trt.trtllm.versions import find_version
 
@@ -47,6 +47,7 @@ class Deployment(StrictRecord):
         target, draft, eagle3: hub names, or folders below /deployment.
         precision: of target and draft where this build quantised them.
         trained_block: of the draft; max_draft_len is at most one less.
+        llm_args: what the profile and the command line set besides.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -66,6 +67,7 @@ class Deployment(StrictRecord):
     max_draft_len: Count
     trained_block: Count
     attention_backend: AttentionBackend
+    llm_args: dict[str, Any]
     memory: Memory
 
 
@@ -102,6 +104,7 @@ def check_deployment(folder: Path, deployment: Deployment) -> int:
     for path in paths:
         speculation = check_arguments(read_yaml(path), version, path)
         if isinstance(speculation, DFlashConfig):
+            check_feeding(speculation, str(path))
             check_draft_length(speculation, deployment.trained_block, str(path))
             check_backend(speculation.attention_backend, gpu, str(path))
     return len(paths)

@@ -12,7 +12,15 @@ from dflash_trt.hardware.gpus import Gpu, arches
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.shape import ModelShape
 from dflash_trt.planning.known_pairs import PairShape
+from dflash_trt.trtllm.options import LlmOptions
 from dflash_trt.trtllm.schema import AttentionBackend, DFlashConfig
+from dflash_trt.trtllm.support import (
+    CUTEDSL_ALONE,
+    REASONING_PARSERS,
+    TRTLLM_PAGES,
+    default_moe_backend,
+    moe_backends,
+)
 
 
 def refusal(what: str, where: str | Path, fix: str | None = None) -> DflashError:
@@ -50,6 +58,18 @@ def check_draft_length(speculation: DFlashConfig, trained_block: int, where: str
         check_schedule(speculation.draft_len_schedule, longest, where)
 
 
+def check_feeding(speculation: DFlashConfig, where: str) -> None:
+    """Raises DflashError unless the layers and the mask token that feed the drafter are stated.
+
+    TensorRT-LLM looks for them in the draft's config.json only where the draft is a folder; without
+    them the drafter gets no context, and almost nothing that it drafts is accepted.
+    """
+    for name in ("target_layer_ids", "mask_token_id"):
+        if getattr(speculation, name) is None:
+            fix = "write it as the draft's config.json has it"
+            raise refusal(f"speculative_config.{name} is missing", where, fix)
+
+
 def check_schedule(schedule: Mapping[int, int], longest: int, where: str) -> None:
     """Raises DflashError unless the schedule begins with `longest` and never asks for more."""
     first = schedule[min(schedule)]
@@ -63,11 +83,27 @@ def check_schedule(schedule: Mapping[int, int], longest: int, where: str) -> Non
         raise refusal(what, where)
 
 
-def check_parallelism(profile: HardwareProfile, pair: PairShape, where: str) -> None:
+def choose_layout(profile: HardwareProfile, options: LlmOptions) -> GpuLayout:
+    """How the models lie on the profile's GPUs."""
+    return GpuLayout(profile.gpus, "data" if options.enable_attention_dp else "tensor")
+
+
+def check_parallelism(
+    profile: HardwareProfile, options: LlmOptions, pair: PairShape, where: str
+) -> None:
     """Raises DflashError where a model cannot be split as `profile` says."""
     ways, experts = profile.expert_parallel, pair.target.experts
+    if options.enable_attention_dp:
+        if experts is None:
+            what = "enable_attention_dp is for mixtures of experts; this target is dense"
+            raise refusal(what, where, "leave it out")
+        if profile.gpus == 1:
+            raise refusal("enable_attention_dp is for several GPUs", where, "leave it out")
+        if ways != profile.gpus:
+            what = f"enable_attention_dp deals out whole experts over all {profile.gpus} GPUs"
+            raise refusal(what, where, f"set expert_parallel {profile.gpus} in the profile")
     try:
-        GpuLayout(profile.tensor_parallel).check(pair.target, pair.draft.model)
+        choose_layout(profile, options).check(pair.target, pair.draft.model)
     except DflashError as error:
         what = f"tensor_parallel {profile.tensor_parallel}: {error.what}"
         raise refusal(what, where) from error
@@ -94,3 +130,55 @@ def check_unquantized(target: ModelShape, where: str) -> None:
     if target.mlp_format == "mxfp4":
         fix += ", or convert its experts with `dflash-trt quantize` and pass --target-checkpoint"
     raise refusal(f"the target is quantized already, in {target.mlp_format}", where, fix)
+
+
+def check_experts(
+    options: LlmOptions, profile: HardwareProfile, target: ModelShape, gpu: Gpu, where: str
+) -> None:
+    """Raises DflashError where TensorRT-LLM cannot multiply the target's experts as asked."""
+    asked = options.moe_config.backend
+    if target.experts is None:
+        if "moe_config" in options.model_fields_set:
+            what = f"moe_config.backend {asked} is for mixtures of experts; this target is dense"
+            raise refusal(what, where, "leave it out")
+        return
+    backend = default_moe_backend(target.mlp_format, gpu.arch) if asked == "AUTO" else asked
+    able = moe_backends(target.mlp_format, gpu.arch)
+    if backend not in able:
+        on = f"experts in {target.mlp_format} on {gpu.title} ({gpu.arch})"
+        if not able:
+            raise refusal(f"TensorRT-LLM multiplies no {on}", where, "choose another GPU")
+        what = f"moe_config.backend {asked} multiplies no {on}"
+        raise refusal(what, where, f"choose {' or '.join(able)}")
+    if asked == "CUTEDSL" and gpu.arch in CUTEDSL_ALONE and (profile.expert_parallel or 1) > 1:
+        what = f"moe_config.backend CUTEDSL on {gpu.title} ({gpu.arch}) splits no experts"
+        raise refusal(what, where, "choose CUTLASS, or leave out expert_parallel")
+
+
+def check_caches(
+    options: LlmOptions, gpu: Gpu, backend: AttentionBackend, max_seq_len: int, where: str
+) -> None:
+    """Raises DflashError for a KV cache that GPU or drafter cannot read."""
+    cache, what, fix = options.kv_cache_config, None, "leave it out"
+    page = cache.tokens_per_block
+    if cache.dtype == "nvfp4":
+        what = "kv_cache_config.dtype nvfp4 needs a checkpoint that ModelOpt gave scales for it"
+        fix += ": auto follows the checkpoint"
+    elif cache.dtype == "fp8" and gpu.fp8 is None:
+        what = f"kv_cache_config.dtype fp8: {gpu.title} ({gpu.arch}) has no FP8 attention"
+    elif backend == "TRTLLM" and page not in TRTLLM_PAGES:
+        what = f"attention backend TRTLLM has no pages of {page} tokens (tokens_per_block)"
+        fix = f"choose {', '.join(map(str, TRTLLM_PAGES))}"
+    elif page > max_seq_len:
+        what = f"tokens_per_block {page} is more than max_seq_len {max_seq_len}"
+    if what is not None:
+        raise refusal(what, where, fix)
+
+
+def check_parser(options: LlmOptions, architecture: str | None, where: str) -> None:
+    """Raises DflashError for a reasoning parser of another family than the target's."""
+    known, asked = REASONING_PARSERS.get(architecture or ""), options.reasoning_parser
+    if asked is None or known is None or asked in known:
+        return
+    fix = f"choose {' or '.join(known)}" if known else "leave it out"
+    raise refusal(f"reasoning_parser {asked} is not of {architecture}", where, fix)

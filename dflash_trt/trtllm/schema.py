@@ -8,7 +8,7 @@ here because TensorRT-LLM's own classes refuse them only once a GPU waits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
@@ -166,6 +166,12 @@ class _Arguments(Section):
     max_seq_len: Positive | None = None
     max_num_tokens: Positive | None = None
     enable_chunked_prefill: bool = False
+    enable_attention_dp: bool = False
+    disable_overlap_scheduler: bool = False
+    guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = None
+    reasoning_parser: str | None = None
+    stream_interval: Positive = 1
+    trust_remote_code: Literal[False] = False
     cuda_graph_config: CudaGraphs | None = None
     kv_cache_config: KvCache | None = None  # type: ignore[valid-type]
     moe_config: Moe | None = None
@@ -175,25 +181,25 @@ _OTHER_ARGUMENTS = (
     "allreduce_strategy attention_dp_config attn_backend batch_wait_max_tokens_ratio "
     "batch_wait_timeout_iters batch_wait_timeout_ms batched_logits_processor "
     "cache_transceiver_config checkpoint_format checkpoint_io_policy context_parallel_size "
-    "cp_config custom_tokenizer disable_mm_encoder disable_overlap_scheduler dwdp_config "
-    "enable_attention_dp enable_autotuner enable_early_first_token_response "
+    "cp_config custom_tokenizer disable_mm_encoder dwdp_config "
+    "enable_autotuner enable_early_first_token_response "
     "enable_encoder_decoder_mixed_cuda_graph enable_energy_metrics enable_in_graph_sampling "
     "enable_iter_perf_stats enable_iter_req_stats enable_layerwise_nvtx_marker "
     "enable_lm_head_tp_in_adp enable_lora enable_low_latency_host_dispatch enable_min_latency "
     "enable_mla_skip_correction enable_resource_governor enable_speculative_beam_history_d2h "
     "encode_only encoder_cuda_graph_config encoder_max_batch_size encoder_max_num_tokens "
     "force_dynamic_quantization garbage_collection_gen0_threshold gather_generation_logits "
-    "generation_config gms_config guided_decoding_backend iter_stats_max_iterations "
+    "generation_config gms_config iter_stats_max_iterations "
     "kv_cache_compression_config kv_connector_config layer_wise_benchmarks_config load_format "
     "lora_config max_beam_width max_input_len max_stats_len mla_skip_correction_threshold "
     "mm_encoder_only model_kwargs moe_cluster_parallel_size multimodal_config mx_config "
     "num_postprocess_workers num_serve_frontends nvfp4_gemm_config orchestrator_type "
     "peft_cache_config perf_metrics_max_requests post_processor_hook postprocess_tokenizer_dir "
     "pp_partition prefill_capture_num_tokens prefill_cuda_graph_backend print_iter_log "
-    "prometheus_metrics_config ray_placement_config reasoning_parser reorder_policy_config "
+    "prometheus_metrics_config ray_placement_config reorder_policy_config "
     "request_stats_max_iterations return_perf_metrics sampler_force_async_worker scheduler_config "
-    "skip_tokenizer_init sparse_attention_config stream_interval telemetry_config tokenizer "
-    "tokenizer_mode tokenizer_revision torch_compile_config trust_remote_code "
+    "skip_tokenizer_init sparse_attention_config telemetry_config tokenizer "
+    "tokenizer_mode tokenizer_revision torch_compile_config "
     "use_cute_dsl_bf16_bmm use_cute_dsl_bf16_gemm use_cute_dsl_blockscaling_bmm "
     "use_cute_dsl_blockscaling_mm use_fine_grained_sync"
 )
@@ -244,25 +250,46 @@ def check_arguments(
 
     checked = validate(_SCHEMAS[version.name], values, where, usage=True, unknown=unknown)
     speculation: DFlashConfig | Eagle3Config | None = getattr(checked, "speculative_config", None)
-    if speculation is not None:
-        _check_together(checked, speculation, where)
+    mistakes = [*_mistakes(checked)]
+    mistakes += [] if speculation is None else _speculative_mistakes(checked, speculation)
+    if mistakes:
+        raise DflashError(mistakes[0], where=where, usage=True)
     return speculation
 
 
-def _check_together(
-    arguments: _Arguments, speculation: DFlashConfig | Eagle3Config, where: str | Path
-) -> None:
-    """Fields that do not go together, by TensorRT-LLM's feature matrix and its own checks."""
-    what = None
+def _mistakes(arguments: _Arguments) -> Iterator[str]:
+    """Values that do not go together, with speculation or without."""
+    page = 32 if arguments.kv_cache_config is None else arguments.kv_cache_config.tokens_per_block
+    if page & (page - 1):
+        yield f"tokens_per_block {page} is not a power of two"
+    ways, experts = arguments.tensor_parallel_size, arguments.moe_expert_parallel_size
+    if arguments.enable_attention_dp and (ways == 1 or experts != ways):
+        yield (
+            f"enable_attention_dp needs as many moe_expert_parallel_size as tensor_parallel_size, "
+            f"{ways}, and more than one"
+        )
+
+
+def _speculative_mistakes(
+    arguments: _Arguments, speculation: DFlashConfig | Eagle3Config
+) -> Iterator[str]:
+    """What excludes speculation, by TensorRT-LLM's feature matrix and its own checks."""
     if arguments.pipeline_parallel_size > 1:
-        what = f"pipeline_parallel_size {arguments.pipeline_parallel_size} excludes speculation"
+        yield f"pipeline_parallel_size {arguments.pipeline_parallel_size} excludes speculation"
     rows = (arguments.max_batch_size or 0) * ((speculation.max_draft_len or 0) + 1)
     if arguments.max_num_tokens is not None and rows > arguments.max_num_tokens:
-        what = (
+        yield (
             f"max_num_tokens {arguments.max_num_tokens} is less than the {rows} rows of a verify "
             "step (max_batch_size × (max_draft_len + 1))"
         )
     if speculation.max_concurrency is not None and speculation.draft_len_schedule is not None:
-        what = "max_concurrency and draft_len_schedule exclude each other"
-    if what is not None:
-        raise DflashError(what, where=where, usage=True)
+        yield "max_concurrency and draft_len_schedule exclude each other"
+    if speculation.use_rejection_sampling and arguments.guided_decoding_backend is not None:
+        yield "guided_decoding_backend and use_rejection_sampling exclude each other"
+    tail = getattr(speculation, "context_recompute_tail", None)
+    if tail is not None and arguments.max_seq_len is not None and tail > arguments.max_seq_len:
+        yield f"context_recompute_tail {tail} is more than max_seq_len {arguments.max_seq_len}"
+    ids = getattr(speculation, "target_layer_ids", None)
+    if ids is not None and sorted(set(ids)) != ids:
+        # TensorRT-LLM hands the layers over in ascending order, whatever the draft was trained on.
+        yield f"target_layer_ids {ids} do not ascend"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import TypeAdapter
 
 from dflash_trt.errors import DflashError, nearest, one_line
 
@@ -75,26 +77,38 @@ def load_native(version: Version) -> Any | None:
         return None
 
 
-def check_natively(llmapi: Any, values: Mapping[str, Any], where: str) -> None:
-    """Lets TensorRT-LLM's classes judge the sections of LLM arguments, and the names of all.
+def absent(modules: Iterable[str]) -> Iterator[str]:
+    """Those that cannot be imported here, as TensorRT-LLM will."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except (ImportError, OSError):
+            yield module
 
-    Not the arguments as a whole: that looks for the model and for GPUs.
+
+def check_natively(llmapi: Any, values: Mapping[str, Any], where: str) -> None:
+    """Lets TensorRT-LLM's classes judge each of the LLM arguments, by name, type and limits.
+
+    Not all of them together: that looks for the model and for GPUs.
 
     Raises:
         DflashError: what they say.
     """
-    known = set(llmapi.TorchLlmArgs.model_fields) | {"backend", "triton_config"}
-    for name in values:
-        if name not in known:
-            raise _refusal(f"has no field {name!r}", where)
+    fields = llmapi.TorchLlmArgs.model_fields
     for name, value in values.items():
+        if name in ("backend", "triton_config"):
+            continue
+        if name not in fields:
+            raise _refusal(f"has no field {name!r}", where)
         kind = _SECTIONS.get(name)
         if name == "speculative_config":
             kind = _DECODING[value["decoding_type"]]
-        if kind is None:
-            continue
         try:
-            getattr(llmapi, kind)(**value)
+            if kind is None:
+                adapter: Any = TypeAdapter  # a type that is known only now
+                adapter(Annotated[fields[name].annotation, fields[name]]).validate_python(value)
+            else:
+                getattr(llmapi, kind)(**value)
         except Exception as error:
             raise _refusal(f"refuses {name} ({one_line(error, 200)})", where) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.resources import files
@@ -15,7 +16,14 @@ from dflash_trt.bundle.staging import staged_folder
 from dflash_trt.core.links import check_space, copy_file, place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
-from dflash_trt.trtllm.arguments import TITLES, Sources, Variant, model_arguments, serve_arguments
+from dflash_trt.trtllm.arguments import (
+    TITLES,
+    Sources,
+    Variant,
+    model_arguments,
+    packages,
+    serve_arguments,
+)
 from dflash_trt.trtllm.plan import DeploymentPlan
 from dflash_trt.trtllm.record import (
     DEPLOYMENT,
@@ -25,6 +33,8 @@ from dflash_trt.trtllm.record import (
     check_deployment,
     yaml_files,
 )
+from dflash_trt.trtllm.schema import check_arguments
+from dflash_trt.trtllm.support import REASONING_PARSERS
 from dflash_trt.trtllm.versions import check_natively, load_native
 from dflash_trt.version import __version__
 
@@ -53,6 +63,8 @@ def write_deployment(
             document or its own classes refuse, a disk that refuses.
     """
     locations = sources.locations
+    for variant in sources.variants:
+        check_arguments(serve_arguments(plan, sources, variant), plan.version, plan.where)
     native = load_native(plan.version)
     fields = f"TensorRT-LLM {plan.version.name}'s documented fields"
     deployment = Deployment(
@@ -72,15 +84,13 @@ def write_deployment(
         max_draft_len=plan.max_draft_len,
         trained_block=plan.pair.draft.block_size,
         attention_backend=plan.backend,
+        llm_args=plan.options.model_dump(exclude_unset=True),
         memory=Memory(**asdict(plan.memory), sequences=plan.memory.sequences),
     )
     with staged_folder(destination, overwrite=overwrite, kind=DEPLOYMENT) as folder:
         for variant in sources.variants:
             _write_variant(folder, plan, sources, variant, native)
-        script = folder / "serve-triton.sh"
-        names = {"version": plan.version.name, "variants": sources.variants}
-        _write(script, _render("serve-triton.sh.j2", **names))
-        script.chmod(0o755)
+        _write_scripts(folder, plan, sources)
         (folder / "README.md").write_text(_readme(plan, sources, native is not None), "utf-8")
         (folder / RECORD_NAME).write_text(deployment.model_dump_json(indent=2) + "\n", "utf-8")
         check_deployment(folder, deployment)
@@ -110,6 +120,19 @@ def _write_variant(
     _write(folder / "triton" / variant / "tensorrt_llm" / "config.pbtxt", template)
     sweep = f"# `dflash-trt sweep`: {title}, served by trtllm-serve.\n"
     _write_yaml(folder / "sweep" / f"{variant}.yaml", sweep, _sweep(plan, variant))
+
+
+def _write_scripts(folder: Path, plan: DeploymentPlan, sources: Sources) -> None:
+    """What looks at a machine before it serves, and what serves from Triton server."""
+    variants = sources.variants
+    names = {"version": plan.version.name, "variants": variants}
+    needed = {variant: packages(plan, variant) for variant in variants}
+    gpus = plan.profile.gpus // plan.profile.nodes
+    machine = {"packages": json.dumps(needed, indent=4), "arch": plan.gpu.arch, "gpus": gpus}
+    _write(folder / "preflight.py", _render("preflight.py.j2", **names, **machine))
+    script = folder / "serve-triton.sh"
+    _write(script, _render("serve-triton.sh.j2", **names))
+    script.chmod(0o755)
 
 
 def _sweep(plan: DeploymentPlan, variant: Variant) -> dict[str, Any]:
@@ -148,6 +171,7 @@ def _readme(plan: DeploymentPlan, sources: Sources, native: bool) -> str:
                 line += f" ({', '.join(steps)} sequences)"
         lines.append(line)
     quantized = {role: f"{role} ({name})" for role, name in sources.precision.items()}
+    needed, options, draft = packages(plan, "dflash"), plan.options, plan.pair.draft
     return _render(
         "README.md.j2",
         name=plan.name,
@@ -161,8 +185,14 @@ def _readme(plan: DeploymentPlan, sources: Sources, native: bool) -> str:
         memory=plan.memory,
         max_batch=plan.max_batch,
         max_seq_len=plan.max_seq_len,
-        block=plan.pair.draft.block_size,
+        block=draft.block_size,
         backend=plan.backend,
+        needed=needed,
+        ids=list(draft.target_layer_ids),
+        mask=draft.mask_token_id,
+        tail=plan.recompute_tail,
+        options=options,
+        parsers=REASONING_PARSERS.get(plan.pair.architecture or "", ()),
         target=locations["target"],
         gpus=profile.gpus,
         nodes=profile.nodes,

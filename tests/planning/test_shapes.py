@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from dflash_trt.config import data_folder
+from dflash_trt.checkpoints.draft import default_target_layer_ids
+from dflash_trt.config import data_folder, load_config
 from dflash_trt.errors import DflashError
 from dflash_trt.memory.weights import draft_weight_bytes, target_weight_bytes
 from dflash_trt.planning.known_pairs import find_pair, pair_names
@@ -79,6 +81,32 @@ def test_public_targets_weigh_what_is_published(name: str) -> None:
     assert target_weight_bytes(find_pair(name).target) == pytest.approx(PUBLISHED[name], rel=0.01)
 
 
+def test_public_drafts_tap_the_layers_that_upstream_takes_by_default() -> None:
+    """Each config.json states its layers; they are those of upstream's rule for as many taps."""
+    for name in pair_names():
+        pair = find_pair(name)
+        ids = default_target_layer_ids(len(pair.target.sizes.layers), pair.draft.taps)
+        assert pair.draft.target_layer_ids == ids, name
+
+
+@pytest.mark.parametrize(
+    ("draft", "piece"),
+    [
+        ({"target_layer_ids": [1, 36]}, r"target_layer_ids \[1, 36\] of 36 layers"),
+        ({"mask_token_id": 201088}, "mask_token_id 201088 is outside"),
+    ],
+)
+def test_a_published_draft_is_of_its_target(
+    tmp_path: Path, draft: dict[str, Any], piece: str
+) -> None:
+    values = yaml.safe_load(load_config("gpt-oss-120b")[1].read_text(encoding="utf-8"))
+    values["shape"]["draft"] |= draft
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    with pytest.raises(DflashError, match=piece):
+        load_config(str(path))
+
+
 def test_every_public_pair_is_checked() -> None:
     assert set(pair_names()) == set(PUBLISHED)
     assert draft_weight_bytes(find_pair("gpt-oss-120b").draft) == pytest.approx(2 * 0.8e9, rel=0.03)
@@ -90,6 +118,7 @@ def test_gpt_oss_from_its_configs(tmp_path: Path, change: dict[str, Any]) -> Non
     draft = _write(tmp_path / "draft", GPT_OSS_DRAFT)
     read, known = read_pair_shape(target, draft), find_pair("gpt-oss-120b")
     assert (read.target, read.draft, read.dflash) == (known.target, known.draft, None)
+    assert read.architecture == known.architecture
 
 
 @pytest.mark.parametrize("change", [{"head_dim": None}, {"architectures": ["NotYetKnown"]}])

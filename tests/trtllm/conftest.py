@@ -17,6 +17,12 @@ PROFILES = """\
 profiles:
   one: {gpu: b200, max_batch: 4, max_seq_len: 64}
 """
+TORCH = """
+class cuda:
+    device_count = staticmethod(lambda: 1)
+    get_device_capability = staticmethod(lambda index: (10, 0))
+"""
+"""As far as preflight.py asks: one B200."""
 QWEN3 = ("build", "--executor", "trtllm", "--target", "qwen3-8b", "--profile", "b200x1")
 
 
@@ -40,7 +46,7 @@ def write_schedule(path: Path, blocks: Sequence[tuple[int, int]], executor: str 
 def install_tensorrt_llm(
     folder: Path, model: str, launcher: str, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """`environment` with a TensorRT-LLM below `folder`, as far as serve-triton.sh looks.
+    """`environment` with a TensorRT-LLM and FlashInfer below `folder`, as far as scripts look.
 
     Args:
         model: its Triton model's model.py.
@@ -51,6 +57,8 @@ def install_tensorrt_llm(
     for made in (package, models, launch.parent):
         made.mkdir(parents=True)
     (package / "__init__.py").write_text("print('a banner')\n__version__ = '1.4.0rc1'\n")
+    (package.parent / "flashinfer.py").touch()
+    (package.parent / "torch.py").write_text(TORCH)
     (models / "model.py").write_text(model)
     launch.write_text(f"#!/bin/sh\n{launcher}\n")
     launch.chmod(0o755)

@@ -18,7 +18,10 @@ from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import load_config, target_names
 from dflash_trt.core import links
-from tests.trtllm.conftest import Run, install_tensorrt_llm
+from dflash_trt.planning.known_pairs import find_pair, pair_names
+from dflash_trt.trtllm.plan import DeploymentOptions, plan_deployment
+from dflash_trt.trtllm.versions import DEFAULT_VERSION, find_version
+from tests.trtllm.conftest import TORCH, Run, install_tensorrt_llm
 
 MOUNTED = "/deployment/weights"
 ROLES = ("target", "draft")
@@ -30,10 +33,27 @@ def _build(run: Run, output: Path, *options: object) -> dict[str, Any]:
     return shown
 
 
+def test_every_pair_has_a_profile_of_every_gpu() -> None:
+    """…that holds it, and TensorRT-LLM has kernels for: each plans."""
+    wanted = {"a100", "h100", "h200", "b200", "b300", "gb200", "rtx-pro-6000"}
+    for name in pair_names():
+        config, path = load_config(name)
+        pair, found = find_pair(name), set()
+        for profile_name, profile in config.profiles.items():
+            limits = {"max_batch": profile.max_batch, "max_seq_len": profile.max_seq_len}
+            options = DeploymentOptions(version=find_version(DEFAULT_VERSION))
+            limited = config.model_copy(update=limits)
+            plan = plan_deployment(limited, path, profile_name, pair, options)
+            assert plan.memory.sequences >= 2, (name, profile_name)
+            found.add((profile.gpu, profile.gpus))
+        gpus = wanted - ({"a100"} if pair.target.mlp_format == "mxfp4" else set())
+        assert {(gpu, count) for gpu in gpus for count in (1, 8)} <= found, name
+
+
+@pytest.mark.exhaustive
 def test_every_shipped_profile(run: Run, tmp_path: Path) -> None:
     profiles = {name: load_config(name)[0].profiles for name in target_names()}
     public = [(name, profile) for name, found in profiles.items() for profile in found]
-    assert len(public) >= 20
     for name, profile in public:
         shown = _build(run, tmp_path / name / profile, "--target", name, "--profile", profile)
         assert shown["max_draft_len"] == shown["trained_block"] - 1
@@ -142,6 +162,7 @@ def test_whole_or_absent(
         ("serve/dflash.yaml", "max_draft_len: 15", "max_draft_len: 16", ["a block of 17"]),
         ("serve/dflash.yaml", "max_draft_len", "max_draft_length", ["nearest: 'max_draft_len'"]),
         ("serve/dflash.yaml", "TRTLLM", "FA4", ["FA4 does not run on B200"]),
+        ("serve/dflash.yaml", "  mask_token_id: 151669\n", "", ["mask_token_id is missing"]),
         ("triton/dflash/tensorrt_llm/1/model.yaml", "decoupled", "decoupeld", ["triton_config"]),
         ("serve/autoregressive.yaml", "max_batch_size: 64", "max_batch_size: -1", ["got -1"]),
         ("serve/autoregressive.yaml", "max_seq_len", "{[", ["not valid YAML"]),
@@ -204,7 +225,17 @@ def test_the_triton_script(run: Run, tmp_path: Path) -> None:
         (script(LLMAPI="/nowhere"), "set LLMAPI to triton_backend/all_models/llmapi"),
     ):
         assert outcome.returncode == 1 and piece in outcome.stderr
-    package = Path(machine["PYTHONPATH"]) / "tensorrt_llm" / "__init__.py"
-    package.write_text("__version__ = '1.2.1'\n")
-    old = script()
-    assert old.returncode == 1 and "this is TensorRT-LLM '1.2.1'" in old.stderr
+    python = Path(machine["PYTHONPATH"])
+    (python / "tensorrt_llm" / "__init__.py").write_text("__version__ = '1.2.1'\n")
+    (python / "flashinfer.py").unlink()
+    (python / "torch.py").write_text(TORCH.replace("(10, 0)", "(9, 0)"))
+    lacking = script()
+    assert lacking.returncode == 1 and not lacking.stdout
+    errors = lacking.stderr.splitlines()
+    assert [line.split(" (")[0] for line in errors] == [
+        "error: this is TensorRT-LLM '1.2.1', the files are for 1.4.0rc1",
+        "error: dflash needs flashinfer of the package flashinfer-python",
+        "error: GPU 0 is sm_90, the files are for sm_100",
+    ]
+    (python / "torch.py").write_text(TORCH.replace("1)", "0)"))
+    assert "there are 0 GPUs, the files are for 1" in script("autoregressive").stderr

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from dflash_trt.errors import DflashError
 from dflash_trt.trtllm.rules import check_draft_length
@@ -92,6 +92,20 @@ def test_what_every_version_has(version: str) -> None:
             ["max_num_tokens 512 is less than the 640 rows"],
         ),
         (NEW, {"triton_config": {"max_batch_size": 8, "decoupled": True}}, ["got 8"]),
+        (NEW, {"trust_remote_code": True}, ["trust_remote_code"]),
+        (NEW, {"guided_decoding_backend": "outlines"}, ["'xgrammar' or 'llguidance'"]),
+        (NEW, {"enable_attention_dp": True}, ["as many moe_expert_parallel_size"]),
+        (
+            NEW,
+            {"enable_attention_dp": True, "tensor_parallel_size": 8, "moe_expert_parallel_size": 4},
+            ["tensor_parallel_size, 8"],
+        ),
+        (NEW, {"kv_cache_config": {"tokens_per_block": 24}}, ["24 is not a power of two"]),
+        (
+            NEW,
+            {"speculative_config": {**DFLASH, "target_layer_ids": [9, 1]}},
+            ["target_layer_ids [9, 1] do not ascend"],
+        ),
     ],
 )
 def test_mistakes(version: str, values: dict[str, Any], pieces: list[str]) -> None:
@@ -155,7 +169,7 @@ def _stand_in(version: str) -> tuple[ModuleType, ModuleType]:
         enable_block_reuse: bool
 
     class TorchLlmArgs(Strict):
-        tensor_parallel_size: int
+        tensor_parallel_size: int = Field(default=1, gt=0)
         kv_cache_config: KvCacheConfig
         speculative_config: DFlashDecodingConfig
 
@@ -177,6 +191,7 @@ def test_tensorrt_llms_own_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     check_natively(llmapi, {"tensor_parallel_size": 8, "speculative_config": DFLASH}, "f")
     for values, piece in (
         ({"tensor_parallel": 8}, "has no field 'tensor_parallel'"),
+        ({"tensor_parallel_size": 0}, "refuses tensor_parallel_size"),
         ({"kv_cache_config": {"enable_block_reuse": "?"}}, "refuses kv_cache_config"),
         ({"speculative_config": {**DFLASH, "mask_token_id": 3}}, "refuses speculative_config"),
     ):
@@ -192,3 +207,27 @@ def test_a_build_asks_them(monkeypatch: pytest.MonkeyPatch, run: Any, tmp_path: 
     output = tmp_path / "deployment"
     run(*QWEN3, "-o", output).fails(2, "the tensorrt_llm installed here has no field")
     assert not output.exists()
+
+
+def test_a_build_beside_tensorrt_llm_looks_for_its_packages(
+    monkeypatch: pytest.MonkeyPatch, run: Any, tmp_path: Any
+) -> None:
+    class Anything(BaseModel):
+        model_config = ConfigDict(extra="allow")
+
+    written = (
+        "model tensor_parallel_size max_batch_size max_seq_len max_num_tokens cuda_graph_config "
+        "enable_chunked_prefill kv_cache_config speculative_config"
+    )
+    fields: dict[str, Any] = dict.fromkeys(written.split(), (Any, None))
+    package, llmapi = _stand_in(DEFAULT_VERSION)
+    for name in ("DFlashDecodingConfig", "KvCacheConfig", "CudaGraphConfig"):
+        llmapi.__dict__[name] = Anything
+    llmapi.__dict__["TorchLlmArgs"] = create_model("TorchLlmArgs", **fields)
+    monkeypatch.setitem(sys.modules, "tensorrt_llm", package)
+    monkeypatch.setitem(sys.modules, "tensorrt_llm.llmapi", llmapi)
+    built = run(*QWEN3, "-o", tmp_path / "without")
+    assert "note: flashinfer cannot be imported here; attention backend TRTLLM needs" in built.err
+    monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))
+    built = run(*QWEN3, "-o", tmp_path / "with")
+    assert built.code == 0 and "and its own classes" in built.out and "note" not in built.err

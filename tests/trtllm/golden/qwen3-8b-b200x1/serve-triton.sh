@@ -16,8 +16,7 @@ llmapi=${LLMAPI:-/app/all_models/llmapi}
 [ -d "$here/triton/$variant" ] || fail "there is no variant '$variant', but autoregressive, dflash"
 [ -f "$llmapi/tensorrt_llm/1/model.py" ] || fail "$llmapi has no TensorRT-LLM model; set LLMAPI to\
  triton_backend/all_models/llmapi of TensorRT-LLM v1.3.0rc27"
-found=$(python3 -c 'import tensorrt_llm; print(tensorrt_llm.__version__)' | tail -n 1)
-[ "$found" = "1.3.0rc27" ] || fail "this is TensorRT-LLM '$found', the files are for 1.3.0rc27"
+python3 "$here/preflight.py" "$variant" >&2 || exit 1
 
 repository=$(mktemp -d)
 cp -R "$here/triton/$variant/." "$repository"

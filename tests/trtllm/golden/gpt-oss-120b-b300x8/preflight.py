@@ -1,0 +1,61 @@
+"""Can this machine serve a variant of this deployment?
+
+    python3 preflight.py [autoregressive|eagle3|dflash]
+
+Looks at TensorRT-LLM's version, at the packages that the variant imports once it runs, and at the
+GPUs. Says what is missing, a line each; the exit code is 0 where nothing is.
+"""
+
+import importlib
+import sys
+
+VERSION = "1.4.0rc1"
+# Modules and the packages they come from, by variant.
+PACKAGES = {
+    "autoregressive": {},
+    "eagle3": {},
+    "dflash": {
+        "flashinfer": "flashinfer-python"
+    }
+}
+ARCH, GPUS = "sm_103", 8
+
+
+def missing(variant):
+    try:
+        found = importlib.import_module("tensorrt_llm").__version__
+    except (ImportError, OSError) as error:
+        yield f"tensorrt_llm cannot be imported ({error}); use the container of the README"
+    else:
+        if found != VERSION:
+            yield f"this is TensorRT-LLM '{found}', the files are for {VERSION}"
+    for module, package in PACKAGES[variant].items():
+        try:
+            importlib.import_module(module)
+        except (ImportError, OSError) as error:
+            yield f"{variant} needs {module} of the package {package} ({error})"
+    try:
+        torch = importlib.import_module("torch")
+    except (ImportError, OSError):
+        return
+    count = torch.cuda.device_count()
+    if count < GPUS:
+        yield f"there are {count} GPUs, the files are for {GPUS}"
+    for index in range(min(count, GPUS)):
+        arch = "sm_{}{}".format(*torch.cuda.get_device_capability(index))
+        if arch != ARCH:
+            yield f"GPU {index} is {arch}, the files are for {ARCH}"
+
+
+def main():
+    variant = sys.argv[1] if len(sys.argv) > 1 else "dflash"
+    if variant not in PACKAGES:
+        sys.exit(f"error: there is no variant '{variant}', but {', '.join(PACKAGES)}")
+    problems = list(missing(variant))
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

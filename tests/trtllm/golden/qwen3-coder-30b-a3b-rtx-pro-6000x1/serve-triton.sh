@@ -1,0 +1,26 @@
+#!/bin/sh
+# Serves one variant of this deployment from Triton server with TensorRT-LLM 1.4.0rc1:
+#   serve-triton.sh [autoregressive|dflash] [options of tritonserver]
+#
+# TensorRT-LLM's own Triton model (model.py, helpers.py) is not in this folder: it has to be that of
+# the TensorRT-LLM which runs it. LLMAPI says where it lies: triton_backend/all_models/llmapi of
+# TensorRT-LLM's sources at tag v1.4.0rc1; some containers have it at /app/all_models/llmapi.
+set -eu
+fail() { echo "error: $1" >&2; exit 1; }
+
+here=$(cd "$(dirname "$0")" && pwd)
+variant=${1:-dflash}
+[ $# -eq 0 ] || shift
+llmapi=${LLMAPI:-/app/all_models/llmapi}
+
+[ -d "$here/triton/$variant" ] || fail "there is no variant '$variant', but autoregressive, dflash"
+[ -f "$llmapi/tensorrt_llm/1/model.py" ] || fail "$llmapi has no TensorRT-LLM model; set LLMAPI to\
+ triton_backend/all_models/llmapi of TensorRT-LLM v1.4.0rc1"
+python3 "$here/preflight.py" "$variant" >&2 || exit 1
+
+repository=$(mktemp -d)
+cp -R "$here/triton/$variant/." "$repository"
+cp "$llmapi"/tensorrt_llm/1/*.py "$repository/tensorrt_llm/1/"
+# The LLM API starts its workers through MPI, which plain tritonserver cannot.
+exec trtllm-llmapi-launch tritonserver --model-repository="$repository" \
+    --http-address=127.0.0.1 --grpc-address=127.0.0.1 --metrics-address=127.0.0.1 "$@"
