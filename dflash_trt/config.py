@@ -175,7 +175,8 @@ class BuildConfig(_Strict):
     has patterns of modules that fp8 and nvfp4 leave as they are. `calibration` is a .jsonl of
     texts, relative to the YAML; without it the `prompts` serve. `profiles` are hardware, by the
     names that `build --profile` takes; `shape` is what plans and deployments need to know of a pair
-    whose checkpoints are not here.
+    whose checkpoints are not here. `chat_template_kwargs` are what a chat must tell the target's
+    template, because the draft was trained on such answers alone.
     """
 
     description: str
@@ -194,6 +195,7 @@ class BuildConfig(_Strict):
     profiles: dict[str, HardwareProfile] = {}
     eagle3: Eagle3Source | None = None
     shape: PublishedPair | None = None
+    chat_template_kwargs: dict[str, bool | str] = {}
 
     @model_validator(mode="after")
     def _exclude_from_something(self) -> BuildConfig:

@@ -61,6 +61,7 @@ class DeploymentPlan:
         options: LLM arguments beside the computed ones.
         recompute_tail: prompt tokens computed again at least after a prefix-cache hit, -1 is all
             of them; None where prefixes are not reused, since a hit would starve the drafter.
+        chat_template_kwargs: of every chat, since the draft was trained so.
     """
 
     name: str
@@ -77,6 +78,13 @@ class DeploymentPlan:
     options: LlmOptions
     recompute_tail: int | None
     memory: MemoryBudget
+    chat_template_kwargs: dict[str, bool | str]
+
+    @property
+    def users(self) -> int:
+        """Sequences at once on all GPUs."""
+        data = self.profile.gpus if self.options.enable_attention_dp else 1
+        return self.max_batch * data
 
     @property
     def where(self) -> str:
@@ -155,6 +163,7 @@ def plan_deployment(
             ),
             where,
         ),
+        chat_template_kwargs=config.chat_template_kwargs,
     )
 
 

@@ -137,21 +137,23 @@ def _write_scripts(folder: Path, plan: DeploymentPlan, sources: Sources) -> None
 
 def _sweep(plan: DeploymentPlan, variant: Variant) -> dict[str, Any]:
     """Prompts come from the command line; every variant is measured at the same loads."""
-    powers = [1 << power for power in range(plan.max_batch.bit_length())]
+    powers = [1 << power for power in range(plan.users.bit_length())]
+    configuration: dict[str, Any] = {
+        "name": variant,
+        "kind": "chat",
+        "url": "http://127.0.0.1:8000",
+        "model": plan.name,
+        "gpus": plan.profile.gpus,
+        "hardware": plan.hardware,
+    }
+    if plan.chat_template_kwargs:
+        kwargs = {"chat_template_kwargs": plan.chat_template_kwargs}
+        configuration["parameters"] = kwargs
     return {
-        "configurations": [
-            {
-                "name": variant,
-                "kind": "chat",
-                "url": "http://127.0.0.1:8000",
-                "model": plan.name,
-                "gpus": plan.profile.gpus,
-                "hardware": plan.hardware,
-            }
-        ],
+        "configurations": [configuration],
         "osl": _SWEEP_OSL,
         "temperature": 0.0,
-        "concurrency": sorted({*powers, plan.max_batch}),
+        "concurrency": sorted({*powers, plan.users}),
     }
 
 
@@ -194,11 +196,25 @@ def _readme(plan: DeploymentPlan, sources: Sources, native: bool) -> str:
         options=options,
         parsers=REASONING_PARSERS.get(plan.pair.architecture or "", ()),
         target=locations["target"],
+        chat=_first_request(plan),
+        kwargs=plan.chat_template_kwargs,
         gpus=profile.gpus,
         nodes=profile.nodes,
         gpus_per_node=profile.gpus // profile.nodes,
         interactivity=INTERACTIVITY,
     )
+
+
+def _first_request(plan: DeploymentPlan) -> str:
+    """The body of a chat request, as JSON."""
+    body: dict[str, Any] = {
+        "model": plan.name,
+        "messages": [{"role": "user", "content": "Write a quicksort in Python."}],
+        "max_tokens": 256,
+    }
+    if plan.chat_template_kwargs:
+        body["chat_template_kwargs"] = plan.chat_template_kwargs
+    return json.dumps(body)
 
 
 def _place_weights(

@@ -26,6 +26,10 @@ YAML = "input_file: p.jsonl\nconfigurations:\n- {name: a, url: 'h:1'}\n"
         (YAML.replace("url: 'h:1'", "gpus: 1"), ["configurations.0.url is missing"]),
         ("input_file: p\n", ["configurations is missing"]),
         (YAML + "goodput: {ttf: 1}\n", ["unknown key 'goodput.ttf'", "nearest: 'ttft'"]),
+        (
+            YAML.replace("url:", "parameters: {a: {b: 1}}, url:"),
+            ["parameters: a is nested, which gRPC does not take"],
+        ),
         (YAML + "concurrency: [0]\n", ["concurrency.0", "got 0"]),
         (YAML + "concurrency: [1.5]\n", ["concurrency.0", "got 1.5"]),
         (YAML + "request_rate: [-1]\n", ["request_rate.0", "got -1"]),

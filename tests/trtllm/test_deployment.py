@@ -97,6 +97,23 @@ def test_sweeps_are_sweeps(run: Run, tmp_path: Path) -> None:
     assert [load.concurrency for load in sweeps[0].loads] == [1, 2, 4, 8, 16, 32]
 
 
+@pytest.mark.parametrize(
+    ("target", "profile", "most", "parameters"),
+    [
+        ("gpt-oss-120b", "b300x8-dp", 8 * 16, {}),
+        ("qwen3-8b", "h100x1", 16, {"chat_template_kwargs": {"enable_thinking": False}}),
+    ],
+)
+def test_a_sweep_asks_what_the_pair_is_for(
+    run: Run, tmp_path: Path, target: str, profile: str, most: int, parameters: dict[str, Any]
+) -> None:
+    _build(run, tmp_path / "d", "--target", target, "--profile", profile)
+    prompts = {"input_file": "prompts.jsonl"}
+    sweep = read_sweep_config(tmp_path / "d" / "sweep" / "dflash.yaml", prompts)
+    assert max(load.concurrency or 0 for load in sweep.loads) == most
+    assert sweep.configurations[0].parameters == parameters
+
+
 def test_weights_come_along_without_code_and_pickles(run: Run, pair: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(pair.parent, tmp_path / "pair")
     names = {role: {path.name for path in (folder / role).iterdir()} for role in ROLES}

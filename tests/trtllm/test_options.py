@@ -127,6 +127,12 @@ def test_a_cache_in_fp8_holds_twice_as_much(run: Run, tmp_path: Path) -> None:
             "enable_attention_dp: true",
             ["over all 8 GPUs", "set expert_parallel 8"],
         ),
+        (
+            "qwen3-coder-30b-a3b",
+            f"gpu: rtx-pro-6000, {EIGHT}, precision: nvfp4",
+            "moe_config: {backend: CUTEDSL}",
+            ["CUTEDSL on RTX PRO 6000 Blackwell (sm_120) splits no experts", "choose CUTLASS"],
+        ),
         ("gpt-oss-20b", "gpu: b200", "reasoning_parser: qwen3", ["not of GptOssForCausalLM"]),
         ("qwen3-8b", "gpu: b200", "reasoning_parser: deepseek-r1", ["choose qwen3"]),
         (

@@ -36,6 +36,7 @@ def _own(tmp_path: Path, profile: str, name: str = "qwen3-8b") -> list[object]:
     [
         ("qwen3-8b", "gpu: h200", ["--attention-backend", "TRTLLM"], "choose FA4"),
         ("qwen3-8b", "gpu: l40s, precision: nvfp4", [], "choose fp8"),
+        ("llama-3.1-8b", "gpu: b300, max_seq_len: 65536", [], "pass --max-seq-len 40960 or less"),
         # 128 experts, 32 heads and 4 KV heads can be split so.
         (
             "qwen3-coder-30b-a3b",

@@ -55,10 +55,17 @@ class Configuration(_Settings):
     url: Text
     model: Text = "tensorrt_llm"
     inputs: dict[Text, Value] = {}
-    parameters: dict[Text, Value] = {}
+    parameters: dict[Text, Value | dict[Text, Value]] = {}
     gpus: Count | None = None
     hardware: Text | None = None
     api_key_env: Text | None = None
+
+    @model_validator(mode="after")
+    def _flat_parameters(self) -> Self:
+        nested = [name for name, value in self.parameters.items() if isinstance(value, dict)]
+        if self.kind == "llm-api" and nested:
+            raise ValueError(f"parameters: {nested[0]} is nested, which gRPC does not take")
+        return self
 
 
 def to_slug(name: str) -> str:
