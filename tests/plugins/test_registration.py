@@ -140,7 +140,8 @@ def build(core: PluginCore, case: Case, told: list[Told] | None = None) -> Built
 
 
 def one_case_of_each() -> list[Case]:
-    cases = {case.operation.name: case for case in main_cases()}
+    """The first of each, which `test_compile.py` compiles daily."""
+    cases = {case.operation.name: case for case in reversed(main_cases())}
     assert set(cases) == set(operations())
     return list(cases.values())
 
