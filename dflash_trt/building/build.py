@@ -13,6 +13,7 @@ from dflash_trt.building.deployment import (
     build_deployment,
     refuse_deployment_options,
 )
+from dflash_trt.building.profile import on_profile
 from dflash_trt.building.recipe import (
     PrecisionRecipe,
     check_idle_options,
@@ -32,7 +33,6 @@ from dflash_trt.config import (
     BuildConfig,
     CheckpointSource,
     HardwareProfile,
-    choose_profile,
     load_config,
     resolve_builtin,
     resolve_file,
@@ -64,9 +64,8 @@ def build(request: BuildRequest, progress: Progress) -> BuiltBundle | BuiltDeplo
     choose_caches(request.caches, request.executor, plugins=request.engines.plugins)
     name, profile = request.profile, None
     if name is not None or request.executor == TRTLLM:
-        name = choose_profile(config, name, path)
+        name, config = on_profile(config, name, path)
         profile = config.profiles[name]
-        config = _apply_profile(config, profile)
     config = request.limits.apply(config)
     if request.executor == TRTLLM:
         assert name is not None
@@ -74,15 +73,6 @@ def build(request: BuildRequest, progress: Progress) -> BuiltBundle | BuiltDeplo
     refuse_deployment_options(request.deployment)
     recipe, engines = _choose_precision(request, config, path, profile)
     return _write_bundle(request, config, path, recipe, engines, progress)
-
-
-def _apply_profile(config: BuildConfig, profile: HardwareProfile) -> BuildConfig:
-    """`config` with the limits of `profile`, and its precision for both models."""
-    given = {"max_batch": profile.max_batch, "max_seq_len": profile.max_seq_len}
-    update: dict[str, object] = {key: value for key, value in given.items() if value is not None}
-    if profile.precision is not None:
-        update |= {"precision": profile.precision, "draft_precision": None}
-    return config.model_copy(update=update)
 
 
 def _profile_arch(profile: HardwareProfile, executor: str, arch: str | None) -> str:

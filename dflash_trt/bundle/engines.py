@@ -20,9 +20,8 @@ from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.kernels.accept import check_settled_rows
-from dflash_trt.memory.caches import cache_bytes_per_token, engine_cache_length
-from dflash_trt.memory.weights import engine_weight_bytes, gathered_bytes
-from dflash_trt.memory.workspace import split_scratch
+from dflash_trt.memory.engines import engine_memory
+from dflash_trt.memory.weights import engine_weight_bytes
 
 
 def check_engines(
@@ -52,35 +51,29 @@ def check_engines(
     stored = {} if plan is None else plan.stored_bytes
     weights = engine_weight_bytes(pair.target.weights, item, stored.get("target", {}))
     weights += engine_weight_bytes(pair.draft.weights, item, stored.get("draft", {}))
-    capacity = engine_cache_length(limits, target, form)
-    positions, held = limits.max_batch * capacity, "linear caches"
-    shown = f"{limits.max_batch} × {capacity}"
-    if pool is not None:
-        positions, held = (pool.pages + 1) * pool.page_size, "paged caches"
-        shown = f"{pool.pages} × {pool.page_size}"
-    caches = positions * sum(cache_bytes_per_token(sizes, form) for sizes in (target, draft))
-    rows = max(limits.prefill_chunk, limits.max_batch * limits.block_size)
-    gathered = rows * gathered_bytes(target, item)
-    shares = 0
-    if options.plugins:
-        shares = split_scratch(target, draft, limits, form, capacity)
+    took = engine_memory(target, draft, weights, limits, form, pool=pool, splits=options.plugins)
     largest = options.arch.largest_bytes
-    if weights + caches + gathered + shares > largest:
+    if took.total > largest:
+        held, shown = "linear caches", f"{limits.max_batch} × {took.positions // limits.max_batch}"
+        if pool is not None:
+            held, shown = "paged caches", f"{pool.pages} × {pool.page_size}"
         levers = {
             "--kv-pages": pool is not None,
-            "--max-batch": pool is None or shares > 0,
-            "prefill_chunk": gathered > 0,
+            "--max-batch": pool is None or took.shares > 0,
+            "prefill_chunk": took.gathered > 0,
             "--max-seq-len": pool is None,
         }
         *others, last = [name for name, helps in levers.items() if helps]
         fix = f"lower {', '.join(others)} or {last}" if others else f"lower {last}"
         if weights > largest:
             fix = "choose a smaller pair, or several GPUs with --executor trtllm"
-        experts = f" and {gathered:,} of experts gathered for {rows} rows" if gathered else ""
-        split = f" and {shares:,} of attention's shares" if shares else ""
+        experts = ""
+        if took.gathered:
+            experts = f" and {took.gathered:,} of experts gathered for {took.rows} rows"
+        split = f" and {took.shares:,} of attention's shares" if took.shares else ""
         raise DflashError(
-            f"{weights:,} bytes of weights and {caches:,} of {held} ({shown} positions){experts}"
-            f"{split} exceed the largest {options.arch.name} device, {largest:,} bytes",
+            f"{weights:,} bytes of weights and {took.caches:,} of {held} ({shown} positions)"
+            f"{experts}{split} exceed the largest {options.arch.name} device, {largest:,} bytes",
             fix=fix,
             usage=True,
         )

@@ -8,9 +8,10 @@ from typing import Any, get_args
 
 import click
 
+from dflash_trt.building.on_gpu import NEVER_RUN, Card, PairOnGpu, choose_card, judge_pair
 from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers, print_json
 from dflash_trt.errors import DflashError
-from dflash_trt.hardware.gpus import Gpu, find_gpu, gpu_names
+from dflash_trt.hardware.gpus import Gpu, gpu_names
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.shape import FormatName
 from dflash_trt.planning.calibration import StoredCalibration, read_calibration
@@ -26,7 +27,7 @@ _COUNT = click.IntRange(1, 1 << 20)
 @click.option("--target", help="A public pair, as gpt-oss-120b.")
 @click.option("--target-checkpoint", type=FOLDER, help="…or a folder with a config.json,")
 @click.option("--draft-checkpoint", type=FOLDER, help="…and its DFlash draft's.")
-@click.option("--gpu", required=True, help=f"One of {', '.join(gpu_names())}.")
+@click.option("--gpu", help=f"One of {', '.join(gpu_names())}.  [default: the one that is here]")
 @click.option("--gpus", type=click.IntRange(1, 72), default=1)
 @click.option("--interactivity", required=True, help="Tokens/s per user to answer at, as 500.")
 @click.option("--input-tokens", type=_COUNT, default=1024, help="A request's.")
@@ -67,7 +68,7 @@ def command(
     target: str | None,
     target_checkpoint: Path | None,
     draft_checkpoint: Path | None,
-    gpu: str,
+    gpu: str | None,
     gpus: int,
     interactivity: str,
     input_tokens: int,
@@ -88,7 +89,7 @@ def command(
     Autoregressive decoding, an EAGLE-3-like draft and DFlash, on every layout of the GPUs: bytes,
     FLOPs and overheads, calibrated on published measurements. No figure of it is measured.
     """
-    chosen = find_gpu(gpu)
+    card, chosen = _find_gpu(gpu)
     pair = _find_pair(target, target_checkpoint, draft_checkpoint)
     if precision is not None:
         pair = replace(pair, target=pair.target.in_format(precision))
@@ -113,10 +114,30 @@ def command(
         write_plan(plan, stored, output, measured)
     elif measured is not None:
         raise DflashError("is drawn, which needs -o", where="--measured", usage=True)
+    # Of a public pair as published it is known what could run it.
+    is_known = target is not None and precision is None
+    judged = judge_pair(pair.name, card, gpus) if is_known else None
     if as_json:
-        print_json(_to_json(plan, stored))
-    else:
-        _print(plan, stored)
+        print_json({**_to_json(plan, stored), "runs": judged and asdict(judged)})
+        return
+    _print(plan, stored)
+    if judged is not None:
+        _print_ways(judged)
+
+
+def _find_gpu(name: str | None) -> tuple[Card, Gpu]:
+    """The GPU called `name`; without a name the one of this machine, which a note names."""
+    card = choose_card(name)
+    if card.gpu is None:
+        raise DflashError(
+            f"no figures are known of {card.title}, the GPU of this machine",
+            where="--gpu",
+            fix=f"choose one of {', '.join(gpu_names())}",
+            usage=True,
+        )
+    if card.found is not None:
+        click.echo(f"note: {card.title} is here; its figures are of {card.gpu.title}", err=True)
+    return card, card.gpu
 
 
 def _find_pair(target: str | None, target_folder: Path | None, draft: Path | None) -> PairShape:
@@ -187,3 +208,13 @@ def _print(plan: Projection, stored: StoredCalibration) -> None:
         click.echo(f"\n{heading}")
         for line in text_lines(table):
             click.echo(f"  {line}")
+
+
+def _print_ways(judged: PairOnGpu) -> None:
+    click.echo(f"\nwhat could run it ({NEVER_RUN})")
+    for way in judged.main_ways():
+        held = f"{way.users} users of {way.context:,} tokens"
+        command = f"dflash-trt build --target {judged.name} {' '.join(way.options)}"
+        click.echo(f"  {command}  holds {held}")
+    for obstacle in () if judged.ways else judged.obstacles:
+        click.echo(f"  nothing: {obstacle}")

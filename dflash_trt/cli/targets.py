@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
 import click
 
 from dflash_trt.cli.options import json_option, print_json
@@ -13,11 +17,24 @@ from dflash_trt.config import (
     targets_not_yet,
 )
 
+if TYPE_CHECKING:
+    from dflash_trt.building.on_gpu import Card, PairOnGpu
+
 
 @click.command("targets")
+@click.option(
+    "--gpu", help="What of each public pair runs on it, as h100; `here`: on the one here."
+)
 @json_option
-def command(as_json: bool) -> None:
-    """List the configurations that `build --target` knows, and public pairs that it does not."""
+def command(gpu: str | None, as_json: bool) -> None:
+    """List the configurations that `build --target` knows, and public pairs that it does not.
+
+    With --gpu: which of the public pairs a GPU holds, in which precision, for how many users, and
+    what to build. Nothing is measured.
+    """
+    if gpu is not None:
+        _show_gpu(gpu, as_json=as_json)
+        return
     configs = {name: load_config(name)[0] for name in target_names()}
     missing = targets_not_yet()
     if as_json:
@@ -56,3 +73,64 @@ def _split(profile: HardwareProfile) -> str:
     if profile.nodes > 1:
         ways.append(f"{profile.nodes} nodes")
     return f" ({', '.join(ways)})"
+
+
+def _show_gpu(name: str, *, as_json: bool) -> None:
+    # Imported here: the list of targets needs none of what executors and graphs bring.
+    from dflash_trt.building.on_gpu import NEVER_RUN, abilities, choose_card, judge_pairs
+
+    card = choose_card(name)
+    able, pairs = abilities(card), judge_pairs(card)
+    if as_json:
+        shown = {"gpu": asdict(card), "status": NEVER_RUN, "abilities": [asdict(a) for a in able]}
+        print_json(shown | {"pairs": {pair.name: asdict(pair) for pair in pairs}})
+        return
+    found = "" if card.found is None else f", {card.found} here"
+    click.echo(f"{card.title} ({card.arch}), {card.memory_bytes / 1e9:,.0f} GB{found}; {NEVER_RUN}")
+    width = max(len(one.part) for one in able)
+    for one in able:
+        click.echo(f"  {'yes' if one.able else 'no '}  {one.part:<{width}}  {one.detail}")
+    click.echo()
+    for line in _pair_table(pairs):
+        click.echo(line)
+    for line in _next_steps(card, pairs):
+        click.echo(line)
+
+
+def _pair_table(pairs: list[PairOnGpu]) -> Iterator[str]:
+    """Rows of pairs and ways; an obstacle stands where a way would, over its columns."""
+    rows: list[tuple[str, ...]] = [
+        ("pair", "weights", "GPUs", "users × tokens", "in", "build --target NAME …")
+    ]
+    for pair in pairs:
+        first = (pair.name, f"{pair.published:<5} {pair.weights / 1e9:5,.1f} GB")
+        for way in pair.main_ways():
+            users = f"{way.users} × {way.context:,}"
+            form = way.precision if way.is_native else f"{way.precision} as bf16"
+            rows.append((*first, str(way.gpus), users, form, " ".join(way.options)))
+            first = ("", "")
+        for obstacle in () if pair.ways else pair.obstacles:
+            rows.append((*first, "–", obstacle))
+            first = ("", "")
+    whole = [row for row in rows if len(row) == len(rows[0])]
+    widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
+    widths[:2] = [max(len(row[number]) for row in rows) for number in (0, 1)]
+    for row in rows:
+        cells = [
+            cell.rjust(width)
+            if number == 2 or (number == 3 and row in whole)
+            else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=False))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _next_steps(card: Card, pairs: list[PairOnGpu]) -> Iterator[str]:
+    ways = [(pair.name, way) for pair in pairs for way in pair.ways]
+    if ways:
+        name, way = min(ways, key=lambda one: one[1].gpus)
+        yield f"next: dflash-trt build --target {name} {' '.join(way.options)}"
+    if card.gpu is not None:
+        asked = f"--target NAME --gpu {card.gpu.name} --interactivity 50"
+        yield f"speed: dflash-trt plan {asked}  projects it"
+    yield "without a GPU: --executor cpu runs every pair that the host's memory holds"

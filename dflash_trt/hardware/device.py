@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,8 +45,25 @@ def load_cuda() -> Any:
         ) from error
 
 
+def has_driver() -> bool:
+    """Whether this machine seems to have NVIDIA's driver, without which there is no GPU."""
+    return Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None
+
+
+def driver_cuda(cuda: Any = None) -> tuple[int, int]:
+    """The newest CUDA version that the driver supports, as (13, 0); (0, 0) without a driver.
+
+    Raises:
+        DflashError: no bindings.
+    """
+    _, number = (load_cuda() if cuda is None else cuda).cudaDriverGetVersion()
+    return number // 1000, number % 1000 // 10
+
+
 class Device:
     """The first CUDA device that the process may see (CUDA_VISIBLE_DEVICES chooses it).
+
+    `count` is how many there are.
 
     Args:
         cuda: the bindings; None imports them.
@@ -66,6 +85,7 @@ class Device:
             raise _no_device(error.what.partition(": ")[2]) from error
         if not count:
             raise _no_device("none is visible to this process")
+        self.count = int(count)
         self._call("cudaSetDevice", 0)
         (properties,) = self._call("cudaGetDeviceProperties", 0)
         name = properties.name
@@ -85,8 +105,7 @@ class Device:
     @property
     def driver_version(self) -> str:
         """The newest CUDA version that the driver supports, as 13.0."""
-        (number,) = self._call("cudaDriverGetVersion")
-        return f"{number // 1000}.{number % 1000 // 10}"
+        return "{}.{}".format(*driver_cuda(self._cuda))
 
     def describe(self) -> dict[str, Any]:
         """The device, for a record."""

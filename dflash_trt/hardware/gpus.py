@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,8 @@ from dflash_trt.errors import DflashError, nearest, one_line
 
 GPUS_FILE = Path(__file__).with_name("gpus.yaml")
 DEFAULT_ARCH = "sm_120"
+LEAST_MEMORY = 0.9
+"""Of what a data sheet states: drivers keep some of it for themselves."""
 
 MathPrecision = Literal["bf16", "fp8", "fp4"]
 """What tensor cores multiply in."""
@@ -33,6 +36,7 @@ class Gpu:
         link: what joins it to other GPUs.
         link_bandwidth: bytes/s of one GPU in one direction.
         link_gpus: how many GPUs that link joins.
+        node_gpus: how many one machine has.
         source: where the figures are from.
     """
 
@@ -47,6 +51,7 @@ class Gpu:
     link: str
     link_bandwidth: float
     link_gpus: int
+    node_gpus: int
     source: str
 
     def flops(self, precision: MathPrecision) -> float:
@@ -81,6 +86,7 @@ class Arch:
         registers, thread_registers: the most 32-bit registers of one block, and of one thread.
         threads: the most of one block.
         ptx: the highest version of PTX that drivers are given, as (8, 8).
+        ptx_cuda: the oldest CUDA version whose drivers know it, likewise.
         source, limits_source: where the figures are from; those of every architecture.
     """
 
@@ -97,6 +103,7 @@ class Arch:
     thread_registers: int = 0
     threads: int = 0
     ptx: tuple[int, int] = (0, 0)
+    ptx_cuda: tuple[int, int] = (0, 0)
     source: str = ""
     limits_source: str = ""
 
@@ -139,13 +146,26 @@ def find_gpu(name: str) -> Gpu:
     return known[name.lower()]
 
 
+def match_gpu(name: str, arch: str, memory_bytes: int) -> Gpu | None:
+    """The GPU that a driver calls `name`, as "NVIDIA H100 80GB HBM3"; None: the file has none.
+
+    One with less memory than the file states is another one: an A100 of 40 GB, a slice of a GPU.
+    """
+    words = set(re.split("[^a-z0-9]+", name.lower()))
+    for gpu in _read(GPUS_FILE).gpus.values():
+        is_named = words.issuperset(gpu.name.split("-")) and gpu.arch == arch
+        if is_named and memory_bytes > LEAST_MEMORY * gpu.memory_bytes:
+            return gpu
+    return None
+
+
 @cache
 def _read(path: Path) -> _Table:
     table = _Table({}, {})
     known = read_yaml(path)
     common = known.pop("every_architecture")
-    major, minor = common.pop("ptx").split(".")
-    common["ptx"] = int(major), int(minor)
+    for version in ("ptx", "ptx_cuda"):
+        common[version] = tuple(map(int, common.pop(version).split(".")))
     for name, own in known.items():
         raw = common | own
         gpus = [_gpu(name, gpu, fields) for gpu, fields in raw.pop("gpus").items()]
@@ -172,5 +192,6 @@ def _gpu(arch: str, name: str, raw: dict[str, Any]) -> Gpu:
         fp8=tflops.get("fp8"),
         fp4=tflops.get("fp4"),
         link_bandwidth=raw.pop("link_gb") * 1e9,
+        node_gpus=raw.pop("node_gpus", raw["link_gpus"]),
         **raw,
     )

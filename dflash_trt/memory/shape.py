@@ -27,10 +27,19 @@ class WeightFormat:
     def bytes(self, weights: int) -> float:
         return weights * self.bits / 8
 
+    def is_native(self, gpu: Gpu) -> bool:
+        """Whether tensor cores of `gpu` take it; MXFP4 with FP8 inputs, where they have FP4."""
+        if self.name == "bf16":
+            return True
+        return (gpu.fp8 if self.name == "fp8" else gpu.fp4) is not None
+
+    def math_on(self, gpu: Gpu) -> MathPrecision:
+        """What `gpu` multiplies it in: bf16 where it must be unpacked first."""
+        return self.math if self.is_native(gpu) else "bf16"
+
     def flops(self, gpu: Gpu) -> float:
-        """Dense FLOP/s that `gpu` promises for it; four bits are bf16 where it has no FP4."""
-        needs_fp4 = self.name in ("mxfp4", "nvfp4")
-        return gpu.bf16 if needs_fp4 and gpu.fp4 is None else gpu.flops(self.math)
+        """Dense FLOP/s that `gpu` promises for it."""
+        return gpu.flops(self.math_on(gpu))
 
 
 FORMATS: dict[FormatName, WeightFormat] = {

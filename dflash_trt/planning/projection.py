@@ -17,6 +17,7 @@ from dflash_trt.planning.search import (
     Workload,
     answer,
     best_at,
+    fewest_gpus,
     memory_of,
     project,
 )
@@ -200,9 +201,11 @@ def _does_not_fit(site: Site, decoding: Decoding, workload: Workload) -> DflashE
     plain = Autoregressive(decoding.target)
     fits = (memory_of(site, layout, plain, workload) for layout in site.layouts)
     fit = max(fits, key=lambda one: (one.users, one.free))
+    gpus = fewest_gpus(site, decoding, workload)
+    more = "another GPU" if gpus is None else f"--gpus {gpus}"
     return DflashError(
         f"no sequence of {workload.context:,} tokens fits beside {fit.target_weights / 1e9:,.1f} "
         f"GB of weights on a GPU of {fit.gpu_memory / 1e9:,.0f} GB ({decoding.kind})",
         where=f"{site.gpus} × {site.gpu.title}",
-        fix="give more --gpus, a lower --context or a narrower --precision",
+        fix=f"give {more}, a lower --context or a narrower --precision",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dflash_trt.errors import DflashError
@@ -90,6 +90,18 @@ def possible_layouts(gpu: Gpu, gpus: int, models: Sequence[ModelShape]) -> tuple
                 continue
             found.append(layout)
     return tuple(found)
+
+
+def fewest_gpus(site: Site, decoding: Decoding, workload: Workload) -> int | None:
+    """A power of two of the site's GPUs that holds a sequence; None: no more than it has do."""
+    models = [one for one in (decoding.target, decoding.draft and decoding.draft.model) if one]
+    count = 1
+    while count <= site.gpu.link_gpus:
+        more = replace(site, gpus=count, layouts=possible_layouts(site.gpu, count, models))
+        if any(memory_of(more, layout, decoding, workload).users for layout in more.layouts):
+            return count
+        count *= 2
+    return None
 
 
 def memory_of(site: Site, layout: GpuLayout, decoding: Decoding, workload: Workload) -> MemoryFit:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 
 from dflash_trt.config import data_folder
 from dflash_trt.core.machine import installed_version
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.hardware.device import driver_cuda, has_driver
+from dflash_trt.hardware.gpus import DEFAULT_ARCH, arches
 from dflash_trt.version import __version__
 
 TRAIN_MODULES = {"torch": "torch", "modelopt": "nvidia-modelopt", "transformers": "transformers"}
+CUDA_13_WHEELS = ("tensorrt_rtx_cu13", "tensorrt_cu13")
 SERVE_MODULES = ("tritonclient", "starlette", "uvicorn")
 
 
@@ -29,7 +30,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Every finding, in the order in which a user meets the capabilities."""
+    """Every finding, in the order in which a user meets the capabilities; the GPU's come last."""
     return [
         Finding(
             "dflash-trt",
@@ -40,12 +41,14 @@ def examine() -> list[Finding]:
         _check("demo pair", _demo_pair),
         _check("build graphs", _build_graphs),
         _check("run on the CPU", _run_on_cpu),
-        _check("build TensorRT-RTX engines", _build_engines),
+        _check("build TensorRT-RTX engines", _build_rtx_engines),
+        _check("build TensorRT engines", _build_engines),
         _check("compile kernels", _compile_kernels),
         _check("serve models", _serve),
         _check("download checkpoints", _hub),
         _check("train the demo pair", _train),
-        _check("NVIDIA GPU", _gpu),
+        _check("run TensorRT-LLM deployments", _tensorrt_llm),
+        *_on_gpu(),
     ]
 
 
@@ -104,7 +107,7 @@ def _run_on_cpu() -> str:
     return f"onnxruntime {ort.__version__}, float32 compute"
 
 
-def _build_engines() -> str:
+def _build_rtx_engines() -> str:
     from dflash_trt.backends.tensorrt.library import (
         TENSORRT_RTX,
         library_arches,
@@ -115,6 +118,12 @@ def _build_engines() -> str:
     trt = load_library()
     trt.Builder(make_logger(trt))
     return f"tensorrt_rtx {trt.__version__} for {', '.join(library_arches(TENSORRT_RTX))}"
+
+
+def _build_engines() -> str:
+    from dflash_trt.backends.tensorrt.library import TENSORRT, load_library
+
+    return f"tensorrt {load_library(TENSORRT).__version__}, for the GPU of the machine it is on"
 
 
 def _compile_kernels() -> str:
@@ -152,15 +161,61 @@ def _train() -> str:
     return ", ".join(f"{package} {_version(package)}" for package in TRAIN_MODULES.values())
 
 
-def _gpu() -> str:
-    if not Path("/dev/nvidiactl").exists() and shutil.which("nvidia-smi") is None:
-        raise DflashError("no driver on this machine; bundles for the CPU run anyway")
-    from dflash_trt.hardware.device import Device
+def _tensorrt_llm() -> str:
+    from dflash_trt.trtllm.versions import VERSIONS
 
-    device = Device()
-    memory = f"{device.total_bytes / 1e9:.0f} GB, CUDA {device.driver_version}"
-    device.close()
-    return f"{device.name} ({device.arch}), {memory}; --gpu-check runs engines on it"
+    version = installed_version("tensorrt_llm")
+    if version not in VERSIONS:
+        found = "is not installed" if version is None else f"{version} is installed"
+        raise DflashError(
+            f"tensorrt_llm {found}; deployments are written without it, for {', '.join(VERSIONS)}"
+        )
+    return f"tensorrt_llm {version}; deployments have not been run by this project"
+
+
+def _on_gpu() -> Iterator[Finding]:
+    """The GPU, and what of this project could run on it."""
+    from dflash_trt.building.on_gpu import NEVER_RUN, Card, abilities, find_card
+
+    found: list[Card] = []
+
+    def gpu() -> str:
+        _check_driver()
+        card = find_card()
+        found.append(card)
+        count = "" if card.found == 1 else f", the first of {card.found}"
+        supported = "{}.{}".format(*driver_cuda())
+        return (
+            f"{card.title} ({card.arch}){count}, {card.memory_bytes / 1e9:.0f} GB, CUDA "
+            f"{supported}; {NEVER_RUN}; `targets --gpu here` says which pairs fit, --gpu-check "
+            "runs engines"
+        )
+
+    yield _check("NVIDIA GPU", gpu)
+    for card in found:
+        for one in abilities(card):
+            yield Finding(f"GPU: {one.part}", one.able, one.detail)
+
+
+def _check_driver() -> None:
+    """Raises DflashError without a driver, or with one that is too old for what is installed."""
+    if not has_driver():
+        raise DflashError(
+            "no driver on this machine; bundles for the CPU run anyway",
+            fix="`dflash-trt targets --gpu h100`, say, tells what would run on a GPU elsewhere",
+        )
+    arch, supported = arches()[DEFAULT_ARCH], driver_cuda()
+    needs = {"PTX {}.{} of kernels".format(*arch.ptx): arch.ptx_cuda}
+    python = installed_version("cuda-python")
+    if python is not None:
+        needs[f"cuda-python {python}"] = int(python.partition(".")[0]), 0
+    needs |= {name: (13, 0) for name in CUDA_13_WHEELS if installed_version(name) is not None}
+    lacking = [
+        f"{name} needs {'{}.{}'.format(*cuda)}" for name, cuda in needs.items() if cuda > supported
+    ]
+    if lacking:
+        what = "the driver supports CUDA {}.{}".format(*supported)
+        raise DflashError(f"{what}, but {', '.join(lacking)}", fix="install a newer driver")
 
 
 def _version(distribution: str) -> str:

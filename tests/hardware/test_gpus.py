@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflash_trt.errors import DflashError
-from dflash_trt.hardware.gpus import arches, find_gpu, gpu_names
+from dflash_trt.hardware.gpus import arches, find_gpu, gpu_names, match_gpu
 from dflash_trt.trtllm.schema import ATTENTION_BACKENDS
 
 NAMES = "rtx-pro-6000 rtx-5090 gb10 l40s b300 gb300 b200 gb200 h100 h200 a40 a100".split()
@@ -18,7 +18,7 @@ def test_the_known_ones() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_figures_are_dense_and_of_one_gpu(name: str) -> None:
     gpu = find_gpu(name)
-    assert gpu.source and gpu.title
+    assert gpu.source and gpu.title and gpu.link_gpus % gpu.node_gpus == 0
     assert 0.2e12 < gpu.bandwidth <= 8e12
     # Halving the operands doubles the dense rate; FP4 is favoured by Blackwell Ultra and GeForce.
     if gpu.fp8 is not None:
@@ -41,6 +41,26 @@ def test_an_unknown_gpu_names_the_nearest() -> None:
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "arch", "gigabytes", "known"),
+    [
+        ("NVIDIA H100 80GB HBM3", "sm_90", 85, "h100"),
+        ("NVIDIA H200", "sm_90", 150, "h200"),
+        ("NVIDIA A100-SXM4-80GB", "sm_80", 85, "a100"),
+        ("NVIDIA A100-SXM4-40GB", "sm_80", 42, None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "sm_90", 10, None),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "sm_120", 102, "rtx-pro-6000"),
+        ("NVIDIA GeForce RTX 5090", "sm_120", 33, "rtx-5090"),
+        ("NVIDIA GeForce RTX 5090 Laptop GPU", "sm_120", 25, None),
+        ("NVIDIA RTX 6000 Ada Generation", "sm_89", 51, None),
+        ("NVIDIA A400", "sm_86", 48, None),
+    ],
+)
+def test_what_drivers_call_them(name: str, arch: str, gigabytes: int, known: str | None) -> None:
+    found = match_gpu(name, arch, gigabytes * 10**9)
+    assert (found and found.name) == known
+
+
 def test_the_largest_memory_of_an_architecture_is_that_of_a_gpu() -> None:
     gpus = [find_gpu(name) for name in NAMES]
     for name, arch in arches().items():
@@ -59,7 +79,7 @@ def test_architectures_are_complete() -> None:
         assert arch.limits_source
         assert arch.shared_bytes in (99 << 10, 163 << 10, 227 << 10)
         assert (arch.registers, arch.thread_registers, arch.threads) == (65_536, 255, 1024)
-        assert (arch.plain_shared_bytes, arch.ptx) == (49_152, (8, 8))
+        assert (arch.plain_shared_bytes, arch.ptx, arch.ptx_cuda) == (49_152, (8, 8), (12, 9))
     large = {name for name, arch in arches().items() if arch.shared_bytes == 232_448}
     assert large == {"sm_90", "sm_100", "sm_103"}
     assert arches()["sm_120"].shared_bytes == 101_376

@@ -39,6 +39,7 @@ def _change_pair(raw: dict[str, Any]) -> None:
     """Half of the target's layers, under another description, for fewer sequences."""
     raw["description"] = "half of Qwen3-8B"
     raw["shape"]["target"]["layers"] = LAYERS
+    raw["shape"]["draft"]["target_layer_ids"] = [1, 5, 9, 13, 16]
     raw["profiles"][f"{GPU}x1"]["max_batch"] = 3
 
 

@@ -6,12 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.target import read_target
+from dflash_trt.config import data_folder
 from dflash_trt.hardware.gpus import find_gpu, gpu_names
 from dflash_trt.memory.caches import dense_draft_context_bytes, kv_bytes
-from dflash_trt.memory.gpus import GpuLayout
+from dflash_trt.memory.engines import shape_weight_bytes
+from dflash_trt.memory.gpus import ONE_GPU, GpuLayout
+from dflash_trt.memory.shape import FORMATS
 from dflash_trt.memory.users import fit_memory
-from dflash_trt.memory.weights import draft_weight_bytes, target_weight_bytes
+from dflash_trt.memory.weights import (
+    draft_weight_bytes,
+    engine_weight_bytes,
+    target_weight_bytes,
+    vocab_bytes,
+)
 from dflash_trt.planning.known_pairs import find_pair, pair_names
+from dflash_trt.planning.read_shapes import read_pair_shape
 
 PAIRS = st.sampled_from(pair_names()).map(find_pair)
 GPUS = st.sampled_from(gpu_names()).map(find_gpu)
@@ -75,3 +86,27 @@ def test_a_draft_costs_users(pair, gpu, context: int) -> None:  # type: ignore[n
     drafted = fit_memory(gpu, pair.target, pair.draft, context=context)
     assert drafted.users <= alone.users
     assert drafted.draft_weights == draft_weight_bytes(pair.draft)
+
+
+@pytest.mark.parametrize(("folder", "over"), [("", 0.01), ("gpt_oss", 0.07)])
+def test_engines_weigh_by_shape_what_they_weigh_by_their_tensors(folder: str, over: float) -> None:
+    """Norms and biases apart, and of packed experts the scales."""
+    root = data_folder("demo_pair")
+    target, draft = root / folder / "target", root / folder / "draft"
+    tensors = [read_target(target).weights, read_draft(draft).weights]
+    shape = read_pair_shape(target, draft)
+    own_head = vocab_bytes(shape.target, ONE_GPU)
+    stored = sum(engine_weight_bytes(weights, 2, {}) for weights in tensors) + own_head
+    assert stored / (1 + over) < shape_weight_bytes(shape.target, shape.draft) <= stored
+
+
+def test_what_a_gpu_does_not_multiply_becomes_bf16() -> None:
+    native = {
+        gpu: [name for name, form in FORMATS.items() if form.is_native(find_gpu(gpu))]
+        for gpu in ("a100", "h100", "b200")
+    }
+    assert native == {"a100": ["bf16"], "h100": ["bf16", "fp8"], "b200": list(FORMATS)}
+    for gpu in map(find_gpu, native):
+        for name, form in FORMATS.items():
+            expected = form.math if name in native[gpu.name] else "bf16"
+            assert form.flops(gpu) == getattr(gpu, expected)

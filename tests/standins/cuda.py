@@ -34,9 +34,16 @@ class FakeCuda:
     """`fail` names functions that return an error the next time they are called."""
 
     def __init__(
-        self, arch: tuple[int, int] = (12, 0), *, count: int = 1, total: int = 1 << 30
+        self,
+        arch: tuple[int, int] = (12, 0),
+        *,
+        count: int = 1,
+        total: int = 1 << 30,
+        name: str = "Stand-in GPU",
+        driver: int = 13040,
     ) -> None:
         self.arch, self.count, self.total = arch, count, total
+        self.name, self.driver = name, driver
         self.used: set[str] = set()
         self.fail: dict[str, Any] = {}
         self.memory: dict[int, np.ndarray] = {}
@@ -148,13 +155,13 @@ class Functions:
     def cudaGetDeviceProperties(self: FakeCuda, device: int) -> Any:  # noqa: N802
         major, minor = self.arch
         properties = SimpleNamespace(
-            name=b"Stand-in GPU", major=major, minor=minor, totalGlobalMem=self.total
+            name=self.name.encode(), major=major, minor=minor, totalGlobalMem=self.total
         )
         assert all(hasattr(real.cudaDeviceProp, name) for name in vars(properties))
         return OK, properties
 
     def cudaDriverGetVersion(self: FakeCuda) -> Any:  # noqa: N802
-        return OK, 13040
+        return OK, self.driver
 
     def cudaMemGetInfo(self: FakeCuda) -> Any:  # noqa: N802
         return OK, self.total - sum(array.nbytes for array in self.memory.values()), self.total

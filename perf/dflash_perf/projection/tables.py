@@ -167,6 +167,12 @@ def describe(plan: Projection) -> list[str]:
         f"{site.gpu.title}: {site.gpu.bandwidth / 1e12:g} TB/s, {site.gpu.memory_bytes / 1e9:,.0f} "
         f"GB, {site.gpu.link}; source: {site.gpu.source}",
     ]
+    foreign = [one for one in dict.fromkeys(target.formats) if not one.is_native(site.gpu)]
+    lines += [
+        f"{site.gpu.title} does not multiply {one.name}: weights are read in it, and multiplied in "
+        f"{one.math_on(site.gpu)}"
+        for one in foreign
+    ]
     for kind, source in plan.acceptance.items():
         decoding = plan.decodings[kind]
         most = max(decoding.drafts())

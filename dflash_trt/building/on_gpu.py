@@ -1,0 +1,362 @@
+"""What of this project a GPU can run, and of each public pair how much fits: counted, never run.
+
+One judgement for `targets`, `plan` and `doctor`. A deployment fits where the checks that write it
+let it through, an engine where its memory does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dflash_trt.backends.tensorrt.library import LIBRARIES, Library, library_arches
+from dflash_trt.building.profile import on_profile, plain_profiles
+from dflash_trt.building.request import TRTLLM
+from dflash_trt.config import BuildConfig, load_config
+from dflash_trt.core.limits import Limits
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.hardware.device import Device, has_driver
+from dflash_trt.hardware.gpus import (
+    Arch,
+    Format,
+    Gpu,
+    arches,
+    find_gpu,
+    gpu_names,
+    match_gpu,
+)
+from dflash_trt.memory.engines import engine_memory, shape_weight_bytes
+from dflash_trt.memory.shape import FORMATS, FormatName
+from dflash_trt.memory.weights import draft_weight_bytes, target_weight_bytes
+from dflash_trt.memory.workspace import LOGITS_ITEM_BYTES, RUNTIME_BYTES
+from dflash_trt.planning.known_pairs import PairShape, find_pair, pair_names
+from dflash_trt.trtllm.plan import DeploymentOptions, plan_deployment
+from dflash_trt.trtllm.rules import choose_backend
+from dflash_trt.trtllm.support import DRAFT_PACKAGES
+from dflash_trt.trtllm.versions import DEFAULT_VERSION, find_version
+
+HERE = "here"
+"""What `--gpu` takes for the GPU of this machine."""
+NEVER_RUN = "none of it has run on a GPU yet: memory is counted, speed unknown"
+MOST_USERS = 64
+"""Of engines: their linear caches are allocated whole, and larger batches seldom speculate."""
+SHORTEST_CHUNK = 16
+TEXTS = "TEXTS.jsonl"
+"""Stands in commands for texts to quantise with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A GPU as its user has it.
+
+    Args:
+        title: what it is called.
+        arch: as "sm_90", which may be one that nothing is known of.
+        memory_bytes: of one.
+        gpu: its figures; None where the hardware table lacks it.
+        found: how many are on this machine; None where it was named.
+    """
+
+    title: str
+    arch: str
+    memory_bytes: int
+    gpu: Gpu | None
+    found: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """Whether a part of this project runs on a GPU, and how to ask for it or why not."""
+
+    part: str
+    able: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way to run a pair that fits.
+
+    Args:
+        precision: of the target: as published, or what it is to be quantised to.
+        is_native: whether the GPU multiplies that; otherwise it becomes bf16 first.
+        gpus: how many it takes.
+        users: sequences of `context` tokens at once: of a deployment as its profile has them, of
+            engines the largest power of two that fits, at most MOST_USERS.
+        options: of `dflash-trt build --target NAME`.
+        is_shipped: whether the configuration has the profile, with limits chosen for the GPU.
+    """
+
+    executor: str
+    precision: FormatName
+    is_native: bool
+    gpus: int
+    users: int
+    context: int
+    options: tuple[str, ...]
+    is_shipped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairOnGpu:
+    """A public pair on a GPU.
+
+    Args:
+        published: what its experts, or else its linears, are published in.
+        weights: bytes of target and draft as published.
+        ways: those that fit, the one to use first.
+        obstacles: what kept other ways from it, each once.
+    """
+
+    name: str
+    published: FormatName
+    weights: int
+    ways: tuple[Way, ...]
+    obstacles: tuple[str, ...]
+
+    def main_ways(self) -> list[Way]:
+        """The first of each kind: deployment and engines."""
+        first = {way.executor == TRTLLM: way for way in reversed(self.ways)}
+        return [way for way in self.ways if way in first.values()]
+
+
+def choose_card(name: str | None) -> Card:
+    """The GPU called `name`; HERE or None: the first of this machine.
+
+    Raises:
+        DflashError: no GPU is called so, or there is none here (usage).
+    """
+    if name not in (None, HERE):
+        gpu = find_gpu(name)
+        return Card(title=gpu.title, arch=gpu.arch, memory_bytes=gpu.memory_bytes, gpu=gpu)
+    try:
+        return find_card()
+    except DflashError as error:
+        raise DflashError(
+            f"no GPU is found on this machine ({error.what})",
+            where="--gpu",
+            fix=f"name one of {', '.join(gpu_names())}",
+            usage=True,
+        ) from error
+
+
+def find_card() -> Card:
+    """The first GPU of this machine; DflashError where there is none to be had."""
+    if not has_driver():
+        raise DflashError("it has no NVIDIA driver")
+    device = Device()
+    device.close()
+    gpu = match_gpu(device.name, device.arch, device.total_bytes)
+    return Card(
+        title=device.name,
+        arch=device.arch,
+        memory_bytes=device.total_bytes if gpu is None else gpu.memory_bytes,
+        gpu=gpu,
+        found=device.count,
+    )
+
+
+def abilities(card: Card) -> list[Ability]:
+    """What of this project runs on `card`, whatever the pair."""
+    arch = arches().get(card.arch)
+    if arch is None:
+        known = ", ".join(arches())
+        detail = f"nothing is known of {card.arch}, only of {known}"
+        return [Ability("engines and deployments", False, detail)]
+    return [
+        _deployment_ability(card, arch),
+        *(_engine_ability(library, arch) for library in LIBRARIES.values()),
+        _kernel_ability(arch),
+        _format_ability(arch),
+    ]
+
+
+def _deployment_ability(card: Card, arch: Arch) -> Ability:
+    part = "TensorRT-LLM deployments"
+    if card.gpu is None:
+        what = "their profiles are for GPUs that `plan --gpu` knows, which this one is not"
+        return Ability(part, False, what)
+    profiles = [one for name in pair_names() for one in load_config(name)[0].profiles.values()]
+    ships = card.gpu.name in {one.gpu for one in profiles}
+    profile = "" if ships else f" --profile {card.gpu.name}x1"
+    backend = choose_backend(arch.name)
+    packages = ", ".join(DRAFT_PACKAGES[backend].values())
+    attention = f"the draft's attention is {backend}, of {packages}"
+    return Ability(part, True, f"--executor {TRTLLM}{profile}; {attention}")
+
+
+def _engine_ability(library: Library, arch: Arch) -> Ability:
+    part, option = f"{library.name} engines", f"--executor {library.executor}"
+    known = library_arches(library)
+    if arch.name not in known:
+        return Ability(part, False, f"{library.name} builds for {', '.join(known)}")
+    oldest = ".".join(map(str, library.oldest))
+    where = f"--arch {arch.name}, on any machine" if library.is_rtx else "on such a GPU"
+    return Ability(part, True, f"{option} {where}; version {oldest} or newer")
+
+
+def _kernel_ability(arch: Arch) -> Ability:
+    part = "kernels of this project"
+    if arch.kernels is None:
+        detail = f"none for {arch.name}: TensorRT's attention, linear caches in the compute type"
+        return Ability(part, False, detail)
+    gain = "paged and FP8 caches, tokens drawn on the GPU"
+    return Ability(part, True, f"--plugins, compiled for {arch.kernels}: {gain}")
+
+
+def _format_ability(arch: Arch) -> Ability:
+    part, detail = "quantised products", ", ".join(arch.formats)
+    if "nvfp4" not in arch.formats:
+        detail = f"{detail or 'none'}; four-bit weights are multiplied in bf16"
+    return Ability(part, bool(arch.formats), detail)
+
+
+def judge_pairs(card: Card) -> list[PairOnGpu]:
+    """Every public pair on `card`."""
+    return [judge_pair(name, card) for name in pair_names()]
+
+
+def judge_pair(name: str, card: Card, gpus: int = 1) -> PairOnGpu:
+    """The pair `name` on `gpus` of `card` or more: one way for each executor that can hold it."""
+    pair = find_pair(name)
+    config, _ = load_config(name)
+    deployments = list(_deployments(name, pair, card, gpus))
+    engines = list(_engines(config, pair, card)) if gpus == 1 else []
+    fitting = [one for one in engines if isinstance(one, Way)]
+    # A profile that ships comes first; several GPUs only where one does not do.
+    found = [one for one in deployments if isinstance(one, Way)]
+    shipped = [one for one in found if one.is_shipped and one.gpus == gpus]
+    others = [one for one in found if one not in shipped and (one.gpus == gpus or not fitting)]
+    obstacles = dict.fromkeys(one for one in (*deployments, *engines) if isinstance(one, str))
+    weights = target_weight_bytes(pair.target) + draft_weight_bytes(pair.draft)
+    return PairOnGpu(
+        name=name,
+        published=pair.target.mlp_format,
+        weights=int(weights),
+        ways=(*shipped, *fitting, *others),
+        obstacles=tuple(obstacles),
+    )
+
+
+def _precisions(pair: PairShape, formats: tuple[Format, ...]) -> tuple[Format | None, ...]:
+    """As published, then what this project can quantise it to and the GPU multiplies."""
+    is_plain = pair.target.experts is None and pair.target.mlp_format == "bf16"
+    return (None, *(formats if is_plain else ()))
+
+
+def _deployments(name: str, pair: PairShape, card: Card, gpus: int) -> Iterator[Way | str]:
+    """The TensorRT-LLM deployment on the fewest GPUs; why fewer or the published do not do."""
+    if card.gpu is None:
+        return
+    for key, profile in plain_profiles(card.gpu).items():
+        for precision in _precisions(pair, card.gpu.formats) if profile.gpus >= gpus else ():
+            try:
+                yield _deployment(name, pair, key, precision)
+                return
+            except DflashError as error:
+                yield error.what
+
+
+def _deployment(name: str, pair: PairShape, profile: str, precision: Format | None) -> Way:
+    """A deployment on `profile`; DflashError where TensorRT-LLM would refuse it."""
+    shipped, path = load_config(name)
+    _, config = on_profile(shipped, profile, path)
+    options: tuple[str, ...] = ("--executor", TRTLLM, "--profile", profile)
+    if precision is not None:
+        config = config.model_copy(update={"precision": precision, "draft_precision": None})
+        options += ("--precision", precision, "--calibration", TEXTS)
+    version = find_version(DEFAULT_VERSION)
+    plan = plan_deployment(config, path, profile, pair, DeploymentOptions(version=version))
+    stored = plan.pair.target.mlp_format
+    return Way(
+        executor=TRTLLM,
+        precision=stored,
+        is_native=FORMATS[stored].is_native(plan.gpu),
+        gpus=plan.profile.gpus,
+        users=min(plan.max_batch, plan.memory.sequences),
+        context=plan.max_seq_len,
+        options=options,
+        is_shipped=profile in shipped.profiles,
+    )
+
+
+def _engines(config: BuildConfig, pair: PairShape, card: Card) -> Iterator[Way | str]:
+    """One way for each library that builds engines for `card`, as little quantised as fits."""
+    arch = arches().get(card.arch)
+    if arch is None:
+        yield f"nothing is known of {card.arch}"
+        return
+    for library in LIBRARIES.values():
+        if arch.name not in library_arches(library):
+            continue
+        plugins = arch.kernels is not None and not library.is_rtx
+        for precision in _precisions(pair, arch.formats):
+            users = _engine_users(config, pair, card, precision, plugins=plugins)
+            if users:
+                break
+            yield _too_large(config, pair, card, precision, plugins=plugins)
+        else:
+            continue
+        options: tuple[str, ...] = ("--executor", library.executor)
+        if library.is_rtx:
+            options += ("--arch", arch.name)
+        if plugins:
+            options += ("--plugins",)
+        if precision is not None:
+            options += ("--precision", precision, "--calibration", TEXTS)
+        yield Way(
+            executor=library.executor,
+            precision=precision or "bf16",
+            is_native=True,
+            gpus=1,
+            users=users,
+            context=config.max_seq_len,
+            options=(*options, "--max-batch", str(users)),
+        )
+
+
+def _engine_users(
+    config: BuildConfig, pair: PairShape, card: Card, precision: Format | None, *, plugins: bool
+) -> int:
+    """The largest power of two that engines on `card` hold at the configuration's length, or 0."""
+    users, batch = 0, 1
+    while batch <= MOST_USERS:
+        if _engine_bytes(config, pair, batch, precision, plugins=plugins) > card.memory_bytes:
+            break
+        users, batch = batch, 2 * batch
+    return users
+
+
+def _too_large(
+    config: BuildConfig, pair: PairShape, card: Card, precision: Format | None, *, plugins: bool
+) -> str:
+    """What one sequence takes, and whether shorter chunks of prompts would mend that."""
+
+    def needed(chunk: int) -> int:
+        shorter = config.model_copy(update={"prefill_chunk": chunk})
+        return _engine_bytes(shorter, pair, 1, precision, plugins=plugins)
+
+    chunk = config.prefill_chunk
+    what = f"{precision or 'bf16'} engines take {needed(chunk) / 1e9:,.1f} GB for one user"
+    while chunk > SHORTEST_CHUNK:
+        chunk //= 2
+        if needed(chunk) <= card.memory_bytes:
+            return f"{what}, {needed(chunk) / 1e9:,.1f} with `prefill_chunk: {chunk}`"
+    return what
+
+
+def _engine_bytes(
+    config: BuildConfig, pair: PairShape, batch: int, precision: Format | None, *, plugins: bool
+) -> int:
+    """What engines for `batch` sequences take in all, the runtime's allowance and logits too."""
+    target, draft = pair.target, pair.draft
+    if precision is not None:
+        target = target.in_format(precision)
+        draft = replace(draft, model=draft.model.in_format(precision))
+    weights = shape_weight_bytes(target, draft)
+    form = GraphForm(precision=Precision.BFLOAT16, draws=plugins)
+    block = config.block_size or draft.block_size
+    limits = Limits(batch, config.max_seq_len, block, config.prefill_chunk)
+    took = engine_memory(target.sizes, draft.model.sizes, weights, limits, form, splits=plugins)
+    return took.total + took.rows * target.vocab * LOGITS_ITEM_BYTES + RUNTIME_BYTES

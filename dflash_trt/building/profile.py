@@ -1,0 +1,46 @@
+"""The hardware profile of a build: a configuration's own, or plain GPUs by name and number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dflash_trt.config import BuildConfig, HardwareProfile, choose_profile
+from dflash_trt.hardware.gpus import Gpu, find_gpu, gpu_names
+
+MOST_PLAIN = 8
+
+
+def plain_profiles(gpu: Gpu) -> dict[str, HardwareProfile]:
+    """1, 2, 4 and 8 of `gpu`, as many as its link joins, by name: "l40sx2" is two L40S.
+
+    They hold what the configuration says by default.
+    """
+    counts = (1 << power for power in range(min(gpu.link_gpus, MOST_PLAIN).bit_length()))
+    return {
+        f"{gpu.name}x{count}": HardwareProfile(
+            gpu=gpu.name,
+            gpus=count,
+            nodes=max(1, count // gpu.node_gpus),
+            tensor_parallel=count,
+        )
+        for count in counts
+    }
+
+
+def on_profile(config: BuildConfig, name: str | None, path: Path) -> tuple[str, BuildConfig]:
+    """The profile called `name`, or the only one; and `config` with its limits and precision.
+
+    Raises:
+        DflashError: no such profile, or several to choose from (usage).
+    """
+    gpu = (name or "").rpartition("x")[0]
+    if name not in config.profiles and gpu in gpu_names():
+        plain = {key: one for key, one in plain_profiles(find_gpu(gpu)).items() if key == name}
+        config = config.model_copy(update={"profiles": config.profiles | plain})
+    name = choose_profile(config, name, path)
+    profile = config.profiles[name]
+    given = {"max_batch": profile.max_batch, "max_seq_len": profile.max_seq_len}
+    update: dict[str, object] = {key: value for key, value in given.items() if value is not None}
+    if profile.precision is not None:
+        update |= {"precision": profile.precision, "draft_precision": None}
+    return name, config.model_copy(update=update)

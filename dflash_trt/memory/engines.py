@@ -1,0 +1,82 @@
+"""Memory of one GPU that runs a pair's engines, which hold all of it from their start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dflash_trt.checkpoints.sizes import DecoderSizes
+from dflash_trt.core.limits import Limits, PagePool
+from dflash_trt.graph.form import GraphForm
+from dflash_trt.memory.caches import cache_bytes_per_token, engine_cache_length
+from dflash_trt.memory.gpus import ONE_GPU
+from dflash_trt.memory.shape import DraftShape, ModelShape
+from dflash_trt.memory.weights import (
+    draft_weight_bytes,
+    gathered_bytes,
+    target_weight_bytes,
+    vocab_bytes,
+)
+from dflash_trt.memory.workspace import split_scratch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """Bytes that engines of one form and one set of limits take.
+
+    Args:
+        caches: of both models, `positions` of each, allocated whole.
+        gathered: of the experts that the `rows` of the widest pass choose, one layer's.
+        shares: of split attention, where kernels of ours are to split it.
+    """
+
+    weights: int
+    caches: int
+    gathered: int
+    shares: int
+    positions: int
+    rows: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.caches + self.gathered + self.shares
+
+
+def engine_memory(
+    target: DecoderSizes,
+    draft: DecoderSizes,
+    weights: int,
+    limits: Limits,
+    form: GraphForm,
+    *,
+    pool: PagePool | None = None,
+    splits: bool,
+) -> EngineMemory:
+    """What a pair takes in engines of graphs of `form`; `pool` where its caches are paged.
+
+    `splits` says that our attention kernels are in them.
+    """
+    capacity = engine_cache_length(limits, target, form)
+    positions = limits.max_batch * capacity
+    if pool is not None:
+        positions = (pool.pages + 1) * pool.page_size
+    rows = max(limits.prefill_chunk, limits.max_batch * limits.block_size)
+    return EngineMemory(
+        weights=weights,
+        caches=positions * sum(cache_bytes_per_token(sizes, form) for sizes in (target, draft)),
+        gathered=rows * gathered_bytes(target, form.precision.item_bytes),
+        shares=split_scratch(target, draft, limits, form, capacity) if splits else 0,
+        positions=positions,
+        rows=rows,
+    )
+
+
+def shape_weight_bytes(target: ModelShape, draft: DraftShape) -> int:
+    """Bytes of a pair's weights in its two engines, by their shapes.
+
+    Experts count in bf16, whatever they are stored in: rows gather them as floats. The draft's
+    engine has an embedding and an output head of its own.
+    """
+    if target.experts is not None:
+        target = replace(target, mlp_format="bf16")
+    weights = target_weight_bytes(target) + draft_weight_bytes(draft)
+    return int(weights + vocab_bytes(target, ONE_GPU))

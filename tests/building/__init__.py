@@ -1,0 +1,1 @@
+"""What a build is told before any work starts."""

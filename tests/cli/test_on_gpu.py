@@ -1,0 +1,147 @@
+"""What runs on a GPU that is named or here: `targets --gpu`, `doctor` and `plan` on a stand-in."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.building import on_gpu
+from dflash_trt.hardware import device
+from dflash_trt.proof import doctor
+from tests.cli.conftest import Outcome, Run
+from tests.standins.cuda import FakeCuda
+
+PutGpu = Callable[[FakeCuda], None]
+GOLDEN = Path(__file__).with_name("targets_golden.txt")
+H100 = {"arch": (9, 0), "total": 85_029_158_912, "name": "NVIDIA H100 80GB HBM3"}
+ADA = {"arch": (8, 9), "total": 25_282_281_472, "name": "NVIDIA GeForce RTX 4090"}
+
+
+@pytest.fixture
+def put_gpu(monkeypatch: pytest.MonkeyPatch) -> PutGpu:
+    """Puts a GPU and its driver into this machine."""
+
+    def put(cuda: FakeCuda) -> None:
+        monkeypatch.setattr(device, "load_cuda", lambda: cuda)
+        for module in (on_gpu, doctor):
+            monkeypatch.setattr(module, "has_driver", lambda: True)
+
+    return put
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (on_gpu, doctor):
+        monkeypatch.setattr(module, "has_driver", lambda: False)
+
+
+def _pairs(outcome: Outcome) -> dict[str, list[dict[str, object]]]:
+    return {name: pair["ways"] for name, pair in outcome.json["pairs"].items()}
+
+
+def test_the_whole_answer(run: Run) -> None:
+    """Golden: `dflash-trt targets --gpu rtx-5090` and `--gpu a100` write it again."""
+    shown = "\n".join(run.well("targets", "--gpu", gpu).out for gpu in ("rtx-5090", "a100"))
+    assert shown == GOLDEN.read_text(encoding="utf-8")
+    assert max(map(len, shown.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("gpu", ["h200", "l40s"])
+def test_its_commands_are_taken(run: Run, tmp_path: Path, gpu: str) -> None:
+    """Of deployments all is checked here; engines need checkpoints, which are asked for first."""
+    for number, (pair, ways) in enumerate(_pairs(run("targets", "--gpu", gpu, "--json")).items()):
+        for way in ways:
+            command = ["build", "--target", pair, *way["options"], "-o", tmp_path / f"{number}"]
+            if way["executor"] == "trtllm":
+                run.well(*command)
+
+
+def test_a_pair_that_is_too_large_says_what_it_takes(run: Run, put_gpu: PutGpu) -> None:
+    ways = _pairs(run("targets", "--gpu", "rtx-5090", "--json"))["gpt-oss-120b"]
+    assert [(way["executor"], way["gpus"]) for way in ways] == [("trtllm", 4)]
+    put_gpu(FakeCuda(**ADA))
+    found = run("targets", "--gpu", "here", "--json")
+    assert {way["precision"] for way in _pairs(found)["qwen3-8b"]} == {"fp8"}
+    assert found.json["pairs"]["gpt-oss-20b"]["obstacles"] == [
+        "bf16 engines take 101.7 GB for one user"
+    ]
+
+
+def test_a_gpu_of_less_memory_is_another_one(run: Run, put_gpu: PutGpu) -> None:
+    put_gpu(FakeCuda((8, 0), total=42_400_000_000, name="NVIDIA A100-SXM4-40GB"))
+    shown = run.well("targets", "--gpu", "here").out
+    assert "A100-SXM4-40GB (sm_80), 42 GB, 1 here" in shown and "a100x1" not in shown
+
+
+def test_an_architecture_that_nobody_knows(run: Run, put_gpu: PutGpu) -> None:
+    put_gpu(FakeCuda((7, 5), name="Tesla T4"))
+    shown = run.well("targets", "--gpu", "here").out
+    assert "nothing is known of sm_75" in shown and "dflash-trt build" not in shown
+
+
+def test_doctor_says_what_its_gpu_can_run(run: Run, put_gpu: PutGpu) -> None:
+    put_gpu(FakeCuda(**H100, count=8))
+    found = {one["capability"]: one for one in run("doctor", "--json").json}
+    gpu = found["NVIDIA GPU"]
+    assert gpu["ready"] and on_gpu.NEVER_RUN in gpu["detail"]
+    assert gpu["detail"].startswith(f"{H100['name']} (sm_90), the first of 8, 80 GB, CUDA 13.4;")
+    able = {name: one["ready"] for name, one in found.items() if name.startswith("GPU: ")}
+    assert able == {
+        "GPU: TensorRT-LLM deployments": True,
+        "GPU: TensorRT-RTX engines": False,
+        "GPU: TensorRT engines": True,
+        "GPU: kernels of this project": True,
+        "GPU: quantised products": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("cuda", "pieces"),
+    [
+        ({"driver": 12080}, ["supports CUDA 12.8", "PTX 8.8 of kernels needs 12.9", "newer"]),
+        ({"driver": 12090}, ["supports CUDA 12.9, but cuda-python", "needs 13.0"]),
+        ({"count": 0}, ["no CUDA device: none is visible"]),
+    ],
+)
+def test_doctor_names_what_keeps_a_gpu_from_use(
+    run: Run, put_gpu: PutGpu, cuda: dict[str, int], pieces: list[str]
+) -> None:
+    put_gpu(FakeCuda(**cuda))
+    *_, last = run("doctor", "--json").json
+    assert last["capability"] == "NVIDIA GPU" and not last["ready"]
+    assert all(piece in last["detail"] for piece in pieces)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_one_is_asked_for(run: Run) -> None:
+    last = run("doctor", "--json").json[-1]
+    assert not last["ready"] and "dflash-trt targets --gpu h100" in last["detail"]
+    for command in (
+        ("plan", "--target", "qwen3-8b", "--interactivity", 50),
+        ("targets", "--gpu", "here"),
+    ):
+        run(*command).fails(2, "--gpu: no GPU is found on this machine", "rtx-pro-6000, rtx-5090")
+
+
+def test_plan_takes_the_gpu_that_is_here(run: Run, put_gpu: PutGpu) -> None:
+    asked = ("plan", "--target", "qwen3-8b", "--interactivity", 50)
+    put_gpu(FakeCuda(**H100))
+    found = run.well(*asked)
+    assert found.out == run.well(*asked, "--gpu", "h100").out
+    assert found.err == f"note: {H100['name']} is here; its figures are of H100 SXM\n"
+    put_gpu(FakeCuda(**ADA))
+    run(*asked).fails(2, "no figures are known of NVIDIA GeForce RTX 4090")
+
+
+def test_plan_says_what_could_run_it(run: Run) -> None:
+    asked = ("plan", "--target", "gpt-oss-120b", "--gpu", "h100", "--interactivity", 20)
+    shown = run.well(*asked).out
+    assert (
+        "H100 SXM does not multiply mxfp4: weights are read in it, and multiplied in bf16" in shown
+    )
+    (command,) = [line.split("  ")[1] for line in shown.splitlines() if "dflash-trt build" in line]
+    assert shlex.split(command)[4:8] == ["--executor", "trtllm", "--profile", "h100x1"]
+    run(*asked[:4], "l40s", *asked[5:]).fails(1, "1 × L40S: no sequence", "give --gpus 2, a lower")
