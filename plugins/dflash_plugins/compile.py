@@ -3,7 +3,7 @@
     python -m dflash_plugins.compile --arch sm_100a,sm_103a,sm_120a,sm_90a -o DIR
 
 TensorRT embeds the machine code, a cubin of the PTX, in an engine; a report of it has the kernel's
-registers, shared memory and spills. Names hold a hash of everything that both depend on.
+registers, shared memory, spills and instructions. Names hold a hash of all that both depend on.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import re
-import subprocess
-import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
 
+from dflash_plugins.assembler import Resources, assemble, other_assemblers
+from dflash_plugins.cuda_tools import tool_version
 from dflash_plugins.operation import Case, KernelSpec
 from dflash_plugins.ptx import drop_scratch_pointers, name_entry, ptx_version
+from dflash_plugins.sass import read_sass
 from dflash_plugins.table import load_kernel, main_cases
 from dflash_trt.core.user_cache import write_cache
 from dflash_trt.errors import DflashError, one_line
@@ -31,17 +31,6 @@ from dflash_trt.kernels.arches import kernel_arches
 
 INSTALL = "pip install 'dflash-trt[plugins]'"
 WARP = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """Registers per thread, bytes of shared memory per block, and bytes of stack and spills."""
-
-    registers: int
-    shared_bytes: int
-    stack_bytes: int
-    spill_store_bytes: int
-    spill_load_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +73,7 @@ def _compile(spec: KernelSpec, function: Any, arch: str, name: str) -> CompiledK
     raw = run_compiler(spec, function, kernel_arches()[arch].number)
     ptx = name_entry(drop_scratch_pointers(raw.asm["ptx"], len(spec.parameters)), name)
     shared = int(raw.metadata.shared)
-    cubin, resources = _assemble(ptx, arch, shared)
+    cubin, resources = assemble(ptx, arch, shared)
     return CompiledKernel(name, arch, ptx, cubin, spec.warps * WARP, shared, resources)
 
 
@@ -194,41 +183,14 @@ def run_compiler(spec: KernelSpec, function: Any, capability: int) -> Any:
     return raw
 
 
-def _assemble(ptx: str, arch: str, dynamic_shared: int) -> tuple[bytes, Resources]:
-    """Machine code of `ptx` and its resources, by the ptxas that Triton language ships."""
-    from triton.backends.nvidia.compiler import get_ptxas
-
-    with tempfile.TemporaryDirectory(prefix="dflash-plugins-") as name:
-        source, result = Path(name) / "kernel.ptx", Path(name) / "kernel.cubin"
-        source.write_text(ptx, encoding="utf-8")
-        ptxas = get_ptxas(kernel_arches()[arch].number).path
-        command = [ptxas, "-v", f"--gpu-name={arch}", str(source), "-o", str(result)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise DflashError(f"ptxas refuses the PTX: {one_line(done.stderr)}", where=arch)
-        return result.read_bytes(), parse_resources(done.stderr, dynamic_shared)
-
-
-def parse_resources(report: str, dynamic_shared: int = 0) -> Resources:
-    """Reads the report of `ptxas -v` about one kernel; adds `dynamic_shared` bytes to its own."""
-
-    def figure(pattern: str) -> int:
-        match = re.search(pattern, report)
-        return int(match.group(1)) if match else 0
-
-    return Resources(
-        registers=figure(r"Used (\d+) registers"),
-        shared_bytes=figure(r"(\d+) bytes smem") + dynamic_shared,
-        stack_bytes=figure(r"(\d+) bytes stack frame"),
-        spill_store_bytes=figure(r"(\d+) bytes spill stores"),
-        spill_load_bytes=figure(r"(\d+) bytes spill loads"),
-    )
-
-
 def resource_table(
     cases: Sequence[Case], arches: Sequence[str], folder: Path
 ) -> list[dict[str, Any]]:
-    """One row per case, tactic and architecture with the kernel's resources."""
+    """One row per case, tactic and architecture.
+
+    It has the kernel's resources, those that other versions of ptxas give the same PTX, and what
+    its machine code holds (`SassFacts`; None where no disassembler is installed that reads it).
+    """
     rows: list[dict[str, Any]] = []
     for case in cases:
         for tactic in range(case.operation.tactics):
@@ -236,8 +198,22 @@ def resource_table(
                 kernel = compile_kernel(case.kernel_spec(tactic), arch, folder)
                 row = {"operation": case.operation.name, "case": case.name, "tactic": tactic}
                 row |= {"arch": arch, "threads": kernel.threads, **asdict(kernel.resources)}
+                facts = read_sass(kernel.cubin)
+                row["other_ptxas"] = reassemble(kernel)
+                row["sass"] = None if facts is None else asdict(facts)
                 rows.append(row)
     return rows
+
+
+def reassemble(kernel: CompiledKernel) -> dict[str, dict[str, int]]:
+    """Registers and spilled bytes of the same PTX by other versions of ptxas ("13.5.37")."""
+    found = {}
+    for tool in other_assemblers(kernel.arch):
+        _, took = assemble(kernel.ptx, kernel.arch, kernel.shared_bytes, tool)
+        check_limits(replace(kernel, resources=took))
+        figures = {"registers": took.registers, "spilled_bytes": took.spilled_bytes}
+        found[tool_version(tool)] = figures
+    return found
 
 
 @click.command(help=(__doc__ or "").partition("\n")[0])
@@ -270,9 +246,10 @@ def main(arch: str, output: Path, as_json: bool) -> None:
         return
     for row in rows:
         spilled = row["spill_store_bytes"] + row["spill_load_bytes"]
+        mma = {name.partition(".")[0] for name in row["sass"]["mma"]} if row["sass"] else ()
         click.echo(
             f"{row['arch']:8} {row['operation']:34} {row['case']:32} {row['registers']:4} registers"
-            f"  {row['shared_bytes']:7,} bytes shared  {spilled} spilled"
+            f"  {row['shared_bytes']:7,} bytes shared  {spilled} spilled  {' '.join(sorted(mma))}"
         )
 
 

@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from dflash_plugins import compile as compilation
+from dflash_plugins.assembler import Resources, parse_resources
 from dflash_plugins.compile import (
     CompiledKernel,
-    Resources,
     check_limits,
     compile_kernel,
     main,
-    parse_resources,
+    reassemble,
 )
 from dflash_plugins.operation import Case
 from dflash_plugins.ptx import drop_scratch_pointers, entry_parameters, name_entry
+from dflash_plugins.sass import read_sass
 from dflash_plugins.table import main_cases
 
 from dflash_trt.errors import DflashError
@@ -70,7 +71,7 @@ def compilations() -> Iterator[object]:
 def test_kernels_compile_without_spills_for_every_architecture(
     case: Case, arch: str, kernels: Path
 ) -> None:
-    """And the last tactic of each needs no shared memory that a launcher must opt in to."""
+    """Whichever ptxas assembles them; the last tactic needs no memory that must be opted in to."""
     operation = case.operation
     for tactic in range(operation.tactics):
         kernel = compile_kernel(case.kernel_spec(tactic), arch, kernels)
@@ -79,10 +80,20 @@ def test_kernels_compile_without_spills_for_every_architecture(
         assert name == kernel.name
         inputs, outputs = (["u64"] * len(side) for side in (operation.inputs, operation.outputs))
         assert parameters == inputs + ["u32"] * len(operation.extras) + outputs
-        assert kernel.resources.spill_store_bytes == kernel.resources.spill_load_bytes == 0
-        assert kernel.cubin.startswith(b"\x7fELF")
+        assert kernel.resources.spilled_bytes == kernel.resources.stack_bytes == 0
         assert os.fspath(Path.cwd()) not in kernel.ptx  # nothing of the machine that compiled it
+        # ptxas 13.5 spills 24 bytes on sm_100a and sm_103a; no public pair has such heads.
+        most = 24 if case.name.startswith("heads of 256") else 0
+        assert all(took["spilled_bytes"] <= most for took in reassemble(kernel).values())
+        facts = read_sass(kernel.cubin)
+        if facts is None:
+            continue
+        assert facts.local_accesses == 0
+        if operation.kernel == "block_attention":  # it copies ahead, in wide accesses
+            assert min(facts.asynchronous_copies, facts.wide_accesses, len(facts.mma)) > 0
     assert kernel.resources.shared_bytes <= kernel_arches()[arch].plain_shared_bytes
+    if facts is None:
+        pytest.skip("its instructions: nvidia-cuda-nvdisasm (the test extra) is not installed")
 
 
 def test_what_was_compiled_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +207,10 @@ def test_the_command_prints_a_row_for_each_kernel(tmp_path: Path) -> None:
     ]
     rows = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).output)
     assert {row["arch"] for row in rows} == {"sm_120a", "sm_90a"}
+    assert {(row["sass"]["local_accesses"], *row["sass"]["mma"]) for row in rows} == {(0,)}
+    others = [took for row in rows for took in row["other_ptxas"].values()]
+    assert {took["spilled_bytes"] for took in others} == {0}
+    assert min(took["registers"] for took in others) > 0
     assert sorted(path.suffix for path in tmp_path.iterdir()) == sorted(
         [".cubin", ".json", ".ptx"] * 2
     )
