@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -197,5 +198,6 @@ def _describe_deployment(one: Deployment) -> list[str]:
         f"{format_size(memory.draft_context)}, KV cache at least {format_size(memory.kv_pool)} of "
         f"{format_size(memory.gpu_memory)}: {memory.sequences} sequences of "
         f"{one.max_seq_len} tokens",
+        *([f"set     {json.dumps(one.llm_args)}"] if one.llm_args else []),
         f"variants {', '.join(one.variants)}; README.md has the commands",
     ]

@@ -37,15 +37,28 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_YAML_BYTES:
             raise DflashError("is larger than 1 MiB, not a configuration", where=path, usage=True)
-        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         reason = error.strerror or str(error)
         raise DflashError(f"cannot be read: {reason}", where=path, usage=True) from error
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        # Besides YAMLError, PyYAML lets through what its constructors raise.
-        raise DflashError(
-            f"is not valid YAML: {one_line(error)}", where=path, usage=True
-        ) from error
+    except UnicodeDecodeError as error:
+        what = f"is not valid YAML: {one_line(error)}"
+        raise DflashError(what, where=path, usage=True) from error
+    raw = parse_yaml(text, path)
     if not isinstance(raw, dict):
         raise DflashError("must be a YAML mapping of keys", where=path, usage=True)
     return raw
+
+
+def parse_yaml(text: str, where: str | Path) -> Any:
+    """What a text says, of whatever kind.
+
+    Raises:
+        DflashError: not YAML, an alias, a key given twice (usage).
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        # Besides YAMLError, PyYAML lets through what its constructors raise.
+        what = f"is not valid YAML: {one_line(error)}"
+        raise DflashError(what, where=where, usage=True) from error

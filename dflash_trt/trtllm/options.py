@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field
 
 from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.core.validation import Location, validate
+from dflash_trt.core.yaml_files import parse_yaml
 from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.trtllm.schema import MoeBackend, Section
 
@@ -89,11 +89,7 @@ def _parse(texts: Sequence[str]) -> dict[str, Any]:
             what = "is given twice"
         if what is not None:
             raise DflashError(f"{one_line(text, 60)!r} {what}", where=OPTION, usage=True)
-        try:
-            level[last] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            what = f"{one_line(text, 60)!r} has no YAML value"
-            raise DflashError(what, where=OPTION, usage=True) from error
+        level[last] = parse_yaml(value, f"{OPTION} {one_line(name, 60)}")
     return tree
 
 

@@ -129,7 +129,14 @@ def _write_scripts(folder: Path, plan: DeploymentPlan, sources: Sources) -> None
     needed = {variant: packages(plan, variant) for variant in variants}
     gpus = plan.profile.gpus // plan.profile.nodes
     machine = {"packages": json.dumps(needed, indent=4), "arch": plan.gpu.arch, "gpus": gpus}
-    _write(folder / "preflight.py", _render("preflight.py.j2", **names, **machine))
+    shape = plan.pair.draft
+    stated = {
+        "target_layer_ids": list(shape.target_layer_ids),
+        "mask_token_id": shape.mask_token_id,
+        "block_size": shape.block_size,
+    }
+    draft = {"draft": sources.locations["draft"], "stated": json.dumps(stated)}
+    _write(folder / "preflight.py", _render("preflight.py.j2", **names, **machine, **draft))
     script = folder / "serve-triton.sh"
     _write(script, _render("serve-triton.sh.j2", **names))
     script.chmod(0o755)

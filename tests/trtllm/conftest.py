@@ -46,7 +46,7 @@ def write_schedule(path: Path, blocks: Sequence[tuple[int, int]], executor: str 
 def install_tensorrt_llm(
     folder: Path, model: str, launcher: str, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """`environment` with a TensorRT-LLM and FlashInfer below `folder`, as far as scripts look.
+    """`environment` with a TensorRT-LLM and what it needs below `folder`, as far as scripts look.
 
     Args:
         model: its Triton model's model.py.
@@ -58,6 +58,7 @@ def install_tensorrt_llm(
         made.mkdir(parents=True)
     (package / "__init__.py").write_text("print('a banner')\n__version__ = '1.4.0rc1'\n")
     (package.parent / "flashinfer.py").touch()
+    (package.parent / "huggingface_hub.py").touch()  # there is no network
     (package.parent / "torch.py").write_text(TORCH)
     (models / "model.py").write_text(model)
     launch.write_text(f"#!/bin/sh\n{launcher}\n")

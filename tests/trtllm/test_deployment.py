@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from dflash_perf.harness.config import read_sweep_config
 
+from dflash_trt.building.profile import on_profile
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import load_config, target_names
@@ -40,9 +42,8 @@ def test_every_pair_has_a_profile_of_every_gpu() -> None:
         config, path = load_config(name)
         pair, found = find_pair(name), set()
         for profile_name, profile in config.profiles.items():
-            limits = {"max_batch": profile.max_batch, "max_seq_len": profile.max_seq_len}
             options = DeploymentOptions(version=find_version(DEFAULT_VERSION))
-            limited = config.model_copy(update=limits)
+            limited = on_profile(config, profile_name, path)[1]
             plan = plan_deployment(limited, path, profile_name, pair, options)
             assert plan.memory.sequences >= 2, (name, profile_name)
             found.add((profile.gpu, profile.gpus))
@@ -248,11 +249,21 @@ def test_the_triton_script(run: Run, tmp_path: Path) -> None:
     (python / "torch.py").write_text(TORCH.replace("(10, 0)", "(9, 0)"))
     lacking = script()
     assert lacking.returncode == 1 and not lacking.stdout
-    errors = lacking.stderr.splitlines()
+    note, *errors = lacking.stderr.splitlines()
+    assert note.startswith("note: the config.json of z-lab/Qwen3-8B-DFlash-b16 cannot be read")
     assert [line.split(" (")[0] for line in errors] == [
         "error: this is TensorRT-LLM '1.2.1', the files are for 1.4.0rc1",
         "error: dflash needs flashinfer of the package flashinfer-python",
         "error: GPU 0 is sm_90, the files are for sm_100",
     ]
+    # Another draft under the same name, as its config.json on the hub would tell.
+    config = {"dflash_config": {"target_layer_ids": [2, 9], "mask_token_id": 151669}}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "block_size": 16}))
+    hub = f"def hf_hub_download(name, file): return '{tmp_path}/' + file"
+    (python / "huggingface_hub.py").write_text(hub)
+    assert script("dflash").stderr.splitlines()[-1] == (
+        "error: z-lab/Qwen3-8B-DFlash-b16 has target_layer_ids [2, 9], the files say "
+        "[1, 9, 17, 25, 33]"
+    )
     (python / "torch.py").write_text(TORCH.replace("1)", "0)"))
     assert "there are 0 GPUs, the files are for 1" in script("autoregressive").stderr

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dflash_trt.config import load_config
+from dflash_trt.errors import DflashError
+from dflash_trt.trtllm.options import read_options
 from dflash_trt.trtllm.schema import MoeBackend
 from dflash_trt.trtllm.support import MOE_KERNELS, default_moe_backend, moe_backends
 from tests.trtllm.conftest import Run, write_schedule
@@ -173,7 +177,8 @@ def test_what_does_not_go_together(
         (["=3"], ["is not NAME=VALUE"]),
         (["stream_interval=2", "stream_interval=3"], ["is given twice"]),
         (["stream_interval=2", "stream_interval.x=3"], ["is given twice"]),
-        (["stream_interval=[2"], ["has no YAML value"]),
+        (["stream_interval=[2"], ["--llm-arg stream_interval: is not valid YAML"]),
+        (["reasoning_parser=" + "[" * 9999], ["is not valid YAML"]),
         (["kv_cache_config=fp8"], ["kv_cache_config"]),
         (["reasoning_parser=llama"], ["--llm-arg: reasoning_parser llama", "choose qwen3"]),
     ],
@@ -204,3 +209,27 @@ def test_automatic_moe_backends_have_kernels() -> None:
                 assert default_moe_backend(experts, arch) in backends[experts, arch]
     assert backends["mxfp4", "sm_90"] == ["CUTLASS", "TRITON"]
     assert backends["nvfp4", "sm_90"] == ["MARLIN"]
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+SECTIONS = ["kv_cache_config", "moe_config", SPECULATION]
+NAMES = [*SECTIONS, "stream_interval", "reasoning_parser", "trust_remote_code", "zzz"]
+
+
+@given(
+    st.dictionaries(st.sampled_from(NAMES), ANYTHING, max_size=3),
+    st.dictionaries(st.sampled_from(["dtype", "backend", "max_concurrency", "x"]), ANYTHING),
+    st.lists(st.text(max_size=20), max_size=3),
+)
+def test_anything_else_is_one_line(
+    values: dict[str, Any], fields: dict[str, Any], texts: list[str]
+) -> None:
+    for profile, given_texts in ((values, texts), (dict.fromkeys(SECTIONS, fields), [])):
+        try:
+            read_options(profile, "own.yaml", given_texts)
+        except DflashError as error:
+            assert error.usage and str(error).isprintable() and len(str(error)) < 600

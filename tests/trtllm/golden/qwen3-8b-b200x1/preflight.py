@@ -2,11 +2,14 @@
 
     python3 preflight.py [autoregressive|dflash]
 
-Looks at TensorRT-LLM's version, at the packages that the variant imports once it runs, and at the
-GPUs. Says what is missing, a line each; the exit code is 0 where nothing is.
+Looks at TensorRT-LLM's version, at the packages that the variant imports once it runs, at the GPUs,
+and whether the draft's config.json says what the files say of it. Tells what is wrong, a line each;
+the exit code is 0 where nothing is.
 """
 
 import importlib
+import json
+import os
 import sys
 
 VERSION = "1.3.0rc27"
@@ -18,6 +21,30 @@ PACKAGES = {
     }
 }
 ARCH, GPUS = "sm_100", 1
+DRAFT = "z-lab/Qwen3-8B-DFlash-b16"
+STATED = {"target_layer_ids": [1, 9, 17, 25, 33], "mask_token_id": 151669, "block_size": 16}
+
+
+def read_config(model):
+    """The config.json of a folder, or of a name on the Hugging Face hub."""
+    path = os.path.join(model, "config.json")
+    if not os.path.isdir(model):
+        path = importlib.import_module("huggingface_hub").hf_hub_download(model, "config.json")
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def differences():
+    """What the draft says of itself, and the files otherwise."""
+    try:
+        config = read_config(DRAFT)
+    except Exception as error:  # of the hub, of many kinds
+        print(f"note: the config.json of {DRAFT} cannot be read ({error})", file=sys.stderr)
+        return
+    config = {**config, **(config.get("dflash_config") or {})}
+    for name, value in STATED.items():
+        if config.get(name, value) != value:
+            yield f"{DRAFT} has {name} {config[name]}, the files say {value}"
 
 
 def missing(variant):
@@ -50,7 +77,7 @@ def main():
     variant = sys.argv[1] if len(sys.argv) > 1 else "dflash"
     if variant not in PACKAGES:
         sys.exit(f"error: there is no variant '{variant}', but {', '.join(PACKAGES)}")
-    problems = list(missing(variant))
+    problems = [*missing(variant), *(differences() if variant == "dflash" else ())]
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     sys.exit(1 if problems else 0)
