@@ -16,16 +16,8 @@ from dflash_trt.config import BuildConfig, load_config
 from dflash_trt.core.limits import Limits
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.form import GraphForm, Precision
-from dflash_trt.hardware.device import Device, has_driver
-from dflash_trt.hardware.gpus import (
-    Arch,
-    Format,
-    Gpu,
-    arches,
-    find_gpu,
-    gpu_names,
-    match_gpu,
-)
+from dflash_trt.hardware.card import Card
+from dflash_trt.hardware.gpus import Arch, Format, arches
 from dflash_trt.memory.engines import engine_memory, shape_weight_bytes
 from dflash_trt.memory.shape import FORMATS, FormatName
 from dflash_trt.memory.weights import draft_weight_bytes, target_weight_bytes
@@ -33,36 +25,15 @@ from dflash_trt.memory.workspace import LOGITS_ITEM_BYTES, RUNTIME_BYTES
 from dflash_trt.planning.known_pairs import PairShape, find_pair, pair_names
 from dflash_trt.trtllm.plan import DeploymentOptions, plan_deployment
 from dflash_trt.trtllm.rules import choose_backend
-from dflash_trt.trtllm.support import DRAFT_PACKAGES
+from dflash_trt.trtllm.support import DOCUMENTED, DRAFT_PACKAGES
 from dflash_trt.trtllm.versions import DEFAULT_VERSION, find_version
 
-HERE = "here"
-"""What `--gpu` takes for the GPU of this machine."""
 NEVER_RUN = "none of it has run on a GPU yet: memory is counted, speed unknown"
 MOST_USERS = 64
 """Of engines: their linear caches are allocated whole, and larger batches seldom speculate."""
 SHORTEST_CHUNK = 16
 TEXTS = "TEXTS.jsonl"
 """Stands in commands for texts to quantise with."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """A GPU as its user has it.
-
-    Args:
-        title: what it is called.
-        arch: as "sm_90", which may be one that nothing is known of.
-        memory_bytes: of one.
-        gpu: its figures; None where the hardware table lacks it.
-        found: how many are on this machine; None where it was named.
-    """
-
-    title: str
-    arch: str
-    memory_bytes: int
-    gpu: Gpu | None
-    found: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,42 +92,6 @@ class PairOnGpu:
         return [way for way in self.ways if way in first.values()]
 
 
-def choose_card(name: str | None) -> Card:
-    """The GPU called `name`; HERE or None: the first of this machine.
-
-    Raises:
-        DflashError: no GPU is called so, or there is none here (usage).
-    """
-    if name not in (None, HERE):
-        gpu = find_gpu(name)
-        return Card(title=gpu.title, arch=gpu.arch, memory_bytes=gpu.memory_bytes, gpu=gpu)
-    try:
-        return find_card()
-    except DflashError as error:
-        raise DflashError(
-            f"no GPU is found on this machine ({error.what})",
-            where="--gpu",
-            fix=f"name one of {', '.join(gpu_names())}",
-            usage=True,
-        ) from error
-
-
-def find_card() -> Card:
-    """The first GPU of this machine; DflashError where there is none to be had."""
-    if not has_driver():
-        raise DflashError("it has no NVIDIA driver")
-    device = Device()
-    device.close()
-    gpu = match_gpu(device.name, device.arch, device.total_bytes)
-    return Card(
-        title=device.name,
-        arch=device.arch,
-        memory_bytes=device.total_bytes if gpu is None else gpu.memory_bytes,
-        gpu=gpu,
-        found=device.count,
-    )
-
-
 def abilities(card: Card) -> list[Ability]:
     """What of this project runs on `card`, whatever the pair."""
     arch = arches().get(card.arch)
@@ -182,8 +117,10 @@ def _deployment_ability(card: Card, arch: Arch) -> Ability:
     profile = "" if ships else f" --profile {card.gpu.name}x1"
     backend = choose_backend(arch.name)
     packages = ", ".join(DRAFT_PACKAGES[backend].values())
-    attention = f"the draft's attention is {backend}, of {packages}"
-    return Ability(part, True, f"--executor {TRTLLM}{profile}; {attention}")
+    detail = f"--executor {TRTLLM}{profile}; the draft's attention is {backend}, of {packages}"
+    if arch.name not in DOCUMENTED:
+        detail += f"; its documents do not name {arch.name}"
+    return Ability(part, True, detail)
 
 
 def _engine_ability(library: Library, arch: Arch) -> Ability:
@@ -208,7 +145,7 @@ def _kernel_ability(arch: Arch) -> Ability:
 def _format_ability(arch: Arch) -> Ability:
     part, detail = "quantised products", ", ".join(arch.formats)
     if "nvfp4" not in arch.formats:
-        detail = f"{detail or 'none'}; four-bit weights are multiplied in bf16"
+        detail = f"{detail or 'none'}; four-bit experts are multiplied in bf16"
     return Ability(part, bool(arch.formats), detail)
 
 

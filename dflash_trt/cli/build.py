@@ -180,7 +180,9 @@ _output = option_group(
     help="What will run the bundle.",
 )
 @click.option(
-    "--profile", help="Hardware to build for, a name from `targets`.  [trtllm: the only one]"
+    "--profile",
+    help="Hardware to build for: a name from `targets`, or a GPU and how many, as l40sx2.  "
+    "[trtllm: the only one]",
 )
 @_engines
 @_precision

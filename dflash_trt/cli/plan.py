@@ -8,12 +8,13 @@ from typing import Any, get_args
 
 import click
 
-from dflash_trt.building.on_gpu import NEVER_RUN, Card, PairOnGpu, choose_card, judge_pair
+from dflash_trt.building.on_gpu import NEVER_RUN, PairOnGpu, judge_pair
 from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers, print_json
 from dflash_trt.errors import DflashError
+from dflash_trt.hardware.card import Card, choose_card
 from dflash_trt.hardware.gpus import Gpu, gpu_names
 from dflash_trt.memory.gpus import GpuLayout
-from dflash_trt.memory.shape import FormatName
+from dflash_trt.memory.shape import FORMATS, FormatName
 from dflash_trt.planning.calibration import StoredCalibration, read_calibration
 from dflash_trt.planning.known_pairs import PairShape, find_pair, published_decodings
 from dflash_trt.planning.projection import Projection, make_projection
@@ -123,6 +124,8 @@ def command(
     _print(plan, stored)
     if judged is not None:
         _print_ways(judged)
+    elif precision is not None and not FORMATS[precision].is_native(chosen):
+        click.echo(f"\nnothing here runs it so: builds for {chosen.title} refuse {precision}")
 
 
 def _find_gpu(name: str | None) -> tuple[Card, Gpu]:

@@ -18,7 +18,8 @@ from dflash_trt.config import (
 )
 
 if TYPE_CHECKING:
-    from dflash_trt.building.on_gpu import Card, PairOnGpu
+    from dflash_trt.building.on_gpu import PairOnGpu
+    from dflash_trt.hardware.card import Card
 
 
 @click.command("targets")
@@ -77,7 +78,8 @@ def _split(profile: HardwareProfile) -> str:
 
 def _show_gpu(name: str, *, as_json: bool) -> None:
     # Imported here: the list of targets needs none of what executors and graphs bring.
-    from dflash_trt.building.on_gpu import NEVER_RUN, abilities, choose_card, judge_pairs
+    from dflash_trt.building.on_gpu import NEVER_RUN, abilities, judge_pairs
+    from dflash_trt.hardware.card import choose_card
 
     card = choose_card(name)
     able, pairs = abilities(card), judge_pairs(card)

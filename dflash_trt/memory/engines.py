@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.memory.caches import cache_bytes_per_token, engine_cache_length
 from dflash_trt.memory.gpus import ONE_GPU
-from dflash_trt.memory.shape import DraftShape, ModelShape
+from dflash_trt.memory.shape import FORMATS, DraftShape, ModelShape
 from dflash_trt.memory.weights import (
     draft_weight_bytes,
     gathered_bytes,
@@ -73,10 +73,11 @@ def engine_memory(
 def shape_weight_bytes(target: ModelShape, draft: DraftShape) -> int:
     """Bytes of a pair's weights in its two engines, by their shapes.
 
-    Experts count in bf16, whatever they are stored in: rows gather them as floats. The draft's
+    Packed experts count as `engine_weight_bytes` counts them, four times their bytes. The draft's
     engine has an embedding and an output head of its own.
     """
-    if target.experts is not None:
-        target = replace(target, mlp_format="bf16")
     weights = target_weight_bytes(target) + draft_weight_bytes(draft)
+    if target.experts is not None and target.mlp_format != "bf16":
+        experts = target.experts.experts * target.mlp_weights * len(target.sizes.layers)
+        weights += 3 * FORMATS[target.mlp_format].bytes(experts)
     return int(weights + vocab_bytes(target, ONE_GPU))

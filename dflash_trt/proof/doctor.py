@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from dflash_trt.config import data_folder
 from dflash_trt.core.machine import installed_version
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.hardware.card import Card, find_card
 from dflash_trt.hardware.device import driver_cuda, has_driver
 from dflash_trt.hardware.gpus import DEFAULT_ARCH, arches
 from dflash_trt.version import __version__
@@ -175,7 +176,7 @@ def _tensorrt_llm() -> str:
 
 def _on_gpu() -> Iterator[Finding]:
     """The GPU, and what of this project could run on it."""
-    from dflash_trt.building.on_gpu import NEVER_RUN, Card, abilities, find_card
+    from dflash_trt.building.on_gpu import NEVER_RUN, abilities
 
     found: list[Card] = []
 

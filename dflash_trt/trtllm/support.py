@@ -24,6 +24,9 @@ REJECTION_PACKAGES = {"flashinfer": "flashinfer-python"}
 TRTLLM_PAGES = (16, 32, 64)
 """Tokens of a page that the TRTLLM backend of a draft has kernels for."""
 
+DOCUMENTED = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
+"""Architectures whose GPUs its page of supported hardware names, or its notes of release 0.20."""
+
 _ANY = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
 _SM100 = ("sm_100", "sm_103")
 _SM120 = ("sm_120", "sm_121")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.building import on_gpu
-from dflash_trt.hardware import device
+from dflash_trt.building.on_gpu import NEVER_RUN
+from dflash_trt.hardware import card, device
 from dflash_trt.proof import doctor
 from tests.cli.conftest import Outcome, Run
 from tests.standins.cuda import FakeCuda
@@ -26,7 +26,7 @@ def put_gpu(monkeypatch: pytest.MonkeyPatch) -> PutGpu:
 
     def put(cuda: FakeCuda) -> None:
         monkeypatch.setattr(device, "load_cuda", lambda: cuda)
-        for module in (on_gpu, doctor):
+        for module in (card, doctor):
             monkeypatch.setattr(module, "has_driver", lambda: True)
 
     return put
@@ -34,7 +34,7 @@ def put_gpu(monkeypatch: pytest.MonkeyPatch) -> PutGpu:
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (on_gpu, doctor):
+    for module in (card, doctor):
         monkeypatch.setattr(module, "has_driver", lambda: False)
 
 
@@ -49,7 +49,7 @@ def test_the_whole_answer(run: Run) -> None:
     assert max(map(len, shown.splitlines())) <= 120
 
 
-@pytest.mark.parametrize("gpu", ["h200", "l40s"])
+@pytest.mark.parametrize("gpu", ["l40s", pytest.param("h200", marks=pytest.mark.exhaustive)])
 def test_its_commands_are_taken(run: Run, tmp_path: Path, gpu: str) -> None:
     """Of deployments all is checked here; engines need checkpoints, which are asked for first."""
     for number, (pair, ways) in enumerate(_pairs(run("targets", "--gpu", gpu, "--json")).items()):
@@ -66,7 +66,7 @@ def test_a_pair_that_is_too_large_says_what_it_takes(run: Run, put_gpu: PutGpu) 
     found = run("targets", "--gpu", "here", "--json")
     assert {way["precision"] for way in _pairs(found)["qwen3-8b"]} == {"fp8"}
     assert found.json["pairs"]["gpt-oss-20b"]["obstacles"] == [
-        "bf16 engines take 101.7 GB for one user"
+        "bf16 engines take 104.1 GB for one user"
     ]
 
 
@@ -86,7 +86,7 @@ def test_doctor_says_what_its_gpu_can_run(run: Run, put_gpu: PutGpu) -> None:
     put_gpu(FakeCuda(**H100, count=8))
     found = {one["capability"]: one for one in run("doctor", "--json").json}
     gpu = found["NVIDIA GPU"]
-    assert gpu["ready"] and on_gpu.NEVER_RUN in gpu["detail"]
+    assert gpu["ready"] and NEVER_RUN in gpu["detail"]
     assert gpu["detail"].startswith(f"{H100['name']} (sm_90), the first of 8, 80 GB, CUDA 13.4;")
     able = {name: one["ready"] for name, one in found.items() if name.startswith("GPU: ")}
     assert able == {
@@ -144,4 +144,7 @@ def test_plan_says_what_could_run_it(run: Run) -> None:
     )
     (command,) = [line.split("  ")[1] for line in shown.splitlines() if "dflash-trt build" in line]
     assert shlex.split(command)[4:8] == ["--executor", "trtllm", "--profile", "h100x1"]
+    fp8 = ("plan", "--target", "qwen3-8b", "--gpu", "a100", "--interactivity", 20)
+    shown = run.well(*fp8, "--precision", "fp8").out
+    assert shown.endswith("nothing here runs it so: builds for A100 SXM 80 GB refuse fp8\n")
     run(*asked[:4], "l40s", *asked[5:]).fails(1, "1 × L40S: no sequence", "give --gpus 2, a lower")

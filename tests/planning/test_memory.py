@@ -88,16 +88,16 @@ def test_a_draft_costs_users(pair, gpu, context: int) -> None:  # type: ignore[n
     assert drafted.draft_weights == draft_weight_bytes(pair.draft)
 
 
-@pytest.mark.parametrize(("folder", "over"), [("", 0.01), ("gpt_oss", 0.07)])
-def test_engines_weigh_by_shape_what_they_weigh_by_their_tensors(folder: str, over: float) -> None:
-    """Norms and biases apart, and of packed experts the scales."""
+@pytest.mark.parametrize("folder", ["", "gpt_oss"])
+def test_engines_weigh_by_shape_what_they_weigh_by_their_tensors(folder: str) -> None:
+    """Norms and biases apart."""
     root = data_folder("demo_pair")
     target, draft = root / folder / "target", root / folder / "draft"
     tensors = [read_target(target).weights, read_draft(draft).weights]
     shape = read_pair_shape(target, draft)
     own_head = vocab_bytes(shape.target, ONE_GPU)
     stored = sum(engine_weight_bytes(weights, 2, {}) for weights in tensors) + own_head
-    assert stored / (1 + over) < shape_weight_bytes(shape.target, shape.draft) <= stored
+    assert 0.97 * stored < shape_weight_bytes(shape.target, shape.draft) <= stored
 
 
 def test_what_a_gpu_does_not_multiply_becomes_bf16() -> None:
