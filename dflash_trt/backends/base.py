@@ -9,7 +9,7 @@ at or past a sequence's accepted length are scratch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, Protocol, cast
@@ -55,6 +55,11 @@ class TargetCall:
         return len(self.starts)
 
     @property
+    def slots(self) -> range:
+        """The slots of the sequences."""
+        return range(self.first_slot, self.first_slot + self.batch)
+
+    @property
     def rows(self) -> int:
         """S."""
         return self.token_ids.shape[1]
@@ -83,6 +88,11 @@ class StepCall:
     def batch(self) -> int:
         """B."""
         return len(self.starts)
+
+    @property
+    def slots(self) -> range:
+        """The slots of the sequences."""
+        return range(self.first_slot, self.first_slot + self.batch)
 
     @property
     def rows(self) -> int:
@@ -132,13 +142,12 @@ class ExecutorLimits(Limits):
         wanted = (call.batch, 4) if self.draws else None
         if given != wanted:
             raise ValueError(f"sampling has shape {given}, not {wanted}")
-        slots = range(call.first_slot, call.first_slot + call.batch)
-        if call.first_slot < 0 or slots.stop > self.max_batch:
-            raise ValueError(f"slots {slots} are not within {self.max_batch}")
+        if call.first_slot < 0 or call.slots.stop > self.max_batch:
+            raise ValueError(f"slots {call.slots} are not within {self.max_batch}")
         ends = (call.starts + call.rows).tolist()
         if min(ends) < call.rows or max(ends) > self.max_seq_len:
             raise ValueError(f"rows end at {ends}, past {self.max_seq_len} or before 0")
-        return dict(zip(slots, ends, strict=True))
+        return dict(zip(call.slots, ends, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +202,13 @@ class Executor(Protocol):
     @property
     def is_bitwise(self) -> bool:
         """Whether a row's logits have the same bits whatever runs beside it."""
+        ...
+
+    def warm_up(self, rows: Mapping[int, int], plain: TargetGraph) -> None:
+        """Gets ready for prompts and steps, so that no request waits for what a first call takes.
+
+        `rows` are a step's by its batch; 1 is a pass of `plain`. What slots hold stays.
+        """
         ...
 
     def forward(self, call: TargetCall) -> TargetOutput:

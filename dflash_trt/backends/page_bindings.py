@@ -44,15 +44,17 @@ class PageBindings:
             if end > held:
                 raise ValueError(f"slot {slot} has pages for {held} positions, not {end}")
 
-    def fill(self, table: Int32Array, first_slot: int, ends: Sequence[int] | None = None) -> None:
-        """Writes a page table [B,C] of slots from `first_slot` on, with nobody's page in the rest.
+    def fill(
+        self, table: Int32Array, slots: Sequence[int], ends: Mapping[int, int] | None = None
+    ) -> None:
+        """Writes `slots` into the first rows of a page table [B,C], nobody's page elsewhere.
 
-        Of each sequence the pages up to its end, or all of them.
+        Of each slot the pages up to its end, or all of them.
         """
         table.fill(self._pool.pages)
-        for row in range(len(table)):
-            used = table.shape[1] if ends is None else self._pool.cover(ends[row])
-            pages = self._bound[first_slot + row][:used]
+        for row, slot in enumerate(slots):
+            used = table.shape[1] if ends is None else self._pool.cover(ends[slot])
+            pages = self._bound[slot][:used]
             table[row, : len(pages)] = pages
 
     def move(self, source: int, destination: int, length: int) -> None:

@@ -130,8 +130,7 @@ def plan_deployment(
     check_parser(llm, pair.architecture, asked)
     backend = options.backend or choose_backend(gpu.arch)
     check_backend(backend, gpu, "--attention-backend")
-    cache = llm.kv_cache_config
-    check_caches(cache.dtype, cache.tokens_per_block, gpu, backend, config.max_seq_len, asked)
+    check_caches(llm, gpu, backend, config.max_seq_len, asked)
     trained = pair.draft.block_size
     block = choose_block(config.block_size, trained, where="--block-size")
     check_positions(
@@ -157,7 +156,7 @@ def plan_deployment(
                 draft=pair.draft,
                 gpu=gpu,
                 layout=choose_layout(profile, llm),
-                kv_item_bytes=1 if cache.dtype == "fp8" else KV_ITEM_BYTES,
+                kv_item_bytes=1 if llm.kv_cache_config.dtype == "fp8" else KV_ITEM_BYTES,
                 pages_draft=backend != "VANILLA",
                 max_batch=config.max_batch,
                 max_seq_len=config.max_seq_len,

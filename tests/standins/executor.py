@@ -8,7 +8,7 @@ end of the cache; no use of an output after the next call (old arrays are overwr
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,6 +21,7 @@ from dflash_trt.backends.base import (
     SpeculationOutput,
     StepCall,
     TargetCall,
+    TargetGraph,
     TargetOutput,
 )
 from dflash_trt.sampling.choice import choose_tokens
@@ -105,6 +106,9 @@ class FakeExecutor:
     @property
     def is_bitwise(self) -> bool:
         return True
+
+    def warm_up(self, rows: Mapping[int, int], plain: TargetGraph) -> None:
+        pass
 
     def forward(self, call: TargetCall) -> TargetOutput:
         self._begin(call.graph, call)

@@ -3,14 +3,15 @@
 Public names are the library's own (a test holds them to the installed wheel). It is as strict as
 the real one is said to be: shapes within the context's profile, aligned addresses that somebody
 allocated, caches updated in place, memory given before a run, and nothing captured that has not run
-before with the same shapes. It tells of no cache that a plugin updates in place.
+before with the same shapes. It tells of no cache that a plugin updates in place, and counts what
+costs the real one dearly: shapes, and contexts that change theirs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from dflash_trt.graph.bindings import (
     CANDIDATE_IDS,
     CANDIDATE_LOGITS,
     CANDIDATES,
+    LOGIT_ROWS,
     LOGITS,
     PAGE_TABLE,
     SAMPLING,
@@ -38,6 +40,7 @@ from dflash_trt.graph.functions import DFLASH_DOMAIN
 from tests.graph.functions import FLOAT8, run_session
 from tests.sampling.candidates import pick_candidates
 from tests.standins.cuda import FakeCuda
+from tests.standins.held_pages import HeldPages
 
 SCRATCH_BYTES = 5000
 TYPES = {
@@ -78,12 +81,20 @@ class Plan:
 
 
 class FakeTensorRt:
-    """The module; `plans` stand for engines by the SHA-256 of their files."""
+    """The module; `plans` stand for engines by the SHA-256 of their files.
+
+    `shapes` are those that each graph has run with, B, S and R; `shape_changes` counts contexts'
+    changes of a shape. `guards` are told of every cache that a run writes, by name: its address,
+    and what it held before and holds after.
+    """
 
     def __init__(self, cuda: FakeCuda) -> None:
         self.cuda = cuda
         self.plans: dict[str, Plan] = {}
         self.executions = 0
+        self.shapes: set[tuple[str, tuple[int, ...]]] = set()
+        self.shape_changes = 0
+        self.guards: list[Callable[[str, int, np.ndarray, np.ndarray], None]] = []
         self.kernels = b""
         self.diagnostics = 0
         self.messages: list[str] = []
@@ -236,6 +247,7 @@ class FakeContext:
             self._say(f"{name} does not take {shape}")
             return False
         if self._sizes.get(name) != tuple(shape):
+            self._engine._module.shape_changes += name in self._sizes
             self._settled = False
             self._changes += 1
         self._sizes[name] = tuple(shape)
@@ -281,6 +293,7 @@ class FakeContext:
         assert self._profile is not None
         for axis, span in self._profile.axes.items():
             assert span.low <= axes[axis] <= span.high, (self._profile.name, axes)
+        self._engine._module.shapes.add((self._engine._plan.graph.stem, tuple(axes.values())))
         fixed = {name for name, shape in self._engine._shapes.items() if shape[0] != -1}
         assert {sizes[name][0] for name in sizes.keys() - fixed} == {axes["B"]}
         assert sizes.keys() == set(self._engine._inputs)
@@ -302,9 +315,14 @@ def execute(
     starts = feeds["cache_start"]
     rows = next(feeds[name] for name in ("token_ids", "block_ids") if name in feeds).shape[1]
     assert (starts >= 0).all() and (starts + rows <= engine._plan.cache_length).all()
-    pages = HeldPages(engine, feeds[PAGE_TABLE], starts, rows) if PAGE_TABLE in feeds else None
+    pages = None
+    if PAGE_TABLE in feeds:
+        own = feeds[LOGIT_ROWS].max(1) + 1 if LOGIT_ROWS in feeds else [rows] * len(starts)
+        assert engine._plan.pool is not None
+        pages = HeldPages(engine._plan.pool, feeds[PAGE_TABLE], starts, rows, own)
     if pages is not None:
-        feeds = {name: pages.mask(name, value) for name, value in feeds.items()}
+        pools = {name for name in feeds if engine._shapes[name][0] != -1}
+        feeds |= {name: pages.mask(feeds[name]) for name in pools}
     results = run_session(session, feeds)
     if engine._adds_candidates:
         count = engine._shapes[CANDIDATE_IDS][2]
@@ -315,44 +333,16 @@ def execute(
         source = engine._updated(name)
         assert source is None or addresses[source] == addresses[name], f"{name} is not in place"
         memory = cuda.array(addresses[name], result.shape, result.dtype)
-        if pages is not None and source is not None:
-            pages.write(memory, result)
-        else:
+        if source is None:
             memory[...] = result
-
-
-class HeldPages:
-    """What the kernels read and write of pools, which the graph's bodies gather whole.
-
-    block_attention reads no row that its sequence does not hold, and kv_cache_update writes a
-    call's rows alone. Rows that are not held are zeros for the body: it multiplies them by zero.
-    """
-
-    def __init__(
-        self, engine: FakeEngine, table: np.ndarray, starts: np.ndarray, rows: int
-    ) -> None:
-        assert engine._plan.pool is not None
-        self._engine, size = engine, engine._plan.pool.page_size
-        assert table.min() >= 0 and table.max() <= engine._plan.pool.pages
-        self._held, self._written = [], []
-        for pages, start in zip(table, starts.tolist(), strict=True):
-            positions = np.arange(start + rows)
-            places = np.stack([pages[positions // size], positions % size])
-            assert places[0].max() < engine._plan.pool.pages, "a row on the page that is nobody's"
-            self._held.append(places[:, :start])
-            self._written.append(places[:, start:])
-
-    def mask(self, name: str, pool: np.ndarray) -> np.ndarray:
-        if self._engine._shapes[name][0] == -1:  # no pool
-            return pool
-        seen = np.zeros_like(pool)
-        for page, place in self._held:
-            seen[page, place] = pool[page, place]
-        return seen
-
-    def write(self, memory: np.ndarray, pool: np.ndarray) -> None:
-        for page, place in self._written:
-            memory[page, place] = pool[page, place]
+            continue
+        before = memory.copy() if engine._module.guards else memory
+        if pages is None:
+            memory[...] = result
+        else:
+            pages.write(memory, result)
+        for guard in engine._module.guards:
+            guard(source, addresses[name], before, memory)
 
 
 FAKES: dict[type, Any] = {

@@ -24,6 +24,7 @@ from dflash_trt.backends.base import (
     SpeculationOutput,
     StepCall,
     TargetCall,
+    TargetGraph,
     TargetOutput,
 )
 from dflash_trt.backends.onnxruntime.caches import LinearCaches, PagedCaches
@@ -90,6 +91,9 @@ class OnnxRuntimeExecutor:
         self._bindings: OrderedDict[tuple[object, ...], _BoundCall] = OrderedDict()
         self._generation = 0
         self._closed = False
+
+    def warm_up(self, rows: Mapping[int, int], plain: TargetGraph) -> None:
+        """Nothing: a call of a new shape costs as much as any other."""
 
     def forward(self, call: TargetCall) -> TargetOutput:
         given = {TOKEN_IDS: call.token_ids, LOGIT_ROWS: call.logit_rows}
@@ -177,7 +181,7 @@ class OnnxRuntimeExecutor:
         bound.arrays[CACHE_START][...] = call.starts
         if isinstance(self._caches, PagedCaches):
             # Behind its end a sequence may have pages whose earlier owner left NaN.
-            self._caches.fill(bound.arrays[PAGE_TABLE], call.first_slot, list(ends.values()))
+            self._caches.fill(bound.arrays[PAGE_TABLE], list(ends), ends)
         for graph, io in bound.passes:
             try:
                 self._session(graph).run_with_iobinding(io)

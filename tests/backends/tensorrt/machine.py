@@ -80,14 +80,22 @@ class Machine:
 
 
 def make_machine(
-    built: TinyPair, folder: Path, library: str, graphs: Path, *, draws: bool = False
+    built: TinyPair,
+    folder: Path,
+    library: str,
+    graphs: Path,
+    *,
+    draws: bool = False,
+    prefill_chunk: int = 16,
 ) -> Machine:
     """A stand-in whose engines, in `folder`, run the graphs in the folder `graphs`."""
     manifest = built.bundle.manifest
     cuda = FakeCuda()
     trt = FakeTensorRt(cuda)
     cpu = built.open()
-    cpu_limits = replace(cpu.limits, prefill_chunk=16, takes_any_chunk=False, draws=draws)
+    cpu_limits = replace(
+        cpu.limits, prefill_chunk=prefill_chunk, takes_any_chunk=False, draws=draws
+    )
     cpu.close()
     length = engine_cache_length(manifest.limits, manifest.target.sizes, manifest.graph_form)
     has_plugins = draws or cpu_limits.page_pool is not None

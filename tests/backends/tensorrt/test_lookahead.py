@@ -31,6 +31,7 @@ from tests.backends.tensorrt.drawing import (
     write_graphs,
 )
 from tests.backends.tensorrt.machine import REQUESTS, SLIDING, Machine, make_machine, run_alone
+from tests.backends.tensorrt.watched import Watched
 from tests.inspection import has_read_scores
 from tests.pairs import PairFactory, TinyPair
 from tests.standins.cuda import real
@@ -93,13 +94,15 @@ def test_random_schedules_are_the_same_without_looking_ahead(machine: Machine) -
     """Admissions, cancellations, moved slots, ends in the middle of a block and of the context."""
     patient, eager = machine.open(), machine.open()
     reasons = set()
+    watched = Watched(machine, eager, overflows=True)
     for seed in (1, 2, 5, 7):
-        expected, events = play(Patient(patient), seed).events, play(eager, seed).events
+        expected, events = play(Patient(patient), seed).events, play(watched, seed).events
         assert events == expected, f"seed {seed}"
         reasons |= {reason for _, _, reason in events}
     assert patient.lookahead.started == 0
     assert reasons == {None, "stop", "length", "cancelled"}
     assert eager.lookahead.started > 50 and eager.lookahead.dropped > 5
+    assert watched.checked and watched.overflown and not machine.trt.shape_changes
 
 
 def test_the_next_step_runs_while_the_host_looks_at_this_one(machine: Machine) -> None:
@@ -124,7 +127,8 @@ def test_the_next_step_runs_while_the_host_looks_at_this_one(machine: Machine) -
             continue
         outputs.append(decoding.call(ahead=True))
         assert cuda.launches - launches == 1, "a replay, of the step after"
-        assert machine.trt.executions - executions == 2 and cuda.copies - copies == 2
+        assert machine.trt.executions - executions == 2
+        assert cuda.copies - copies == 3, "ids, starts, the results"
         decoding.settle(outputs[-1])
     places = {output.choice_ids.ctypes.data for output in outputs}
     assert len(places) == 2, "host buffers take turns"

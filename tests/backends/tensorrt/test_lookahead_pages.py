@@ -29,6 +29,7 @@ from tests.backends.tensorrt.drawing import (
     write_graphs,
 )
 from tests.backends.tensorrt.machine import Machine, make_machine, run_alone
+from tests.backends.tensorrt.watched import Watched
 from tests.pairs import TWO_KINDS, PairFactory, TinyPair
 
 LENGTH, SIZE, BLOCK, SLOTS, VOCAB = 112, 16, 8, 4, 64
@@ -81,9 +82,10 @@ def test_random_traffic_is_the_cpus_and_that_without_looking_ahead(
     """Preempted, shared, cancelled, moved; drawn and greedy."""
     patient, eager = machine.open(), machine.open()
     preempted = hits = cancelled = 0
+    watched = Watched(machine, eager)
     for seed in (0, 1, 5):
         expected, got = (
-            play(one, seed, turns=70, make=make_request) for one in (Patient(patient), eager)
+            play(one, seed, turns=70, make=make_request) for one in (Patient(patient), watched)
         )
         assert got.events == expected.events, f"seed {seed}"
         ended = sorted(got.results)
@@ -100,6 +102,7 @@ def test_random_traffic_is_the_cpus_and_that_without_looking_ahead(
     assert preempted and hits and cancelled
     assert patient.lookahead.started == 0 < eager.lookahead.dropped < eager.lookahead.started
     assert eager.runner.capture_error is None
+    assert watched.checked and not machine.trt.shape_changes
     for one in (patient, eager):
         one.close()
     assert machine.cuda.is_clean
@@ -137,7 +140,7 @@ def test_a_chain_goes_on_across_pages(machine: Machine, first_slot: int) -> None
         copies = cuda.copies
         assert chain.step(ahead=True) == tokens
         if number > 2:
-            assert cuda.copies - copies == 3, "ids and starts, the table, the results"
+            assert cuda.copies - copies == 4, "ids, starts, the table, the results"
         assert executor.lookahead.started == max(0, number - 1) and executor.lookahead.dropped == 0
         assert bool(cuda.queue) == (number > 1), "the step begun is under way"
     assert bound_meanwhile > 2

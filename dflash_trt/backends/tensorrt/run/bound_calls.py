@@ -46,7 +46,7 @@ STEP: Graphs = ("draft", "target")
 
 INPUTS = (BLOCK_IDS, TOKEN_IDS, CACHE_START, LOGIT_ROWS, PAGE_TABLE, SAMPLING)
 COPIED_OUTPUTS = (DRAFT_TOKEN_IDS, CHOICE_IDS, NEXT_BLOCK_IDS, NEW_START)
-"""What every call copies back. The next step's ids and starts lie as they do among its inputs."""
+"""What every call copies back."""
 
 OUTPUTS = (*COPIED_OUTPUTS, NEW_TOKENS, ACCEPTED, CANDIDATE_IDS, CANDIDATE_LOGITS)
 
@@ -104,6 +104,12 @@ class PackedTensors:
     def offset(self, name: str) -> int:
         return self._offsets[name]
 
+    def part(self, name: str, sequences: slice) -> tuple[int, int]:
+        """Offset and size of some sequences' part of a tensor, whose first axis is B."""
+        each = self._nbytes(name) // self.shape(name)[0]
+        count = sequences.stop - sequences.start
+        return self._offsets[name] + sequences.start * each, count * each
+
     def end(self, name: str) -> int:
         """Where the tensor's last byte is followed by the next."""
         return self._offsets[name] + self._nbytes(name)
@@ -154,17 +160,20 @@ def pack(
 class BoundCall:
     """A call bound once: its passes in order, and where its arguments and results lie.
 
-    `copied` bytes of the outputs come back to the host. `runs` counts runs before `graph` was
-    captured, which has `contexts` of its own, one per pass.
+    `runs` counts runs before `graph` was captured, which has `contexts` of its own, one per pass.
     """
 
     passes: tuple[Pass, ...]
     inputs: PackedTensors
     outputs: PackedTensors
-    copied: int
     runs: int = 0
     graph: int | None = None
     contexts: Sequence[EngineContext] = ()
+
+    def copied(self, scores: Scores) -> int:
+        """Bytes of the outputs that come back to the host."""
+        whole = scores is Scores.CANDIDATES
+        return self.outputs.size if whole else self.outputs.end_of(COPIED_OUTPUTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +186,7 @@ class Binder:
     outputs: int
     logits: int
 
-    def bind(
-        self, graphs: Graphs, first_slot: int, axes: Mapping[str, int], scores: Scores
-    ) -> BoundCall:
+    def bind(self, graphs: Graphs, first_slot: int, axes: Mapping[str, int]) -> BoundCall:
         """A call of `graphs` on slots from `first_slot` on, whose axes have sizes B, S and R."""
         tables = {graph: self.bundle.tensors(graph) for graph in graphs}
         inputs, outputs = pack(tables.values(), axes)
@@ -195,7 +202,4 @@ class Binder:
                 for one in table
             }
             passes.append(Pass(graph, axes, shapes, addresses))
-        copied = outputs.end_of(COPIED_OUTPUTS)
-        if scores is Scores.CANDIDATES:
-            copied = outputs.size
-        return BoundCall(tuple(passes), inputs, outputs, copied)
+        return BoundCall(tuple(passes), inputs, outputs)

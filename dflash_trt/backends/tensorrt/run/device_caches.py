@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dflash_trt.backends.page_bindings import PageBindings
+from dflash_trt.backends.tensorrt.run.engines import EngineBundle
 from dflash_trt.core.limits import PagePool
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.tensors import CacheShape
@@ -66,13 +67,13 @@ class DeviceCaches:
                 rows=shape.kv_heads,
             )
 
-    def clear(self, slot: int, length: int) -> None:
-        """Zeroes what a slot holds: should a sequence have overflowed, its NaN must not stay."""
+    def clear(self, slot: int, length: int, *, begin: int = 0) -> None:
+        """Zeroes positions from `begin` on: should any have overflowed, its NaN must not stay."""
         for name, shape in self._shapes.items():
-            pitch, width = self._row_bytes(shape, length)
-            self._device.clear_rows(
-                self.address(name, slot), pitch=pitch, width=width, rows=shape.kv_heads
-            )
+            _, skipped = self._row_bytes(shape, begin)
+            pitch, width = self._row_bytes(shape, length - begin)
+            address = self.address(name, slot) + skipped
+            self._device.clear_rows(address, pitch=pitch, width=width, rows=shape.kv_heads)
 
     def _row_bytes(self, shape: CacheShape, length: int) -> tuple[int, int]:
         """Bytes of one head's whole row, and of its first `length` positions."""
@@ -120,7 +121,7 @@ class DevicePages(PageBindings):
             fix="build with fewer --kv-pages",
         )
         self._addresses = {name: base + offset for name, offset in offsets.items()}
-        # Tables name it where a sequence has no page; nobody writes there.
+        # Tables name it where a sequence has no page; only idle rows are written there.
         for name, size in page_bytes.items():
             device.clear(self._addresses[name] + pool.pages * size, size)
 
@@ -131,6 +132,21 @@ class DevicePages(PageBindings):
     def bound_slot(self, first_slot: int) -> int:
         """The first slot of what a call binds: one binding of whole pools serves every range."""
         return 0
+
+
+def allocate_caches(bundle: EngineBundle, device: Device) -> DeviceCaches | DevicePages:
+    """The caches of target and draft on `device`.
+
+    Raises:
+        DflashError: it has no room.
+    """
+    shapes, form, limits = bundle.layout.shapes(), bundle.form, bundle.limits
+    slots, pool, item_bytes = limits.max_batch, limits.page_pool, form.cache_item_bytes
+    assert form.cache_length is not None
+    if pool is None:
+        return DeviceCaches(device, shapes, slots, form.cache_length, item_bytes)
+    columns = pool.cover(form.cache_length)
+    return DevicePages(device, shapes, slots, pool, columns=columns, item_bytes=item_bytes)
 
 
 def _lay_out(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:

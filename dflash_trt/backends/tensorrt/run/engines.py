@@ -150,8 +150,8 @@ class Loader:
     def _context_options(self, engine: Any, profile: Profile) -> Any:
         """Memory comes from the caller: engines run in turn and share it.
 
-        Decode steps have few shapes and are captured, so they wait for TensorRT-RTX's compiler;
-        chunks have many, and run on general kernels meanwhile.
+        Decode steps are captured, so they wait for TensorRT-RTX's compiler; chunks run on general
+        kernels meanwhile.
         """
         trt = self._trt
         user_managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
@@ -220,8 +220,11 @@ class EngineContext:
             DflashError: the library refuses a shape, an address or the run.
         """
         if self._bound is not part:
+            shapes = {} if self._bound is None else self._bound.shapes
             self._bound = None
             for name, shape in part.shapes.items():
+                if shapes.get(name) == shape:
+                    continue
                 if not self._native.set_input_shape(name, shape):
                     raise self._failure(f"take {name} of shape {list(shape)}")
             for name, address in part.addresses.items():
@@ -236,7 +239,7 @@ class EngineContext:
 
 
 class LoadedEngine:
-    """An engine and a context per profile.
+    """An engine, of which contexts are made.
 
     Args:
         native: the library's engine object.
@@ -257,42 +260,26 @@ class LoadedEngine:
         self._profiles = profiles
         self._loader = loader
         self._stream = stream
-        self._contexts = [self._make_context(index) for index in range(len(profiles))]
         self.scratch_bytes = max(
             int(native.get_device_memory_size_for_profile_v2(index))
             for index in range(len(profiles))
         )
 
-    def use_scratch(self, address: int, size: int) -> None:
-        """Gives the shared contexts the memory that they compute in."""
-        for context in self._contexts:
-            context.use_scratch(address, size)
-
-    def shared_context(self, part: Pass) -> EngineContext:
-        """The context of the profile that `part` fits best.
+    def make_context(self, part: Pass, scratch: int, scratch_bytes: int) -> EngineContext:
+        """A context of the profile that `part` fits best, and the memory that it computes in.
 
         Raises:
             ValueError: no profile takes one of this size.
         """
-        return self._contexts[self._choose(part)]
-
-    def make_context(self, part: Pass, scratch: int, scratch_bytes: int) -> EngineContext:
-        """A context for `part` alone."""
-        context = self._make_context(self._choose(part))
-        context.use_scratch(scratch, scratch_bytes)
-        return context
-
-    def _choose(self, part: Pass) -> int:
         index = choose_profile(self._profiles, part.axes)
         if index is None:
             raise ValueError(f"the {self._graph} engine takes no call of {dict(part.axes)}")
-        return index
-
-    def _make_context(self, index: int) -> EngineContext:
         native = self._loader.make_context(
             self._native, self._graph, index, self._profiles[index], self._stream
         )
-        return EngineContext(self._graph, native, self._loader, self._stream)
+        context = EngineContext(self._graph, native, self._loader, self._stream)
+        context.use_scratch(scratch, scratch_bytes)
+        return context
 
 
 def _unlike(graph: GraphName, what: str) -> DflashError:

@@ -1,7 +1,8 @@
 """The bundle's engines on an NVIDIA GPU: one code for TensorRT-RTX and TensorRT.
 
-A step is two engine runs between two small copies, and the host waits once. Each shape is bound
-once (a BoundCall); from its third call on it replays a CUDA graph of the step's passes.
+A step is two engine runs between two small copies, and the host waits once. Calls are padded to few
+shapes (padding.py), each of which is bound once (a BoundCall); a step of one that has come before,
+or that `warm_up` has run, replays a CUDA graph of its passes.
 
 Rung 3: tested up to the library's own calls, against stand-ins that compute; none of it has run on
 a GPU. `doctor --gpu-check` runs it on one.
@@ -9,6 +10,7 @@ a GPU. `doctor --gpu-check` runs it on one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,6 +27,7 @@ from dflash_trt.backends.base import (
     SpeculationOutput,
     StepCall,
     TargetCall,
+    TargetGraph,
     TargetOutput,
 )
 from dflash_trt.backends.tensorrt.run.bound_calls import (
@@ -36,9 +39,14 @@ from dflash_trt.backends.tensorrt.run.bound_calls import (
     Staging,
     pack,
 )
-from dflash_trt.backends.tensorrt.run.device_caches import DeviceCaches, DevicePages
+from dflash_trt.backends.tensorrt.run.device_caches import (
+    DeviceCaches,
+    DevicePages,
+    allocate_caches,
+)
 from dflash_trt.backends.tensorrt.run.engines import EngineBundle, Loader
 from dflash_trt.backends.tensorrt.run.lookahead import Lookahead, Step
+from dflash_trt.backends.tensorrt.run.padding import Frame, SlotRows
 from dflash_trt.backends.tensorrt.run.pass_runner import PassRunner
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,
@@ -54,6 +62,8 @@ from dflash_trt.graph.bindings import (
     GraphName,
 )
 from dflash_trt.hardware.device import Device, HostBytes
+
+WARM_UP_SECONDS = 60.0
 
 
 class TensorRtExecutor:
@@ -77,11 +87,11 @@ class TensorRtExecutor:
         self._device = device
         self._loader = loader
         self.runner = PassRunner(bundle, device, loader)
-        self._held = [0] * limits.max_batch
+        self._rows = SlotRows(limits)
         self._whole_rows: HostBytes | None = None
         self._is_waited_for = True
         self._closed = False
-        self.caches = _allocate_caches(bundle, device)
+        self.caches = allocate_caches(bundle, device)
         block, chunk = limits.block_size, limits.prefill_chunk
         decode = {"B": limits.max_batch, "S": block, "R": block}
         prefill = {"B": 1, "S": chunk, "R": min(block, chunk)}
@@ -110,34 +120,46 @@ class TensorRtExecutor:
         for graph in graphs:
             self.runner.engine(graph)
 
+    def warm_up(self, rows: Mapping[int, int], plain: TargetGraph) -> None:
+        """Runs the shapes of these steps, and of prompts, over idle rows; captures the steps.
+
+        What is not done after WARM_UP_SECONDS is left to the first call that needs it.
+        """
+        deadline = time.monotonic() + WARM_UP_SECONDS
+        for call, frame in self._rows.usual_calls(rows, plain):
+            if time.monotonic() > deadline:
+                break
+            bound = self._bind(call, frame)
+            self.runner.expect(bound)
+            self._enter_call()
+            self._enqueue(bound, call, frame, Scores.NONE, {})
+            self._finish(bound)
+        self._loader.save_kernels()
+
     def forward(self, call: TargetCall) -> TargetOutput:
-        self._hold(call)
-        scores, picked = self._known(call.scores), call.logit_rows.shape[1]
-        axes = {"B": call.batch, "S": call.rows, "R": picked}
-        bound = self._bind((call.graph,), call.first_slot, axes, scores)
+        ends = self._check(call)
+        scores, frame = self._known(call.scores), self._rows.frame(call)
+        bound = self._bind(call, frame)
         self._enter_call()
-        self.lookahead.drop()
-        ids = {TOKEN_IDS: call.token_ids, LOGIT_ROWS: call.logit_rows}
-        logits = self._begin(bound, call, ids, scores)
-        return TargetOutput(self._finish(bound), logits, self._candidates(bound, scores))
+        logits = self._enqueue(bound, call, frame, scores, ends)
+        choices = self._finish(bound)[frame.live]
+        return TargetOutput(choices, logits, self._candidates(bound, frame, scores))
 
     def speculate(self, call: StepCall) -> SpeculationOutput:
-        self._hold(call)
-        scores, rows = self._known(call.scores), call.rows
-        bound = self._bind(STEP, call.first_slot, {"B": call.batch, "S": rows, "R": rows}, scores)
-        step = Step(bound, call)
-        logits = None
+        ends = self._check(call)
+        scores, frame = self._known(call.scores), self._rows.frame(call)
+        bound, logits = self._bind(call, frame), None
+        step = Step(bound, call, frame)
         self._enter_call()
-        if scores is not Scores.NONE or not self.lookahead.take(step):
-            self.lookahead.drop()
-            blocks = call.block_ids(self.limits.mask_token_id)
-            ids = {BLOCK_IDS: blocks, LOGIT_ROWS: np.arange(rows)}
-            logits = self._begin(bound, call, ids, scores)
+        if scores is Scores.NONE and self.lookahead.take(step):
+            self._rows.hold(ends)
+        else:
+            logits = self._enqueue(bound, call, frame, scores, ends)
         if call.ahead and self.limits.draws and scores is Scores.NONE:
             self._go_on(step)
-        choices = self._finish(bound)
-        drafted = self._read(bound, DRAFT_TOKEN_IDS)
-        return SpeculationOutput(drafted, choices, logits, self._candidates(bound, scores))
+        choices = self._finish(bound)[frame.live]
+        drafted = self._read(bound, DRAFT_TOKEN_IDS)[frame.live]
+        return SpeculationOutput(drafted, choices, logits, self._candidates(bound, frame, scores))
 
     def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
         if self._pages is None:
@@ -146,20 +168,20 @@ class TensorRtExecutor:
         before = self._pages.count(slot)
         if self._pages.bind(slot, page_ids) != before:
             self.lookahead.drop()  # of what it may have written there, nothing is left
+        if not page_ids:
+            self._rows.replace(slot, 0)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         self.lookahead.drop()
-        self.caches.clear(destination, self._held[destination])
+        self.caches.clear(destination, self._rows.replace(destination, length))
         self.caches.move(source, destination, length)
-        self._held[destination] = length
 
     def release_slots(self, first_free: int) -> None:
         """Clears what the slots held; the caches' memory stays as it is."""
         self.lookahead.drop()
-        for slot in range(first_free, len(self._held)):
-            if self._held[slot]:
-                self.caches.clear(slot, self._held[slot])
-                self._held[slot] = 0
+        for slot in range(first_free, self.limits.max_batch):
+            if self._rows.is_held(slot):
+                self.caches.clear(slot, self._rows.replace(slot, 0))
 
     def close(self) -> None:
         if self._closed:
@@ -176,12 +198,14 @@ class TensorRtExecutor:
                 self.runner.close()
                 self._device.close()
 
-    def _bind(
-        self, graphs: Graphs, first_slot: int, axes: Mapping[str, int], scores: Scores
-    ) -> BoundCall:
-        slot = self.caches.bound_slot(first_slot)
-        key = (graphs, slot, *axes.values(), scores is Scores.CANDIDATES)
-        return self.runner.recall(key, partial(self._binder.bind, graphs, slot, axes, scores))
+    def _bind(self, call: TargetCall | StepCall, frame: Frame) -> BoundCall:
+        graphs, picked = STEP, call.rows
+        if isinstance(call, TargetCall):
+            graphs, picked = (call.graph,), call.logit_rows.shape[1]
+        axes = {"B": frame.batch, "S": frame.rows, "R": picked}
+        slot = self.caches.bound_slot(frame.first_slot)
+        key = (graphs, slot, *axes.values())
+        return self.runner.recall(key, partial(self._binder.bind, graphs, slot, axes))
 
     def _enter_call(self) -> None:
         """Begins a call, once one that an error broke off has left the host's buffers."""
@@ -190,39 +214,68 @@ class TensorRtExecutor:
             self._device.synchronize()
         self._is_waited_for = False
 
-    def _begin(
+    def _enqueue(
         self,
         bound: BoundCall,
         call: TargetCall | StepCall,
-        ids: Mapping[str, Int64Array],
+        frame: Frame,
         scores: Scores,
+        ends: Mapping[int, int],
     ) -> FloatArray | None:
-        """Enqueues a call; the whole rows, to be waited for, if `scores` asks for them."""
-        arguments = {**ids, CACHE_START: call.starts}
-        if call.sampling is not None:
-            arguments[SAMPLING] = call.sampling
-        for name, values in arguments.items():
-            bound.inputs.view(self._inputs.host, name)[...] = values
-        if self._pages is not None:
-            self._pages.fill(bound.inputs.view(self._inputs.host, PAGE_TABLE), call.first_slot)
+        """Enqueues a call whose rows end at `ends`, by slot.
+
+        Returns the whole rows, to be waited for, if `scores` asks for them.
+        """
+        self.lookahead.drop()
+        self._clear_idle(call.slots)
+        self._rows.hold(ends)
+        self._fill(bound, call, frame)
         self._inputs.upload(bound.inputs.size)
         self.runner.run(bound)
         logits = None
         if scores is Scores.LOGITS:
             # Not part of what is captured: the memory that rows go to may grow.
-            shape = (*bound.outputs.shape(CHOICE_IDS), self.limits.vocab_size)
-            logits = self._download_rows(0, shape)
-        self._results.download(bound.copied)
+            picked = bound.outputs.shape(CHOICE_IDS)[1]
+            shape = (call.batch, picked, self.limits.vocab_size)
+            logits = self._download_rows(frame.live.start * picked, shape)
+        self._results.download(bound.copied(scores))
         return logits
+
+    def _fill(self, bound: BoundCall, call: TargetCall | StepCall, frame: Frame) -> None:
+        """Writes the inputs of a call, zeros for idle rows, where they are uploaded from."""
+        if isinstance(call, StepCall):
+            blocks = call.block_ids(self.limits.mask_token_id)
+            arguments = {BLOCK_IDS: blocks, LOGIT_ROWS: np.arange(call.rows)}
+        else:
+            arguments = {TOKEN_IDS: call.token_ids, LOGIT_ROWS: call.logit_rows}
+        if call.sampling is not None:
+            arguments[SAMPLING] = call.sampling
+        for name, values in arguments.items():
+            view = bound.inputs.view(self._inputs.host, name)
+            view[...] = 0
+            view[frame.live, : values.shape[-1]] = values
+        starts = bound.inputs.view(self._inputs.host, CACHE_START)
+        starts[...] = frame.starts
+        starts[frame.live] = call.starts
+        self._rows.note(frame, starts)
+        if self._pages is not None:
+            self._pages.fill(bound.inputs.view(self._inputs.host, PAGE_TABLE), call.slots)
+
+    def _clear_idle(self, slots: Iterable[int]) -> None:
+        """Zeroes what idle rows left behind what `slots` hold: it may have overflowed."""
+        if isinstance(self.caches, DeviceCaches):
+            for slot, begin, end in self._rows.take_idle(slots):
+                self.caches.clear(slot, end, begin=begin)
 
     def _go_on(self, step: Step) -> None:
         """Enqueues the step behind `step` too, if it replays a graph and its rows will fit."""
         if step.bound.graph is None:
             return
         try:
-            self._hold(replace(step.call, starts=step.call.starts + step.call.rows))
+            ends = self._check(replace(step.call, starts=step.call.starts + step.call.rows))
         except ValueError:
             return
+        self._rows.hold(ends)
         self.lookahead.start(step)
 
     def _finish(self, bound: BoundCall) -> Int64Array:
@@ -233,19 +286,20 @@ class TensorRtExecutor:
         choices: Int64Array = self._read(bound, CHOICE_IDS)
         return choices
 
-    def _candidates(self, bound: BoundCall, scores: Scores) -> Candidates | None:
+    def _candidates(self, bound: BoundCall, frame: Frame, scores: Scores) -> Candidates | None:
         """The candidates of a call that has been waited for, if `scores` asks for them."""
         if scores is not Scores.CANDIDATES:
             return None
         rows, vocabulary = bound.outputs.shape(CHOICE_IDS)[1], self.limits.vocab_size
 
         def read_row(sequence: int, row: int) -> FloatArray:
-            whole = self._download_rows(sequence * rows + row, (vocabulary,))
+            place = (frame.live.start + sequence) * rows + row
+            whole = self._download_rows(place, (vocabulary,))
             self._device.synchronize()
             return whole.copy()
 
-        values: FloatArray = self._read(bound, CANDIDATE_LOGITS)
-        return Candidates(self._read(bound, CANDIDATE_IDS), values, read_row)
+        ids, values = (self._read(bound, name) for name in (CANDIDATE_IDS, CANDIDATE_LOGITS))
+        return Candidates(ids[frame.live], values[frame.live], read_row)
 
     def _known(self, scores: Scores) -> Scores:
         """What serves `scores`: engines that draw have no candidates, but whole rows."""
@@ -266,8 +320,8 @@ class TensorRtExecutor:
     def _read(self, bound: BoundCall, name: str) -> npt.NDArray[Any]:
         return bound.outputs.view(self._results.host, name)
 
-    def _hold(self, call: TargetCall | StepCall) -> None:
-        """Notes what `call` writes.
+    def _check(self, call: TargetCall | StepCall) -> dict[int, int]:
+        """Where the rows of `call` end, by slot.
 
         Raises:
             ValueError: it is outside the limits or a slot's pages; nothing has been enqueued.
@@ -277,20 +331,4 @@ class TensorRtExecutor:
         ends = self.limits.check(call)
         if self._pages is not None:
             self._pages.check(ends)
-        for slot, end in ends.items():
-            self._held[slot] = max(self._held[slot], end)
-
-
-def _allocate_caches(bundle: EngineBundle, device: Device) -> DeviceCaches | DevicePages:
-    """The caches of target and draft on `device`.
-
-    Raises:
-        DflashError: it has no room.
-    """
-    shapes, form, limits = bundle.layout.shapes(), bundle.form, bundle.limits
-    slots, pool, item_bytes = limits.max_batch, limits.page_pool, form.cache_item_bytes
-    assert form.cache_length is not None
-    if pool is None:
-        return DeviceCaches(device, shapes, slots, form.cache_length, item_bytes)
-    columns = pool.cover(form.cache_length)
-    return DevicePages(device, shapes, slots, pool, columns=columns, item_bytes=item_bytes)
+        return ends

@@ -11,19 +11,27 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dflash_trt.backends.base import StepCall
+from dflash_trt.backends.base import Scores, StepCall
 from dflash_trt.backends.tensorrt.run.bound_calls import BoundCall, PackedTensors, Results, Staging
 from dflash_trt.backends.tensorrt.run.device_caches import DevicePages
-from dflash_trt.graph.bindings import BLOCK_IDS, NEW_START, NEXT_BLOCK_IDS, PAGE_TABLE
+from dflash_trt.backends.tensorrt.run.padding import Frame
+from dflash_trt.graph.bindings import (
+    BLOCK_IDS,
+    CACHE_START,
+    NEW_START,
+    NEXT_BLOCK_IDS,
+    PAGE_TABLE,
+)
 from dflash_trt.hardware.device import Device
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a speculative step is asked for, and what is bound for its batch and block size."""
+    """What a speculative step is asked for, and what is bound for what it runs as."""
 
     bound: BoundCall
     call: StepCall
+    frame: Frame
 
     def equals(self, other: Step) -> bool:
         """Whether the two are one step; of both, the arguments have to be known by now."""
@@ -66,27 +74,27 @@ class Lookahead:
     def start(self, step: Step) -> None:
         """Enqueues the step behind `step`, which has been enqueued or taken just now.
 
-        It replays the call's graph, whose contexts nothing else binds.
+        It replays the call's graph, whose contexts nothing else binds. Idle sequences begin where
+        they did: they settle tokens as well, and would end up behind their caches.
         """
-        bound, call, host = step.bound, step.call, self._results.host
+        bound, call, live, host = step.bound, step.call, step.frame.live, self._results.host
         inputs, outputs = bound.inputs, bound.outputs
         assert bound.graph is not None and call.sampling is not None
         if self._pages is not None:
-            self._upload_table(self._pages, inputs, call.first_slot)
-        self._device.copy(
-            self._inputs.address + inputs.offset(BLOCK_IDS),
-            self._results.address + outputs.offset(NEXT_BLOCK_IDS),
-            outputs.end(NEW_START) - outputs.offset(NEXT_BLOCK_IDS),
-        )
+            self._upload_table(self._pages, inputs, call)
+        for name, source in ((BLOCK_IDS, NEXT_BLOCK_IDS), (CACHE_START, NEW_START)):
+            begin, size = inputs.part(name, live)
+            offset, _ = outputs.part(source, live)
+            self._device.copy(self._inputs.address + begin, self._results.address + offset, size)
         self._device.launch(bound.graph)
-        self._results.download(bound.copied, ahead=True)
+        self._results.download(bound.copied(Scores.NONE), ahead=True)
         self.started += 1
         # Views: what the device goes on with is known once `step` has been waited for.
-        anchors = outputs.view(host, NEXT_BLOCK_IDS)[:, 0]
-        starts = outputs.view(host, NEW_START)
+        anchors = outputs.view(host, NEXT_BLOCK_IDS)[live, 0]
+        starts = outputs.view(host, NEW_START)[live]
         sampling = call.sampling.copy()
         following = replace(call, anchors=anchors, starts=starts, sampling=sampling)
-        self._step = Step(bound, following)
+        self._step = replace(step, call=following)
 
     def take(self, step: Step) -> bool:
         """Whether `step` is the one under way, whose results are then the current ones.
@@ -99,12 +107,12 @@ class Lookahead:
         self._results.turn()
         return True
 
-    def _upload_table(self, pages: DevicePages, inputs: PackedTensors, first_slot: int) -> None:
+    def _upload_table(self, pages: DevicePages, inputs: PackedTensors, call: StepCall) -> None:
         """Enqueues the copy of the page table; its buffer was last read two starts ago."""
         self._tables.reverse()
         offset, end = inputs.offset(PAGE_TABLE), inputs.end(PAGE_TABLE)
         memory = self._tables[0][: end - offset]
-        pages.fill(memory.view(np.int32).reshape(inputs.shape(PAGE_TABLE)), first_slot)
+        pages.fill(memory.view(np.int32).reshape(inputs.shape(PAGE_TABLE)), call.slots)
         self._device.upload(self._inputs.address + offset, memory)
 
     def drop(self) -> None:

@@ -1,6 +1,8 @@
 """Runs bound calls: engines, loaded at their first use, and graphs of what comes again.
 
-The second call of a shape shows that it comes again. It runs in contexts of its own, since TensorRT
+A context only ever has one shape: with another, plugins that were compiled ahead of time load their
+kernels once more and never let go of those before (NVIDIA/TensorRT issue 4849). Calls of one shape
+share a context until a step comes a second time. Then it gets contexts of its own, since TensorRT
 settles in a context's first run what a shape needs, and is captured once it has been waited for.
 """
 
@@ -11,12 +13,20 @@ from collections.abc import Callable
 
 from dflash_trt.backends.tensorrt.build.profiles import profiles
 from dflash_trt.backends.tensorrt.run.bound_calls import BoundCall
-from dflash_trt.backends.tensorrt.run.engines import EngineBundle, LoadedEngine, Loader
+from dflash_trt.backends.tensorrt.run.engines import (
+    EngineBundle,
+    EngineContext,
+    LoadedEngine,
+    Loader,
+    Pass,
+)
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.hardware.device import Device
 
 MAX_CALLS = 64
+MAX_CONTEXTS = 64
+"""Contexts of one shape each, beside those of captured steps."""
 RUNS_BEFORE_CAPTURE = 1
 
 
@@ -32,6 +42,7 @@ class PassRunner:
         self._loader = loader
         self._engines: dict[GraphName, LoadedEngine] = {}
         self._calls: OrderedDict[tuple[object, ...], BoundCall] = OrderedDict()
+        self._contexts: OrderedDict[tuple[object, ...], EngineContext] = OrderedDict()
         self._scratch, self._scratch_bytes = 0, 0
         self.capture_error: str | None = None
 
@@ -41,15 +52,23 @@ class PassRunner:
         return sum(call.graph is not None for call in self._calls.values())
 
     def recall(self, key: tuple[object, ...], bind: Callable[[], BoundCall]) -> BoundCall:
-        """The call named `key`, bound now if it is new; the one unused for longest may go."""
+        """The call named `key`, bound now if it is new; the one unused for longest may go.
+
+        One without a graph goes first: it costs nothing to bind it again.
+        """
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = bind()
         self._calls.move_to_end(key)
         if len(self._calls) > MAX_CALLS:
-            _, oldest = self._calls.popitem(last=False)
-            self._forget_graph(oldest)
+            *others, _ = self._calls.items()
+            oldest = next((name for name, one in others if one.graph is None), others[0][0])
+            self._forget_graph(self._calls.pop(oldest))
         return call
+
+    def expect(self, call: BoundCall) -> None:
+        """Says that a call will come again, before it has come at all."""
+        call.runs = max(call.runs, RUNS_BEFORE_CAPTURE)
 
     def run(self, call: BoundCall) -> None:
         """Enqueues a call's passes, or the graph of them."""
@@ -91,27 +110,39 @@ class PassRunner:
     def close(self) -> None:
         """Lets contexts and engines go; nothing may be under way."""
         self._calls.clear()
+        self._contexts.clear()
         self._engines.clear()
 
     def _enqueue(self, call: BoundCall) -> None:
         for index, part in enumerate(call.passes):
-            if call.contexts:
-                call.contexts[index].enqueue(part)
-            else:
-                self.engine(part.graph).shared_context(part).enqueue(part)
+            context = call.contexts[index] if call.contexts else self._shared_context(part)
+            context.enqueue(part)
+
+    def _shared_context(self, part: Pass) -> EngineContext:
+        """The context of the shape of `part`, for calls that have none of their own."""
+        key = (part.graph, *part.axes.values())
+        if key not in self._contexts:
+            self._contexts[key] = self._make_context(part)
+            if len(self._contexts) > MAX_CONTEXTS:
+                self._device.synchronize()
+                self._contexts.popitem(last=False)
+        self._contexts.move_to_end(key)
+        return self._contexts[key]
+
+    def _make_context(self, part: Pass) -> EngineContext:
+        engine = self.engine(part.graph)
+        return engine.make_context(part, self._scratch, self._scratch_bytes)
 
     def _is_capturable(self, call: BoundCall) -> bool:
-        """Chunks of prompts come in too many sizes to keep a graph of each."""
-        block = self._bundle.limits.block_size
-        is_decode = all(part.axes["S"] <= block for part in call.passes)
-        return is_decode and self.capture_error is None
+        """Steps are; a chunk of a prompt would need a graph for every slot."""
+        is_step = len(call.passes) > 1 or call.passes[0].axes["S"] == 1
+        return is_step and self.capture_error is None
 
     def _dedicate(self, call: BoundCall) -> None:
         """Gives a call contexts of its own: a graph is good as long as its context's state."""
-        call.contexts = [
-            self.engine(part.graph).make_context(part, self._scratch, self._scratch_bytes)
-            for part in call.passes
-        ]
+        for part in call.passes:
+            self.engine(part.graph)  # the memory of all may grow for it
+        call.contexts = [self._make_context(part) for part in call.passes]
 
     def _forget_graph(self, call: BoundCall) -> None:
         if call.graph is not None:
@@ -128,6 +159,5 @@ class PassRunner:
                 self._device.free(self._scratch)
             self._scratch = self._device.allocate(engine.scratch_bytes, "activations")
             self._scratch_bytes = engine.scratch_bytes
-            for other in self._engines.values():
-                other.use_scratch(self._scratch, self._scratch_bytes)
-        engine.use_scratch(self._scratch, self._scratch_bytes)
+            for context in self._contexts.values():
+                context.use_scratch(self._scratch, self._scratch_bytes)

@@ -1,0 +1,218 @@
+"""Few shapes: idle sequences and rows that no sequence ever sees, over stand-ins that compute."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_trt.backends.base import ExecutorLimits, StepCall
+from dflash_trt.backends.tensorrt.run.padding import SlotRows, padded_sizes
+from dflash_trt.core.limits import PagePool
+from dflash_trt.graph.form import GraphForm
+from dflash_trt.runtime import Generator, Request, SamplingParams
+from dflash_trt.runtime.jobs import JobRunner
+from dflash_trt.runtime.scores import sampling_input
+from tests.backends.steps import one_chunk, random_ids, run_chunks
+from tests.backends.tensorrt.drawing import write_graphs
+from tests.backends.tensorrt.machine import Machine, make_machine, run_alone
+from tests.backends.tensorrt.watched import Watched
+from tests.pairs import PairFactory, TinyPair
+
+SLOTS, LENGTH, CHUNK, ROWS, VOCAB, SIZE = 6, 160, 48, 5, 64, 8
+PAIR: dict[str, Any] = {
+    "target": {"vocab": VOCAB, "num_layers": 2},
+    "draft": {"num_layers": 1, "block_size": ROWS, "target_layer_ids": [0, 1]},
+    "max_batch": SLOTS,
+    "max_seq_len": LENGTH,
+}
+BATCHES, CHUNKS = (1, 2, 4, 6), (16, 32, 48)
+
+
+@pytest.fixture(scope="module")
+def linear(make_pair: PairFactory) -> TinyPair:
+    return make_pair(**PAIR)
+
+
+@pytest.fixture(params=["linear", "paged", "drawing"])
+def machine(
+    request: pytest.FixtureRequest, make_pair: PairFactory, linear: TinyPair, tmp_path: Path
+) -> Machine:
+    """Engines over linear caches, over pages, and those that draw tokens over linear caches."""
+    built, draws = linear, request.param == "drawing"
+    if request.param == "paged":
+        built = make_pair(**PAIR, paging={"page_size": SIZE, "pages": SLOTS * LENGTH // SIZE})
+    graphs = built.bundle.folder
+    if draws:
+        graphs = write_graphs(built, tmp_path / "drawing", GraphForm(draws=True))
+    return make_machine(built, tmp_path, "tensorrt", graphs, draws=draws, prefill_chunk=CHUNK)
+
+
+def make_requests(count: int, seed: int, longest: int = 2 * CHUNK) -> list[Request]:
+    """Prompts of every kind of remainder, outputs that end one by one."""
+    rng = random.Random(seed)
+    return [
+        Request(
+            prompt_ids=tuple(rng.choices(range(VOCAB - 1), k=rng.randint(1, longest))),
+            max_tokens=rng.randint(4, 20),
+            sampling=SamplingParams(temperature=rng.choice([0.0, 0.9]), top_k=20, seed=number),
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("blocks", [(None,), (None, None, 3)], ids=["equal", "ragged"])
+def test_no_sequence_ever_sees_an_idle_row(
+    machine: Machine, linear: TinyPair, blocks: tuple[int | None, ...]
+) -> None:
+    """Batches of any size, beside prompts and other sequences, though idle rows overflow.
+
+    Where blocks differ, ranges of slots begin anywhere.
+    """
+    requests = [
+        replace(one, block_size=blocks[number % len(blocks)])
+        for number, one in enumerate(make_requests(14, seed=len(blocks)))
+    ]
+    # Behind this one there soon is no room for idle rows.
+    requests[3] = replace(requests[3], prompt_ids=(7,) * (LENGTH - 9), max_tokens=None)
+    is_linear = machine.bundle.limits.page_pool is None
+    executor = Watched(machine, machine.open(), overflows=is_linear)
+    results = Generator(executor).generate(requests)
+    expected = run_alone(linear, requests)
+    assert [one.token_ids for one in results] == [one.token_ids for one in expected]
+    assert executor.checked > 100
+    assert bool(executor.overflown) == is_linear
+    assert machine.trt.shape_changes == 0
+    executor.close()
+    assert machine.cuda.is_clean
+
+
+def test_rows_that_are_run_again_keep_what_lies_behind_them(machine: Machine) -> None:
+    """A chunk is padded behind all that its slot holds, and nowhere else."""
+    executor = Watched(machine, machine.open())
+    if executor.limits.page_pool is not None:
+        executor.bind_pages(2, range(3, 3 + LENGTH // SIZE))
+    ids = random_ids(VOCAB, 1, 60)
+    whole = run_chunks(executor, ids[0].tolist(), (ROWS,), slot=2)
+    greedy = sampling_input(executor.limits, [SamplingParams()])
+    again = executor.forward(one_chunk(ids[:, :18], 17, slot=2, sampling=greedy))
+    assert again.choice_ids == whole[17].argmax()
+    np.testing.assert_array_equal(
+        run_chunks(executor, ids[0, -2:].tolist(), (2,), slot=2, start=58), whole[-2:]
+    )
+
+
+@pytest.mark.parametrize("machine", ["paged"], indirect=True)
+def test_a_slot_without_pages_holds_nothing_of_its_last_sequence(machine: Machine) -> None:
+    """So the next one's chunks are padded, though nobody released the slot meanwhile."""
+    executor = machine.open()
+    for pages, length in ((range(5), 40), ((), 0), (range(2), 10)):
+        executor.bind_pages(0, pages)
+        if length:
+            executor.forward(one_chunk(random_ids(VOCAB, 1, length), length - 1))
+    assert machine.trt.shapes == {("target", (1, 48, 1)), ("target", (1, 16, 1))}
+
+
+def usual_shapes() -> set[tuple[str, tuple[int, ...]]]:
+    """B, S and R of every call of requests that leave room behind them and have one block size."""
+    chunks = {("target", (1, rows, 1)) for rows in (1, *CHUNKS)}
+    steps = {("target", (batch, ROWS, ROWS)) for batch in BATCHES}
+    return chunks | steps | {("draft", (batch, ROWS)) for batch in BATCHES}
+
+
+def test_shapes_are_few_and_no_context_changes_its_own(machine: Machine) -> None:
+    """Prompts of every length, chunks of every remainder, any number of sequences."""
+    executor = machine.open()
+    requests = [
+        Request(prompt_ids=(length % VOCAB,) * length, max_tokens=3 + length % 9)
+        for length in random.Random(1).sample(range(1, 2 * CHUNK + 9), 60)
+    ]
+    Generator(executor).generate(requests)
+    assert len({len(one.prompt_ids) % CHUNK for one in requests}) > CHUNK // 2
+    assert machine.trt.shapes == usual_shapes()
+    assert machine.trt.shape_changes == 0
+
+
+def test_no_request_makes_a_shape_or_a_graph_after_the_warm_up(machine: Machine) -> None:
+    executor = Watched(machine, machine.open())
+    generator = Generator(executor)
+    JobRunner(generator, executor).warm_up()
+    shapes, captured = set(machine.trt.shapes), executor.runner.captured
+    assert shapes == usual_shapes()
+    assert captured == len(BATCHES) + 1, "steps of each batch, and a chunk of one row"
+    executions = machine.trt.executions
+    # None ends in a chunk of one row: in any but the first slot that is another graph.
+    generator.generate([one for one in make_requests(16, 3) if len(one.prompt_ids) % CHUNK != 1])
+    assert machine.trt.executions > executions + 50
+    assert machine.trt.shapes == shapes and machine.trt.shape_changes == 0
+    assert executor.runner.captured == captured == len(machine.cuda.executables)
+
+
+def test_a_warm_up_leaves_what_slots_hold(machine: Machine, linear: TinyPair) -> None:
+    """Even in the middle of sequences and prompts."""
+    requests, is_linear = make_requests(9, 5), machine.bundle.limits.page_pool is None
+    executor = Watched(machine, machine.open(), overflows=is_linear)
+    generator, results, turns = Generator(executor), {}, 0
+    numbers = [generator.submit(one) for one in requests]
+    while generator.has_work:
+        turns += 1
+        if turns % 8 == 0:
+            generator.warm_up()
+        for event in generator.step():
+            if event.result is not None:
+                results[event.request_id] = event.result.token_ids
+    assert [results[number] for number in numbers] == [
+        one.token_ids for one in run_alone(linear, requests)
+    ]
+
+
+def test_a_warm_up_ends_in_time(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it leaves out is made when it is asked for."""
+    monkeypatch.setattr("dflash_trt.backends.tensorrt.run.executor.WARM_UP_SECONDS", -1.0)
+    executor = machine.open()
+    generator = Generator(executor)
+    generator.warm_up()
+    assert machine.trt.executions == 0
+    generator.generate(make_requests(2, 1))
+    assert executor.runner.captured > 0
+
+
+def test_sizes_double_up_to_the_largest() -> None:
+    assert padded_sizes(1, 6) == [1, 2, 4, 6] and padded_sizes(1, 8) == [1, 2, 4, 8]
+    assert padded_sizes(16, 16) == [16] and padded_sizes(16, 5) == [5]
+
+
+@pytest.mark.parametrize("pool", [None, PagePool(SIZE, 9)], ids=["linear", "paged"])
+def test_idle_rows_lie_behind_what_slots_hold_or_nowhere(pool: PagePool | None) -> None:
+    limits = ExecutorLimits(
+        max_batch=SLOTS,
+        max_seq_len=LENGTH,
+        block_size=ROWS,
+        prefill_chunk=CHUNK,
+        vocab_size=VOCAB,
+        mask_token_id=0,
+        page_pool=pool,
+    )
+    rng, batches = random.Random(7), set()
+    for _ in range(300):
+        slots = SlotRows(limits)
+        held = [rng.choice([0, rng.randrange(LENGTH), LENGTH - 3]) for _ in range(SLOTS)]
+        slots.hold(dict(enumerate(held)))
+        rows, first = rng.randint(2, ROWS), rng.randrange(SLOTS)
+        call = StepCall(first, *[np.zeros(rng.randint(1, SLOTS - first), np.int64)] * 2, rows)
+        frame = slots.frame(call)
+        batches.add(frame.batch)
+        covered = range(frame.first_slot, frame.first_slot + frame.batch)
+        assert covered[frame.live] == call.slots
+        idle = [slot for slot in covered if slot not in call.slots]
+        places = [int(frame.starts[slot - frame.first_slot]) for slot in idle]
+        if pool is not None:
+            assert not any(places)
+        else:
+            assert places == [held[slot] for slot in idle] and covered.stop <= SLOTS
+            assert all(place + rows <= LENGTH for place in places)
+    assert batches == ({*BATCHES} if pool else {*range(1, SLOTS + 1)}), "there is not always room"

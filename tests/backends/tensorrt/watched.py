@@ -1,0 +1,107 @@
+"""An executor whose engines are held to what sequences hold, by the words of whoever calls it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dflash_trt.backends.base import SpeculationOutput, StepCall, TargetCall, TargetOutput
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from tests.backends.tensorrt.machine import Machine
+
+
+class Watched:
+    """An executor whose engines may change no row that a sequence holds, its own ones included.
+
+    With `overflows`, what idle rows leave in linear caches becomes NaN when a call ends: rows that
+    are not zero behind all that was written for a slot's own sequence.
+    """
+
+    def __init__(
+        self, machine: Machine, executor: TensorRtExecutor, *, overflows: bool = False
+    ) -> None:
+        self._machine, self._executor, self._overflows = machine, executor, overflows
+        slots = executor.limits.max_batch
+        self._pool = executor.limits.page_pool
+        self._held, self._ends = [0] * slots, [0] * slots
+        self._pages: list[list[int]] = [[]] * slots
+        self.checked = self.overflown = 0
+        machine.trt.guards.append(self._check)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def forward(self, call: TargetCall) -> TargetOutput:
+        self._begin(call, call.rows)
+        output = self._executor.forward(call)
+        for slot, start in zip(call.slots, call.starts.tolist(), strict=True):
+            self._held[slot] = max(self._held[slot], start + call.rows)
+        self._overflow()
+        return output
+
+    def speculate(self, call: StepCall) -> SpeculationOutput:
+        self._begin(call, call.rows * (1 + call.ahead))
+        output = self._executor.speculate(call)
+        self._overflow()
+        return output
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        self._executor.move_slot(source, destination, length)
+        self._held[destination] = self._ends[destination] = length
+        self._pages[destination] = self._pages[source]
+
+    def release_slots(self, first_free: int) -> None:
+        self._executor.release_slots(first_free)
+        for slot in range(first_free, len(self._held)):
+            self._held[slot] = self._ends[slot] = 0
+            self._pages[slot] = []
+
+    def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
+        self._executor.bind_pages(slot, page_ids)
+        self._pages[slot] = list(page_ids)
+        if not page_ids:
+            self._held[slot] = self._ends[slot] = 0
+
+    def _begin(self, call: TargetCall | StepCall, rows: int) -> None:
+        for slot, start in zip(call.slots, call.starts.tolist(), strict=True):
+            self._held[slot] = max(self._held[slot], start)
+            self._ends[slot] = max(self._ends[slot], start + rows)
+            if self._pool is not None:
+                self._give_up(slot, start // self._pool.page_size)
+
+    def _give_up(self, owner: int, column: int) -> None:
+        """Lets preempted sequences go, whose pages `owner` now writes, from `column` on."""
+        own = set(self._pages[owner][column:])
+        for slot, pages in enumerate(self._pages):
+            if slot != owner and own.intersection(pages):
+                self._held[slot] = 0
+
+    def _check(self, name: str, address: int, before: np.ndarray, after: np.ndarray) -> None:
+        place = address - self._executor.caches.address(name, 0)
+        slot_bytes = before.nbytes // len(before)
+        if self._pool is None and 0 <= place < len(self._held) * slot_bytes:
+            for slot, old, new in zip(itertools.count(place // slot_bytes), before, after):
+                end = self._held[slot]
+                self._compare(f"{name} of slot {slot}", old[:, :end], new[:, :end])
+        elif self._pool is not None and place == 0:
+            for slot, pages in enumerate(self._pages):
+                positions, size = np.arange(self._held[slot]), self._pool.page_size
+                rows = np.array(pages, int)[positions // size], positions % size
+                self._compare(f"{name} of slot {slot}", before[rows], after[rows])
+
+    def _compare(self, what: str, before: np.ndarray, after: np.ndarray) -> None:
+        self.checked += before.size > 0
+        assert before.tobytes() == after.tobytes(), f"{what}: rows that a sequence holds"
+
+    def _overflow(self) -> None:
+        if not self._overflows:
+            return
+        for held in self._machine.caches(self._executor).values():
+            for slot, end in enumerate(self._ends):
+                rows = held[slot, :, end:]
+                is_idle = (rows != 0).any(-1)
+                self.overflown += int(is_idle.any())
+                rows[is_idle] = np.nan

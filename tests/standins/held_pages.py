@@ -1,0 +1,51 @@
+"""What the kernels of paged caches read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dflash_trt.core.limits import PagePool
+
+
+class HeldPages:
+    """One call's rows in pools, which the graph's bodies gather whole.
+
+    block_attention reads no row that its sequence does not hold, and kv_cache_update writes a
+    call's rows alone. Rows that are not held are zeros for the body: it multiplies them by zero.
+    Idle rows may lie on the page that is nobody's, and leave NaN there: sequences that have no
+    other page, and rows behind the `own` [B] of a sequence, those up to the last logits wanted.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        table: np.ndarray,
+        starts: np.ndarray,
+        rows: int,
+        own: Sequence[int],
+    ) -> None:
+        self._nobody, size = pool.pages, pool.page_size
+        nobody = self._nobody
+        assert table.min() >= 0 and table.max() <= nobody
+        self._held, self._written = [], []
+        for pages, start, count in zip(table, starts.tolist(), own, strict=True):
+            positions = np.arange(start + rows)
+            places = np.stack([pages[positions // size], positions % size])
+            is_idle = (pages == nobody).all() and start == 0
+            held = 0 if is_idle else start + count
+            assert (places[0, :held] < nobody).all(), "a row on the page that is nobody's"
+            self._held.append(places[:, :start])
+            self._written.append(places[:, start:])
+
+    def mask(self, pool: np.ndarray) -> np.ndarray:
+        seen = np.zeros_like(pool)
+        for page, place in self._held:
+            seen[page, place] = pool[page, place]
+        return seen
+
+    def write(self, memory: np.ndarray, pool: np.ndarray) -> None:
+        for page, place in self._written:
+            memory[page, place] = pool[page, place]
+            memory[self._nobody, place[page == self._nobody]] = np.nan
