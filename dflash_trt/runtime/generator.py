@@ -130,6 +130,15 @@ class Generator:
             return self._paging.usage
         return self.cached_tokens / (self._limits.max_batch * self._limits.max_seq_len)
 
+    def warm_up(self) -> None:
+        """Lets the executor get ready for the steps of this generator."""
+        options, batches = self._options, range(1, self._limits.max_batch + 1)
+        block = (options.block_size or self._limits.block_size) if options.speculation else 1
+        rows, plain = dict.fromkeys(batches, block), self._graph
+        if self._pacer is not None:
+            rows, plain = {b: self._pacer.block_size(b) for b in batches}, self._pacer.fallback
+        self._executor.warm_up(rows, plain)
+
     def check(self, request: Request) -> None:
         """Raises DflashError (usage) when this generator cannot run `request`."""
         check_request(request, self._limits, self._tokenizer is not None)

@@ -139,6 +139,7 @@ class JobRunner:
             Exception: it does not; the executor is closed then.
         """
         try:
+            self.generator.warm_up()
             self.generator.generate([Request(prompt_ids=(0, 0), max_tokens=2, ignore_eos=True)])
         except BaseException:
             self.executor.close()
