@@ -18,7 +18,7 @@ from dflash_trt.runtime import Generator, Request, SamplingParams
 from dflash_trt.runtime.jobs import JobRunner
 from dflash_trt.runtime.scores import sampling_input
 from tests.backends.steps import one_chunk, random_ids, run_chunks
-from tests.backends.tensorrt.drawing import write_graphs
+from tests.backends.tensorrt.drawing import GREEDY, PROMPTS, Decoding, write_graphs
 from tests.backends.tensorrt.machine import Machine, make_machine, run_alone
 from tests.backends.tensorrt.watched import Watched
 from tests.pairs import PairFactory, TinyPair
@@ -104,6 +104,19 @@ def test_rows_that_are_run_again_keep_what_lies_behind_them(machine: Machine) ->
     np.testing.assert_array_equal(
         run_chunks(executor, ids[0, -2:].tolist(), (2,), slot=2, start=58), whole[-2:]
     )
+
+
+@pytest.mark.parametrize("machine", ["drawing"], indirect=True)
+def test_steps_ahead_leave_idle_rows_where_they_are(machine: Machine) -> None:
+    """Or a chain of them would come to the neighbour's slot."""
+    executor = machine.open()
+    chain = Decoding.begin(executor, *[GREEDY] * 3, prompts=[*PROMPTS, PROMPTS[0]])
+    for _ in range(9):
+        chain.step(ahead=True)
+    assert executor.lookahead.started > 5
+    machine.cuda.run()
+    for name, held in machine.caches(executor).items():
+        assert held[3, :, :ROWS].any() and not held[3, :, ROWS:].any(), name
 
 
 @pytest.mark.parametrize("machine", ["paged"], indirect=True)
