@@ -1,6 +1,7 @@
-"""What kernels take on each architecture: registers, shared memory, spills. Needs no GPU.
+"""What kernels take on each architecture: registers, memory, instructions. Needs no GPU.
 
-The figures are the assembler's and depend on versions only: the same at every run.
+The figures are the assemblers' and the disassembler's and depend on versions only: the same at
+every run.
 """
 
 from __future__ import annotations
