@@ -61,7 +61,7 @@ def compilations() -> Iterator[object]:
         seen = set()
         for case in CASES:
             name = case.operation.name
-            kind = name if arch == "sm_120a" else re.sub("(_paged|_fp8)+$", "", name)
+            kind = name if arch == "sm_120a" else case.operation.kernel
             marks = pytest.mark.exhaustive if kind in seen else ()
             seen.add(kind)
             yield pytest.param(case, arch, marks=marks, id=f"{name} {case.name}-{arch}")
