@@ -15,9 +15,9 @@ import click
 from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.process import build_synthetic
 from dflash_perf.bench.repeat import show, spread
-from dflash_perf.synthetic.qwen3 import resize, write_pair
 from dflash_trt.checkpoints.sizes import DecoderSizes, LayerSizes
 from dflash_trt.planning.known_pairs import find_pair
+from dflash_trt.synthetic.qwen3 import resize, write_pair
 
 ExecutorName = Annotated[Literal["cpu", "tensorrt-rtx"], "What to build for."]
 LAYER = LayerSizes(heads=16, kv_heads=8, head_dim=128)

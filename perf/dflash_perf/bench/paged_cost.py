@@ -15,10 +15,10 @@ import numpy as np
 from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.repeat import spread
 from dflash_perf.bench.step_cost import PAIR, PER_RUN, compare_steps, open_synthetic
-from dflash_perf.synthetic.qwen3 import write_pair
 from dflash_trt.backends.base import Executor
 from dflash_trt.core.limits import PAGE_SIZE
 from dflash_trt.runtime import Generator, Request
+from dflash_trt.synthetic.qwen3 import write_pair
 
 POSITIONS = PAIR.target.max_context
 HELD = (100, 1000, 3000)

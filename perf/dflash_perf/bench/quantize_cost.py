@@ -23,7 +23,6 @@ from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.build_cost import SIZES, TWO_GB
 from dflash_perf.bench.process import peak_memory
 from dflash_perf.bench.repeat import show, spreads
-from dflash_perf.synthetic.qwen3 import resize, write_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.core.progress import SilentProgress
 from dflash_trt.quantization.checkpoint import quantize_checkpoint
@@ -33,6 +32,7 @@ from dflash_trt.quantization.linears import Algorithm, QuantizeOptions
 from dflash_trt.quantization.nvfp4 import nvfp4_global_scale, quantize_nvfp4
 from dflash_trt.quantization.rows import CHUNK_ELEMENTS
 from dflash_trt.quantization.scales import Activations
+from dflash_trt.synthetic.qwen3 import resize, write_pair
 
 HALF = replace(SIZES, layers=SIZES.layers[:9])
 ONE_GB = resize(TWO_GB, HALF, draft_layers=1, block_size=TWO_GB.draft.block_size)

@@ -17,12 +17,12 @@ import numpy as np
 from dflash_perf.bench.base import Figures, Work, bench
 from dflash_perf.bench.process import build_synthetic
 from dflash_perf.bench.repeat import show, spread, spread_of_ratios, take_turns
-from dflash_perf.synthetic.qwen3 import resize, write_pair
 from dflash_trt.backends.base import Executor, StepCall, TargetCall, hold_positions
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.checkpoints.sizes import DecoderSizes, LayerSizes
 from dflash_trt.planning.known_pairs import find_pair
+from dflash_trt.synthetic.qwen3 import resize, write_pair
 
 HELD = 100
 LENGTHS = (512, 4096)

@@ -6,10 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dflash_perf.synthetic.tensors import Shapes, Tensors, write_checkpoint
 from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.memory.shape import DraftShape, ModelShape
 from dflash_trt.planning.known_pairs import PairShape
+from dflash_trt.synthetic.tensors import (
+    STATES_KV_SCALES,
+    Shapes,
+    Tensors,
+    kv_scales,
+    write_checkpoint,
+)
+
+LAYER_PREFIX = {"target": "model.layers", "draft": "layers"}
 
 
 def resize(
@@ -26,19 +34,22 @@ def resize(
     return replace(pair, target=replace(pair.target, sizes=sizes, **both), draft=draft)
 
 
-def write_pair(folder: Path, pair: PairShape, *, dtype: str, random: bool) -> int:
+def write_pair(
+    folder: Path, pair: PairShape, *, dtype: str, random: bool, has_kv_scales: bool = False
+) -> int:
     """Writes `folder`/target and `folder`/draft; returns the bytes of weights.
 
     Args:
         dtype: safetensors dtype code, "F32" or "BF16".
         random: False leaves the files sparse.
+        has_kv_scales: whether both state the scales of an FP8 KV cache.
     """
     target, draft = pair.target, pair.draft
     shapes: Shapes = {
         "model.embed_tokens.weight": (target.vocab, target.sizes.hidden_size),
         "model.norm.weight": (target.sizes.hidden_size,),
         "lm_head.weight": (target.vocab, target.sizes.hidden_size),
-    } | _layer_shapes("model.layers", target)
+    } | _layer_shapes(LAYER_PREFIX["target"], target)
     target_config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -46,11 +57,14 @@ def write_pair(folder: Path, pair: PairShape, *, dtype: str, random: bool) -> in
         "rms_norm_eps": 1e-6,
     } | config_sizes(target)
     size = 0
-    for name, model_shapes, config in (
-        ("target", shapes, target_config),
-        ("draft", draft_shapes(draft), draft_config(pair, target.vocab - 1)),
+    for name, model_shapes, config, model in (
+        ("target", shapes, target_config, target),
+        ("draft", draft_shapes(draft), draft_config(pair, target.vocab - 1), draft.model),
     ):
         tensors: Tensors = {key: (dtype, shape) for key, shape in model_shapes.items()}
+        if has_kv_scales:
+            config |= STATES_KV_SCALES
+            tensors |= kv_scales(LAYER_PREFIX[name], len(model.sizes.layers))
         size += write_checkpoint(folder / name, config, tensors, random=random)
     return size
 
@@ -75,15 +89,31 @@ def draft_config(pair: PairShape, mask_token_id: int) -> dict[str, Any]:
     """A draft's config.json, with tapped layers spread evenly over the target's."""
     layers, taps = len(pair.target.sizes.layers), pair.draft.taps
     ids = [1 + round(tap * (layers - 4) / (taps - 1)) for tap in range(taps)]
+    return (
+        {
+            "architectures": ["DFlashDraftModel"],
+            "model_type": "qwen3",
+            "rope_theta": 10_000.0,
+            "rms_norm_eps": 1e-6,
+            "num_target_layers": layers,
+            "block_size": pair.draft.block_size,
+            "dflash_config": {"mask_token_id": mask_token_id, "target_layer_ids": ids},
+        }
+        | config_sizes(pair.draft.model)
+        | window_keys(pair.draft.model)
+    )
+
+
+def window_keys(model: ModelShape) -> dict[str, Any]:
+    """Which layers of a model slide, under the keys of config.json; nothing where none does."""
+    windows = model.sizes.windows
+    if not any(windows):
+        return {}
     return {
-        "architectures": ["DFlashDraftModel"],
-        "model_type": "qwen3",
-        "rope_theta": 10_000.0,
-        "rms_norm_eps": 1e-6,
-        "num_target_layers": layers,
-        "block_size": pair.draft.block_size,
-        "dflash_config": {"mask_token_id": mask_token_id, "target_layer_ids": ids},
-    } | config_sizes(pair.draft.model)
+        "layer_types": ["sliding_attention" if one else "full_attention" for one in windows],
+        "sliding_window": next(one for one in windows if one),
+        "use_sliding_window": True,
+    }
 
 
 def draft_shapes(draft: DraftShape) -> Shapes:
@@ -93,7 +123,7 @@ def draft_shapes(draft: DraftShape) -> Shapes:
         "fc.weight": (hidden, draft.target_hidden * draft.taps),
         "hidden_norm.weight": (hidden,),
         "norm.weight": (hidden,),
-    } | _layer_shapes("layers", draft.model)
+    } | _layer_shapes(LAYER_PREFIX["draft"], draft.model)
 
 
 def attention_shapes(model: ModelShape) -> Shapes:

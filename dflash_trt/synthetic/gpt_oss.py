@@ -1,6 +1,7 @@
-"""gpt-oss-120b and its DFlash draft in their true shapes, as sparse files that take no disk.
+"""gpt-oss targets of any size with their DFlash drafts, and gpt-oss-120b in its true shapes.
 
-Config, names, types and shapes are the published checkpoints'. Building graphs reads no weights.
+Config, names, types and shapes are the published checkpoints'. Building graphs reads no weights, so
+the true shapes are sparse files that take no disk.
 """
 
 from __future__ import annotations
@@ -9,9 +10,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dflash_perf.synthetic.qwen3 import attention_shapes, config_sizes, draft_config, draft_shapes
-from dflash_perf.synthetic.tensors import Shapes, Tensors, write_checkpoint
+from dflash_trt.memory.shape import ModelShape
 from dflash_trt.planning.known_pairs import PairShape, find_pair
+from dflash_trt.synthetic.qwen3 import (
+    LAYER_PREFIX,
+    attention_shapes,
+    config_sizes,
+    draft_config,
+    draft_shapes,
+)
+from dflash_trt.synthetic.tensors import (
+    STATES_KV_SCALES,
+    Shapes,
+    Tensors,
+    kv_scales,
+    write_checkpoint,
+)
 
 SHARD_BYTES = 4_600_000_000
 EOS_TOKEN_IDS = [200_002, 199_999, 200_012]
@@ -30,21 +44,47 @@ _QUANTIZATION = {
 
 def write_gpt_oss_120b(folder: Path) -> int:
     """Writes `folder`/target (sharded) and `folder`/draft; returns the bytes of weights."""
-    pair = find_pair("gpt-oss-120b")
+    return write_gpt_oss(folder, find_pair("gpt-oss-120b"), random=False)
+
+
+def write_gpt_oss(
+    folder: Path, pair: PairShape, *, random: bool, has_kv_scales: bool = False
+) -> int:
+    """Writes `folder`/target and `folder`/draft; returns the bytes of weights.
+
+    Args:
+        random: False leaves the files sparse.
+        has_kv_scales: whether both state the scales of an FP8 KV cache.
+    """
+
+    def scales(name: str, model: ModelShape) -> Tensors:
+        layers = len(model.sizes.layers)
+        return kv_scales(LAYER_PREFIX[name], layers) if has_kv_scales else {}
+
     size = write_checkpoint(
         folder / "target",
         _target_config(pair),
-        _target_tensors(pair),
-        random=False,
+        _target_tensors(pair) | scales("target", pair.target),
+        random=random,
         shard_bytes=SHARD_BYTES,
     )
-    generation = {"eos_token_id": EOS_TOKEN_IDS, "pad_token_id": _PAD, "do_sample": True}
-    (folder / "target" / "generation_config.json").write_text(json.dumps(generation))
-    config = draft_config(pair, _MASK) | {"rope_theta": _ROPE_THETA, "attention_bias": False}
+    if _has_special_tokens(pair):
+        generation = {"eos_token_id": EOS_TOKEN_IDS, "pad_token_id": _PAD, "do_sample": True}
+        (folder / "target" / "generation_config.json").write_text(json.dumps(generation))
+    mask = min(_MASK, pair.target.vocab - 1)
+    config = draft_config(pair, mask) | {"rope_theta": _ROPE_THETA, "attention_bias": False}
     tensors: Tensors = {name: ("BF16", shape) for name, shape in draft_shapes(pair.draft).items()}
+    if has_kv_scales:
+        config |= STATES_KV_SCALES
+        tensors |= scales("draft", pair.draft.model)
     return size + write_checkpoint(
-        folder / "draft", config, tensors, random=False, shard_bytes=SHARD_BYTES
+        folder / "draft", config, tensors, random=random, shard_bytes=SHARD_BYTES
     )
+
+
+def _has_special_tokens(pair: PairShape) -> bool:
+    """Whether the vocabulary holds gpt-oss's special tokens; a tiny one has none."""
+    return pair.target.vocab > max(EOS_TOKEN_IDS)
 
 
 def _target_config(pair: PairShape) -> dict[str, Any]:
@@ -55,7 +95,7 @@ def _target_config(pair: PairShape) -> dict[str, Any]:
         "architectures": ["GptOssForCausalLM"],
         "attention_bias": True,
         "attention_dropout": 0.0,
-        "eos_token_id": EOS_TOKEN_IDS[0],
+        "eos_token_id": EOS_TOKEN_IDS[0] if _has_special_tokens(pair) else None,
         "experts_per_token": model.experts.chosen,
         "initial_context_length": 4096,
         "initializer_range": 0.02,
@@ -64,7 +104,7 @@ def _target_config(pair: PairShape) -> dict[str, Any]:
         "num_experts_per_tok": model.experts.chosen,
         "num_local_experts": model.experts.experts,
         "output_router_logits": False,
-        "pad_token_id": _PAD,
+        "pad_token_id": _PAD if _has_special_tokens(pair) else None,
         "quantization_config": _QUANTIZATION,
         "rms_norm_eps": 1e-05,
         "rope_scaling": {

@@ -14,10 +14,25 @@ from dflash_trt.quantization.shards import TensorLayout, shard_header
 
 _RANDOM_TYPES = {"BF16": ml_dtypes.bfloat16, "F32": np.float32}
 _CHUNK = 1 << 24
+STATES_KV_SCALES = {
+    "quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}
+}
+"""What a config.json says beside the tensors of `kv_scales`, if it has no quantisation yet."""
+# Of MXFP4 blocks: E2M1's values of about 2.5 become weights of about 0.1.
+_MX_SCALE = 122
 
 Shapes = dict[str, tuple[int, ...]]
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Name → (safetensors dtype code, shape)."""
+
+
+def kv_scales(prefix: str, layers: int) -> Tensors:
+    """The tensors that state an FP8 cache's scales, of every layer below `prefix`."""
+    return {
+        f"{prefix}.{number}.self_attn.{kind}_proj.{kind}_scale": ("F32", (1,))
+        for number in range(layers)
+        for kind in "kv"
+    }
 
 
 def write_checkpoint(
@@ -62,8 +77,22 @@ def _write_file(path: Path, tensors: list[TensorLayout], random: bool) -> int:
         file.write(header)
         for one in tensors if random else ():
             for left in range(math.prod(one.shape), 0, -_CHUNK):
-                weights = generator.standard_normal(min(left, _CHUNK), np.float32) * np.float32(0.1)
-                weights += np.float32(len(one.shape) == 1)  # norms are about 1
-                file.write(weights.astype(_RANDOM_TYPES[one.dtype]).tobytes())
+                file.write(_random_bytes(generator, one, min(left, _CHUNK)))
         file.truncate(len(header) + size)
     return size
+
+
+def _random_bytes(generator: np.random.Generator, tensor: TensorLayout, count: int) -> bytes:
+    """`count` elements of `tensor`: weights of about 0.1, norms of about 1; MXFP4 as its codes.
+
+    Scales of KV caches are such that K and V of these weights fit E4M3.
+    """
+    if tensor.name.endswith("_scales"):
+        return bytes([_MX_SCALE]) * count
+    if tensor.dtype == "U8":
+        return generator.bytes(count)
+    weights = generator.standard_normal(count, np.float32) * np.float32(0.1)
+    if tensor.name.endswith("_scale"):
+        weights = np.abs(weights) + np.float32(0.01)
+    weights += np.float32(tensor.name.endswith("norm.weight"))
+    return weights.astype(_RANDOM_TYPES[tensor.dtype]).tobytes()

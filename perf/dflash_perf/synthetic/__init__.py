@@ -1,1 +1,0 @@
-"""Checkpoints of any shape without trained weights, to measure cost only."""
