@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,8 @@ from dflash_plugins.row_sample import accuracy as row_sample_accuracy
 from dflash_plugins.row_sample import benchmark as row_sample_benchmark
 from dflash_plugins.table import FOLDERS
 from dflash_plugins.testing.gpu import GpuRunner, KernelLauncher, TorchRunner, load_driver
+from dflash_plugins.testing.numeric import Accuracy
+from dflash_plugins.testing.spread import spread
 from dflash_trt.core.machine import describe_host
 from dflash_trt.core.user_cache import user_cache_file
 from dflash_trt.errors import DflashError, one_line
@@ -56,11 +58,10 @@ def check(device: Device, driver: Any, folders: Sequence[str], torch: Any = None
     Raises:
         DflashError: there are no kernels for this GPU.
     """
-    arch = arches().get(device.arch)
-    if arch is None or arch.kernels is None:
-        raise DflashError(f"there are no kernels for {device.arch}, {device.name}")
-    launcher = KernelLauncher(driver, arch.kernels, user_cache_file("kernels"))
-    accuracy = [row for folder in folders for row in _check_accuracy(folder, device, launcher)]
+    launcher = open_launcher(device, driver)
+    accuracy = [
+        asdict(one) for folder in folders for one in check_accuracy(folder, device, launcher)
+    ]
     record = {
         "name": "plugins",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -73,33 +74,44 @@ def check(device: Device, driver: Any, folders: Sequence[str], torch: Any = None
         return record
     runner = TorchRunner(torch, launcher)
     copy = runner.copy_bytes_per_second()
-    rows = [row for folder in folders for row in _measure(folder, torch, runner)]
-    for row in rows:
-        if "bytes_per_second" in row:
-            row["of_copy"] = row["bytes_per_second"] / copy
+    rows = [row for folder in folders for row in measure(folder, torch, runner, copy)]
     return record | {"copy_bytes_per_second": copy, "speed": rows}
 
 
-def _check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> list[dict[str, Any]]:
-    """One operation's cases; a failed launch or a stray write is a row too and ends nothing."""
+def open_launcher(device: Device, driver: Any) -> KernelLauncher:
+    """Launches kernels that are compiled for `device`.
+
+    Raises:
+        DflashError: there are none.
+    """
+    arch = arches().get(device.arch)
+    if arch is None or arch.kernels is None:
+        raise DflashError(f"there are no kernels for {device.arch}, {device.name}")
+    return KernelLauncher(driver, arch.kernels, user_cache_file("kernels"))
+
+
+def check_accuracy(folder: str, device: Device, launcher: KernelLauncher) -> Iterator[Accuracy]:
+    """One operation's cases as they are found."""
     accuracy, _ = CHECKS[folder]
-    try:
-        return [asdict(one) for one in accuracy.check_accuracy(GpuRunner(device, launcher).run)]
-    except (AssertionError, DflashError) as error:
-        return [{"name": folder, "error": None, "bound": None, "mismatch": one_line(error)}]
+    found: Iterator[Accuracy] = accuracy.check_accuracy(GpuRunner(device, launcher).run)
+    return found
 
 
-def _measure(folder: str, torch: Any, runner: TorchRunner) -> list[dict[str, Any]]:
-    """One operation's measurements; a case that does not fit the GPU's memory gets an error row."""
+def measure(folder: str, torch: Any, runner: TorchRunner, copy: float) -> Iterator[dict[str, Any]]:
+    """One operation's measurements; a case that does not fit the GPU's memory gets an error row.
+
+    `copy` is the bandwidth of a copy, bytes/s. Any part of the rows is spread over all of them.
+    """
     _, benchmark = CHECKS[folder]
-    rows = []
-    for point in benchmark.points():
+    for point in spread(benchmark.points()):
         try:
-            rows.append(benchmark.measure(torch, point, runner))
+            row = benchmark.measure(torch, point, runner)
         except torch.cuda.OutOfMemoryError:
-            rows.append({"operation": folder, "case": point.name, "error": "out of memory"})
+            row = {"operation": folder, "case": point.name, "error": "out of memory"}
+        if "bytes_per_second" in row:
+            row["of_copy"] = row["bytes_per_second"] / copy
         torch.cuda.empty_cache()
-    return rows
+        yield row
 
 
 def _open_device() -> Device:
@@ -121,11 +133,12 @@ def describe(record: dict[str, Any]) -> list[str]:
     if "speed" in record:
         lines.append(f"copy {record['copy_bytes_per_second'] / 1e9:,.0f} GB/s")
     for row in record.get("speed", []):
-        lines.append(f"  {row['operation']}, {row['case']}: {_describe_speed(row)}")
+        lines.append(f"  {row['operation']}, {row['case']}: {describe_speed(row)}")
     return lines
 
 
-def _describe_speed(row: dict[str, Any]) -> str:
+def describe_speed(row: dict[str, Any]) -> str:
+    """The figures of a measurement."""
     if "seconds" not in row:
         return str(row["error"])
     figures = [f"{row['seconds'] * 1e6:,.1f} µs"]

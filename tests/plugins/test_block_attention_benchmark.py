@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from dflash_plugins.block_attention.benchmark import (
     measure,
     points,
 )
+from dflash_plugins.block_attention.cases import AttentionShape
 from dflash_plugins.block_attention.launch import TACTICS
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.testing.gpu import Call
@@ -26,6 +29,8 @@ torch = pytest.importorskip("torch")
 
 class InterpretingRunner:
     """Stands in for a GPU; every call takes a second."""
+
+    is_quick = False
 
     def __init__(self, interpreter: Interpreter) -> None:
         self.interpreter = interpreter
@@ -81,13 +86,72 @@ def test_a_chunks_rivals_compute_the_same(interpreter: Interpreter, window: int)
     assert "bytes_per_second" not in row
 
 
-def test_paged_points_have_no_rivals_and_scattered_pages(interpreter: Interpreter) -> None:
+def test_pytorch_reads_no_paged_points_which_are_scattered(interpreter: Interpreter) -> None:
     point = AttentionPoint("small", attention_shape(2, 1, page_size=32), 2, 80, 4)
     row = measure(torch, point, InterpretingRunner(interpreter), "cpu")
     assert (row["error"], row["rival_seconds"], row["launches"]) == (None, {}, 1)
     assert row["failed_rivals"] == {}
     table = make_tensors(torch, point, "cpu")["page_table"]
     assert sorted(table.flatten().tolist()) == list(range(6))
+
+
+class PagedWrapper:
+    """FlashInfer's wrapper as its documents describe it, sequence by sequence in PyTorch."""
+
+    def __init__(self, workspace: Any, layout: str) -> None:
+        assert workspace.dtype == torch.uint8
+        self._layout = layout
+
+    def plan(self, *given: Any, **options: Any) -> None:
+        names = "queries pages table last query_heads kv_heads head_dim page_size".split()
+        self._plan = dict(zip(names, given, strict=True)) | options
+
+    def run(self, q: Any, caches: Any, k_scale: float = 1.0, v_scale: float = 1.0) -> Any:
+        plan, results = SimpleNamespace(**self._plan), []
+        assert (q.dtype, caches[0].dtype) == (plan.q_data_type, plan.kv_data_type)
+        for one, last in enumerate(plan.last.tolist()):
+            places = plan.table[plan.pages[one] : plan.pages[one + 1]].long()
+            held = (len(places) - 1) * plan.page_size + last
+            k, v = (
+                (
+                    pool.float()[places].transpose(1, 2)
+                    if self._layout == "HND"
+                    else pool.float()[places]
+                )
+                .reshape(-1, plan.kv_heads, plan.head_dim)[:held]
+                .transpose(0, 1)
+                for pool in caches
+            )
+            rows = q[plan.queries[one] : plan.queries[one + 1]].float().transpose(0, 1)
+            at = torch.arange(held - rows.shape[1], held)[:, None] - torch.arange(held)
+            seen = (at >= 0) if plan.causal else torch.ones_like(at, dtype=torch.bool)
+            if plan.window_left >= 0:
+                seen &= at <= plan.window_left
+            attended = torch.nn.functional.scaled_dot_product_attention(
+                rows, k * k_scale, v * v_scale, attn_mask=seen, scale=plan.sm_scale, enable_gqa=True
+            )
+            results.append(attended.transpose(0, 1))
+        return torch.cat(results)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows"),
+    [
+        (attention_shape(2, 1, page_size=32, cache=DType.FLOAT8), 4),
+        (attention_shape(2, 1, length=128, is_causal=True, window=20), 40),
+    ],
+)
+def test_flashinfer_is_asked_for_the_same(
+    interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch, shape: AttentionShape, rows: int
+) -> None:
+    module = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=PagedWrapper)
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    point = AttentionPoint("small", shape, 2, 70, rows)
+    runner = InterpretingRunner(interpreter)
+    runner.is_quick = True
+    row = measure(torch, point, runner, "cpu")
+    assert row["failed_rivals"] == {} and row["error"] < 1e-5
+    assert set(row["rival_seconds"]) == {"flashinfer"} | ({"sdpa"} if rows == 40 else set())
 
 
 def test_every_pair_cache_layout_context_and_batch_is_measured() -> None:

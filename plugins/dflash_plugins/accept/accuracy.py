@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+
 import numpy as np
 
 from dflash_plugins.testing.guarded import Arrays, Run
-from dflash_plugins.testing.numeric import Accuracy
+from dflash_plugins.testing.numeric import Accuracy, attempt
 from dflash_trt.sampling.acceptance import accept_block
 
 
@@ -35,13 +38,16 @@ def expect(inputs: Arrays) -> Arrays:
     }
 
 
-def check_accuracy(run: Run) -> list[Accuracy]:
+def check_accuracy(run: Run) -> Iterator[Accuracy]:
     """300 blocks of each size up to 16; `error` counts the outputs that differ."""
-    results = []
     for rows in range(1, 17):
-        inputs = make_inputs(300, rows)
-        outputs, expected = run("accept", inputs, {}), expect(inputs)
-        wrong = [name for name in expected if not np.array_equal(outputs[name], expected[name])]
-        mismatch = f"{', '.join(wrong)} differ" if wrong else None
-        results.append(Accuracy(f"accept, {rows} rows", float(len(wrong)), 0.0, mismatch))
-    return results
+        name = f"accept, {rows} rows"
+        yield from attempt(name, partial(_check_rows, run, name, rows))
+
+
+def _check_rows(run: Run, name: str, rows: int) -> Accuracy:
+    inputs = make_inputs(300, rows)
+    outputs, expected = run("accept", inputs, {}), expect(inputs)
+    wrong = [name for name in expected if not np.array_equal(outputs[name], expected[name])]
+    mismatch = f"{', '.join(wrong)} differ" if wrong else None
+    return Accuracy(name, float(len(wrong)), 0.0, mismatch)

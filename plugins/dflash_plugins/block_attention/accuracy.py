@@ -5,7 +5,7 @@ The interpreter cannot show those. `check_accuracy` takes the function that laun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,7 +17,8 @@ from dflash_plugins.block_attention.launch import FLOOR, TACTICS
 from dflash_plugins.block_attention.reference import TENSOR_CORES, error_bound
 from dflash_plugins.operation import DType
 from dflash_plugins.testing.guarded import Run
-from dflash_plugins.testing.numeric import Accuracy, Array, judge
+from dflash_plugins.testing.numeric import Accuracy, Array, attempt, judge
+from dflash_plugins.testing.spread import spread
 from dflash_trt.kernels.attention import RUN
 
 TacticRun = Callable[..., Mapping[str, Array]]
@@ -101,9 +102,11 @@ def chunk_cases() -> list[AccuracyCase]:
     ]
 
 
-def check_accuracy(run: TacticRun) -> list[Accuracy]:
-    """Every case against float64, then `check_bits`."""
-    return [*(check_case(run, case) for case in accuracy_cases()), check_bits(run)]
+def check_accuracy(run: TacticRun) -> Iterator[Accuracy]:
+    """`check_bits`, then every case against float64."""
+    yield from attempt("block_attention, bits", partial(check_bits, run))
+    for case in spread(accuracy_cases()):
+        yield from attempt(f"block_attention, {case.name}", partial(check_case, run, case))
 
 
 def check_case(run: TacticRun, case: AccuracyCase) -> Accuracy:

@@ -6,6 +6,7 @@ a batch have the same context. Targets (causal) run prefill chunks. PyTorch allo
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ CHUNK_ROWS, CHUNK_CONTEXTS = 512, (0, 8192, 130_560)
 KV_SCALES = (0.5, 0.25)
 RANDOM_ELEMENTS = 1 << 22
 """Random elements that are drawn once and repeated to fill a cache."""
+FLASHINFER_WORKSPACE = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +121,21 @@ def measure(
     error = None
     rival_seconds: dict[str, float] = {}
     failed: dict[str, str] = {}
-    for name, rival in alternatives(torch, point, tensors).items():
+    rivals = alternatives(torch, point, tensors, is_quick=runner.is_quick)
+    try:
+        rivals["flashinfer"] = flashinfer_call(torch, point, tensors)
+    except ImportError:
+        pass  # not installed
+    except Exception as reason:  # it refuses the shape
+        failed["flashinfer"] = one_line(reason)
+    for name, rival in rivals.items():
         try:
             expected = rival().float()
             for _, attended in runs:
                 difference = (attended.float() - expected).abs().max()
                 error = max(error or 0.0, float(difference / expected.abs().max()))
             rival_seconds[name] = runner.seconds(rival)
-        except RuntimeError as reason:  # a rival out of memory, or that does not compile
+        except Exception as reason:  # a rival out of memory, or that does not compile
             failed[name] = one_line(reason)
     if point.is_chunk:
         flops = point.required_flops
@@ -197,11 +206,14 @@ def make_tensors(torch: Any, point: AttentionPoint, device: str) -> Tensors:
     return tensors
 
 
-def alternatives(torch: Any, point: AttentionPoint, tensors: Mapping[str, Any]) -> dict[str, Call]:
+def alternatives(
+    torch: Any, point: AttentionPoint, tensors: Mapping[str, Any], *, is_quick: bool = False
+) -> dict[str, Call]:
     """PyTorch's ways to compute the same attention, by name; none reads paged caches.
 
     An FP8 cache is converted to q's type first. `concatenate` is the way of a drafter that keeps
-    context and block in two tensors: it copies both into one before every call.
+    context and block in two tensors: it copies both into one before every call. `flex_attention`
+    is compiled for the point, so not where `is_quick`.
     """
     if point.shape.page_size is not None:
         return {}
@@ -229,7 +241,56 @@ def alternatives(torch: Any, point: AttentionPoint, tensors: Mapping[str, Any]) 
         "sdpa": lambda: scaled_dot_product(q, *kv(), attn_mask=mask, scale=1.0, enable_gqa=True),
         "flex_attention": lambda: flex(q, *kv(), block_mask=block_mask, scale=1.0, enable_gqa=True),
     }
+    if is_quick:
+        del found["flex_attention"]
     return found if point.is_chunk else found | {"concatenate": concatenate}
+
+
+def flashinfer_call(torch: Any, point: AttentionPoint, tensors: Mapping[str, Any]) -> Call:
+    """FlashInfer's attention of `point`, planned: over its pages, or a page for each linear slot.
+
+    Not run yet. ImportError where FlashInfer is not installed.
+    """
+    flashinfer = importlib.import_module("flashinfer")
+    shape, q, cache = point.shape, tensors["q"], tensors["k_cache"]
+    held = point.context + point.rows
+    size = shape.page_size or shape.length
+    pages = -(-held // size)
+    table = torch.arange(point.batch)[:, None]
+    if shape.page_size is not None:
+        table = tensors["page_table"][:, :pages].cpu()
+
+    def ends(step: int) -> Any:
+        return torch.arange(point.batch + 1, dtype=torch.int32) * step
+
+    workspace = torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device=q.device)
+    layout = "HND" if shape.page_size is None else "NHD"
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, layout)
+    wrapper.plan(
+        ends(point.rows),
+        ends(pages),
+        table.reshape(-1).to(torch.int32).to(q.device),
+        torch.full((point.batch,), (held - 1) % size + 1, dtype=torch.int32),
+        shape.query_heads,
+        shape.kv_heads,
+        shape.head_dim,
+        size,
+        causal=shape.is_causal,
+        sm_scale=1.0,
+        window_left=shape.window - 1 if shape.window else -1,
+        q_data_type=q.dtype,
+        kv_data_type=cache.dtype,
+    )
+    rows = q.transpose(1, 2).reshape(-1, shape.query_heads, shape.head_dim)
+    scales = {}
+    if cache.dtype != q.dtype:
+        scales = {"k_scale": KV_SCALES[0], "v_scale": KV_SCALES[1]}
+
+    def attend() -> Any:
+        attended = wrapper.run(rows, (cache, tensors["v_cache"]), **scales)
+        return attended.view(point.batch, point.rows, *attended.shape[1:]).transpose(1, 2)
+
+    return attend
 
 
 def _masks(torch: Any, point: AttentionPoint, device: Any) -> tuple[Any, Any]:

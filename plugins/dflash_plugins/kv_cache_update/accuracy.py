@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+
 import numpy as np
 
 from dflash_plugins.kv_cache_update.launch import make_case
@@ -9,7 +12,14 @@ from dflash_plugins.kv_caches import WriteShape
 from dflash_plugins.operation import Case, DType
 from dflash_plugins.testing.cache_writes import CHECKED_HEADS, make_inputs, write_rows
 from dflash_plugins.testing.guarded import Run
-from dflash_plugins.testing.numeric import Accuracy, Array, assert_same_bits, relative_error
+from dflash_plugins.testing.numeric import (
+    Accuracy,
+    Array,
+    assert_same_bits,
+    attempt,
+    relative_error,
+)
+from dflash_plugins.testing.spread import spread
 from dflash_trt.quantization.fp8 import quantize_fp8
 
 LAYOUTS = [
@@ -61,9 +71,10 @@ def accuracy_cases() -> list[tuple[Case, list[int]]]:
     return found
 
 
-def check_accuracy(run: Run) -> list[Accuracy]:
+def check_accuracy(run: Run) -> Iterator[Accuracy]:
     """The results for K and V of every case."""
-    return [one for case, starts in accuracy_cases() for one in check_case(run, case, starts)]
+    for case, starts in spread(accuracy_cases()):
+        yield from attempt(f"kv_cache_update, {case.name}", partial(check_case, run, case, starts))
 
 
 def check_case(run: Run, case: Case, starts: list[int]) -> list[Accuracy]:

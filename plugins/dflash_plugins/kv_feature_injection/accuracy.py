@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+
 import numpy as np
 
 from dflash_plugins.kv_caches import WriteShape
@@ -12,12 +15,14 @@ from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.numeric import (
     Accuracy,
     Array,
+    attempt,
     epsilon,
     judge,
     relative,
     sum_error,
     tiny,
 )
+from dflash_plugins.testing.spread import spread
 from dflash_trt.quantization.formats import encode_e4m3
 
 CODE = 2 * epsilon(DType.FLOAT8.numpy)
@@ -36,7 +41,7 @@ CACHES = [
 """Element types of the rows and of the cache."""
 
 
-def check_accuracy(run: Run) -> list[Accuracy]:
+def check_accuracy(run: Run) -> Iterator[Accuracy]:
     """Every layout and type against float64, at cache and page borders; v must be exact."""
     shapes = [
         WriteShape(
@@ -53,7 +58,8 @@ def check_accuracy(run: Run) -> list[Accuracy]:
         for heads, size in CHECKED_HEADS
         for page_size in (None, 32)
     ]
-    return [one for shape in shapes for one in check_shape(run, shape)]
+    for shape in spread(shapes):
+        yield from attempt(f"kv_feature_injection, {shape}", partial(check_shape, run, shape))
 
 
 def check_shape(run: Run, shape: WriteShape) -> list[Accuracy]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from dflash_plugins.operation import DType
 from dflash_plugins.testing.guarded import Run
-from dflash_plugins.testing.numeric import Accuracy, Array
+from dflash_plugins.testing.numeric import Accuracy, Array, attempt
 from dflash_trt.sampling.choice import choose_tokens
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 
@@ -67,14 +68,16 @@ def compare_draws(
     return Draws(tokens.size, moved, wrong)
 
 
-def check_accuracy(run: Run) -> list[Accuracy]:
+def check_accuracy(run: Run) -> Iterator[Accuracy]:
     """Vocabularies below and above the kernel's tile; `error` is the fraction of moved tokens."""
-    results = []
     for dtype in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16):
         for vocabulary in (1, 13, 4099, 151_936, 262_144):
-            generator = np.random.default_rng(vocabulary)
-            logits = 4 * generator.standard_normal((len(PARAMS), 8, vocabulary))
-            draws = compare_draws(run, logits.astype(dtype.numpy), PARAMS)
             name = f"row_sample, {dtype.kernel_name}, {vocabulary:,} tokens"
-            results.append(Accuracy(name, draws.moved / draws.drawn, BORDER, draws.wrong))
-    return results
+            yield from attempt(name, partial(_check_rows, run, name, dtype, vocabulary))
+
+
+def _check_rows(run: Run, name: str, dtype: DType, vocabulary: int) -> Accuracy:
+    generator = np.random.default_rng(vocabulary)
+    logits = 4 * generator.standard_normal((len(PARAMS), 8, vocabulary))
+    draws = compare_draws(run, logits.astype(dtype.numpy), PARAMS)
+    return Accuracy(name, draws.moved / draws.drawn, BORDER, draws.wrong)

@@ -146,7 +146,12 @@ class GpuRunner:
 
 
 class TorchRunner:
-    """Launches cases over PyTorch tensors and times work on PyTorch's current stream."""
+    """Launches cases over PyTorch tensors and times work on PyTorch's current stream.
+
+    `is_quick` asks benchmarks to leave out rivals that are compiled anew for every point.
+    """
+
+    is_quick = False
 
     def __init__(self, torch: Any, launcher: KernelLauncher) -> None:
         self._torch, self._launcher = torch, launcher

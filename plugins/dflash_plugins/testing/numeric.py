@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
+from dflash_trt.errors import DflashError, one_line
 
 Array = npt.NDArray[Any]
 
@@ -24,13 +27,23 @@ POISON = 0xFF
 class Accuracy:
     """The error and bound of a case at the element where error minus bound is largest.
 
-    `mismatch` names the first element that exceeds its bound; None if the case passed.
+    `mismatch` names the first element that exceeds its bound; None if the case passed. A case that
+    could not be run has neither error nor bound.
     """
 
     name: str
-    error: float
-    bound: float
+    error: float | None
+    bound: float | None
     mismatch: str | None
+
+
+def attempt(name: str, check: Callable[[], Accuracy | Iterable[Accuracy]]) -> list[Accuracy]:
+    """What `check` finds; a failed launch or a stray write is a finding too and ends nothing."""
+    try:
+        found = check()
+        return [found] if isinstance(found, Accuracy) else list(found)
+    except (AssertionError, DflashError) as error:
+        return [Accuracy(name, None, None, one_line(error))]
 
 
 def judge(name: str, actual: Array, expected: Array, bound: float | Array) -> Accuracy:
