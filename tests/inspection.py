@@ -29,21 +29,21 @@ def cache_arrays(caches: LinearCaches) -> dict[str, FloatArray]:
 def arrays(executor: Executor) -> dict[str, FloatArray]:
     """An executor's linear caches, [slots, kv heads, M, D] by name."""
     assert isinstance(executor, OnnxRuntimeExecutor)
-    assert isinstance(executor._caches, LinearCaches)
-    return cache_arrays(executor._caches)
+    assert isinstance(executor.caches, LinearCaches)
+    return cache_arrays(executor.caches)
 
 
 def cache_length(executor: OnnxRuntimeExecutor) -> int:
     """Positions that its linear caches are allocated for."""
-    assert isinstance(executor._caches, LinearCaches)
-    return executor._caches.length
+    assert isinstance(executor.caches, LinearCaches)
+    return executor.caches.length
 
 
 def pools(executor: Executor) -> dict[str, FloatArray]:
     """An executor's pools, [pages, ...] by name."""
     assert isinstance(executor, OnnxRuntimeExecutor)
-    assert isinstance(executor._caches, PagedCaches)
-    return executor._caches._pools
+    assert isinstance(executor.caches, PagedCaches)
+    return executor.caches._pools
 
 
 def allocator(generator: Generator) -> PageAllocator:

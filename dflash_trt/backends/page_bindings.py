@@ -37,6 +37,11 @@ class PageBindings:
         """How many pages `slot` has."""
         return len(self._bound[slot])
 
+    def row(self, slot: int, position: int) -> int:
+        """Which row of the whole pool holds a position of `slot`."""
+        column, place = divmod(position, self._pool.page_size)
+        return int(self._bound[slot][column]) * self._pool.page_size + place
+
     def check(self, ends: Mapping[int, int]) -> None:
         """Raises ValueError when a slot's pages end before its rows do, at `ends` by slot."""
         for slot, end in ends.items():

@@ -69,6 +69,10 @@ class LinearCaches:
         array = self._arrays[name]
         return int(array.ctypes.data) + first_slot * int(array.strides[0])
 
+    def read_row(self, name: str, slot: int, position: int) -> FloatArray:
+        """What the named cache holds of a position, [kv heads, D]."""
+        return self._arrays[name][slot, :, position]
+
     def shape(self, name: str, batch: int) -> list[int]:
         """Shape [batch, kv heads, M, D] of a range of `batch` slots."""
         fixed = self._shapes[name]
@@ -136,6 +140,12 @@ class PagedCaches(PageBindings):
     def address(self, name: str, first_slot: int) -> int:
         """Address of the named pool: the same for every slot."""
         return int(self._pools[name].ctypes.data)
+
+    def read_row(self, name: str, slot: int, position: int) -> FloatArray:
+        """What the named pool holds of a position of a sequence, [kv heads, D]."""
+        pool = self._pools[name]
+        row: FloatArray = pool.reshape(-1, *pool.shape[2:])[self.row(slot, position)]
+        return row
 
     def shape(self, name: str, batch: int) -> list[int]:
         """Shape [pages + 1, page_size, kv heads, D] of the named pool, whatever the batch."""

@@ -64,6 +64,8 @@ class OnnxRuntimeExecutor:
         limits: what the bundle allows.
         layout: cache dimensions of the pair.
         threads: intra-op threads; None leaves the choice to ONNX Runtime.
+
+    `caches` holds what has been written.
     """
 
     is_bitwise = True
@@ -82,11 +84,11 @@ class OnnxRuntimeExecutor:
         self._sessions: dict[GraphName, ort.InferenceSession] = {}
         self._layout = layout
         shapes = layout.shapes()
-        self._caches: LinearCaches | PagedCaches
+        self.caches: LinearCaches | PagedCaches
         if limits.page_pool is None:
-            self._caches = LinearCaches(shapes, limits.max_batch, limits.max_seq_len)
+            self.caches = LinearCaches(shapes, limits.max_batch, limits.max_seq_len)
         else:
-            self._caches = PagedCaches(shapes, limits.max_batch, limits.page_pool)
+            self.caches = PagedCaches(shapes, limits.max_batch, limits.page_pool)
         self._held = [0] * limits.max_batch
         self._bindings: OrderedDict[tuple[object, ...], _BoundCall] = OrderedDict()
         self._generation = 0
@@ -107,25 +109,25 @@ class OnnxRuntimeExecutor:
         return SpeculationOutput(arrays[TOKEN_IDS], arrays[CHOICE_IDS], arrays.get(LOGITS))
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
-        self._caches.move(source, destination, length)
+        self.caches.move(source, destination, length)
         self._held[destination] = length
 
     def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
-        if not isinstance(self._caches, PagedCaches):
+        if not isinstance(self.caches, PagedCaches):
             raise ValueError("linear caches have no pages")
-        self._caches.bind(slot, page_ids)
+        self.caches.bind(slot, page_ids)
 
     def release_slots(self, first_free: int) -> None:
         for slot in range(first_free, len(self._held)):
             if self._held[slot]:
                 self._held[slot] = 0
-                self._caches.clear(slot)
+                self.caches.clear(slot)
 
     def close(self) -> None:
         self._closed = True
         self._bindings.clear()
         self._sessions.clear()
-        self._caches = LinearCaches({}, 0, 0)
+        self.caches = LinearCaches({}, 0, 0)
 
     def _hold(self, ends: Mapping[int, int], rows: int) -> int:
         """Lets the caches follow `rows` rows that end at `ends`, by slot; forgets moved addresses.
@@ -136,15 +138,15 @@ class OnnxRuntimeExecutor:
             ValueError: a slot's pages end before its rows do; nothing has been touched.
         """
         columns = 0
-        if isinstance(self._caches, PagedCaches):
-            columns = self._caches.enter(ends, rows)
+        if isinstance(self.caches, PagedCaches):
+            columns = self.caches.enter(ends, rows)
         for slot, end in ends.items():
             # Rows may be run again behind others that are still needed.
             self._held[slot] = max(self._held[slot], end)
-        if isinstance(self._caches, LinearCaches):
-            self._caches.fit(self._held)
-            if self._caches.generation != self._generation:
-                self._generation = self._caches.generation
+        if isinstance(self.caches, LinearCaches):
+            self.caches.fit(self._held)
+            if self.caches.generation != self._generation:
+                self._generation = self.caches.generation
                 self._bindings.clear()
         return columns
 
@@ -179,9 +181,9 @@ class OnnxRuntimeExecutor:
         for name, values in given.items():
             bound.arrays[name][...] = values
         bound.arrays[CACHE_START][...] = call.starts
-        if isinstance(self._caches, PagedCaches):
+        if isinstance(self.caches, PagedCaches):
             # Behind its end a sequence may have pages whose earlier owner left NaN.
-            self._caches.fill(bound.arrays[PAGE_TABLE], list(ends), ends)
+            self.caches.fill(bound.arrays[PAGE_TABLE], list(ends), ends)
         for graph, io in bound.passes:
             try:
                 self._session(graph).run_with_iobinding(io)
@@ -202,8 +204,8 @@ class OnnxRuntimeExecutor:
                 if one.role in (Role.CACHE, Role.UPDATED_CACHE):
                     cache = one.updates or one.name
                     if cache not in places:
-                        shape = self._caches.shape(cache, call.batch)
-                        places[cache] = shape, self._caches.address(cache, call.first_slot)
+                        shape = self.caches.shape(cache, call.batch)
+                        places[cache] = shape, self.caches.address(cache, call.first_slot)
                     bind(one.name, "cpu", 0, np.float32, *places[cache])
                 elif one.name != LOGITS or call.scores is not Scores.NONE:
                     array = bound.arrays.setdefault(one.name, np.empty(one.sized(axes), one.dtype))

@@ -51,6 +51,12 @@ class DeviceCaches:
         """Device address of the first byte of `slot` in the named cache."""
         return self._addresses[name] + slot * self._slot_bytes(self._shapes[name])
 
+    def row_places(self, name: str, slot: int, position: int) -> list[int]:
+        """Device addresses of what each KV head [D] has of a position."""
+        row = self._shapes[name].head_dim * self._item_bytes
+        first, heads = self.address(name, slot), range(self._shapes[name].kv_heads)
+        return [first + (head * self._length + position) * row for head in heads]
+
     def bound_slot(self, first_slot: int) -> int:
         """The first slot of what a call binds."""
         return first_slot
@@ -108,6 +114,8 @@ class DevicePages(PageBindings):
         item_bytes: int,
     ) -> None:
         super().__init__(slots, pool)
+        self._shapes = shapes
+        self._item_bytes = item_bytes
         self.table_bytes = slots * columns * np.dtype(np.int32).itemsize
         page_bytes = {
             name: pool.page_size * fixed.kv_heads * fixed.head_dim * item_bytes
@@ -128,6 +136,13 @@ class DevicePages(PageBindings):
     def address(self, name: str, slot: int) -> int:
         """Device address of the named pool: the same for every slot."""
         return self._addresses[name]
+
+    def row_places(self, name: str, slot: int, position: int) -> list[int]:
+        """Device addresses of what each KV head [D] has of a position of a sequence."""
+        shape = self._shapes[name]
+        row, heads = shape.head_dim * self._item_bytes, range(shape.kv_heads)
+        first = self.row(slot, position) * len(heads)
+        return [self.address(name, slot) + (first + head) * row for head in heads]
 
     def bound_slot(self, first_slot: int) -> int:
         """The first slot of what a call binds: one binding of whole pools serves every range."""

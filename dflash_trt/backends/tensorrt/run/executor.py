@@ -74,7 +74,8 @@ class TensorRtExecutor:
         device: where they run; the executor closes it.
         loader: opens engine files with the library that built them.
 
-    `runner` and `lookahead` tell what was captured and begun ahead, `caches` what they take.
+    `runner` and `lookahead` tell what was captured and begun ahead, `caches` what they take,
+    `binder` where calls find everything.
 
     Raises:
         DflashError: the device has no room for caches and buffers.
@@ -107,13 +108,18 @@ class TensorRtExecutor:
         self.lookahead = Lookahead(device, self._inputs, self._results, self._pages)
         rows = max(axes["B"] * axes["R"] for axes in (decode, prefill))
         self._logits = device.allocate(rows * limits.vocab_size * 4, "logits")
-        self._binder = Binder(
+        self.binder = Binder(
             bundle,
             self.caches,
             inputs=self._inputs.address,
             outputs=self._results.address,
             logits=self._logits,
         )
+
+    @property
+    def device(self) -> Device:
+        """Where the caches lie. What others do on it goes to the same stream, in order."""
+        return self._device
 
     def preload(self, graphs: Iterable[GraphName]) -> None:
         """Loads engines ahead of the first request, whose time they would count towards."""
@@ -205,7 +211,7 @@ class TensorRtExecutor:
         axes = {"B": frame.batch, "S": frame.rows, "R": picked}
         slot = self.caches.bound_slot(frame.first_slot)
         key = (graphs, slot, *axes.values())
-        return self.runner.recall(key, partial(self._binder.bind, graphs, slot, axes))
+        return self.runner.recall(key, partial(self.binder.bind, graphs, slot, axes))
 
     def _enter_call(self) -> None:
         """Begins a call, once one that an error broke off has left the host's buffers."""
