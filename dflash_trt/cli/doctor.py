@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import click
 
-from dflash_trt.cli.options import FILE, json_option, print_json
+from dflash_trt.cli.options import FOLDER, json_option, print_json
 from dflash_trt.cli.progress import StageBars
-from dflash_trt.errors import EXIT_FAILED, DflashError
+from dflash_trt.errors import EXIT_FAILED, refuse_options
 from dflash_trt.proof.doctor import examine
 
 # What the embedded default needs; the other findings are information.
+RECORD_FOLDER = Path("gpu-check")
 REQUIRED = ("demo pair", "build graphs", "run on the CPU")
 
 
 @click.command("doctor")
 @click.option(
-    "--gpu-check", is_flag=True, help="Build the demo pair's engines for this GPU and probe them."
+    "--gpu-check", is_flag=True, help="Run kernels and engines on the GPU that is here, and probe."
 )
-@click.option("-o", "--output", type=FILE, help="Where to record what --gpu-check found, as JSON.")
+@click.option(
+    "-o",
+    "--output",
+    type=FOLDER,
+    help="Folder of --gpu-check's record; one that is there is gone on with.  [default: gpu-check]",
+)
+@click.option("--long", "is_long", is_flag=True, help="Run all of --gpu-check, however long.")
 @json_option
-def command(gpu_check: bool, output: Path | None, as_json: bool) -> int:
+def command(gpu_check: bool, output: Path | None, is_long: bool, as_json: bool) -> int:
     """Say what this machine can build and run, a line each; exit 1 if the CPU path cannot.
 
-    With --gpu-check: run engines on the GPU that is here, hold them to the CPU's results and time
-    them; exit 1 if there is none, or if it does not do what it should.
+    With --gpu-check: hold kernels and engines to the CPU's results on the GPU that is here and time
+    them, for ten minutes at most; exit 1 if there is none, or if it does not do what it should.
     """
     if gpu_check:
-        return _check_gpu(output, as_json)
-    if output is not None:
-        raise DflashError("--output is for --gpu-check", usage=True)
+        return _check_gpu(output or RECORD_FOLDER, is_long=is_long, as_json=as_json)
+    given = {"--output": output, "--long": is_long}
+    refuse_options(given, "is for --gpu-check")
     findings = examine()
     if as_json:
         print_json([dataclasses.asdict(finding) for finding in findings])
@@ -45,15 +51,27 @@ def command(gpu_check: bool, output: Path | None, as_json: bool) -> int:
     return EXIT_FAILED if broken else 0
 
 
-def _check_gpu(output: Path | None, as_json: bool) -> int:
+def _check_gpu(folder: Path, *, is_long: bool, as_json: bool) -> int:
     # Imported here: it brings both executors.
-    from dflash_trt.proof.gpu_check import check_gpu, describe
+    from dflash_trt.proof.gpu_check.check import check_gpu
+    from dflash_trt.proof.gpu_check.page import lines
+    from dflash_trt.proof.gpu_check.record import PAGE_NAME, RECORD_NAME
 
-    with StageBars() as bars:
-        record = check_gpu(bars)
-    text = json.dumps(record, indent=2)
-    if output is not None:
-        output.write_text(f"{text}\n", encoding="utf-8")
-    for line in [text] if as_json else describe(record):
-        click.echo(line)
-    return 0 if record["passed"] else EXIT_FAILED
+    try:
+        with StageBars() as bars:
+            record = check_gpu(folder, bars, is_long=is_long)
+    except (KeyboardInterrupt, SystemExit):
+        if (folder / RECORD_NAME).is_file():
+            click.echo(
+                f"{folder} has what was found; the same command goes on from there", err=True
+            )
+        raise
+    if as_json:
+        print_json(record.to_json())
+    else:
+        for line in lines(record):
+            click.echo(line)
+        click.echo(f"{folder / PAGE_NAME} is the page, {folder / RECORD_NAME} has every figure")
+        if record.unfinished and not is_long:
+            click.echo("the same command goes on with what is unfinished; --long takes the time")
+    return 0 if record.passed else EXIT_FAILED

@@ -1,169 +1,180 @@
-"""`doctor --gpu-check` on a stand-in GPU, and what it says when something is wrong."""
+"""`doctor --gpu-check`: its record, how it goes on, and what it says without a GPU."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
+import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import dflash_trt.proof.gpu_check as gpu_check
-from dflash_trt.backends.base import SpeculationOutput, StepCall, TargetCall, TargetOutput
-from dflash_trt.backends.registry import open_executor
-from dflash_trt.backends.tensorrt.library import TENSORRT
-from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
-from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.errors import DflashError
-from dflash_trt.graph.form import Precision
+from dflash_trt.proof.gpu_check import check, record
+from dflash_trt.proof.gpu_check.outcome import PartOutcome
+from dflash_trt.proof.gpu_check.parts import Part
+from dflash_trt.proof.gpu_check.probe import OutOfTimeError, PartSkippedError, Probe
+from dflash_trt.proof.gpu_check.runner import PartInterruptedError, run_here
+from dflash_trt.proof.gpu_check.setting import PartWork, Setting
 from tests.cli.conftest import Run
-from tests.standins.plugin_tensorrt import AOT_FLAG, PluginBuilder, PluginTensorRt
 
-pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX (the rtx extra) is not installed")
-pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
+pytest.importorskip("cuda.bindings", reason="the rtx extra is not installed")
 
 from tests.standins.cuda import FakeCuda
-from tests.standins.engines import add_engines, install
-from tests.standins.stub_builder import FullBuilder, StubBuilder
-from tests.standins.tensorrt import FakeTensorRt
+
+
+class Bench:
+    """Parts of the check that do as told, and how often each was run."""
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+        self.fault: Exception | None = None
+
+    def parts(self) -> list[Part]:
+        return [
+            Part(name, 30, lambda setting, name=name: self.find(name, setting))
+            for name in ("CUDA", "kernels: accept", "TensorRT-RTX: demo pair", "speed: accept")
+        ]
+
+    def find(self, name: str, setting: Setting) -> Iterator[Probe]:
+        assert setting.folder.is_dir()
+        self.runs.append(name)
+        if name.startswith("TensorRT-RTX"):
+            raise PartSkippedError("TensorRT-RTX has no sm_90")
+        yield Probe(name="device memory is aligned for TensorRT", passed=True, detail="all | is")
+        if name.startswith("kernels") and self.fault is not None:
+            yield Probe(name="accept, 1 rows", passed=False, detail="bonus differ")
+            raise self.fault
+        if name.startswith("speed"):
+            yield Probe(name="time of accept", passed=None, detail="2 µs", figures={"s": 2e-6})
+            if not setting.is_long:
+                raise OutOfTimeError("the other points are left to --long")
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch, engine_config: Path, tmp_path: Path) -> FakeTensorRt:
-    trt = FakeTensorRt(FakeCuda(arch=(9, 0)))
-    install(monkeypatch, trt)
-
-    def open_registered(bundle: Bundle) -> Any:
-        add_engines(trt, bundle)
-        return open_executor(bundle)
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("tensorrt_rtx.Builder", StubBuilder)
-    monkeypatch.setattr(gpu_check, "open_executor", open_registered)
-    monkeypatch.setattr(gpu_check, "TARGET", str(engine_config))
-    monkeypatch.setattr(gpu_check, "PRECISION", Precision.FLOAT16)
-    monkeypatch.setattr(gpu_check, "MAX_TOKENS", 16)
-    monkeypatch.setattr("dflash_trt.proof.gpu_probes.TIMED_STEPS", 3)
-    return trt
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """On a Hopper GPU, every part in this process."""
+    bench, cuda = Bench(), FakeCuda(arch=(9, 0))
+    monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: cuda)
+    monkeypatch.setattr(check, "run_in_child", run_here)
+    monkeypatch.setattr(check, "check_parts", bench.parts)
+    return bench
 
 
-def test_a_record_of_everything(run: Run, stand_in: FakeTensorRt, tmp_path: Path) -> None:
-    file = tmp_path / "record.json"
-    outcome = run.well("doctor", "--gpu-check", "-o", file)
-    record = json.loads(file.read_text())
-    assert record["passed"] is True and record["machine"]["gpu"]["arch"] == "sm_90"
-    assert record["machine"]["libraries"]["cuda-python"]
-    (only,) = record["runs"]
-    assert only["library"] == "TensorRT-RTX" and only["error"] is None
-    verdicts = {probe["name"]: probe["passed"] for probe in only["probes"]}
-    assert len(verdicts) == 9 and list(verdicts.values()).count(True) == 7
-    assert outcome.out.splitlines()[0] == "Stand-in GPU (sm_90), 1.1 GB, CUDA 13.4"
-    assert "yes  CUDA graphs replay the step: " in outcome.out
-    assert stand_in.cuda.is_clean
+def read(folder: Path) -> Any:
+    return json.loads((folder / "record.json").read_text())
 
 
-class EitherBuilder(PluginBuilder):
-    """Builds networks with plugins, and such without."""
+def test_a_record_and_its_page(run: Run, bench: Bench, tmp_path: Path) -> None:
+    """A GPU that one library does not know is no failure."""
+    folder = tmp_path / "some" / "record"
+    outcome = run.well("doctor", "--gpu-check", "-o", folder)
+    found = read(folder)
+    assert found["passed"] is True and found["machine"]["gpu"]["arch"] == "sm_90"
+    assert found["machine"]["libraries"]["cuda-python"]
+    assert {name: (part["status"], part["passed"]) for name, part in found["parts"].items()} == {
+        "CUDA": ("done", True),
+        "kernels: accept": ("done", True),
+        "TensorRT-RTX: demo pair": ("skipped", None),
+        "speed: accept": ("out of time", True),
+    }
+    assert found["unfinished"] == ["speed: accept"]
+    lines = outcome.out.splitlines()
+    assert lines[0] == (
+        "Stand-in GPU (sm_90), 1.1 GB, CUDA 13.4: all that ran is as it should be; "
+        "1 parts are unfinished"
+    )
+    assert "     TensorRT-RTX: demo pair: skipped: TensorRT-RTX has no sm_90" in lines
+    page = (folder / "record.md").read_text()
+    assert "# GPU check: Stand-in GPU, 20" in page and "## What is wrong" not in page
+    assert "| CUDA | cudaMalloc aligns to 256 bytes | yes |" in page
+    assert "| TensorRT | an aliased output is written where the input lies |  |" in page
+    assert "| time of accept | 2 µs |" in page
+    assert sorted(path.name for path in folder.iterdir()) == ["record.json", "record.md"]
 
-    def create_network(self, flags: int) -> Any:
-        return super().create_network(flags | 1 << AOT_FLAG)
 
-    def build_serialized_network_to_stream(self, network: Any, config: Any, writer: Any) -> bool:
-        return FullBuilder.build_serialized_network_to_stream(self, network, config, writer)
+def test_it_goes_on_where_it_was(run: Run, bench: Bench, tmp_path: Path) -> None:
+    run.well("doctor", "--gpu-check", "-o", tmp_path)
+    before, bench.runs = bench.runs, []
+    assert len(before) == 4
+    outcome = run.well("doctor", "--gpu-check", "-o", tmp_path, "--json")
+    assert not bench.runs and outcome.json == read(tmp_path), "more of the same time tells no more"
+    run.well("doctor", "--gpu-check", "-o", tmp_path, "--long")
+    assert bench.runs == ["speed: accept"] and not read(tmp_path)["unfinished"]
 
 
-def test_tensorrt_is_checked_with_plugins_too(
-    run: Run, stand_in: FakeTensorRt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_wrong_is_said(run: Run, bench: Bench, tmp_path: Path) -> None:
+    bench.fault = ZeroDivisionError("half-way")
+    outcome = run("doctor", "--gpu-check", "-o", tmp_path)
+    assert outcome.code == 1 and bench.runs[-1] == "speed: accept", "one part ends no other"
+    assert "no   kernels: accept: failed: ZeroDivisionError: half-way (2 findings, 1" in outcome.out
+    assert "       no  accept, 1 rows: bonus differ" in outcome.out
+    page = (tmp_path / "record.md").read_text()
+    assert "| kernels: accept | accept, 1 rows | bonus differ |" in page
+    assert "| kernels: accept | failed | ZeroDivisionError: half-way |" in page
+    assert "in the order of their entry | no | those of kernels |" in page
+
+
+def test_ctrl_c_keeps_what_was_found(
+    run: Run, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
-    trt = PluginTensorRt()
-    trt.Builder = EitherBuilder
-    monkeypatch.setitem(sys.modules, "tensorrt", trt)
-    monkeypatch.setitem(sys.modules, "tensorrt.plugin", trt.plugin)
-    monkeypatch.setattr(gpu_check, "installed_libraries", lambda: [TENSORRT])
-    monkeypatch.setattr("dflash_trt.proof.gpu_probes.TIMED_STEPS", 8)
-    stand_in.version = "11.4.0"
-    file = tmp_path / "record.json"
-    outcome = run.well("doctor", "--gpu-check", "-o", file)
-    plain, plugins = json.loads(file.read_text())["runs"]
-    assert not plain["plugins"] and plugins["plugins"]
-    assert "TensorRT 11.4.0, float16, plugins" in outcome.out
-    found = {probe["name"]: probe for probe in plugins["probes"]}
-    ahead = found["looking ahead changes no token"]
-    assert ahead["passed"] and ahead["figures"]["begun"] > 4 and not ahead["figures"]["lost"]
-    assert found["engines draw what the runtime would"]["passed"]
-    assert "looking ahead changes no token" not in {probe["name"] for probe in plain["probes"]}
-    assert stand_in.cuda.is_clean
+    def interrupted(work: PartWork, setting: Setting) -> PartOutcome:
+        outcome = run_here(work, setting)
+        if bench.runs[-1:] == ["kernels: accept"]:
+            outcome.status, outcome.reason = "interrupted", "it had run 0 s"
+            raise PartInterruptedError(outcome) from KeyboardInterrupt()
+        return outcome
+
+    monkeypatch.setattr(check, "run_in_child", interrupted)
+    outcome = run("doctor", "--gpu-check", "-o", tmp_path)
+    assert outcome.code == 128 + signal.SIGINT
+    assert f"{tmp_path} has what was found; the same command goes on from there" in outcome.err
+    assert list(read(tmp_path)["parts"]) == ["CUDA", "kernels: accept"]
+    bench.runs = []
+    monkeypatch.setattr(check, "run_in_child", run_here)
+    run.well("doctor", "--gpu-check", "-o", tmp_path)
+    assert bench.runs == ["kernels: accept", "TensorRT-RTX: demo pair", "speed: accept"]
 
 
-def _wrong_beside_others(trt: FakeTensorRt, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = TensorRtExecutor.forward
-
-    def forward(self: TensorRtExecutor, call: TargetCall) -> TargetOutput:
-        output = real(self, call)
-        if call.batch > 1 and output.logits is not None:
-            output.logits[...] = output.logits[:, ::-1].copy()
-        return output
-
-    monkeypatch.setattr(TensorRtExecutor, "forward", forward)
-
-
-def _other_tokens(trt: FakeTensorRt, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = TensorRtExecutor.speculate
-
-    def speculate(self: TensorRtExecutor, call: StepCall) -> SpeculationOutput:
-        output = real(self, call)
-        output.choice_ids[...] = 5
-        return output
-
-    monkeypatch.setattr(TensorRtExecutor, "speculate", speculate)
-
-
-@pytest.mark.parametrize(
-    ("damage", "name"),
-    [
-        (_wrong_beside_others, "no   causality counts from each row's own length"),
-        (_other_tokens, "no   tokens of DFlash block 8, batch 1 are the CPU's"),
-        (
-            lambda trt, patch: patch.setattr(
-                "dflash_trt.hardware.device.Device.end_capture", _refuse_capture
-            ),
-            "no   CUDA graphs replay the step: not today",
-        ),
-        (
-            lambda trt, patch: trt.fail.add("run"),
-            "no   target_only.engine: TensorRT-RTX cannot run",
-        ),
-        (
-            lambda trt, patch: patch.setattr(
-                "dflash_trt.proof.gpu_probes.measure_speed", lambda *a, **o: 1 / 0
-            ),
-            "no   ZeroDivisionError: division by zero",
-        ),
-    ],
-)
-def test_what_is_wrong_is_said(
-    run: Run,
-    stand_in: FakeTensorRt,
-    monkeypatch: pytest.MonkeyPatch,
-    damage: Callable[[FakeTensorRt, pytest.MonkeyPatch], Any],
-    name: str,
+def test_what_the_budget_leaves_is_not_run(
+    run: Run, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    damage(stand_in, monkeypatch)
-    outcome = run("doctor", "--gpu-check")
-    assert outcome.code == 1 and name in outcome.out, outcome.out
+    real, hours = time.monotonic, iter(range(100))
+    monkeypatch.setattr(check, "BUDGET_SECONDS", 3 * 3600)
+    with monkeypatch.context() as patch:
+        patch.setattr(check.time, "monotonic", lambda: real() + 3600 * (next(hours) // 2))
+        run.well("doctor", "--gpu-check", "-o", tmp_path)
+    parts = read(tmp_path)["parts"]
+    late = [name for name, part in parts.items() if part["status"] == "not run"]
+    assert late and late == list(parts)[-len(late) :] and len(late) < 4
+    assert parts[late[0]]["reason"] == "out of time"
+    bench.runs = []
+    run.well("doctor", "--gpu-check", "-o", tmp_path)
+    assert bench.runs == late
 
 
-def _refuse_capture(device: Any) -> int:
-    device.abandon_capture()
-    raise DflashError("not today")
+def test_records_are_not_mixed(
+    run: Run, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.well("doctor", "--gpu-check", "-o", tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "source_hash", lambda: "another")
+        run("doctor", "--gpu-check", "-o", tmp_path).fails(
+            2, "is the record of another machine, other versions or other code", "another -o"
+        )
+    for broken in ("{", "[]", '{"parts": {"a": {}}}'):
+        (tmp_path / "record.json").write_text(broken)
+        run("doctor", "--gpu-check", "-o", tmp_path).fails(2, "is not a record of this check")
 
 
-def test_without_a_gpu(run: Run, stand_in: FakeTensorRt, tmp_path: Path) -> None:
-    stand_in.cuda.count = 0
-    file = tmp_path / "record.json"
-    run("doctor", "--gpu-check", "-o", file).fails(1, "no CUDA device: none is visible")
-    assert not file.exists()
-    run("doctor", "-o", file).fails(2, "--output is for --gpu-check")
+def test_without_a_gpu(
+    run: Run, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: FakeCuda(count=0))
+    folder = tmp_path / "record"
+    line = run("doctor", "--gpu-check", "-o", folder).fails(1, "no CUDA device: none is visible")
+    assert "--gpu-check is for an NVIDIA GPU" in line
+    assert not folder.exists() and not bench.runs
+    run("doctor", "-o", folder).fails(2, "--output: is for --gpu-check")
+    run("doctor", "--long").fails(2, "--long: is for --gpu-check")

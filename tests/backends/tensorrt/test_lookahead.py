@@ -17,7 +17,7 @@ from dflash_trt.backends.base import Scores, StepCall, TargetCall
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.backends.tensorrt.run.lookahead import Step
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.proof.gpu_probes import probe_ahead, probe_drawing
+from dflash_trt.proof.gpu_check.executor_probes import probe_ahead, probe_drawing
 from dflash_trt.runtime import Generator, GeneratorOptions
 from dflash_trt.sampling.params import pack_sampling
 from tests.backends.steps import one_chunk, random_ids
@@ -264,14 +264,14 @@ def test_the_gpu_checks_probes_see_what_is_wrong(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps begun in vain cost time and no token; tokens that are drawn otherwise are others."""
-    monkeypatch.setattr("dflash_trt.proof.gpu_probes.TIMED_STEPS", 6)
+    monkeypatch.setattr("dflash_trt.proof.gpu_check.executor_probes.TIMED_STEPS", 6)
     executor, prompt = machine.open(), np.array([PROMPTS[0]])
     assert probe_ahead(executor, prompt).passed and probe_drawing(executor, prompt).passed
     monkeypatch.setattr(Step, "equals", lambda self, other: False)
     vain = probe_ahead(executor, prompt)
     assert not vain.passed and "tokens are the same" in vain.detail
     monkeypatch.setattr(
-        "dflash_trt.proof.gpu_probes.sampling_input",
+        "dflash_trt.proof.gpu_check.executor_probes.sampling_input",
         lambda limits, params: pack_sampling(
             [replace(one, seed=one.seed % 2**63) for one in params]
         ),

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from statistics import median
-from typing import Any
 
 import numpy as np
 
-from dflash_trt.backends.base import Executor, FloatArray, Int64Array, Scores, StepCall, TargetCall
+from dflash_trt.backends.base import Executor, FloatArray, Int64Array, Scores, TargetCall
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.proof.gpu_check.calls import begin_anew, forward, make_step
+from dflash_trt.proof.gpu_check.probe import Probe, attempt
 from dflash_trt.proof.verification import Mode, ModeReport, measure_speed
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from dflash_trt.runtime.scores import sampling_input
@@ -27,35 +28,33 @@ from dflash_trt.sampling.choice import choose_tokens
 NOISE_FACTOR = 2.0
 TIMED_STEPS = 100
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """One finding; `passed` None where there is a figure and no verdict."""
-
-    name: str
-    passed: bool | None
-    detail: str
-    figures: dict[str, Any] = field(default_factory=dict)
+OWN_LENGTH = "causality counts from each row's own length"
+REPLAY = "CUDA graphs replay the step"
+MOVES = "slots move"
+DRAWS = "engines draw what the runtime would"
+AHEAD = "looking ahead changes no token"
+CANDIDATES = "candidates draw what whole rows draw"
 
 
 def run_probes(
-    gpu: TensorRtExecutor, cpu: Executor, requests: Sequence[Request], prefill_chunk: int
+    gpu: TensorRtExecutor, cpu: Executor, requests: Sequence[Request], *, with_speed: bool
 ) -> Iterator[Probe]:
     """Runs all probes, each after those it depends on, and yields each result."""
-    prompt = np.array([requests[0].prompt_ids], dtype=np.int64)
     limits = gpu.limits
-    length = min(prompt.shape[1], prefill_chunk, limits.max_seq_len - limits.block_size)
+    prompt = np.array([requests[0].prompt_ids], dtype=np.int64)
+    length = min(prompt.shape[1], limits.prefill_chunk, limits.max_seq_len - limits.block_size)
     prompt = prompt[:, :length]
-    yield from _probe_tokens(gpu, cpu, requests)
-    yield _probe_lengths(gpu, cpu, prompt)
-    yield _probe_graphs(gpu)
-    yield _probe_move(gpu, prompt)
+    yield from attempt("tokens are the CPU's", lambda: _probe_tokens(gpu, cpu, requests))
+    yield from attempt(OWN_LENGTH, lambda: _probe_lengths(gpu, cpu, prompt))
+    yield from attempt(REPLAY, lambda: _probe_graphs(gpu))
+    yield from attempt(MOVES, lambda: _probe_move(gpu, prompt))
     if limits.draws:
-        yield probe_drawing(gpu, prompt)
-        yield probe_ahead(gpu, prompt)
+        yield from attempt(DRAWS, lambda: probe_drawing(gpu, prompt))
+        yield from attempt(AHEAD, lambda: probe_ahead(gpu, prompt))
     else:
-        yield _probe_candidates(gpu, requests)
-    yield from _probe_speed(gpu, requests)
+        yield from attempt(CANDIDATES, lambda: _probe_candidates(gpu, requests))
+    if with_speed:
+        yield from attempt("time of a step", lambda: _probe_speed(gpu, requests))
 
 
 def _probe_tokens(gpu: Executor, cpu: Executor, requests: Sequence[Request]) -> Iterator[Probe]:
@@ -96,25 +95,26 @@ def _probe_tokens(gpu: Executor, cpu: Executor, requests: Sequence[Request]) -> 
 
 def _probe_lengths(gpu: Executor, cpu: Executor, prompt: Int64Array) -> Probe:
     """Lower-right causality counts from each row's own length, alone and beside a longer one."""
+    begin_anew(gpu, cpu)
     rows, starts = gpu.limits.block_size, [prompt.shape[1], max(1, prompt.shape[1] // 2)]
     block = prompt[:, :1].repeat(rows, axis=1) + np.arange(rows)
     block %= gpu.limits.vocab_size
 
     def run(executor: Executor, slots: Sequence[int]) -> FloatArray:
         for slot in slots:
-            _forward(executor, prompt[:, : starts[slot]], [0], slot)
+            forward(executor, prompt[:, : starts[slot]], [0], slot)
         held = [starts[slot] for slot in slots]
-        return _forward(executor, block.repeat(len(slots), axis=0), held, slots[0], rows)
+        return forward(executor, block.repeat(len(slots), axis=0), held, slots[0], rows)
 
     alone = np.concatenate([run(gpu, [0]), run(gpu, [1])])
     exact = np.concatenate([run(cpu, [0]), run(cpu, [1])])
     if gpu.limits.max_batch < 2:
-        return Probe(name="causality per row", passed=None, detail="the bundle has one slot")
+        return Probe(name=OWN_LENGTH, passed=None, detail="the bundle has one slot")
     noise = float(np.abs(alone - exact).max())
     change = float(np.abs(run(gpu, [0, 1]) - alone).max())
     spread = float(exact.std())
     return Probe(
-        name="causality counts from each row's own length",
+        name=OWN_LENGTH,
         passed=change <= NOISE_FACTOR * noise and noise < spread,
         detail=f"{starts[0]} and {starts[1]} positions together differ from each alone by "
         f"{change:.3g}; alone from the CPU by {noise:.3g}; logits spread {spread:.3g}",
@@ -124,12 +124,13 @@ def _probe_lengths(gpu: Executor, cpu: Executor, prompt: Int64Array) -> Probe:
 
 def _probe_graphs(gpu: TensorRtExecutor) -> Probe:
     """A step is captured at its second call, and replays what it did before."""
-    step = _make_step(gpu, np.array([1]), np.array([0]))
+    begin_anew(gpu)
+    step = make_step(gpu, np.array([1]), np.array([0]))
     answers = [gpu.speculate(step).choice_ids.tolist() for _ in range(5)]
     changed = sum(answer != answers[0] for answer in answers)
     captured, error = gpu.runner.captured, gpu.runner.capture_error
     return Probe(
-        name="CUDA graphs replay the step",
+        name=REPLAY,
         passed=captured > 0 and error is None and not changed,
         detail=error or f"{captured} captured; {changed} of 4 repeats differ",
         figures={"captured": captured, "repeats_that_differ": changed},
@@ -139,16 +140,17 @@ def _probe_graphs(gpu: TensorRtExecutor) -> Probe:
 def _probe_move(gpu: Executor, prompt: Int64Array) -> Probe:
     """A sequence goes on where its slot was moved to."""
     if gpu.limits.max_batch < 2 or prompt.shape[1] < 2:
-        return Probe(name="slots move", passed=None, detail="the bundle has one slot")
+        return Probe(name=MOVES, passed=None, detail="the bundle has one slot")
+    begin_anew(gpu)
     head, tail = prompt[:, :-1], prompt[:, -1:]
-    _forward(gpu, head, [0], 1)
-    stayed = _forward(gpu, tail, [head.shape[1]], 1)
-    _forward(gpu, head, [0], 1)
+    forward(gpu, head, [0], 1)
+    stayed = forward(gpu, tail, [head.shape[1]], 1)
+    forward(gpu, head, [0], 1)
     gpu.move_slot(1, 0, head.shape[1])
-    moved = _forward(gpu, tail, [head.shape[1]], 0)
+    moved = forward(gpu, tail, [head.shape[1]], 0)
     change = float(np.abs(moved - stayed).max())
     return Probe(
-        name="slots move",
+        name=MOVES,
         passed=change == 0,
         detail=f"logits differ by {change:.3g} after the move",
         figures={"change": change},
@@ -165,7 +167,7 @@ def _probe_candidates(gpu: Executor, requests: Sequence[Request]) -> Probe:
         outputs.append([generator.generate([one])[0].token_ids for one in sampled])
     same = sum(some == whole for some, whole in zip(*outputs, strict=True))
     return Probe(
-        name="candidates draw what whole rows draw",
+        name=CANDIDATES,
         passed=same == len(sampled),
         detail=f"{same} of {len(sampled)} outputs are the same",
         figures={"same": same, "outputs": len(sampled)},
@@ -174,6 +176,7 @@ def _probe_candidates(gpu: Executor, requests: Sequence[Request]) -> Probe:
 
 def probe_drawing(gpu: Executor, prompt: Int64Array) -> Probe:
     """Engines draw what the runtime would from the very logits that they drew from."""
+    begin_anew(gpu)
     rows, start = min(gpu.limits.block_size, prompt.shape[1]), np.array([0])
     picked = np.arange(rows)[None]
     same = drawn = 0
@@ -190,7 +193,7 @@ def probe_drawing(gpu: Executor, prompt: Int64Array) -> Probe:
         same += int((output.choice_ids[0] == expected).sum())
         drawn += rows
     return Probe(
-        name="engines draw what the runtime would",
+        name=DRAWS,
         passed=same == drawn,
         detail=f"{same} of {drawn} tokens are the same",
         figures={"same": same, "tokens": drawn},
@@ -199,15 +202,16 @@ def probe_drawing(gpu: Executor, prompt: Int64Array) -> Probe:
 
 def probe_ahead(gpu: TensorRtExecutor, prompt: Int64Array) -> Probe:
     """Steps begun ahead settle the same tokens, and are asked for, so that none is in vain."""
+    begin_anew(gpu)
     batch = gpu.limits.max_batch
     for slot in range(batch):
-        _forward(gpu, prompt, [0], slot)
+        forward(gpu, prompt, [0], slot)
     expected, waiting, _, _ = _decode(gpu, prompt, ahead=False)
     tokens, ahead, begun, lost = _decode(gpu, prompt, ahead=True)
     same = tokens == expected
     figures = {"waiting_steps_per_second": waiting, "ahead_steps_per_second": ahead}
     return Probe(
-        name="looking ahead changes no token",
+        name=AHEAD,
         passed=same and begun > 0 and not lost,
         detail=f"batch {batch}: {ahead:,.0f} steps/s with {begun} of {TIMED_STEPS} steps begun "
         f"ahead, {lost} of them in vain, {waiting:,.0f} without; tokens are "
@@ -226,7 +230,7 @@ def _decode(
     batch, block = gpu.limits.max_batch, gpu.limits.block_size
     length = prompt.shape[1] - 1
     anchors, starts = np.repeat(prompt[0, -1:], batch), np.full(batch, length)
-    first = _make_step(gpu, anchors, starts)
+    first = make_step(gpu, anchors, starts)
     tokens: list[list[int]] = []
     started, before, dropped = 0.0, 0, gpu.lookahead.dropped
     for number in range(TIMED_STEPS + 3):
@@ -251,11 +255,12 @@ def _decode(
 
 def _probe_speed(gpu: TensorRtExecutor, requests: Sequence[Request]) -> Iterator[Probe]:
     """Medians of a step's time, and tokens per second against target_only."""
+    begin_anew(gpu)
     limits = gpu.limits
     times: dict[str, float] = {}
     for batch in sorted({1, limits.max_batch}):
         zeros = np.zeros(batch, np.int64)
-        step, column = _make_step(gpu, zeros, zeros), zeros[:, None]
+        step, column = make_step(gpu, zeros, zeros), zeros[:, None]
         plain = TargetCall("target_only", 0, column, zeros, column, sampling=step.sampling)
         times[f"dflash_step_ms_batch_{batch}"] = _time(partial(gpu.speculate, step))
         times[f"target_only_step_ms_batch_{batch}"] = _time(partial(gpu.forward, plain))
@@ -277,30 +282,6 @@ def _probe_speed(gpu: TensorRtExecutor, requests: Sequence[Request]) -> Iterator
                 "dflash_tokens_per_second": list(speed.speculative),
             },
         )
-
-
-def _forward(
-    executor: Executor, ids: Int64Array, starts: Sequence[int], slot: int, rows: int = 1
-) -> FloatArray:
-    """Logits [B,rows,V] of the last `rows` rows."""
-    picked = np.tile(np.arange(ids.shape[1] - rows, ids.shape[1]), (len(ids), 1))
-    greedy = _greedy(executor, len(ids))
-    output = executor.forward(
-        TargetCall("target", slot, ids, np.array(starts), picked, Scores.LOGITS, greedy)
-    )
-    assert output.logits is not None
-    return output.logits.copy()
-
-
-def _make_step(gpu: Executor, anchors: Int64Array, starts: Int64Array) -> StepCall:
-    """A greedy step of the largest block, in the slots from 0 on."""
-    block, greedy = gpu.limits.block_size, _greedy(gpu, len(anchors))
-    return StepCall(0, anchors, starts, block, sampling=greedy)
-
-
-def _greedy(executor: Executor, batch: int) -> Int64Array | None:
-    """The sampling of `batch` greedy sequences."""
-    return sampling_input(executor.limits, [SamplingParams()] * batch)
 
 
 def _time(call: Callable[[], object]) -> float:

@@ -1,0 +1,98 @@
+"""Runs the parts of the check, within a budget of time, and keeps their record."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from dflash_trt.core.progress import Progress
+from dflash_trt.errors import DflashError
+from dflash_trt.proof.gpu_check.outcome import PartOutcome
+from dflash_trt.proof.gpu_check.page import page
+from dflash_trt.proof.gpu_check.parts import (
+    BUDGET_SECONDS,
+    LONG_SECONDS,
+    MACHINE,
+    Part,
+    check_parts,
+)
+from dflash_trt.proof.gpu_check.record import (
+    PAGE_NAME,
+    RECORD_NAME,
+    CheckRecord,
+    open_record,
+    write_file,
+)
+from dflash_trt.proof.gpu_check.runner import PartInterruptedError, RunPart, run_in_child
+from dflash_trt.proof.gpu_check.setting import Setting
+
+# No part is begun with less.
+LEAST_SECONDS = 15.0
+
+
+def check_gpu(
+    folder: Path,
+    progress: Progress,
+    *,
+    is_long: bool = False,
+    run: RunPart | None = None,
+    parts: Sequence[Part] | None = None,
+) -> CheckRecord:
+    """Runs what the record in `folder` does not have yet; it is written after every part.
+
+    `run` runs one part, in a process of its own if it is None.
+
+    Raises:
+        DflashError: there is no GPU, or `folder` holds the record of another (usage).
+        KeyboardInterrupt, SystemExit: the user's; the record has all that was found until then.
+    """
+    run = run or run_in_child
+    ends = time.monotonic() + (LONG_SECONDS if is_long else BUDGET_SECONDS)
+    progress.stage(MACHINE.name, None)
+    try:
+        found = _run(MACHINE, MACHINE.seconds, run, is_long=is_long)
+    except PartInterruptedError as stop:
+        raise _cause(stop) from None
+    if found.status != "done":
+        raise DflashError(found.reason or "the GPU does not answer")
+    record = open_record(folder, found.probes[0].to_json()["figures"])
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = check_parts() if parts is None else parts
+    for part in chosen:
+        known = record.parts.get(part.name)
+        if known is not None and known.is_final(is_long=is_long):
+            continue
+        left = LONG_SECONDS if is_long else ends - time.monotonic()
+        if left < LEAST_SECONDS:
+            _keep(record, part, known or PartOutcome("not run", "out of time"), folder)
+            continue
+        progress.stage(part.name, None)
+        seconds = LONG_SECONDS if is_long else min(part.seconds, left)
+        try:
+            outcome = _run(part, seconds, run, is_long=is_long)
+        except PartInterruptedError as stop:
+            _keep(record, part, stop.outcome, folder)
+            raise _cause(stop) from None
+        _keep(record, part, outcome, folder)
+    return record
+
+
+def _run(part: Part, seconds: float, run: RunPart, *, is_long: bool) -> PartOutcome:
+    with tempfile.TemporaryDirectory(prefix="dflash-trt-") as folder:
+        ends = time.monotonic() + seconds
+        return run(part.work, Setting(Path(folder), ends, is_long))
+
+
+def _keep(record: CheckRecord, part: Part, outcome: PartOutcome, folder: Path) -> None:
+    record.parts[part.name] = outcome
+    text = json.dumps(record.to_json(), indent=2, allow_nan=False)
+    write_file(folder / RECORD_NAME, f"{text}\n")
+    write_file(folder / PAGE_NAME, page(record))
+
+
+def _cause(stop: PartInterruptedError) -> BaseException:
+    assert stop.__cause__ is not None
+    return stop.__cause__

@@ -1,0 +1,193 @@
+"""The part of the check that builds one pair's engines with one library, runs and probes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from dflash_trt.backends.registry import open_executor
+from dflash_trt.backends.tensorrt.build.builder import EngineOptions
+from dflash_trt.backends.tensorrt.build.plugins import plugin_arch
+from dflash_trt.backends.tensorrt.library import Library, load_library
+from dflash_trt.backends.tensorrt.run.engines import Loader
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.bundle.build import BuildOptions, build_bundle
+from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.pair import Pair, check_pair
+from dflash_trt.checkpoints.target import read_target
+from dflash_trt.config import load_config, resolve_file
+from dflash_trt.core.progress import SilentProgress
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.form import Precision
+from dflash_trt.hardware.device import Device
+from dflash_trt.hardware.gpus import Arch, arches
+from dflash_trt.proof.gpu_check.cache_probes import CacheFacts, run_cache_probes
+from dflash_trt.proof.gpu_check.executor_probes import run_probes
+from dflash_trt.proof.gpu_check.probe import PartSkippedError, Probe, attempt, describe_error
+from dflash_trt.proof.gpu_check.random_pairs import (
+    RandomPair,
+    build_random_pair,
+    write_random_pair,
+)
+from dflash_trt.proof.gpu_check.setting import Setting
+from dflash_trt.proof.gpu_check.shape_probes import run_shape_probes
+from dflash_trt.runtime import Request
+from dflash_trt.text.prompts import read_prompts
+
+DEMO = "demo"
+PRECISION = Precision.BFLOAT16
+PROMPTS, MAX_TOKENS = 4, 64
+PROMPT_LENGTHS, RANDOM_TOKENS = (90, 5, 40, 70), 24
+
+BUILDS = "engines build"
+LOADS = "engines load as their manifest says"
+REFUSES = "a file that is no engine is refused, with a reason"
+REOPENS = "engines open again with what was kept of the first time"
+
+
+def check_engines(
+    library: Library,
+    shape: RandomPair | None,
+    setting: Setting,
+    *,
+    plugins: bool,
+    counts_memory: bool = False,
+) -> Iterator[Probe]:
+    """Probes of the demo pair's engines (`shape` None), or of a random pair's.
+
+    Raises:
+        PartSkippedError: the library is not here, or has nothing for this GPU.
+    """
+    options = EngineOptions(
+        find_arch(library, plugins=plugins), PRECISION, library, plugins=plugins
+    )
+    folder = setting.folder
+    pair, requests = _write_pair(shape, folder)
+    cpu_bundle = _build(shape, pair, folder / "cpu", None)
+    started = time.perf_counter()
+    try:
+        gpu_bundle = _build(shape, pair, folder / "gpu", options)
+    except Exception as error:  # a library's own, too
+        yield Probe(name=BUILDS, passed=False, detail=describe_error(error))
+        return
+    seconds = time.perf_counter() - started
+    yield Probe(
+        name=BUILDS,
+        passed=True,
+        detail=f"{library.name} {load_library(library).__version__}, {seconds:.1f} s",
+        figures={"seconds": seconds, "version": str(load_library(library).__version__)},
+    )
+    yield from attempt(REFUSES, lambda: _probe_refusal(library, folder / "no.engine"))
+    yield from attempt(
+        LOADS, lambda: _probe_bundles(gpu_bundle, cpu_bundle, pair, requests, shape, counts_memory)
+    )
+    yield from attempt(REOPENS, lambda: _probe_reopening(gpu_bundle))
+
+
+def find_arch(library: Library, *, plugins: bool) -> Arch:
+    """The architecture of the GPU that is here, as `library` is to build for it.
+
+    Raises:
+        PartSkippedError: the library is missing or has no such GPU, or there are no kernels for it.
+    """
+    try:
+        load_library(library)
+    except DflashError as error:
+        raise PartSkippedError(error.message) from error
+    with closing(Device()) as device:
+        arch = arches().get(device.arch)
+        if arch is None:
+            arch = Arch(
+                name=device.arch,
+                devices=device.name,
+                largest_bytes=device.total_bytes,
+                tensorrt_rtx="CURRENT",
+            )
+    if library.is_rtx and arch.tensorrt_rtx is None:
+        raise PartSkippedError(f"{library.name} has no {arch.name}")
+    if plugins:
+        try:
+            plugin_arch(arch.name)
+        except DflashError as error:
+            raise PartSkippedError(error.what) from error
+    return arch
+
+
+def _write_pair(shape: RandomPair | None, folder: Path) -> tuple[Pair, list[Request]]:
+    """The pair, and what it is asked."""
+    if shape is not None:
+        pair, generator = write_random_pair(shape, folder), np.random.default_rng(0)
+        prompts = [
+            tuple(generator.integers(0, pair.target.vocab_size, length).tolist())
+            for length in PROMPT_LENGTHS
+        ]
+        return pair, [Request(prompt_ids=ids, max_tokens=RANDOM_TOKENS) for ids in prompts]
+    config, path = load_config(DEMO)
+    target, draft = (
+        resolve_file(source.checkpoint, path) for source in (config.target, config.draft)
+    )
+    assert config.prompts is not None
+    pair = check_pair(read_target(target), read_draft(draft))
+    bundle = _build(None, pair, folder / "tokens", None)
+    tokenizer, texts = load_tokenizer(bundle), read_prompts(resolve_file(config.prompts, path))
+    return pair, [
+        Request(prompt_ids=tuple(tokenizer.encode(text)), max_tokens=MAX_TOKENS)
+        for text in texts[:PROMPTS]
+    ]
+
+
+def _build(
+    shape: RandomPair | None, pair: Pair, folder: Path, engines: EngineOptions | None
+) -> Bundle:
+    if shape is not None:
+        return build_random_pair(shape, pair, folder, engines, SilentProgress())
+    config, path = load_config(DEMO)
+    options = BuildOptions(engines=engines)
+    build_bundle(pair, config, path.stem, folder, options, SilentProgress())
+    return open_bundle(folder)
+
+
+def _probe_bundles(
+    gpu_bundle: Bundle,
+    cpu_bundle: Bundle,
+    pair: Pair,
+    requests: list[Request],
+    shape: RandomPair | None,
+    counts_memory: bool,
+) -> Iterator[Probe]:
+    with closing(open_executor(cpu_bundle)) as cpu, closing(open_executor(gpu_bundle)) as gpu:
+        assert isinstance(gpu, TensorRtExecutor) and isinstance(cpu, OnnxRuntimeExecutor)
+        gpu.preload(("target", "draft", "target_only"))
+        yield Probe(name=LOADS, passed=True, detail="names, types, shapes and aliases are as built")
+        facts = CacheFacts.of(pair, gpu_bundle.manifest.graph_form)
+        length = min(len(requests[0].prompt_ids), gpu.limits.prefill_chunk)
+        prompt = np.array([requests[0].prompt_ids[:length]])
+        yield from run_cache_probes(gpu, cpu, facts, prompt)
+        yield from run_shape_probes(gpu, cpu, counts_memory=counts_memory)
+        yield from run_probes(gpu, cpu, requests, with_speed=shape is None)
+
+
+def _probe_refusal(library: Library, path: Path) -> Probe:
+    path.write_bytes(b"this is no engine" * 64)
+    try:
+        Loader(library, load_library(library), None).load(path)
+    except DflashError as error:
+        silent = "it gives no reason" in error.what
+        return Probe(name=REFUSES, passed=not silent, detail=error.message)
+    return Probe(name=REFUSES, passed=False, detail="it was taken for an engine")
+
+
+def _probe_reopening(bundle: Bundle) -> Probe:
+    started = time.perf_counter()
+    with closing(open_executor(bundle, graphs=("target", "draft"))) as executor:
+        assert isinstance(executor, TensorRtExecutor)
+    seconds = time.perf_counter() - started
+    return Probe(
+        name=REOPENS, passed=True, detail=f"in {seconds:.1f} s", figures={"seconds": seconds}
+    )

@@ -1,0 +1,325 @@
+"""The GPU check's parts over stand-ins that compute: what they find, and that faults are found."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from itertools import combinations, count, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorrt_rtx", reason="the rtx extra is not installed")
+pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
+pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
+
+from dflash_trt.backends.base import SpeculationOutput, StepCall, TargetCall, TargetOutput
+from dflash_trt.backends.registry import open_executor
+from dflash_trt.backends.tensorrt.library import TENSORRT, TENSORRT_RTX, Library
+from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
+from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.form import CacheDtype, Precision
+from dflash_trt.hardware.device import Device
+from dflash_trt.proof.gpu_check import (
+    cache_probes,
+    engine_part,
+    executor_probes,
+    kernel_part,
+    random_pairs,
+    shape_probes,
+)
+from dflash_trt.proof.gpu_check.contracts import CONTRACTS, KERNELS, judge_contracts
+from dflash_trt.proof.gpu_check.cuda_probes import check_cuda
+from dflash_trt.proof.gpu_check.outcome import PartOutcome
+from dflash_trt.proof.gpu_check.parts import check_parts
+from dflash_trt.proof.gpu_check.random_pairs import PAIRS, RandomPair
+from dflash_trt.proof.gpu_check.runner import run_here
+from dflash_trt.proof.gpu_check.setting import Setting
+from tests.standins.cuda import FakeCuda
+from tests.standins.driver import FakeDriver
+from tests.standins.engines import add_engines, install
+from tests.standins.plugin_tensorrt import AOT_FLAG, PluginBuilder, PluginTensorRt
+from tests.standins.stub_builder import FullBuilder, StubBuilder
+from tests.standins.stub_builder import real as tensorrt_rtx
+from tests.standins.tensorrt import FakeTensorRt
+
+LINEAR = RandomPair(1, "window", 64, False, CacheDtype.COMPUTE, 1, 4, 64)
+PAGED = RandomPair(2, "window", 64, True, CacheDtype.COMPUTE, 1, 4, 64)
+
+
+class EitherBuilder(PluginBuilder):
+    """Builds networks with plugins, and such without."""
+
+    def create_network(self, flags: int) -> Any:
+        return super().create_network(flags | 1 << AOT_FLAG)
+
+    def build_serialized_network_to_stream(self, network: Any, config: Any, writer: Any) -> bool:
+        return FullBuilder.build_serialized_network_to_stream(self, network, config, writer)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTensorRt:
+    """Stand-ins for both libraries and their GPU, and pairs that are smaller still."""
+    trt = FakeTensorRt(FakeCuda(arch=(12, 0)))
+    install(monkeypatch, trt)
+
+    def open_registered(bundle: Bundle, **options: Any) -> Any:
+        add_engines(trt, bundle)
+        return open_executor(bundle, **options)
+
+    full = PluginTensorRt()
+    full.Builder = EitherBuilder
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "tensorrt", full)
+    monkeypatch.setitem(sys.modules, "tensorrt.plugin", full.plugin)
+    monkeypatch.setattr("tensorrt_rtx.Builder", StubBuilder)
+    monkeypatch.setattr(engine_part, "open_executor", open_registered)
+    monkeypatch.setattr(engine_part, "PRECISION", Precision.FLOAT16)
+    monkeypatch.setattr(engine_part, "PROMPT_LENGTHS", (20, 5))
+    monkeypatch.setattr(engine_part, "RANDOM_TOKENS", 6)
+    for name, size in {"HIDDEN": 64, "MLP": 64, "VOCABULARY": 300, "PREFILL_CHUNK": 24}.items():
+        monkeypatch.setattr(random_pairs, name, size)
+    monkeypatch.setattr(random_pairs, "MAX_BATCH", 2)
+    monkeypatch.setattr(shape_probes, "CALLS", 12)
+    monkeypatch.setattr(shape_probes, "CHANGES", 10)
+    monkeypatch.setattr(shape_probes, "SIZES", 3)
+    monkeypatch.setattr(executor_probes, "TIMED_STEPS", 8)
+    return trt
+
+
+def check(gpu: FakeTensorRt, folder: Path, shape: RandomPair | None = PAGED) -> PartOutcome:
+    """The part of one random pair: with plugins where its caches need them."""
+    library, plugins = (TENSORRT, True) if shape and shape.needs_plugins else (TENSORRT_RTX, False)
+    gpu.version = "11.4.0" if plugins else str(tensorrt_rtx.__version__)
+    folder.mkdir()
+    setting = Setting(folder, time.monotonic() + 600)
+    return run_here(
+        lambda given: engine_part.check_engines(
+            library, shape, given, plugins=plugins, counts_memory=True
+        ),
+        setting,
+    )
+
+
+def wrong(outcome: PartOutcome) -> set[str]:
+    return {one.name for one in outcome.probes if one.passed is False}
+
+
+def test_the_stand_ins_hold_every_contract(
+    gpu: FakeTensorRt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also: every contract names a probe that there is, and nothing is found wrong."""
+    monkeypatch.setattr(kernel_part, "load_driver", lambda: FakeDriver(gpu.cuda))
+    parts = {
+        "CUDA": run_here(check_cuda, Setting(tmp_path, time.monotonic() + 600)),
+        f"{KERNELS}accept": run_here(
+            lambda given: kernel_part.check_kernels("accept", given),
+            Setting(tmp_path, time.monotonic() + 600),
+        ),
+        "TensorRT with plugins: paged": check(gpu, tmp_path / "paged"),
+        "TensorRT-RTX: linear": check(gpu, tmp_path / "linear", LINEAR),
+    }
+    for name, outcome in parts.items():
+        assert (outcome.status, wrong(outcome)) == ("done", set()), (name, outcome.reason)
+    judged = judge_contracts(parts)
+    assert len(judged) == len(CONTRACTS)
+    # The stand-in driver knows one kernel, which needs little shared memory.
+    assert [one["belief"] for one in judged if one["holds"] is not True] == [
+        "a kernel gets more than 48 KiB of shared memory once it has opted in"
+    ]
+    assert gpu.cuda.is_clean
+
+
+def _elsewhere(gpu: FakeTensorRt, patch: pytest.MonkeyPatch) -> None:
+    """What a pass writes into caches is gone when it has ended, as of an output of its own."""
+    real = TensorRtExecutor.forward
+
+    def forward(self: TensorRtExecutor, call: TargetCall) -> TargetOutput:
+        base = min(self.caches._addresses.values())
+        before = gpu.cuda.memory[base].copy()
+        output = real(self, call)
+        gpu.cuda.memory[base][...] = before
+        return output
+
+    patch.setattr(TensorRtExecutor, "forward", forward)
+
+
+def _astray(gpu: FakeTensorRt, patch: pytest.MonkeyPatch) -> None:
+    """A pass writes a byte of the row before its own."""
+    real = TensorRtExecutor.forward
+
+    def forward(self: TensorRtExecutor, call: TargetCall) -> TargetOutput:
+        output = real(self, call)
+        if call.starts[0]:
+            slot, before = call.first_slot, int(call.starts[0]) - 1
+            address = self.caches.row_places("target_v_0", slot, before)[0]
+            gpu.cuda.array(address, (1,), np.uint8)[...] ^= 1
+        return output
+
+    patch.setattr(TensorRtExecutor, "forward", forward)
+
+
+def _past_the_end(gpu: FakeTensorRt, patch: pytest.MonkeyPatch) -> None:
+    """Logits have a part of a row far behind a sequence's last."""
+    real = TensorRtExecutor.forward
+
+    def forward(self: TensorRtExecutor, call: TargetCall) -> TargetOutput:
+        output = real(self, call)
+        if call.starts[0] + call.rows == 20 and output.logits is not None:
+            address = self.caches.row_places("target_v_0", call.first_slot, 38)[0]
+            output.logits[0] += gpu.cuda.array(address, (1,), np.float16)
+        return output
+
+    patch.setattr(TensorRtExecutor, "forward", forward)
+
+
+def _beside_others(gpu: FakeTensorRt, patch: pytest.MonkeyPatch) -> None:
+    real = TensorRtExecutor.forward
+
+    def forward(self: TensorRtExecutor, call: TargetCall) -> TargetOutput:
+        output = real(self, call)
+        if call.batch > 1 and output.logits is not None:
+            output.logits[...] = output.logits[:, ::-1].copy()
+        return output
+
+    patch.setattr(TensorRtExecutor, "forward", forward)
+
+
+def _speculate(change: Callable[[SpeculationOutput], None]) -> Callable[..., None]:
+    def damage(gpu: FakeTensorRt, patch: pytest.MonkeyPatch) -> None:
+        real = TensorRtExecutor.speculate
+
+        def speculate(self: TensorRtExecutor, call: StepCall) -> SpeculationOutput:
+            output = real(self, call)
+            change(output)
+            return output
+
+        patch.setattr(TensorRtExecutor, "speculate", speculate)
+
+    return damage
+
+
+def _other_drafts(output: SpeculationOutput) -> None:
+    output.token_ids[:, 1:] = 5
+
+
+def _other_choices(output: SpeculationOutput) -> None:
+    output.choice_ids[...] = 5
+
+
+def _leak(gpu: FakeTensorRt, patch: pytest.MonkeyPatch) -> None:
+    calls = count()
+    patch.setattr(Device, "free_bytes", lambda self: (1 << 30) - next(calls) * (1 << 22))
+
+
+def _refuse_capture(device: Any) -> int:
+    device.abandon_capture()
+    raise DflashError("not today")
+
+
+@pytest.mark.parametrize(
+    ("damage", "names", "shape"),
+    [
+        (_elsewhere, {cache_probes.IN_PLACE}, LINEAR),
+        (_astray, {cache_probes.NEIGHBOURS}, LINEAR),
+        (_past_the_end, {cache_probes.DIRTY_PAGES}, PAGED),
+        (_leak, {shape_probes.DRIFT}, LINEAR),
+        (_beside_others, {shape_probes.CHANGING, executor_probes.OWN_LENGTH}, LINEAR),
+        (_speculate(_other_drafts), {shape_probes.DRAFTS}, LINEAR),
+        (_speculate(_other_choices), {"tokens of DFlash block 4, batch 1 are the CPU's"}, LINEAR),
+        (
+            lambda gpu, patch: patch.setattr(Device, "end_capture", _refuse_capture),
+            {executor_probes.REPLAY},
+            LINEAR,
+        ),
+        (lambda gpu, patch: gpu.fail.add("run"), {"tokens are the CPU's"}, LINEAR),
+        (
+            lambda gpu, patch: patch.setattr(engine_part, "build_random_pair", lambda *a: 1 / 0),
+            set(),
+            LINEAR,
+        ),
+    ],
+)
+def test_what_is_wrong_is_found(
+    gpu: FakeTensorRt,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[..., Any],
+    names: set[str],
+    shape: RandomPair,
+) -> None:
+    damage(gpu, monkeypatch)
+    outcome = check(gpu, tmp_path / "work", shape)
+    assert names <= wrong(outcome), wrong(outcome)
+    assert outcome.passed is False
+    if names:
+        assert outcome.probes[-1].name == engine_part.REOPENS, "one finding ends no other"
+    else:
+        assert outcome.reason == "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize(
+    ("arch", "library", "plugins", "reason"),
+    [
+        ((9, 0), TENSORRT_RTX, False, "TensorRT-RTX has no sm_90"),
+        ((8, 9), TENSORRT, True, "there are no kernels for sm_89"),
+    ],
+)
+def test_what_a_gpu_lacks_is_skipped(
+    gpu: FakeTensorRt,
+    tmp_path: Path,
+    arch: tuple[int, int],
+    library: Library,
+    plugins: bool,
+    reason: str,
+) -> None:
+    gpu.cuda.arch, setting = arch, Setting(tmp_path, time.monotonic() + 600)
+    outcome = run_here(
+        lambda given: engine_part.check_engines(library, LINEAR, given, plugins=plugins), setting
+    )
+    assert (outcome.status, outcome.reason, outcome.passed) == ("skipped", reason, None)
+    kernels = run_here(lambda given: kernel_part.check_kernels("accept", given), setting)
+    if plugins:
+        assert kernels.reason == "there are no kernels for sm_89, Stand-in GPU"
+    speed = run_here(lambda given: kernel_part.measure_kernels("accept", given), setting)
+    assert speed.status == "skipped" and "is not for CUDA" in str(speed.reason)
+
+
+def test_kernels_stop_when_their_time_is_up(
+    gpu: FakeTensorRt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_part, "load_driver", lambda: FakeDriver(gpu.cuda))
+    outcome = run_here(
+        lambda given: kernel_part.check_kernels("accept", given),
+        Setting(tmp_path, time.monotonic()),
+    )
+    assert (outcome.status, outcome.passed, len(outcome.probes)) == ("out of time", True, 1)
+    assert outcome.reason == "the other cases are left to --long" and gpu.cuda.is_clean
+
+
+def test_any_two_values_of_the_pairs_columns_meet() -> None:
+    columns = {
+        "group": (1, 4, 8),
+        "attention": ("full", "sinks", "window"),
+        "head_dim": (64, 128),
+        "is_paged": (False, True),
+        "cache_dtype": tuple(CacheDtype),
+    }
+    for (first, ones), (second, others) in combinations(columns.items(), 2):
+        met = {(getattr(pair, first), getattr(pair, second)) for pair in PAIRS}
+        assert met == set(product(ones, others)), (first, second)
+    plain = [pair for pair in PAIRS if not pair.needs_plugins]
+    for name in ("group", "attention", "head_dim"):
+        assert {getattr(pair, name) for pair in plain} == set(columns[name]), name
+
+
+def test_parts_have_names_of_their_own() -> None:
+    parts = check_parts()
+    names = [part.name for part in parts]
+    assert len(set(names)) == len(names) == 2 * 5 + 1 + 10 + 4 + 4
+    for contract in CONTRACTS:
+        assert any(name.startswith(contract.part) for name in names), contract
