@@ -59,6 +59,24 @@ def test_the_block_follows_the_number_of_sequences() -> None:
         assert sum(result.statistics.acceptance_histogram) == result.statistics.steps
 
 
+@pytest.mark.parametrize(
+    ("options", "blocks", "plain"),
+    [
+        ({}, [8, 8, 8], "target"),
+        ({"block_size": 3}, [3, 3, 3], "target"),
+        ({"speculation": False}, [1, 1, 1], "target_only"),
+        ({"schedule": make_schedule([8, 4, 1])}, [8, 4, 1], "target_only"),
+        ({"schedule": make_schedule([2, 1, 1], feeds=True)}, [2, 1, 1], "target"),
+    ],
+)
+def test_a_warm_up_knows_the_steps_to_come(
+    options: dict[str, Any], blocks: list[int], plain: str
+) -> None:
+    executor = FakeExecutor(max_batch=3)
+    Generator(executor, options=GeneratorOptions(**options)).warm_up()
+    assert executor.warmed == [(dict(enumerate(blocks, 1)), plain)]
+
+
 def test_a_request_s_own_block_is_its_upper_limit() -> None:
     executor = FakeExecutor(max_batch=1)
     generator = start(executor, make_schedule([8]))

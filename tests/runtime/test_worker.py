@@ -120,6 +120,7 @@ def test_results_are_the_engines(make: Callable[..., Setup]) -> None:
         assert listener.tokens() == (expected, reason)
     wait_until(lambda: setup.worker.load.active == 0)
     assert setup.worker.load.cached_tokens == 0
+    assert len(setup.executor.warmed) == 1, "before the first job, and once"
 
 
 def test_cancelling_frees_the_slot_within_a_step(make: Callable[..., Setup]) -> None:

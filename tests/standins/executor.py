@@ -96,6 +96,7 @@ class FakeExecutor:
         self._injected = np.zeros(shape, dtype=bool)
         self._last_output: list[np.ndarray] = []
         self.calls: list[Call] = []
+        self.warmed: list[tuple[dict[int, int], TargetGraph]] = []
         self.error: Exception | None = None  # raised by every pass while it is set
         self.closed = False
 
@@ -108,7 +109,7 @@ class FakeExecutor:
         return True
 
     def warm_up(self, rows: Mapping[int, int], plain: TargetGraph) -> None:
-        pass
+        self.warmed.append((dict(rows), plain))
 
     def forward(self, call: TargetCall) -> TargetOutput:
         self._begin(call.graph, call)

@@ -83,9 +83,9 @@ class Plan:
 class FakeTensorRt:
     """The module; `plans` stand for engines by the SHA-256 of their files.
 
-    `shapes` are those that each graph has run with, B, S and R; `shape_changes` counts contexts'
-    changes of a shape. `guards` are told of every cache that a run writes, by name: its address,
-    and what it held before and holds after.
+    `shapes` are those that each graph has run with, B, S and R; `contexts` are those that live,
+    `shape_changes` counts how often one got another shape. `guards` are told of every cache that a
+    run writes, by name: its address, and what it held before and holds after.
     """
 
     def __init__(self, cuda: FakeCuda) -> None:
@@ -94,6 +94,7 @@ class FakeTensorRt:
         self.executions = 0
         self.shapes: set[tuple[str, tuple[int, ...]]] = set()
         self.shape_changes = 0
+        self.contexts: weakref.WeakSet[FakeContext] = weakref.WeakSet()
         self.guards: list[Callable[[str, int, np.ndarray, np.ndarray], None]] = []
         self.kernels = b""
         self.diagnostics = 0
@@ -228,6 +229,7 @@ class FakeContext:
         self._scratch = (0, 0)
         self._settled = False
         self._changes = 0
+        self._engine._module.contexts.add(self)
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         assert stream_handle in self._cuda.streams

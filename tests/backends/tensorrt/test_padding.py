@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.backends.base import ExecutorLimits, StepCall
+from dflash_trt.backends.base import ExecutorLimits, Scores, StepCall
 from dflash_trt.backends.tensorrt.run.padding import SlotRows, padded_sizes
 from dflash_trt.core.limits import PagePool
 from dflash_trt.graph.form import GraphForm
@@ -23,7 +23,7 @@ from tests.backends.tensorrt.machine import Machine, make_machine, run_alone
 from tests.backends.tensorrt.watched import Watched
 from tests.pairs import PairFactory, TinyPair
 
-SLOTS, LENGTH, CHUNK, ROWS, VOCAB, SIZE = 6, 160, 48, 5, 64, 8
+SLOTS, LENGTH, CHUNK, ROWS, VOCAB, SIZE = 6, 150, 48, 5, 64, 8
 PAIR: dict[str, Any] = {
     "target": {"vocab": VOCAB, "num_layers": 2},
     "draft": {"num_layers": 1, "block_size": ROWS, "target_layer_ids": [0, 1]},
@@ -45,7 +45,7 @@ def machine(
     """Engines over linear caches, over pages, and those that draw tokens over linear caches."""
     built, draws = linear, request.param == "drawing"
     if request.param == "paged":
-        built = make_pair(**PAIR, paging={"page_size": SIZE, "pages": SLOTS * LENGTH // SIZE})
+        built = make_pair(**PAIR, paging={"page_size": SIZE, "pages": SLOTS * -(-LENGTH // SIZE)})
     graphs = built.bundle.folder
     if draws:
         graphs = write_graphs(built, tmp_path / "drawing", GraphForm(draws=True))
@@ -65,7 +65,7 @@ def make_requests(count: int, seed: int, longest: int = 2 * CHUNK) -> list[Reque
     ]
 
 
-@pytest.mark.parametrize("blocks", [(None,), (None, None, 3)], ids=["equal", "ragged"])
+@pytest.mark.parametrize("blocks", [(None,), (3, 3, 3, *[None] * 3)], ids=["equal", "ragged"])
 def test_no_sequence_ever_sees_an_idle_row(
     machine: Machine, linear: TinyPair, blocks: tuple[int | None, ...]
 ) -> None:
@@ -77,8 +77,8 @@ def test_no_sequence_ever_sees_an_idle_row(
         replace(one, block_size=blocks[number % len(blocks)])
         for number, one in enumerate(make_requests(14, seed=len(blocks)))
     ]
-    # Behind this one there soon is no room for idle rows.
-    requests[3] = replace(requests[3], prompt_ids=(7,) * (LENGTH - 9), max_tokens=None)
+    # Its last chunk has no room for idle rows, and nor has a neighbour's step behind it.
+    requests[3] = replace(requests[3], prompt_ids=(7,) * (LENGTH - 4), max_tokens=None)
     is_linear = machine.bundle.limits.page_pool is None
     executor = Watched(machine, machine.open(), overflows=is_linear)
     results = Generator(executor).generate(requests)
@@ -104,6 +104,37 @@ def test_rows_that_are_run_again_keep_what_lies_behind_them(machine: Machine) ->
     np.testing.assert_array_equal(
         run_chunks(executor, ids[0, -2:].tolist(), (2,), slot=2, start=58), whole[-2:]
     )
+
+
+@pytest.mark.parametrize("machine", ["linear", "drawing"], indirect=True)
+def test_results_are_the_calls_own_where_idle_sequences_come_first(
+    machine: Machine, linear: TinyPair
+) -> None:
+    """Three sequences in the last slots are those from the second on of four."""
+    first, draws = SLOTS - 3, machine.bundle.limits.draws
+    executor, other = machine.open(), machine.open() if draws else linear.open()
+    if draws:
+        chains = [
+            Decoding.begin(one, *[GREEDY] * 3, prompts=[*PROMPTS, [4]], first_slot=first)
+            for one in (executor, other)
+        ]
+        for _ in range(8):
+            assert chains[0].step(ahead=True) == chains[1].step(ahead=False)
+        assert executor.lookahead.started > 4 and executor.lookahead.dropped == 0
+        return
+    starts = np.zeros(3, np.int64)
+    step = StepCall(first, np.array([5, 6, 7]), starts, ROWS, Scores.LOGITS)
+    got, want = executor.speculate(step), other.speculate(step)
+    assert got.logits is not None and want.logits is not None
+    np.testing.assert_array_equal(got.logits, want.logits)
+    np.testing.assert_array_equal(got.token_ids, want.token_ids)
+    np.testing.assert_array_equal(got.choice_ids, want.choice_ids)
+    some = executor.speculate(replace(step, scores=Scores.CANDIDATES)).candidates
+    assert some is not None
+    ids, values = some.token_ids, some.logits
+    np.testing.assert_array_equal(np.take_along_axis(want.logits, ids, -1), values)
+    for place in ((0, 0), (2, ROWS - 1)):
+        np.testing.assert_array_equal(some.read_row(*place), want.logits[place])
 
 
 @pytest.mark.parametrize("machine", ["drawing"], indirect=True)

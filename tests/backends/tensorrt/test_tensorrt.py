@@ -157,6 +157,24 @@ def test_old_calls_are_dropped(machine: Machine, monkeypatch: pytest.MonkeyPatch
         for _ in range(3):
             executor.speculate(one_step(rows))
     assert executor.runner.captured == 2 and len(machine.cuda.executables) == 2
+    for slot in range(3):
+        executor.forward(one_chunk(random_ids(9, 1, 8), slot=slot))
+    assert executor.runner.captured == 1, "calls without a graph push out each other"
+
+
+def test_contexts_of_old_shapes_are_dropped(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None before its work is done."""
+    monkeypatch.setattr("dflash_trt.backends.tensorrt.run.pass_runner.MAX_CONTEXTS", 1)
+    executor, answers = machine.open(), set()
+    for slot, rows in enumerate((1, 8, 1, 8)):
+        call = one_chunk(random_ids(9, 1, 8)[:, :rows], slot=slot)
+        answers.add((rows, *executor.forward(call).choice_ids[0].tolist()))
+        assert len(machine.trt.contexts) == 1
+    assert len(answers) == 2
+    executor.speculate(one_step())  # the draft's is dropped for the target's
+    assert len(machine.trt.contexts) == 1
 
 
 def test_a_step_that_cannot_be_captured_still_runs(machine: Machine) -> None:
