@@ -14,7 +14,7 @@ from dflash_trt.backends.base import ExecutorLimits, Scores, StepCall
 from dflash_trt.backends.tensorrt.run.padding import SlotRows, padded_sizes
 from dflash_trt.core.limits import PagePool
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.runtime import Generator, Request, SamplingParams
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, SamplingParams
 from dflash_trt.runtime.jobs import JobRunner
 from dflash_trt.runtime.scores import sampling_input
 from tests.backends.steps import one_chunk, random_ids, run_chunks
@@ -181,13 +181,21 @@ def test_shapes_are_few_and_no_context_changes_its_own(machine: Machine) -> None
     assert machine.trt.shape_changes == 0
 
 
-def test_no_request_makes_a_shape_or_a_graph_after_the_warm_up(machine: Machine) -> None:
+@pytest.mark.parametrize("speculation", [True, False])
+def test_no_request_makes_a_shape_or_a_graph_after_the_warm_up(
+    machine: Machine, speculation: bool
+) -> None:
     executor = Watched(machine, machine.open())
-    generator = Generator(executor)
+    generator = Generator(executor, options=GeneratorOptions(speculation=speculation))
     JobRunner(generator, executor).warm_up()
     shapes, captured = set(machine.trt.shapes), executor.runner.captured
-    assert shapes == usual_shapes()
-    assert captured == len(BATCHES) + 1, "steps of each batch, and a chunk of one row"
+    if speculation:
+        assert shapes == usual_shapes()
+        assert captured == len(BATCHES) + 1, "steps of each batch, and a chunk of one row"
+    else:
+        plain = [*((batch, 1, 1) for batch in BATCHES), *((1, rows, 1) for rows in CHUNKS)]
+        assert shapes == {("target_only", shape) for shape in plain}
+        assert captured == len(BATCHES)
     executions = machine.trt.executions
     # None ends in a chunk of one row: in any but the first slot that is another graph.
     generator.generate([one for one in make_requests(16, 3) if len(one.prompt_ids) % CHUNK != 1])
