@@ -185,6 +185,7 @@ def test_shapes_are_few_and_no_context_changes_its_own(machine: Machine) -> None
 def test_no_request_makes_a_shape_or_a_graph_after_the_warm_up(
     machine: Machine, speculation: bool
 ) -> None:
+    """Nor a context, which loads the kernels of its plugins anew."""
     executor = Watched(machine, machine.open())
     generator = Generator(executor, options=GeneratorOptions(speculation=speculation))
     JobRunner(generator, executor).warm_up()
@@ -196,12 +197,13 @@ def test_no_request_makes_a_shape_or_a_graph_after_the_warm_up(
         plain = [*((batch, 1, 1) for batch in BATCHES), *((1, rows, 1) for rows in CHUNKS)]
         assert shapes == {("target_only", shape) for shape in plain}
         assert captured == len(BATCHES)
-    executions = machine.trt.executions
+    executions, contexts = machine.trt.executions, set(machine.trt.contexts)
     # None ends in a chunk of one row: in any but the first slot that is another graph.
     generator.generate([one for one in make_requests(16, 3) if len(one.prompt_ids) % CHUNK != 1])
     assert machine.trt.executions > executions + 50
     assert machine.trt.shapes == shapes and machine.trt.shape_changes == 0
     assert executor.runner.captured == captured == len(machine.cuda.executables)
+    assert contexts == set(machine.trt.contexts)
 
 
 def test_a_warm_up_leaves_what_slots_hold(machine: Machine, linear: TinyPair) -> None:
