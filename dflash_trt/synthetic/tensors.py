@@ -18,8 +18,8 @@ STATES_KV_SCALES = {
     "quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}
 }
 """What a config.json says beside the tensors of `kv_scales`, if it has no quantisation yet."""
-# Of MXFP4 blocks: E2M1's values of about 2.5 become weights of about 0.1.
-_MX_SCALE = 122
+# Of MXFP4 blocks: E2M1's values of about 3 become weights of about 0.05.
+_MX_SCALE = 121
 
 Shapes = dict[str, tuple[int, ...]]
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
@@ -83,15 +83,18 @@ def _write_file(path: Path, tensors: list[TensorLayout], random: bool) -> int:
 
 
 def _random_bytes(generator: np.random.Generator, tensor: TensorLayout, count: int) -> bytes:
-    """`count` elements of `tensor`: weights of about 0.1, norms of about 1; MXFP4 as its codes.
+    """`count` elements of `tensor`; MXFP4 as its codes.
 
-    Scales of KV caches are such that K and V of these weights fit E4M3.
+    Matrices keep the size of what they multiply, so that no softmax is nearly a choice, and another
+    precision gives about the same. Norms are about 1. The scales of KV caches are such that K and V
+    of these weights fit E4M3.
     """
     if tensor.name.endswith("_scales"):
         return bytes([_MX_SCALE]) * count
     if tensor.dtype == "U8":
         return generator.bytes(count)
-    weights = generator.standard_normal(count, np.float32) * np.float32(0.1)
+    size = 0.1 if len(tensor.shape) == 1 else 1 / math.sqrt(tensor.shape[-1])
+    weights = generator.standard_normal(count, np.float32) * np.float32(size)
     if tensor.name.endswith("_scale"):
         weights = np.abs(weights) + np.float32(0.01)
     weights += np.float32(tensor.name.endswith("norm.weight"))

@@ -52,7 +52,9 @@ def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Check:
     return run
 
 
-def test_the_ptx_is_launched_with_exactly_its_arguments(check: Check, tmp_path: Path) -> None:
+def test_the_machine_code_is_launched_with_exactly_its_arguments(
+    check: Check, tmp_path: Path
+) -> None:
     cuda = FakeCuda(HOPPER)
     driver = FakeDriver(cuda)
     outcome = check(cuda, driver, "-o", str(tmp_path / "record.json"))
@@ -82,7 +84,7 @@ def _past_the_end(written: dict[str, Any]) -> None:
         ({"damage": _wrong_token}, "bonus differ"),
         ({"damage": _past_the_end}, "byte 2400 of 2400 was written"),
         *(
-            ({"refuses": call}, f"no   accept, 1 rows: {call}: a PTX JIT compilation failed")
+            ({"refuses": call}, f"no   accept, 1 rows: {call}: no kernel image is available")
             for call in ("cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel")
         ),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -39,6 +40,8 @@ from dflash_trt.proof.gpu_check.parts import check_parts
 from dflash_trt.proof.gpu_check.random_pairs import PAIRS, RandomPair
 from dflash_trt.proof.gpu_check.runner import run_here
 from dflash_trt.proof.gpu_check.setting import Setting
+from tests.cli.bigram import write_bigram_pair
+from tests.plugins.test_check import HostTorch
 from tests.standins.cuda import FakeCuda
 from tests.standins.driver import FakeDriver
 from tests.standins.engines import add_engines, install
@@ -131,6 +134,21 @@ def test_the_stand_ins_hold_every_contract(
     assert [one["belief"] for one in judged if one["holds"] is not True] == [
         "a kernel gets more than 48 KiB of shared memory once it has opted in"
     ]
+    assert gpu.cuda.is_clean
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("shape", [*PAIRS, None], ids=lambda shape: shape.name if shape else "demo")
+def test_every_pair_is_as_it_should_be(
+    gpu: FakeTensorRt,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: RandomPair | None,
+) -> None:
+    monkeypatch.setattr(engine_part, "DEMO", str(write_bigram_pair(tmp_path / "demo", head_dim=16)))
+    outcome = check(gpu, tmp_path / "work", shape)
+    assert (outcome.status, outcome.reason, wrong(outcome)) == ("done", None, set())
+    assert ("speed at batch 1" in {one.name for one in outcome.probes}) is (shape is None)
     assert gpu.cuda.is_clean
 
 
@@ -289,6 +307,30 @@ def test_what_a_gpu_lacks_is_skipped(
     assert speed.status == "skipped" and "is not for CUDA" in str(speed.reason)
 
 
+def test_times_are_beside_those_of_a_copy(
+    gpu: FakeTensorRt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the host, where every call takes a millisecond; the points are spread."""
+    import torch
+
+    runner = HostTorch(torch, gpu.cuda)
+    monkeypatch.setattr(runner, "copy_bytes_per_second", lambda: 1e12, raising=False)
+    monkeypatch.setattr(kernel_part, "load_driver", lambda: FakeDriver(gpu.cuda))
+    monkeypatch.setattr(kernel_part, "load_torch", lambda: torch)
+    monkeypatch.setattr(kernel_part, "TorchRunner", lambda *given: runner)
+    outcome = run_here(
+        lambda given: kernel_part.measure_kernels("accept", given),
+        Setting(tmp_path, time.monotonic() + 600),
+    )
+    names = [one.name for one in outcome.probes]
+    assert names == ["what is compared"] + [
+        f"time of accept, {case} rows" for case in ("1 × 8", "64 × 8", "8 × 8", "64 × 16")
+    ]
+    assert "a copy reaches 1,000 GB/s; FlashInfer is no rival" in outcome.probes[0].detail
+    assert outcome.probes[1].detail == "1,000.0 µs, operation by operation 1,000.0"
+    assert runner.is_quick and outcome.passed is None and gpu.cuda.is_clean
+
+
 def test_kernels_stop_when_their_time_is_up(
     gpu: FakeTensorRt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +362,8 @@ def test_any_two_values_of_the_pairs_columns_meet() -> None:
 def test_parts_have_names_of_their_own() -> None:
     parts = check_parts()
     names = [part.name for part in parts]
+    for part in parts:
+        assert callable(pickle.loads(pickle.dumps(part.work))), "a child imports it"
     assert len(set(names)) == len(names) == 2 * 5 + 1 + 10 + 4 + 4
     for contract in CONTRACTS:
         assert any(name.startswith(contract.part) for name in names), contract

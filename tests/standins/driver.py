@@ -16,6 +16,7 @@ from cuda.bindings import driver as real
 from dflash_plugins.accept.accuracy import expect
 from dflash_plugins.ptx import entry_parameters
 
+from dflash_trt.core.user_cache import user_cache_file
 from tests.standins.cuda import FakeCuda
 
 OK = real.CUresult.CUDA_SUCCESS
@@ -49,17 +50,19 @@ class FakeDriver:
 
     def _answer(self, name: str, *results: Any) -> tuple[Any, ...]:
         if name == self._refuses:
-            return (real.CUresult.CUDA_ERROR_INVALID_PTX, *([None] * len(results)))
+            return (real.CUresult.CUDA_ERROR_NO_BINARY_FOR_GPU, *([None] * len(results)))
         return (OK, *results)
 
     def cuGetErrorString(self, error: Any) -> tuple[Any, bytes]:  # noqa: N802
         if error == real.CUresult.CUDA_ERROR_INVALID_VALUE:
             return OK, b"invalid argument"
-        return OK, b"a PTX JIT compilation failed"
+        return OK, b"no kernel image is available"
 
     def cuModuleLoadData(self, image: bytes) -> tuple[Any, ...]:  # noqa: N802
-        assert image.endswith(b"\0")
-        self.loaded.append(image[:-1].decode())
+        """Machine code; the PTX that it was made of lies beside it in the cache of kernels."""
+        kept = user_cache_file("kernels").glob("*.cubin")
+        (code,) = (path for path in kept if path.read_bytes() == image)
+        self.loaded.append(code.with_suffix(".ptx").read_text())
         return self._answer("cuModuleLoadData", len(self.loaded) - 1)
 
     def cuModuleGetFunction(self, module: int, name: bytes) -> tuple[Any, ...]:  # noqa: N802

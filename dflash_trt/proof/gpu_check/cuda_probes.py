@@ -12,7 +12,7 @@ import numpy as np
 
 from dflash_trt.core.machine import describe_host
 from dflash_trt.errors import DflashError
-from dflash_trt.hardware.device import ALIGNMENT, Device, HostBytes
+from dflash_trt.hardware.device import ALIGNMENT, Device, HostBytes, load_cuda
 from dflash_trt.hardware.gpus import arches
 from dflash_trt.proof.gpu_check.probe import Probe, attempt
 from dflash_trt.proof.gpu_check.setting import Setting
@@ -41,8 +41,9 @@ def describe_machine(setting: Setting) -> Iterator[Probe]:
     """One finding: the GPU, its driver and the versions of what is installed.
 
     Raises:
-        DflashError: there is no GPU.
+        DflashError: there is no GPU, or cuda-python is missing.
     """
+    load_cuda()
     try:
         device = Device()
     except DflashError as error:

@@ -166,8 +166,9 @@ def _probe_bundles(
         gpu.preload(("target", "draft", "target_only"))
         yield Probe(name=LOADS, passed=True, detail="names, types, shapes and aliases are as built")
         facts = CacheFacts.of(pair, gpu_bundle.manifest.graph_form)
-        length = min(len(requests[0].prompt_ids), gpu.limits.prefill_chunk)
-        prompt = np.array([requests[0].prompt_ids[:length]])
+        ids, limits = requests[0].prompt_ids, gpu.limits
+        rows = min(max(len(ids), 3 * limits.block_size), limits.prefill_chunk)
+        prompt = np.resize(np.array(ids), (1, rows))  # repeated where it is short
         yield from run_cache_probes(gpu, cpu, facts, prompt)
         yield from run_shape_probes(gpu, cpu, counts_memory=counts_memory)
         yield from run_probes(gpu, cpu, requests, with_speed=shape is None)

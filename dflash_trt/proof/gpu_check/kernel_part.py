@@ -42,7 +42,7 @@ def check_kernels(folder: str, setting: Setting) -> Iterator[Probe]:
 
 def measure_kernels(folder: str, setting: Setting) -> Iterator[Probe]:
     """The time of one operation's kernels beside a copy's bandwidth and their rivals' times."""
-    torch = _load_torch()
+    torch = load_torch()
     with closing(Device()) as device:
         runner = TorchRunner(torch, _open(device))
         runner.is_quick = not setting.is_long
@@ -65,7 +65,8 @@ def _open(device: Device) -> KernelLauncher:
         raise PartSkippedError(error.message) from error
 
 
-def _load_torch() -> Any:
+def load_torch() -> Any:
+    """PyTorch; PartSkippedError where it is not, or not for CUDA."""
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:

@@ -17,7 +17,7 @@ Ctrl-C; never begun."""
 class PartOutcome:
     """A part's findings so far; `reason` says why it ended otherwise than done.
 
-    `log` has the last lines of a process that died.
+    `log` has the last lines of a process that died or gave no answer.
     """
 
     status: Status

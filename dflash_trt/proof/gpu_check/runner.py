@@ -90,11 +90,11 @@ def run_in_child(work: PartWork, setting: Setting) -> PartOutcome:
     if stop is not None:
         outcome.status, outcome.reason = "interrupted", f"it had run {outcome.seconds:.0f} s"
         raise PartInterruptedError(outcome) from stop
-    if outcome.status == "died" and is_late:
-        outcome.status, outcome.reason = "out of time", f"no answer{_after(outcome)}"
-    elif outcome.status == "died":
+    if outcome.status == "died":
         outcome.log = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
         outcome.reason = _describe_death(child.exitcode, outcome)
+        if is_late:
+            outcome.status, outcome.reason = "out of time", f"no answer{_after(outcome)}"
     return outcome
 
 

@@ -1,4 +1,4 @@
-"""Launches the PTX that TensorRT would embed, with the arguments that TensorRT would pass.
+"""Launches the machine code that TensorRT would embed, with the arguments that TensorRT would pass.
 
 Not run on a GPU yet: its host code is tested against a stand-in for the driver.
 """
@@ -63,7 +63,7 @@ class KernelLauncher:
         """Enqueues `launch` of the kernel `spec`; `addresses` are of all inputs, then outputs.
 
         Raises:
-            DflashError: the driver refuses the PTX or the launch.
+            DflashError: the driver refuses the machine code or the launch.
         """
         function, kernel = self._load(spec)
         pointers = iter(addresses)
@@ -77,7 +77,7 @@ class KernelLauncher:
     def _load(self, spec: KernelSpec) -> tuple[Any, CompiledKernel]:
         if spec not in self._loaded:
             kernel = compile_kernel(spec, self._arch, self._folder)
-            (module,) = self._call("cuModuleLoadData", kernel.ptx.encode() + b"\0")
+            (module,) = self._call("cuModuleLoadData", kernel.cubin)
             (function,) = self._call("cuModuleGetFunction", module, kernel.name.encode())
             # Static and dynamic memory count together; to opt in where they just fit does no harm.
             plain = kernel_arches()[self._arch].plain_shared_bytes
