@@ -176,5 +176,7 @@ def test_without_a_gpu(
     line = run("doctor", "--gpu-check", "-o", folder).fails(1, "no CUDA device: none is visible")
     assert "--gpu-check is for an NVIDIA GPU" in line
     assert not folder.exists() and not bench.runs
+    monkeypatch.setattr(check, "run_in_child", lambda *part: PartOutcome("died", "it died"))
+    run("doctor", "--gpu-check", "-o", folder).fails(1, "the GPU does not answer: it died; nvidia")
     run("doctor", "-o", folder).fails(2, "--output: is for --gpu-check")
     run("doctor", "--long").fails(2, "--long: is for --gpu-check")

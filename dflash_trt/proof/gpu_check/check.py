@@ -56,10 +56,14 @@ def check_gpu(
         found = _run(MACHINE, MACHINE.seconds, run, is_long=is_long)
     except PartInterruptedError as stop:
         raise _cause(stop) from None
+    if found.status == "failed":
+        raise DflashError(str(found.reason))
     if found.status != "done":
-        raise DflashError(found.reason or "the GPU does not answer")
+        what, fix = f"the GPU does not answer: {found.reason}", "nvidia-smi says whether it is well"
+        raise DflashError(what, fix=fix)
     record = open_record(folder, found.probes[0].to_json()["figures"])
     folder.mkdir(parents=True, exist_ok=True)
+    _save(record, folder)  # a folder that cannot be written to is known before minutes of work
     chosen = check_parts() if parts is None else parts
     for part in chosen:
         known = record.parts.get(part.name)
@@ -88,6 +92,10 @@ def _run(part: Part, seconds: float, run: RunPart, *, is_long: bool) -> PartOutc
 
 def _keep(record: CheckRecord, part: Part, outcome: PartOutcome, folder: Path) -> None:
     record.parts[part.name] = outcome
+    _save(record, folder)
+
+
+def _save(record: CheckRecord, folder: Path) -> None:
     text = json.dumps(record.to_json(), indent=2, allow_nan=False)
     write_file(folder / RECORD_NAME, f"{text}\n")
     write_file(folder / PAGE_NAME, page(record))

@@ -170,7 +170,7 @@ def _probe_bundles(
         rows = min(max(len(ids), 3 * limits.block_size), limits.prefill_chunk)
         prompt = np.resize(np.array(ids), (1, rows))  # repeated where it is short
         yield from run_cache_probes(gpu, cpu, facts, prompt)
-        yield from run_shape_probes(gpu, cpu, counts_memory=counts_memory)
+        yield from run_shape_probes(gpu, cpu, is_fp8=facts.form.is_fp8, counts_memory=counts_memory)
         yield from run_probes(gpu, cpu, requests, with_speed=shape is None)
 
 

@@ -18,9 +18,10 @@ DRIFT = "changes of shape keep no memory"
 CALLS = 40
 CHANGES = 1000
 SIZES, SAMPLES = 24, 10
-# A row is off where a logit is by so much of the logits' spread: rounding stays far below, a row of
-# another sequence, position or mask lies above.
-ROW_OFF = 0.5
+# A row is off where a logit differs by more of the logits' spread. Of another sequence, position or
+# mask it differs by 4. Rounding to bfloat16 makes about 0.05; over FP8 caches it moves some values
+# to the next code, which makes up to 0.4.
+ROW_OFF, ROW_OFF_FP8 = 0.4, 1.0
 DRAFTS_AGREE = 0.5
 # cudaMalloc hands out memory in pieces of 2 MiB, and other processes may come and go. A module kept
 # at each of a thousand changes would take more, were it a kernel of 64 KiB.
@@ -28,16 +29,17 @@ DRIFT_BYTES = 32 << 20
 
 
 def run_shape_probes(
-    gpu: TensorRtExecutor, cpu: Executor, *, counts_memory: bool
+    gpu: TensorRtExecutor, cpu: Executor, *, is_fp8: bool, counts_memory: bool
 ) -> Iterator[Probe]:
     """All probes of changing shapes."""
-    yield from attempt(CHANGING, lambda: _probe_calls(gpu, cpu))
+    bound = ROW_OFF_FP8 if is_fp8 else ROW_OFF
+    yield from attempt(CHANGING, lambda: _probe_calls(gpu, cpu, bound))
     yield from attempt(DRAFTS, lambda: _probe_drafts(gpu, cpu))
     if counts_memory:
         yield from attempt(DRIFT, lambda: probe_drift(gpu))
 
 
-def _probe_calls(gpu: TensorRtExecutor, cpu: Executor) -> Probe:
+def _probe_calls(gpu: TensorRtExecutor, cpu: Executor, bound: float) -> Probe:
     """Random calls one after another: batches, rows, first slots and positions of all sizes."""
     limits, generator = gpu.limits, np.random.default_rng(0)
     begin_anew(gpu, cpu)
@@ -57,7 +59,7 @@ def _probe_calls(gpu: TensorRtExecutor, cpu: Executor) -> Probe:
         held[slot : slot + batch] = starts + rows
         off = np.abs(actual - expected).max(axis=-1) / expected.std(axis=-1)
         errors += off.ravel().tolist()
-        if (off > ROW_OFF).any() or not np.isfinite(off).all():
+        if not (off <= bound).all():  # NaN is off as well
             wrong.append(f"{batch} × {rows} rows at {starts.tolist()}")
     detail = f"{CALLS} calls, {len(errors)} rows: a logit differs by at most {max(errors):.3f} of "
     detail += f"the spread, half of the rows by {np.median(errors):.3f}"
@@ -65,7 +67,7 @@ def _probe_calls(gpu: TensorRtExecutor, cpu: Executor) -> Probe:
         name=CHANGING,
         passed=not wrong,
         detail=f"{detail}; off are {', '.join(wrong[:4])}" if wrong else detail,
-        figures={"worst": max(errors), "median": float(np.median(errors))},
+        figures={"worst": max(errors), "median": float(np.median(errors)), "bound": bound},
     )
 
 
