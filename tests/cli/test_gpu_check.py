@@ -85,11 +85,12 @@ def test_a_record_and_its_page(run: Run, bench: Bench, tmp_path: Path) -> None:
         "Stand-in GPU (sm_90), 1.1 GB, CUDA 13.4: all that ran is as it should be; "
         "1 parts are unfinished"
     )
-    assert "     TensorRT-RTX: demo pair: skipped: TensorRT-RTX has no sm_90" in lines
+    assert "     TensorRT-RTX (1): skipped: TensorRT-RTX has no sm_90" in lines
     page = (folder / "record.md").read_text()
     assert "# GPU check: Stand-in GPU, 20" in page and "## What is wrong" not in page
     assert "| CUDA | cudaMalloc aligns to 256 bytes | yes |" in page
     assert "| TensorRT | an aliased output is written where the input lies |  |" in page
+    assert "| TensorRT-RTX (1) | skipped: TensorRT-RTX has no sm_90 |" in page
     assert "| time of accept | 2 µs |" in page
     assert sorted(path.name for path in folder.iterdir()) == ["record.json", "record.md"]
 

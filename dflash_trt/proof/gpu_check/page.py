@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,16 +14,19 @@ from dflash_trt.proof.gpu_check.record import CheckRecord
 MARKS = {True: "yes", False: "no", None: ""}
 SHOWN_FIGURES = 24
 CELL = 400
+LEFT_OUT = ("skipped", "not run")
 
 
 def lines(record: CheckRecord) -> Iterator[str]:
-    """A line per part, and one per finding that failed."""
+    """A line per part that ran, per finding that failed, and per reason to leave parts out."""
     yield summary(record)
-    for name, outcome in record.parts.items():
+    for name, outcome in _ran(record).items():
         yield f"{MARKS[outcome.passed]:3}  {name}: {describe(outcome)}"
         for probe in outcome.probes:
             if probe.passed is False:
                 yield f"       no  {probe.name}: {probe.detail}"
+    for kinds, reason in _left_out(record):
+        yield f"     {kinds}: {reason}"
 
 
 def summary(record: CheckRecord) -> str:
@@ -42,9 +46,24 @@ def describe(outcome: PartOutcome) -> str:
         found += f", {failed} of them wrong"
     if outcome.status == "done":
         return f"{found}, {outcome.seconds:.0f} s"
-    if outcome.status in ("skipped", "not run"):
-        return f"{outcome.status}: {outcome.reason}"
     return f"{outcome.status}: {outcome.reason} ({found}, {outcome.seconds:.0f} s)"
+
+
+def _ran(record: CheckRecord) -> dict[str, PartOutcome]:
+    return {name: one for name, one in record.parts.items() if one.status not in LEFT_OUT}
+
+
+def _left_out(record: CheckRecord) -> list[tuple[str, str]]:
+    """The kinds of parts that were not begun, and why: one reason is often that of many."""
+    reasons: dict[str, Counter[str]] = {}
+    for name, one in record.parts.items():
+        if one.status in LEFT_OUT:
+            kinds = reasons.setdefault(f"{one.status}: {one.reason}", Counter())
+            kinds[name.partition(": ")[0]] += 1
+    return [
+        (", ".join(f"{kind} ({count})" for kind, count in kinds.items()), reason)
+        for reason, kinds in reasons.items()
+    ]
 
 
 def page(record: CheckRecord) -> str:
@@ -75,8 +94,10 @@ def _page(record: CheckRecord) -> Iterator[str]:
     ]
     if wrong:
         yield from _table("What is wrong", ("part", "what should hold", "found"), wrong)
-    rows = [(name, MARKS[one.passed], describe(one)) for name, one in record.parts.items()]
+    rows = [(name, MARKS[one.passed], describe(one)) for name, one in _ran(record).items()]
     yield from _table("Parts", ("part", "passed", "how it ended"), rows)
+    if _left_out(record):
+        yield from _table("Left out", ("parts", "why"), _left_out(record))
     contracts = [
         (one["party"], one["belief"], MARKS[one["holds"]], one["probe"])
         for one in judge_contracts(record.parts)
