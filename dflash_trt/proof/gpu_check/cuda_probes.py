@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,12 @@ def check_cuda(setting: Setting) -> Iterator[Probe]:
             FREED: _frees,
         }
         for name, probe in probes.items():
-            yield from attempt(name, lambda name=name, probe=probe: _verdict(name, *probe(device)))  # type: ignore[misc]
+            yield from attempt(name, partial(_judge, device, name, probe))
         yield from attempt("copy bandwidth", lambda: _measure_copy(device))
 
 
-def _verdict(name: str, holds: bool, detail: str) -> Probe:
+def _judge(device: Device, name: str, probe: Callable[[Device], tuple[bool, str]]) -> Probe:
+    holds, detail = probe(device)
     return Probe(name=name, passed=holds, detail=detail)
 
 

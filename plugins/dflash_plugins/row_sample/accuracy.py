@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 
 from dflash_plugins.operation import DType
 from dflash_plugins.testing.guarded import Run
 from dflash_plugins.testing.numeric import Accuracy, Array, attempt
+from dflash_plugins.testing.spread import spread
 from dflash_trt.sampling.choice import choose_tokens
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 
@@ -70,10 +72,10 @@ def compare_draws(
 
 def check_accuracy(run: Run) -> Iterator[Accuracy]:
     """Vocabularies below and above the kernel's tile; `error` is the fraction of moved tokens."""
-    for dtype in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16):
-        for vocabulary in (1, 13, 4099, 151_936, 262_144):
-            name = f"row_sample, {dtype.kernel_name}, {vocabulary:,} tokens"
-            yield from attempt(name, partial(_check_rows, run, name, dtype, vocabulary))
+    dtypes = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
+    for dtype, vocabulary in spread([*product(dtypes, (1, 13, 4099, 151_936, 262_144))]):
+        name = f"row_sample, {dtype.kernel_name}, {vocabulary:,} tokens"
+        yield from attempt(name, partial(_check_rows, run, name, dtype, vocabulary))
 
 
 def _check_rows(run: Run, name: str, dtype: DType, vocabulary: int) -> Accuracy:
