@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +22,8 @@ from dflash_trt.errors import DflashError
 from dflash_trt.kernels.attention import Extent
 
 Constant = int | float | bool | None
+KernelCode = Literal["cubin", "ptx"]
+"""What TensorRT is handed of a kernel: machine code of one architecture, or what makes it."""
 Attributes = Mapping[str, Any]
 
 DOMAIN, VERSION = "dflash", "1"

@@ -1,9 +1,9 @@
 """Registers the operations with TensorRT as ahead-of-time plugins.
 
 `tensorrt.plugin` learns a plugin's tensors and attributes from the annotated signatures of Python
-functions. They are made here from the `Operation`. An engine embeds machine code, a cubin that no
-driver compiles again, and the expressions of the launch. So it needs neither Python nor this
-package when it runs.
+functions. They are made here from the `Operation`. An engine embeds the kernels' code and the
+expressions of the launch, so it needs neither Python nor this package when it runs. The code is a
+cubin, which no driver compiles again, or PTX where TensorRT takes no cubin.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dflash_plugins.operation import (
     VERSION,
     Attributes,
     DType,
+    KernelCode,
     Operation,
     Specs,
     TensorSpec,
@@ -37,13 +38,15 @@ Compiler = Callable[..., CompiledKernel]
 
 
 class PluginRegistration:
-    """Registers all operations with one TensorRT module.
+    """Registers all operations with one TensorRT module, which takes each only once.
 
     Args:
         tensorrt: the module.
         plugin: `tensorrt.plugin`, which takes the registrations.
         arch: the architecture to compile for, such as "sm_100a".
         folder: where compiled kernels are kept; None is the user's cache folder.
+
+    `arch` and `code` may be set anew between builds: the next one gets such kernels.
     """
 
     def __init__(
@@ -55,7 +58,8 @@ class PluginRegistration:
         compiler: Compiler = compile_kernel,
     ) -> None:
         self._tensorrt, self._plugin = tensorrt, plugin
-        self._arch, self._folder = arch, folder or user_cache_file("kernels")
+        self.arch, self._folder = arch, folder or user_cache_file("kernels")
+        self.code: KernelCode = "cubin"
         self._compile = compiler
         self._types = {getattr(tensorrt.DataType, one.tensorrt_name): one for one in DType}
 
@@ -115,7 +119,7 @@ class PluginRegistration:
     ) -> tuple[str, bytes, Any, Any]:
         launch = operation.launch(inputs, attributes, tactic)
         tensors = {**inputs, **operation.output_specs(inputs, attributes)}
-        kernel = self._compile(kernel_spec(operation, tensors, launch), self._arch, self._folder)
+        kernel = self._compile(kernel_spec(operation, tensors, launch), self.arch, self._folder)
         params = self._plugin.KernelLaunchParams()
         params.grid_x, params.grid_y, params.grid_z = launch.grid
         params.block_x = kernel.threads
@@ -123,7 +127,8 @@ class PluginRegistration:
         extras = self._plugin.SymIntExprs(len(launch.extras))
         for index, extent in enumerate(launch.extras):
             extras[index] = self._plugin.SymInt32(extent)
-        return kernel.name, kernel.cubin, params, extras
+        code = kernel.cubin if self.code == "cubin" else kernel.ptx.encode()
+        return kernel.name, code, params, extras
 
     def _identify_timings(self, operation: Operation) -> None:
         """Has TensorRT keep apart what it measures of plugins that differ by more than tensors.

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 from onnx import helper
 
-from dflash_trt.backends.tensorrt.build.plugins import hand_over, operation_forms, plugin_caches
+from dflash_trt.backends.tensorrt.build import builder
+from dflash_trt.backends.tensorrt.build.plugins import (
+    hand_over,
+    operation_forms,
+    plugin_caches,
+    register_plugins,
+)
 from dflash_trt.graph.functions import DFLASH_DOMAIN
 from dflash_trt.kernels import accept, attention
 from tests.cli.bigram import write_bigram_pair
 from tests.cli.conftest import Build, Run, edit_manifest
 from tests.standins.cuda import FakeCuda
-from tests.standins.plugin_tensorrt import FULL, PluginTensorRt
-from tests.standins.stub_builder import FullTensorRt
+from tests.standins.plugin_tensorrt import FULL, PluginBuilder, PluginTensorRt
+from tests.standins.stub_builder import FullBuilder, FullTensorRt
 
 PLUGINS = [*FULL, "--plugins"]
 PER_CALL = {"row_sample", "accept"}
@@ -99,6 +107,34 @@ def test_without_the_option_bodies_stay(
     text = run("inspect", build.folder).out
     assert "kv_feature_injection function" in text
     assert "row_sample" not in text and "tokens are drawn" not in text
+
+
+@pytest.mark.usefixtures("full")
+def test_ptx_is_tried_where_machine_code_is_refused(
+    build: Build, engine_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, codes = {"ptx"}, []
+
+    def note(*arguments: Any) -> set[str]:
+        codes.append(arguments[-1])
+        return register_plugins(*arguments)
+
+    def refuse(self: PluginBuilder, network: Any, config: Any, writer: Any) -> bool:
+        writer.write(b"half an engine")
+        return codes[-1] in taken and FullBuilder.build_serialized_network_to_stream(
+            self, network, config, writer
+        )
+
+    monkeypatch.setattr(builder, "register_plugins", note)
+    with monkeypatch.context() as patch:
+        patch.setattr(PluginBuilder, "build_serialized_network_to_stream", refuse)
+        build.well(engine_config, *PLUGINS)
+        assert codes == ["cubin", "ptx"] * 3
+        files = build.manifest["engines"]["files"]
+        summaries = [json.loads((build.folder / one["summary"]).read_text()) for one in files]
+        assert {one["kernel_code"] for one in summaries} == {"ptx"}
+        taken.clear()
+        build(engine_config, *PLUGINS, "--overwrite").fails(1, "target.onnx: TensorRT cannot build")
 
 
 @pytest.mark.usefixtures("full")

@@ -78,10 +78,11 @@ is 1, in a profile of one sequence, as a constant expression or beside one that 
 
 
 def fake_kernel(spec: KernelSpec, arch: str, folder: Path) -> CompiledKernel:
-    """Whose machine code is what it is of."""
+    """Whose code is what it is of."""
     none = Resources(0, 0, 0, 0, 0)
-    code = f"{arch} {spec}".encode()
-    return CompiledKernel(spec.kernel, arch, "", code, spec.warps * 32, SHARED, none)
+    code = f"{arch} {spec}"
+    threads = spec.warps * 32
+    return CompiledKernel(spec.kernel, arch, f"ptx {code}", code.encode(), threads, SHARED, none)
 
 
 @cache
@@ -205,6 +206,21 @@ def test_engines_embed_machine_code(compiling: PluginCore, kernels: Path, case: 
         assert (launch.name, launch.code) == (kernel.name, kernel.cubin)
         assert launch.shared.get_constant_value() == kernel.shared_bytes
         assert launch.block[0].get_constant_value() == kernel.threads
+
+
+def test_the_next_build_may_want_ptx_or_another_architecture() -> None:
+    core, case = PluginCore(), one_case_of_each()[0]
+    registration = PluginRegistration(core, core.plugin, ARCH, Path("none"), fake_kernel)
+    registration.register()
+    machine, ptx = f"{ARCH} ".encode(), f"ptx {ARCH} ".encode()
+    for code, arch, start in (
+        ("cubin", ARCH, machine),
+        ("ptx", ARCH, ptx),
+        ("cubin", "sm_103a", b"sm_103a "),
+    ):
+        registration.code, registration.arch = code, arch  # type: ignore[assignment]
+        (launch, *_) = build(core, case).launches.values()
+        assert launch.code.startswith(start)
 
 
 def test_the_compiled_core_calls_what_is_set_on_a_creator() -> None:

@@ -280,6 +280,28 @@ def test_what_is_wrong_is_found(
         assert outcome.reason == "ZeroDivisionError: division by zero"
 
 
+def test_ptx_is_tried_where_engines_of_machine_code_do_not_run(
+    gpu: FakeTensorRt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = engine_part.build_random_pair
+
+    def build_either(shape: Any, pair: Any, folder: Path, engines: Any, progress: Any) -> Bundle:
+        if engines is not None:
+            refuse = gpu.fail.add if "cubin" in engines.kernel_codes else gpu.fail.discard
+            refuse("run")
+        return build(shape, pair, folder, engines, progress)
+
+    monkeypatch.setattr(engine_part, "build_random_pair", build_either)
+    outcome = check(gpu, tmp_path / "work", PAGED)
+    codes = [one for one in outcome.probes if one.name == engine_part.MACHINE_CODE]
+    assert [one.detail for one in codes] == [
+        "built from cubin",
+        "engines of cubins do not run: now ptx",
+    ]
+    behind = outcome.probes[outcome.probes.index(codes[1]) + 1 :]
+    assert len(behind) > 5 and all(one.passed is not False for one in behind)
+
+
 @pytest.mark.parametrize(
     ("arch", "library", "plugins", "reason"),
     [

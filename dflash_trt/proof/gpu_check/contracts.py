@@ -27,7 +27,7 @@ class Contract:
 
     Args:
         party: whose behaviour it is; its stand-in is tests/standins/{cuda,driver}.py, tensorrt.py
-            or plugin.py.
+            or plugin_core.py.
         belief: what the stand-in does, and the product relies on.
         probe: the name of the probes that show it; "" any probe of the parts.
         part: how the names of the parts begin in which they count.
@@ -97,8 +97,14 @@ CONTRACTS = (
     Contract("TensorRT", "TopK gives the highest first, ties in any order", executors.CANDIDATES),
     Contract(
         "plugins",
-        "a plugin is found by name, asked for types, then shapes, and built from our machine code",
+        "a plugin is found by name, asked for types, then for shapes",
         engines.BUILDS,
+        PLUGINS,
+    ),
+    Contract(
+        "plugins",
+        "an engine takes a cubin where the documentation says PTX",
+        engines.MACHINE_CODE,
         PLUGINS,
     ),
     Contract(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +49,7 @@ PROMPTS, MAX_TOKENS = 4, 64
 PROMPT_LENGTHS, RANDOM_TOKENS = (90, 5, 40, 70), 24
 
 BUILDS = "engines build"
+MACHINE_CODE = "TensorRT takes kernels as machine code"
 LOADS = "engines load as their manifest says"
 REFUSES = "a file that is no engine is refused, with a reason"
 REOPENS = "engines open again with what was kept of the first time"
@@ -70,24 +74,51 @@ def check_engines(
     folder = setting.folder
     pair, requests = _write_pair(shape, folder)
     cpu_bundle = _build(shape, pair, folder / "cpu", None)
-    started = time.perf_counter()
-    try:
-        gpu_bundle = _build(shape, pair, folder / "gpu", options)
-    except Exception as error:  # a library's own, too
-        yield Probe(name=BUILDS, passed=False, detail=describe_error(error))
-        return
-    seconds = time.perf_counter() - started
+    yield from attempt(REFUSES, partial(_probe_refusal, library, folder / "no.engine"))
+
+    for one in _kernel_codes(options):
+        started = time.perf_counter()
+        try:
+            bundle = _build(shape, pair, folder / f"gpu-{one.kernel_codes[0]}", one)
+        except Exception as error:  # a library's own, too
+            yield Probe(name=BUILDS, passed=False, detail=describe_error(error))
+            return
+        yield from _describe_build(bundle, one, time.perf_counter() - started)
+        probes = partial(
+            _probe_bundles, bundle, cpu_bundle, pair, requests, shape, counts_memory=counts_memory
+        )
+        runs_at_all = False
+        for finding in attempt(LOADS, probes):
+            runs_at_all |= finding.name != LOADS and finding.passed is True
+            yield finding
+        yield from attempt(REOPENS, partial(_probe_reopening, bundle))
+        if runs_at_all:
+            return
+
+
+def _kernel_codes(options: EngineOptions) -> list[EngineOptions]:
+    """What to build until engines run: should they not with cubins, those of PTX may."""
+    return [options, replace(options, kernel_codes=("ptx",))] if options.plugins else [options]
+
+
+def _describe_build(bundle: Bundle, options: EngineOptions, seconds: float) -> Iterator[Probe]:
+    version = str(load_library(options.library).__version__)
     yield Probe(
         name=BUILDS,
         passed=True,
-        detail=f"{library.name} {load_library(library).__version__}, {seconds:.1f} s",
-        figures={"seconds": seconds, "version": str(load_library(library).__version__)},
+        detail=f"{options.library.name} {version}, {seconds:.1f} s",
+        figures={"seconds": seconds, "version": version},
     )
-    yield from attempt(REFUSES, lambda: _probe_refusal(library, folder / "no.engine"))
-    yield from attempt(
-        LOADS, lambda: _probe_bundles(gpu_bundle, cpu_bundle, pair, requests, shape, counts_memory)
-    )
-    yield from attempt(REOPENS, lambda: _probe_reopening(gpu_bundle))
+    assert bundle.manifest.engines is not None
+    files = bundle.manifest.engines.files
+    codes = {json.loads((bundle.folder / one.summary).read_bytes())["kernel_code"] for one in files}
+    if options.plugins:
+        code, tried = ", ".join(sorted(codes)), "cubin" in options.kernel_codes
+        yield Probe(
+            name=MACHINE_CODE,
+            passed=codes == {"cubin"},
+            detail=f"built from {code}" if tried else f"engines of cubins do not run: now {code}",
+        )
 
 
 def find_arch(library: Library, *, plugins: bool) -> Arch:
@@ -159,6 +190,7 @@ def _probe_bundles(
     pair: Pair,
     requests: list[Request],
     shape: RandomPair | None,
+    *,
     counts_memory: bool,
 ) -> Iterator[Probe]:
     with closing(open_executor(cpu_bundle)) as cpu, closing(open_executor(gpu_bundle)) as gpu:

@@ -10,9 +10,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import onnx
+from dflash_plugins.operation import KernelCode
 
 from dflash_trt.backends.tensorrt.build.monitor import TOTAL_STEPS, make_monitor, make_writer
 from dflash_trt.backends.tensorrt.build.network import (
@@ -63,7 +64,8 @@ class EngineOptions:
 
     `timing_cache` is where TensorRT keeps what it measured; None is the user's cache folder.
     With `plugins`, kernels of this project stand for the functions that they are written for, and
-    the target's engines draw tokens themselves.
+    the target's engines draw tokens themselves. `kernel_codes` are tried in turn: that TensorRT
+    takes cubins is in its code, and not in its documentation.
     """
 
     arch: Arch
@@ -71,6 +73,7 @@ class EngineOptions:
     library: Library = TENSORRT_RTX
     timing_cache: Path | None = None
     plugins: bool = False
+    kernel_codes: tuple[KernelCode, ...] = get_args(KernelCode)
 
     @property
     def folder(self) -> str:
@@ -199,15 +202,37 @@ def build_engine(
         DflashError: the parser or builder refuses, or attention or caches would not be native.
         OSError: the file cannot be written.
     """
-    progress.stage(f"{graph} engine for {options.arch.name}", TOTAL_STEPS, "steps")
+    refusals = []
+    for code in options.kernel_codes if options.plugins else (None,):
+        progress.stage(f"{graph} engine for {options.arch.name}", TOTAL_STEPS, "steps")
+        try:
+            return _build_with(code, graph, folder, options, limits, cache_length, progress)
+        except _BuildRefusedError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+class _BuildRefusedError(DflashError):
+    """The builder refuses a network that was read as it should be."""
+
+
+def _build_with(
+    code: KernelCode | None,
+    graph: GraphName,
+    folder: Path,
+    options: EngineOptions,
+    limits: Limits,
+    cache_length: int,
+    progress: Progress,
+) -> BuiltEngine:
     library = options.library
     trt = load_library(library)
     logger = make_logger(trt)
     builder = trt.Builder(logger)
     flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     plugins: set[str] = set()
-    if options.plugins:
-        plugins = register_plugins(library, trt, options.arch.name)
+    if code is not None:
+        plugins = register_plugins(library, trt, options.arch.name, code)
         flags |= 1 << int(trt.NetworkDefinitionCreationFlag.PREFER_AOT_PYTHON_PLUGINS)
     network = builder.create_network(flags)
     parser = trt.OnnxParser(network, logger)
@@ -238,11 +263,12 @@ def build_engine(
         monitor.check()
         writer.check()
     if not succeeded or path.stat().st_size == 0:
-        raise refused(library, "build it", f"{graph}.onnx", logger.errors)
+        error = refused(library, "build it", f"{graph}.onnx", logger.errors)
+        raise _BuildRefusedError(error.what, where=error.where, fix=error.fix)
     if timings is not None:
         timings.save()
     summary_path = path.with_suffix(".json")
-    described = _describe(summary, built, options, str(trt.__version__))
+    described = _describe(summary, built, options, str(trt.__version__), code)
     summary_path.write_text(json.dumps(described, indent=2) + "\n", "utf-8")
     return BuiltEngine(
         graph,
@@ -294,12 +320,17 @@ def _configure(
 
 
 def _describe(
-    summary: NetworkSummary, built: list[Profile], options: EngineOptions, version: str
+    summary: NetworkSummary,
+    built: list[Profile],
+    options: EngineOptions,
+    version: str,
+    code: KernelCode | None,
 ) -> dict[str, Any]:
     return {
         "library": f"{options.library.module} {version}",
         "arch": options.arch.name,
         "precision": options.precision.value,
+        "kernel_code": code,
         "profiles": {
             profile.name: {
                 axis: [span.low, span.usual, span.high] for axis, span in profile.axes.items()

@@ -11,12 +11,12 @@ import importlib
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import onnx
 from dflash_plugins.block_attention.launch import attention_operations
-from dflash_plugins.operation import VERSION
+from dflash_plugins.operation import VERSION, KernelCode
 from onnx import helper
 
 from dflash_trt.backends.tensorrt.library import Library, OperationForm
@@ -24,6 +24,12 @@ from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.functions import DFLASH_DOMAIN, TRT_DOMAIN, read_attention_facts
 from dflash_trt.kernels import attention
 from dflash_trt.kernels.arches import kernel_arch
+
+if TYPE_CHECKING:
+    from dflash_plugins.registration import PluginRegistration
+
+_registrations: WeakKeyDictionary[Any, PluginRegistration] = WeakKeyDictionary()
+"""By plugin module, which takes every operation only once."""
 
 
 def plugin_arch(arch: str) -> str:
@@ -38,10 +44,8 @@ def plugin_arch(arch: str) -> str:
     return kernel_arch(arch)
 
 
-def register_plugins(library: Library, trt: Any, arch: str, folder: Path | None = None) -> set[str]:
-    """Registers every plugin with TensorRT; returns their names.
-
-    Compiled kernels are kept in `folder`, or in the user's cache folder.
+def register_plugins(library: Library, trt: Any, arch: str, code: KernelCode) -> set[str]:
+    """Has TensorRT know every plugin, with kernels for `arch` as `code`; returns their names.
 
     Raises:
         DflashError: this TensorRT has no plugins of its own kind, or Triton language is missing.
@@ -56,7 +60,11 @@ def register_plugins(library: Library, trt: Any, arch: str, folder: Path | None 
             f"{library.name} does not load its plugin module: {one_line(error)}",
             where="--plugins",
         ) from error
-    PluginRegistration(trt, plugin, plugin_arch(arch), folder).register()
+    known = _registrations.get(plugin)
+    if known is None:
+        known = _registrations[plugin] = PluginRegistration(trt, plugin, plugin_arch(arch))
+        known.register()
+    known.arch, known.code = plugin_arch(arch), code
     return set(operations())
 
 
