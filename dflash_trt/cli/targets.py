@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dflash_trt.cli.options import json_option, print_json
-from dflash_trt.config import (
-    BuildConfig,
-    HardwareProfile,
-    load_config,
-    target_names,
-    targets_not_yet,
-)
+from dflash_trt.config import BuildConfig, load_config, target_names, targets_not_yet
 
 if TYPE_CHECKING:
     from dflash_trt.building.on_gpu import PairOnGpu
@@ -56,24 +50,11 @@ def command(gpu: str | None, as_json: bool) -> None:
 
 
 def _describe(config: BuildConfig) -> list[str]:
-    profiles = [name + _split(one) for name, one in config.profiles.items()]
     return [
         config.description,
-        *([f"profiles: {', '.join(profiles)}"] if profiles else []),
+        *([f"profiles: {', '.join(config.profiles)}"] if config.profiles else []),
         f"verified: {config.verified}",
     ]
-
-
-def _split(profile: HardwareProfile) -> str:
-    """How a profile of several GPUs splits a model."""
-    if profile.gpus == 1:
-        return ""
-    ways = [f"TP {profile.tensor_parallel}"]
-    if profile.expert_parallel is not None:
-        ways.append(f"EP {profile.expert_parallel}")
-    if profile.nodes > 1:
-        ways.append(f"{profile.nodes} nodes")
-    return f" ({', '.join(ways)})"
 
 
 def _show_gpu(name: str, *, as_json: bool) -> None:
