@@ -161,10 +161,10 @@ def judge_pair(name: str, card: Card, gpus: int = 1) -> PairOnGpu:
     deployments = list(_deployments(name, pair, card, gpus))
     engines = list(_engines(config, pair, card)) if gpus == 1 else []
     fitting = [one for one in engines if isinstance(one, Way)]
-    # A profile that ships comes first; several GPUs only where one does not do.
+    # A profile that ships comes first, if the GPUs suffice.
     found = [one for one in deployments if isinstance(one, Way)]
     shipped = [one for one in found if one.is_shipped and one.gpus == gpus]
-    others = [one for one in found if one not in shipped and (one.gpus == gpus or not fitting)]
+    others = [one for one in found if one not in shipped]
     obstacles = dict.fromkeys(one for one in (*deployments, *engines) if isinstance(one, str))
     weights = target_weight_bytes(pair.target) + draft_weight_bytes(pair.draft)
     return PairOnGpu(

@@ -178,7 +178,7 @@ def _inspect_deployment(folder: Path, *, as_json: bool) -> None:
         click.echo(line)
     click.echo(
         f"{checked} YAML files have only fields of TensorRT-LLM {deployment.tensorrt_llm}, and a "
-        "draft length and attention backend that go with draft and GPU"
+        "draft length, attention backend and KV cache that go with draft and GPU"
     )
 
 

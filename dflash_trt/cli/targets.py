@@ -47,6 +47,7 @@ def command(gpu: str | None, as_json: bool) -> None:
     for why in dict.fromkeys(missing.values()):
         names = ", ".join(name for name, reason in missing.items() if reason == why)
         click.echo(f"not yet: {names}: {why}")
+    click.echo("`dflash-trt targets --gpu h100` says which public pairs a GPU holds")
 
 
 def _describe(config: BuildConfig) -> list[str]:

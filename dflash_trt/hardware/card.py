@@ -44,7 +44,7 @@ def choose_card(name: str | None) -> Card:
         return find_card()
     except DflashError as error:
         raise DflashError(
-            f"no GPU is found on this machine ({error.what})",
+            f"no GPU is found on this machine ({error.message})",
             where="--gpu",
             fix=f"name one of {', '.join(gpu_names())}",
             usage=True,

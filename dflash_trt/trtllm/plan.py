@@ -130,7 +130,8 @@ def plan_deployment(
     check_parser(llm, pair.architecture, asked)
     backend = options.backend or choose_backend(gpu.arch)
     check_backend(backend, gpu, "--attention-backend")
-    check_caches(llm, gpu, backend, config.max_seq_len, asked)
+    cache = llm.kv_cache_config
+    check_caches(cache.dtype, cache.tokens_per_block, gpu, backend, config.max_seq_len, asked)
     trained = pair.draft.block_size
     block = choose_block(config.block_size, trained, where="--block-size")
     check_positions(
@@ -156,7 +157,7 @@ def plan_deployment(
                 draft=pair.draft,
                 gpu=gpu,
                 layout=choose_layout(profile, llm),
-                kv_item_bytes=1 if llm.kv_cache_config.dtype == "fp8" else KV_ITEM_BYTES,
+                kv_item_bytes=1 if cache.dtype == "fp8" else KV_ITEM_BYTES,
                 pages_draft=backend != "VANILLA",
                 max_batch=config.max_batch,
                 max_seq_len=config.max_seq_len,

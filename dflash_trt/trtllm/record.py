@@ -13,8 +13,14 @@ from dflash_trt.core.limits import Count
 from dflash_trt.core.validation import StrictRecord, read_record
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.hardware.gpus import find_gpu
+from dflash_trt.memory.deployment import PAGE_TOKENS
 from dflash_trt.trtllm.arguments import Variant
-from dflash_trt.trtllm.rules import check_backend, check_draft_length, check_feeding
+from dflash_trt.trtllm.rules import (
+    check_backend,
+    check_caches,
+    check_draft_length,
+    check_feeding,
+)
 from dflash_trt.trtllm.schema import AttentionBackend, DFlashConfig, check_arguments
 from dflash_trt.trtllm.versions import find_version
 
@@ -96,15 +102,20 @@ def check_deployment(folder: Path, deployment: Deployment) -> int:
     """Checks the YAML files in `folder`, which may have been edited; returns how many there are.
 
     Raises:
-        DflashError: a field or a value that the version does not take, a draft length or an
-            attention backend that does not go with draft or GPU.
+        DflashError: a field or a value that the version does not take, a draft length, an attention
+            backend or a KV cache that does not go with draft or GPU.
     """
     version, gpu = find_version(deployment.tensorrt_llm), find_gpu(deployment.profile.gpu)
     paths = [folder / name for variant in deployment.variants for name in yaml_files(variant)]
     for path in paths:
-        speculation = check_arguments(read_yaml(path), version, path)
+        arguments = read_yaml(path)
+        speculation = check_arguments(arguments, version, path)
+        cache, backend = arguments.get("kv_cache_config") or {}, None
         if isinstance(speculation, DFlashConfig):
+            backend = speculation.attention_backend
             check_feeding(speculation, str(path))
             check_draft_length(speculation, deployment.trained_block, str(path))
-            check_backend(speculation.attention_backend, gpu, str(path))
+            check_backend(backend, gpu, str(path))
+        dtype, page = cache.get("dtype", "auto"), cache.get("tokens_per_block", PAGE_TOKENS)
+        check_caches(dtype, page, gpu, backend, deployment.max_seq_len, str(path))
     return len(paths)

@@ -156,15 +156,14 @@ def check_experts(
 
 
 def check_caches(
-    options: LlmOptions, gpu: Gpu, backend: AttentionBackend, max_seq_len: int, where: str
+    dtype: str, page: int, gpu: Gpu, backend: AttentionBackend | None, max_seq_len: int, where: str
 ) -> None:
-    """Raises DflashError for a KV cache that GPU or drafter cannot read."""
-    cache, what, fix = options.kv_cache_config, None, "leave it out"
-    page = cache.tokens_per_block
-    if cache.dtype == "nvfp4":
+    """Raises DflashError for a KV cache, in pages of `page` tokens, that nothing reads."""
+    what, fix = None, "leave it out"
+    if dtype == "nvfp4":
         what = "kv_cache_config.dtype nvfp4 needs a checkpoint that ModelOpt gave scales for it"
         fix += ": auto follows the checkpoint"
-    elif cache.dtype == "fp8" and gpu.fp8 is None:
+    elif dtype == "fp8" and gpu.fp8 is None:
         what = f"kv_cache_config.dtype fp8: {gpu.title} ({gpu.arch}) has no FP8 attention"
     elif backend == "TRTLLM" and page not in TRTLLM_PAGES:
         what = f"attention backend TRTLLM has no pages of {page} tokens (tokens_per_block)"

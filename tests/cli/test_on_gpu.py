@@ -14,6 +14,7 @@ from dflash_trt.proof import doctor
 from tests.cli.conftest import Outcome, Run
 from tests.standins.cuda import FakeCuda
 
+Patch = pytest.MonkeyPatch
 PutGpu = Callable[[FakeCuda], None]
 GOLDEN = Path(__file__).with_name("targets_golden.txt")
 H100 = {"arch": (9, 0), "total": 85_029_158_912, "name": "NVIDIA H100 80GB HBM3"}
@@ -21,7 +22,7 @@ ADA = {"arch": (8, 9), "total": 25_282_281_472, "name": "NVIDIA GeForce RTX 4090
 
 
 @pytest.fixture
-def put_gpu(monkeypatch: pytest.MonkeyPatch) -> PutGpu:
+def put_gpu(monkeypatch: Patch) -> PutGpu:
     """Puts a GPU and its driver into this machine."""
 
     def put(cuda: FakeCuda) -> None:
@@ -33,7 +34,7 @@ def put_gpu(monkeypatch: pytest.MonkeyPatch) -> PutGpu:
 
 
 @pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpu(monkeypatch: Patch) -> None:
     for module in (card, doctor):
         monkeypatch.setattr(module, "has_driver", lambda: False)
 
@@ -124,6 +125,12 @@ def test_without_a_gpu_one_is_asked_for(run: Run) -> None:
         ("targets", "--gpu", "here"),
     ):
         run(*command).fails(2, "--gpu: no GPU is found on this machine", "rtx-pro-6000, rtx-5090")
+
+
+def test_without_its_bindings_a_gpu_is_not_found(run: Run, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(card, "has_driver", lambda: True)
+    monkeypatch.setattr(device, "MODULE", "cuda.nowhere")
+    run("targets", "--gpu", "here").fails(2, "--gpu", "pip install 'cuda-python", "name one of")
 
 
 def test_plan_takes_the_gpu_that_is_here(run: Run, put_gpu: PutGpu) -> None:

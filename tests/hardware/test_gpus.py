@@ -54,6 +54,7 @@ def test_an_unknown_gpu_names_the_nearest() -> None:
         ("NVIDIA GeForce RTX 5090 Laptop GPU", "sm_120", 25, None),
         ("NVIDIA RTX 6000 Ada Generation", "sm_89", 51, None),
         ("NVIDIA A400", "sm_86", 48, None),
+        ("NVIDIA A40", "sm_89", 48, None),
     ],
 )
 def test_what_drivers_call_them(name: str, arch: str, gigabytes: int, known: str | None) -> None:

@@ -180,6 +180,12 @@ def test_whole_or_absent(
         ("serve/dflash.yaml", "max_draft_len: 15", "max_draft_len: 16", ["a block of 17"]),
         ("serve/dflash.yaml", "max_draft_len", "max_draft_length", ["nearest: 'max_draft_len'"]),
         ("serve/dflash.yaml", "TRTLLM", "FA4", ["FA4 does not run on B200"]),
+        (
+            "triton/dflash/tensorrt_llm/1/model.yaml",
+            "enable_block_reuse: true",
+            "tokens_per_block: 128",
+            ["TRTLLM has no pages of 128"],
+        ),
         ("serve/dflash.yaml", "  mask_token_id: 151669\n", "", ["mask_token_id is missing"]),
         ("triton/dflash/tensorrt_llm/1/model.yaml", "decoupled", "decoupeld", ["triton_config"]),
         ("serve/autoregressive.yaml", "max_batch_size: 64", "max_batch_size: -1", ["got -1"]),
