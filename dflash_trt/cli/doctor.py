@@ -72,6 +72,8 @@ def _check_gpu(folder: Path, *, is_long: bool, as_json: bool) -> int:
         for line in lines(record):
             click.echo(line)
         click.echo(f"{folder / PAGE_NAME} is the page, {folder / RECORD_NAME} has every figure")
-        if record.unfinished and not is_long:
-            click.echo("the same command goes on with what is unfinished; --long takes the time")
+        if record.goes_on:
+            click.echo("the same command goes on with what is unfinished")
+        elif record.unfinished and not is_long:
+            click.echo("--long takes the time for what is unfinished")
     return 0 if record.passed else EXIT_FAILED

@@ -101,6 +101,8 @@ def test_it_goes_on_where_it_was(run: Run, bench: Bench, tmp_path: Path) -> None
     assert len(before) == 4
     outcome = run.well("doctor", "--gpu-check", "-o", tmp_path, "--json")
     assert not bench.runs and outcome.json == read(tmp_path), "more of the same time tells no more"
+    said = run.well("doctor", "--gpu-check", "-o", tmp_path).out
+    assert "\n--long takes the time" in said and "the same command" not in said
     run.well("doctor", "--gpu-check", "-o", tmp_path, "--long")
     assert bench.runs == ["speed: accept"] and not read(tmp_path)["unfinished"]
 
@@ -153,6 +155,22 @@ def test_what_the_budget_leaves_is_not_run(
     bench.runs = []
     run.well("doctor", "--gpu-check", "-o", tmp_path)
     assert bench.runs == late
+
+
+def test_what_the_budget_cut_gets_its_own_time(
+    run: Run, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part has 30 s of its own, of which the budget leaves less."""
+    with monkeypatch.context() as patch:
+        patch.setattr(check, "BUDGET_SECONDS", 25)
+        outcome = run.well("doctor", "--gpu-check", "-o", tmp_path)
+    assert read(tmp_path)["parts"]["speed: accept"]["is_cut"]
+    assert outcome.out.endswith("the same command goes on with what is unfinished\n")
+    bench.runs = []
+    run.well("doctor", "--gpu-check", "-o", tmp_path)
+    assert bench.runs == ["speed: accept"]
+    part = read(tmp_path)["parts"]["speed: accept"]
+    assert (part["status"], part["is_cut"]) == ("out of time", False)
 
 
 def test_records_are_not_mixed(

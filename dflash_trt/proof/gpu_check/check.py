@@ -80,6 +80,8 @@ def check_gpu(
         except PartInterruptedError as stop:
             _keep(record, part, stop.outcome, folder)
             raise _cause(stop) from None
+        ran_out = outcome.status in ("out of time", "no answer")
+        outcome.is_cut = ran_out and seconds < part.seconds
         _keep(record, part, outcome, folder)
     return record
 

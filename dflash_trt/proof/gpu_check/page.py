@@ -90,7 +90,7 @@ def _page(record: CheckRecord) -> Iterator[str]:
     wrong += [
         (name, outcome.status, outcome.reason or "")
         for name, outcome in record.parts.items()
-        if outcome.status in ("failed", "died")
+        if outcome.is_broken
     ]
     if wrong:
         yield from _table("What is wrong", ("part", "what should hold", "found"), wrong)

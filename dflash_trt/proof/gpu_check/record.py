@@ -44,6 +44,11 @@ class CheckRecord:
         """The parts that more time would tell more of."""
         return [name for name, one in self.parts.items() if not one.is_final(is_long=True)]
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the short form would run something of it again."""
+        return any(not one.is_final(is_long=False) for one in self.parts.values())
+
     def to_json(self) -> dict[str, Any]:
         return {
             "name": "gpu-check",

@@ -94,7 +94,7 @@ def run_in_child(work: PartWork, setting: Setting) -> PartOutcome:
         outcome.log = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
         outcome.reason = _describe_death(child.exitcode, outcome)
         if is_late:
-            outcome.status, outcome.reason = "out of time", f"no answer{_after(outcome)}"
+            outcome.status, outcome.reason = "no answer", f"it was ended{_after(outcome)}"
     return outcome
 
 
