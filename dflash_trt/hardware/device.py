@@ -82,7 +82,10 @@ class Device:
         try:
             (count,) = self._call("cudaGetDeviceCount")
         except DflashError as error:
-            raise _no_device(error.what.partition(": ")[2]) from error
+            # Without a driver CUDA says that it is too old.
+            has_any = driver_cuda(self._cuda) > (0, 0)
+            reason = error.what.partition(": ")[2] if has_any else "this machine has no driver"
+            raise _no_device(reason) from error
         if not count:
             raise _no_device("none is visible to this process")
         self.count = int(count)

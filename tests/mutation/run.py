@@ -173,7 +173,11 @@ def main() -> None:
     wanted = set(filter(None, options.only.split(",")))
     known = load_seeded() if options.seeded else load_kept()
     mutants = [m for m in known if not wanted or {m.number, m.area} & wanted]
+    if unknown := wanted - {name for one in known for name in (one.number, one.area)}:
+        parser.error(f"no mutant and no area is called {', '.join(sorted(unknown))}")
     if options.check:
+        if options.pytest_args:
+            parser.error("--check runs no test; pytest's arguments stand behind --")
         gone = 0
         for mutant in mutants:
             _, place, how = locate(mutant, options.tree)

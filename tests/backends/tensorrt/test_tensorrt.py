@@ -331,6 +331,9 @@ def test_a_device_without_anything_is_said_so() -> None:
     cuda.fail["cudaGetDeviceCount"] = real_cuda.cudaError_t.cudaErrorInsufficientDriver
     with pytest.raises(DflashError, match="no CUDA device: CUDA driver version is insufficient"):
         Device(cuda)
+    cuda.driver = 0
+    with pytest.raises(DflashError, match="no CUDA device: this machine has no driver"):
+        Device(cuda)
 
 
 @pytest.mark.parametrize("fake", FAKES, ids=lambda fake: fake.__name__)
