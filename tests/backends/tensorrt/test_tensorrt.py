@@ -327,13 +327,14 @@ def test_kernels_are_kept_between_processes(machine: Machine) -> None:
 def test_a_device_without_anything_is_said_so() -> None:
     with pytest.raises(DflashError, match="no CUDA device: none is visible"):
         Device(FakeCuda(count=0))
-    cuda = FakeCuda()
-    cuda.fail["cudaGetDeviceCount"] = real_cuda.cudaError_t.cudaErrorInsufficientDriver
-    with pytest.raises(DflashError, match="no CUDA device: CUDA driver version is insufficient"):
-        Device(cuda)
-    cuda.driver = 0
-    with pytest.raises(DflashError, match="no CUDA device: this machine has no driver"):
-        Device(cuda)
+    for driver, reason in (
+        (12040, "CUDA driver version is insufficient"),
+        (0, "this machine has no"),
+    ):
+        cuda = FakeCuda(driver=driver)
+        cuda.fail["cudaGetDeviceCount"] = real_cuda.cudaError_t.cudaErrorInsufficientDriver
+        with pytest.raises(DflashError, match=f"no CUDA device: {reason}"):
+            Device(cuda)
 
 
 @pytest.mark.parametrize("fake", FAKES, ids=lambda fake: fake.__name__)
