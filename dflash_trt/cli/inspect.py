@@ -177,8 +177,8 @@ def _inspect_deployment(folder: Path, *, as_json: bool) -> None:
     for line in _describe_deployment(deployment):
         click.echo(line)
     click.echo(
-        f"{checked} YAML files have only fields of TensorRT-LLM {deployment.tensorrt_llm}, and a "
-        "draft length, attention backend and KV cache that go with draft and GPU"
+        f"{checked} YAML files have only fields of TensorRT-LLM {deployment.tensorrt_llm}, ask for "
+        "no more than memory was counted for, and go with draft, target and GPU"
     )
 
 

@@ -74,6 +74,16 @@ class ModelShape:
     def experts(self) -> ExpertSizes | None:
         return self.sizes.experts
 
+    @property
+    def experts_format(self) -> FormatName | None:
+        """What its experts are stored in; None where it is dense."""
+        return None if self.experts is None else self.mlp_format
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layers see a sliding window only."""
+        return any(layer.window is not None for layer in self.sizes.layers)
+
     def attention_weights(self, layer: LayerSizes) -> int:
         """Of q, k, v and o of one layer."""
         return 2 * self.sizes.hidden_size * layer.head_dim * (layer.heads + layer.kv_heads)

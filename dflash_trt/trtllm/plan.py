@@ -23,6 +23,7 @@ from dflash_trt.trtllm.rules import (
     check_parser,
     check_precision,
     check_schedule,
+    check_tail,
     check_unquantized,
     choose_backend,
     choose_layout,
@@ -126,8 +127,10 @@ def plan_deployment(
     if config.precision in QUANTIZED:
         check_unquantized(pair.target, where)
     pair = _as_quantized(pair, config)
-    check_experts(llm, profile, pair.target, gpu, asked)
-    check_parser(llm, pair.architecture, asked)
+    moe = llm.moe_config.backend if "moe_config" in llm.model_fields_set else None
+    ways = profile.expert_parallel or 1
+    check_experts(moe, pair.target.experts_format, gpu, ways=ways, where=asked)
+    check_parser(llm.reasoning_parser, pair.architecture, asked)
     backend = options.backend or choose_backend(gpu.arch)
     check_backend(backend, gpu, "--attention-backend")
     cache = llm.kv_cache_config
@@ -150,7 +153,7 @@ def plan_deployment(
         schedule=_read_schedule(options.schedule, config.max_batch, block - 1),
         backend=backend,
         options=llm,
-        recompute_tail=_check_tail(options.version, llm, pair.target, asked),
+        recompute_tail=_choose_tail(options.version, llm, pair.target, asked),
         memory=plan_memory(
             DeploymentSize(
                 target=pair.target,
@@ -195,25 +198,12 @@ def _read_schedule(path: Path | None, max_batch: int, longest: int) -> dict[int,
     return drafts
 
 
-def _check_tail(
+def _choose_tail(
     version: Version, options: LlmOptions, target: ModelShape, where: str
 ) -> int | None:
-    """See `DeploymentPlan.recompute_tail`.
-
-    Where layers see a window, TensorRT-LLM's first KV cache manager does not compute a prefix
-    again: pages outside of the window are gone.
-    """
-    asked = options.speculative_config.context_recompute_tail
-    has_windows = any(layer.window is not None for layer in target.sizes.layers)
-    if version.recomputes_tail and not has_windows:
-        if asked != 0:
-            return ALL_TOKENS if asked is None else asked
-        what = "context_recompute_tail 0 leaves a drafter without the prompts that are known"
-        raise refusal(what, where, "pass 2048, say")
-    if asked is not None:
-        what = f"TensorRT-LLM {version.name} has no context_recompute_tail"
-        if version.recomputes_tail:
-            what = "a target with sliding windows does not take context_recompute_tail"
-        fix = "leave it out: prefixes are not reused then"
-        raise refusal(what, where, fix)
-    return None
+    """See `DeploymentPlan.recompute_tail`."""
+    asked, windows = options.speculative_config.context_recompute_tail, target.has_windows
+    reuses = version.recomputes_tail and not windows
+    tail = ALL_TOKENS if reuses and asked is None else asked
+    check_tail(tail, reuses=reuses, version=version, windows=windows, where=where)
+    return tail

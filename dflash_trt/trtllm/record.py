@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,19 +15,24 @@ from dflash_trt.core.validation import StrictRecord, read_record
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.hardware.gpus import find_gpu
 from dflash_trt.memory.deployment import PAGE_TOKENS
+from dflash_trt.memory.shape import FormatName
 from dflash_trt.trtllm.arguments import Variant
 from dflash_trt.trtllm.rules import (
     check_backend,
     check_caches,
     check_draft_length,
+    check_experts,
     check_feeding,
+    check_parser,
+    check_tail,
+    refusal,
 )
 from dflash_trt.trtllm.schema import AttentionBackend, DFlashConfig, check_arguments
 from dflash_trt.trtllm.versions import find_version
 
 RECORD_NAME = "deployment.json"
 DEPLOYMENT = StagedKind("TensorRT-LLM deployment", RECORD_NAME)
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 
 Bytes = Annotated[int, Field(ge=0)]
 
@@ -53,10 +59,13 @@ class Deployment(StrictRecord):
         target, draft, eagle3: hub names, or folders below /deployment.
         precision: of target and draft where this build quantised them.
         trained_block: of the draft; max_draft_len is at most one less.
+        architecture: of the target, as its config.json calls it, where that is known.
+        experts: what the target's experts are stored in; None where it is dense.
+        windows: whether the target has layers with sliding windows.
         llm_args: what the profile and the command line set besides.
     """
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     name: str
     created_by: str
     tensorrt_llm: str
@@ -72,6 +81,9 @@ class Deployment(StrictRecord):
     max_seq_len: Count
     max_draft_len: Count
     trained_block: Count
+    architecture: str | None
+    experts: FormatName | None
+    windows: bool
     attention_backend: AttentionBackend
     llm_args: dict[str, Any]
     memory: Memory
@@ -102,20 +114,53 @@ def check_deployment(folder: Path, deployment: Deployment) -> int:
     """Checks the YAML files in `folder`, which may have been edited; returns how many there are.
 
     Raises:
-        DflashError: a field or a value that the version does not take, a draft length, an attention
-            backend or a KV cache that does not go with draft or GPU.
+        DflashError: a field or a value that the version does not take, what does not go with draft,
+            target or GPU, other GPUs or more sequences and tokens than memory was counted for.
     """
     version, gpu = find_version(deployment.tensorrt_llm), find_gpu(deployment.profile.gpu)
     paths = [folder / name for variant in deployment.variants for name in yaml_files(variant)]
     for path in paths:
         arguments = read_yaml(path)
         speculation = check_arguments(arguments, version, path)
+        _check_counted(arguments, deployment, path)
         cache, backend = arguments.get("kv_cache_config") or {}, None
         if isinstance(speculation, DFlashConfig):
             backend = speculation.attention_backend
             check_feeding(speculation, str(path))
             check_draft_length(speculation, deployment.trained_block, str(path))
             check_backend(backend, gpu, str(path))
+            check_tail(
+                arguments["speculative_config"].get("context_recompute_tail"),
+                reuses=cache.get("enable_block_reuse", True),
+                version=version,
+                windows=deployment.windows,
+                where=str(path),
+            )
         dtype, page = cache.get("dtype", "auto"), cache.get("tokens_per_block", PAGE_TOKENS)
         check_caches(dtype, page, gpu, backend, deployment.max_seq_len, str(path))
+        moe, ways = arguments.get("moe_config"), arguments.get("moe_expert_parallel_size") or 1
+        asked = None if moe is None else moe.get("backend", "AUTO")
+        check_experts(asked, deployment.experts, gpu, ways=ways, where=str(path))
+        check_parser(arguments.get("reasoning_parser"), deployment.architecture, str(path))
     return len(paths)
+
+
+def _check_counted(arguments: Mapping[str, Any], deployment: Deployment, where: Path) -> None:
+    """Raises DflashError for other GPUs, or more on them, than memory was counted for."""
+    profile, fix = deployment.profile, "build the deployment again for that"
+    exact = {
+        "tensor_parallel_size": (1, profile.tensor_parallel),
+        "pipeline_parallel_size": (1, 1),
+        "moe_expert_parallel_size": (None, profile.expert_parallel),
+        "enable_attention_dp": (False, deployment.llm_args.get("enable_attention_dp", False)),
+    }
+    for name, (default, counted) in exact.items():
+        found = arguments.get(name, default)
+        if found != counted:
+            raise refusal(f"{name} {found} is not {counted}, as the profile has it", where, fix)
+    most = {"max_batch_size": deployment.max_batch, "max_seq_len": deployment.max_seq_len}
+    for name, counted in most.items():
+        found = arguments.get(name)
+        if found is None or found > counted:
+            what = f"{name} {found or 'missing'}: memory was counted for {counted}"
+            raise refusal(what, where, fix)

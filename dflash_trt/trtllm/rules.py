@@ -10,10 +10,10 @@ from dflash_trt.config import QUANTIZED, HardwareProfile
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import Gpu, arches
 from dflash_trt.memory.gpus import GpuLayout
-from dflash_trt.memory.shape import ModelShape
+from dflash_trt.memory.shape import FormatName, ModelShape
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.trtllm.options import LlmOptions
-from dflash_trt.trtllm.schema import AttentionBackend, DFlashConfig
+from dflash_trt.trtllm.schema import AttentionBackend, DFlashConfig, MoeBackend
 from dflash_trt.trtllm.support import (
     CUTEDSL_ALONE,
     REASONING_PARSERS,
@@ -21,6 +21,7 @@ from dflash_trt.trtllm.support import (
     default_moe_backend,
     moe_backends,
 )
+from dflash_trt.trtllm.versions import Version
 
 
 def refusal(what: str, where: str | Path, fix: str | None = None) -> DflashError:
@@ -68,6 +69,37 @@ def check_feeding(speculation: DFlashConfig, where: str) -> None:
         if getattr(speculation, name) is None:
             fix = "write it as the draft's config.json has it"
             raise refusal(f"speculative_config.{name} is missing", where, fix)
+
+
+def check_tail(
+    tail: int | None, *, reuses: bool, version: Version, windows: bool, where: str
+) -> None:
+    """Raises DflashError where a prefix-cache hit would starve the drafter.
+
+    Where layers of the target see a window, TensorRT-LLM's first KV cache manager does not compute
+    a prefix again: pages outside of the window are gone.
+
+    Args:
+        tail: `context_recompute_tail`, None where it is left out.
+        reuses: whether the KV cache hands out known prefixes.
+        windows: whether the target has layers with sliding windows.
+    """
+    able = version.recomputes_tail and not windows
+    if able and reuses and not tail:
+        what = "context_recompute_tail 0 leaves a drafter without the prompts that are known"
+        raise refusal(what, where, "pass 2048, say")
+    if able or (tail is None and not reuses):
+        return
+    what = f"TensorRT-LLM {version.name} has no context_recompute_tail"
+    if version.recomputes_tail:
+        what = "a target with sliding windows does not take context_recompute_tail"
+    fix = "leave it out: prefixes are not reused then"
+    if tail is None:
+        what, fix = (
+            f"{what}, so a reused prefix starves the drafter",
+            "set enable_block_reuse false",
+        )
+    raise refusal(what, where, fix)
 
 
 def check_schedule(schedule: Mapping[int, int], longest: int, where: str) -> None:
@@ -133,24 +165,30 @@ def check_unquantized(target: ModelShape, where: str) -> None:
 
 
 def check_experts(
-    options: LlmOptions, profile: HardwareProfile, target: ModelShape, gpu: Gpu, where: str
+    asked: MoeBackend | None, experts: FormatName | None, gpu: Gpu, *, ways: int, where: str
 ) -> None:
-    """Raises DflashError where TensorRT-LLM cannot multiply the target's experts as asked."""
-    asked = options.moe_config.backend
-    if target.experts is None:
-        if "moe_config" in options.model_fields_set:
+    """Raises DflashError where TensorRT-LLM cannot multiply the target's experts as asked.
+
+    Args:
+        asked: `moe_config.backend`, None where there is no moe_config.
+        experts: what they are stored in, None for a dense target.
+        ways: GPUs that whole experts are dealt out to.
+    """
+    if experts is None:
+        if asked is not None:
             what = f"moe_config.backend {asked} is for mixtures of experts; this target is dense"
             raise refusal(what, where, "leave it out")
         return
-    backend = default_moe_backend(target.mlp_format, gpu.arch) if asked == "AUTO" else asked
-    able = moe_backends(target.mlp_format, gpu.arch)
+    asked = asked or "AUTO"
+    backend = default_moe_backend(experts, gpu.arch) if asked == "AUTO" else asked
+    able = moe_backends(experts, gpu.arch)
     if backend not in able:
-        on = f"experts in {target.mlp_format} on {gpu.title} ({gpu.arch})"
+        on = f"experts in {experts} on {gpu.title} ({gpu.arch})"
         if not able:
             raise refusal(f"TensorRT-LLM multiplies no {on}", where, "choose another GPU")
         what = f"moe_config.backend {asked} multiplies no {on}"
         raise refusal(what, where, f"choose {' or '.join(able)}")
-    if asked == "CUTEDSL" and gpu.arch in CUTEDSL_ALONE and (profile.expert_parallel or 1) > 1:
+    if asked == "CUTEDSL" and gpu.arch in CUTEDSL_ALONE and ways > 1:
         what = f"moe_config.backend CUTEDSL on {gpu.title} ({gpu.arch}) splits no experts"
         raise refusal(what, where, "choose CUTLASS, or leave out expert_parallel")
 
@@ -174,9 +212,9 @@ def check_caches(
         raise refusal(what, where, fix)
 
 
-def check_parser(options: LlmOptions, architecture: str | None, where: str) -> None:
+def check_parser(asked: str | None, architecture: str | None, where: str) -> None:
     """Raises DflashError for a reasoning parser of another family than the target's."""
-    known, asked = REASONING_PARSERS.get(architecture or ""), options.reasoning_parser
+    known = REASONING_PARSERS.get(architecture or "")
     if asked is None or known is None or asked in known:
         return
     fix = f"choose {' or '.join(known)}" if known else "leave it out"

@@ -26,6 +26,7 @@ from dflash_trt.trtllm.versions import DEFAULT_VERSION, find_version
 from tests.trtllm.conftest import TORCH, Run, install_tensorrt_llm
 
 MOUNTED = "/deployment/weights"
+MODEL = "triton/dflash/tensorrt_llm/1/model.yaml"
 ROLES = ("target", "draft")
 
 
@@ -181,16 +182,29 @@ def test_whole_or_absent(
         ("serve/dflash.yaml", "max_draft_len", "max_draft_length", ["nearest: 'max_draft_len'"]),
         ("serve/dflash.yaml", "TRTLLM", "FA4", ["FA4 does not run on B200"]),
         (
-            "triton/dflash/tensorrt_llm/1/model.yaml",
+            MODEL,
             "enable_block_reuse: true",
             "tokens_per_block: 128",
             ["TRTLLM has no pages of 128"],
         ),
+        ("serve/dflash.yaml", "recompute_tail: -1", "recompute_tail: 0", ["without the prompts"]),
+        ("serve/dflash.yaml", "  context_recompute_tail: -1\n", "", ["without the prompts"]),
+        ("serve/dflash.yaml", "enable_chunk", "moe_config: {}\nenable_chunk", ["is dense"]),
+        (
+            "serve/dflash.yaml",
+            "enable_chunk",
+            "reasoning_parser: llama\nenable_chunk",
+            ["choose qwen3"],
+        ),
+        ("serve/dflash.yaml", "seq_len: ", "seq_len: 4", ["was counted for 32768"]),
+        ("serve/dflash.yaml", "max_seq_len: 32768\n", "", ["max_seq_len missing"]),
+        (MODEL, "max_batch_size: 64\nmax_", "max_batch_size: 65\nmax_", ["was counted for 64"]),
+        (MODEL, "parallel_size: 1", "parallel_size: 3", ["tensor_parallel_size 3 is not 1"]),
         ("serve/dflash.yaml", "  mask_token_id: 151669\n", "", ["mask_token_id is missing"]),
-        ("triton/dflash/tensorrt_llm/1/model.yaml", "decoupled", "decoupeld", ["triton_config"]),
+        (MODEL, "decoupled", "decoupeld", ["triton_config"]),
         ("serve/autoregressive.yaml", "max_batch_size: 64", "max_batch_size: -1", ["got -1"]),
         ("serve/autoregressive.yaml", "max_seq_len", "{[", ["not valid YAML"]),
-        ("deployment.json", '"schema_version": 1', '"schema_version": 9', ["schema version 9"]),
+        ("deployment.json", '"schema_version": 2', '"schema_version": 9', ["schema version 9"]),
         ("deployment.json", '"max_batch": 64', '"max_batch": "x"', ["max_batch"]),
     ],
 )
@@ -205,6 +219,26 @@ def test_edited_files(
     outcome = run("inspect", tmp_path / "d")
     assert outcome.code in (1, 2)
     outcome.fails(outcome.code, file, *pieces)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "why"),
+    [
+        ("gpt-oss-20b", [], "a target with sliding windows does not take context_recompute_tail"),
+        ("qwen3-8b", ["--trtllm-version", "1.3.0rc27"], "1.3.0rc27 has no context_recompute_tail"),
+    ],
+)
+def test_prefixes_are_not_reused_where_that_starves_the_drafter(
+    run: Run, tmp_path: Path, name: str, more: list[str], why: str
+) -> None:
+    _build(run, tmp_path / "d", "--target", name, "--profile", "b200x1", *more)
+    for variant, code in (("autoregressive", 0), ("dflash", 2)):
+        path = tmp_path / "d" / "serve" / f"{variant}.yaml"
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace("block_reuse: false", "block_reuse: true"), encoding="utf-8")
+        outcome = run("inspect", tmp_path / "d")
+        assert outcome.code == code
+    outcome.fails(2, "serve/dflash.yaml", why, "set enable_block_reuse false")
 
 
 def test_inspect(run: Run, tmp_path: Path) -> None:
