@@ -131,14 +131,23 @@ def _write_scripts(folder: Path, plan: DeploymentPlan, sources: Sources) -> None
     names = {"version": plan.version.name, "variants": variants}
     needed = {variant: packages(plan, variant) for variant in variants}
     gpus = plan.profile.gpus // plan.profile.nodes
-    machine = {"packages": json.dumps(needed, indent=4), "arch": plan.gpu.arch, "gpus": gpus}
+    machine = {
+        "packages": json.dumps(needed, indent=4),
+        "arch": plan.gpu.arch,
+        "gpus": gpus,
+        "memory": plan.memory.gpu_memory,
+    }
     shape = plan.pair.draft
     stated = {
         "target_layer_ids": list(shape.target_layer_ids),
         "mask_token_id": shape.mask_token_id,
         "block_size": shape.block_size,
     }
-    draft = {"draft": sources.locations["draft"], "stated": json.dumps(stated)}
+    draft = {
+        "draft": json.dumps(sources.locations["draft"]),
+        "stated": json.dumps(stated),
+        "files": json.dumps(yaml_files("dflash")),
+    }
     _write(folder / "preflight.py", _render("preflight.py.j2", **names, **machine, **draft))
     script = folder / "serve-triton.sh"
     _write(script, _render("serve-triton.sh.j2", **names))

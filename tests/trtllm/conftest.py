@@ -21,6 +21,7 @@ TORCH = """
 class cuda:
     device_count = staticmethod(lambda: 1)
     get_device_capability = staticmethod(lambda index: (10, 0))
+    get_device_properties = staticmethod(lambda index: type("x", (), {"total_memory": 178 << 30}))
 """
 """As far as preflight.py asks: one B200."""
 QWEN3 = ("build", "--executor", "trtllm", "--target", "qwen3-8b", "--profile", "b200x1")

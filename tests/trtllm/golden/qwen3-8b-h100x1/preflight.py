@@ -3,10 +3,11 @@
     python3 preflight.py [autoregressive|dflash]
 
 Looks at TensorRT-LLM's version, at the packages that the variant imports once it runs, at the GPUs,
-and whether the draft's config.json says what the files say of it. Tells what is wrong, a line each;
-the exit code is 0 where nothing is.
+and whether the draft's config.json says what the YAML files say of it. Tells what is wrong, a line
+each; the exit code is 0 where nothing is. Notes are of what could not be looked at.
 """
 
+import functools
 import importlib
 import json
 import os
@@ -22,65 +23,128 @@ PACKAGES = {
     }
 }
 ARCH, GPUS = "sm_90", 1
+# Bytes of a GPU, as its data sheet counts them; GPUs report up to a few percent less.
+MEMORY, LEAST_SHARE = 80000000000, 0.95
+FILES = ["serve/dflash.yaml", "triton/dflash/tensorrt_llm/1/model.yaml"]
 DRAFT = "z-lab/Qwen3-8B-DFlash-b16"
+# What the build wrote of it.
 STATED = {"target_layer_ids": [1, 9, 17, 25, 33], "mask_token_id": 151669, "block_size": 16}
+# A broken package may raise anything, and some end the program.
+FAILURES = (Exception, SystemExit)
 
 
+def say(kind, text):
+    """One line on stderr: what a file says is not to command a terminal."""
+    shown = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    print(f"{kind}: {shown}", file=sys.stderr)
+
+
+def describe(error):
+    return f"{type(error).__name__}: {error}"
+
+
+@functools.lru_cache(maxsize=None)
 def read_config(model):
-    """The config.json of a folder, or of a name on the Hugging Face hub."""
-    path = os.path.join(model, "config.json")
-    if not os.path.isdir(model):
-        path = importlib.import_module("huggingface_hub").hf_hub_download(model, "config.json")
+    """The config.json of a folder, or of a name on the Hugging Face hub; None if unreadable."""
+    try:
+        path = os.path.join(model, "config.json")
+        if not os.path.isdir(model):
+            path = importlib.import_module("huggingface_hub").hf_hub_download(model, "config.json")
+        with open(path, encoding="utf-8") as file:
+            return {"config.json": json.load(file)}
+    except FAILURES as error:
+        say("note", f"the config.json of {model} cannot be read ({describe(error)})")
+        return None
+
+
+@functools.lru_cache(maxsize=None)
+def find_yaml():
+    try:
+        return importlib.import_module("yaml")
+    except FAILURES as error:
+        say("note", f"PyYAML cannot be imported ({describe(error)}): edited files are not seen")
+        return None
+
+
+def read_speculation(name):
+    """What the file says of speculation, as it is now."""
+    if find_yaml() is None:
+        return STATED
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
     with open(path, encoding="utf-8") as file:
-        return json.load(file)
+        speculation = find_yaml().safe_load(file)["speculative_config"]
+    return {**speculation, "block_size": STATED["block_size"]}  # of which the file only has a part
 
 
 def differences():
     """What the draft says of itself, and the files otherwise."""
-    try:
-        config = read_config(DRAFT)
-    except Exception as error:  # of the hub, of many kinds
-        print(f"note: the config.json of {DRAFT} cannot be read ({error})", file=sys.stderr)
-        return
-    config = {**config, **(config.get("dflash_config") or {})}
-    for name, value in STATED.items():
-        if config.get(name, value) != value:
-            yield f"{DRAFT} has {name} {config[name]}, the files say {value}"
+    silent = {}
+    for name in FILES:
+        try:
+            stated = read_speculation(name)
+        except FAILURES as error:
+            yield f"{name} cannot be read ({describe(error)})"
+            continue
+        model = str(stated.get("speculative_model", DRAFT))
+        read = read_config(model)
+        if read is None:
+            continue
+        config = read["config.json"]
+        own = config.get("dflash_config") or {} if isinstance(config, dict) else None
+        if not isinstance(own, dict):
+            yield f"the config.json of {model} is not that of a draft"
+            continue
+        config = {**config, **own}
+        silent[model] = [key for key in STATED if key not in config]
+        for key in STATED:
+            if key in config and config[key] != stated.get(key):
+                yield f"{model} has {key} {config[key]!r}, {name} is for {stated.get(key)!r}"
+    for model, keys in silent.items():
+        if keys:
+            say("note", f"the config.json of {model} says nothing of {', '.join(keys)}")
 
 
 def missing(variant):
     try:
-        found = importlib.import_module("tensorrt_llm").__version__
-    except (ImportError, OSError) as error:
-        yield f"tensorrt_llm cannot be imported ({error}); use the container of the README"
+        found = getattr(importlib.import_module("tensorrt_llm"), "__version__", None)
+    except FAILURES as error:
+        yield f"tensorrt_llm cannot be imported ({describe(error)}); use the README's container"
     else:
         if found != VERSION:
-            yield f"this is TensorRT-LLM '{found}', the files are for {VERSION}"
+            yield f"this is TensorRT-LLM {found!r}, the files are for {VERSION}"
     for module, package in PACKAGES[variant].items():
         try:
             importlib.import_module(module)
-        except (ImportError, OSError) as error:
-            yield f"{variant} needs {module} of the package {package} ({error})"
+        except FAILURES as error:
+            yield f"{variant} needs {module} of the package {package} ({describe(error)})"
     try:
-        torch = importlib.import_module("torch")
-    except (ImportError, OSError):
-        return
-    count = torch.cuda.device_count()
+        yield from lacking_gpus(importlib.import_module("torch").cuda)
+    except FAILURES as error:
+        yield f"the GPUs cannot be looked at ({describe(error)})"
+
+
+def lacking_gpus(cuda):
+    count = cuda.device_count()
     if count < GPUS:
         yield f"there are {count} GPUs, the files are for {GPUS}"
     for index in range(min(count, GPUS)):
-        arch = "sm_{}{}".format(*torch.cuda.get_device_capability(index))
+        arch = "sm_{}{}".format(*cuda.get_device_capability(index))
         if arch != ARCH:
             yield f"GPU {index} is {arch}, the files are for {ARCH}"
+        memory = cuda.get_device_properties(index).total_memory
+        if memory < LEAST_SHARE * MEMORY:
+            yield f"GPU {index} has {memory:,} bytes, the files are for {MEMORY:,}"
 
 
 def main():
     variant = sys.argv[1] if len(sys.argv) > 1 else "dflash"
     if variant not in PACKAGES:
-        sys.exit(f"error: there is no variant '{variant}', but {', '.join(PACKAGES)}")
+        sys.exit(f"error: there is no variant {variant!r}, but {', '.join(PACKAGES)}")
     problems = [*missing(variant), *(differences() if variant == "dflash" else ())]
     for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+        say("error", problem)
+    if not problems:
+        print(f"ok: nothing is missing to serve {variant}")
     sys.exit(1 if problems else 0)
 
 

@@ -1,0 +1,123 @@
+"""preflight.py on machines that lack something, and with drafts and files that say other things."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.cli.main import main
+from tests.trtllm.conftest import QWEN3, TORCH, install_tensorrt_llm
+
+LAYERS = [1, 9, 17, 25, 33]
+DRAFT = {
+    "dflash_config": {"target_layer_ids": LAYERS, "mask_token_id": 151669},
+    "block_size": 16,
+}
+AGREES = json.dumps(DRAFT)
+OK = "ok: nothing is missing to serve dflash\n"
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A deployment for a B200, and beside it a machine that has what it needs."""
+    root = tmp_path_factory.mktemp("deployed")
+    assert main([*QWEN3, "-o", str(root / "d")]) == 0
+    install_tensorrt_llm(root, "", "", {"PATH": ""})
+    hub = f"def hf_hub_download(name, file): return '{root}/' + file"
+    (root / "python" / "huggingface_hub.py").write_text(hub)
+    (root / "config.json").write_text(AGREES)
+    return root
+
+
+def _preflight(
+    deployed: Path, variant: str = "dflash", **written: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs preflight.py where files of that machine or folder say something else."""
+    places = {"torch": "python/torch.py", "trtllm": "python/tensorrt_llm/__init__.py"}
+    places |= {"yaml": "python/yaml.py", "serve": "d/serve/dflash.yaml", "config": "config.json"}
+    before = {key: (deployed / places[key]) for key in written}
+    kept = {path: path.read_text() if path.exists() else None for path in before.values()}
+    try:
+        for key, text in written.items():
+            before[key].write_text(text)
+        return subprocess.run(
+            [sys.executable, "-B", deployed / "d" / "preflight.py", variant],
+            env={**os.environ, "PYTHONPATH": str(deployed / "python")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        for path, text_before in kept.items():
+            path.unlink() if text_before is None else path.write_text(text_before)
+
+
+def _with_memory(count: int) -> str:
+    return TORCH.replace("178 << 30", str(count))
+
+
+@pytest.mark.parametrize(
+    ("written", "errors"),
+    [
+        ({"torch": _with_memory(80 << 30)}, ["GPU 0 has 85,899,345,920 bytes", "180,000,000,000"]),
+        ({"torch": TORCH.replace("1)", "0)")}, ["there are 0 GPUs, the files are for 1"]),
+        ({"torch": "raise RuntimeError('no driver')"}, ["be looked at (RuntimeError: no driver)"]),
+        ({"torch": TORCH.replace("(10, 0)", "1 / 0")}, ["looked at (ZeroDivisionError"]),
+        ({"trtllm": ""}, ["this is TensorRT-LLM None, the files are for 1.4.0rc1"]),
+        ({"trtllm": "__version__ = '\\x1b[2J'"}, [r"this is TensorRT-LLM '\x1b[2J'"]),
+        ({"trtllm": "raise AttributeError('x')"}, ["tensorrt_llm cannot be", "AttributeError: x"]),
+        ({"trtllm": "import sys; sys.exit('\\x1b7')"}, ["tensorrt_llm", r"SystemExit: \x1b7"]),
+        ({"config": "[]"}, ["config.json of z-lab/Qwen3-8B-DFlash-b16 is not that of a draft"]),
+        ({"config": "null"}, ["is not that of a draft"]),
+        ({"config": '{"dflash_config": "x"}'}, ["is not that of a draft"]),
+        (
+            {"config": AGREES.replace("16}", '"16"}')},
+            ["has block_size '16', serve/dflash.yaml is for 16"],
+        ),
+        (
+            {"config": AGREES.replace("[1, ", "[2, ")},
+            [
+                "z-lab/Qwen3-8B-DFlash-b16 has target_layer_ids [2, 9, 17, 25, 33], "
+                f"serve/dflash.yaml is for {LAYERS}"
+            ],
+        ),
+        (
+            {"serve": "speculative_config: {mask_token_id: 7, target_layer_ids: [1, 9]}"},
+            ["has mask_token_id 151669, serve/dflash.yaml is for 7", "[1, 9]"],
+        ),
+        ({"serve": "speculative_config: ["}, ["serve/dflash.yaml cannot be read (ParserError"]),
+    ],
+)
+def test_what_a_machine_lacks(deployed: Path, written: dict[str, str], errors: list[str]) -> None:
+    done = _preflight(deployed, **written)
+    assert (done.returncode, OK in done.stdout) == (1, False)
+    assert all(line.startswith("error: ") for line in done.stderr.splitlines()), done.stderr
+    assert done.stderr.replace("\n", "").isprintable()
+    for piece in errors:
+        assert piece in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("written", "notes"),
+    [
+        ({}, []),
+        ({"torch": _with_memory(int(0.96 * 180e9))}, []),
+        ({"config": '{"block_size": 16}'}, ["b16 says nothing of target_layer_ids, mask_token_id"]),
+        ({"config": "{"}, ["cannot be read (JSONDecodeError"]),
+        ({"yaml": "raise ImportError('none')"}, ["PyYAML cannot be imported"]),
+    ],
+)
+def test_a_machine_that_lacks_nothing(
+    deployed: Path, written: dict[str, str], notes: list[str]
+) -> None:
+    done = _preflight(deployed, **written)
+    assert done.returncode == 0 and done.stdout.endswith(OK), done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(notes), lines
+    for line, piece in zip(lines, notes, strict=True):
+        assert line.startswith("note: ") and piece in line
