@@ -181,15 +181,19 @@ def _on_gpu() -> Iterator[Finding]:
     found: list[Card] = []
 
     def gpu() -> str:
-        _check_driver()
-        card = find_card()
-        found.append(card)
+        old = _old_driver()
+        try:
+            card = find_card()
+        except DflashError as error:
+            raise old or error from error
+        found.append(card)  # what TensorRT-LLM can do there does not depend on our packages
+        if old is not None:
+            raise old
         count = "" if card.found == 1 else f", the first of {card.found}"
-        supported = "{}.{}".format(*driver_cuda())
         return (
             f"{card.title} ({card.arch}){count}, {card.memory_bytes / 1e9:.0f} GB, CUDA "
-            f"{supported}; {NEVER_RUN}; `targets --gpu here` says which pairs fit, --gpu-check "
-            "runs engines"
+            f"{_supported_cuda()}; {NEVER_RUN}; `targets --gpu here` says which pairs "
+            "fit, --gpu-check runs engines"
         )
 
     yield _check("NVIDIA GPU", gpu)
@@ -198,15 +202,31 @@ def _on_gpu() -> Iterator[Finding]:
             yield Finding(f"GPU: {one.part}", one.able, one.detail)
 
 
-def _check_driver() -> None:
-    """Raises DflashError without a driver, or with one that is too old for what is installed."""
+def _supported_cuda() -> str:
+    """The driver's CUDA version, and what an old driver is without."""
+    arch, supported = arches()[DEFAULT_ARCH], driver_cuda()
+    text = "{}.{}".format(*supported)
+    if supported < arch.ptx_cuda:
+        # Engines embed machine code; PTX is what is tried where TensorRT refuses that.
+        text += " (PTX {}.{} of kernels, should TensorRT refuse their machine code,".format(
+            *arch.ptx
+        )
+        text += " needs {}.{})".format(*arch.ptx_cuda)
+    return text
+
+
+def _old_driver() -> DflashError | None:
+    """What a driver is too old for that is installed here; None where it is not.
+
+    Raises:
+        DflashError: there is no driver.
+    """
     if not has_driver():
         raise DflashError(
             "no driver on this machine; bundles for the CPU run anyway",
             fix="`dflash-trt targets --gpu h100`, say, tells what would run on a GPU elsewhere",
         )
-    arch, supported = arches()[DEFAULT_ARCH], driver_cuda()
-    needs = {"PTX {}.{} of kernels".format(*arch.ptx): arch.ptx_cuda}
+    supported, needs = driver_cuda(), dict[str, tuple[int, int]]()
     python = installed_version("cuda-python")
     if python is not None:
         needs[f"cuda-python {python}"] = int(python.partition(".")[0]), 0
@@ -214,9 +234,10 @@ def _check_driver() -> None:
     lacking = [
         f"{name} needs {'{}.{}'.format(*cuda)}" for name, cuda in needs.items() if cuda > supported
     ]
-    if lacking:
-        what = "the driver supports CUDA {}.{}".format(*supported)
-        raise DflashError(f"{what}, but {', '.join(lacking)}", fix="install a newer driver")
+    if not lacking:
+        return None
+    what = "the driver supports CUDA {}.{}".format(*supported)
+    return DflashError(f"{what}, but {', '.join(lacking)}", fix="install a newer driver")
 
 
 def _version(distribution: str) -> str:
