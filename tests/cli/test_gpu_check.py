@@ -134,6 +134,16 @@ def test_ctrl_c_keeps_what_was_found(
     assert outcome.code == 128 + signal.SIGINT
     assert f"{tmp_path} has what was found; the same command goes on from there" in outcome.err
     assert list(read(tmp_path)["parts"]) == ["CUDA", "kernels: accept"]
+
+    def interrupted_at_once(work: PartWork, setting: Setting) -> PartOutcome:
+        if setting.ends - time.monotonic() > 40:
+            return run_here(work, setting)  # the machine, which has a minute
+        raise PartInterruptedError(PartOutcome("interrupted")) from KeyboardInterrupt()
+
+    monkeypatch.setattr(check, "run_in_child", interrupted_at_once)
+    run("doctor", "--gpu-check", "-o", tmp_path)
+    kept = read(tmp_path)["parts"]["kernels: accept"]
+    assert (kept["status"], len(kept["probes"])) == ("interrupted", 1), "nothing is lost"
     bench.runs = []
     monkeypatch.setattr(check, "run_in_child", run_here)
     run.well("doctor", "--gpu-check", "-o", tmp_path)
@@ -155,6 +165,25 @@ def test_what_the_budget_leaves_is_not_run(
     bench.runs = []
     run.well("doctor", "--gpu-check", "-o", tmp_path)
     assert bench.runs == late
+
+
+def test_what_another_part_makes_needless_is_left_out(
+    run: Run, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until that one finds something else."""
+
+    def only_builds(setting: Setting) -> Iterator[Probe]:
+        yield Probe(name="engines build", passed=True, detail="from cubin")
+
+    second = Part("B", 30, lambda setting: bench.find("B", setting), instead_of="A")
+    first = Part("A", 30, lambda setting: bench.find("A", setting))
+    monkeypatch.setattr(check, "check_parts", lambda: [first, second])
+    run.well("doctor", "--gpu-check", "-o", tmp_path / "runs")
+    part = read(tmp_path / "runs")["parts"]["B"]
+    assert bench.runs == ["A"] and part["status"] == "skipped" and "PTX" in part["reason"]
+    monkeypatch.setattr(check, "check_parts", lambda: [Part("A", 30, only_builds), second])
+    run.well("doctor", "--gpu-check", "-o", tmp_path / "fails")
+    assert bench.runs == ["A", "B"] and read(tmp_path / "fails")["parts"]["B"]["passed"] is True
 
 
 def test_what_the_budget_cut_gets_its_own_time(

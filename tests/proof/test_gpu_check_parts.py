@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 import time
 from collections.abc import Callable
-from itertools import combinations, count, product
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from dflash_trt.proof.gpu_check import (
     random_pairs,
     shape_probes,
 )
-from dflash_trt.proof.gpu_check.contracts import CONTRACTS, KERNELS, judge_contracts
+from dflash_trt.proof.gpu_check.contracts import CONTRACTS, KERNELS, PLUGINS, judge_contracts
 from dflash_trt.proof.gpu_check.cuda_probes import check_cuda
 from dflash_trt.proof.gpu_check.outcome import PartOutcome
 from dflash_trt.proof.gpu_check.parts import check_parts
@@ -94,7 +94,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTensorRt:
     return trt
 
 
-def check(gpu: FakeTensorRt, folder: Path, shape: RandomPair | None = PAGED) -> PartOutcome:
+def check(
+    gpu: FakeTensorRt, folder: Path, shape: RandomPair | None = PAGED, *, ptx: bool = False
+) -> PartOutcome:
     """The part of one random pair: with plugins where its caches need them."""
     library, plugins = (TENSORRT, True) if shape and shape.needs_plugins else (TENSORRT_RTX, False)
     gpu.version = "11.4.0" if plugins else str(tensorrt_rtx.__version__)
@@ -102,7 +104,7 @@ def check(gpu: FakeTensorRt, folder: Path, shape: RandomPair | None = PAGED) -> 
     setting = Setting(folder, time.monotonic() + 600)
     return run_here(
         lambda given: engine_part.check_engines(
-            library, shape, given, plugins=plugins, counts_memory=True
+            library, shape, given, plugins=plugins, ptx=ptx, counts_memory=True
         ),
         setting,
     )
@@ -280,26 +282,38 @@ def test_what_is_wrong_is_found(
         assert outcome.reason == "ZeroDivisionError: division by zero"
 
 
+@pytest.mark.parametrize("fault", ["run", "build_engine", None])
 def test_ptx_is_tried_where_engines_of_machine_code_do_not_run(
-    gpu: FakeTensorRt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: FakeTensorRt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str | None
 ) -> None:
+    """In a part of its own, which the contracts are judged by; never where it is not needed."""
     build = engine_part.build_random_pair
 
     def build_either(shape: Any, pair: Any, folder: Path, engines: Any, progress: Any) -> Bundle:
-        if engines is not None:
-            refuse = gpu.fail.add if "cubin" in engines.kernel_codes else gpu.fail.discard
-            refuse("run")
+        if engines is not None and fault is not None:
+            is_refused = "cubin" in engines.kernel_codes
+            if is_refused and fault == "build_engine":
+                raise DflashError("no tactic")
+            (gpu.fail.add if is_refused else gpu.fail.discard)("run")
         return build(shape, pair, folder, engines, progress)
 
     monkeypatch.setattr(engine_part, "build_random_pair", build_either)
-    outcome = check(gpu, tmp_path / "work", PAGED)
-    codes = [one for one in outcome.probes if one.name == engine_part.MACHINE_CODE]
-    assert [one.detail for one in codes] == [
-        "built from cubin",
-        "engines of cubins do not run: now ptx",
-    ]
-    behind = outcome.probes[outcome.probes.index(codes[1]) + 1 :]
-    assert len(behind) > 5 and all(one.passed is not False for one in behind)
+    machine_code, ptx = (one for one in check_parts() if one.name.startswith(f"{PLUGINS}demo"))
+    assert ptx.left_out({}) is not None, "machine code comes first"
+    parts = {machine_code.name: check(gpu, tmp_path / "cubin")}
+    left_out = ptx.left_out(parts)
+    if fault is None:
+        assert left_out is not None and left_out.status == "skipped"
+        return
+    assert left_out is None
+    cut = replace(parts[machine_code.name], status="out of time", is_cut=True)
+    assert ptx.left_out({machine_code.name: cut}) is not None, "it may yet run"
+    parts[ptx.name] = check(gpu, tmp_path / "ptx", ptx=True)
+    codes = [one for one in parts[ptx.name].probes if one.name == engine_part.MACHINE_CODE]
+    assert [one.detail for one in codes] == ["engines of machine code do not run: built from ptx"]
+    assert wrong(parts[ptx.name]) == {engine_part.MACHINE_CODE}
+    judged = {one["probe"]: one["holds"] for one in judge_contracts(parts) if one["holds"] is False}
+    assert set(judged) == {engine_part.MACHINE_CODE}
 
 
 @pytest.mark.parametrize(
@@ -363,29 +377,3 @@ def test_kernels_stop_when_their_time_is_up(
     )
     assert (outcome.status, outcome.passed, len(outcome.probes)) == ("out of time", True, 1)
     assert outcome.reason == "the other cases are left to --long" and gpu.cuda.is_clean
-
-
-def test_any_two_values_of_the_pairs_columns_meet() -> None:
-    columns = {
-        "group": (1, 4, 8),
-        "attention": ("full", "sinks", "window"),
-        "head_dim": (64, 128),
-        "is_paged": (False, True),
-        "cache_dtype": tuple(CacheDtype),
-    }
-    for (first, ones), (second, others) in combinations(columns.items(), 2):
-        met = {(getattr(pair, first), getattr(pair, second)) for pair in PAIRS}
-        assert met == set(product(ones, others)), (first, second)
-    plain = [pair for pair in PAIRS if not pair.needs_plugins]
-    for name in ("group", "attention", "head_dim"):
-        assert {getattr(pair, name) for pair in plain} == set(columns[name]), name
-
-
-def test_parts_have_names_of_their_own() -> None:
-    parts = check_parts()
-    names = [part.name for part in parts]
-    for part in parts:
-        assert callable(pickle.loads(pickle.dumps(part.work))), "a child imports it"
-    assert len(set(names)) == len(names) == 2 * 5 + 1 + 10 + 4 + 4
-    for contract in CONTRACTS:
-        assert any(name.startswith(contract.part) for name in names), contract

@@ -67,6 +67,13 @@ def check_gpu(
     chosen = check_parts() if parts is None else parts
     for part in chosen:
         known = record.parts.get(part.name)
+        if known is None or known.status in ("skipped", "not run"):  # what it hangs on may be new
+            left_out = part.left_out(record.parts)
+            if left_out is not None:
+                _keep(record, part, left_out, folder)
+                continue
+            if part.instead_of is not None:
+                known = None
         if known is not None and known.is_final(is_long=is_long):
             continue
         left = LONG_SECONDS if is_long else ends - time.monotonic()
@@ -93,7 +100,12 @@ def _run(part: Part, seconds: float, run: RunPart, *, is_long: bool) -> PartOutc
 
 
 def _keep(record: CheckRecord, part: Part, outcome: PartOutcome, folder: Path) -> None:
-    record.parts[part.name] = outcome
+    """Puts an outcome in place of the one before, unless it only knows less."""
+    known = record.parts.get(part.name)
+    is_less = known is not None and len(outcome.probes) < len(known.probes)
+    was_stopped = outcome.status == "interrupted" or outcome.is_cut
+    if not (is_less and was_stopped and outcome.passed is not False):
+        record.parts[part.name] = outcome
     _save(record, folder)
 
 

@@ -129,7 +129,18 @@ CONTRACTS = (
 
 
 def judge_contracts(parts: Mapping[str, PartOutcome]) -> list[dict[str, Any]]:
-    """Each contract with whether it holds: None where no probe of it has run."""
+    """Each contract with whether it holds: None where no probe of it has run.
+
+    Where engines of machine code do not run, what holds is what holds of those of PTX, but for the
+    contract about machine code.
+    """
+    replaced = {
+        (name.removesuffix(engines.PTX), probe.name)
+        for name, outcome in parts.items()
+        if name.endswith(engines.PTX)
+        for probe in outcome.probes
+        if probe.passed is not None and probe.name != engines.MACHINE_CODE
+    }
     judged = []
     for one in CONTRACTS:
         verdicts = [
@@ -138,6 +149,7 @@ def judge_contracts(parts: Mapping[str, PartOutcome]) -> list[dict[str, Any]]:
             if name.startswith(one.part)
             for probe in outcome.probes
             if probe.passed is not None and one.probe in ("", probe.name)
+            if (name, probe.name) not in replaced
         ]
         judged.append(
             {

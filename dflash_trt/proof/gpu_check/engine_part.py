@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -53,6 +53,10 @@ MACHINE_CODE = "TensorRT takes kernels as machine code"
 LOADS = "engines load as their manifest says"
 REFUSES = "a file that is no engine is refused, with a reason"
 REOPENS = "engines open again with what was kept of the first time"
+BEFORE_RUNNING = (BUILDS, MACHINE_CODE, LOADS, REFUSES, REOPENS)
+
+PTX = " (PTX)"
+"""How the name of a part ends that builds the engines of the part of that name from PTX."""
 
 
 def check_engines(
@@ -61,9 +65,12 @@ def check_engines(
     setting: Setting,
     *,
     plugins: bool,
+    ptx: bool = False,
     counts_memory: bool = False,
 ) -> Iterator[Probe]:
     """Probes of the demo pair's engines (`shape` None), or of a random pair's.
+
+    With `ptx` its plugins' kernels are PTX, for where engines of machine code do not run.
 
     Raises:
         PartSkippedError: the library is not here, or has nothing for this GPU.
@@ -71,34 +78,30 @@ def check_engines(
     options = EngineOptions(
         find_arch(library, plugins=plugins), PRECISION, library, plugins=plugins
     )
+    if ptx:
+        options = replace(options, kernel_codes=("ptx",))
     folder = setting.folder
     pair, requests = _write_pair(shape, folder)
     cpu_bundle = _build(shape, pair, folder / "cpu", None)
     yield from attempt(REFUSES, partial(_probe_refusal, library, folder / "no.engine"))
 
-    for one in _kernel_codes(options):
-        started = time.perf_counter()
-        try:
-            bundle = _build(shape, pair, folder / f"gpu-{one.kernel_codes[0]}", one)
-        except Exception as error:  # a library's own, too
-            yield Probe(name=BUILDS, passed=False, detail=describe_error(error))
-            return
-        yield from _describe_build(bundle, one, time.perf_counter() - started)
-        probes = partial(
-            _probe_bundles, bundle, cpu_bundle, pair, requests, shape, counts_memory=counts_memory
-        )
-        runs_at_all = False
-        for finding in attempt(LOADS, probes):
-            runs_at_all |= finding.name != LOADS and finding.passed is True
-            yield finding
-        yield from attempt(REOPENS, partial(_probe_reopening, bundle))
-        if runs_at_all:
-            return
+    started = time.perf_counter()
+    try:
+        bundle = _build(shape, pair, folder / "gpu", options)
+    except Exception as error:  # a library's own, too
+        yield Probe(name=BUILDS, passed=False, detail=describe_error(error))
+        return
+    yield from _describe_build(bundle, options, time.perf_counter() - started)
+    probes = partial(
+        _probe_bundles, bundle, cpu_bundle, pair, requests, shape, counts_memory=counts_memory
+    )
+    yield from attempt(LOADS, probes)
+    yield from attempt(REOPENS, partial(_probe_reopening, bundle))
 
 
-def _kernel_codes(options: EngineOptions) -> list[EngineOptions]:
-    """What to build until engines run: should they not with cubins, those of PTX may."""
-    return [options, replace(options, kernel_codes=("ptx",))] if options.plugins else [options]
+def engines_run(probes: Sequence[Probe]) -> bool:
+    """Whether anything that the engines of a part computed is right."""
+    return any(one.passed and one.name not in BEFORE_RUNNING for one in probes)
 
 
 def _describe_build(bundle: Bundle, options: EngineOptions, seconds: float) -> Iterator[Probe]:
@@ -117,7 +120,9 @@ def _describe_build(bundle: Bundle, options: EngineOptions, seconds: float) -> I
         yield Probe(
             name=MACHINE_CODE,
             passed=codes == {"cubin"},
-            detail=f"built from {code}" if tried else f"engines of cubins do not run: now {code}",
+            detail=f"built from {code}"
+            if tried
+            else f"engines of machine code do not run: built from {code}",
         )
 
 

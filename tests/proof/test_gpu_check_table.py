@@ -1,0 +1,43 @@
+"""The GPU check's tables: of its parts, and of the random pairs that they build."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import combinations, pairwise, product
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="cuda-python (the rtx extra) is not installed")
+pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
+
+from dflash_trt.graph.form import CacheDtype
+from dflash_trt.proof.gpu_check.contracts import CONTRACTS
+from dflash_trt.proof.gpu_check.parts import check_parts
+from dflash_trt.proof.gpu_check.random_pairs import PAIRS
+
+
+def test_any_two_values_of_the_pairs_columns_meet() -> None:
+    columns = {
+        "group": (1, 4, 8),
+        "attention": ("full", "sinks", "window"),
+        "head_dim": (64, 128),
+        "is_paged": (False, True),
+        "cache_dtype": tuple(CacheDtype),
+    }
+    for (first, ones), (second, others) in combinations(columns.items(), 2):
+        met = {(getattr(pair, first), getattr(pair, second)) for pair in PAIRS}
+        assert met == set(product(ones, others)), (first, second)
+    plain = [pair for pair in PAIRS if not pair.needs_plugins]
+    for name in ("group", "attention", "head_dim"):
+        assert {getattr(pair, name) for pair in plain} == set(columns[name]), name
+
+
+def test_parts_have_names_of_their_own() -> None:
+    parts = check_parts()
+    names = [part.name for part in parts]
+    for part in parts:
+        assert callable(pickle.loads(pickle.dumps(part.work))), "a child imports it"
+    assert len(set(names)) == len(names) == 2 * 5 + 1 + 2 * 10 + 4 + 4
+    assert all(part.instead_of in (None, before.name) for before, part in pairwise(parts))
+    for contract in CONTRACTS:
+        assert any(name.startswith(contract.part) for name in names), contract
