@@ -21,7 +21,6 @@ CONTEXT_SHARE = 0.7
 """Of what the weights leave: the most that TensorRT-LLM's check lets the draft's context have."""
 DEFAULT_FRACTION = 0.9
 LEAST_FRACTION = 0.1
-PAGE_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +52,9 @@ class MemoryBudget:
 class DeploymentSize:
     """What memory is asked for.
 
-    `kv_item_bytes` is of the target's KV cache; `pages_draft` says that the draft's context is held
-    in pages. Where attention is split by data, `max_batch` is of each GPU.
+    `kv_item_bytes` is of the target's KV cache; `page_tokens` of the pages that hold the draft's
+    context, None where it is not held in pages. Where attention is split by data, `max_batch` is of
+    each GPU.
     """
 
     target: ModelShape
@@ -62,7 +62,7 @@ class DeploymentSize:
     gpu: Gpu
     layout: GpuLayout
     kv_item_bytes: int
-    pages_draft: bool
+    page_tokens: int | None
     max_batch: int
     max_seq_len: int
 
@@ -70,8 +70,8 @@ class DeploymentSize:
 def draft_context_bytes(size: DeploymentSize) -> int:
     """Bytes of the draft's context on each GPU; the paged backends round up to pages."""
     block, length = size.draft.block_size, size.max_seq_len
-    if size.pages_draft:
-        length = -(-(length + block) // PAGE_TOKENS) * PAGE_TOKENS - block
+    if size.page_tokens is not None:
+        length = -(-(length + block) // size.page_tokens) * size.page_tokens - block
     return dense_draft_context_bytes(size.draft, size.max_batch, length, size.layout)
 
 

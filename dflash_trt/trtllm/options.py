@@ -11,7 +11,7 @@ from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.core.validation import Location, validate
 from dflash_trt.core.yaml_files import parse_yaml
 from dflash_trt.errors import DflashError, nearest, one_line
-from dflash_trt.trtllm.schema import MoeBackend, Section
+from dflash_trt.trtllm.schema import PAGE_TOKENS, MoeBackend, Section
 
 Bounded = Annotated[int, Field(gt=0, le=MAX_COUNT)]
 OPTION = "--llm-arg"
@@ -21,7 +21,7 @@ class KvCacheOptions(Section):
     """Of the target's KV cache; a draft's context is in bf16 whatever this says."""
 
     dtype: Literal["auto", "float16", "bfloat16", "fp8", "nvfp4"] = "auto"
-    tokens_per_block: Bounded = 32
+    tokens_per_block: Bounded = PAGE_TOKENS
 
 
 class MoeOptions(Section):

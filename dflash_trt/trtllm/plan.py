@@ -161,7 +161,7 @@ def plan_deployment(
                 gpu=gpu,
                 layout=choose_layout(profile, llm),
                 kv_item_bytes=1 if cache.dtype == "fp8" else KV_ITEM_BYTES,
-                pages_draft=backend != "VANILLA",
+                page_tokens=None if backend == "VANILLA" else cache.tokens_per_block,
                 max_batch=config.max_batch,
                 max_seq_len=config.max_seq_len,
             ),

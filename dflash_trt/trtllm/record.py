@@ -14,7 +14,6 @@ from dflash_trt.core.limits import Count
 from dflash_trt.core.validation import StrictRecord, read_record
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.hardware.gpus import find_gpu
-from dflash_trt.memory.deployment import PAGE_TOKENS
 from dflash_trt.memory.shape import FormatName
 from dflash_trt.trtllm.arguments import Variant
 from dflash_trt.trtllm.rules import (
@@ -27,7 +26,7 @@ from dflash_trt.trtllm.rules import (
     check_tail,
     refusal,
 )
-from dflash_trt.trtllm.schema import AttentionBackend, DFlashConfig, check_arguments
+from dflash_trt.trtllm.schema import PAGE_TOKENS, AttentionBackend, DFlashConfig, check_arguments
 from dflash_trt.trtllm.versions import find_version
 
 RECORD_NAME = "deployment.json"

@@ -21,6 +21,8 @@ from dflash_trt.trtllm.versions import Version
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+PAGE_TOKENS = 32
+"""`tokens_per_block` where it is left out."""
 AttentionBackend = Literal["VANILLA", "TRTLLM", "FA4"]
 ATTENTION_BACKENDS: tuple[AttentionBackend, ...] = ("VANILLA", "TRTLLM", "FA4")
 MoeBackend = Literal[
@@ -128,7 +130,7 @@ class _KvCache(Section):
     free_gpu_memory_fraction: Fraction | None = 0.9
     max_tokens: Positive | None = None
     dtype: Literal["auto", "float16", "bfloat16", "float32", "fp8", "fp8_ds_mla", "nvfp4"] = "auto"
-    tokens_per_block: Positive = 32
+    tokens_per_block: Positive = PAGE_TOKENS
     host_cache_size: NonNegative | None = None
 
 
@@ -259,7 +261,8 @@ def check_arguments(
 
 def _mistakes(arguments: _Arguments) -> Iterator[str]:
     """Values that do not go together, with speculation or without."""
-    page = 32 if arguments.kv_cache_config is None else arguments.kv_cache_config.tokens_per_block
+    cache = arguments.kv_cache_config
+    page = PAGE_TOKENS if cache is None else cache.tokens_per_block
     if page & (page - 1):
         yield f"tokens_per_block {page} is not a power of two"
     ways, experts = arguments.tensor_parallel_size, arguments.moe_expert_parallel_size

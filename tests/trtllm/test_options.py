@@ -92,6 +92,17 @@ def test_prefixes_of_windowed_targets_are_not_reused(run: Run, tmp_path: Path) -
     assert "context_recompute_tail" not in arguments[SPECULATION]
 
 
+def test_a_drafts_context_fills_whole_pages(run: Run, tmp_path: Path) -> None:
+    target, context = _own(tmp_path, "qwen3-8b", "gpu: b200"), {}
+    for page in (16, 32, 64):
+        folder = tmp_path / str(page)
+        option = ["--llm-arg", f"kv_cache_config.tokens_per_block={page}"]
+        run.well("build", "--executor", "trtllm", "--target", target, *option, "-o", folder)
+        context[page] = run("inspect", folder, "--json").json["memory"]["draft_context"]
+    # 4,096 tokens and a block of 16.
+    assert [context[page] * 257 // context[16] for page in context] == [257, 258, 260]
+
+
 def test_a_cache_in_fp8_holds_twice_as_much(run: Run, tmp_path: Path) -> None:
     target = _own(tmp_path, "qwen3-8b", "gpu: h100")
     memory = []
