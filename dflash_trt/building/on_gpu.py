@@ -211,7 +211,7 @@ def _deployment(name: str, pair: PairShape, profile: str, precision: Format | No
         precision=stored,
         is_native=FORMATS[stored].is_native(plan.gpu),
         gpus=plan.profile.gpus,
-        users=min(plan.max_batch, plan.memory.sequences),
+        users=plan.whole_sequences,
         context=plan.max_seq_len,
         options=options,
         is_shipped=profile in shipped.profiles,

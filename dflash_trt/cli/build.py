@@ -265,6 +265,12 @@ def _show_deployment(built: BuiltDeployment) -> None:
         f"({memory.sequences} sequences of {deployment.max_seq_len} tokens), of "
         f"{format_size(memory.gpu_memory)}"
     )
+    if memory.sequences < deployment.max_batch:
+        who = "each GPU holds" if deployment.llm_args.get("enable_attention_dp") else "holds"
+        click.echo(
+            f"{who} {memory.sequences} whole sequences of {deployment.max_seq_len:,} tokens, not "
+            f"{deployment.max_batch}; shorter ones share its memory"
+        )
     click.echo(f"checked against {deployment.checked}; not run. {output}/README.md says how to")
     for note in built.notes:
         click.echo(f"note: {note}", err=True)

@@ -88,6 +88,11 @@ class DeploymentPlan:
         return self.max_batch * data
 
     @property
+    def whole_sequences(self) -> int:
+        """Of max_seq_len tokens, at once; on each GPU where attention is split by data."""
+        return min(self.max_batch, self.memory.sequences)
+
+    @property
     def where(self) -> str:
         """What an error names: the configuration's file and the profile."""
         return f"{self.name}.yaml, profile {self.profile_name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import load_config, target_names
 from dflash_trt.core import links
+from dflash_trt.errors import DflashError
 from dflash_trt.planning.known_pairs import find_pair, pair_names
 from dflash_trt.trtllm.plan import DeploymentOptions, plan_deployment
 from dflash_trt.trtllm.versions import DEFAULT_VERSION, find_version
@@ -36,17 +38,33 @@ def _build(run: Run, output: Path, *options: object) -> dict[str, Any]:
 
 
 def test_every_pair_has_a_profile_of_every_gpu() -> None:
-    """…that holds it, and TensorRT-LLM has kernels for: each plans."""
+    """TensorRT-LLM has kernels for each, and none wastes memory.
+
+    A batch reserves the draft's context, so too large a one leaves few whole sequences. Of the
+    multiples of four none holds more than a profile's own; more memory never holds fewer.
+    """
     wanted = {"a100", "h100", "h200", "b200", "b300", "gb200", "rtx-pro-6000"}
+    options = DeploymentOptions(version=find_version(DEFAULT_VERSION))
     for name in pair_names():
         config, path = load_config(name)
         pair, found = find_pair(name), set()
-        for profile_name, profile in config.profiles.items():
-            options = DeploymentOptions(version=find_version(DEFAULT_VERSION))
-            limited = on_profile(config, profile_name, path)[1]
-            plan = plan_deployment(limited, path, profile_name, pair, options)
-            assert plan.memory.sequences >= 2, (name, profile_name)
+        held: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+        for key, profile in config.profiles.items():
+            limited = on_profile(config, key, path)[1]
+            plan = plan_deployment(limited, path, key, pair, options)
+            batch, whole = limited.max_batch, plan.whole_sequences
+            assert whole >= max(2, batch // 2), (name, key)
+            for other in range(4, 65, 4):
+                resized = limited.model_copy(update={"max_batch": other})
+                with contextlib.suppress(DflashError):
+                    most = plan_deployment(resized, path, key, pair, options).whole_sequences
+                    assert whole >= most, (name, key, other)
+            alike = (plan.gpu.arch, profile.gpus, plan.max_seq_len, str(profile.llm_args))
+            held.setdefault(alike, []).append((plan.gpu.memory_bytes, whole))
             found.add((profile.gpu, profile.gpus))
+        for sizes in held.values():
+            users = [whole for _, whole in sorted(sizes)]
+            assert users == sorted(users), (name, sizes)
         gpus = wanted - ({"a100"} if pair.target.mlp_format == "mxfp4" else set())
         assert {(gpu, count) for gpu in gpus for count in (1, 8)} <= found, name
 
@@ -59,6 +77,27 @@ def test_every_shipped_profile(run: Run, tmp_path: Path) -> None:
         shown = _build(run, tmp_path / name / profile, "--target", name, "--profile", profile)
         assert shown["max_draft_len"] == shown["trained_block"] - 1
         assert shown["memory"]["sequences"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("qwen3-8b", "h100x1"), "holds 6 whole sequences of 40,960 tokens, not 8"),
+        (("qwen3-8b", "h100x8"), None),
+        (
+            ("gpt-oss-120b", "b300x8", "--max-batch", 64, "--llm-arg", "enable_attention_dp=true"),
+            "each GPU holds 4 whole sequences of 131,072 tokens, not 64",
+        ),
+    ],
+)
+def test_a_build_says_how_many_are_whole(
+    run: Run, tmp_path: Path, asked: tuple[object, ...], told: str | None
+) -> None:
+    target, profile, *options = asked
+    common = ("build", "--executor", "trtllm", "--target", target, "--profile", profile)
+    shown = run.well(*common, *options, "-o", tmp_path / "d").out
+    assert ("whole sequences" in shown) == (told is not None)
+    assert told is None or f"{told}; shorter ones share its memory" in shown
 
 
 def test_a_pair_of_ones_own(run: Run, tmp_path: Path) -> None:
@@ -95,14 +134,14 @@ def test_sweeps_are_sweeps(run: Run, tmp_path: Path) -> None:
     assert [sweep.configurations[0].name for sweep in sweeps] == shown["variants"]
     # Measured one after another into one folder: they may differ in nothing else.
     assert len({sweep.model_dump_json(exclude={"configurations"}) for sweep in sweeps}) == 1
-    assert [load.concurrency for load in sweeps[0].loads] == [1, 2, 4, 8, 16, 32]
+    assert [load.concurrency for load in sweeps[0].loads] == [1, 2, 4, 8, 16, 32, 44]
 
 
 @pytest.mark.parametrize(
     ("target", "profile", "most", "parameters"),
     [
-        ("gpt-oss-120b", "b300x8-dp", 8 * 16, {}),
-        ("qwen3-8b", "h100x1", 16, {"chat_template_kwargs": {"enable_thinking": False}}),
+        ("gpt-oss-120b", "b300x8-dp", 8 * 28, {}),
+        ("qwen3-8b", "h100x1", 8, {"chat_template_kwargs": {"enable_thinking": False}}),
     ],
 )
 def test_a_sweep_asks_what_the_pair_is_for(
@@ -197,14 +236,14 @@ def test_whole_or_absent(
         ),
         ("serve/dflash.yaml", "seq_len: ", "seq_len: 4", ["was counted for 32768"]),
         ("serve/dflash.yaml", "max_seq_len: 32768\n", "", ["max_seq_len missing"]),
-        (MODEL, "max_batch_size: 64\nmax_", "max_batch_size: 65\nmax_", ["was counted for 64"]),
+        (MODEL, "max_batch_size: 24\nmax_", "max_batch_size: 25\nmax_", ["was counted for 24"]),
         (MODEL, "parallel_size: 1", "parallel_size: 3", ["tensor_parallel_size 3 is not 1"]),
         ("serve/dflash.yaml", "  mask_token_id: 151669\n", "", ["mask_token_id is missing"]),
         (MODEL, "decoupled", "decoupeld", ["triton_config"]),
-        ("serve/autoregressive.yaml", "max_batch_size: 64", "max_batch_size: -1", ["got -1"]),
+        ("serve/autoregressive.yaml", "max_batch_size: 24", "max_batch_size: -1", ["got -1"]),
         ("serve/autoregressive.yaml", "max_seq_len", "{[", ["not valid YAML"]),
         ("deployment.json", '"schema_version": 2', '"schema_version": 9', ["schema version 9"]),
-        ("deployment.json", '"max_batch": 64', '"max_batch": "x"', ["max_batch"]),
+        ("deployment.json", '"max_batch": 24', '"max_batch": "x"', ["max_batch"]),
     ],
 )
 def test_edited_files(
