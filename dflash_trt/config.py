@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from dflash_trt.core.limits import MAX_BLOCK, PREFILL_CHUNK, Count
 from dflash_trt.core.validation import validate
@@ -76,7 +76,10 @@ class Eagle3Source(CheckpointSource):
     max_draft_len: Annotated[int, Field(ge=1, le=64, strict=True)] = 3
 
 
+Block = Annotated[int, Field(ge=2, le=MAX_BLOCK, strict=True)]
 Window = Annotated[int, Field(ge=0, strict=True)]
+ProfileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\z")]
+"""A deployment's folder is called so."""
 
 
 class PublishedDecoder(_Strict):
@@ -120,7 +123,7 @@ class PublishedDraft(PublishedDecoder):
     to draft. `max_context` is the target's where it is left out.
     """
 
-    block_size: Count
+    block_size: Block
     target_layer_ids: Annotated[tuple[Window, ...], Field(min_length=1)]
     mask_token_id: Window
     max_context: Count | None = None
@@ -184,7 +187,7 @@ class BuildConfig(_Strict):
     draft: CheckpointSource
     max_batch: Count = 8
     max_seq_len: Count = 2048
-    block_size: Annotated[int, Field(ge=2, le=MAX_BLOCK, strict=True)] | None = None
+    block_size: Block | None = None
     prefill_chunk: Count = PREFILL_CHUNK
     verified: str = "not run yet"
     prompts: str | None = None
@@ -192,7 +195,7 @@ class BuildConfig(_Strict):
     draft_precision: PrecisionName | None = None
     calibration: str | None = None
     exclude: tuple[str, ...] = ()
-    profiles: dict[str, HardwareProfile] = {}
+    profiles: dict[ProfileName, HardwareProfile] = {}
     eagle3: Eagle3Source | None = None
     shape: PublishedPair | None = None
     chat_template_kwargs: dict[str, bool | str] = {}
