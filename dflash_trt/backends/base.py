@@ -39,6 +39,8 @@ class TargetCall:
     the rows (0 … S-1) whose choice is wanted. "target" also injects the rows into the draft's
     cache; "target_only" is the autoregressive baseline and leaves the draft's cache alone.
     `sampling` [B,4] (see pack_sampling) is there if and only if `limits.draws`.
+    `is_chunk` says that the rows are a prompt's or a gap's: with one row, they are no step that
+    comes again and again.
     """
 
     graph: TargetGraph
@@ -48,6 +50,7 @@ class TargetCall:
     logit_rows: Int64Array
     scores: Scores = Scores.NONE
     sampling: Int64Array | None = None
+    is_chunk: bool = False
 
     @property
     def batch(self) -> int:
@@ -63,6 +66,11 @@ class TargetCall:
     def rows(self) -> int:
         """S."""
         return self.token_ids.shape[1]
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it is a decode step without drafts."""
+        return self.rows == 1 and not self.is_chunk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +106,11 @@ class StepCall:
     def rows(self) -> int:
         """S."""
         return self.block_size
+
+    @property
+    def is_step(self) -> bool:
+        """It always is."""
+        return True
 
     def block_ids(self, mask_token_id: int) -> Int64Array:
         """What the draft is given [B,S]: the anchors, and masks behind them."""

@@ -303,7 +303,7 @@ class Generator:
         # Of a greedy request too: one row shows whether the target's logits are finite.
         scores = Scores.LOGITS if chooses and reads_logits else Scores.NONE
         token_ids = np.array([chunk.token_ids], dtype=np.int64)
-        output = self._forward(graph, chunk.slot, [state], token_ids, scores)
+        output = self._forward(graph, chunk.slot, [state], token_ids, scores, is_chunk=True)
         if not chooses:
             state.prefilled += length
             if chunk.is_last:
@@ -328,11 +328,12 @@ class Generator:
         states: Sequence[RequestState],
         token_ids: Int64Array,
         scores: Scores,
+        is_chunk: bool = False,
     ) -> TargetOutput:
         """Runs the next `token_ids` [B,S] of `states`; what is chosen stands behind the last."""
         starts, sampling = _starts(states), self._pack_sampling(states)
-        last_row = np.full((len(states), 1), token_ids.shape[1] - 1, dtype=np.int64)
-        call = TargetCall(graph, first_slot, token_ids, starts, last_row, scores, sampling)
+        last = np.full((len(states), 1), token_ids.shape[1] - 1, dtype=np.int64)
+        call = TargetCall(graph, first_slot, token_ids, starts, last, scores, sampling, is_chunk)
         output = self._run(call)
         if graph != self._graph:
             for state in states:

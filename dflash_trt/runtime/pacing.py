@@ -114,6 +114,7 @@ class Pacer:
             np.array([start], dtype=np.int64),
             np.zeros((1, 1), dtype=np.int64),
             sampling=sampling_input(limits, [state.request.sampling]),
+            is_chunk=True,
         )
         forward(call)
         state.injected_until = None if end == state.cached_length else end

@@ -209,9 +209,8 @@ class _Bench:
         for slot, text in enumerate(self._texts):
             for start in range(0, len(text), self._chunk):
                 ids = np.array([text[start : start + self._chunk]], dtype=np.int64)
-                call = TargetCall(
-                    graph, slot, ids, np.array([start]), row, sampling=self._sampling(1)
-                )
+                places, sampling = np.array([start]), self._sampling(1)
+                call = TargetCall(graph, slot, ids, places, row, sampling=sampling, is_chunk=True)
                 self._executor.forward(call)
         return (time.perf_counter() - started) / sum(map(len, self._texts))
 

@@ -160,7 +160,8 @@ def pack(
 class BoundCall:
     """A call bound once: its passes in order, and where its arguments and results lie.
 
-    `runs` counts runs before `graph` was captured, which has `contexts` of its own, one per pass.
+    `runs` counts a step's runs before `graph` was captured, which has `contexts` of its own, one
+    per pass.
     """
 
     passes: tuple[Pass, ...]

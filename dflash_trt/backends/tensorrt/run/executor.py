@@ -237,7 +237,7 @@ class TensorRtExecutor:
         self._rows.hold(ends)
         self._fill(bound, call, frame)
         self._inputs.upload(bound.inputs.size)
-        self.runner.run(bound)
+        self.runner.run(bound, is_step=call.is_step)
         logits = None
         if scores is Scores.LOGITS:
             # Not part of what is captured: the memory that rows go to may grow.

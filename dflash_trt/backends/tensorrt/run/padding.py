@@ -87,18 +87,18 @@ class SlotRows:
         none = np.empty(0, np.int64)
         sampling = np.empty((0, 4), np.int64) if self._limits.draws else None
 
-        def forward(graph: TargetGraph, size: int) -> TargetCall:
+        def forward(graph: TargetGraph, size: int, *, is_chunk: bool) -> TargetCall:
             ids, row = np.empty((0, size), np.int64), np.empty((0, 1), np.int64)
-            return TargetCall(graph, 0, ids, none, row, sampling=sampling)
+            return TargetCall(graph, 0, ids, none, row, sampling=sampling, is_chunk=is_chunk)
 
         calls: dict[tuple[object, ...], tuple[TargetCall | StepCall, int]] = {}
         for batch, count in sorted(rows.items()):
             graph: TargetGraph = plain if count == 1 else "target"
             for size in (1, *self._chunks):
-                calls.setdefault((graph, 1, size), (forward(graph, size), 1))
+                calls.setdefault((graph, 1, size), (forward(graph, size, is_chunk=True), 1))
             padded = self._pad_batch(batch)
             step = StepCall(0, none, none, count, sampling=sampling)
-            call = forward(plain, 1) if count == 1 else step
+            call = forward(plain, 1, is_chunk=False) if count == 1 else step
             calls.setdefault(("step", padded, count), (call, padded))
         for call, batch in calls.values():
             frame = self._find_frame(0, batch, call.rows, 0)

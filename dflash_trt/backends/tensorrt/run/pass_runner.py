@@ -70,15 +70,18 @@ class PassRunner:
         """Says that a call will come again, before it has come at all."""
         call.runs = max(call.runs, RUNS_BEFORE_CAPTURE)
 
-    def run(self, call: BoundCall) -> None:
-        """Enqueues a call's passes, or the graph of them."""
+    def run(self, call: BoundCall, *, is_step: bool) -> None:
+        """Enqueues a call's passes, or the graph of them.
+
+        Only steps are captured; a chunk of a prompt would need a graph for every slot.
+        """
         if call.graph is not None:
             self._device.launch(call.graph)
             return
-        if call.runs == RUNS_BEFORE_CAPTURE and self._is_capturable(call):
+        if is_step and call.runs == RUNS_BEFORE_CAPTURE and self.capture_error is None:
             self._dedicate(call)
         self._enqueue(call)
-        call.runs += 1
+        call.runs += is_step
 
     def capture(self, call: BoundCall) -> None:
         """Records the passes that have just run, if it is time to; nothing runs meanwhile."""
@@ -132,11 +135,6 @@ class PassRunner:
     def _make_context(self, part: Pass) -> EngineContext:
         engine = self.engine(part.graph)
         return engine.make_context(part, self._scratch, self._scratch_bytes)
-
-    def _is_capturable(self, call: BoundCall) -> bool:
-        """Steps are; a chunk of a prompt would need a graph for every slot."""
-        is_step = len(call.passes) > 1 or call.passes[0].axes["S"] == 1
-        return is_step and self.capture_error is None
 
     def _dedicate(self, call: BoundCall) -> None:
         """Gives a call contexts of its own: a graph is good as long as its context's state."""
