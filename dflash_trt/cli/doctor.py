@@ -28,16 +28,25 @@ REQUIRED = ("demo pair", "build graphs", "run on the CPU")
     help="Folder of --gpu-check's record; one that is there is gone on with.  [default: gpu-check]",
 )
 @click.option("--long", "is_long", is_flag=True, help="Run all of --gpu-check, however long.")
+@click.option(
+    "--part",
+    "parts",
+    metavar="NAME",
+    multiple=True,
+    help="Run this part of --gpu-check alone, again if it has run; may be given several times.",
+)
 @json_option
-def command(gpu_check: bool, output: Path | None, is_long: bool, as_json: bool) -> int:
+def command(
+    gpu_check: bool, output: Path | None, is_long: bool, parts: tuple[str, ...], as_json: bool
+) -> int:
     """Say what this machine can build and run, a line each; exit 1 if the CPU path cannot.
 
     With --gpu-check: hold kernels and engines to the CPU's results on the GPU that is here and time
     them, for ten minutes at most; exit 1 if there is none, or if it does not do what it should.
     """
     if gpu_check:
-        return _check_gpu(output or RECORD_FOLDER, is_long=is_long, as_json=as_json)
-    given = {"--output": output, "--long": is_long}
+        return _check_gpu(output or RECORD_FOLDER, parts, is_long=is_long, as_json=as_json)
+    given = {"--output": output, "--long": is_long, "--part": parts}
     refuse_options(given, "is for --gpu-check")
     findings = examine()
     if as_json:
@@ -51,7 +60,7 @@ def command(gpu_check: bool, output: Path | None, is_long: bool, as_json: bool) 
     return EXIT_FAILED if broken else 0
 
 
-def _check_gpu(folder: Path, *, is_long: bool, as_json: bool) -> int:
+def _check_gpu(folder: Path, parts: tuple[str, ...], *, is_long: bool, as_json: bool) -> int:
     # Imported here: it brings both executors.
     from dflash_trt.proof.gpu_check.check import check_gpu
     from dflash_trt.proof.gpu_check.page import lines
@@ -59,7 +68,7 @@ def _check_gpu(folder: Path, *, is_long: bool, as_json: bool) -> int:
 
     try:
         with StageBars() as bars:
-            record = check_gpu(folder, bars, is_long=is_long)
+            record = check_gpu(folder, bars, is_long=is_long, only=parts)
     except (KeyboardInterrupt, SystemExit):
         if (folder / RECORD_NAME).is_file():
             click.echo(

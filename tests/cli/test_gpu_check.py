@@ -107,6 +107,22 @@ def test_it_goes_on_where_it_was(run: Run, bench: Bench, tmp_path: Path) -> None
     assert bench.runs == ["speed: accept"] and not read(tmp_path)["unfinished"]
 
 
+def test_parts_by_name_are_run_again(run: Run, bench: Bench, tmp_path: Path) -> None:
+    run.well("doctor", "--gpu-check", "-o", tmp_path)
+    bench.runs, bench.fault = [], ZeroDivisionError("twice the same")
+    names = [("--part", "speed: accept"), ("--part", "kernels: accept")]
+    assert run("doctor", "--gpu-check", "-o", tmp_path, *names[0], *names[1]).code == 1
+    assert bench.runs == ["kernels: accept", "speed: accept"]
+    parts = read(tmp_path)["parts"]
+    assert len(parts) == 4 and parts["kernels: accept"]["status"] == "failed"
+    bench.runs = []
+    run("doctor", "--gpu-check", "-o", tmp_path, "--part", "kernel: accept").fails(
+        2, "--part: no part is called 'kernel: accept' (nearest: 'kernels: accept')"
+    )
+    assert not bench.runs
+    run("doctor", "--part", "CUDA").fails(2, "--part: is for --gpu-check")
+
+
 def test_what_is_wrong_is_said(run: Run, bench: Bench, tmp_path: Path) -> None:
     bench.fault = ZeroDivisionError("half-way")
     outcome = run("doctor", "--gpu-check", "-o", tmp_path)

@@ -148,10 +148,15 @@ def test_flashinfer_is_asked_for_the_same(
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     point = AttentionPoint("small", shape, 2, 70, rows)
     runner = InterpretingRunner(interpreter)
-    runner.is_quick = True
     row = measure(torch, point, runner, "cpu")
     assert row["failed_rivals"] == {} and row["error"] < 1e-5
-    assert set(row["rival_seconds"]) == {"flashinfer"} | ({"sdpa"} if rows == 40 else set())
+    linear = {"sdpa", "flex_attention"} if rows == 40 else set()
+    assert set(row["rival_seconds"]) == {"flashinfer"} | linear
+    runner.is_quick = True
+    row = measure(torch, point, runner, "cpu")
+    assert set(row["rival_seconds"]) == linear - {"flex_attention"}, (
+        "what is compiled takes minutes"
+    )
 
 
 def test_every_pair_cache_layout_context_and_batch_is_measured() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_trt.core.progress import Progress
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.proof.gpu_check.outcome import PartOutcome
 from dflash_trt.proof.gpu_check.page import page
 from dflash_trt.proof.gpu_check.parts import (
@@ -38,18 +38,22 @@ def check_gpu(
     progress: Progress,
     *,
     is_long: bool = False,
+    only: Sequence[str] = (),
     run: RunPart | None = None,
     parts: Sequence[Part] | None = None,
 ) -> CheckRecord:
     """Runs what the record in `folder` does not have yet; it is written after every part.
 
-    `run` runs one part, in a process of its own if it is None.
+    `only` names parts that are run instead, whether the record has them or not. `run` runs one
+    part, in a process of its own if it is None.
 
     Raises:
-        DflashError: there is no GPU, or `folder` holds the record of another (usage).
+        DflashError: there is no GPU; `folder` holds the record of another, or a name of `only` is
+            no part's (usage).
         KeyboardInterrupt, SystemExit: the user's; the record has all that was found until then.
     """
     run = run or run_in_child
+    chosen = _choose(check_parts() if parts is None else parts, only)
     ends = time.monotonic() + (LONG_SECONDS if is_long else BUDGET_SECONDS)
     progress.stage(MACHINE.name, None)
     try:
@@ -64,21 +68,16 @@ def check_gpu(
     record = open_record(folder, found.probes[0].to_json()["figures"])
     folder.mkdir(parents=True, exist_ok=True)
     _save(record, folder)  # a folder that cannot be written to is known before minutes of work
-    chosen = check_parts() if parts is None else parts
     for part in chosen:
         known = record.parts.get(part.name)
-        if known is None or known.status in ("skipped", "not run"):  # what it hangs on may be new
-            left_out = part.left_out(record.parts)
-            if left_out is not None:
-                _keep(record, part, left_out, folder)
-                continue
-            if part.instead_of is not None:
-                known = None
-        if known is not None and known.is_final(is_long=is_long):
+        instead = None if only else _standing(part, known, record, is_long=is_long)
+        if instead is not None and instead is known:
             continue
         left = LONG_SECONDS if is_long else ends - time.monotonic()
-        if left < LEAST_SECONDS:
-            _keep(record, part, known or PartOutcome("not run", "out of time"), folder)
+        if instead is None and left < LEAST_SECONDS:
+            instead = known or PartOutcome("not run", "out of time")
+        if instead is not None:
+            _keep(record, part, instead, folder)
             continue
         progress.stage(part.name, None)
         seconds = LONG_SECONDS if is_long else min(part.seconds, left)
@@ -91,6 +90,26 @@ def check_gpu(
         outcome.is_cut = ran_out and seconds < part.seconds
         _keep(record, part, outcome, folder)
     return record
+
+
+def _choose(parts: Sequence[Part], only: Sequence[str]) -> list[Part]:
+    known = [part.name for part in parts]
+    for name in only:
+        if name not in known:
+            what = f"no part is called {one_line(name, 80)!r}{nearest(name, known)}"
+            raise DflashError(what, where="--part", usage=True)
+    return [part for part in parts if not only or part.name in only]
+
+
+def _standing(
+    part: Part, known: PartOutcome | None, record: CheckRecord, *, is_long: bool
+) -> PartOutcome | None:
+    """The outcome of a part that is not to be run: the known one, or that it is left out."""
+    if known is None or known.status in ("skipped", "not run"):
+        left_out = part.left_out(record.parts)  # the part that it hangs on may have run by now
+        if left_out is not None or part.instead_of is not None:
+            return left_out
+    return known if known is not None and known.is_final(is_long=is_long) else None
 
 
 def _run(part: Part, seconds: float, run: RunPart, *, is_long: bool) -> PartOutcome:

@@ -123,7 +123,8 @@ def measure(
     failed: dict[str, str] = {}
     rivals = alternatives(torch, point, tensors, is_quick=runner.is_quick)
     try:
-        rivals["flashinfer"] = flashinfer_call(torch, point, tensors)
+        if not runner.is_quick:
+            rivals["flashinfer"] = flashinfer_call(torch, point, tensors)
     except ImportError:
         pass  # not installed
     except Exception as reason:  # it refuses the shape

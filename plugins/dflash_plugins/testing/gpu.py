@@ -148,7 +148,8 @@ class GpuRunner:
 class TorchRunner:
     """Launches cases over PyTorch tensors and times work on PyTorch's current stream.
 
-    `is_quick` asks benchmarks to leave out rivals that are compiled anew for every point.
+    `is_quick` asks benchmarks to leave out rivals that are compiled when they are first
+    called, for every point or with nvcc.
     """
 
     is_quick = False
