@@ -169,7 +169,8 @@ def _tensorrt_llm() -> str:
     if version not in VERSIONS:
         found = "is not installed" if version is None else f"{version} is installed"
         raise DflashError(
-            f"tensorrt_llm {found}; deployments are written without it, for {', '.join(VERSIONS)}"
+            f"tensorrt_llm {found}; deployments are written without it, for {', '.join(VERSIONS)}",
+            fix="serve from NVIDIA's container; 'dflash-trt[trtllm]' brings what measures them",
         )
     return f"tensorrt_llm {version}; deployments have not been run by this project"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,6 +94,18 @@ def _with_wrong_attention(patch: Patch, tmp_path: Path) -> None:
             "compile kernels",
             ["Triton language is not installed", "pip install 'dflash-trt[plugins]'"],
         ),
+        (
+            lambda patch, _: patch.setitem(sys.modules, "tensorrt", None),
+            0,
+            "build TensorRT engines",
+            ["NVIDIA's package index", "'dflash-trt[tensorrt]' brings cuda-python alone"],
+        ),
+        (
+            lambda patch, _: patch.setattr(doctor, "installed_version", lambda name: None),
+            0,
+            "run TensorRT-LLM deployments",
+            ["NVIDIA's container", "'dflash-trt[trtllm]' brings what measures them"],
+        ),
         (_without_server, 0, "serve models", ["there is no tritonserver"]),
         (
             lambda patch, _: patch.setattr("onnx.defs.onnx_opset_version", lambda: 22),
@@ -125,6 +139,23 @@ def test_what_is_missing_is_named(
     assert finding["ready"] is False
     assert all(piece in finding["detail"] for piece in pieces)
     assert f"no   {capability}" in run("doctor").out
+
+
+def test_extras_that_are_named_exist() -> None:
+    """In hints and docs; two of them bring less than their names promise, which is said there."""
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    texts = [*root.glob("dflash_trt/**/*.py"), *root.glob("p*/dflash_*/**/*.py")]
+    texts += [root / "README.md", *root.glob("docs/*.md")]
+    named = {
+        name
+        for path in texts
+        for name in re.findall(r"dflash-trt\[(\w+)\]", path.read_text(encoding="utf-8"))
+    }
+    assert {"tensorrt", "trtllm"} <= named <= extras.keys()
+    assert [one.partition(">")[0] for one in extras["tensorrt"]] == ["cuda-python"]
+    assert extras["trtllm"] == ["dflash-trt[perf]"]
 
 
 @pytest.mark.parametrize(("value", "ready"), [("1", False), ("0", True), ("", True)])

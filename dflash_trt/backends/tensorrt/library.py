@@ -46,7 +46,8 @@ TENSORRT = Library(
     "tensorrt",
     "TensorRT",
     "tensorrt",
-    "install the tensorrt wheel of NVIDIA's package index (the one on PyPI is a placeholder)",
+    "install the tensorrt wheel of NVIDIA's package index (the one on PyPI is a placeholder); "
+    "'dflash-trt[tensorrt]' brings cuda-python alone, which engines run with",
     (11, 1),
 )
 LIBRARIES: dict[str, Library] = {library.executor: library for library in (TENSORRT_RTX, TENSORRT)}
