@@ -40,7 +40,8 @@ class TargetCall:
     cache; "target_only" is the autoregressive baseline and leaves the draft's cache alone.
     `sampling` [B,4] (see pack_sampling) is there if and only if `limits.draws`.
     `is_chunk` says that the rows are a prompt's or a gap's: with one row, they are no step that
-    comes again and again.
+    comes again and again. `is_last` says that the sequence holds nothing behind them: what was
+    written there, by drafts that were rejected, may go.
     """
 
     graph: TargetGraph
@@ -51,6 +52,7 @@ class TargetCall:
     scores: Scores = Scores.NONE
     sampling: Int64Array | None = None
     is_chunk: bool = False
+    is_last: bool = False
 
     @property
     def batch(self) -> int:
@@ -227,7 +229,8 @@ class Executor(Protocol):
     def forward(self, call: TargetCall) -> TargetOutput:
         """Runs rows through the target; every one must end within `limits.max_seq_len`.
 
-        Rows may be run again: what a slot holds behind them stays, until it is released.
+        Rows may be run again: what a slot holds behind them stays until it is released, unless the
+        call `is_last`.
         """
         ...
 

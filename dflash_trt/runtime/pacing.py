@@ -107,6 +107,7 @@ class Pacer:
         assert state.injected_until is not None
         start = state.injected_until
         end = min(start + chunk_tokens, state.cached_length)
+        is_last = end == state.cached_length
         call = TargetCall(
             "target",
             slot,
@@ -115,9 +116,10 @@ class Pacer:
             np.zeros((1, 1), dtype=np.int64),
             sampling=sampling_input(limits, [state.request.sampling]),
             is_chunk=True,
+            is_last=is_last,
         )
         forward(call)
-        state.injected_until = None if end == state.cached_length else end
+        state.injected_until = None if is_last else end
 
     def _find_gap(self, states: Sequence[RequestState]) -> int | None:
         """The slot of the smallest gap whose filling pays."""

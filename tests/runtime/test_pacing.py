@@ -123,8 +123,11 @@ def test_a_gap_is_left_where_filling_costs_more_than_is_left_to_save() -> None:
     assert set(kinds) == {"target_only"}
 
 
-def test_a_gap_is_filled_in_chunks_of_a_prompt() -> None:
+def test_a_gap_is_filled_in_chunks_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one says that nothing of the sequence lies behind it."""
     executor = FakeExecutor(max_batch=2, max_seq_len=256)
+    given, forward = [], executor.forward
+    monkeypatch.setattr(executor, "forward", lambda call: given.append(call) or forward(call))
     generator = start(executor, make_schedule([8, 1]), prefill_chunk=5)
     first = generator.submit(Request(prompt_ids=tuple([3] * 21), max_tokens=150))
     other = generator.submit(Request(prompt_ids=(1, 2), max_tokens=150))
@@ -138,6 +141,9 @@ def test_a_gap_is_filled_in_chunks_of_a_prompt() -> None:
                 assert event.result.token_ids == decode_plainly(want, executor)[0]
     chunks = [call.rows for call in executor.calls if call.kind == "target"]
     assert max(chunks) == 5 and len(chunks) > 4
+    fills = [call for call in given if call.graph == "target"]
+    assert [call.is_last for call in fills] == [False] * (len(fills) - 1) + [True]
+    assert all(call.is_chunk for call in fills)
 
 
 def observe(pacer: Pacer, batch: int, rows: int, accepted: int, windows: int = 80) -> None:

@@ -106,6 +106,38 @@ def test_rows_that_are_run_again_keep_what_lies_behind_them(machine: Machine) ->
     )
 
 
+def test_the_end_of_a_gap_is_padded_over_drafts_that_were_rejected(machine: Machine) -> None:
+    """Gaps of any length take the shapes of prompts, and the next step finds the same."""
+    ids, begin, answers = random_ids(VOCAB, 1, 20 + CHUNK), 20, []
+    for is_last in (True, False):
+        executor, sampling = machine.open(), None
+        if executor.limits.draws:
+            sampling = sampling_input(executor.limits, [SamplingParams()])
+        rows = []
+        for end in range(begin + 2, begin + CHUNK + 1, 3):
+            if executor.limits.page_pool is not None:
+                executor.bind_pages(0, range(LENGTH // SIZE))
+            given: dict[str, Any] = {"start": begin, "sampling": sampling}
+            executor.forward(one_chunk(ids[:, :begin], sampling=sampling))
+            executor.forward(one_chunk(ids[:, begin:end], graph="target_only", **given))
+            step = StepCall(0, np.array([5]), np.array([end]), ROWS, Scores.LOGITS, sampling)
+            executor.speculate(step)
+            executor.forward(one_chunk(ids[:, begin:end], is_last=is_last, **given))
+            output = executor.speculate(step)
+            assert output.logits is not None
+            rows += [output.token_ids.copy(), output.logits.copy()]
+            executor.release_slots(0)
+        answers.append(rows)
+        if is_last:
+            chunks = {shape[1] for _, shape in machine.trt.shapes if shape[2:] == (1,)}
+            assert chunks == {*CHUNKS}
+            machine.cuda.run()
+            if executor.limits.page_pool is None:
+                assert not any(held.any() for held in machine.caches(executor).values())
+    for padded, exact in zip(*answers, strict=True):
+        np.testing.assert_array_equal(padded, exact)
+
+
 @pytest.mark.parametrize("machine", ["linear", "drawing"], indirect=True)
 def test_results_are_the_calls_own_where_idle_sequences_come_first(
     machine: Machine, linear: TinyPair
