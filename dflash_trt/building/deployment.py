@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from dflash_trt.building.profile import is_plain
 from dflash_trt.building.recipe import (
     check_idle_options,
     choose_recipe,
@@ -34,7 +35,7 @@ from dflash_trt.planning.known_pairs import PairShape, as_pair, find_pair, pair_
 from dflash_trt.planning.read_shapes import read_draft_shape, read_pair_shape, read_target_shape
 from dflash_trt.speculation.schedule import BlockSchedule
 from dflash_trt.trtllm.arguments import ModelSource, Sources, packages
-from dflash_trt.trtllm.plan import DeploymentOptions, DeploymentPlan, plan_deployment
+from dflash_trt.trtllm.plan import DeploymentOptions, DeploymentPlan, fit_batch, plan_deployment
 from dflash_trt.trtllm.record import DEPLOYMENT, Deployment
 from dflash_trt.trtllm.versions import DEFAULT_VERSION, absent, find_version, load_native
 from dflash_trt.trtllm.write import write_deployment
@@ -101,6 +102,8 @@ def build_deployment(
         backend=options.attention_backend,
         llm_args=options.llm_arg,
     )
+    if request.limits.max_batch is None and is_plain(profile, config.profiles[profile]):
+        config = fit_batch(config, path, profile, pair, wanted)
     plan = plan_deployment(config, path, profile, pair, wanted)
     quantize = None
     if quantizes:

@@ -23,7 +23,7 @@ from dflash_trt.memory.shape import FORMATS, FormatName
 from dflash_trt.memory.weights import draft_weight_bytes, target_weight_bytes
 from dflash_trt.memory.workspace import LOGITS_ITEM_BYTES, RUNTIME_BYTES
 from dflash_trt.planning.known_pairs import PairShape, find_pair, pair_names
-from dflash_trt.trtllm.plan import DeploymentOptions, plan_deployment
+from dflash_trt.trtllm.plan import DeploymentOptions, fit_batch, plan_deployment
 from dflash_trt.trtllm.rules import choose_backend
 from dflash_trt.trtllm.support import DOCUMENTED, DRAFT_PACKAGES
 from dflash_trt.trtllm.versions import DEFAULT_VERSION, find_version
@@ -53,8 +53,8 @@ class Way:
         precision: of the target: as published, or what it is to be quantised to.
         is_native: whether the GPU multiplies that; otherwise it becomes bf16 first.
         gpus: how many it takes.
-        users: sequences of `context` tokens at once: of a deployment as its profile has them, of
-            engines the largest power of two that fits, at most MOST_USERS.
+        users: sequences of `context` tokens at once: of a deployment those that its profile's batch
+            holds whole, of engines the largest power of two that fits, at most MOST_USERS.
         options: of `dflash-trt build --target NAME`.
         is_shipped: whether the configuration has the profile, with limits chosen for the GPU.
     """
@@ -160,18 +160,20 @@ def judge_pair(name: str, card: Card, gpus: int = 1) -> PairOnGpu:
     config, _ = load_config(name)
     deployments = list(_deployments(name, pair, card, gpus))
     engines = list(_engines(config, pair, card)) if gpus == 1 else []
-    fitting = [one for one in engines if isinstance(one, Way)]
-    # A profile that ships comes first, if the GPUs suffice.
-    found = [one for one in deployments if isinstance(one, Way)]
-    shipped = [one for one in found if one.is_shipped and one.gpus == gpus]
-    others = [one for one in found if one not in shipped]
+    found = [one for one in (*deployments, *engines) if isinstance(one, Way)]
+
+    def rank(way: Way) -> tuple[bool, int, bool, int]:
+        """A profile that ships, if the GPUs suffice; then few GPUs, as published, most tokens."""
+        ships = way.is_shipped and way.gpus == gpus
+        return not ships, way.gpus, "--precision" in way.options, -way.users * way.context
+
     obstacles = dict.fromkeys(one for one in (*deployments, *engines) if isinstance(one, str))
     weights = target_weight_bytes(pair.target) + draft_weight_bytes(pair.draft)
     return PairOnGpu(
         name=name,
         published=pair.target.mlp_format,
         weights=int(weights),
-        ways=(*shipped, *fitting, *others),
+        ways=tuple(sorted(found, key=rank)),
         obstacles=tuple(obstacles),
     )
 
@@ -203,8 +205,10 @@ def _deployment(name: str, pair: PairShape, profile: str, precision: Format | No
     if precision is not None:
         config = config.model_copy(update={"precision": precision, "draft_precision": None})
         options += ("--precision", precision, "--calibration", TEXTS)
-    version = find_version(DEFAULT_VERSION)
-    plan = plan_deployment(config, path, profile, pair, DeploymentOptions(version=version))
+    wanted = DeploymentOptions(version=find_version(DEFAULT_VERSION))
+    if profile not in shipped.profiles:
+        config = fit_batch(config, path, profile, pair, wanted)
+    plan = plan_deployment(config, path, profile, pair, wanted)
     stored = plan.pair.target.mlp_format
     return Way(
         executor=TRTLLM,

@@ -13,7 +13,7 @@ MOST_PLAIN = 8
 def plain_profiles(gpu: Gpu) -> dict[str, HardwareProfile]:
     """1, 2, 4 and 8 of `gpu`, as many as its link joins, by name: "l40sx2" is two L40S.
 
-    They hold what the configuration says by default.
+    They say nothing of limits: deployments get the batch that fits, engines the configuration's.
     """
     counts = (1 << power for power in range(min(gpu.link_gpus, MOST_PLAIN).bit_length()))
     return {
@@ -25,6 +25,11 @@ def plain_profiles(gpu: Gpu) -> dict[str, HardwareProfile]:
         )
         for count in counts
     }
+
+
+def is_plain(name: str, profile: HardwareProfile) -> bool:
+    """Whether `profile` says no more than its name does."""
+    return profile == plain_profiles(find_gpu(profile.gpu)).get(name)
 
 
 def on_profile(config: BuildConfig, name: str | None, path: Path) -> tuple[str, BuildConfig]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from dflash_trt.trtllm.rules import (
 from dflash_trt.trtllm.schema import AttentionBackend
 from dflash_trt.trtllm.versions import Version
 
+FIT_BATCHES = (1, 2, *range(4, 65, 4))
 ALL_TOKENS = -1
 """`context_recompute_tail`: after a prefix-cache hit the drafter gets all of the prompt."""
 
@@ -174,6 +176,27 @@ def plan_deployment(
         ),
         chat_template_kwargs=config.chat_template_kwargs,
     )
+
+
+def fit_batch(
+    config: BuildConfig,
+    config_path: Path,
+    profile_name: str,
+    pair: PairShape,
+    options: DeploymentOptions,
+) -> BuildConfig:
+    """`config` with the `max_batch` of FIT_BATCHES that holds the most whole sequences.
+
+    Of those that hold equally many the largest: shorter sequences share. Unchanged where none fits.
+    """
+    most, best = 0, config
+    for batch in FIT_BATCHES:
+        resized = config.model_copy(update={"max_batch": batch})
+        with suppress(DflashError):
+            plan = plan_deployment(resized, config_path, profile_name, pair, options)
+            if plan.whole_sequences >= most:
+                most, best = plan.whole_sequences, resized
+    return best
 
 
 def _as_quantized(pair: PairShape, config: BuildConfig) -> PairShape:

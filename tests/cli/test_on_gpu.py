@@ -53,11 +53,20 @@ def test_the_whole_answer(run: Run) -> None:
 @pytest.mark.parametrize("gpu", ["l40s", pytest.param("h200", marks=pytest.mark.exhaustive)])
 def test_its_commands_are_taken(run: Run, tmp_path: Path, gpu: str) -> None:
     """Of deployments all is checked here; engines need checkpoints, which are asked for first."""
-    for number, (pair, ways) in enumerate(_pairs(run("targets", "--gpu", gpu, "--json")).items()):
+    for pair, ways in _pairs(run("targets", "--gpu", gpu, "--json")).items():
         for way in ways:
-            command = ["build", "--target", pair, *way["options"], "-o", tmp_path / f"{number}"]
             if way["executor"] == "trtllm":
-                run.well(*command)
+                run.well("build", "--target", pair, *way["options"], "-o", tmp_path / pair)
+                built = run("inspect", tmp_path / pair, "--json").json
+                assert min(built["max_batch"], built["memory"]["sequences"]) == way["users"]
+
+
+def test_the_first_way_holds_the_most(run: Run) -> None:
+    """Of a GPU without profiles of its own; 64 is the most that is counted."""
+    for pair, ways in _pairs(run("targets", "--gpu", "gb300", "--json")).items():
+        assert ways[0]["users"] == 64 and ways[0]["executor"] == "trtllm", pair
+    for ways in _pairs(run("targets", "--gpu", "l40s", "--json")).values():
+        assert [way["users"] for way in ways] == sorted((w["users"] for w in ways), reverse=True)
 
 
 def test_a_pair_that_is_too_large_says_what_it_takes(run: Run, put_gpu: PutGpu) -> None:
