@@ -59,6 +59,7 @@ class DeploymentPlan:
     """A deployment, checked; `name` is the configuration's.
 
     Args:
+        where: what an error of its arguments names.
         max_draft_len: drafts of a step, block - 1.
         schedule: {batch up to: drafts}, None where it is always max_draft_len.
         options: LLM arguments beside the computed ones.
@@ -68,6 +69,7 @@ class DeploymentPlan:
     """
 
     name: str
+    where: str
     profile_name: str
     profile: HardwareProfile
     gpu: Gpu
@@ -93,11 +95,6 @@ class DeploymentPlan:
     def whole_sequences(self) -> int:
         """Of max_seq_len tokens, at once; on each GPU where attention is split by data."""
         return min(self.max_batch, self.memory.sequences)
-
-    @property
-    def where(self) -> str:
-        """What an error names: the configuration's file and the profile."""
-        return f"{self.name}.yaml, profile {self.profile_name}"
 
     @property
     def hardware(self) -> str:
@@ -126,8 +123,14 @@ def plan_deployment(
     except DflashError as error:
         raise refusal(error.what, where, error.fix) from error
     llm = read_options(profile.llm_args, f"{where}, llm_args", options.llm_args)
-    asked = OPTION if options.llm_args else where
-    check_parallelism(profile, llm, pair, where)
+    given = [text.partition("=")[0] for text in options.llm_args]
+
+    def setter(*names: str) -> str:
+        """What an error of one of these arguments names: who set it."""
+        is_given = any(one == name or name.startswith(f"{one}.") for name in names for one in given)
+        return OPTION if is_given else where
+
+    check_parallelism(profile, llm, pair, where, setter("enable_attention_dp"))
     for precision in (config.precision, config.draft_precision):
         if precision is not None:
             check_precision(precision, gpu, where)
@@ -136,12 +139,15 @@ def plan_deployment(
     pair = _as_quantized(pair, config)
     moe = llm.moe_config.backend if "moe_config" in llm.model_fields_set else None
     ways = profile.expert_parallel or 1
-    check_experts(moe, pair.target.experts_format, gpu, ways=ways, where=asked)
-    check_parser(llm.reasoning_parser, pair.architecture, asked)
+    check_experts(
+        moe, pair.target.experts_format, gpu, ways=ways, where=setter("moe_config.backend")
+    )
+    check_parser(llm.reasoning_parser, pair.architecture, setter("reasoning_parser"))
     backend = options.backend or choose_backend(gpu.arch)
     check_backend(backend, gpu, "--attention-backend")
     cache = llm.kv_cache_config
-    check_caches(cache.dtype, cache.tokens_per_block, gpu, backend, config.max_seq_len, asked)
+    caches = setter("kv_cache_config.dtype", "kv_cache_config.tokens_per_block")
+    check_caches(cache.dtype, cache.tokens_per_block, gpu, backend, config.max_seq_len, caches)
     trained = pair.draft.block_size
     block = choose_block(config.block_size, trained, where="--block-size")
     check_positions(
@@ -149,6 +155,7 @@ def plan_deployment(
     )
     return DeploymentPlan(
         name=config_path.stem,
+        where=f"{OPTION} or {where}" if given else where,
         profile_name=profile_name,
         profile=profile,
         gpu=gpu,
@@ -160,7 +167,9 @@ def plan_deployment(
         schedule=_read_schedule(options.schedule, config.max_batch, block - 1),
         backend=backend,
         options=llm,
-        recompute_tail=_choose_tail(options.version, llm, pair.target, asked),
+        recompute_tail=_choose_tail(
+            options.version, llm, pair.target, setter("speculative_config.context_recompute_tail")
+        ),
         memory=plan_memory(
             DeploymentSize(
                 target=pair.target,

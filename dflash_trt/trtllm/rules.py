@@ -121,19 +121,22 @@ def choose_layout(profile: HardwareProfile, options: LlmOptions) -> GpuLayout:
 
 
 def check_parallelism(
-    profile: HardwareProfile, options: LlmOptions, pair: PairShape, where: str
+    profile: HardwareProfile, options: LlmOptions, pair: PairShape, where: str, option: str
 ) -> None:
-    """Raises DflashError where a model cannot be split as `profile` says."""
+    """Raises DflashError where a model cannot be split as `profile` says.
+
+    `option` is what an error of `enable_attention_dp` names.
+    """
     ways, experts = profile.expert_parallel, pair.target.experts
     if options.enable_attention_dp:
         if experts is None:
             what = "enable_attention_dp is for mixtures of experts; this target is dense"
-            raise refusal(what, where, "leave it out")
+            raise refusal(what, option, "leave it out")
         if profile.gpus == 1:
-            raise refusal("enable_attention_dp is for several GPUs", where, "leave it out")
+            raise refusal("enable_attention_dp is for several GPUs", option, "leave it out")
         if ways != profile.gpus:
             what = f"enable_attention_dp deals out whole experts over all {profile.gpus} GPUs"
-            raise refusal(what, where, f"set expert_parallel {profile.gpus} in the profile")
+            raise refusal(what, option, f"set expert_parallel {profile.gpus} in the profile")
     try:
         choose_layout(profile, options).check(pair.target, pair.draft.model)
     except DflashError as error:
@@ -207,7 +210,8 @@ def check_caches(
         what = f"attention backend TRTLLM has no pages of {page} tokens (tokens_per_block)"
         fix = f"choose {', '.join(map(str, TRTLLM_PAGES))}"
     elif page > max_seq_len:
-        what = f"tokens_per_block {page} is more than max_seq_len {max_seq_len}"
+        what = f"max_seq_len {max_seq_len} is less than a page of {page} tokens (tokens_per_block)"
+        fix = "raise max_seq_len, or lower tokens_per_block"
     if what is not None:
         raise refusal(what, where, fix)
 

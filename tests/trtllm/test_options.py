@@ -128,7 +128,7 @@ def test_a_cache_in_fp8_holds_twice_as_much(run: Run, tmp_path: Path) -> None:
         ("qwen3-8b", "gpu: b200", "kv_cache_config: {dtype: nvfp4}", ["ModelOpt", "auto follows"]),
         ("qwen3-8b", "gpu: h100", "kv_cache_config: {tokens_per_block: 24}", ["power of two"]),
         ("qwen3-8b", "gpu: b200", "kv_cache_config: {tokens_per_block: 128}", ["16, 32, 64"]),
-        ("qwen3-8b", "gpu: h100", "kv_cache_config: {tokens_per_block: 8192}", ["more than max_"]),
+        ("qwen3-8b", "gpu: h100", "kv_cache_config: {tokens_per_block: 8192}", ["a page of 8192"]),
         ("qwen3-8b", "gpu: b200", "moe_config: {backend: TRTLLM}", ["this target is dense"]),
         ("gpt-oss-20b", "gpu: h100", "moe_config: {backend: TRTLLM}", ["choose CUTLASS or TRITON"]),
         ("gpt-oss-20b", "gpu: b200", "moe_config: {backend: CUTEDSL}", ["mxfp4 on B200", "TRTLLM"]),
@@ -192,6 +192,10 @@ def test_what_does_not_go_together(
         (["reasoning_parser=" + "[" * 9999], ["is not valid YAML"]),
         (["kv_cache_config=fp8"], ["kv_cache_config"]),
         (["reasoning_parser=llama"], ["--llm-arg: reasoning_parser llama", "choose qwen3"]),
+        (["kv_cache_config.tokens_per_block=33"], ["--llm-arg: attention backend TRTLLM"]),
+        (["kv_cache_config={tokens_per_block: 33}"], ["--llm-arg: attention backend TRTLLM"]),
+        (["enable_attention_dp=true"], ["--llm-arg: enable_attention_dp is"]),
+        ([f"{SPECULATION}.context_recompute_tail=50000"], ["--llm-arg or qwen3-8b.yaml, prof"]),
     ],
 )
 def test_what_the_command_line_says_of_them(
