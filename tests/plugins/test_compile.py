@@ -32,6 +32,10 @@ from dflash_trt.kernels.arches import kernel_arches
 pytest.importorskip("triton", reason="Triton language (the plugins extra) is not installed")
 
 CASES = main_cases()
+TENSOR_CORES = {"sm_90a": "HGMMA", "sm_100a": "UTCHMMA", "sm_103a": "UTCHMMA", "sm_120a": "HMMA"}
+"""Of each architecture, the newest instruction that multiplies; tiles under 64 rows take HMMA."""
+NARROW = {"accept", "kv_feature_injection"}
+"""Kernels whose accesses need not be of 128 bits."""
 REPORT = """\
 ptxas info    : Compiling entry function 'f' for 'sm_90a'
 ptxas info    : Function properties for f
@@ -89,8 +93,15 @@ def test_kernels_compile_without_spills_for_every_architecture(
         if facts is None:
             continue
         assert facts.local_accesses == 0
-        if operation.kernel == "block_attention":  # it copies ahead, in wide accesses
-            assert min(facts.asynchronous_copies, facts.wide_accesses, len(facts.mma)) > 0
+        assert facts.wide_accesses > 0 or operation.kernel in NARROW
+        kinds = {name.partition(".")[0] for name in facts.mma}
+        if operation.kernel == "block_attention":
+            assert facts.asynchronous_copies > 0
+            is_floor = tactic == operation.tactics - 1
+            few_rows = is_floor and dict(case.kernel_spec(tactic).constants)["HEAD_DIM"] >= 128
+            assert kinds == {"HMMA" if few_rows else TENSOR_CORES[arch]}, tactic
+        else:
+            assert not kinds
     assert kernel.resources.shared_bytes <= kernel_arches()[arch].plain_shared_bytes
     if facts is None:
         pytest.skip("its instructions: nvidia-cuda-nvdisasm (the test extra) is not installed")
