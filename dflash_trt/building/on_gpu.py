@@ -188,8 +188,11 @@ def _deployments(name: str, pair: PairShape, card: Card, gpus: int) -> Iterator[
     """The TensorRT-LLM deployment on the fewest GPUs; why fewer or the published do not do."""
     if card.gpu is None:
         return
-    for key, profile in plain_profiles(card.gpu).items():
-        for precision in _precisions(pair, card.gpu.formats) if profile.gpus >= gpus else ():
+    profiles = {k: p for k, p in plain_profiles(card.gpu).items() if p.gpus >= gpus}
+    if not profiles:
+        yield f"no profile of {gpus} or more {card.gpu.name}"
+    for key in profiles:
+        for precision in _precisions(pair, card.gpu.formats):
             try:
                 yield _deployment(name, pair, key, precision)
                 return

@@ -218,6 +218,6 @@ def _print_ways(judged: PairOnGpu) -> None:
     for way in judged.main_ways():
         held = f"{way.users} users of {way.context:,} tokens"
         command = f"dflash-trt build --target {judged.name} {' '.join(way.options)}"
-        click.echo(f"  {command}  holds {held}")
+        click.echo(f"  {command}  on {way.gpus} GPU{'s'[: way.gpus > 1]} holds {held}")
     for obstacle in () if judged.ways else judged.obstacles:
         click.echo(f"  nothing: {obstacle}")

@@ -174,3 +174,10 @@ def test_plan_says_what_could_run_it(run: Run) -> None:
     shown = run.well(*fp8, "--precision", "fp8").out
     assert shown.endswith("nothing here runs it so: builds for A100 SXM 80 GB refuse fp8\n")
     run(*asked[:4], "l40s", *asked[5:]).fails(1, "1 × L40S: no sequence", "give --gpus 2, a lower")
+
+
+def test_plan_says_how_many_gpus_a_way_takes(run: Run) -> None:
+    asked = ("plan", "--target", "qwen3-8b", "--interactivity", 50, "--gpu")
+    assert "--profile l40sx4  on 4 GPUs holds" in run.well(*asked, "l40s", "--gpus", 3).out
+    shown = run.well(*asked, "gb10", "--gpus", 8).out
+    assert shown.endswith("\n  nothing: no profile of 8 or more gb10\n")
