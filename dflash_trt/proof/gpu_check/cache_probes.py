@@ -131,24 +131,33 @@ def _probe_rows(
     reader: CacheReader,
     prompt: Int64Array,
 ) -> Iterator[Probe]:
-    """Both target graphs: a pass of a block's rows behind the first rows of `prompt`."""
-    rows, last = gpu.limits.block_size, gpu.limits.max_batch - 1
-    start = prompt.shape[1] - rows
+    """Both target graphs: a pass of a block's rows behind the first rows of `prompt`.
+
+    All sequences but the last make it, so that batches are padded by an idle one, which runs in the
+    last one's slot where caches are linear.
+    """
+    rows, slots = gpu.limits.block_size, gpu.limits.max_batch
+    batch, start = max(1, slots - 1), prompt.shape[1] - rows
+    ids = np.stack([np.roll(prompt[0, start:], slot) for slot in range(batch)])
     written, missed, strays = dict[str, float](), list[str](), list[str]()
     graphs: tuple[TargetGraph, ...] = ("target", "target_only")
     for graph in graphs:
         begin_anew(gpu, cpu)
         for executor in (gpu, cpu):
-            for slot in range(last + 1):
+            for slot in range(slots):
                 forward(executor, prompt[:, :start], [0], slot, graph=graph)
         # Rows behind what a sequence holds are scratch: those of a padded call may lie there.
-        others = [(slot, at) for slot in range(last + 1) for at in (0, start - 1)]
+        others = [(slot, at) for slot in range(batch) for at in (0, start - 1)]
+        others += [(slot, at) for slot in range(batch, slots) for at in range(start)]
         names = facts.of_graph(graph)
         before = {(name, *one): reader.read_bytes(name, *one) for name in names for one in others}
         for executor in (gpu, cpu):
-            forward(executor, prompt[:, start:], [start], last, graph=graph)
+            forward(executor, ids, [start] * batch, 0, graph=graph)
         for name in names:
-            error = _row_error(cpu, reader, name, last, range(start, start + rows))
+            error = max(
+                _row_error(cpu, reader, name, slot, range(start, start + rows))
+                for slot in range(batch)
+            )
             written[f"{graph}: {name}"] = error
             missed += [f"{graph}: {name} ({error:.2f})"] * (error > ROW_ERROR)
             strays += [
