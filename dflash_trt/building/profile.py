@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dflash_trt.config import BuildConfig, HardwareProfile, choose_profile
+from dflash_trt.errors import DflashError, one_line
 from dflash_trt.hardware.gpus import Gpu, find_gpu, gpu_names
 
 MOST_PLAIN = 8
@@ -29,7 +30,30 @@ def plain_profiles(gpu: Gpu) -> dict[str, HardwareProfile]:
 
 def is_plain(name: str, profile: HardwareProfile) -> bool:
     """Whether `profile` says no more than its name does."""
-    return profile == plain_profiles(find_gpu(profile.gpu)).get(name)
+    known = profile.gpu.lower() in gpu_names()
+    return known and profile == plain_profiles(find_gpu(profile.gpu)).get(name)
+
+
+def _plain(name: str, config: BuildConfig, path: Path) -> tuple[str, BuildConfig]:
+    """`name` as `config` has it, in any case of letters; `config` with plain GPUs of that name.
+
+    Raises:
+        DflashError: a GPU that is known, in a number that is no profile (usage).
+    """
+    lower = name.lower()
+    gpu = lower.rpartition("x")[0]
+    if lower in config.profiles or gpu not in gpu_names():
+        return (lower if lower in config.profiles else name), config
+    plain = plain_profiles(find_gpu(gpu))
+    if lower not in plain:
+        own = [key for key in config.profiles if key.startswith(f"{gpu}x")]
+        raise DflashError(
+            f"no profile {one_line(name, 40)!r} in {path.name}, and no such number of {gpu}",
+            where="--profile",
+            fix=f"choose one of {', '.join(dict.fromkeys([*plain, *own]))}",
+            usage=True,
+        )
+    return lower, config.model_copy(update={"profiles": config.profiles | {lower: plain[lower]}})
 
 
 def on_profile(config: BuildConfig, name: str | None, path: Path) -> tuple[str, BuildConfig]:
@@ -38,10 +62,8 @@ def on_profile(config: BuildConfig, name: str | None, path: Path) -> tuple[str, 
     Raises:
         DflashError: no such profile, or several to choose from (usage).
     """
-    gpu = (name or "").rpartition("x")[0]
-    if name not in config.profiles and gpu in gpu_names():
-        plain = {key: one for key, one in plain_profiles(find_gpu(gpu)).items() if key == name}
-        config = config.model_copy(update={"profiles": config.profiles | plain})
+    if name is not None and name not in config.profiles:
+        name, config = _plain(name, config, path)
     name = choose_profile(config, name, path)
     profile = config.profiles[name]
     given = {"max_batch": profile.max_batch, "max_seq_len": profile.max_seq_len}

@@ -29,6 +29,21 @@ def test_its_own_profile_comes_first() -> None:
     assert (chosen.max_batch, chosen.max_seq_len) == (own.max_batch, own.max_seq_len)
 
 
+def test_letters_of_any_case() -> None:
+    config, path = load_config("gpt-oss-120b")
+    assert [on_profile(config, name, path)[0] for name in ("B300X1", "L40Sx2")] == [
+        "b300x1",
+        "l40sx2",
+    ]
+
+
+def test_the_numbers_that_there_are() -> None:
+    config, path = load_config("gpt-oss-120b")
+    with pytest.raises(DflashError) as caught:
+        on_profile(config, "B300X3", path)
+    assert (caught.value.fix or "").startswith("choose one of b300x1, b300x2, b300x4, b300x8")
+
+
 @pytest.mark.parametrize("name", ["l40sx3", "l40sx16", "gb10x4", "l40s", "l40sx", "l40sx-2"])
 def test_other_numbers_are_none(name: str) -> None:
     config, path = load_config("gpt-oss-120b")
