@@ -16,6 +16,7 @@ from dflash_trt.bundle.staging import staged_folder
 from dflash_trt.core.links import check_space, copy_file, place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
+from dflash_trt.hardware.gpus import LEAST_MEMORY
 from dflash_trt.trtllm.arguments import (
     TITLES,
     Sources,
@@ -136,6 +137,7 @@ def _write_scripts(folder: Path, plan: DeploymentPlan, sources: Sources) -> None
         "arch": plan.gpu.arch,
         "gpus": gpus,
         "memory": plan.memory.gpu_memory,
+        "least_share": LEAST_MEMORY,
     }
     shape = plan.pair.draft
     stated = {

@@ -318,6 +318,7 @@ def test_the_triton_script(run: Run, tmp_path: Path) -> None:
     for outcome, piece in (
         (script("medusa"), "there is no variant 'medusa', but autoregressive, dflash"),
         (script(LLMAPI="/nowhere"), "set LLMAPI to triton_backend/all_models/llmapi"),
+        (script(PATH=python), "there is no trtllm-llmapi-launch"),
     ):
         assert outcome.returncode == 1 and piece in outcome.stderr
     python = Path(machine["PYTHONPATH"])

@@ -106,7 +106,7 @@ def test_what_a_machine_lacks(deployed: Path, written: dict[str, str], errors: l
     ("written", "notes"),
     [
         ({}, []),
-        ({"torch": _with_memory(int(0.96 * 180e9))}, []),
+        ({"torch": _with_memory(int(0.91 * 180e9))}, []),
         ({"config": '{"block_size": 16}'}, ["b16 says nothing of target_layer_ids, mask_token_id"]),
         ({"config": "{"}, ["cannot be read (JSONDecodeError"]),
         ({"yaml": "raise ImportError('none')"}, ["PyYAML cannot be imported"]),

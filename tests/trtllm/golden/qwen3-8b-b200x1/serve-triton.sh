@@ -16,6 +16,8 @@ llmapi=${LLMAPI:-/app/all_models/llmapi}
 [ -d "$here/triton/$variant" ] || fail "there is no variant '$variant', but autoregressive, dflash"
 [ -f "$llmapi/tensorrt_llm/1/model.py" ] || fail "$llmapi has no TensorRT-LLM model; set LLMAPI to\
  triton_backend/all_models/llmapi of TensorRT-LLM v1.3.0rc27"
+command -v trtllm-llmapi-launch >/dev/null || fail "there is no trtllm-llmapi-launch, which comes\
+ with TensorRT-LLM; run this where TensorRT-LLM v1.3.0rc27 is installed"
 python3 "$here/preflight.py" "$variant" >&2 || exit 1
 
 repository=$(mktemp -d)
