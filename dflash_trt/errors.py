@@ -67,8 +67,13 @@ def first_few(names: Sequence[str], most: int, separator: str = ", ") -> str:
     return separator.join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def closest(name: str, known: list[str]) -> str | None:
+    """The one of `known` that is most like `name`; None where none is like it."""
+    # Matching takes time that grows with the square of the name's length.
+    return next(iter(difflib.get_close_matches(name[:100], known, n=1, cutoff=0.4)), None)
+
+
 def nearest(name: str, known: list[str]) -> str:
     """` (nearest: 'x')` for a name that is not known, or all that are where none is like it."""
-    name = name[:100]  # matching takes time that grows with the square
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    return f" (nearest: {close[0]!r})" if close else f" (known: {', '.join(known)})"
+    close = closest(name, known)
+    return f" (known: {', '.join(known)})" if close is None else f" (nearest: {close!r})"

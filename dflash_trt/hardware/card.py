@@ -37,7 +37,7 @@ def choose_card(name: str | None) -> Card:
     Raises:
         DflashError: no GPU is called so, or there is none here (usage).
     """
-    if name is not None and name != HERE:
+    if name is not None and name.lower() != HERE:
         gpu = find_gpu(name)
         return Card(title=gpu.title, arch=gpu.arch, memory_bytes=gpu.memory_bytes, gpu=gpu)
     try:

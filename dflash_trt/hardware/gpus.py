@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dflash_trt.core.yaml_files import read_yaml
-from dflash_trt.errors import DflashError, nearest, one_line
+from dflash_trt.errors import DflashError, closest, one_line
 
 GPUS_FILE = Path(__file__).with_name("gpus.yaml")
 DEFAULT_ARCH = "sm_120"
@@ -138,12 +138,23 @@ def find_gpu(name: str) -> Gpu:
     known = _read(GPUS_FILE).gpus
     if name.lower() not in known:
         raise DflashError(
-            f"no GPU is called {one_line(name, 40)!r}{nearest(name.lower(), list(known))}",
+            f"no GPU is called {one_line(name, 40)!r}{_hint(name.lower(), known)}",
             where="--gpu",
             fix=f"choose one of {', '.join(known)}",
             usage=True,
         )
     return known[name.lower()]
+
+
+def _hint(name: str, known: dict[str, Gpu]) -> str:
+    """What may have been meant: a profile without its number, or the nearest and its memory."""
+    gpu, x, number = name.rpartition("x")
+    if gpu in known and number.isdecimal():
+        return f" (leave out {x + number!r}: the GPU is {gpu!r})"
+    close = closest(name, list(known))
+    if close is None:
+        return ""
+    return f" (nearest: {close!r}, of {known[close].memory_bytes / 1e9:,.0f} GB)"
 
 
 def match_gpu(name: str, arch: str, memory_bytes: int) -> Gpu | None:

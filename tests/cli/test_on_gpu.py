@@ -141,7 +141,7 @@ def test_without_a_gpu_one_is_asked_for(run: Run) -> None:
     assert not last["ready"] and "dflash-trt targets --gpu h100" in last["detail"]
     for command in (
         ("plan", "--target", "qwen3-8b", "--interactivity", 50),
-        ("targets", "--gpu", "here"),
+        ("targets", "--gpu", "HERE"),
     ):
         run(*command).fails(2, "--gpu: no GPU is found on this machine", "rtx-pro-6000, rtx-5090")
 

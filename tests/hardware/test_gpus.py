@@ -35,10 +35,20 @@ def test_missing_precisions_fall_back_to_the_next_wider() -> None:
     assert b200.flops("fp4") == 9e15 and b200.flops("fp8") == 4.5e15
 
 
-def test_an_unknown_gpu_names_the_nearest() -> None:
-    with pytest.raises(DflashError, match="nearest: 'b300'") as caught:
-        find_gpu("b30")
-    assert caught.value.exit_code == 2
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("b30", "'b30' (nearest: 'b300', of 270 GB);"),
+        ("A100-40GB", "'A100-40GB' (nearest: 'a100', of 80 GB);"),
+        ("h100x8", "'h100x8' (leave out 'x8': the GPU is 'h100');"),
+        ("", "'';"),
+    ],
+)
+def test_an_unknown_gpu_says_what_may_be_meant(name: str, hint: str) -> None:
+    with pytest.raises(DflashError) as caught:
+        find_gpu(name)
+    assert f"no GPU is called {hint} choose one of rtx-pro-6000, " in str(caught.value)
+    assert str(caught.value).count("rtx-5090") == 1 and caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize(
