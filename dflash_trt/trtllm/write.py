@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.resources import files
@@ -218,6 +219,7 @@ def _readme(plan: DeploymentPlan, sources: Sources, native: bool) -> str:
         parsers=REASONING_PARSERS.get(plan.pair.architecture or "", ()),
         target=locations["target"],
         chat=_first_request(plan),
+        results=f"../results-{plan.name}-{plan.profile_name}",
         kwargs=plan.chat_template_kwargs,
         gpus=profile.gpus,
         nodes=profile.nodes,
@@ -272,6 +274,7 @@ def _render(template: str, **values: Any) -> str:
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
+    environment.filters["quote"] = shlex.quote  # for a shell
     return environment.from_string(_template(template)).render(values)
 
 

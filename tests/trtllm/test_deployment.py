@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -110,6 +112,23 @@ def test_a_pair_of_ones_own(run: Run, tmp_path: Path) -> None:
     )
     assert (own["name"], own["target"]) == ("own", "someone/gpt-oss-20b")
     assert own["memory"] == public["memory"]
+
+
+def test_a_shell_takes_what_the_readme_says(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "it's own.yaml"
+    text = load_config("qwen3-8b")[1].read_text(encoding="utf-8")
+    values = {**yaml.safe_load(text), "chat_template_kwargs": {"style": "it's $(false)"}}
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    _build(run, tmp_path / "d", "--target", path, "--profile", "b200x1")
+    readme = (tmp_path / "d" / "README.md").read_text(encoding="utf-8")
+    blocks = [shlex.split(block) for block in readme.split("```")[1::2]]
+    found = {words[0]: words for words in blocks}
+    body = json.loads(found["curl"][-1])
+    assert body["chat_template_kwargs"] == values["chat_template_kwargs"]
+    served = next(words for words in blocks if "trtllm-serve" in words)
+    assert served[served.index("--served_model_name") + 1] == "it's own"
+    # Beside the folder, which --overwrite replaces.
+    assert found["dflash-trt"][-5] == "../results-it's own-b200x1"
 
 
 def test_several_nodes(run: Run, tmp_path: Path) -> None:
