@@ -78,10 +78,13 @@ def ordered_files(mutant: Mutant, place: Place, root: Path, is_full: bool) -> li
 
 def try_mutant(mutant: Mutant, scratch: Scratch, campaign: Campaign) -> dict[str, Any]:
     """What became of one mutant."""
+    drawn = mutant
     mutant, place, how = locate(mutant, scratch.root)
     result: dict[str, Any] = {
         "number": mutant.number,
         "kind": mutant.kind,
+        "before": drawn.before,
+        "after": drawn.after,
         "file": mutant.file if place is None else place.file,
         "name": mutant.name if place is None else place.name,
         "found": how,
