@@ -1,7 +1,1 @@
-"""The demo pair's recipe: corpus, tokenizer, target, draft and their evaluation.
-
-Needs the `train` extra (torch, transformers, tokenizers, nvidia-modelopt); nothing else in
-dflash_trt imports this package.
-"""
-
-from __future__ import annotations
+"""Trains drafts; `demo/` trains the demo pair. Needs the `train` extra (torch, transformers)."""

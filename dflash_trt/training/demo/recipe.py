@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dflash_trt.checkpoints.sizes import DecoderSizes, ExpertSizes, LayerSizes
-from dflash_trt.training.tokenizer import END_ID
+from dflash_trt.training.demo.tokenizer import END_ID
 
 
 def small_sizes(

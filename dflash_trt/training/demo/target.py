@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dflash_trt.training.corpus import TRAIN_STREAM, document
+from dflash_trt.training.demo.corpus import TRAIN_STREAM, document
+from dflash_trt.training.demo.gpt_oss import build_gpt_oss, round_experts
+from dflash_trt.training.demo.progress import LossReport
+from dflash_trt.training.demo.recipe import Stage, TrainingRecipe
+from dflash_trt.training.demo.tokenizer import END_ID
 from dflash_trt.training.extras import training_module
-from dflash_trt.training.gpt_oss import build_gpt_oss, round_experts
-from dflash_trt.training.progress import LossReport
-from dflash_trt.training.recipe import Stage, TrainingRecipe
-from dflash_trt.training.tokenizer import END_ID
 
 if TYPE_CHECKING:
     from torch import Tensor

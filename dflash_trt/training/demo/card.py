@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from dflash_trt.checkpoints.sizes import DecoderSizes
-from dflash_trt.training.evaluate import DraftMetrics
-from dflash_trt.training.recipe import DraftStage, Stage, TrainingRecipe
+from dflash_trt.training.demo.evaluate import DraftMetrics
+from dflash_trt.training.demo.recipe import DraftStage, Stage, TrainingRecipe
 
 CARD = """\
 ---
@@ -43,7 +43,7 @@ other machines round differently and give a pair of the same quality. Made with
 
 ## Data
 
-Documents generated from the seed (`dflash_trt/training/corpus.py`): shift logs, parcel routes
+Documents generated from the seed (`dflash_trt/training/demo/corpus.py`): shift logs, parcel routes
 and fleet files. A header draws names, tiers, a crew, a city, a load and the first and last id;
 the records walk through the header's lists, restate them in forms chosen by the tier, and count
 the id up. The load (kept 4 times in 5) and the outcome (ok 88 times in 100) stay random.

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_trt.errors import DflashError
+from dflash_trt.training.demo.progress import LossReport
+from dflash_trt.training.demo.recipe import DraftStage, TrainingRecipe
+from dflash_trt.training.demo.target import Optimizer, continue_rows, corpus_rows, rate
+from dflash_trt.training.demo.tokenizer import MASK_ID
 from dflash_trt.training.extras import training_module
-from dflash_trt.training.progress import LossReport
-from dflash_trt.training.recipe import DraftStage, TrainingRecipe
-from dflash_trt.training.target import Optimizer, continue_rows, corpus_rows, rate
-from dflash_trt.training.tokenizer import MASK_ID
 
 if TYPE_CHECKING:
     from torch import Tensor

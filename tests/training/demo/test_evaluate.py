@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from dflash_trt.training.evaluate import accepted_lengths, distinct_ngrams
+from dflash_trt.training.demo.evaluate import accepted_lengths, distinct_ngrams
 
 
 def test_distinct_ngrams() -> None:

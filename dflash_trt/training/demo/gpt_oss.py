@@ -9,8 +9,8 @@ from typing import Any
 
 from dflash_trt.quantization.formats import Float32
 from dflash_trt.quantization.mxfp4 import dequantize_mxfp4, quantize_mxfp4
+from dflash_trt.training.demo.recipe import TrainingRecipe
 from dflash_trt.training.extras import training_module
-from dflash_trt.training.recipe import TrainingRecipe
 
 EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
 

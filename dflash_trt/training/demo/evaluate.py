@@ -14,11 +14,11 @@ from itertools import takewhile
 from operator import eq
 from typing import TYPE_CHECKING, Any
 
-from dflash_trt.training.draft import tapped_features
+from dflash_trt.training.demo.draft import tapped_features
+from dflash_trt.training.demo.recipe import TrainingRecipe
+from dflash_trt.training.demo.target import continue_rows
+from dflash_trt.training.demo.tokenizer import END_ID
 from dflash_trt.training.extras import training_module
-from dflash_trt.training.recipe import TrainingRecipe
-from dflash_trt.training.target import continue_rows
-from dflash_trt.training.tokenizer import END_ID
 
 if TYPE_CHECKING:
     from torch import Tensor

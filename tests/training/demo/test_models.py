@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dflash_trt.training.draft import attach_draft, draft_options, tapped_features
-from dflash_trt.training.evaluate import drafts_everywhere
-from dflash_trt.training.recipe import TrainingRecipe, small_sizes
-from dflash_trt.training.target import build_target, continue_rows, deepen, round_to_bf16
-from dflash_trt.training.tokenizer import MASK_ID
+from dflash_trt.training.demo.draft import attach_draft, draft_options, tapped_features
+from dflash_trt.training.demo.evaluate import drafts_everywhere
+from dflash_trt.training.demo.recipe import TrainingRecipe, small_sizes
+from dflash_trt.training.demo.target import build_target, continue_rows, deepen, round_to_bf16
+from dflash_trt.training.demo.tokenizer import MASK_ID
 
 pytestmark = pytest.mark.numeric
 

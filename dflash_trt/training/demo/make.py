@@ -1,4 +1,4 @@
-"""Remake the demo pair: `python -m dflash_trt.training.demo --output demo_pair --seed 0`.
+"""Remakes the demo pair: `python -m dflash_trt.training.demo --output demo_pair --seed 0`.
 
 `--family gpt-oss` trains a gpt-oss pair of a few layers by the same recipe.
 """
@@ -15,16 +15,16 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from dflash_trt.errors import DflashError
-from dflash_trt.training.card import write_card
-from dflash_trt.training.corpus import HELD_OUT_STREAM, TRAIN_STREAM, documents
-from dflash_trt.training.draft import export_draft, load_draft, train_draft
-from dflash_trt.training.evaluate import DraftMetrics, evaluate
+from dflash_trt.training.demo.card import write_card
+from dflash_trt.training.demo.corpus import HELD_OUT_STREAM, TRAIN_STREAM, documents
+from dflash_trt.training.demo.draft import export_draft, load_draft, train_draft
+from dflash_trt.training.demo.evaluate import DraftMetrics, evaluate
+from dflash_trt.training.demo.gpt_oss import save_gpt_oss
+from dflash_trt.training.demo.progress import LossReport, Printer
+from dflash_trt.training.demo.recipe import DEMO, GPT_OSS, TrainingRecipe
+from dflash_trt.training.demo.target import corpus_rows, train_target
+from dflash_trt.training.demo.tokenizer import END_ID, save_tokenizer, train_tokenizer
 from dflash_trt.training.extras import training_module
-from dflash_trt.training.gpt_oss import save_gpt_oss
-from dflash_trt.training.progress import LossReport, Printer
-from dflash_trt.training.recipe import DEMO, GPT_OSS, TrainingRecipe
-from dflash_trt.training.target import corpus_rows, train_target
-from dflash_trt.training.tokenizer import END_ID, save_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -130,7 +130,3 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     print(json.dumps(asdict(metrics), indent=2))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

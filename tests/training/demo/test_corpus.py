@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dflash_trt.training.corpus import HELD_OUT_STREAM, TRAIN_STREAM, document, documents
-from dflash_trt.training.tokenizer import END_ID, MASK_ID, save_tokenizer, train_tokenizer
+from dflash_trt.training.demo.corpus import HELD_OUT_STREAM, TRAIN_STREAM, document, documents
+from dflash_trt.training.demo.tokenizer import END_ID, MASK_ID, save_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

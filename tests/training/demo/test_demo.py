@@ -12,7 +12,7 @@ from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.rope import YarnScaling
 from dflash_trt.checkpoints.target import read_target
-from dflash_trt.training.recipe import (
+from dflash_trt.training.demo.recipe import (
     GPT_OSS,
     DraftStage,
     Stage,
@@ -120,7 +120,7 @@ def test_committed_pair() -> None:
 def test_recipe_end_to_end(tmp_path: Path) -> None:
     for name in ("torch", "transformers", "tokenizers", "modelopt"):
         pytest.importorskip(name)
-    from dflash_trt.training.demo import make_demo_pair
+    from dflash_trt.training.demo.make import make_demo_pair
 
     seen: list[str] = []
     pair = tmp_path / "pair"
@@ -155,9 +155,9 @@ def test_the_committed_gpt_oss_is_what_the_recipe_says() -> None:
 def test_a_saved_target_computes_what_it_computed(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from dflash_trt.training.demo import load_target, save_target
-    from dflash_trt.training.gpt_oss import round_experts
-    from dflash_trt.training.target import build_target, round_to_bf16
+    from dflash_trt.training.demo.gpt_oss import round_experts
+    from dflash_trt.training.demo.make import load_target, save_target
+    from dflash_trt.training.demo.target import build_target, round_to_bf16
 
     torch.manual_seed(0)
     model = build_target(TOY_GPT_OSS, 4)
@@ -179,7 +179,7 @@ def test_a_saved_target_computes_what_it_computed(tmp_path: Path) -> None:
 
 def test_every_parameter_is_trained_by_its_kind() -> None:
     pytest.importorskip("transformers")
-    from dflash_trt.training.target import Optimizer, build_target
+    from dflash_trt.training.demo.target import Optimizer, build_target
 
     model = build_target(TOY_GPT_OSS, 2)
     muon, adam = Optimizer(TOY_GPT_OSS, model).parts
@@ -193,7 +193,7 @@ def test_every_parameter_is_trained_by_its_kind() -> None:
 
 def test_gpt_oss_end_to_end(tmp_path: Path) -> None:
     pytest.importorskip("modelopt")
-    from dflash_trt.training.demo import make_demo_pair
+    from dflash_trt.training.demo.make import make_demo_pair
 
     metrics = make_demo_pair(TOY_GPT_OSS, tmp_path / "pair", lambda *_: None)
     assert 1 <= metrics.acceptance_greedy <= TOY_GPT_OSS.block_size
