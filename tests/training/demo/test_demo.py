@@ -23,7 +23,7 @@ from dflash_trt.training.demo.recipe import (
 
 pytestmark = pytest.mark.numeric
 
-DEMO_PAIR = Path(__file__).parents[2] / "demo_pair"
+DEMO_PAIR = Path(__file__).parents[3] / "demo_pair"
 TARGET_FILES = {
     "config.json",
     "generation_config.json",
