@@ -12,7 +12,7 @@ from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers, pri
 from dflash_trt.errors import DflashError
 
 if TYPE_CHECKING:
-    from dflash_perf.harness.answers import Answer
+    from dflash_perf.harness.answers import SweepAnswer
     from dflash_perf.harness.points import SweepPoint
 
 _COUNT = click.IntRange(1)
@@ -155,7 +155,7 @@ def _command_line() -> str:
     return " ".join(["dflash-trt", *plain])
 
 
-def _print(points: list[SweepPoint], answers: list[Answer]) -> None:
+def _print(points: list[SweepPoint], answers: list[SweepAnswer]) -> None:
     from dflash_perf.harness.answers import throughput_unit
     from dflash_perf.projection.tables import text_lines
     from dflash_perf.report.tables import Table

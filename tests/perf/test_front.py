@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 from dflash_perf.front import Front, FrontPoint, pareto_front
-from dflash_perf.harness.answers import Answer
+from dflash_perf.harness.answers import SweepAnswer
 from dflash_perf.report.content import choose_interactivity
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,7 +64,7 @@ def test_four_points_within_a_factor_of_two_are_enough() -> None:
 def test_answers_name_brackets_and_what_is_missing() -> None:
     slow = Front([FrontPoint(10, 100, "concurrency 8"), FrontPoint(30, 20, "concurrency 1")])
     fast = Front([FrontPoint(20, 400, "concurrency 8"), FrontPoint(90, 50, "concurrency 1")])
-    one = Answer(20, "slow", {"slow": slow.at(20), "fast": fast.at(20), "none": None})
+    one = SweepAnswer(20, "slow", {"slow": slow.at(20), "fast": fast.at(20), "none": None})
     assert one.ratio("fast") == pytest.approx(400 / 60)
     text = "\n".join(one.lines("tokens/s"))
     assert "slow: 60 tokens/s; between 10 → 100 (concurrency 8) and 30 → 20" in text
@@ -72,7 +72,7 @@ def test_answers_name_brackets_and_what_is_missing() -> None:
     assert "fast: 400 tokens/s, 6.67 × slow; measured 20 → 400 (concurrency 8)" in text
     assert "none: not measured" in text
     assert one.to_json()["configurations"]["none"] is None
-    beyond = Answer(50, "slow", {"slow": slow.at(50), "fast": fast.at(50)})
+    beyond = SweepAnswer(50, "slow", {"slow": slow.at(50), "fast": fast.at(50)})
     assert beyond.ratio("fast") is None
     assert "fast: " in beyond.lines("t")[2] and "not measured" in beyond.lines("t")[2]
 
@@ -81,7 +81,7 @@ def test_outside_of_what_was_measured_the_nearest_point_is_named() -> None:
     front = Front([FrontPoint(50, 400, "concurrency 8"), FrontPoint(90, 50, "concurrency 1")])
     assert front.nearest(20) == front.points[0] and front.nearest(80) == front.points[1]
     assert Front([]).nearest(20) is None
-    one = Answer(20, "a", {"b": front.at(20)}, {"b": front.nearest(20)})
+    one = SweepAnswer(20, "a", {"b": front.at(20)}, {"b": front.nearest(20)})
     assert one.lines("tokens/s")[1] == "  b: not measured; nearest 50 → 400 (concurrency 8)"
     assert one.to_json()["nearest"]["b"]["throughput"] == 400
 

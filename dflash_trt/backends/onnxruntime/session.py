@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,17 @@ _FOLDING_LIMIT = "optimization.constant_folding_max_output_size_in_bytes"
 # Q/DQ handling keeps DequantizeLinear out of folding: weights would be decoded at every step.
 _NO_QDQ = "session.disable_quant_qdq"
 
+# Where the weights of a graph lie that is not read from a file.
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
-def open_session(path: Path, threads: int | None) -> ort.InferenceSession:
+
+def open_session(
+    path: Path, threads: int | None, model: bytes | None = None
+) -> ort.InferenceSession:
     """A CPU session on the graph at `path`.
 
-    `threads` bounds the intra-op threads; None leaves the choice to ONNX Runtime.
+    `threads` bounds the intra-op threads; None leaves the choice to ONNX Runtime. `model` is what
+    runs in place of the file's content, over the weights beside it.
 
     Raises:
         DflashError: it cannot be opened.
@@ -38,8 +44,11 @@ def open_session(path: Path, threads: int | None) -> ort.InferenceSession:
     options.enable_mem_pattern = False
     if threads is not None:
         options.intra_op_num_threads = threads
+    if model is not None:
+        options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent.resolve()))
+    source = str(path) if model is None else model
     try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise DflashError(
             f"ONNX Runtime cannot open it: {one_line(error)}",
@@ -49,11 +58,14 @@ def open_session(path: Path, threads: int | None) -> ort.InferenceSession:
 
 
 def check_session(
-    session: ort.InferenceSession, path: Path, tensors: Iterable[GraphTensor]
+    session: ort.InferenceSession,
+    path: Path,
+    tensors: Iterable[GraphTensor],
+    extra: Collection[str] = (),
 ) -> None:
     """Refuses a graph that is not what the manifest describes: binding would write past it.
 
-    Outputs that observe are let be.
+    Outputs that observe are let be, and those called `extra`.
 
     Raises:
         DflashError: its inputs and outputs are not `tensors`.
@@ -62,7 +74,7 @@ def check_session(
     found = {
         item.name: tuple(item.shape)
         for item in (*session.get_inputs(), *session.get_outputs())
-        if not item.name.startswith(OBSERVED_PREFIX)
+        if not item.name.startswith(OBSERVED_PREFIX) and item.name not in extra
     }
     names = {name for name, _ in wanted.items() ^ found.items()}
     if names:

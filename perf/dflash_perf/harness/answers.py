@@ -14,7 +14,7 @@ NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SweepAnswer:
     """Each configuration's throughput at one interactivity, in tokens/s.
 
     A value of None is "not measured": outside the front's range, as nothing is extrapolated.
@@ -82,13 +82,13 @@ def build_fronts(points: Sequence[SweepPoint]) -> dict[str, Front]:
     return {name: Front(found) for name, found in by_name.items()}
 
 
-def answer(points: Sequence[SweepPoint], interactivity: float, baseline: str) -> Answer:
+def answer(points: Sequence[SweepPoint], interactivity: float, baseline: str) -> SweepAnswer:
     """Every configuration's answer at `interactivity`, in the order of `points`."""
     fronts = build_fronts(points)
     values = {name: front.at(interactivity) for name, front in fronts.items()}
     missing = [name for name, value in values.items() if value is None]
     nearest = {name: fronts[name].nearest(interactivity) for name in missing}
-    return Answer(interactivity, baseline, values, nearest)
+    return SweepAnswer(interactivity, baseline, values, nearest)
 
 
 def loads_between(points: Sequence[SweepPoint], targets: Sequence[float]) -> list[OfferedLoad]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_perf.harness.answers import NOT_MEASURED, Answer, build_fronts, throughput_unit
+from dflash_perf.harness.answers import NOT_MEASURED, SweepAnswer, build_fronts, throughput_unit
 from dflash_perf.harness.config import OfferedLoad
 from dflash_perf.harness.metrics import AcceptanceProfile
 from dflash_perf.harness.points import SweepPoint
@@ -42,7 +42,7 @@ class ChartData:
     points: Sequence[SweepPoint]
     baseline: str
     profiles: dict[str, AcceptanceProfile]
-    answer: Answer | None
+    answer: SweepAnswer | None
 
     @property
     def names(self) -> list[str]:

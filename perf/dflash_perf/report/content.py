@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from dflash_perf.front import Front
-from dflash_perf.harness.answers import Answer, answer, build_fronts, throughput_unit
+from dflash_perf.harness.answers import SweepAnswer, answer, build_fronts, throughput_unit
 from dflash_perf.harness.metrics import REQUEST_METRICS, RUN_METRICS, AcceptanceProfile, definition
 from dflash_perf.harness.points import SweepPoint
 from dflash_perf.harness.store import ResultStore
@@ -149,7 +149,7 @@ def _subtitle(plan: dict[str, Any], points: Sequence[SweepPoint]) -> str:
     )
 
 
-def _headline(answers: Sequence[Answer], *, chosen_here: bool) -> str | None:
+def _headline(answers: Sequence[SweepAnswer], *, chosen_here: bool) -> str | None:
     if not answers:
         return None
     first = answers[0]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_perf.harness.answers import NOT_MEASURED, Answer, describe_bracket
+from dflash_perf.harness.answers import NOT_MEASURED, SweepAnswer, describe_bracket
 from dflash_perf.harness.distribution import Spread
 from dflash_perf.harness.points import SweepPoint
 
@@ -28,7 +28,7 @@ class Table:
         return Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), words)
 
 
-def answer_table(answers: Sequence[Answer], unit: str) -> Table | None:
+def answer_table(answers: Sequence[SweepAnswer], unit: str) -> Table | None:
     """Throughput at each interactivity, with the points around it; None without answers."""
     rows = [
         {

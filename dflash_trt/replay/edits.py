@@ -1,0 +1,81 @@
+"""Edits: how replayed graphs differ from those of the bundle, in memory only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from dflash_trt.errors import DflashError
+
+GraphEdit = Callable[[onnx.ModelProto], None]
+"""Changes a graph in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What is changed before the graphs are opened; nothing by default.
+
+    `mask_token_id` is what blocks are filled with, None for the bundle's.
+    """
+
+    target: tuple[GraphEdit, ...] = ()
+    draft: tuple[GraphEdit, ...] = ()
+    mask_token_id: int | None = None
+
+
+def load_graph(path: Path) -> onnx.ModelProto:
+    """A graph of a bundle, without its weights.
+
+    Raises:
+        DflashError: unreadable.
+    """
+    try:
+        return onnx.load(path, load_external_data=False)
+    except Exception as error:
+        raise DflashError("is not a readable graph", where=path) from error
+
+
+def find_node(model: onnx.ModelProto, name: str) -> onnx.NodeProto:
+    """The node called `name`.
+
+    Raises:
+        DflashError: the graph has none, for another version built it.
+    """
+    for node in model.graph.node:
+        if node.name == name:
+            found: onnx.NodeProto = node
+            return found
+    raise DflashError(
+        f"has no node {name}", where=f"{model.graph.name}.onnx", fix="build the bundle again"
+    )
+
+
+def has_node(model: onnx.ModelProto, name: str) -> bool:
+    """Whether there is a node called `name`."""
+    return any(node.name == name for node in model.graph.node)
+
+
+def tapped_features(model: onnx.ModelProto) -> str:
+    """The value [T,taps·H] of `target.onnx` that the draft's `fc` reads."""
+    if has_node(model, "injection/taps"):
+        return "injection/taps"
+    return _first_input(model, "injection/fc")
+
+
+def draft_logits(model: onnx.ModelProto) -> str:
+    """The value [B·(S-1),V] of `draft.onnx` whose argmax are the drafts."""
+    return _first_input(model, "head/choice")
+
+
+def add_output(model: onnx.ModelProto, value: str) -> None:
+    """Makes an inner float32 value an output."""
+    if all(one.name != value for one in model.graph.output):
+        kind = onnx.TensorProto.FLOAT
+        model.graph.output.append(onnx.helper.make_tensor_value_info(value, kind, None))
+
+
+def _first_input(model: onnx.ModelProto, name: str) -> str:
+    return str(find_node(model, name).input[0])

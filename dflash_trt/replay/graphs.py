@@ -1,0 +1,182 @@
+"""ReplayGraphs: the bundle's target and draft, each over caches of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from dflash_trt.backends.base import FloatArray, Int64Array
+from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
+from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.graph.bindings import (
+    BLOCK_IDS,
+    CACHE_START,
+    CHOICE_IDS,
+    DRAFT_TOKEN_IDS,
+    LOGIT_ROWS,
+    PAGE_TABLE,
+    TOKEN_IDS,
+    GraphName,
+    cache_output,
+)
+from dflash_trt.graph.tensors import cache_layout, graph_tensors
+from dflash_trt.replay.caches import ContextRows, HostCaches
+from dflash_trt.replay.edits import (
+    Edits,
+    GraphEdit,
+    add_output,
+    draft_logits,
+    load_graph,
+    tapped_features,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A graph, and the value that it tells besides its own outputs."""
+
+    session: ort.InferenceSession
+    told: str
+
+
+class ReplayGraphs:
+    """`target.onnx` over one sequence, `draft.onnx` over several; opened when first used.
+
+    Args:
+        bundle: one for the CPU.
+        threads: intra-op threads.
+        edits: changes to the graphs in memory.
+
+    Raises:
+        DflashError: a bundle of engines (usage).
+    """
+
+    def __init__(self, bundle: Bundle, threads: int, edits: Edits) -> None:
+        manifest = bundle.manifest
+        if manifest.engines is not None:
+            raise DflashError(
+                f"was built for {manifest.executor}; answers are replayed on the CPU",
+                where=bundle.folder,
+                fix="build the pair with --executor cpu",
+                usage=True,
+            )
+        self._bundle, self._threads, self._edits = bundle, threads, edits
+        self.form = manifest.graph_form
+        self.limits = manifest.limits
+        self.vocab_size = manifest.target.vocab_size
+        self.mask_token_id = manifest.draft.mask_token_id
+        if edits.mask_token_id is not None:
+            self.mask_token_id = edits.mask_token_id
+        self._layout = cache_layout(self.form, manifest.target.sizes, manifest.draft.sizes)
+        self._opened: dict[GraphName, _Opened] = {}
+        self._staging: HostCaches | None = None
+
+    def make_caches(self, slots: int, positions: int) -> HostCaches:
+        """The draft's caches for `slots` sequences."""
+        return HostCaches(self._layout.of("draft"), slots, positions, self.form.page_size)
+
+    def run_target(
+        self, ids: Sequence[int], on_features: Callable[[FloatArray], None] | None = None
+    ) -> ContextRows:
+        """One pass over a sequence, in prefill chunks: what it injects into the draft's caches.
+
+        `on_features` is given the tapped features of each chunk [rows,taps·H] in turn.
+
+        Raises:
+            DflashError: ONNX Runtime failed.
+        """
+        if self._staging is None or self._staging.length < len(ids):
+            shapes = self._layout.of("target")
+            self._staging = HostCaches(shapes, 1, len(ids), self.form.page_size)
+        caches, chunk = self._staging, self.limits.prefill_chunk
+        sequence = np.asarray(ids, np.int64)
+        for start in range(0, len(sequence), chunk):
+            rows = sequence[start : start + chunk]
+            inputs = {
+                TOKEN_IDS: rows[None],
+                CACHE_START: np.array([start]),
+                LOGIT_ROWS: np.array([[len(rows) - 1]]),
+            }
+            outputs = {CHOICE_IDS: np.empty((1, 1), np.int64)}
+            features = self._run("target", inputs, outputs, caches, 0, 1)
+            if on_features is not None:
+                on_features(features)
+        return {
+            name: rows
+            for name, rows in caches.read(0, len(sequence)).items()
+            if name in self._layout.of("draft")
+        }
+
+    def run_draft(
+        self, caches: HostCaches, first: int, anchors: Int64Array, starts: Int64Array, rows: int
+    ) -> tuple[Int64Array, FloatArray]:
+        """One pass over blocks of `rows` rows in the slots from `first` on.
+
+        Returns the drafts [B,rows-1] and the logits that they are the highest of [B,rows-1,V].
+
+        Raises:
+            DflashError: ONNX Runtime failed.
+        """
+        batch = len(anchors)
+        blocks = np.full((batch, rows), self.mask_token_id, np.int64)
+        blocks[:, 0] = anchors
+        tokens = np.empty((batch, rows), np.int64)
+        inputs = {BLOCK_IDS: blocks, CACHE_START: np.asarray(starts, np.int64)}
+        logits = self._run("draft", inputs, {DRAFT_TOKEN_IDS: tokens}, caches, first, batch)
+        return tokens[:, 1:], logits.reshape(batch, rows - 1, self.vocab_size)
+
+    def close(self) -> None:
+        """Releases sessions and caches."""
+        self._opened.clear()
+        self._staging = None
+
+    def _run(
+        self,
+        graph: GraphName,
+        inputs: Mapping[str, npt.NDArray[np.int64]],
+        outputs: Mapping[str, npt.NDArray[np.int64]],
+        caches: HostCaches,
+        first: int,
+        batch: int,
+    ) -> FloatArray:
+        """Runs a graph in place over `batch` slots of `caches`; returns the value that it tells."""
+        opened = self._open(graph)
+        io = opened.session.io_binding()
+        for name, array in inputs.items():
+            bind_array(io.bind_input, name, array)
+        table = caches.page_table(first, batch)
+        if self.form.is_paged:
+            bind_array(io.bind_input, PAGE_TABLE, table)
+        for name in self._layout.of(graph):
+            shape, address = caches.place(name, first, batch)
+            io.bind_input(name, "cpu", 0, np.float32, shape, address)
+            io.bind_output(cache_output(name), "cpu", 0, np.float32, shape, address)
+        for name, array in outputs.items():
+            bind_array(io.bind_output, name, array)
+        io.bind_output(opened.told)
+        try:
+            opened.session.run_with_iobinding(io)
+        except Exception as error:
+            raise DflashError(one_line(error), where=f"{graph}.onnx") from error
+        told: FloatArray = io.get_outputs()[-1].numpy()
+        return told
+
+    def _open(self, graph: GraphName) -> _Opened:
+        if graph not in self._opened:
+            path = self._bundle.folder / f"{graph}.onnx"
+            model = load_graph(path)
+            edits: tuple[GraphEdit, ...] = getattr(self._edits, graph)
+            for edit in edits:
+                edit(model)
+            told = tapped_features(model) if graph == "target" else draft_logits(model)
+            add_output(model, told)
+            session = open_session(path, self._threads, model.SerializeToString())
+            tensors = graph_tensors(graph, self.form, self._layout, self.vocab_size)
+            check_session(session, path, tensors, (told,))
+            self._opened[graph] = _Opened(session, told)
+        return self._opened[graph]

@@ -1,0 +1,225 @@
+"""Replayed answers against the speculative loop that gave them, and features against PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dflash_trt
+from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.cli.main import main
+from dflash_trt.core.limits import PREFILL_CHUNK
+from dflash_trt.errors import DflashError
+from dflash_trt.replay import Answer, Replay
+from dflash_trt.replay.steps import UNKNOWN
+from dflash_trt.runtime.request import RequestResult
+from dflash_trt.runtime.statistics import total
+from dflash_trt.sampling.params import SamplingParams
+from dflash_trt.text.prompts import read_prompts
+from tests.pairs import TWO_KINDS, PairFactory, TinyPair
+from tests.reference.compare import stack_error
+from tests.shared import Shared
+
+COUNTS = (
+    "steps",
+    "drafted_tokens",
+    "accepted_tokens",
+    "acceptance_histogram",
+    "position_trials",
+    "position_accepts",
+    "prompt_tokens",
+    "output_tokens",
+)
+BUILDS = {
+    "demo": ["--target", "demo"],
+    "paged": ["--target", "demo", "--kv-layout", "paged", "--page-size", "32"],
+    "fp8": ["--target", "demo-fp8"],
+    "gpt-oss": ["--target", "demo-gpt-oss", "--max-seq-len", "224"],
+}
+
+
+def _build(folder: Path, *options: str) -> None:
+    assert main(["build", *options, "--output", str(folder / "bundle")]) == 0
+
+
+@pytest.fixture(
+    scope="module",
+    params=["demo", "paged", "gpt-oss", pytest.param("fp8", marks=pytest.mark.exhaustive)],
+)
+def pair(request: pytest.FixtureRequest, shared: Shared) -> Any:
+    folder = shared.folder(_build, *BUILDS[request.param])
+    with dflash_trt.load(folder / "bundle") as loaded:
+        yield loaded
+
+
+def decode(
+    pair: dflash_trt.LoadedPair, lengths: Sequence[int | None], **options: Any
+) -> tuple[list[Answer], list[RequestResult]]:
+    """Answers of several lengths to the bundle's prompts, and what decoding them counted."""
+    assert pair.bundle.prompts is not None
+    texts = read_prompts(pair.bundle.prompts)[: len(lengths)]
+    requests = [
+        pair.request(text, max_tokens=length, **options)
+        for text, length in zip(texts, lengths, strict=True)
+    ]
+    results = pair.run(requests)
+    answers = [
+        Answer(request.prompt_ids, result.token_ids, set_name=f"set {index % 2}")
+        for index, (request, result) in enumerate(zip(requests, results, strict=True))
+    ]
+    return answers, results
+
+
+def check_counts(measured: Any, results: Sequence[RequestResult]) -> None:
+    for name in COUNTS:
+        expected = [getattr(result.statistics, name) for result in results]
+        assert [getattr(one, name) for one in measured.per_answer] == expected, name
+
+
+def test_replay_counts_what_decoding_counted(pair: Any) -> None:
+    """Ragged ends, several batches, a context that ends (None), and one that has no step."""
+    answers, results = decode(pair, [70, 1, 33, 64, None, 2, 9, 150])
+    with Replay(pair.bundle, sequences=3) as replay:
+        measured = replay.measure(answers)
+        again = replay.ask(answers, replay.inject(answers))
+    check_counts(measured, results)
+    check_counts(again, results)
+    counted = total(result.statistics for result in results)
+    assert measured.acceptance_length == counted.acceptance_length
+    assert measured.acceptance_length is not None and measured.acceptance_length > 3
+    assert measured.conditional_acceptance == counted.conditional_acceptance
+    halves = [measured.sets["set 0"], measured.sets["set 1"]]
+    assert sum(half.steps for half in halves) == measured.steps
+    check_counts(halves[1], results[1::2])
+
+
+@pytest.fixture(scope="module")
+def demo(shared: Shared) -> Any:
+    with dflash_trt.load(shared.folder(_build, *BUILDS["demo"]) / "bundle") as loaded:
+        yield loaded
+
+
+def test_sampled_and_stopped_answers(demo: Any) -> None:
+    """A sampled answer is replayed as it fell; one that a stop token ended has its cut block."""
+    hot = SamplingParams(temperature=1.0, seed=5)
+    stop = demo.tokenizer.encode("\n")
+    for options in ({"sampling": hot}, {"stop_token_ids": stop}):
+        answers, results = decode(demo, [60] * 4, **options)
+        with Replay(demo.bundle) as replay:
+            check_counts(replay.measure(answers), results)
+
+
+def test_smaller_blocks(demo: Any) -> None:
+    answers, results = decode(demo, [50, 40], block_size=4)
+    with Replay(demo.bundle, block_size=4) as replay:
+        check_counts(replay.measure(answers), results)
+
+
+def test_the_steps_say_what_the_counts_say(demo: Any) -> None:
+    answers, _ = decode(demo, [80, 80, 5])
+    with Replay(demo.bundle) as replay:
+        measured = replay.measure(answers)
+    table = measured.table
+    assert len(table) == measured.steps and table.block_size == 8
+    assert table.emitted.sum() == measured.tokens - measured.answers
+    drafted = table.draft_ids != UNKNOWN
+    equal = (table.draft_ids == table.token_ids[:, :-1]) & drafted
+    assert (np.logical_and.accumulate(equal, axis=1).sum(axis=1) == table.accepted).all()
+    assert ((table.rank == 0) == equal)[table.rank != UNKNOWN].all()
+    assert (table.probability[drafted] > 1 / 464).all() and (table.probability <= 1).all()
+    for slot, accepted in enumerate(measured.conditional_acceptance):
+        recall = measured.recall_at_16[slot]
+        assert accepted is not None and recall is not None and accepted <= recall <= 1
+        assert measured.calibration[slot].accepted == pytest.approx(accepted)
+        error = measured.calibration[slot].error
+        assert error is not None and 0 <= error < 0.5
+
+
+def test_calibration_knows_a_draft_that_boasts(demo: Any) -> None:
+    """The same steps with every probability at 1: the error is the share that was rejected."""
+    from dflash_trt.replay.acceptance import calibrate
+
+    answers, _ = decode(demo, [80, 80])
+    with Replay(demo.bundle) as replay:
+        table = replay.measure(answers).table
+    boasting = replace(table, probability=np.ones_like(table.probability))
+    whole = table.known >= 7
+    for slot, one in enumerate(calibrate(boasting.pick(whole))):
+        assert one.error == pytest.approx(1 - (table.accepted[whole] > slot).mean())
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "sliding": {"draft": TWO_KINDS, "max_seq_len": 400},
+    "one_tap": {"draft": {"num_layers": 1, "target_layer_ids": [3]}},
+    "llama": {"family": "llama", "target": {"dtype": "bfloat16", "rope": "llama3"}},
+}
+QUANTISED: dict[str, Any] = {
+    "quantize": {"target": {"algorithm": "NVFP4"}, "draft": {"algorithm": "FP8"}}
+}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("name", VARIANTS)
+def test_features_are_the_tapped_residual_streams(name: str, make_pair: PairFactory) -> None:
+    """Hidden states id + 1 of transformers, over more than one chunk of a prompt."""
+    import torch
+
+    tiny: TinyPair = make_pair(**VARIANTS[name])
+    ids = np.random.default_rng(2).integers(0, 256, PREFILL_CHUNK + 40).tolist()
+    with Replay(tiny.bundle) as replay:
+        features = replay.features(ids)
+    with torch.no_grad():
+        states = tiny.reference(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    wanted = [states[layer + 1][0] for layer in tiny.pair.draft.target_layer_ids]
+    expected = torch.cat(wanted, dim=-1).numpy()
+    assert features.shape == expected.shape and features.dtype == np.float32
+    error = np.abs(features - expected).max() / np.abs(expected).max()
+    assert error < stack_error(len(states))
+
+
+@pytest.mark.parametrize("name", ["sliding", "one_tap", "quantised"])
+def test_random_pairs_are_replayed_too(name: str, make_pair: PairFactory) -> None:
+    tiny = make_pair(**(VARIANTS | {"quantised": QUANTISED})[name])
+    with dflash_trt.load(tiny.bundle.folder) as loaded:
+        prompts = [[3, 1, 4, 1, 5], list(range(1, 90))]
+        results = loaded.generate(prompts, max_tokens=40)
+    answers = [Answer(ids, result.token_ids) for ids, result in zip(prompts, results, strict=True)]
+    with Replay(tiny.bundle) as replay:
+        check_counts(replay.measure(answers), results)
+
+
+def test_what_cannot_be_replayed_is_refused(demo: Any) -> None:
+    with Replay(demo.bundle) as replay:
+        for answers, what in (
+            ([], "no answer"),
+            ([Answer([], [1])], "its prompt holds no token"),
+            ([Answer([1], [2]), Answer([1], [464])], "answer 2: token id 464"),
+            ([Answer([1] * 1000, [2] * 25)], "1025 tokens exceed"),
+        ):
+            with pytest.raises(DflashError, match=what):
+                replay.measure(answers)
+        with pytest.raises(DflashError, match="holds no token"):
+            replay.features([])
+    with pytest.raises(DflashError, match="trained block"):
+        Replay(demo.bundle, block_size=9)
+    with pytest.raises(DflashError, match="sequences"):
+        Replay(demo.bundle, sequences=0)
+
+
+def test_a_bundle_of_engines_is_refused(demo: Any) -> None:
+    manifest = demo.bundle.manifest
+    engines = manifest.model_copy(update={"engines": object(), "executor": "tensorrt"})
+    with pytest.raises(DflashError, match="replayed on the CPU"):
+        Replay(Bundle(demo.bundle.folder, engines))
+
+
+def test_a_relative_folder_will_do(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph is given as bytes, so that ONNX Runtime has to be told where its weights lie."""
+    monkeypatch.chdir(shared.folder(_build, *BUILDS["demo"]))
+    with Replay(open_bundle("bundle")) as replay:
+        assert replay.features([5, 6, 7]).shape == (3, 5 * 64)
