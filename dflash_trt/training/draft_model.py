@@ -1,0 +1,222 @@
+"""A DFlash draft in PyTorch, for training: every block of a row in one pass.
+
+DFlash: Block Diffusion for Flash Speculative Decoding, arXiv 2602.06036. Parameters are
+named as in z-lab's checkpoints. Shapes: R rows, T tokens, A anchors, S slots, H hidden.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dflash_trt.training.draft_shape import DraftShape
+
+WEIGHTS_NAME = "model.safetensors"
+UNSEEN = -1e30
+
+
+class RMSNorm(nn.Module):
+    """Statistics in float32, whatever the input is; the output has the input's type."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of x [..., D] in halves, with cos and sin [..., D/2] that fit it."""
+    first, second = x.float().chunk(2, -1)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    return turned.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Slots see the context before their anchor, and all slots of their own block."""
+
+    def __init__(self, shape: DraftShape, window: int | None) -> None:
+        super().__init__()
+        hidden, size = shape.hidden_size, shape.head_dim
+        self.heads, self.kv_heads, self.size = shape.heads, shape.kv_heads, size
+        self.window = window
+        self.q_proj = nn.Linear(hidden, shape.heads * size, bias=False)
+        self.k_proj = nn.Linear(hidden, shape.kv_heads * size, bias=False)
+        self.v_proj = nn.Linear(hidden, shape.kv_heads * size, bias=False)
+        self.o_proj = nn.Linear(shape.heads * size, hidden, bias=False)
+        self.q_norm = RMSNorm(size, shape.rms_norm_eps)
+        self.k_norm = RMSNorm(size, shape.rms_norm_eps)
+
+    def forward(self, x: Tensor, context: Tensor, masks: Masks) -> Tensor:
+        """x [R, A, S, H] and context features [R, T, H] to [R, A, S, H]."""
+        rows, anchors, slots, _ = x.shape
+        group = self.heads // self.kv_heads
+        shape = (rows, anchors, slots, self.kv_heads)
+        cos, sin = masks.block_rope
+        q = self.q_norm(self.q_proj(x).view(*shape, group, self.size))
+        q = rotate(q, cos[..., None, None, :], sin[..., None, None, :])
+        k = self.k_norm(self.k_proj(x).view(*shape, self.size))
+        k = rotate(k, cos[..., None, :], sin[..., None, :])
+        v = self.v_proj(x).view(*shape, self.size)
+        q = q.permute(0, 3, 1, 4, 2, 5)  # [R, kv, A, group, S, D]
+        k, v = (one.permute(0, 3, 1, 2, 4) for one in (k, v))  # [R, kv, A, S, D]
+
+        cos, sin = masks.context_rope
+        seen = (rows, context.shape[1], self.kv_heads, self.size)
+        context_k = self.k_norm(self.k_proj(context).view(seen))
+        context_k = rotate(context_k, cos[:, None], sin[:, None]).transpose(1, 2)
+        context_v = self.v_proj(context).view(seen).transpose(1, 2)  # [R, kv, T, D]
+
+        # Of all that a step holds scores are the most, so they keep the type of the products.
+        q = q.reshape(rows, self.kv_heads, anchors, group * slots, self.size) * self.size**-0.5
+        flat = q.view(rows, self.kv_heads, anchors * group * slots, self.size)
+        far = (flat @ context_k.transpose(-1, -2)).view(*q.shape[:-1], -1)
+        far = far + masks.context(self.window, group)[:, None].to(far.dtype)
+        near = q @ k.transpose(-1, -2)
+        if self.window is not None and self.window < slots:
+            near = near + masks.near(self.window).repeat(group, 1).to(near.dtype)
+        with torch.autocast(x.device.type, enabled=False):  # which would widen them
+            weights = torch.cat([far, near], -1).softmax(-1)
+        over_context, over_block = torch.split(weights, [context.shape[1], slots], -1)
+        out = over_block @ v
+        over_context = over_context.reshape(rows, self.kv_heads, anchors * group * slots, -1)
+        out = out + (over_context @ context_v).view_as(out)
+        out = out.view(rows, self.kv_heads, anchors, group, slots, self.size)
+        out = out.permute(0, 2, 4, 1, 3, 5).reshape(rows, anchors, slots, -1)
+        mixed: Tensor = self.o_proj(out)
+        return mixed
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        super().__init__()
+        hidden, wide = shape.hidden_size, shape.intermediate_size
+        self.gate_proj = nn.Linear(hidden, wide, bias=False)
+        self.up_proj = nn.Linear(hidden, wide, bias=False)
+        self.down_proj = nn.Linear(wide, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return mixed
+
+
+class Layer(nn.Module):
+    def __init__(self, shape: DraftShape, window: int | None) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.self_attn = Attention(shape, window)
+        self.mlp = MLP(shape)
+
+    def forward(self, x: Tensor, context: Tensor, masks: Masks) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), context, masks)
+        mixed: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return mixed
+
+
+class Masks:
+    """Who sees whom, and rotary tables, for blocks at `anchors` [R, A] over T tokens of context.
+
+    What is added to scores is 0 where a slot sees a key, else very low.
+    """
+
+    def __init__(self, anchors: Tensor, tokens: int, shape: DraftShape) -> None:
+        device = anchors.device
+        slots = torch.arange(shape.block_size, device=device)
+        self.positions = anchors[..., None] + slots  # [R, A, S]
+        self._anchors = anchors
+        self._keys = torch.arange(tokens, device=device)
+        half = torch.arange(0, shape.head_dim, 2, device=device, dtype=torch.float32)
+        self._inverse = shape.rope_theta ** -(half / shape.head_dim)
+        self.block_rope = self._rope(self.positions)
+        self.context_rope = self._rope(self._keys)
+        self._added: dict[int | None, Tensor] = {}
+
+    def context(self, window: int | None, group: int) -> Tensor:
+        """[R, A, 1, T], or with a window [R, A, group · S, T], for a group of query heads."""
+        if window not in self._added:
+            seen = (self._keys < self._anchors[..., None])[:, :, None]
+            if window is not None:
+                near = self.positions[..., None] - self._keys < window
+                seen = (seen & near).repeat(1, 1, group, 1)
+            self._added[window] = torch.where(seen, 0.0, UNSEEN)
+        return self._added[window]
+
+    def near(self, window: int) -> Tensor:
+        """[S, S]: slots farther from each other than a window's reach do not see each other."""
+        slots = torch.arange(self.positions.shape[-1], device=self._keys.device)
+        return torch.where((slots[:, None] - slots).abs() < window, 0.0, UNSEEN)
+
+    def _rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = positions[..., None].float() * self._inverse
+        return angles.cos(), angles.sin()
+
+
+class DraftModel(nn.Module):
+    """The draft without embedding and head, which are the target's."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        super().__init__()
+        self.shape = shape
+        hidden = shape.hidden_size
+        self.fc = nn.Linear(hidden * len(shape.target_layer_ids), hidden, bias=False)
+        self.hidden_norm = RMSNorm(hidden, shape.rms_norm_eps)
+        self.norm = RMSNorm(hidden, shape.rms_norm_eps)
+        self.layers = nn.ModuleList(Layer(shape, window) for window in shape.windows)
+
+    def forward(self, features: Tensor, anchors: Tensor, blocks: Tensor) -> Tensor:
+        """Hidden states for the target's head, [R, A, S - 1, H]: of the masked slots.
+
+        Args:
+            features: [R, T, taps · H], the target's.
+            anchors: [R, A] int64; a block sees features of positions below its anchor.
+            blocks: [R, A, S, H], embeddings of the anchor's token and of masks.
+        """
+        context = self.hidden_norm(self.fc(features))
+        masks = Masks(anchors, features.shape[1], self.shape)
+        for layer in self.layers:
+            blocks = layer(blocks, context, masks)
+        hidden: Tensor = self.norm(blocks[:, :, 1:])
+        return hidden
+
+
+def new_draft(shape: DraftShape, seed: int) -> DraftModel:
+    """A fresh draft: normal matrices, of a width that keeps a unit input at unit scale."""
+    model = DraftModel(shape)
+    generator = torch.Generator().manual_seed(seed)
+    depth = (2 * shape.layers) ** -0.5
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2:
+                weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight.mul_(depth)
+    return model
+
+
+def load_draft(shape: DraftShape, folder: Path) -> DraftModel:
+    """The draft in `folder`, in float32."""
+    model = DraftModel(shape)
+    tensors = load_file(folder / WEIGHTS_NAME)
+    model.load_state_dict({name: weight.float() for name, weight in tensors.items()})
+    return model
+
+
+def save_draft(model: DraftModel, folder: Path) -> None:
+    """Writes config.json and bfloat16 weights into `folder`, in z-lab's layout."""
+    weights = {
+        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, weight in model.state_dict().items()
+    }
+    save_file(weights, folder / WEIGHTS_NAME, metadata={"format": "pt"})
+    config = json.dumps(model.shape.config(), indent=2, sort_keys=True)
+    (folder / "config.json").write_text(f"{config}\n")

@@ -1,0 +1,118 @@
+"""The shape of a draft that is to be trained, and the config.json it is published with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_trt.checkpoints.draft import DraftSpec
+from dflash_trt.checkpoints.rope import RopeSpec
+from dflash_trt.errors import DflashError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftShape:
+    """A DFlash draft's sizes. Its hidden size is the target's, whose embedding and head it uses.
+
+    Args:
+        block_size: slots of a block, the anchor's included.
+        target_layer_ids: target layers, from 0, whose outputs are tapped, ascending.
+        windows: for each layer, how far back it sees; None sees everything.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    num_target_layers: int
+    vocab_size: int
+    max_position_embeddings: int
+    rope_theta: float
+    rms_norm_eps: float = 1e-6
+
+    @property
+    def layers(self) -> int:
+        return len(self.windows)
+
+    @property
+    def parameters(self) -> int:
+        """Trained numbers."""
+        hidden, size = self.hidden_size, self.head_dim
+        attention = 2 * hidden * size * (self.heads + self.kv_heads) + 2 * size
+        layer = attention + 3 * hidden * self.intermediate_size + 2 * hidden
+        return self.layers * layer + hidden * hidden * len(self.target_layer_ids) + 2 * hidden
+
+    def config(self) -> dict[str, Any]:
+        """config.json in z-lab's layout, which vLLM, SGLang and TensorRT-LLM read too."""
+        windows = {one for one in self.windows if one is not None}
+        if len(windows) > 1:
+            raise DflashError(f"layers of several windows, {sorted(windows)}", where="draft")
+        inner: dict[str, Any] = {
+            "mask_token_id": self.mask_token_id,
+            "target_layer_ids": list(self.target_layer_ids),
+        }
+        if windows:
+            inner["causal"] = False  # else readers take sliding layers for causal ones
+        kinds = ["full_attention" if one is None else "sliding_attention" for one in self.windows]
+        return {
+            "architectures": ["DFlashDraftModel"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "block_size": self.block_size,
+            "dflash_config": inner,
+            "dtype": "bfloat16",
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "layer_types": kinds,
+            "max_position_embeddings": self.max_position_embeddings,
+            "model_type": "qwen3",
+            "num_attention_heads": self.heads,
+            "num_hidden_layers": self.layers,
+            "num_key_value_heads": self.kv_heads,
+            "num_target_layers": self.num_target_layers,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_theta": self.rope_theta,
+            "sliding_window": windows.pop() if windows else None,
+            "tie_word_embeddings": False,
+            "use_sliding_window": any(one is not None for one in self.windows),
+            "vocab_size": self.vocab_size,
+        }
+
+
+def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> DraftShape:
+    """The shape of a draft that exists, to go on training it.
+
+    Raises:
+        DflashError: scaled rotary embeddings or causal blocks, which are not trained here.
+    """
+    if draft.rope.scaling is not None:
+        raise DflashError(
+            "has scaled rotary embeddings, which training does not know", where="draft"
+        )
+    if any(layer.is_causal for layer in draft.sizes.layers):
+        raise DflashError("has causal blocks, which training does not know", where="draft")
+    rope: RopeSpec = draft.rope
+    layer = draft.sizes.layers[0]
+    return DraftShape(
+        hidden_size=draft.sizes.hidden_size,
+        intermediate_size=draft.sizes.intermediate_size,
+        heads=layer.heads,
+        kv_heads=layer.kv_heads,
+        head_dim=layer.head_dim,
+        windows=draft.sizes.windows,
+        block_size=draft.block_size,
+        mask_token_id=draft.mask_token_id,
+        target_layer_ids=draft.target_layer_ids,
+        num_target_layers=num_target_layers,
+        vocab_size=vocab_size,
+        max_position_embeddings=draft.max_position_embeddings,
+        rope_theta=rope.theta,
+        rms_norm_eps=draft.rms_norm_eps,
+    )

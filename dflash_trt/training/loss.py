@@ -1,0 +1,89 @@
+"""The loss of DFlash (arXiv 2602.06036, section 4.2): weighted cross-entropy of every slot.
+
+Shapes: R rows, A anchors, S slots, H hidden, V vocabulary, K of it that are looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dflash_trt.training.blocks import IGNORED
+
+
+def slot_weights(block_size: int, gamma: float) -> Tensor:
+    """[S - 1]: exp(-(k - 1) / gamma) for slot k = 1 … S - 1. An early error costs all."""
+    return torch.exp(-torch.arange(block_size - 1) / gamma)
+
+
+class Head:
+    """The target's output head, frozen, cut to the tokens that a loss looks at.
+
+    On a CPU the full head of a large vocabulary costs more than the draft. Looked at are the
+    commonest tokens, every label of the batch, and others drawn at random so that no token can
+    grow unseen.
+
+    Args:
+        weight: [V, H].
+        common: [≤ V] int64, token ids that are always looked at; None looks at all.
+        drawn: how many others.
+    """
+
+    def __init__(self, weight: Tensor, common: Tensor | None, drawn: int = 0) -> None:
+        self._weight = weight
+        self._common = None if common is None else common.to(weight.device)
+        self._drawn = drawn
+        self._places = torch.zeros(len(weight), dtype=torch.int64, device=weight.device)
+
+    def select(self, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """Head rows [K, H], and `labels` [n] as indices into them."""
+        if self._common is None:
+            return self._weight, labels
+        generator = torch.Generator().manual_seed(seed)
+        others = torch.randint(len(self._weight), (self._drawn,), generator=generator)
+        ids = torch.unique(torch.cat([self._common, labels, others.to(labels.device)]))
+        self._places[ids] = torch.arange(len(ids), device=ids.device)
+        return self._weight[ids], self._places[labels]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLoss:
+    """A batch's loss.
+
+    Args:
+        value: the mean over labels, weighted by slot; a scalar.
+        hits: [S - 1], labels that were the argmax.
+        counts: [S - 1], labels.
+    """
+
+    value: Tensor
+    hits: Tensor
+    counts: Tensor
+
+
+def block_loss(
+    hidden: Tensor, labels: Tensor, head: Head, weights: Tensor, seed: int = 0
+) -> BlockLoss:
+    """The loss of hidden states [R, A, S - 1, H] against labels [R, A, S], slot 0 unused.
+
+    Args:
+        weights: [S - 1], see `slot_weights`.
+        seed: decides which uncommon tokens the head looks at.
+    """
+    wanted = labels[:, :, 1:]
+    is_counted = wanted != IGNORED
+    slots = torch.nonzero(is_counted)[:, 2]
+    rows, indices = head.select(wanted[is_counted], seed)
+    logits = functional.linear(hidden[is_counted].to(rows.dtype), rows).float()
+    losses = functional.cross_entropy(logits, indices, reduction="none")
+    share = weights.to(losses.device)[slots]
+    hit = (logits.detach().argmax(-1) == indices).to(losses.dtype)
+    zeros = torch.zeros(wanted.shape[-1], device=losses.device)
+    return BlockLoss(
+        value=(losses * share).sum() / share.sum(),
+        hits=zeros.index_add(0, slots, hit),
+        counts=zeros.index_add(0, slots, torch.ones_like(hit)),
+    )

@@ -1,0 +1,205 @@
+"""Trains a draft on a store of features; what it does depends on seed and step alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dflash_trt.errors import DflashError
+from dflash_trt.training.blocks import Batch, common_tokens, draw_batch, epochs, order_rows
+from dflash_trt.training.draft_model import DraftModel, save_draft
+from dflash_trt.training.feature_store import FeatureStore
+from dflash_trt.training.loss import BlockLoss, Head, block_loss, slot_weights
+
+STATE_NAME = "trainer.pt"
+DRAWN = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    """How a draft is trained.
+
+    Args:
+        steps: optimizer steps of the whole run; the learning rate falls to `floor` over them.
+        rows: rows of a step.
+        anchors: blocks drawn in a row, anew each time it is used.
+        gamma: how fast the weight of later slots falls; see `slot_weights`.
+        head_tokens: how many tokens the loss looks at, DRAWN of them drawn anew each step and the
+            others the commonest; None looks at all.
+        warmup: share of the steps over which the rate rises.
+        is_bf16: multiply in bfloat16. Weights, norms and the optimizer stay float32.
+    """
+
+    steps: int
+    rows: int = 16
+    anchors: int = 64
+    gamma: float = 4.0
+    head_tokens: int | None = 6144
+    learning_rate: float = 2e-3
+    floor: float = 0.02
+    warmup: float = 0.04
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    seed: int = 0
+    is_bf16: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What a step saw; `accuracy` [S - 1] is the share of labels that were the argmax, by slot."""
+
+    step: int
+    epoch: float
+    loss: float
+    rate: float
+    accuracy: list[float]
+    labels: int
+
+
+class Trainer:
+    """A draft, its optimizer and the step it is at.
+
+    Args:
+        embedding: [V, H] of the target, frozen; so is `head`.
+        store: the training rows.
+    """
+
+    def __init__(
+        self,
+        model: DraftModel,
+        embedding: Tensor,
+        head: Tensor,
+        store: FeatureStore,
+        settings: TrainerSettings,
+    ) -> None:
+        self.model, self.store, self.settings = model, store, settings
+        self.step = 0
+        self._device = next(model.parameters()).device
+        dtype = torch.bfloat16 if settings.is_bf16 else torch.float32
+        self._embedding = embedding.to(self._device, dtype)
+        head = self._embedding if head is embedding else head.to(self._device, dtype)
+        tokens = settings.head_tokens
+        common = None
+        if tokens is not None and tokens < len(head):
+            common = common_tokens(store, max(tokens - DRAWN, 1))
+        self._head = Head(head, common, DRAWN)
+        self._weights = slot_weights(model.shape.block_size, settings.gamma)
+        self._optimizers = _optimizers(model, settings)
+        self.steps_per_epoch = len(order_rows(store, settings.rows, settings.seed, 0))
+        if not self.steps_per_epoch:
+            raise DflashError("no answer is long enough to train on", where="training rows")
+
+    @property
+    def is_done(self) -> bool:
+        return self.step >= self.settings.steps
+
+    def train(self, until: int, report: Callable[[StepReport], None]) -> None:
+        """Trains to step `until`, or to the last one.
+
+        Raises:
+            DflashError: the loss is not finite.
+        """
+        last = min(until, self.settings.steps)
+        settings = self.settings
+        if self.step >= last:
+            return
+        for step, rows in epochs(self.store, settings.rows, settings.seed, self.step):
+            rate = learning_rate(settings, step)
+            size = self.model.shape.block_size
+            batch = draw_batch(self.store, rows, settings.anchors, size, settings.seed, step)
+            loss = self.loss(batch)
+            value = float(loss.value.detach())
+            if not math.isfinite(value):
+                fix = "lower the learning rate, and go on from the last epoch"
+                raise DflashError(f"the loss is {value} at step {step}", where="training", fix=fix)
+            self._update(loss.value, rate)
+            self.step = step + 1
+            report(
+                StepReport(
+                    step=self.step,
+                    epoch=self.step / self.steps_per_epoch,
+                    loss=value,
+                    rate=rate,
+                    accuracy=(loss.hits / loss.counts.clamp(min=1)).tolist(),
+                    labels=int(loss.counts.sum()),
+                )
+            )
+            if self.step >= last:
+                return
+
+    def loss(self, batch: Batch) -> BlockLoss:
+        """The loss of a batch, with gradients to come."""
+        device, is_bf16 = self._device, self.settings.is_bf16
+        ids = torch.full_like(batch.labels, self.model.shape.mask_token_id)
+        ids[:, :, 0] = batch.anchor_ids
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
+            features = batch.features.to(device)
+            blocks = self._embedding[ids.to(device)].float()
+            features = features if is_bf16 else features.float()
+            hidden = self.model(features, batch.anchors.to(device), blocks)
+            return block_loss(hidden, batch.labels.to(device), self._head, self._weights, self.step)
+
+    def _update(self, loss: Tensor, rate: float) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def save(self, folder: Path) -> None:
+        """Writes everything that `restore` needs into `folder`, in one move."""
+        state = {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizers": [one.state_dict() for one in self._optimizers],
+        }
+        new = folder / f".{STATE_NAME}.new"
+        torch.save(state, new)
+        new.replace(folder / STATE_NAME)
+
+    def restore(self, folder: Path) -> bool:
+        """Goes on where `save` was called; False where it never was."""
+        path = folder / STATE_NAME
+        if not path.is_file():
+            return False
+        state: dict[str, Any] = torch.load(path, map_location=self._device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.step = state["step"]
+        return True
+
+    def export(self, folder: Path) -> None:
+        """Writes the draft as it is now, as a checkpoint."""
+        save_draft(self.model, folder)
+
+
+def learning_rate(settings: TrainerSettings, step: int) -> float:
+    """Linear warm-up, then a cosine down to `floor` of the peak at the last step."""
+    warm = max(1, round(settings.warmup * settings.steps))
+    if step < warm:
+        return settings.learning_rate * (step + 1) / warm
+    done = (step - warm) / max(settings.steps - warm, 1)
+    share = settings.floor + (1 - settings.floor) * (1 + math.cos(math.pi * done)) / 2
+    return settings.learning_rate * share
+
+
+def _optimizers(model: DraftModel, settings: TrainerSettings) -> list[torch.optim.Optimizer]:
+    """Muon for matrices, AdamW for norms."""
+    matrices = [one for one in model.parameters() if one.ndim == 2]
+    norms = [one for one in model.parameters() if one.ndim != 2]
+    rate = settings.learning_rate
+    return [
+        torch.optim.Muon(
+            matrices, lr=rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(norms, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]

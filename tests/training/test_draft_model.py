@@ -1,0 +1,261 @@
+"""The draft that is trained is the draft that is served, and its loss is the paper's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import chain, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.errors import DflashError
+from dflash_trt.training.blocks import IGNORED, Batch, draw_batch, order_rows
+from dflash_trt.training.draft_model import load_draft, new_draft, save_draft
+from dflash_trt.training.draft_shape import DraftShape, shape_of
+from dflash_trt.training.feature_store import (
+    FEATURES,
+    ROWS,
+    TOKENS,
+    FeatureStore,
+    open_store,
+)
+from dflash_trt.training.loss import Head, block_loss, slot_weights
+from dflash_trt.training.trainer import StepReport, Trainer, TrainerSettings, learning_rate
+from tests.reference.draft import DraftConfig, ReferenceDraft
+
+HIDDEN, VOCAB = 16, 50
+SHAPE = DraftShape(
+    hidden_size=HIDDEN,
+    intermediate_size=24,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    windows=(None, 3),
+    block_size=4,
+    mask_token_id=1,
+    target_layer_ids=(0, 2),
+    num_target_layers=4,
+    vocab_size=VOCAB,
+    max_position_embeddings=64,
+    rope_theta=10_000.0,
+)
+
+
+def make_store(rows: int = 12, seed: int = 0) -> FeatureStore:
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(6, 20, rows)
+    prompts = generator.integers(1, 4, rows)
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    total = int(lengths.sum())
+    features = torch.from_numpy(generator.normal(size=(total, 2 * HIDDEN))).bfloat16()
+    return FeatureStore(
+        tokens=generator.integers(0, VOCAB, total).astype(np.int32),
+        rows=np.stack([starts, prompts, lengths], 1).astype(np.int64),
+        features=features.view(torch.uint16).numpy(),
+    )
+
+
+def embedding() -> torch.Tensor:
+    return torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(7))
+
+
+def test_every_block_is_what_the_reference_drafts(tmp_path: Path) -> None:
+    model = new_draft(SHAPE, seed=3)
+    with torch.no_grad():
+        for weight in model.parameters():  # as bfloat16 keeps them, norms too
+            weight.add_(torch.randn_like(weight) * 0.1).copy_(weight.bfloat16().float())
+    save_draft(model, tmp_path)
+    weights = dict(model.state_dict())
+    table = embedding()
+    reference = ReferenceDraft(DraftConfig.read(tmp_path), weights, table, table)
+
+    features = torch.randn(2, 12, 2 * HIDDEN)
+    anchors = torch.tensor([[1, 4, 11], [2, 2, 7]])
+    ids = torch.full((2, 3, SHAPE.block_size), SHAPE.mask_token_id)
+    ids[:, :, 0] = torch.tensor([[5, 6, 7], [8, 8, 9]])
+    with torch.no_grad():
+        hidden = model(features, anchors, table[ids])
+        for row in range(2):
+            for index, start in enumerate(anchors[row].tolist()):
+                context = reference.project(features[row : row + 1, :start])
+                wanted = reference.draft(ids[row, index, :1], start, context)
+                torch.testing.assert_close(hidden[row, index], wanted.final_hidden[0, 1:])
+
+
+def test_what_is_saved_is_a_checkpoint_of_the_same_shape(tmp_path: Path) -> None:
+    shape = SHAPE
+    save_draft(new_draft(shape, seed=0), tmp_path)
+    assert shape_of(read_draft(tmp_path), VOCAB, shape.num_target_layers) == shape
+    again = load_draft(shape, tmp_path)
+    assert sum(weight.numel() for weight in again.parameters()) == shape.parameters
+
+
+def test_windows_that_differ_cannot_be_published() -> None:
+    with pytest.raises(DflashError, match=r"several windows, \[3, 5\]"):
+        replace(SHAPE, windows=(3, 5)).config()
+
+
+def test_the_loss_is_the_papers() -> None:
+    """Written down once more, slot by slot, in float64."""
+    generator = torch.Generator().manual_seed(5)
+    hidden = torch.randn(2, 3, 3, HIDDEN, generator=generator)
+    labels = torch.randint(0, VOCAB, (2, 3, 4), generator=generator)
+    labels[0, 1, 2:] = IGNORED
+    labels[1, 2] = IGNORED
+    table, gamma = embedding(), 4.0
+    total = weight_sum = 0.0
+    hits = np.zeros(3)
+    for row in range(2):
+        for anchor in range(3):
+            for slot in (1, 2, 3):
+                label = int(labels[row, anchor, slot])
+                if label == IGNORED:
+                    continue
+                logits = table.double() @ hidden[row, anchor, slot - 1].double()
+                loss = math.log(float(logits.exp().sum())) - float(logits[label])
+                weight = math.exp(-(slot - 1) / gamma)
+                total, weight_sum = total + weight * loss, weight_sum + weight
+                hits[slot - 1] += int(logits.argmax()) == label
+    found = block_loss(hidden, labels, Head(table, None), slot_weights(4, gamma))
+    assert float(found.value) == pytest.approx(total / weight_sum, rel=1e-5)
+    assert found.hits.tolist() == hits.tolist()
+    assert found.counts.tolist() == [5, 4, 4]
+
+
+def test_a_cut_head_keeps_every_label_and_its_logits() -> None:
+    table = embedding()
+    labels = torch.tensor([3, 49, 3, 20])
+    rows, places = Head(table, torch.tensor([0, 1, 2]), drawn=4).select(labels, seed=1)
+    assert torch.equal(rows[places], table[labels])
+    assert 6 <= len(rows) <= 10  # 3 common, 3 labels, up to 4 others
+    other, _ = Head(table, torch.tensor([0, 1, 2]), drawn=4).select(labels, seed=2)
+    assert rows.shape != other.shape or not torch.equal(rows, other)
+
+
+def test_anchors_lie_in_answers_and_labels_are_the_tokens_behind_them() -> None:
+    store = make_store()
+    seen: set[tuple[int, int]] = set()
+    for step in range(30):
+        rows = [step % 12, (step + 5) % 12]
+        batch = draw_batch(store, rows, 4, SHAPE.block_size, seed=0, step=step)
+        again = draw_batch(store, rows, 4, SHAPE.block_size, seed=0, step=step)
+        assert all(torch.equal(getattr(batch, name), getattr(again, name)) for name in NAMES)
+        for index, row in enumerate(rows):
+            offset, prompt, length = store.rows[row].tolist()
+            tokens = store.tokens[offset : offset + length]
+            used = [j for j in range(batch.labels.shape[1]) if batch.labels[index, j, 1] >= 0]
+            places = batch.anchors[index, used].tolist()
+            assert len(set(places)) == len(places) == min(4, length - 1 - prompt)
+            for j, place in zip(used, places, strict=True):
+                seen.add((row, place))
+                assert prompt <= place < length - 1
+                assert batch.anchor_ids[index, j] == tokens[place]
+                wanted = [*tokens[place + 1 : place + 4].tolist(), IGNORED, IGNORED][:3]
+                assert batch.labels[index, j].tolist() == [IGNORED, *wanted]
+            bits = batch.features[index, :length].view(torch.uint16).numpy()
+            assert (bits == store.features[offset : offset + length]).all()
+    every = {(r, p) for r in range(12) for p in range(store.rows[r, 1], store.rows[r, 2] - 1)}
+    assert len(seen) > 0.6 * len(every)
+
+
+NAMES = ("features", "anchors", "anchor_ids", "labels")
+
+
+def test_an_epoch_uses_every_row_once_in_another_order() -> None:
+    store = make_store(rows=40)
+    first, second = (order_rows(store, 4, 0, epoch) for epoch in (0, 1))
+    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(40))
+    assert first != second
+
+
+def make_trainer(settings: TrainerSettings) -> Trainer:
+    table = embedding()
+    shape = replace(SHAPE, windows=(None,))
+    return Trainer(new_draft(shape, 0), table, table, make_store(), settings)
+
+
+SETTINGS = TrainerSettings(steps=12, rows=4, anchors=4, head_tokens=None, learning_rate=5e-3)
+
+
+def test_a_run_that_was_cut_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    whole, reports = make_trainer(SETTINGS), []
+    whole.train(12, reports.append)
+    for until in (5, 7, 12):
+        part = make_trainer(SETTINGS)
+        assert part.restore(tmp_path) is (until > 5)
+        part.train(until, lambda _: None)
+        part.save(tmp_path)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, part.model.state_dict()[name]), name
+    losses = [one.loss for one in reports]
+    assert [one.step for one in reports] == list(range(1, 13))
+    assert sum(losses[-3:]) < sum(losses[:3])
+
+
+def test_it_learns_what_can_be_learnt() -> None:
+    """Rows that all count upwards: every slot is known from the anchor alone."""
+    store = make_store(rows=24)
+    for offset, _, length in store.rows.tolist():
+        store.tokens[offset : offset + length] = (np.arange(length) + offset) % 8
+    table = embedding()
+    settings = TrainerSettings(steps=150, rows=8, anchors=8, head_tokens=None, learning_rate=5e-2)
+    trainer = Trainer(new_draft(replace(SHAPE, windows=(None,)), 0), table, table, store, settings)
+    reports: list[StepReport] = []
+    trainer.train(150, reports.append)
+    assert min(reports[-1].accuracy) > 0.9
+    assert trainer.is_done
+
+
+def test_a_loss_that_is_not_finite_ends_the_run() -> None:
+    trainer = make_trainer(replace(SETTINGS, learning_rate=1e30))
+    with pytest.raises(DflashError, match=r"the loss is (nan|inf) at step \d+"):
+        trainer.train(12, lambda _: None)
+
+
+def test_the_rate_rises_and_falls() -> None:
+    settings = TrainerSettings(steps=100, learning_rate=1.0, warmup=0.1, floor=0.05)
+    rates = [learning_rate(settings, step) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
+    assert all(a >= b for a, b in pairwise(rates[10:]))
+    assert rates[-1] == pytest.approx(0.05, abs=0.01)
+
+
+def test_bfloat16_computes_about_the_same() -> None:
+    plain, narrow = (make_trainer(replace(SETTINGS, is_bf16=is_bf16)) for is_bf16 in (False, True))
+    batch: Batch = draw_batch(plain.store, [0, 1, 2], 4, SHAPE.block_size, 0, 0)
+    losses = [float(one.loss(batch).value.detach()) for one in (plain, narrow)]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+def test_a_store_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    store = make_store()
+
+    def write(tokens: object = None, rows: object = None, features: object = None) -> None:
+        np.save(tmp_path / TOKENS, store.tokens if tokens is None else tokens)
+        np.save(tmp_path / ROWS, store.rows if rows is None else rows)
+        np.save(tmp_path / FEATURES, store.features if features is None else features)
+
+    write()
+    again = open_store(tmp_path)
+    assert (again.features == store.features).all()
+    assert again.answer_tokens == (store.rows[:, 2] - store.rows[:, 1]).sum()
+    beyond = store.rows.copy()
+    beyond[-1, 2] += 1
+    for wrong in (
+        {"tokens": store.tokens[:-1]},
+        {"tokens": store.tokens.astype(np.int64)},
+        {"rows": beyond},
+        {"rows": store.rows[:, :2]},
+        {"rows": -store.rows},
+        {"features": store.features.astype(np.float32)},
+    ):
+        write(**wrong)
+        with pytest.raises(DflashError, match="is not a store of features"):
+            open_store(tmp_path)
+    (tmp_path / TOKENS).write_bytes(b"not an array")
+    with pytest.raises(DflashError, match="is not a store of features"):
+        open_store(tmp_path)
