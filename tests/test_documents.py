@@ -60,7 +60,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 @EACH
 def test_names_commands_that_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
-    named = re.findall(r"(?:^\$ |`)dflash-trt ([a-z]+)", text, flags=re.MULTILINE)
+    named = re.findall(r"(?:^\$ |`)dflash-trt ([a-z-]+)", text, flags=re.MULTILINE)
     assert not set(named) - set(COMMANDS)
 
 

@@ -82,6 +82,8 @@ def _no_weights(folder: Path) -> DflashError:
         kind = FOREIGN_SUFFIXES[Path(found[0]).suffix]
         what = f"holds only {kind} weights ({found[0]})"
         fix = f"convert them to {SINGLE_NAME} (save_pretrained in transformers writes it)"
+        if kind == "GGUF":
+            fix = "dflash-trt import-gguf makes a checkpoint of them"
         return DflashError(what, where=folder, fix=fix)
     what = f"has neither {SINGLE_NAME} nor {INDEX_NAME}"
     return DflashError(what, where=folder, fix="download the checkpoint's weights")

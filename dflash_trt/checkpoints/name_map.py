@@ -51,7 +51,7 @@ def match_weights(
             continue
         weights[role] = entry
         actual = entry.shape if is_packed_expert(role) else logical_shape(entry)
-        wanted = [_size(term, symbols) for term in shape]
+        wanted = [size_of(term, symbols) for term in shape]
         fits = [size in ("?", str(n)) for size, n in zip(wanted, actual, strict=False)]
         if len(actual) != len(wanted) or not all(fits):
             misshapen.append(f"{quoted(name)} is {list(actual)}, not [{', '.join(wanted)}]")
@@ -93,7 +93,7 @@ def _expand(rules: Rules, num_layers: int, experts: int) -> Rules:
     return expanded
 
 
-def _size(term: str, symbols: Mapping[str, int]) -> str:
+def size_of(term: str, symbols: Mapping[str, int]) -> str:
     """A term of a symbolic shape as a number, or "?" where any size will do."""
     return term if term == "?" else str(math.prod(symbols[part] for part in term.split("*")))
 

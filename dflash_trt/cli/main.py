@@ -22,6 +22,7 @@ COMMANDS = {
     "build": "Turn a target and a draft checkpoint into a bundle.",
     "doctor": "Say what this machine can build and run.",
     "generate": "Continue prompts, with or without speculation.",
+    "import-gguf": "Turn a GGUF file into a checkpoint that `build` takes.",
     "inspect": "Show what a bundle holds and check its files.",
     "plan": "Project throughput and memory on GPUs one does not have.",
     "package": "Turn a bundle into a Triton server model repository.",
@@ -48,7 +49,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"dflash_trt.cli.{cmd_name}")
+        module = importlib.import_module(f"dflash_trt.cli.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 

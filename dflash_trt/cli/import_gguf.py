@@ -1,0 +1,113 @@
+"""`dflash-trt import-gguf`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import click
+
+from dflash_trt.cli.options import FOLDER, json_option, print_json
+from dflash_trt.cli.progress import StageBars, format_size
+from dflash_trt.importing.importer import Imported, import_gguf
+from dflash_trt.importing.weights import ImportedType
+
+
+@click.command("import-gguf")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--dtype",
+    type=click.Choice(get_args(ImportedType)),
+    default="bf16",
+    help="What weights become: bf16 rounds each decoded value once, fp32 keeps it.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace a checkpoint that was imported before.")
+@json_option
+@click.option("-o", "--output", type=FOLDER, required=True, help="The new checkpoint's folder.")
+def command(file: Path, dtype: str, overwrite: bool, as_json: bool, output: Path) -> None:
+    """Turn a GGUF file into a Hugging Face checkpoint that `build` takes as its target.
+
+    Llama, Qwen3 and Qwen3-MoE models with a byte-level tokenizer, in any type that holds weights,
+    from Q4_0 to F32. The tokenizer and its chat template come from the file too. What cannot be
+    kept is refused by name.
+    """
+    with StageBars() as bars:
+        kind = cast(ImportedType, dtype)
+        imported = import_gguf(file, output, bars, dtype=kind, overwrite=overwrite)
+    if as_json:
+        print_json(_to_json(imported))
+    else:
+        click.echo(_describe(imported))
+
+
+def _describe(imported: Imported) -> str:
+    config, vocabulary = imported.config, imported.vocabulary
+    family, layers = config.architecture.family.name, len(config.sizes.layers)
+    kinds = ", ".join(f"{one.tensors} {kind}" for kind, one in sorted(imported.stored.items()))
+    lines = [
+        f"{imported.folder}: {family} target of {layers} layers ({imported.parameters:,} "
+        f"parameters), {format_size(imported.file.size)} → {format_size(imported.bytes)} in "
+        f"{imported.dtype}",
+        f"  tensors: {kinds}; {_rounding(imported)}",
+        f"  tokenizer: {vocabulary.size:,} tokens, {len(vocabulary.merges):,} merges, cut as "
+        f"{vocabulary.pre_name}; {_endings(imported)}; {_template(imported)}",
+    ]
+    licence = imported.about("license")
+    return "\n".join(lines if licence is None else [*lines, f"  licence: {licence}"])
+
+
+def _rounding(imported: Imported) -> str:
+    rounded = sum(one.rounded for one in imported.stored.values())
+    if not rounded:
+        return "every value is kept"
+    return f"{rounded:,} values rounded to bf16 ({rounded / imported.parameters:.1%})"
+
+
+def _endings(imported: Imported) -> str:
+    ends = imported.vocabulary.special.ends
+    texts = {index: text for text, index in imported.vocabulary.ids.items()}
+    shown = ", ".join(f"{texts.get(index, '')} ({index})" for index in ends)
+    return f"ends at {shown}" if ends else "no token ends a text"
+
+
+def _template(imported: Imported) -> str:
+    vocabulary = imported.vocabulary
+    stated = "no chat template" if vocabulary.template is None else "chat template kept"
+    left = ", ".join(vocabulary.templates)
+    return f"{stated}, left out: {left}" if left else stated
+
+
+def _to_json(imported: Imported) -> dict[str, Any]:
+    config, vocabulary = imported.config, imported.vocabulary
+    return {
+        "output": str(imported.folder),
+        "source": str(imported.file.path),
+        "name": imported.about("name"),
+        "license": imported.about("license"),
+        "family": config.architecture.family.name,
+        "layers": len(config.sizes.layers),
+        "parameters": imported.parameters,
+        "dtype": imported.dtype,
+        "source_bytes": imported.file.size,
+        "bytes": imported.bytes,
+        "shards": imported.shards,
+        "tensors": {
+            kind: {
+                "tensors": one.tensors,
+                "bytes": one.bytes,
+                "values": one.values,
+                "rounded": one.rounded,
+            }
+            for kind, one in sorted(imported.stored.items())
+        },
+        "tokenizer": {
+            "pre_tokenizer": vocabulary.pre_name,
+            "tokens": vocabulary.size,
+            "merges": len(vocabulary.merges),
+            "added_tokens": len(vocabulary.control) + len(vocabulary.user_defined),
+            "unused_tokens": vocabulary.size - len(vocabulary.ids),
+            "eos_token_ids": list(vocabulary.special.ends),
+            "has_chat_template": vocabulary.template is not None,
+            "templates_left_out": list(vocabulary.templates),
+        },
+    }

@@ -1,0 +1,123 @@
+"""An imported target computes what the original does in transformers."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.core.progress import SilentProgress
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.bindings import LOGITS
+from dflash_trt.importing.importer import import_gguf
+from tests.graph.runner import BOUND, GraphRunner, tokens
+from tests.importing.files import VOCAB, Array, write_gguf
+from tests.pairs import bundle_pair
+from tests.reference.checkpoints import write_draft, write_target
+from tests.reference.compare import max_relative_error
+from tests.reference.generate import load_target
+
+LENGTH = 75
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN_KEYS = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 32,
+}
+
+
+def llama3_factors(head_dim: int) -> Array:
+    """What llama.cpp's converter writes for `LLAMA3`: a divisor for each pair's frequency."""
+    factors = []
+    for pair in range(head_dim // 2):
+        wavelength = 2 * math.pi * 10_000.0 ** (2 * pair / head_dim)
+        turns = 8192 / wavelength
+        blend = min(max((turns - 1.0) / (4.0 - 1.0), 0.0), 1.0)
+        factors.append(1 / ((1 - blend) / 32.0 + blend))
+    return np.array(factors, np.float32)
+
+
+def make_source(folder: Path, family: Any, rope: dict[str, Any] | None = None) -> Path:
+    """A target in bf16, whose values all types from BF16 up hold."""
+    options = {"experts": 4, "chosen": 2} if family == "qwen3_moe" else {}
+    write_target(folder, family, "bfloat16", vocab=VOCAB, num_layers=4, head_dim=32, **options)
+    if rope:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
+    return folder
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(
+    ("family", "rope"),
+    [
+        ("llama", None),
+        ("qwen3", None),
+        ("llama", LLAMA3),
+        ("qwen3", YARN),
+        ("qwen3_moe", None),
+    ],
+    ids=["llama", "qwen3", "llama3 factors", "yarn", "qwen3_moe"],
+)
+def test_logits_of_a_bundle_equal_those_of_the_original_in_transformers(
+    family: Any, rope: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    source = make_source(tmp_path / "source", family, rope)
+    file = write_gguf(
+        tmp_path / "model.gguf",
+        source,
+        Kind.BF16,
+        keys={f"{family}.{key}": value for key, value in YARN_KEYS.items()} if rope is YARN else {},
+        tensors={"rope_freqs.weight": llama3_factors(32)} if rope is LLAMA3 else {},
+    )
+    imported = import_gguf(file, tmp_path / "target", SilentProgress())
+    assert not any(one.rounded for one in imported.stored.values())
+    write_draft(tmp_path / "draft", tmp_path / "target", target_layer_ids=[0, 2])
+    built = bundle_pair(tmp_path, BuildOptions())
+    ids = tokens(VOCAB, 1, LENGTH)
+    got = GraphRunner(built).target(ids, [0])[LOGITS]
+    with torch.no_grad():
+        want = load_target(source)(torch.tensor(ids)).logits
+    assert max_relative_error(got, want) <= BOUND
+    assert built.pair.target.eos_token_ids == imported.vocabulary.special.ends
+
+
+def test_factors_of_another_scaling_are_refused(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "source", "llama")
+    factors = llama3_factors(32)
+    factors[3] *= 1.01
+    file = write_gguf(tmp_path / "m.gguf", source, tensors={"rope_freqs.weight": factors})
+    with pytest.raises(DflashError, match="another way than Llama 3's"):
+        import_gguf(file, tmp_path / "out", SilentProgress())
+    assert not (tmp_path / "out").exists()
+
+
+def test_factors_of_one_are_no_scaling(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "source", "llama")
+    ones = {"rope_freqs.weight": np.ones(16, np.float32)}
+    file = write_gguf(tmp_path / "m.gguf", source, tensors=ones)
+    imported = import_gguf(file, tmp_path / "out", SilentProgress())
+    assert imported.config.values["rope_parameters"] == {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+    }
