@@ -1,9 +1,14 @@
-"""Finds a checkpoint's folder: a local one, or a download from the Hugging Face hub."""
+"""Finds a checkpoint's folder: a local one, or a download from the Hugging Face hub.
+
+`download` is the only way to that hub.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from dflash_trt.errors import DflashError, one_line
 
@@ -19,7 +24,12 @@ def find_checkpoint(name: str, *, base: Path, revision: str | None, option: str)
         revision: hub branch, tag or commit; None for the default.
         option: the command-line option that takes a local folder, for the error.
     """
-    return local_checkpoint(name, base=base) or _download(name, revision, option)
+    return local_checkpoint(name, base=base) or download(
+        name,
+        ALLOWED_FILES,
+        revision=revision,
+        fix=f"with no network, pass a local folder with {option}",
+    )
 
 
 def local_checkpoint(name: str, *, base: Path) -> Path | None:
@@ -39,15 +49,33 @@ def local_checkpoint(name: str, *, base: Path) -> Path | None:
     return None
 
 
-def _download(name: str, revision: str | None, option: str) -> Path:
+def download(
+    name: str,
+    patterns: Sequence[str],
+    *,
+    revision: str | None,
+    fix: str,
+    kind: Literal["model", "dataset"] = "model",
+) -> Path:
+    """The folder of a snapshot of `owner/name`, with the files that match one of `patterns`.
+
+    A snapshot that is in the hub's own cache may have more files. `revision` is a branch, tag or
+    commit, None for the default.
+
+    Raises:
+        DflashError: it cannot be fetched; `fix` says what to do without a network.
+    """
     # Imported here: it takes a third of a second, which local checkpoints need not pay.
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=ALLOWED_FILES))
+        found = snapshot_download(
+            name, repo_type=kind, revision=revision, allow_patterns=list(patterns)
+        )
     except Exception as error:
         raise DflashError(
             f"cannot be fetched from the Hugging Face hub ({one_line(error, 160)})",
             where=name,
-            fix=f"with no network, pass a local folder with {option}",
+            fix=fix,
         ) from error
+    return Path(found)

@@ -2,51 +2,100 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from dflash_trt.core.strict_json import parse_json
+from dflash_trt.core.strict_json import parse_json, quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.text.tokenizer import BundleTokenizer
 
 MAX_PROMPT_FILE_BYTES = 256 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class PromptRecord:
+    """A prompt, and what a line of JSON may say about it; other keys of a line mean nothing.
+
+    Args:
+        text: the line's "prompt".
+        answer: a known answer, as text or as token ids.
+        category: the kind of question, in the words of its data set.
+    """
+
+    text: str
+    answer: str | tuple[int, ...] | None = None
+    category: str | None = None
+
+    @staticmethod
+    def of(raw: Any, where: str) -> PromptRecord:
+        """The record of one JSON object; `where` names it in the error, which is of usage."""
+        if not isinstance(raw, dict) or not isinstance(raw.get("prompt"), str):
+            raise DflashError('must be an object with a text "prompt"', where=where, usage=True)
+        answer, category = raw.get("answer"), raw.get("category")
+        if isinstance(answer, list) and all(type(one) is int and one >= 0 for one in answer):
+            answer = tuple(answer)
+        elif answer is not None and not isinstance(answer, str):
+            what = f'"answer" must be a text or token ids, not {quoted(answer)}'
+            raise DflashError(what, where=where, usage=True)
+        if category is not None and not isinstance(category, str):
+            what = f'"category" must be a text, not {quoted(category)}'
+            raise DflashError(what, where=where, usage=True)
+        return PromptRecord(raw["prompt"], answer, category)
+
+
 def read_prompts(path: Path) -> list[str]:
-    """The prompts in `path`: of a `.jsonl` each line's "prompt", else the file as one prompt.
+    """The texts of `read_records`."""
+    return [record.text for record in read_records(path)]
+
+
+def read_records(path: Path) -> list[PromptRecord]:
+    """The prompts in `path`: of a `.jsonl` one each line, else the file as one prompt.
 
     A plain file loses one trailing newline, the one that editors add.
 
     Raises:
-        DflashError: unreadable, not UTF-8, a line that is not an object with a "prompt" text,
-            or no prompt at all.
+        DflashError: unreadable, too large, not UTF-8, a line that is no record, or no prompt at
+            all.
     """
+    text = read_text(path)
+    if path.suffix == ".jsonl":
+        records = parse_lines(text, path)
+    else:
+        records = [PromptRecord(text.removesuffix("\n"))] if text else []
+    if not records:
+        raise DflashError("holds no prompt", where=path, usage=True)
+    return records
+
+
+def read_text(path: Path) -> str:
+    """The text in a file of prompts; raises DflashError: unreadable, too large, not UTF-8."""
     try:
         size = path.stat().st_size
         if size > MAX_PROMPT_FILE_BYTES:
             raise DflashError(f"has {size:,} bytes, more than prompts can be", where=path)
-        text = path.read_bytes().decode("utf-8")
+        return path.read_bytes().decode("utf-8")
     except OSError as error:
         what = f"cannot be read: {error.strerror or error}"
         raise DflashError(what, where=path, usage=True) from error
     except UnicodeDecodeError as error:
         raise DflashError(f"is not UTF-8 at byte {error.start}", where=path, usage=True) from error
-    if path.suffix == ".jsonl":
-        prompts = [
-            _read_line(line, f"{path}:{number}")
-            for number, line in enumerate(text.split("\n"), start=1)
-            if line.strip()
-        ]
-    else:
-        prompts = [text.removesuffix("\n")] if text else []
-    if not prompts:
-        raise DflashError("holds no prompt", where=path, usage=True)
-    return prompts
 
 
-def read_texts(
+def check_texts(texts: Iterable[str], source: str | Path | None) -> None:
+    """Raises DflashError (usage) for an empty text, or one that is not Unicode."""
+    for number, text in enumerate(texts, start=1):
+        problem = _find_problem(text)
+        if problem is not None:
+            where = "--prompt" if source is None else f"{source}, prompt {number}"
+            raise DflashError(problem, where=where, usage=True)
+
+
+def read_given(
     prompt: str | None, prompt_file: Path | None, default_file: Path | None = None
-) -> list[str]:
-    """The prompts asked for, as text.
+) -> list[PromptRecord]:
+    """The prompts asked for.
 
     Raises:
         DflashError: both or neither given, an empty prompt, a file that cannot be used.
@@ -55,17 +104,13 @@ def read_texts(
         raise DflashError("give --prompt or --prompt-file, not both", usage=True)
     file = prompt_file or (default_file if prompt is None else None)
     if file is not None:
-        texts = read_prompts(file)
+        records = read_records(file)
     elif prompt is not None:
-        texts = [prompt]
+        records = [PromptRecord(prompt)]
     else:
         raise DflashError("no prompt", fix="pass --prompt TEXT or --prompt-file FILE", usage=True)
-    for number, text in enumerate(texts, start=1):
-        problem = _find_problem(text)
-        if problem is not None:
-            where = f"{file}, prompt {number}" if file else "--prompt"
-            raise DflashError(problem, where=where, usage=True)
-    return texts
+    check_texts((record.text for record in records), file)
+    return records
 
 
 def encode_prompts(tokenizer: BundleTokenizer, texts: list[str], *, raw: bool) -> list[list[int]]:
@@ -87,18 +132,26 @@ def encode_calibration(folder: Path, file: Path) -> list[list[int]]:
             where=folder,
             fix="download the checkpoint's tokenizer",
         )
-    return encode_prompts(BundleTokenizer(folder), read_texts(None, file), raw=False)
+    return encode_prompts(
+        BundleTokenizer(folder), [one.text for one in read_given(None, file)], raw=False
+    )
 
 
-def _read_line(line: str, where: str) -> str:
+def parse_lines(text: str, path: Path) -> list[PromptRecord]:
+    """The record of each line that is not blank."""
+    return [
+        _parse_line(line, f"{path}:{number}")
+        for number, line in enumerate(text.split("\n"), start=1)
+        if line.strip()
+    ]
+
+
+def _parse_line(line: str, where: str) -> PromptRecord:
     try:
-        record = parse_json(line.encode(), where)
+        raw = parse_json(line.encode(), where)
     except DflashError as error:
         raise DflashError(error.what, where=where, usage=True) from error
-    prompt = record.get("prompt") if isinstance(record, dict) else None
-    if not isinstance(prompt, str):
-        raise DflashError('must be an object with a text "prompt"', where=where, usage=True)
-    return prompt
+    return PromptRecord.of(raw, where)
 
 
 def _find_problem(text: str) -> str | None:
