@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -17,8 +17,20 @@ from dflash_trt.core.limits import MAX_THREADS
 from dflash_trt.errors import DflashError
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.speculation.schedule import BlockSchedule
-from dflash_trt.text.prompts import encode_prompts, read_texts
+from dflash_trt.text.hub_prompts import EXAMPLE
+from dflash_trt.text.prompts import encode_prompts, read_given
+from dflash_trt.text.task_sets import (
+    Task,
+    TaskSet,
+    encode_tasks,
+    name_sources,
+    read_task_sets,
+)
 from dflash_trt.text.tokenizer import BundleTokenizer
+
+if TYPE_CHECKING:  # commands that run no pair should not wait for what runs one
+    from dflash_trt.pair import LoadedPair
+    from dflash_trt.runtime import Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,20 +75,74 @@ class PromptOptions:
 
     def read(self, default: Path | None = None) -> list[str]:
         """The prompts as text, likewise."""
-        return read_texts(self.prompt, self.prompt_file, default)
+        return [one.text for one in read_given(self.prompt, self.prompt_file, default)]
 
 
-prompt_options = option_group(
-    "prompts",
-    PromptOptions,
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """Named sets of prompts, or the prompts of `PromptOptions` as one set."""
+
+    prompt: str | None
+    prompt_file: Path | None
+    sources: tuple[str, ...]
+    limit_prompts: int | None
+    raw: bool
+
+    @property
+    def are_named(self) -> bool:
+        """Whether sets were asked for by name: figures are shown for each then."""
+        return bool(self.sources)
+
+    def encode(self, tokenizer: BundleTokenizer, default: Path | None = None) -> list[Task]:
+        """The prompts of all sets as token ids, those of the file `default` if none are given."""
+        return encode_tasks(tokenizer, self.read(default), raw=self.raw)
+
+    def read(self, default: Path | None = None) -> list[TaskSet]:
+        """The sets as text, likewise."""
+        if not self.sources:
+            records = read_given(self.prompt, self.prompt_file, default)
+            return [TaskSet("prompts", tuple(records[: self.limit_prompts]))]
+        if self.prompt is not None or self.prompt_file is not None:
+            other = "--prompt" if self.prompt_file is None else "--prompt-file"
+            raise DflashError(f"give --prompts or {other}, not both", usage=True)
+        return read_task_sets(name_sources(self.sources), self.limit_prompts)
+
+    def check(self, pair: LoadedPair, requests: Sequence[Request], tasks: Sequence[Task]) -> None:
+        """Raises DflashError (usage) for a request that `pair` cannot run, naming its prompt."""
+        if not self.sources:
+            pair.check(requests)
+            return
+        for request, task in zip(requests, tasks, strict=True):
+            try:
+                pair.check([request])
+            except DflashError as error:
+                fix, usage = error.fix, error.usage
+                raise DflashError(error.what, where=task.label, fix=fix, usage=usage) from error
+
+
+_PROMPT = (
     click.option("--prompt", help="The prompt's text."),
     click.option(
         "--prompt-file",
         type=FILE,
         help='One prompt (the whole file), or many (.jsonl with a "prompt" each).',
     ),
-    click.option("--raw", is_flag=True, help="Do not apply the chat template."),
 )
+_RAW = click.option("--raw", is_flag=True, help="Do not apply the chat template.")
+task_set_options = (
+    click.option(
+        "--prompts",
+        "sources",
+        metavar="[NAME=]FILE",
+        multiple=True,
+        help=f"A set of prompts, as of --prompt-file or {EXAMPLE}; repeatable.",
+    ),
+    click.option(
+        "--limit-prompts", type=click.IntRange(1), help="Only the first so many of every set."
+    ),
+)
+prompt_options = option_group("prompts", PromptOptions, *_PROMPT, _RAW)
+task_options = option_group("prompts", TaskOptions, *_PROMPT, *task_set_options, _RAW)
 sampling_options = option_group(
     "sampling",
     SamplingParams,

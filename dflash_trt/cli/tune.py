@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +12,30 @@ from dflash_trt.backends.base import TargetGraph
 from dflash_trt.bundle.bundle import Bundle, detach_file, open_bundle, replace_file
 from dflash_trt.cli.options import (
     FILE,
-    PromptOptions,
+    TaskOptions,
     bundle_argument,
     json_option,
     parse_counts,
     print_json,
-    prompt_options,
     refuse_given,
     sampling_options,
+    task_options,
     threads_option,
 )
 from dflash_trt.cli.progress import StageBars
+from dflash_trt.cli.task_table import count_answers
 from dflash_trt.core.publish import file_error
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.speculation.prediction import StepPrediction
-from dflash_trt.speculation.schedule import NO_SPECULATION, SCHEDULE_NAME, BlockSchedule
+from dflash_trt.speculation.schedule import (
+    NO_SPECULATION,
+    SCHEDULE_NAME,
+    BlockSchedule,
+    Measurements,
+)
 from dflash_trt.tuning.blocks import (
     TuningOptions,
     candidate_batches,
@@ -47,7 +54,7 @@ FALLBACKS: dict[str, TargetGraph | None] = {
 
 @click.command("tune")
 @bundle_argument
-@prompt_options
+@task_options
 @click.option("--max-tokens", type=click.IntRange(2), default=128)
 @sampling_options
 @click.option(
@@ -77,7 +84,7 @@ FALLBACKS: dict[str, TargetGraph | None] = {
 def command(
     context: click.Context,
     bundle: Path,
-    prompts: PromptOptions,
+    prompts: TaskOptions,
     max_tokens: int,
     sampling: SamplingParams,
     blocks: str | None,
@@ -93,7 +100,8 @@ def command(
     """Measure BUNDLE here and write the block size by batch that is fastest into it.
 
     Times steps of every batch and block, and of decoding without drafts; measures acceptance on
-    the prompts (by default those that came with the pair) at every block. `generate`, `serve` and
+    the prompts (by default those that came with the pair) at every block; with several sets it
+    shows that of each, and decides by all of them together. `generate`, `serve` and
     `package` follow the schedule from then on; `--block-schedule none` turns that off. No output
     changes, only speed.
     """
@@ -115,13 +123,14 @@ def command(
         prefill_chunk=limits.prefill_chunk,
         eos_token_ids=tuple(manifest.target.eos_token_ids),
     )
+    tasks = prompts.encode(pair.tokenizer, opened.prompts)
     requests = [
-        Request(prompt_ids=tuple(ids), max_tokens=max_tokens, sampling=sampling)
-        for ids in prompts.encode(pair.tokenizer, opened.prompts)
+        Request(prompt_ids=task.ids, max_tokens=max_tokens, sampling=sampling) for task in tasks
     ]
     with pair, StageBars() as bars:
-        pair.check(requests)
-        measured = measure(pair.executor, requests, options, bars)
+        prompts.check(pair, requests, tasks)
+        names = [task.set_name for task in tasks]
+        measured = measure(pair.executor, requests, options, bars, names)
     schedule = derive_schedule(
         measured,
         limits.max_batch,
@@ -190,12 +199,13 @@ def _to_json(schedule: BlockSchedule, written: Path | None) -> dict[str, Any]:
 def _describe(schedule: BlockSchedule) -> list[str]:
     measured = schedule.measured
     assert measured is not None
-    lengths = ", ".join(
-        f"{length:.2f} at {block}"
-        for block, length in zip(measured.block_sizes, measured.acceptance_lengths, strict=True)
-    )
+    lengths = _by_block(measured, measured.acceptance_lengths)
     lines = [
         f"acceptance length by block ({measured.prompts} prompts): {lengths}",
+        *(
+            f"  {one.name} ({one.answers}): {_by_block(measured, one.acceptance_lengths)}"
+            for one in measured.sets or ()
+        ),
         f"predicted decode tokens/s with {measured.positions} positions held, * the choice; "
         "fed: without drafts, but keeping the drafter's context",
         "  batch  target_only      fed"
@@ -212,6 +222,11 @@ def _describe(schedule: BlockSchedule) -> list[str]:
             for block, rate in row["blocks"].items()
         ]
         lines.append(f"{row['batch']:>7}{''.join(cells)}")
+    if measured.looping is not None:
+        lines.append(
+            f"looping: {count_answers(measured.looping.answers)}, which may inflate the figures "
+            f"above; alone: {_by_block(measured, measured.looping.acceptance_lengths)}"
+        )
     lines.append(f"schedule: {schedule.describe()}")
     drafts = schedule.draft_len_schedule()
     lines.append(
@@ -221,6 +236,13 @@ def _describe(schedule: BlockSchedule) -> list[str]:
         else "TensorRT-LLM: no speculation"
     )
     return lines
+
+
+def _by_block(measured: Measurements, lengths: Sequence[float | None]) -> str:
+    return ", ".join(
+        f"{'–' if length is None else f'{length:.2f}'} at {block}"
+        for block, length in zip(measured.block_sizes, lengths, strict=True)
+    )
 
 
 def _cell(rate: float, width: int, *, chosen: bool) -> str:

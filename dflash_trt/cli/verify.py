@@ -17,19 +17,21 @@ from dflash_trt.cli.against import print_comparison, print_comparison_json
 from dflash_trt.cli.options import (
     FILE,
     FOLDER,
-    PromptOptions,
+    TaskOptions,
     bundle_argument,
     json_option,
     parse_counts,
     print_json,
-    prompt_options,
     refuse_given,
     sampling_options,
+    task_options,
     threads_option,
 )
 from dflash_trt.cli.progress import StageBars
+from dflash_trt.cli.task_table import print_tasks
 from dflash_trt.errors import EXIT_FAILED, DflashError
 from dflash_trt.pair import LoadedPair
+from dflash_trt.proof.task_table import TaskFigures, tabulate
 from dflash_trt.proof.twin_comparison import Bounds, compare
 from dflash_trt.proof.twins import check_twins
 from dflash_trt.proof.verification import Mode, ModeReport, Speed, measure_speed, verify
@@ -43,7 +45,7 @@ COMPARISON_OPTIONS = {"text_file", "fail_below_agreement", "max_tau_loss"}
 
 @click.command("verify")
 @bundle_argument
-@prompt_options
+@task_options
 @click.option("--max-tokens", type=click.IntRange(2), default=128)
 @sampling_options
 @click.option(
@@ -85,7 +87,7 @@ COMPARISON_OPTIONS = {"text_file", "fail_below_agreement", "max_tau_loss"}
 def command(
     context: click.Context,
     bundle: Path,
-    prompts: PromptOptions,
+    prompts: TaskOptions,
     max_tokens: int,
     sampling: SamplingParams,
     blocks: str | None,
@@ -102,7 +104,8 @@ def command(
 
     Each output token's logits must be the baseline's, alone and batched (on an executor that
     does not promise bits: up to floating-point ties). Exit code 1 at any difference. Without
-    prompts, those that came with the pair are used.
+    prompts, those that came with the pair are used. With --prompts, figures are shown for each
+    set; answers that repeat themselves are left out of those, since they inflate acceptance.
 
     With --against, say instead what lower precision costs: how often BUNDLE expects the same
     token as its twin, how far their distributions are apart, and what drafts are worth to
@@ -120,19 +123,22 @@ def command(
             raise DflashError("nan is no bound", where=option, usage=True)
     pair = LoadedPair(open_bundle(bundle), threads=threads, block_schedule=NONE)
     limits = pair.bundle.manifest.limits
-    sequences = prompts.encode(pair.tokenizer, pair.bundle.prompts)
+    tasks = prompts.encode(pair.tokenizer, pair.bundle.prompts)
+    sequences = [task.ids for task in tasks]
     if against is not None:
         twin = open_bundle(against)
         check_runnable(twin)
         texts = (
-            sequences if text_file is None else map(pair.tokenizer.encode, read_prompts(text_file))
+            sequences
+            if text_file is None
+            else [tuple(pair.tokenizer.encode(text)) for text in read_prompts(text_file)]
         )
         bounds = Bounds(agreement=fail_below_agreement, tau_loss=max_tau_loss)
         with StageBars() as bars:
             comparison = compare(
                 check_twins(pair.bundle, twin),
                 sequences,
-                list(texts),
+                texts,
                 sampling,
                 max_tokens=max_tokens,
                 threads=threads,
@@ -146,8 +152,7 @@ def command(
         batches, "--batch", 1, limits.max_batch, sorted({1, limits.max_batch})
     )
     requests = [
-        Request(prompt_ids=tuple(ids), max_tokens=max_tokens, sampling=sampling)
-        for ids in sequences
+        Request(prompt_ids=ids, max_tokens=max_tokens, sampling=sampling) for ids in sequences
     ]
     modes = [
         Mode(speculation=False, batch=batch, block_size=None) for batch in batch_sizes if batch > 1
@@ -157,8 +162,10 @@ def command(
         for block in block_sizes
         for batch in batch_sizes
     ]
+    timed = block_sizes[-1]
     eos = pair.bundle.manifest.target.eos_token_ids
     with pair, Progress(console=Console(stderr=True), transient=True) as progress:
+        prompts.check(pair, requests, tasks)
         task = progress.add_task("comparing", total=len(requests) * (len(modes) + 1) * max_tokens)
         reports = verify(
             pair.executor,
@@ -170,19 +177,24 @@ def command(
         )
         progress.remove_task(task)
         task = progress.add_task("timing", total=2 * repeats)
-        speed = measure_speed(
+        timing = measure_speed(
             pair.executor,
             requests,
-            block_size=block_sizes[-1],
+            block_size=timed,
             repeats=repeats,
             eos_token_ids=eos,
             on_run=lambda: progress.advance(task),
         )
     failed = not all(report.is_lossless for report in reports)
+    # The mode that is timed, and compared first of its block: batches ascend.
+    shown = next(one for one, mode in zip(reports, modes, strict=True) if mode.block_size == timed)
+    figures = tabulate([task.set_name for task in tasks], shown, timing)
     if as_json:
-        _print_json(reports, speed, failed)
+        _print_json(reports, timing.speed(), figures, failed)
     else:
-        _print_report(reports, speed, len(requests), block_sizes[-1])
+        _print_report(reports, timing.speed(), len(requests), timed)
+        if prompts.are_named:
+            print_tasks(figures, shown.mode)
     return EXIT_FAILED if failed else 0
 
 
@@ -220,7 +232,9 @@ def _outcome(report: ModeReport) -> str:
     return f"equal up to {len(report.ties)} floating-point ties"
 
 
-def _print_json(reports: list[ModeReport], speed: Speed, failed: bool) -> None:
+def _print_json(
+    reports: list[ModeReport], speed: Speed, figures: list[TaskFigures], failed: bool
+) -> None:
     modes = [
         {
             "mode": report.mode,
@@ -240,4 +254,5 @@ def _print_json(reports: list[ModeReport], speed: Speed, failed: bool) -> None:
         "dflash_tokens_per_second": list(speed.speculative),
         "speedup": speed.speedup if speed.ratios else None,
     }
-    print_json({"lossless": not failed, "modes": modes, "speed": timing})
+    sets = [one.to_json() for one in figures]
+    print_json({"lossless": not failed, "modes": modes, "speed": timing, "sets": sets})

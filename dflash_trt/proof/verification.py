@@ -7,7 +7,7 @@ less than the noise, which is measured between the two runs on the rows before a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -16,6 +16,7 @@ import numpy as np
 from dflash_trt.backends.base import Executor
 from dflash_trt.core.limits import PREFILL_CHUNK
 from dflash_trt.runtime.generator import Generator
+from dflash_trt.runtime.loops import is_looping
 from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.request import Request, RequestResult, TokenEvent
 from dflash_trt.runtime.statistics import RequestStatistics, TotalStatistics, total
@@ -82,7 +83,7 @@ class ModeReport:
     `tokens` and `logits` count what was compared. `difference` is the first place where a bit
     differs. `ties` has an item per prompt whose tokens part; `noise` is the largest difference of
     a logit on rows before a parting. `has_cut_output` says that an output ended elsewhere though
-    its tokens agree: never a tie.
+    its tokens agree: never a tie. `of_prompts` and `are_looping` have an item per prompt.
     """
 
     mode: str
@@ -94,6 +95,7 @@ class ModeReport:
     has_cut_output: bool = False
     noise: float = 0.0
     of_prompts: list[RequestStatistics] = field(default_factory=list)
+    are_looping: list[bool] = field(default_factory=list)
 
     @property
     def statistics(self) -> TotalStatistics:
@@ -112,6 +114,7 @@ class ModeReport:
         self.tokens += len(actual.token_ids)
         self.logits += actual.logits.size
         self.of_prompts.append(actual.statistics)
+        self.are_looping.append(is_looping(actual.token_ids))
         if self.difference is None:
             self.difference = find_difference(expected, actual, self.mode, prompt)
         pairs = zip(expected.token_ids, actual.token_ids, strict=False)
@@ -156,6 +159,28 @@ class Speed:
     def ratios(self) -> tuple[float, ...]:
         pairs = zip(self.speculative, self.baseline, strict=True)
         return tuple(speculative / baseline for speculative, baseline in pairs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Interleaved runs of the same prompts; each item is one run, with an item for each prompt."""
+
+    baseline: tuple[tuple[RequestStatistics, ...], ...] = ()
+    speculative: tuple[tuple[RequestStatistics, ...], ...] = ()
+
+    def speed(self, prompts: Collection[int] | None = None) -> Speed:
+        """The speed over the prompts of these numbers, counted from 0; over all without."""
+
+        def rate(run: Sequence[RequestStatistics]) -> float | None:
+            each = [one for index, one in enumerate(run) if prompts is None or index in prompts]
+            tokens = sum(one.output_tokens - 1 for one in each)
+            seconds = sum(one.decode_s or 0.0 for one in each)
+            return tokens / seconds if seconds else None
+
+        pairs = zip(map(rate, self.baseline), map(rate, self.speculative), strict=True)
+        # Outputs that end at their first token have no speed.
+        runs = [(b, s) for b, s in pairs if b is not None and s is not None]
+        return Speed(baseline=tuple(b for b, _ in runs), speculative=tuple(s for _, s in runs))
 
 
 def verify(
@@ -244,24 +269,23 @@ def measure_speed(
     repeats: int,
     eos_token_ids: Sequence[int] = (),
     on_run: Callable[[], None] = lambda: None,
-) -> Speed:
+) -> Timing:
     """Times `requests` one by one, baseline and speculation in turn, `repeats` times each."""
 
-    def run(speculation: bool) -> float | None:
+    def run(speculation: bool) -> tuple[RequestStatistics, ...]:
         options = GeneratorOptions(
             speculation=speculation, block_size=block_size if speculation else None
         )
         generator = Generator(executor, eos_token_ids=eos_token_ids, options=options)
         statistics = [generator.generate([request])[0].statistics for request in requests]
         on_run()
-        tokens = sum(one.output_tokens - 1 for one in statistics)
-        seconds = sum(one.decode_s or 0.0 for one in statistics)
-        return tokens / seconds if seconds else None
+        return tuple(statistics)
 
     pairs = [(run(False), run(True)) for _ in range(repeats)]
-    # Outputs that end at their first token have no speed.
-    runs = [(b, s) for b, s in pairs if b is not None and s is not None]
-    return Speed(baseline=tuple(b for b, _ in runs), speculative=tuple(s for _, s in runs))
+    return Timing(
+        baseline=tuple(baseline for baseline, _ in pairs),
+        speculative=tuple(speculative for _, speculative in pairs),
+    )
 
 
 def _parts(requests: Sequence[Request], size: int) -> Iterator[Sequence[Request]]:

@@ -47,6 +47,17 @@ class StepSeconds(StrictRecord):
     blocks: list[MeasuredSeconds]
 
 
+class AnswerGroup(StrictRecord):
+    """Some of the answers that were measured: those of one named set, or those that loop.
+
+    `acceptance_lengths` are theirs, by block; None where nothing was drafted for them.
+    """
+
+    name: str
+    answers: Count
+    acceptance_lengths: list[Annotated[float, Field(ge=1, le=MAX_BLOCK)] | None]
+
+
 class Measurements(StrictRecord):
     """What a schedule was derived from.
 
@@ -60,6 +71,8 @@ class Measurements(StrictRecord):
         prefill_only_seconds: the same through target_only.
         acceptance: by block: P(draft j accepted | all before it accepted), j = 1 … block - 1.
         acceptance_lengths: by block: tau, emitted tokens / steps.
+        sets: the same by named set of prompts, where there are several.
+        looping: the answers that repeat themselves (`runtime.loops`), which count like others.
     """
 
     prompts: Count
@@ -72,6 +85,8 @@ class Measurements(StrictRecord):
     prefill_only_seconds: MeasuredSeconds
     acceptance: list[list[Probability]]
     acceptance_lengths: list[Annotated[float, Field(ge=1, le=MAX_BLOCK)]]
+    sets: list[AnswerGroup] | None = None
+    looping: AnswerGroup | None = None
 
     @model_validator(mode="after")
     def _fit_together(self) -> Measurements:
@@ -84,6 +99,9 @@ class Measurements(StrictRecord):
             raise ValueError("acceptance needs block - 1 rates for each of block_sizes")
         if len(self.acceptance_lengths) != len(sizes):
             raise ValueError("acceptance_lengths needs one for each of block_sizes")
+        groups = [*(self.sets or ()), *((self.looping,) if self.looping else ())]
+        if any(len(group.acceptance_lengths) != len(sizes) for group in groups):
+            raise ValueError("acceptance_lengths of a group needs one for each of block_sizes")
         return self
 
 

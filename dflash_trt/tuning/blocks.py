@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle, islice
+from itertools import compress, cycle, islice
 from statistics import fmean, median
 from typing import cast
 
@@ -29,6 +29,7 @@ from dflash_trt.core.limits import PREFILL_CHUNK
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.generator import Generator
+from dflash_trt.runtime.loops import is_looping
 from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.request import Request, RequestResult
 from dflash_trt.runtime.scores import needed_scores, sampling_input
@@ -37,6 +38,7 @@ from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import (
     NO_SPECULATION,
+    AnswerGroup,
     BlockSchedule,
     Measurements,
     StepSeconds,
@@ -72,9 +74,16 @@ class TuningOptions:
 
 
 def measure(
-    executor: Executor, requests: Sequence[Request], options: TuningOptions, progress: Progress
+    executor: Executor,
+    requests: Sequence[Request],
+    options: TuningOptions,
+    progress: Progress,
+    set_names: Sequence[str] = (),
 ) -> Measurements:
     """Runs `requests`, which all have `max_tokens`, and times steps.
+
+    `set_names` has the set of each request; where there are several, acceptance is recorded for
+    each, and what is decided is of all together.
 
     Raises:
         DflashError: no requests, outputs too short to say anything about acceptance (usage).
@@ -83,6 +92,7 @@ def measure(
         raise DflashError("no prompt to measure with", usage=True)
     acceptance: list[list[float]] = []
     lengths: list[float] = []
+    by_block: list[list[RequestResult]] = []
     for block in options.block_sizes:
         progress.stage(f"acceptance at block {block}", len(requests), "steps")
         results = _decode(executor, requests, block, options, progress.advance)
@@ -99,6 +109,7 @@ def measure(
         rates = [rate or 0.0 for rate in summary.conditional_acceptance]
         acceptance.append(rates + [0.0] * (block - 1 - len(rates)))
         lengths.append(summary.acceptance_length)
+        by_block.append(results)
     # The outputs are the same whatever the block: any run's do.
     texts = [
         (*request.prompt_ids, *result.token_ids[: len(result.token_ids) // 2])
@@ -109,6 +120,8 @@ def measure(
     progress.stage("step times", options.rounds * len(options.batches), "steps")
     steps = bench.time_steps(progress.advance)
     executor.release_slots(0)
+    sets = {name: [one == name for one in set_names] for name in dict.fromkeys(set_names)}
+    loops = [is_looping(one.token_ids) for one in results]
     return Measurements(
         prompts=len(requests),
         max_tokens=max(request.max_tokens or 1 for request in requests),
@@ -120,6 +133,8 @@ def measure(
         prefill_only_seconds=prefill[0],
         acceptance=acceptance,
         acceptance_lengths=lengths,
+        sets=[_group(*one, by_block) for one in sets.items()] if len(sets) > 1 else None,
+        looping=_group("looping", loops, by_block) if any(loops) else None,
     )
 
 
@@ -162,6 +177,18 @@ def candidate_blocks(trained: int) -> list[int]:
 def candidate_batches(max_batch: int) -> list[int]:
     """Powers of two up to `max_batch`, and it."""
     return sorted({1 << bit for bit in range(max_batch.bit_length())} | {max_batch})
+
+
+def _group(
+    name: str, chosen: Sequence[bool], by_block: Sequence[Sequence[RequestResult]]
+) -> AnswerGroup:
+    """The answers that are `chosen`, and their acceptance with every block."""
+    summaries = [total(one.statistics for one in compress(results, chosen)) for results in by_block]
+    return AnswerGroup(
+        name=name,
+        answers=sum(chosen),
+        acceptance_lengths=[summary.acceptance_length for summary in summaries],
+    )
 
 
 def _decode(

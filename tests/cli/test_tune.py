@@ -97,6 +97,31 @@ def test_json_and_a_file_of_its_own(
     assert sorted(path.name for path in bundle.iterdir()) == before
 
 
+def test_sets_of_prompts(run: Run, bundle: Path, tmp_path: Path) -> None:
+    """Each has its own line; the schedule is that of all of them together."""
+    (tmp_path / "letters.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "digits.jsonl").write_text('{"prompt": "0"}\n{"prompt": "1"}\n')
+    sets = [f"--prompts={tmp_path}/letters.jsonl", f"--prompts={tmp_path}/digits.jsonl"]
+    shown = run.well("tune", bundle, *QUICK, *sets, "--dry-run").out.splitlines()
+    assert shown[0].startswith("acceptance length by block (3 prompts): 1.2")
+    assert shown[1:3] == [
+        "  letters (1): 1.97 at 2, 1.97 at 4",
+        "  digits (2): 1.00 at 2, 1.00 at 4",
+    ]
+    assert [line for line in shown if line.startswith("looping: ")] == [
+        "looping: 3 answers, which may inflate the figures above; alone: 1.20 at 2, 1.20 at 4"
+    ]
+    measured = run.well("tune", bundle, *QUICK, *sets, "--dry-run", "--json").json["schedule"][
+        "measured"
+    ]
+    assert [(one["name"], one["answers"]) for one in measured["sets"]] == [
+        ("letters", 1),
+        ("digits", 2),
+    ]
+    both = sum(one["answers"] * 59 / one["acceptance_lengths"][0] for one in measured["sets"])
+    assert measured["acceptance_lengths"][0] == pytest.approx(3 * 59 / both)
+
+
 def _force(folder: Path, *blocks: int, **fields: Any) -> Path:
     """A file with the bundle's schedule, changed to `blocks` by batch.
 
@@ -106,7 +131,8 @@ def _force(folder: Path, *blocks: int, **fields: Any) -> Path:
     known["blocks"] = [
         {"max_batch": batch, "block_size": block} for batch, block in enumerate(blocks, start=1)
     ]
-    known["measured"] = invent_measurements((2, 4), plain=0.1, batches=(1, 4)).model_dump()
+    invented = invent_measurements((2, 4), plain=0.1, batches=(1, 4))
+    known["measured"] = invented.model_dump(exclude_none=True)
     path = folder.parent / "forced.json"
     path.write_text(json.dumps({**known, **fields}))
     return path

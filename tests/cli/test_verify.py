@@ -6,6 +6,7 @@ Comparing is tested in tests/lossless/test_verification.py; options are refused 
 from __future__ import annotations
 
 import itertools
+import json
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_json(run: Run, bundle: Path) -> None:
     arguments = ["--prompt", "cab", "--max-tokens", 5, "--block-size", "8,2", "--batch", "1,3"]
     outcome = run.well("verify", bundle, *arguments, "--repeats", 1, "--json")
     answer = outcome.json
-    assert answer.keys() == {"lossless", "modes", "speed"}
+    assert answer.keys() == {"lossless", "modes", "speed", "sets"}
     assert answer["lossless"] is True
     assert [mode["mode"] for mode in answer["modes"]] == [
         "target_only, batch 3",
@@ -94,6 +95,67 @@ def test_json(run: Run, bundle: Path) -> None:
     assert len(speed["dflash_tokens_per_second"]) == 1
     ratio = speed["dflash_tokens_per_second"][0] / speed["target_only_tokens_per_second"][0]
     assert speed["speedup"] == pytest.approx(ratio)
+
+
+@pytest.fixture
+def sets(tmp_path: Path) -> list[str]:
+    """Options of two sets, whose answers are "abab…" and "0123…"."""
+    (tmp_path / "letters.jsonl").write_text('{"prompt": "b"}\n{"prompt": "xb"}\n')
+    (tmp_path / "d.jsonl").write_text('{"prompt": "9", "answer": "0123"}\n')
+    return [f"--prompts={tmp_path}/letters.jsonl", f"--prompts=digits={tmp_path}/d.jsonl"]
+
+
+def test_figures_by_set(run: Run, bundle: Path, sets: list[str]) -> None:
+    outcome = run.well("verify", bundle, *sets, "--max-tokens", 7, "--repeats", 2)
+    head, titles, *rows = outcome.out.splitlines()[5:]
+    assert head.startswith("by set of prompts, DFlash block 8, batch 1 (τ = ")
+    assert titles.split() == ["set", *"prompts output tokens steps τ".split()] + [
+        *"target_only DFlash speed-up".split()
+    ]
+    # "abab…" takes two tokens a step, "0123…" one.
+    assert [row.split()[:5] for row in rows] == [
+        ["letters", "2", "14", "6", "2.00"],
+        ["digits", "1", "7", "6", "1.00"],
+        ["all", "3", "21", "12", "1.50"],
+    ]
+    assert len({len(line) for line in [titles, *rows]}) == 1, "columns are aligned"
+    for row in rows:
+        assert all(float(cell.replace(",", "")) > 0 for cell in row.split()[5:])
+
+
+def test_answers_that_loop_are_not_in_the_figures(run: Run, bundle: Path, sets: list[str]) -> None:
+    options = ["--max-tokens", 24, "--repeats", 1, "--batch", 1]
+    outcome = run.well("verify", bundle, *sets, *options)
+    *_, letters, digits, everything, note = outcome.out.splitlines()
+    assert letters.split()[1:] == ["0", "0", "0", "–", "–", "–", "–"]
+    # Ten digits in turn: of eight in a row none comes three times in 24.
+    assert digits.split()[1:5] == ["1", "24", "23", "1.00"]
+    assert everything.split()[1:5] == ["1", "24", "23", "1.00"]
+    assert note.startswith("looping: 2 answers of letters, τ 1.92, not in the figures (")
+    sets_json = run.well("verify", bundle, *sets, *options, "--json").json["sets"]
+    assert [one["name"] for one in sets_json] == ["letters", "digits", "all"]
+    assert sets_json[0]["looping"] == {"answers": 2, "acceptance_length": pytest.approx(46 / 24)}
+    assert sets_json[0]["acceptance_length"] is sets_json[0]["speedup"] is None
+    assert sets_json[1]["looping"] == {"answers": 0, "acceptance_length": None}
+    for one in sets_json[1:]:
+        rates = one["dflash_tokens_per_second"], one["target_only_tokens_per_second"]
+        assert one["speedup"] == pytest.approx(rates[0] / rates[1])
+
+
+def test_a_limit_of_every_set(run: Run, bundle: Path, sets: list[str]) -> None:
+    options = ["--max-tokens", 4, "--repeats", 0, "--limit-prompts", 1, "--json"]
+    answer = run.well("verify", bundle, *sets, *options).json
+    assert [one["prompts"] for one in answer["sets"]] == [1, 1, 2]
+    assert run.well("verify", bundle, *options).json["sets"][0]["prompts"] == 1
+
+
+def test_sets_that_are_refused(run: Run, bundle: Path, sets: list[str], tmp_path: Path) -> None:
+    run("verify", bundle, *sets, "--prompt", "a").fails(2, "give --prompts or --prompt, not both")
+    run("verify", bundle, *sets, *sets).fails(2, "--prompts: two sets are named 'letters'")
+    run("verify", bundle, "--prompts", tmp_path / "no.jsonl").fails(2, "no.jsonl: cannot be read")
+    (tmp_path / "long.jsonl").write_text('{"prompt": "a"}\n' + json.dumps({"prompt": "a" * 400}))
+    refused = run("verify", bundle, *sets, "--prompts", tmp_path / "long.jsonl")
+    refused.fails(2, "long, prompt 2: 400 tokens do not fit")
 
 
 def test_one_wrong_bit(run: Run, bundle: Path, doctor: Doctor) -> None:

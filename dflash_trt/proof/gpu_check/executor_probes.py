@@ -270,7 +270,7 @@ def _probe_speed(gpu: TensorRtExecutor, requests: Sequence[Request]) -> Iterator
         detail=", ".join(f"{name} {value:.3f}" for name, value in times.items()),
         figures={"cache_bytes": gpu.caches.nbytes, **times},
     )
-    speed = measure_speed(gpu, requests, block_size=limits.block_size, repeats=3)
+    speed = measure_speed(gpu, requests, block_size=limits.block_size, repeats=3).speed()
     if speed.ratios:
         yield Probe(
             name="speed at batch 1",
