@@ -100,6 +100,5 @@ def find_architecture(name: object) -> Architecture:
             f"architecture {quoted(name)} is not imported from GGUF",
             fix="build it from its Hugging Face checkpoint",
         )
-    known = [one.name for one in ARCHITECTURES]
-    shown = nearest(name, known) if isinstance(name, str) else f" (known: {', '.join(known)})"
-    raise DflashError(f"architecture {quoted(name)} is not supported{shown}")
+    hint = nearest(str(name), [one.name for one in ARCHITECTURES])
+    raise DflashError(f"architecture {quoted(name)} is not supported{hint}")

@@ -58,16 +58,16 @@ def refuse_other_files(file: GgufFile) -> Architecture:
             architecture that is not supported.
     """
     part = _SPLIT_NAME.search(file.path.name)
-    count = file.fields.get("split.count", 1)
+    count = file.single("split.count", 1)
     if part and part[2] != "00001":
         raise _split(file, f"part {int(part[1])} of {int(part[2])}")
     if count != 1 and count != 0:
         raise _split(file, f"one of {quoted(count)} parts")
-    kind = file.fields.get("general.type", "model")
+    kind = file.single("general.type", "model")
     if kind != "model":
-        what = _KINDS.get(kind, f"of type {quoted(kind)}") if isinstance(kind, str) else "no model"
+        what = _KINDS.get(str(kind), f"of type {quoted(kind)}")
         raise file.error(f"is {what}", "pass the GGUF file of a language model")
-    name = file.fields.get("general.architecture")
+    name = file.single("general.architecture")
     if name is None:
         raise file.error("states no general.architecture", "convert the model again")
     try:

@@ -24,7 +24,8 @@ _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4"
 _BOOL, _TEXT, _ARRAY = 7, 8, 9
 _LENGTH_BYTES = 8
 
-Value = int | float | bool | str | list[str] | npt.NDArray[Any]
+Scalar = int | float | bool | str
+Value = Scalar | list[str] | npt.NDArray[Any]
 """A text array is a list; one of numbers keeps its type, bools as uint8."""
 
 
@@ -73,7 +74,7 @@ class Cursor:
         """An error about the file as a whole."""
         return DflashError(what, where=self._where, fix="download the file again")
 
-    def _single(self, kind: int, key: str) -> Value:
+    def _single(self, kind: int, key: str) -> Scalar:
         shown = quoted(key)
         if kind == _TEXT:
             return self.text(MAX_TEXT_BYTES, shown)

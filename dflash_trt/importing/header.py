@@ -14,7 +14,7 @@ from pathlib import Path
 from dflash_trt.core.strict_json import is_file, quoted
 from dflash_trt.errors import DflashError, first_few, one_line
 from dflash_trt.importing.blocks import BlockType, block_types, can_decode
-from dflash_trt.importing.cursor import Cursor, Value
+from dflash_trt.importing.cursor import Cursor, Scalar, Value
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -62,6 +62,13 @@ class GgufFile:
     size: int
     fields: Mapping[str, Value]
     tensors: Mapping[str, GgufTensor]
+
+    def single(self, key: str, default: Scalar | None = None) -> Scalar | None:
+        """The value of `key`; DflashError where it is a list of values."""
+        value = self.fields.get(key, default)
+        if value is None or isinstance(value, Scalar):
+            return value
+        raise self.error(f"{quoted(key)} must be one value, not a list", "download the file again")
 
     def error(self, what: str, fix: str | None = None) -> DflashError:
         """An error about the file."""
@@ -168,7 +175,7 @@ def _lay_out(
 ) -> dict[str, GgufTensor]:
     """The tensors at their places in the file, which they must fill but for the alignment."""
     start = _align(cursor.position, alignment)
-    position = end = start
+    position = start
     placed: dict[str, GgufTensor] = {}
     for tensor in sorted(tensors.values(), key=lambda one: one.offset):
         shown, offset = f"tensor {quoted(tensor.name)}", start + tensor.offset

@@ -114,7 +114,7 @@ def import_gguf(
 
 def _check_vocab_size(file: GgufFile, config: ModelConfig, size: int) -> None:
     key = f"{config.architecture.name}.vocab_size"
-    stated = file.fields.get(key, size)
+    stated = file.single(key, size)
     if stated != size:
         what = f"{key} is {quoted(stated)}, and there are {size} tokens"
         raise file.error(what, "convert the model again")

@@ -67,7 +67,7 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
         DflashError: it is of another kind than byte-level BPE, its pre-tokenizer is not known, or
             tokens, merges and ids do not fit together.
     """
-    model = file.fields.get(f"{_PREFIX}model")
+    model = file.single(f"{_PREFIX}model")
     if model != "gpt2":
         what = "has no tokenizer" if model is None else f"has a {quoted(model)} tokenizer"
         raise file.error(f"{what}; only byte-level BPE (gpt2) is imported", FOREIGN_FIX)
@@ -103,14 +103,14 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
 
 
 def _pre_tokenizer(file: GgufFile) -> tuple[str, PreTokenizer]:
-    name = file.fields.get(f"{_PREFIX}pre", "default")
+    name = file.single(f"{_PREFIX}pre", "default")
     if name == "default":
         raise file.error(
             "does not say how its tokenizer cuts text (tokenizer.ggml.pre), as old files do not",
             "convert the model again with a llama.cpp of June 2024 or later",
         )
     if not isinstance(name, str) or name not in PRE_TOKENIZERS:
-        hint = nearest(name, sorted(PRE_TOKENIZERS)) if isinstance(name, str) else ""
+        hint = nearest(str(name), sorted(PRE_TOKENIZERS))
         raise file.error(f"pre-tokenizer {quoted(name)} is not known{hint}", FOREIGN_FIX)
     return name, PRE_TOKENIZERS[name]
 
@@ -152,7 +152,7 @@ def _merges(file: GgufFile, ids: Mapping[str, int]) -> list[tuple[str, str]]:
 def _special_ids(file: GgufFile, count: int) -> SpecialIds:
     def read(name: str) -> int | None:
         key = f"{_PREFIX}{name}_token_id"
-        value = file.fields.get(key)
+        value = file.single(key)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
@@ -168,7 +168,7 @@ def _special_ids(file: GgufFile, count: int) -> SpecialIds:
 def _added(file: GgufFile, name: str, token: int | None, default: bool) -> int | None:
     """The token that is put before or behind every text; None where none is."""
     key = f"{_PREFIX}add_{name}_token"
-    is_added = file.fields.get(key, default)
+    is_added = file.single(key, default)
     if not isinstance(is_added, bool):
         raise file.error(f"{key} is {quoted(is_added)}, not true or false", _AGAIN)
     if is_added and token is None:
@@ -177,7 +177,7 @@ def _added(file: GgufFile, name: str, token: int | None, default: bool) -> int |
 
 
 def _template(file: GgufFile) -> str | None:
-    template = file.fields.get(_TEMPLATE)
+    template = file.single(_TEMPLATE)
     if template is None:
         return None
     if not isinstance(template, str):

@@ -1,0 +1,99 @@
+"""`dflash-trt import-gguf`: what it prints, what it writes, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+from tests.cli.conftest import Build, Run, write_config
+from tests.importing.files import VOCAB, write_gguf
+from tests.reference.checkpoints import write_draft, write_target
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_target(
+        tmp_path_factory.mktemp("source") / "hf", "llama", num_layers=3, vocab=VOCAB, tie=True
+    )
+
+
+@pytest.fixture
+def model(source: Path, tmp_path: Path) -> Path:
+    names = {"general.name": "Tiny", "general.license": "apache-2.0"}
+    return write_gguf(tmp_path / "tiny.gguf", source, Kind.Q8_0, keys=names)
+
+
+def test_what_it_says(run: Run, model: Path, tmp_path: Path) -> None:
+    shown = run.well("import-gguf", model, "-o", tmp_path / "out").out.splitlines()
+    assert shown[0].startswith(f"{tmp_path / 'out'}: llama target of 3 layers (")
+    assert shown[0].endswith(" in bf16")
+    assert shown[1].startswith("  tensors: 7 F32, 22 Q8_0; ") and "values rounded" in shown[1]
+    assert shown[2].endswith("cut as gpt-2; ends at <|end|> (320); no chat template")
+    assert shown[3:] == ["  licence: apache-2.0"]
+    exact = run.well("import-gguf", model, "-o", tmp_path / "exact", "--dtype", "fp32").out
+    assert "every value is kept" in exact
+
+
+def test_json(run: Run, model: Path, tmp_path: Path) -> None:
+    told = run.well("import-gguf", model, "-o", tmp_path / "out", "--json").json
+    weights = tmp_path / "out/model.safetensors"
+    assert told["bytes"] == 2 * told["parameters"] < weights.stat().st_size
+    assert told["source_bytes"] == model.stat().st_size
+    assert told["tensors"]["F32"]["tensors"] == 7 and told["tensors"]["Q8_0"]["tensors"] == 22
+    assert sum(one["values"] for one in told["tensors"].values()) == told["parameters"]
+    assert told["tokenizer"] == {
+        "pre_tokenizer": "gpt-2",
+        "tokens": VOCAB,
+        "merges": VOCAB - 2 - 256,
+        "added_tokens": 2,
+        "unused_tokens": 0,
+        "eos_token_ids": [320],
+        "has_chat_template": False,
+        "templates_left_out": [],
+    }
+    origin = json.loads((tmp_path / "out/gguf_source.json").read_text())
+    assert origin["file"] == "tiny.gguf" and origin["license"] == told["license"] == "apache-2.0"
+    assert origin["rounded_values"] == sum(one["rounded"] for one in told["tensors"].values())
+
+
+def test_a_build_takes_it(run: Run, build: Build, model: Path, tmp_path: Path) -> None:
+    run.well("import-gguf", model, "-o", tmp_path / "target")
+    write_draft(tmp_path / "draft", tmp_path / "target", target_layer_ids=[0, 1])
+    build.well(write_config(tmp_path))
+    told = run.well("generate", build.folder, "--prompt", "the key", "--max-tokens", "4", "--json")
+    assert told.json
+
+
+def test_only_what_was_imported_is_replaced(run: Run, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run.well("import-gguf", model, "-o", out)
+    run("import-gguf", model, "-o", out).fails(2, "already exists", "--overwrite")
+    run.well("import-gguf", model, "-o", out, "--overwrite")
+    (out / "gguf_source.json").unlink()
+    run("import-gguf", model, "-o", out, "--overwrite").fails(2, "it is not overwritten")
+
+
+def test_failures(run: Run, model: Path, tmp_path: Path) -> None:
+    run("import-gguf", tmp_path / "none.gguf", "-o", tmp_path / "out").fails(1, "no such file")
+    run("import-gguf", tmp_path, "-o", tmp_path / "o").fails(1, "not a regular file")
+    run("import-gguf", model, "-o", model).fails(2, "is a file")
+    run("import-gguf", model).fails(2, "-o")
+    run("import-gguf", model, "-o", model / "out").fails(2, "is a file, not a folder")
+    assert [one.name for one in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+def test_without_the_package(
+    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dflash_trt.importing.blocks import block_types
+
+    block_types.cache_clear()
+    for name in [name for name in sys.modules if name.split(".")[0] == "gguf"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    shown = run("import-gguf", model, "-o", tmp_path / "out").fails(1, "needs the package gguf")
+    assert shown.endswith("pip install 'dflash-trt[gguf]'")

@@ -1,0 +1,205 @@
+"""What an import refuses by name, and that nothing is left where it does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dflash_trt.core.progress import SilentProgress
+from dflash_trt.errors import DflashError
+from dflash_trt.importing import importer
+from dflash_trt.importing.header import GgufFile, read_gguf
+from dflash_trt.importing.importer import import_gguf
+from tests.checkpoints.helpers import refused
+from tests.importing.files import VOCAB, write_gguf
+from tests.reference.checkpoints import write_target
+
+MATRIX = np.ones((32, 32), np.float32)
+VECTOR = np.ones(32, np.float32)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {"num_layers": 2, "hidden": 32, "heads": 2, "intermediate": 48, "vocab": VOCAB}
+    return write_target(tmp_path_factory.mktemp("source") / "hf", "llama", **sizes)
+
+
+def fails(source: Path, folder: Path, *pieces: str, name: str = "m.gguf", **changes: Any) -> None:
+    """An import of `source` with these changes is refused and leaves nothing."""
+    path = write_gguf(folder / name, source, **changes)
+    with refused(str(path), *pieces):
+        import_gguf(path, folder / "out", SilentProgress())
+    assert [one.name for one in folder.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("keys", "piece"),
+    [
+        ({"general.type": "adapter"}, "is a LoRA adapter, not a model: merge it"),
+        ({"general.type": "mmproj"}, "is a projector"),
+        ({"general.type": "other"}, 'is of type "other"'),
+        ({"split.count": 3}, "is one of 3 parts of a model; join them first"),
+        ({"llama.rope.scaling.type": "linear"}, "llama.rope.scaling.type"),
+        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.factor is missing"),
+        ({"llama.rope.scaling.yarn_log_multiplier": 0.1}, "yarn_log_multiplier"),
+        ({"llama.expert_count": 8}, 'key "llama.expert_count" = 8 is not known'),
+        ({"llama.logit_scale": 0.5}, 'key "llama.logit_scale" = 0.5 is not known'),
+        ({"llama.nextn_predict_layers": 1}, '"llama.nextn_predict_layers" = 1 is not known'),
+        ({"llama.attention.sliding_window": 64}, "it may change what the model computes"),
+        ({"llama.block_count": None}, "llama.block_count is missing"),
+        ({"llama.block_count": 0}, "an integer from 1 to 1024"),
+        ({"llama.block_count": 1000}, "states 1000 layers and has"),
+        ({"llama.block_count": 3}, "9 missing (blk.2.attn_norm.weight"),
+        ({"llama.block_count": 1}, "9 not known (blk.1"),
+        ({"llama.attention.head_count": [2, 2]}, "llama.attention.head_count is"),
+        ({"llama.attention.head_count_kv": 3}, "num_attention_heads"),
+        ({"llama.attention.key_length": 8}, "attention.value_length = 16"),
+        ({"llama.rope.dimension_count": 8}, "rope.dimension_count = 8 is not supported"),
+        ({"llama.attention.layer_norm_rms_epsilon": 0.0}, "layer_norm_rms_epsilon is 0.0"),
+        ({"llama.embedding_length": 64}, "of another shape (token_embd.weight is [322, 32]"),
+        ({"llama.feed_forward_length": 2**31 - 1}, "feed_forward_length"),
+        ({"llama.context_length": True}, "llama.context_length is true"),
+        ({"llama.vocab_size": 321}, "llama.vocab_size is 321, and there are 322 tokens"),
+    ],
+    ids=str,
+)
+def test_keys(source: Path, tmp_path: Path, keys: dict[str, Any], piece: str) -> None:
+    fails(source, tmp_path, piece, keys=keys)
+
+
+@pytest.mark.parametrize("key", ["llama.expert_count", "llama.nextn_predict_layers"])
+def test_what_is_off_is_no_reason_to_refuse(source: Path, tmp_path: Path, key: str) -> None:
+    path = write_gguf(tmp_path / "m.gguf", source, keys={key: 0})
+    import_gguf(path, tmp_path / "out", SilentProgress())
+
+
+@pytest.mark.parametrize(
+    ("tensors", "piece"),
+    [
+        ({"blk.1.attn_q.weight": None}, "1 missing (blk.1.attn_q.weight)"),
+        ({"blk.1.attn_q.weight": np.ones((32, 64), np.float32)}, "1 of another shape"),
+        ({"output_norm.weight": np.ones((1, 32), np.float32)}, "is [1, 32], not [32]"),
+        ({"blk.0.attn_q.bias": VECTOR}, "7 missing (blk.1.attn_q.bias"),
+        ({"blk.2.nextn.eh_proj.weight": MATRIX}, "1 not known (blk.2.nextn.eh_proj.weight)"),
+        ({"blk.0.attn_q.weight.lora_a": MATRIX}, "1 not known"),
+        ({"blk.0.attn_q_norm.weight": VECTOR}, "1 not known (blk.0.attn_q_norm.weight)"),
+        ({"blk.0.ffn_up.weight": np.full((48, 32), np.nan, np.float32)}, "holds NaN or infinities"),
+        ({"blk.0.ffn_up.weight": np.full((48, 32), 3.4e38, np.float32)}, "holds NaN or infinities"),
+        ({"rope_freqs.weight": MATRIX}, 'tensor "rope_freqs.weight" is [32, 32], not a vector'),
+        ({"rope_freqs.weight": VECTOR * 2}, "another way than Llama 3's"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_tensors(source: Path, tmp_path: Path, tensors: dict[str, Any], piece: str) -> None:
+    fails(source, tmp_path, piece, tensors=tensors)
+
+
+def test_a_part_of_a_model(source: Path, tmp_path: Path) -> None:
+    name = "m-00002-of-00003.gguf"
+    fails(source, tmp_path, "is part 2 of 3 of a model; join them first", name=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "piece"),
+    [
+        ("gpt-oss", 'architecture "gpt-oss" is not imported from GGUF; build it from'),
+        ("qwen3next", "architecture \"qwen3next\" is not supported (nearest: 'qwen3')"),
+        ("clip", "(known: llama, qwen3, qwen3moe)"),
+    ],
+)
+def test_architectures(source: Path, tmp_path: Path, name: str, piece: str) -> None:
+    config = json.loads((source / "config.json").read_text())
+    shutil.copytree(source, tmp_path / "hf")
+    (tmp_path / "hf/config.json").write_text(json.dumps(config | {"model_type": name}))
+    path = write_gguf(tmp_path / "m.gguf", tmp_path / "hf")
+    with refused(piece):
+        import_gguf(path, tmp_path / "out", SilentProgress())
+
+
+def test_a_folder_that_holds_the_file_is_not_replaced(source: Path, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", source)
+    import_gguf(path, tmp_path / "out", SilentProgress())
+    inside = path.rename(tmp_path / "out" / "m.gguf")
+    with refused("holds m.gguf, which would be gone with it"):
+        import_gguf(inside, tmp_path / "out", SilentProgress(), overwrite=True)
+    assert inside.exists()
+
+
+def test_a_full_disk(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    path = write_gguf(tmp_path / "m.gguf", source)
+    with refused(str(tmp_path / "out"), "bytes, 1,000 are free; free some space"):
+        import_gguf(path, tmp_path / "out", SilentProgress())
+    assert [one.name for one in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_a_file_that_shrinks_while_it_is_read(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", source)
+
+    def read(given: Path) -> GgufFile:
+        file = read_gguf(given)
+        path.write_bytes(path.read_bytes()[:-8000])
+        return file
+
+    monkeypatch.setattr(importer, "read_gguf", read)
+    with refused("it changed while it was read"):
+        import_gguf(path, tmp_path / "out", SilentProgress())
+    assert [one.name for one in tmp_path.iterdir()] == ["m.gguf"]
+
+
+@pytest.fixture(scope="module")
+def whole(source: Path) -> GgufFile:
+    return read_gguf(write_gguf(source.parent / "whole.gguf", source))
+
+
+ODD = st.sampled_from(
+    [0, 1, -1, 2**31, 2**64 - 1, 0.0, 1e300, -0.5, True, "", "llama", "yarn", ["a"], []]
+) | st.just(np.array([1, 2], np.int32))
+
+
+def check_odd_values(whole: GgufFile, folder: Path, changes: dict[int, Any]) -> None:
+    """Whatever keys say, the file is imported or refused with one line."""
+    keys = sorted(whole.fields)
+    changed = {keys[number % len(keys)]: value for number, value in changes.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        odd = replace(whole, fields={**whole.fields, **changed})
+        patch.setattr(importer, "read_gguf", lambda path: odd)
+        try:
+            import_gguf(whole.path, folder / "out", SilentProgress())
+        except DflashError as error:
+            assert error.message.isprintable() and len(error.message) < 600
+            assert not (folder / "out").exists()
+        else:
+            shutil.rmtree(folder / "out")
+
+
+CHANGES = st.dictionaries(st.integers(0, 40), ODD, min_size=1, max_size=2)
+_SETTINGS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@settings(_SETTINGS, max_examples=60)
+@given(changes=CHANGES)
+def test_odd_values_are_taken_or_refused(
+    whole: GgufFile, tmp_path: Path, changes: dict[int, Any]
+) -> None:
+    check_odd_values(whole, tmp_path, changes)
+
+
+@pytest.mark.exhaustive
+@settings(_SETTINGS, max_examples=2000)
+@given(changes=CHANGES)
+def test_more_odd_values_are_taken_or_refused(
+    whole: GgufFile, tmp_path: Path, changes: dict[int, Any]
+) -> None:
+    check_odd_values(whole, tmp_path, changes)
