@@ -36,7 +36,7 @@ class ChatRenderer:
         return re.search(rf"\b{re.escape(variable)}\b", self._template) is not None
 
     def render(
-        self, conversation: Sequence[Message], variables: Mapping[str, str] | None = None
+        self, conversation: Sequence[Message], variables: Mapping[str, bool | str] | None = None
     ) -> str:
         """The conversation's text; `variables` are the template's, beside the usual ones.
 
@@ -79,7 +79,7 @@ class ChatRenderer:
 
 
 def _describe_job(
-    template: str, conversation: Sequence[Message], variables: Mapping[str, str]
+    template: str, conversation: Sequence[Message], variables: Mapping[str, bool | str]
 ) -> bytes:
     """A line of the worker's stdin."""
     # Defined and empty, as transformers does it.

@@ -70,8 +70,12 @@ class BundleTokenizer:
         """A renderer of conversations, up to the answer; None without a template."""
         if self.chat_template is None:
             return None
-        tokens = {key: _token_text(self._config.get(key)) for key in SPECIAL_TOKENS}
-        return ChatRenderer(self.chat_template, tokens)
+        return ChatRenderer(self.chat_template, self.special_texts)
+
+    @property
+    def special_texts(self) -> dict[str, str]:
+        """The special tokens that the config names, by its keys; empty texts for others."""
+        return {key: _token_text(self._config.get(key)) for key in SPECIAL_TOKENS}
 
 
 def _read_template(folder: Path, config: dict[str, Any]) -> str | None:
