@@ -1,0 +1,130 @@
+"""What one may ask of `train-draft`. A default that is None is chosen from the target and the
+budget, and says why (shape_choice.py, plan.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ANSWER_TOKENS = 512
+MAX_LENGTH = 3072
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOptions:
+    """The prompts, and how serving sends them.
+
+    Args:
+        prompts: sets, [NAME=]FILE or an address on the hub; a line has a "prompt" or "messages".
+        held_out: sets that are measured on; without one some are split off `prompts`.
+        given_answers: the lines' "answer" is the target's own, so that it need not be asked.
+        system_prompt: stands before every conversation.
+        template_options: variables of the chat template, `enable_thinking` say; they replace the
+            configuration's.
+        raw: prompts go to the target without the chat template.
+        max_length: tokens of a row, prompt and answer; the target's positions may be fewer.
+        answer_tokens: most tokens of an answer.
+        temperature: of the answers; 0 is greedy.
+        rows: how many prompts to train on; None is what the budget allows.
+    """
+
+    prompts: tuple[str, ...]
+    held_out: tuple[str, ...] = ()
+    given_answers: bool = False
+    system_prompt: str | None = None
+    template_options: Mapping[str, bool | str] = field(default_factory=dict)
+    raw: bool = False
+    max_length: int = MAX_LENGTH
+    answer_tokens: int = ANSWER_TOKENS
+    temperature: float = 0.0
+    rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointOptions:
+    """An OpenAI-compatible server that answers the prompts; without a URL this process does.
+
+    `model` None takes the only one that the server lists; `concurrency` is how many it is asked
+    for at a time.
+    """
+
+    url: str | None = None
+    model: str | None = None
+    concurrency: int = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeOptions:
+    """The draft's shape; None is chosen."""
+
+    layers: int | None = None
+    block_size: int | None = None
+    taps: tuple[int, ...] | None = None
+    intermediate_size: int | None = None
+    mask_token_id: int | None = None
+
+    @property
+    def given(self) -> dict[str, object]:
+        """Those that are not left to be chosen, by the option's name."""
+        values = {
+            "--layers": self.layers,
+            "--block-size": self.block_size,
+            "--taps": self.taps,
+            "--ffn": self.intermediate_size,
+            "--mask-token-id": self.mask_token_id,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeOptions:
+    """How the draft is trained; None is chosen.
+
+    Args:
+        anchors: blocks of a row at each step.
+        gamma: slot k's loss weighs exp(-(k - 1) / gamma).
+        learning_rate: of the schedule's top.
+        batch_rows: rows of a step.
+        steps: of the whole schedule; None is what the budget allows.
+        patience: evaluations in a row without a new best after which training stops.
+    """
+
+    anchors: int | None = None
+    gamma: float | None = None
+    learning_rate: float | None = None
+    batch_rows: int | None = None
+    steps: int | None = None
+    patience: int = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRequest:
+    """A draft to train.
+
+    Args:
+        target: a checkpoint's folder, a bundle's (whose weights, quantised or not, are the
+            target then), or a name that `targets` lists.
+        hours: of wall time for everything; what an interrupted run took counts.
+        start: a draft to go on with; it brings its shape along.
+        work: where stages keep their results; None is a hidden folder beside `output`.
+        bundle: where the finished pair's bundle goes; None is `output` with "-bundle" behind it.
+        online: features are computed whenever a row is used, not kept on disk.
+        device: what trains, "cpu" or "cuda"; None takes the GPU that is there.
+    """
+
+    target: str
+    hours: float
+    output: Path
+    data: DataOptions
+    endpoint: EndpointOptions = field(default_factory=EndpointOptions)
+    shape: ShapeOptions = field(default_factory=ShapeOptions)
+    recipe: RecipeOptions = field(default_factory=RecipeOptions)
+    start: Path | None = None
+    work: Path | None = None
+    bundle: Path | None = None
+    overwrite: bool = False
+    online: bool = False
+    device: str | None = None
+    threads: int = 1
+    seed: int = 0

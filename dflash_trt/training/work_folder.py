@@ -1,0 +1,161 @@
+"""Where a training keeps what its stages have finished, so that a kill costs minutes.
+
+A stage has a folder named by the hash of what goes into it. Its manifest is written last: a folder
+without one is unfinished, and its stage goes on there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.core import publish
+from dflash_trt.core.strict_json import read_json_object
+from dflash_trt.errors import DflashError
+
+_MANIFEST, _CLOCK = "stage.json", "clock.json"
+_KEY_CHARACTERS = 12
+
+
+def digest(parts: Mapping[str, Any]) -> str:
+    """A hash of JSON values."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces a file by `value`; a kill leaves the old one or the new one."""
+    new = path.with_name(f".{path.name}.new")
+    with new.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(value, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+class StageFolder:
+    """A stage's folder.
+
+    Attributes:
+        key: hash of everything that decides its result.
+        folder: where it works and where its result stays.
+    """
+
+    def __init__(self, root: Path, name: str, key: str) -> None:
+        self.key, self.name = key, name
+        self.folder = root / f"{name}-{key[:_KEY_CHARACTERS]}"
+        self.folder.mkdir(exist_ok=True)
+
+    @property
+    def record(self) -> dict[str, Any] | None:
+        """What `finish` noted; None for a stage that is not finished."""
+        path = self.folder / _MANIFEST
+        if not path.is_file():
+            return None
+        record = read_json_object(path)
+        return record if record.get("key") == self.key else None
+
+    def finish(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Marks the stage as finished; returns its record."""
+        noted = {"key": self.key, **record}
+        write_json(self.folder / _MANIFEST, noted)
+        return noted
+
+
+class WorkFolder:
+    """The folder of one output's training; see `open_work`.
+
+    Attributes:
+        is_new: whether nothing was here before.
+    """
+
+    def __init__(self, root: Path, *, is_new: bool) -> None:
+        self.root, self.is_new = root, is_new
+        self._started = time.monotonic()
+        path = root / _CLOCK
+        self._before = float(read_json_object(path)["seconds"]) if path.is_file() else 0.0
+
+    @property
+    def spent(self) -> float:
+        """Seconds that this run and those before it took."""
+        return self._before + time.monotonic() - self._started
+
+    def tick(self) -> None:
+        """Notes the time: what a killed run did after its last note is not counted."""
+        write_json(self.root / _CLOCK, {"seconds": round(self.spent, 1)})
+
+    def forget_time(self) -> None:
+        """Lets the next run begin a new budget."""
+        (self.root / _CLOCK).write_text('{"seconds": 0}')
+
+    def stage(
+        self, name: str, parts: Mapping[str, Any], *, keep_others: bool = False
+    ) -> StageFolder:
+        """The stage `name` of `parts`; what it left for other parts goes, unless `keep_others`."""
+        stage = StageFolder(self.root, name, digest(parts))
+        if not keep_others:
+            for other in self.root.glob(f"{name}-*"):
+                if other != stage.folder:
+                    shutil.rmtree(other, ignore_errors=True)
+        return stage
+
+    def keep_only(self, *names: str) -> None:
+        """Removes every stage but those."""
+        for folder in self.root.iterdir():
+            if folder.is_dir() and folder.name.rpartition("-")[0] not in names:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def is_worthless(self) -> bool:
+        """Whether it holds nothing that took long: no answer and no features."""
+        answers = (path.stat().st_size for path in self.root.glob("answers-*/*.jsonl"))
+        return not any(answers) and next(self.root.glob(f"features-*/{_MANIFEST}"), None) is None
+
+
+def work_folder(output: Path) -> Path:
+    """Where the training of `output` works if nothing is said."""
+    return output.parent / f".{output.name}.work"
+
+
+@contextmanager
+def open_work(root: Path) -> Iterator[WorkFolder]:
+    """Makes or opens a work folder, for one process at a time.
+
+    What ends before the first answer leaves nothing; later, the work stays.
+
+    Raises:
+        DflashError: it cannot be written, is something else, or is in use.
+    """
+    root = root.resolve()
+    created = publish.missing_folders(root)
+    is_new = bool(created)
+    if root.exists() and not root.is_dir():
+        raise DflashError("is a file, not a folder", where=root, usage=True)
+    known = {_CLOCK, "lock"}
+    if root.is_dir() and any(root.iterdir()) and not known & {one.name for one in root.iterdir()}:
+        fix = "pass an empty or a new one"
+        raise DflashError("is no work folder of a training", where=root, fix=fix, usage=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = publish.lock_folder(root, wait=False)
+    except BlockingIOError as error:
+        raise DflashError("is in use by another training", where=root) from error
+    except OSError as error:
+        publish.remove_empty(created)
+        raise publish.file_error(error, root) from error
+    work = WorkFolder(root, is_new=is_new)
+    try:
+        yield work
+    except OSError as error:
+        raise publish.file_error(error, Path(error.filename or root)) from error
+    finally:
+        if work.is_worthless and is_new:
+            shutil.rmtree(root, ignore_errors=True)
+            publish.remove_empty(created)
+        os.close(lock)
