@@ -1,0 +1,144 @@
+"""Answers of an OpenAI-compatible server, which must be the target and read what is served."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.text.tokenizer import BundleTokenizer
+from dflash_trt.training.answers import AnswerOptions
+from dflash_trt.training.render import RenderedRow
+from dflash_trt.training.request import EndpointOptions
+
+_QUESTION_S, _ANSWER_S = 20.0, 900.0
+_ROUND = 4
+_MAX_REPLY = 64 << 20
+
+
+class AnswerServer:
+    """A server at `options.url`, with or without /v1.
+
+    Args:
+        variables: of the chat template, as serving gives them.
+        end_ids: the model's end-of-sequence ids; the first is put where an answer stopped.
+
+    Raises:
+        DflashError: no server, no such model.
+    """
+
+    def __init__(
+        self,
+        options: EndpointOptions,
+        answers: AnswerOptions,
+        tokenizer: BundleTokenizer,
+        variables: Mapping[str, bool | str],
+        end_ids: tuple[int, ...],
+    ) -> None:
+        assert options.url is not None
+        self._base = options.url.rstrip("/").removesuffix("/v1") + "/v1"
+        if not self._base.startswith(("http://", "https://")):
+            what = f"{options.url!r} is no http:// or https:// address"
+            raise DflashError(what, where="--answers-from", usage=True)
+        self._options, self._answers, self._tokenizer = options, answers, tokenizer
+        self._variables, self._end_ids = dict(variables), end_ids
+        self.model = self._find_model(options.model)
+
+    @property
+    def round_rows(self) -> int:
+        return _ROUND * self._options.concurrency
+
+    def answer(
+        self, rows: Sequence[RenderedRow], on_answer: Callable[[int, Sequence[int]], None]
+    ) -> None:
+        """See `Answerer`.
+
+        Raises:
+            DflashError: the server fails, or reads other tokens than serving would send.
+        """
+        with ThreadPoolExecutor(self._options.concurrency) as pool:
+            asked = {pool.submit(self.ask, row): index for index, row in enumerate(rows)}
+            try:
+                for done in as_completed(asked):
+                    on_answer(asked[done], done.result())
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def ask(self, row: RenderedRow, *, greedy_tokens: int | None = None) -> list[int]:
+        """The answer's tokens; of `greedy_tokens` likeliest ones where that is given."""
+        options = self._answers
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": greedy_tokens or options.room(row),
+            "temperature": 0.0 if greedy_tokens else options.temperature,
+            "seed": options.sampling(row).seed,
+        }
+        if row.messages:
+            body["messages"] = [dict(message) for message in row.messages]
+            if self._variables:
+                body["chat_template_kwargs"] = self._variables
+            reply = self._post("/chat/completions", body)
+        else:
+            reply = self._post("/completions", {**body, "prompt": row.text})
+        return self._read_answer(reply, row)
+
+    def _read_answer(self, reply: dict[str, Any], row: RenderedRow) -> list[int]:
+        try:
+            choice = reply["choices"][0]
+            said = choice.get("message", choice)
+            text, reason = said.get("content", said.get("text")) or "", choice["finish_reason"]
+            read = reply["usage"]["prompt_tokens"]
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            what = f"its reply has no answer or no usage ({one_line(repr(error), 60)})"
+            raise DflashError(what, where=self._base) from error
+        if said.get("reasoning_content") or said.get("reasoning"):
+            fix = "start it without a reasoning parser, so that answers come as they were said"
+            raise DflashError("takes the reasoning out of answers", where=self._base, fix=fix)
+        if read != len(row.prompt_ids):
+            raise DflashError(
+                f"reads {read} tokens where serving sends {len(row.prompt_ids)}: its tokenizer, "
+                "chat template or thinking mode is another",
+                where=self._base,
+                fix="start it with the target's, and give --template-option as it is served",
+            )
+        ids = self._tokenizer.encode(text, special=False)
+        return [*ids, *self._end_ids[:1]] if reason == "stop" else ids or list(self._end_ids[:1])
+
+    def _find_model(self, wanted: str | None) -> str:
+        listed = self._open("/models", None, _QUESTION_S).get("data")
+        names = [one.get("id") for one in listed if isinstance(one, dict)] if listed else []
+        if wanted is None and len(names) == 1 and isinstance(names[0], str):
+            return names[0]
+        if wanted in names and wanted is not None:
+            return wanted
+        what = "which of its models is the target?" if wanted is None else f"has no {wanted!r}"
+        shown = ", ".join(map(str, names[:5])) or "none"
+        raise DflashError(
+            f"{what} it lists {shown}", where=self._base, fix="pass --endpoint-model", usage=True
+        )
+
+    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return self._open(path, json.dumps(body).encode(), _ANSWER_S)
+
+    def _open(self, path: str, body: bytes | None, timeout: float) -> dict[str, Any]:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        request = urllib.request.Request(self._base + path, body, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as response:
+                reply = json.loads(response.read(_MAX_REPLY))
+        except urllib.error.HTTPError as error:
+            detail = one_line(error.read(2000).decode(errors="replace"), 200)
+            what = f"answers {error.code} to {path}: {detail}"
+            raise DflashError(what, where=self._base) from error
+        except (OSError, ValueError) as error:
+            what = f"does not answer {path} ({one_line(error, 120)})"
+            fix = "start the server, or leave out --answers-from"
+            raise DflashError(what, where=self._base, fix=fix) from error
+        if not isinstance(reply, dict):
+            raise DflashError(f"answers {path} with no object", where=self._base)
+        return reply

@@ -1,0 +1,121 @@
+"""Bundles of the target with a draft: what answers, captures features and measures acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_trt.bundle.build import TOKENIZER_FILES, BuildOptions, build_bundle
+from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.calibration.memory import available_memory, estimate_memory
+from dflash_trt.checkpoints.draft import DraftSpec, read_draft
+from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.target import TargetSpec, read_target
+from dflash_trt.config import BuildConfig, CheckpointSource
+from dflash_trt.core.progress import Progress, SilentProgress
+from dflash_trt.errors import DflashError
+from dflash_trt.training.json_lines import write_lines
+from dflash_trt.training.target_source import TrainingTarget
+
+MAX_BATCH = 16
+_GIB = 1 << 30
+_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PairBuilder:
+    """Builds bundles for the CPU of `target` and drafts.
+
+    Args:
+        target: the target.
+        folder: of a checkpoint of the target with its tokenizer beside it; see `join_target`.
+        max_seq_len: tokens of the longest row.
+        max_batch: sequences answered together.
+    """
+
+    target: TrainingTarget
+    folder: Path
+    max_seq_len: int
+    max_batch: int
+
+    def build(
+        self,
+        draft: Path,
+        destination: Path,
+        *,
+        prompts: Sequence[str] = (),
+        progress: Progress | None = None,
+        overwrite: bool = True,
+    ) -> Bundle:
+        """Builds a bundle whole or not at all; `prompts` go along, for `verify`.
+
+        Raises:
+            DflashError: the pair cannot be served, or the disk refuses.
+        """
+        pair = check_pair(read_target(self.folder), read_draft(draft))
+        config = BuildConfig(
+            description=f"{self.target.name} with a draft trained for it",
+            target=CheckpointSource(checkpoint=str(self.target.folder)),
+            draft=CheckpointSource(checkpoint=str(draft)),
+            max_batch=self.max_batch,
+            max_seq_len=self.max_seq_len,
+        )
+        file = destination.parent / f".{destination.name}-prompts.jsonl" if prompts else None
+        if file is not None:
+            write_lines(file, ({"prompt": text} for text in prompts))
+        options = BuildOptions(overwrite=overwrite, cache_dtype=self.target.cache_dtype)
+        try:
+            build_bundle(
+                pair,
+                config,
+                self.target.name,
+                destination,
+                options,
+                progress or SilentProgress(),
+                prompts=file,
+            )
+        finally:
+            if file is not None:
+                file.unlink(missing_ok=True)
+        return open_bundle(destination)
+
+
+def join_target(target: TrainingTarget, folder: Path) -> Path:
+    """A folder with the target's weights and its tokenizer: its own, or one of links.
+
+    A bundle keeps the two apart.
+    """
+    if target.tokenizer_folder == target.folder:
+        return target.folder
+    folder.mkdir(exist_ok=True)
+    own = [path for path in target.folder.iterdir() if path.is_file()]
+    texts = [target.tokenizer_folder / name for name in TOKENIZER_FILES]
+    for path in [*own, *(one for one in texts if one.is_file())]:
+        link = folder / path.name
+        if not link.exists():
+            link.symlink_to(path.resolve())
+    return folder
+
+
+def choose_batch(target: TargetSpec, draft: DraftSpec, max_seq_len: int) -> int:
+    """How many sequences are answered together: as many as this machine's memory holds.
+
+    Raises:
+        DflashError: not even one; says what is needed and what there is.
+    """
+    available = available_memory()
+    batch = MAX_BATCH
+    while available is not None:
+        needed = estimate_memory(target, draft, max_seq_len * batch, _ROWS)
+        if needed <= available:
+            break
+        if batch == 1:
+            raise DflashError(
+                f"the target in float32 needs about {needed / _GIB:.1f} GiB of memory, "
+                f"{available / _GIB:.1f} GiB are available",
+                where=target.checkpoint.path,
+                fix="shorten rows with --max-length, or use a machine with more memory",
+            )
+        batch //= 2
+    return batch

@@ -1,0 +1,201 @@
+"""What a training knows before it writes anything: all that can be refused is refused here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.bundle.manifest import MANIFEST_NAME
+from dflash_trt.checkpoints.folder import Checkpoint
+from dflash_trt.checkpoints.safetensors_header import header_sha256
+from dflash_trt.core import publish
+from dflash_trt.core.hashing import file_sha256
+from dflash_trt.errors import DflashError
+from dflash_trt.quantization.rewrite import checkpoint_key
+from dflash_trt.training.answers import AnswerOptions
+from dflash_trt.training.extras import training_module
+from dflash_trt.training.recipe_choice import ChosenRecipe, Scale, choose_recipe
+from dflash_trt.training.render import LEAST_ANSWER, PromptRenderer
+from dflash_trt.training.request import TrainRequest
+from dflash_trt.training.rows import SplitRows, read_sets, split_rows
+from dflash_trt.training.shape_choice import ChosenShape, choose_shape
+from dflash_trt.training.target_source import TrainingTarget, find_target
+from dflash_trt.training.work_folder import digest, work_folder
+
+VERSION = 1
+"""Of what stages write: work of another version is not gone on with."""
+
+RECORD_NAME = "training.json"
+"""The file by which a draft that was trained here is known, and replaced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """A training that could begin.
+
+    Args:
+        hashes: SHA-256 of every set of prompts, of tokenizer.json and of the template.
+        max_length: most tokens of a row.
+        device: what trains, as PyTorch calls it.
+    """
+
+    request: TrainRequest
+    target: TrainingTarget
+    renderer: PromptRenderer
+    chosen: ChosenShape
+    recipe: ChosenRecipe
+    rows: SplitRows
+    hashes: dict[str, str | None]
+    max_length: int
+    device: str
+
+    @property
+    def answers(self) -> AnswerOptions:
+        data = self.request.data
+        return AnswerOptions(
+            data.answer_tokens, self.max_length, data.temperature, self.request.seed
+        )
+
+    @property
+    def width(self) -> int:
+        """Numbers that the features of a token are."""
+        shape = self.chosen.shape
+        return shape.hidden_size * len(shape.target_layer_ids)
+
+    @property
+    def work(self) -> Path:
+        return self.request.work or work_folder(self.request.output.resolve())
+
+    @property
+    def bundle(self) -> Path:
+        """Where the pair's bundle goes."""
+        output = self.request.output
+        return self.request.bundle or output.with_name(f"{output.name}-bundle")
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        return {**self.chosen.reasons, **self.recipe.reasons}
+
+    def target_parts(self) -> dict[str, Any]:
+        """What the target's answers and features depend on."""
+        return {
+            "version": VERSION,
+            "target": checkpoint_key(self.target.spec.checkpoint),
+            "kv_dtype": self.target.cache_dtype.value,
+            "max_length": self.max_length,
+        }
+
+    def render_parts(self) -> dict[str, Any]:
+        """What the rendered prompts depend on."""
+        return {
+            "version": VERSION,
+            "hashes": self.hashes,
+            "system_prompt": self.request.data.system_prompt,
+            "variables": self.renderer.variables,
+            "raw": self.request.data.raw,
+            "given_answers": self.request.data.given_answers,
+            "max_length": self.max_length,
+        }
+
+    def start_parts(self) -> dict[str, Any]:
+        """What the draft begins as."""
+        start = self.request.start
+        weights = None if start is None else file_sha256(start / "model.safetensors")
+        return {"shape": self.chosen.shape.config(), "start": weights, "seed": self.request.seed}
+
+    def answer_parts(self) -> dict[str, Any]:
+        """What the answers depend on, beside prompts and target."""
+        return {**asdict(self.answers), "endpoint": asdict(self.request.endpoint)}
+
+
+def prepare(request: TrainRequest) -> Preparation:
+    """Reads and checks everything that was asked for; nothing is written.
+
+    Raises:
+        DflashError: one line about what does not go.
+    """
+    if not 0 < request.hours <= 10_000:
+        raise DflashError(f"{request.hours:g} is no time", where="--hours", usage=True)
+    torch = training_module("torch")
+    device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise DflashError("PyTorch sees no CUDA device here", where="--device", usage=True)
+    target = find_target(request.target)
+    data = request.data
+    prompts, held_out = read_sets(data.prompts), read_sets(data.held_out)
+    rows = split_rows(
+        [row for one in prompts for row in one.rows],
+        [row for one in held_out for row in one.rows] or None,
+    )
+    if data.given_answers and not any(row.answer is not None for row in rows.train):
+        what = 'no prompt has an "answer"'
+        raise DflashError(what, where="--given-answers", fix="leave it out", usage=True)
+    scale = Scale(request.hours, is_cpu=device == "cpu")
+    chosen = choose_shape(request, target, scale)
+    positions = min(target.spec.max_position_embeddings, chosen.shape.max_position_embeddings)
+    max_length = min(data.max_length, positions)
+    if max_length < LEAST_ANSWER + chosen.shape.block_size:
+        what = f"{max_length} tokens hold no prompt, answer and block"
+        raise DflashError(what, where="--max-length", usage=True)
+    tokenizer = target.open_tokenizer()
+    renderer = PromptRenderer(
+        tokenizer, data, target.template_options, target.spec.eos_token_ids, max_length
+    )
+    hashes: dict[str, str | None] = {f"prompts {one.name}": one.sha256 for one in prompts}
+    hashes |= {f"held-out prompts {one.name}": one.sha256 for one in held_out}
+    hashes["tokenizer.json"] = file_sha256(target.tokenizer_folder / "tokenizer.json")
+    hashes["chat template"] = renderer.template_sha256
+    return Preparation(
+        request=request,
+        target=target,
+        renderer=renderer,
+        chosen=chosen,
+        recipe=choose_recipe(request, chosen.shape.block_size, scale),
+        rows=rows,
+        hashes=hashes,
+        max_length=max_length,
+        device=device,
+    )
+
+
+def check_outputs(preparation: Preparation, *, overwrite: bool) -> None:
+    """Raises DflashError (usage) when the draft or its bundle could not be put where they go."""
+    output = preparation.request.output.resolve()
+    publish.check_destination(
+        output, overwrite=overwrite, marker=RECORD_NAME, kind="a draft that was trained here"
+    )
+    publish.check_destination(
+        preparation.bundle.resolve(), overwrite=overwrite, marker=MANIFEST_NAME, kind="a bundle"
+    )
+    for other in (preparation.target.folder, preparation.request.start):
+        if other is not None and other.resolve() in (output, *output.parents):
+            what = f"lies in {other}"
+            raise DflashError(what, where=output, fix="choose another -o", usage=True)
+
+
+def target_sha256(checkpoint: Checkpoint) -> str:
+    """Hash of a checkpoint's config and its shards' headers; not of where or when it was saved."""
+    headers = [header_sha256(file) for file in checkpoint.files]
+    return digest({"config": checkpoint.config, "headers": headers})
+
+
+def plan_key(preparation: Preparation) -> str:
+    """Equal for two runs that plan the same."""
+    request = preparation.request
+    settings = asdict(preparation.recipe.settings)
+    return digest(
+        {
+            **preparation.target_parts(),
+            **preparation.render_parts(),
+            **preparation.start_parts(),
+            **preparation.answer_parts(),
+            "settings": settings,
+            "hours": request.hours,
+            "rows": request.data.rows,
+            "steps": request.recipe.steps,
+            "online": request.online,
+            "threads": request.threads,
+            "device": preparation.device,
+        }
+    )

@@ -1,0 +1,301 @@
+"""`train-draft`: from a target and prompts to a proven pair, stage by stage.
+
+render → answers → features → training, measured by replay → build and proof. What a stage has
+finished, and what an unfinished one has written, the next run of the same command goes on with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.core.strict_json import read_json_object
+from dflash_trt.errors import DflashError
+from dflash_trt.replay import Answer, Replay
+from dflash_trt.training.answer_stage import AnswerStage
+from dflash_trt.training.capture import feature_bytes
+from dflash_trt.training.card import DraftRecord
+from dflash_trt.training.draft_model import save_draft
+from dflash_trt.training.finish import TrainedPair, finish
+from dflash_trt.training.json_lines import JsonLines, write_lines
+from dflash_trt.training.learner import Learner
+from dflash_trt.training.pair_bundle import PairBuilder, choose_batch, join_target
+from dflash_trt.training.plan import (
+    Plan,
+    PlanInput,
+    Rates,
+    make_plan,
+)
+from dflash_trt.training.preparation import (
+    Preparation,
+    check_outputs,
+    plan_key,
+    prepare,
+    target_sha256,
+)
+from dflash_trt.training.probe import ProbeSetup, probe
+from dflash_trt.training.render import RenderedRow
+from dflash_trt.training.request import TrainRequest
+from dflash_trt.training.train_stage import TrainedDraft
+from dflash_trt.training.trainer_setup import start_draft
+from dflash_trt.training.watch import TrainingWatch
+from dflash_trt.training.work_folder import StageFolder, WorkFolder, open_work, write_json
+
+_PLAN, _ROWS, _PUBLISHING = "plan.json", "rows.jsonl", "publishing"
+_ANSWER_SHARE = 0.45
+"""Of the hours: answers end here even if there are fewer than planned."""
+
+
+def train_draft(
+    request: TrainRequest, watch: TrainingWatch, *, only_plan: bool = False
+) -> TrainedPair | None:
+    """Trains a draft and builds its pair; with `only_plan` shows the plan and returns None.
+
+    Raises:
+        DflashError: whatever cannot be done; what was finished stays in the work folder.
+    """
+    watch.stage("reading prompts and target", None)
+    preparation = prepare(request)
+    with open_work(preparation.work) as work:
+        # A run that was killed while it published may find its own draft.
+        overwrite = request.overwrite or (work.root / _PUBLISHING).exists()
+        check_outputs(preparation, overwrite=overwrite)
+        return _Run(preparation, work, watch).run(only_plan=only_plan)
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rendered prompts."""
+
+    train: list[RenderedRow]
+    held_out: list[RenderedRow]
+
+
+class _Run:
+    """One run over a work folder."""
+
+    def __init__(self, preparation: Preparation, work: WorkFolder, watch: TrainingWatch) -> None:
+        self._preparation, self._work, self._watch = preparation, work, watch
+        self._request = preparation.request
+
+    def run(self, *, only_plan: bool) -> TrainedPair | None:
+        rows = self._render()
+        bundle = self._begin()
+        with AnswerStage(
+            self._preparation, self._work, bundle, rows.train, rows.held_out, self._watch
+        ) as stage:
+            noted = self._plan(stage, bundle, rows)
+            if only_plan:
+                return None
+            self._answer(stage, rows, noted)
+            count = int(noted["used"])
+            train = [stage.token_row(row) for row in rows.train[:count]]
+            held_out = [
+                Answer(
+                    row.prompt_ids,
+                    stage.store[row],
+                    row.set_name,
+                    () if row.category is None else (row.category,),
+                )
+                for row in rows.held_out
+            ]
+        learner = Learner(self._preparation, self._work, self._watch, bundle, self._builder.build)
+        trained = learner.learn(train, held_out, Rates(**noted["rates"]))
+        tokens = sum(len(row.token_ids) for row in train)
+        publishing = self._work.root / _PUBLISHING
+        overwrite = self._request.overwrite or publishing.exists()
+        publishing.touch()
+        pair = finish(
+            self._preparation,
+            self._builder,
+            trained,
+            rows.held_out,
+            self._record(trained, rows, count, tokens),
+            self._watch,
+            overwrite=overwrite,
+            seconds=self._work.spent,
+        )
+        self._work.keep_only("render", "answers")
+        for name in (_PLAN, _PUBLISHING):
+            (self._work.root / name).unlink(missing_ok=True)
+        self._work.forget_time()
+        return pair
+
+    def _record(self, trained: TrainedDraft, rows: _Rows, count: int, tokens: int) -> DraftRecord:
+        preparation, request = self._preparation, self._request
+        return DraftRecord(
+            target=preparation.target.name,
+            target_sha256=target_sha256(preparation.target.spec.checkpoint),
+            hashes=preparation.hashes,
+            sets=dict(sorted(Counter(row.set_name for row in rows.train[:count]).items())),
+            rows=count,
+            held_out=len(rows.held_out),
+            tokens=tokens,
+            answers=_describe_answers(preparation),
+            system_prompt=request.data.system_prompt,
+            template_options=preparation.renderer.variables,
+            shape=preparation.chosen.shape,
+            settings=replace(preparation.recipe.settings, steps=trained.schedule_steps),
+            reasons=preparation.reasons,
+            evaluations=trained.evaluations,
+            best=trained.best,
+            ended=trained.ended,
+            start=None if request.start is None else request.start.resolve().name,
+        )
+
+    @cached_property
+    def _builder(self) -> PairBuilder:
+        """Builds bundles of the target; its folder lies in the stage that begins."""
+        preparation, stage = self._preparation, self._begin_stage
+        return PairBuilder(
+            target=preparation.target,
+            folder=join_target(preparation.target, stage.folder / "target"),
+            max_seq_len=preparation.max_length,
+            max_batch=choose_batch(
+                preparation.target.spec, read_draft(stage.folder / "draft"), preparation.max_length
+            ),
+        )
+
+    @cached_property
+    def _begin_stage(self) -> StageFolder:
+        parts = {**self._preparation.target_parts(), **self._preparation.start_parts()}
+        return self._work.stage("begin", parts)
+
+    def _begin(self) -> Bundle:
+        """A bundle of the target and the draft as it begins: what cannot be served ends here."""
+        stage, preparation = self._begin_stage, self._preparation
+        folder = stage.folder / "bundle"
+        if stage.record is None:
+            draft = stage.folder / "draft"
+            draft.mkdir(exist_ok=True)
+            shape, request = preparation.chosen.shape, self._request
+            save_draft(start_draft(shape, request.start, request.seed), draft)
+            started = time.perf_counter()
+            self._builder.build(draft, folder, progress=self._watch)
+            stage.finish({"build_s": time.perf_counter() - started})
+            self._work.tick()
+        return open_bundle(folder)
+
+    def _render(self) -> _Rows:
+        preparation = self._preparation
+        stage = self._work.stage("render", preparation.render_parts(), keep_others=True)
+        path = stage.folder / _ROWS
+        record = stage.record
+        if record is None:
+            split = preparation.rows
+            total = len(split.train) + len(split.held_out)
+            self._watch.stage("rendering prompts", total, "steps")
+            lines, too_long = [], 0
+            for name, some in (("train", split.train), ("held_out", split.held_out)):
+                rendered, dropped = preparation.renderer.render(
+                    some, lambda: self._watch.advance(1)
+                )
+                too_long += dropped
+                lines += [{**asdict(row), "part": name} for row in rendered]
+            write_lines(path, lines)
+            record = stage.finish({"too_long": too_long, "repeated": split.repeated})
+        for key, what in (("too_long", "too long for --max-length"), ("repeated", "repeated")):
+            if record[key]:
+                self._watch.say(f"left out {record[key]:,} prompts that are {what}")
+        brought = sum(row.answer is not None for row in preparation.rows.train)
+        if brought and not self._request.data.given_answers:
+            self._watch.say(
+                f"{brought:,} prompts bring answers, which are not used: the target gives its own "
+                "(--given-answers takes theirs)"
+            )
+        rows = _Rows([], [])
+        with JsonLines(path) as saved:
+            for line in saved.records:
+                part = rows.train if line.pop("part") == "train" else rows.held_out
+                part.append(_read_row(line))
+        if not rows.train or not rows.held_out:
+            what = f"no prompt leaves room for an answer within {preparation.max_length} tokens"
+            raise DflashError(what, where="--prompts", fix="raise --max-length", usage=True)
+        return rows
+
+    def _plan(self, stage: AnswerStage, bundle: Bundle, rows: _Rows) -> dict[str, Any]:
+        """What plan.json holds: rates, and the seconds that were spent when it was made."""
+        path, key = self._work.root / _PLAN, plan_key(self._preparation)
+        noted = read_json_object(path) if path.is_file() else {}
+        if noted.get("key") != key:
+            speed = stage.probe()
+            self._watch.stage("measuring this machine", None)
+            answered = [stage.token_row(row) for row in rows.train if row in stage.store]
+            with Replay(bundle, threads=self._request.threads) as replay:
+                rates = probe(
+                    self._probe_setup(),
+                    answered,
+                    replay,
+                    answer_tokens_s=speed,
+                    build_s=(self._begin_stage.record or {})["build_s"],
+                    folder=self._work.root,
+                )
+            spent = round(self._work.spent, 1)
+            noted = {"key": key, "rates": asdict(rates), "spent": spent, "used": None}
+            write_json(path, noted)
+            self._work.tick()
+        self._watch.show_plan(self._make_plan(noted, stage, rows), self._preparation.reasons)
+        return noted
+
+    def _make_plan(self, noted: dict[str, Any], stage: AnswerStage, rows: _Rows) -> Plan:
+        request = self._request
+        return make_plan(
+            Rates(**cast(dict[str, float], noted["rates"])),
+            PlanInput(
+                hours=request.hours,
+                spent=cast(float, noted["spent"]),
+                available=len(rows.train),
+                held_out=len(rows.held_out),
+                given=sum(row.answer_ids is not None for row in [*rows.train, *rows.held_out]),
+                feature_bytes=0 if request.online else feature_bytes(1, self._preparation.width),
+                batch_rows=self._preparation.recipe.settings.rows,
+                rows=request.data.rows,
+                steps=request.recipe.steps,
+            ),
+        )
+
+    def _probe_setup(self) -> ProbeSetup:
+        preparation = self._preparation
+        return ProbeSetup(
+            target=preparation.target,
+            shape=preparation.chosen.shape,
+            settings=preparation.recipe.settings,
+            device=preparation.device,
+            threads=self._request.threads,
+        )
+
+    def _answer(self, stage: AnswerStage, rows: _Rows, noted: dict[str, Any]) -> None:
+        """Answers what the plan says; notes in it how many rows there are to train on."""
+        if noted["used"] is not None:
+            return
+        wanted = rows.train[: self._make_plan(noted, stage, rows).rows]
+        limit = _ANSWER_SHARE * self._request.hours * 3600
+        is_fixed = self._request.data.rows is not None
+        stage.answer(rows.held_out, lambda: True)
+        count = stage.answer(wanted, lambda: is_fixed or self._work.spent < limit)
+        stage.warn_of_strangers(wanted[:count])
+        if count < len(wanted):
+            self._watch.warn(f"answers took longer than planned: {count:,} of {len(wanted):,}")
+        noted["used"] = count
+        write_json(self._work.root / _PLAN, noted)
+
+
+def _read_row(line: dict[str, Any]) -> RenderedRow:
+    values = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in line.items()
+    }
+    return RenderedRow(**values)  # type: ignore[arg-type]
+
+
+def _describe_answers(preparation: Preparation) -> str:
+    data, endpoint = preparation.request.data, preparation.request.endpoint
+    if data.given_answers:
+        return "given with the prompts"
+    how = "greedy" if data.temperature == 0 else f"at temperature {data.temperature:g}"
+    by = "dflash-trt" if endpoint.url is None else "an OpenAI-compatible server"
+    return f"the target's own, {how}, from {by}, {data.answer_tokens} tokens at most"

@@ -1,0 +1,35 @@
+"""A trainer of a target's draft, on its device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from dflash_trt.checkpoints.target import TargetSpec
+from dflash_trt.training.draft_model import DraftModel, load_draft, new_draft
+from dflash_trt.training.draft_shape import DraftShape
+from dflash_trt.training.feature_store import FeatureStore
+from dflash_trt.training.target_head import load_embedding_and_head
+from dflash_trt.training.trainer import Trainer, TrainerSettings
+
+
+def make_trainer(
+    target: TargetSpec,
+    shape: DraftShape,
+    start: Path | None,
+    store: FeatureStore,
+    settings: TrainerSettings,
+    device: str,
+    threads: int,
+) -> Trainer:
+    """A trainer at step 0, of the draft in `start` or a fresh one; `threads` are PyTorch's."""
+    torch.set_num_threads(threads)
+    embedding, head = load_embedding_and_head(target)
+    model = start_draft(shape, start, settings.seed).to(device)
+    return Trainer(model, embedding, head, store, settings)
+
+
+def start_draft(shape: DraftShape, start: Path | None, seed: int) -> DraftModel:
+    """The draft that training begins with."""
+    return new_draft(shape, seed) if start is None else load_draft(shape, start)
