@@ -31,6 +31,7 @@ COMMANDS = {
     "serve": "Serve a bundle or a model repository.",
     "sweep": "Measure served models under load.",
     "targets": "List the configurations that `build --target` knows.",
+    "train-draft": "Train a DFlash draft for a target, from prompts to a proven pair.",
     "tune": "Measure which block is fastest at which batch.",
     "verify": "Prove that speculation changes nothing, and say what it gains.",
 }

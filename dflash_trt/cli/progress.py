@@ -13,6 +13,7 @@ from rich.progress import (
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
     TransferSpeedColumn,
 )
 
@@ -20,7 +21,7 @@ from dflash_trt.core.progress import Unit
 
 
 class StageBars:
-    """One line per stage; bytes and speed, or a percentage, where a stage is measured."""
+    """One line per stage; bytes and speed or a percentage, and the time left, where measured."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -30,8 +31,9 @@ class StageBars:
             return Progress(*lead, *columns, console=console)
 
         self._plain = bar(TimeElapsedColumn())
-        self._bytes = bar(BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        self._steps = bar(BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        left = TimeRemainingColumn(elapsed_when_finished=True)
+        self._bytes = bar(BarColumn(), DownloadColumn(), TransferSpeedColumn(), left)
+        self._steps = bar(BarColumn(), TaskProgressColumn(), left)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
 
@@ -53,6 +55,10 @@ class StageBars:
         """`count` more units of a measured stage are done."""
         if self._bar is not self._plain and self._bar is not None and self._task is not None:
             self._bar.advance(self._task, count)
+
+    def pause(self) -> None:
+        """Closes the current line, so that others can be written; the next stage opens one."""
+        self._finish(done=True)
 
     def _finish(self, *, done: bool) -> None:
         if self._bar is None or self._task is None:

@@ -1,0 +1,122 @@
+"""What `train-draft` shows: the plan, progress with the time left, measurements and the result."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+
+from dflash_trt.cli.progress import StageBars, format_size
+from dflash_trt.core.progress import Unit
+
+if TYPE_CHECKING:
+    from dflash_trt.training.finish import TrainedPair
+    from dflash_trt.training.plan import Plan
+    from dflash_trt.training.watch import Evaluation
+
+_SHOWN_SLOTS = 7
+
+
+class TerminalWatch:
+    """Bars on stderr; what is to be read stays: on stdout, or on stderr where that is JSON's."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._bars = StageBars()
+        self._as_json = as_json
+        self._plan: Plan | None = None
+        self._reasons: dict[str, str] = {}
+        self._warnings: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._bars.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bars.__exit__(kind, error, trace)
+
+    def stage(self, name: str, total: int | None, unit: Unit = "bytes") -> None:
+        self._bars.stage(name, total, unit)
+
+    def advance(self, count: int) -> None:
+        self._bars.advance(count)
+
+    def say(self, line: str) -> None:
+        self._bars.pause()
+        click.echo(line, err=self._as_json)
+
+    def warn(self, line: str) -> None:
+        self._warnings.append(line)
+        self._bars.pause()
+        click.echo(f"warning: {line}", err=True)
+
+    def show_plan(self, plan: Plan, reasons: dict[str, str]) -> None:
+        self._plan, self._reasons = plan, reasons
+        self.say(f"plan for {plan.hours:g} h: {_minutes(plan.seconds)}")
+        for stage in plan.stages:
+            size = f", {format_size(stage.bytes)}" if stage.bytes else ""
+            line = f"  {stage.name:<16} {_minutes(stage.seconds):>9}  {stage.amount}{size}"
+            self.say(f"{line} ({stage.how})")
+        if plan.rows < plan.available:
+            self.say(f"  {plan.rows:,} of {plan.available:,} prompts are used")
+        for name, why in reasons.items():
+            self.say(f"  {name}: {why}")
+
+    def show_evaluation(self, evaluation: Evaluation, *, is_best: bool) -> None:
+        loss = "" if evaluation.loss is None else f", loss {evaluation.loss:.3f}"
+        self.say(
+            f"epoch {evaluation.epoch:.1f}, step {evaluation.step:,}{loss}: acceptance length "
+            f"{evaluation.acceptance_length:.2f}{' (best)' if is_best else ''}; accepted by slot "
+            f"{_slots(evaluation.conditional_acceptance)}; recall@16 "
+            f"{_slots(evaluation.recall_at_16)}"
+        )
+
+    def show_result(self, pair: TrainedPair) -> None:
+        """The last lines."""
+        best, proof = pair.best, pair.proof
+        click.echo(
+            f"{pair.draft}: acceptance length {best.acceptance_length:.2f} on held-out prompts, "
+            f"of step {best.step:,}; training ended by {pair.ended}"
+        )
+        speed = "" if proof.speedup is None else f"; {proof.speedup:.2f} × target_only at batch 1"
+        click.echo(
+            f"{pair.bundle}: {proof.tokens:,} tokens, {proof.logits:,} logits identical to the "
+            f"baseline's{speed}"
+        )
+        click.echo(f"done in {_minutes(pair.seconds)}")
+
+    def to_json(self, pair: TrainedPair | None) -> dict[str, Any]:
+        """Everything that was shown."""
+        told: dict[str, Any] = {
+            "plan": None if self._plan is None else self._plan.to_json(),
+            "reasons": self._reasons,
+            "warnings": self._warnings,
+        }
+        if pair is not None:
+            told |= {
+                "draft": str(pair.draft),
+                "bundle": str(pair.bundle),
+                "best": pair.best.to_json(),
+                "evaluations": [one.to_json() for one in pair.evaluations],
+                "ended": pair.ended,
+                "proof": asdict(pair.proof),
+                "seconds": pair.seconds,
+            }
+        return told
+
+
+def _slots(values: tuple[float | None, ...]) -> str:
+    shown = " ".join("–" if one is None else f"{100 * one:.0f}" for one in values[:_SHOWN_SLOTS])
+    return f"{shown}{' …' if len(values) > _SHOWN_SLOTS else ''} %"
+
+
+def _minutes(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,41 @@
+"""Prompts of the demo pair's kind, and a small training on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from dflash_trt.config import data_folder
+from dflash_trt.training.demo.corpus import document
+
+TARGET = data_folder("demo_pair") / "target"
+STEPS = 8
+SMALL = f"--answer-tokens 24 --max-length 128 --rows 8 --steps {STEPS} --hours 0.1".split()
+"""What ends in seconds, and depends on no clock."""
+
+
+def write_prompts(path: Path, count: int, *, first: int = 0, characters: int = 100) -> Path:
+    """The beginnings of `count` documents, a line each."""
+    texts = [document(0, "training-test", first + i)[:characters] for i in range(count)]
+    return write_rows(path, [{"prompt": text} for text in texts])
+
+
+def write_rows(path: Path, rows: Sequence[object]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+    return path
+
+
+def command(prompts: Path, output: Path, *more: object) -> list[str]:
+    """A small `train-draft` of the demo target."""
+    words = ["train-draft", "--target", TARGET, "--prompts", prompts, "-o", output, *SMALL, *more]
+    return [str(word) for word in words]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below `folder`, by its path in it."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

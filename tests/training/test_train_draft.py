@@ -1,0 +1,108 @@
+"""`train-draft` from prompts to a proven pair, and on again after it was interrupted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.target import read_target
+from dflash_trt.training.trainer import Trainer
+from tests.frozen.command_line import run, run_well
+from tests.training.prompts import STEPS, TARGET, command, contents, write_prompts
+
+Trained = tuple[Path, str, str]
+"""A folder with prompts and a draft that was trained without a break; its plan and its figures."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("trained")
+    prompts = write_prompts(folder / "shifts.jsonl", 24)
+    words = command(prompts, folder / "draft")
+    plan = run_well(*words, "--plan").out
+    assert not (folder / "draft").exists()
+    return folder, plan, run_well(*words, "--json").out
+
+
+def test_the_plan_comes_first(trained: Trained) -> None:
+    _, plan, _ = trained
+    assert plan.startswith("plan for 0.1 h: ")
+    for stage in ("answers", "features", "training", "replay", "build and proof"):
+        assert f"  {stage} " in plan
+    assert "mask_token_id: <|mask|>" in plan
+
+
+def test_a_draft_is_trained_measured_built_and_proven(trained: Trained) -> None:
+    folder, _, out = trained
+    told = json.loads(out)
+    assert told["plan"]["rows"] == 8 and told["plan"]["held_out"] == 6
+    assert [one["step"] for one in told["evaluations"]] == [2, 4, 6, 8]
+    assert told["proof"]["tokens"] > 0 and 1 <= told["best"]["acceptance_length"] <= 8
+    assert len(told["best"]["conditional_acceptance"]) == 7
+    assert told["evaluations"][-1]["loss"] < told["evaluations"][0]["loss"]
+
+    draft = folder / "draft"
+    spec = read_draft(draft)
+    check_pair(read_target(TARGET), spec)
+    assert spec.target_layer_ids == (1, 8, 15, 22, 29) and spec.mask_token_id == 1
+    record = json.loads((draft / "training.json").read_text())
+    assert record["rows"] == 8 and record["sets"] == {"shifts": 8}
+    assert record["best"] == told["best"]
+    lines = (draft / "epochs.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == told["evaluations"]
+    card = (draft / "README.md").read_text()
+    assert record["hashes"]["prompts shifts"] in card and "| 7 |" in card
+
+    assert run_well("generate", folder / "draft-bundle", "--max-tokens", 8, "--prompt", "shift").out
+    # Answers are kept, and nothing that is large.
+    left = {path.name.partition("-")[0] for path in (folder / ".draft.work").iterdir()}
+    assert left == {"render", "answers", "clock.json", "lock"}
+
+
+@pytest.mark.exhaustive
+def test_an_interrupted_training_goes_on_to_the_same_bytes(
+    trained: Trained, tmp_path: Path
+) -> None:
+    folder, _, _ = trained
+    words = command(folder / "shifts.jsonl", tmp_path / "draft")
+    with _interrupted_at_step(5):
+        outcome = run(*words)
+    assert outcome.code == 130 and not (tmp_path / "draft").exists()
+    assert list((tmp_path / ".draft.work").glob("train-*/drafts/*"))
+    run_well(*words)
+    assert contents(tmp_path / "draft") == contents(folder / "draft")
+
+
+@pytest.mark.exhaustive
+def test_a_draft_is_trained_on_from_where_it_is(trained: Trained, tmp_path: Path) -> None:
+    folder, _, _ = trained
+    start = folder / "draft"
+    words = command(folder / "shifts.jsonl", tmp_path / "more", "--from", start, "--json")
+    told = run_well(*words).json
+    first = told["evaluations"][0]
+    assert first["step"] == 0 and first["loss"] is None
+    assert told["reasons"]["shape"] == f"that of {start}"
+    # What it begins with is what the other ended with, on the same held-out prompts.
+    ended = json.loads((start / "training.json").read_text())["best"]
+    assert first["acceptance_length"] == ended["acceptance_length"]
+
+
+@contextmanager
+def _interrupted_at_step(step: int) -> Iterator[None]:
+    """Ctrl-C in the training itself; the probe's steps pass."""
+    update = Trainer._update
+
+    def interrupt(self: Trainer, *given: object) -> None:
+        if self.settings.steps == STEPS and self.step == step:
+            raise KeyboardInterrupt
+        update(self, *given)  # type: ignore[arg-type]
+
+    with mock.patch.object(Trainer, "_update", interrupt):
+        yield

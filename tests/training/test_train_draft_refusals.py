@@ -1,0 +1,140 @@
+"""What `train-draft` refuses: a line each, before hours are spent, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests.frozen.command_line import run
+from tests.training.prompts import TARGET, command, write_prompts, write_rows
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    return write_prompts(tmp_path / "prompts.jsonl", 24)
+
+
+def refused(tmp_path: Path, words: list[str], code: int, *pieces: str) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    outcome = run(*words)
+    outcome.fails(code, *pieces)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ({"prompt": "  "}, "its prompt has no text"),
+        ({"prompt": 3}, 'must be an object with a text "prompt"'),
+        ({"text": "a"}, 'must be an object with a text "prompt"'),
+        ([1], 'must be an object with a text "prompt"'),
+        ({"messages": [{"role": "nobody", "content": "a"}]}, '"messages" of role and content'),
+        ({"messages": [{"role": "system", "content": "a"}]}, "its prompt has no text"),
+        ({"prompt": "a", "answer": [-1]}, 'its "answer" is neither a text nor token ids'),
+        ({"prompt": "a", "prompt_ids": "a"}, 'its "prompt_ids" is not token ids'),
+        ({"prompt": "\ud800"}, "is not Unicode text at character 0"),
+    ],
+)
+def test_a_row_that_asks_nothing(tmp_path: Path, row: object, what: str) -> None:
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "hello"}, row])
+    refused(tmp_path, command(prompts, tmp_path / "draft"), 2, f"{prompts}:2", what)
+
+
+def test_too_few_prompts(tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 6)
+    refused(tmp_path, command(prompts, tmp_path / "draft"), 2, "are too few; give at least 16")
+
+
+def test_prompts_that_are_no_lines(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("hello")
+    refused(tmp_path, command(file, tmp_path / "draft"), 2, "must be a .jsonl file")
+    missing = tmp_path / "missing.jsonl"
+    refused(tmp_path, command(missing, tmp_path / "draft"), 2, "cannot be read")
+
+
+def test_rows_of_another_template_or_tokenizer(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": f"shift #{i}"} for i in range(30)]
+    rows[7]["prompt_ids"] = [5, 6, 7]
+    prompts = write_rows(tmp_path / "prompts.jsonl", rows)
+    words = command(prompts, tmp_path / "draft")
+    refused(tmp_path, words, 2, f"{prompts}:8: ", "are not what serving sends", "part at token 0")
+
+
+@pytest.mark.parametrize(
+    ("more", "pieces"),
+    [
+        (["--taps", "3,1"], ["--taps", "are not ascending layers from 0 to 31"]),
+        (["--taps", "1,40"], ["--taps", "are not ascending layers from 0 to 31"]),
+        (["--taps", "one"], ["--taps", "is no list of layers"]),
+        (["--mask-token-id", "464"], ["--mask-token-id", "464 is not a token from 0 to 463"]),
+        (["--mask-token-id", "0"], ["--mask-token-id", "that ends no text"]),
+        (["--block-size", "2000"], ["--block-size", "2000 is no block size"]),
+        (["--prompts", "a=b=c.jsonl"], ["cannot be read"]),
+        (["--hours", "0"], ["--hours", "0 is no time"]),
+        (["--system-prompt", "be brief"], ["--system-prompt", "needs a chat template"]),
+        (["--template-option", "a=b"], ["--template-option", "needs a chat template"]),
+        (["--template-option", "ab"], ["--template-option", "is not one NAME=VALUE"]),
+        (["--answers-from", "ftp://a"], ["--answers-from", "is no http:// or https:// address"]),
+        (["--answers-from", "http://127.0.0.1:9"], ["does not answer /models"]),
+        (["--given-answers"], ["--given-answers", 'no prompt has an "answer"']),
+        (["--from", "nowhere"], ["nowhere", "no such folder"]),
+    ],
+)
+def test_options_that_do_not_go(
+    tmp_path: Path, prompts: Path, more: list[str], pieces: list[str]
+) -> None:
+    code = 1 if more[-1] in ("http://127.0.0.1:9", "nowhere") else 2
+    refused(tmp_path, command(prompts, tmp_path / "draft", *more), code, *pieces)
+
+
+def test_a_target_that_cannot_be_trained_for(tmp_path: Path, prompts: Path) -> None:
+    words = command(prompts, tmp_path / "draft")
+    words[2] = "demoo"
+    refused(tmp_path, words, 2, "--target", "neither a folder nor a known target", "'demo'")
+    target = tmp_path / "target"
+    shutil.copytree(TARGET, target)
+    words[2] = str(target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"architectures": ["Mamba"]}))
+    refused(tmp_path, words, 1, "architecture", "Mamba", "is not supported as a target")
+    (target / "config.json").write_text(json.dumps(config))
+    (target / "tokenizer.json").unlink()
+    refused(tmp_path, words, 1, "has no tokenizer.json")
+
+
+def test_a_tokenizer_without_a_token_to_spare(tmp_path: Path, prompts: Path) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(TARGET, target)
+    file = target / "tokenizer.json"
+    file.write_text(file.read_text().replace("<|mask|>", "<|other|>"))
+    described = target / "tokenizer_config.json"
+    described.write_text(described.read_text().replace("<|mask|>", "<|other|>"))
+    tokenizer = json.loads(file.read_text())
+    for token in tokenizer["added_tokens"]:
+        token["special"] = token["content"] != "<|other|>"
+    file.write_text(json.dumps(tokenizer))
+    words = command(prompts, tmp_path / "draft")
+    words[2] = str(target)
+    refused(tmp_path, words, 2, "--mask-token-id", "no reserved or unused token")
+
+
+def test_a_disk_that_is_too_small(tmp_path: Path, prompts: Path) -> None:
+    usage = shutil._ntuple_diskusage(1 << 20, 1 << 20, 4096)  # type: ignore[attr-defined]
+    with mock.patch("dflash_trt.training.capture.shutil.disk_usage", return_value=usage):
+        outcome = run(*command(prompts, tmp_path / "draft"))
+    outcome.fails(1, "features of", "tokens take", "4,096 are free", "--online")
+    assert not (tmp_path / "draft").exists()
+
+
+def test_a_draft_that_is_there_stays(tmp_path: Path, prompts: Path) -> None:
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    refused(tmp_path, command(prompts, draft), 2, "already exists")
+    words = command(prompts, draft, "--overwrite")
+    refused(tmp_path, words, 2, "is not a draft that was trained here; it is not overwritten")
