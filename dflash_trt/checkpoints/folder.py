@@ -16,6 +16,7 @@ INDEX_NAME = "model.safetensors.index.json"
 FOREIGN_SUFFIXES = {".bin": "pickle", ".pt": "pickle", ".pth": "pickle", ".gguf": "GGUF"}
 """Weight formats that are recognised only to be refused: pickle can run code, GGUF is not HF."""
 NAMES_SHOWN = 3
+_GGUF_FIX = "make a checkpoint of it: dflash-trt import-gguf FILE -o DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ def _existing_folder(folder: str | Path) -> Path:
     except (OSError, ValueError) as error:
         raise DflashError(f"cannot be read ({one_line(error)})", where=path) from None
     what = "is a file, not a folder" if path.exists() else "no such folder"
-    raise DflashError(what, where=path, fix="pass a Hugging Face checkpoint folder")
+    fix = _GGUF_FIX if path.suffix == ".gguf" else "pass a Hugging Face checkpoint folder"
+    raise DflashError(what, where=path, fix=fix)
 
 
 def _no_weights(folder: Path) -> DflashError:
@@ -83,7 +85,7 @@ def _no_weights(folder: Path) -> DflashError:
         what = f"holds only {kind} weights ({found[0]})"
         fix = f"convert them to {SINGLE_NAME} (save_pretrained in transformers writes it)"
         if kind == "GGUF":
-            fix = "dflash-trt import-gguf makes a checkpoint of them"
+            fix = _GGUF_FIX
         return DflashError(what, where=folder, fix=fix)
     what = f"has neither {SINGLE_NAME} nor {INDEX_NAME}"
     return DflashError(what, where=folder, fix="download the checkpoint's weights")

@@ -115,8 +115,12 @@ def test_index_and_shards_disagree(
 def test_a_folder_of_gguf(make_target: MakeCheckpoint) -> None:
     file = make_target() / "model.safetensors"
     file.rename(file.with_name("m.gguf"))
-    with refused("holds only GGUF weights (m.gguf)"):
+    with refused(
+        "holds only GGUF weights (m.gguf); make a checkpoint of it: dflash-trt import-gguf"
+    ):
         open_checkpoint(file.parent)
+    with refused("is a file, not a folder; make a checkpoint of it: dflash-trt import-gguf"):
+        open_checkpoint(file.with_name("m.gguf"))
 
 
 def test_a_config_that_is_no_file(make_target: MakeCheckpoint) -> None:

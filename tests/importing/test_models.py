@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from transformers import AutoModelForCausalLM
 
 from dflash_trt.bundle.build import BuildOptions
 from dflash_trt.core.progress import SilentProgress
@@ -25,6 +26,14 @@ from tests.reference.compare import max_relative_error
 from tests.reference.generate import load_target
 
 LENGTH = 75
+NOT_OF_THE_MODEL = {
+    "_name_or_path",
+    "architectures",
+    "quantization_config",
+    "dtype",
+    "bos_token_id",
+    "pad_token_id",
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10_000.0,
@@ -57,10 +66,13 @@ def llama3_factors(head_dim: int) -> Array:
     return np.array(factors, np.float32)
 
 
-def make_source(folder: Path, family: Any, rope: dict[str, Any] | None = None) -> Path:
+def make_source(
+    folder: Path, family: Any, rope: dict[str, Any] | None = None, **sizes: int
+) -> Path:
     """A target in bf16, whose values all types from BF16 up hold."""
-    options = {"experts": 4, "chosen": 2} if family == "qwen3_moe" else {}
-    write_target(folder, family, "bfloat16", vocab=VOCAB, num_layers=4, head_dim=32, **options)
+    options = {"num_layers": 4, "head_dim": 32} | sizes
+    options |= {"experts": 4, "chosen": 2} if family == "qwen3_moe" else {}
+    write_target(folder, family, "bfloat16", vocab=VOCAB, **options)
     if rope:
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
@@ -100,6 +112,28 @@ def test_logits_of_a_bundle_equal_those_of_the_original_in_transformers(
         want = load_target(source)(torch.tensor(ids)).logits
     assert max_relative_error(got, want) <= BOUND
     assert built.pair.target.eos_token_ids == imported.vocabulary.special.ends
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
+def test_weights_and_config_are_those_that_transformers_reads_from_the_same_file(
+    family: Any, tmp_path: Path
+) -> None:
+    """transformers' own reader of GGUF, which knows nothing of ours, is the judge."""
+    # transformers 5.23 leaves out these two sizes, and takes its own defaults.
+    sizes = {"qwen3": {"head_dim": 128}, "qwen3_moe": {"intermediate": 768}}
+    source = make_source(tmp_path / "source", family, **sizes.get(family, {}))
+    file = write_gguf(tmp_path / "model.gguf", source, Kind.Q8_0)
+    import_gguf(file, tmp_path / "target", SilentProgress(), dtype="fp32")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype="float32")
+    ours = load_target(tmp_path / "target")
+    want, got = theirs.state_dict(), ours.state_dict()
+    assert want.keys() == got.keys()
+    for name, tensor in want.items():
+        assert torch.equal(tensor, got[name]), name
+    stated, read = theirs.config.to_dict(), ours.config.to_dict()
+    assert stated.pop("rms_norm_eps") == pytest.approx(read["rms_norm_eps"], rel=1e-6)
+    differ = {key for key, value in stated.items() if read.get(key) != value}
+    assert differ <= NOT_OF_THE_MODEL
 
 
 def test_factors_of_another_scaling_are_refused(tmp_path: Path) -> None:
