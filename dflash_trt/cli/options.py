@@ -129,20 +129,19 @@ _PROMPT = (
     ),
 )
 _RAW = click.option("--raw", is_flag=True, help="Do not apply the chat template.")
-task_set_options = (
-    click.option(
-        "--prompts",
-        "sources",
-        metavar="[NAME=]FILE",
-        multiple=True,
-        help=f"A set of prompts, as of --prompt-file or {EXAMPLE}; repeatable.",
-    ),
-    click.option(
-        "--limit-prompts", type=click.IntRange(1), help="Only the first so many of every set."
-    ),
+sets_option = click.option(
+    "--prompts",
+    "sources",
+    metavar="[NAME=]FILE",
+    multiple=True,
+    help='A named set: a .jsonl with a "prompt" each, another file as one prompt, or '
+    f"{EXAMPLE}; repeatable.",
+)
+limit_option = click.option(
+    "--limit-prompts", type=click.IntRange(1), help="Only the first so many of every set."
 )
 prompt_options = option_group("prompts", PromptOptions, *_PROMPT, _RAW)
-task_options = option_group("prompts", TaskOptions, *_PROMPT, *task_set_options, _RAW)
+task_options = option_group("prompts", TaskOptions, *_PROMPT, sets_option, limit_option, _RAW)
 sampling_options = option_group(
     "sampling",
     SamplingParams,

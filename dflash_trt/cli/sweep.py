@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers, print_json
+from dflash_trt.cli.options import (
+    FILE,
+    FOLDER,
+    json_option,
+    limit_option,
+    parse_numbers,
+    print_json,
+    sets_option,
+)
 from dflash_trt.errors import DflashError
+from dflash_trt.text.task_sets import name_sources
 
 if TYPE_CHECKING:
     from dflash_perf.harness.answers import SweepAnswer
@@ -37,6 +46,8 @@ _COUNT = click.IntRange(1)
     type=click.Path(),
     help='Prompts: .jsonl with a "prompt" each, or a local SPEED-Bench split.',
 )
+@sets_option
+@limit_option
 @click.option("--dataset", type=click.Choice(["prompts", "speed-bench"]), help="What that is.")
 @click.option("--category", "categories", multiple=True, help="SPEED-Bench category; repeatable.")
 @click.option(
@@ -115,6 +126,8 @@ def _collect(given: dict[str, Any]) -> dict[str, Any]:
     """The sweep's keys that the command line sets."""
     flags = {key: value for key, value in given.items() if value not in (None, ())}
     one = {key: flags.pop(key) for key in ("name", "url", "model", "kind", "gpus") if key in flags}
+    if "sources" in flags:
+        flags["prompts"] = name_sources(flags.pop("sources"))
     if "concurrency" in flags:
         flags["concurrency"] = [
             _whole(number) for number in parse_numbers(flags["concurrency"], "--concurrency")
@@ -151,8 +164,13 @@ def _limits(text: str) -> dict[str, float]:
 
 def _command_line() -> str:
     """As typed, without this machine's folders."""
-    plain = (Path(one).name if one.startswith("/") else one for one in sys.argv[1:])
-    return " ".join(["dflash-trt", *plain])
+    return " ".join(["dflash-trt", *map(_without_folders, sys.argv[1:])])
+
+
+def _without_folders(word: str) -> str:
+    """`word`, where it or what follows its last "=" is an absolute path, with the path's name."""
+    before, separator, path = word.rpartition("=")
+    return f"{before}{separator}{Path(path).name}" if path.startswith("/") else word
 
 
 def _print(points: list[SweepPoint], answers: list[SweepAnswer]) -> None:
@@ -166,9 +184,32 @@ def _print(points: list[SweepPoint], answers: list[SweepAnswer]) -> None:
         "± 95 % confidence of the mean"
     )
     header = ("configuration", "load", "interactivity", "throughput", "TTFT p50/p99", "τ", "failed")
-    table = Table(header, tuple(map(_row, points)), words=2)
+    rows = (row for point in points for row in (_row(point), *_set_rows(point)))
+    table = Table(header, tuple(rows), words=2)
     for line in [*text_lines(table), *(line for one in answers for line in one.lines(unit))]:
         click.echo(line)
+
+
+def _set_rows(point: SweepPoint) -> list[tuple[str, ...]]:
+    """A line of each named set below the point's, where there are several."""
+    from dflash_perf.report.tables import DASH
+
+    rows: list[tuple[str, ...]] = []
+    for name in point.set_names if len(point.set_names) > 1 else ():
+        rate, tau = (point.set_value(name, tag) for tag in ("interactivity", "acceptance_length"))
+        failed = sum(one.requests - one.completed for one in point.of_set(name))
+        rows.append(
+            (
+                "",
+                f"  of {name}",
+                DASH if rate is None else f"{rate.mean:,.1f}",
+                "",
+                "",
+                DASH if tau is None else f"{tau.mean:.2f}",
+                str(failed),
+            )
+        )
+    return rows
 
 
 def _row(point: SweepPoint) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,10 +14,12 @@ from dflash_perf.harness import trace as trace_module
 from dflash_perf.harness.config import OfferedLoad, SweepConfig
 from dflash_perf.harness.load import LoadGenerator, RunProgress
 from dflash_perf.harness.metrics import RUN_METRICS
+from dflash_perf.harness.points import group
 from dflash_perf.harness.prompts import PromptSet
 from dflash_perf.harness.records import RunRecord, ServerCounts
 from dflash_perf.harness.trace import Trace
 
+from tests.perf.invented import summarize
 from tests.perf.virtual_time import VirtualTime
 from tests.standins.served_model import MODELS, Answer
 
@@ -79,6 +82,23 @@ def measure(
     record = clock.run(generator.run(load, 0, progress))
     assert progress.completed == len(record.requests)
     return record, server
+
+
+def test_answers_that_repeat_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's ids are all the same; OSL of them are three runs of eight."""
+    record, _ = measure(monkeypatch, "steady", OfferedLoad(concurrency=1), request_count=2)
+    assert [one.looping for one in record.requests] == [True, True]
+    summary = summarize(record, "steady", OfferedLoad(concurrency=1), 0)
+    (everything,) = summary.sets
+    assert (everything.name, everything.looping, everything.values) == ("all", 2, {})
+    assert everything.looping_acceptance_length == pytest.approx(
+        summary.values["acceptance_length"]
+    )
+    unknown = replace(record, requests=tuple(replace(one, looping=None) for one in record.requests))
+    (everything,) = summarize(unknown, "steady", OfferedLoad(concurrency=1), 0).sets
+    assert everything.looping is None and everything.values["interactivity"] > 0
+    (point,) = group([summary])
+    assert point.notes[-1] == "2 of 2 answers repeat themselves; they inflate τ"
 
 
 @pytest.mark.parametrize("streams", [1, 16, 256])

@@ -66,6 +66,25 @@ def test_prompts_that_cannot_be_used(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
 
 
+def test_named_sets_are_cut_from_their_own_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(DEMO / "target")
+    lines = (DEMO / "prompts.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "a.jsonl").write_text("".join(lines[:3]))
+    (tmp_path / "b.jsonl").write_text("".join(lines[3:5]))
+    sets = {name: str(tmp_path / f"{name}.jsonl") for name in "ba"}
+    given = {"prompts": sets, "tokenizer": str(DEMO / "target")}
+    whole = load_prompts(_config(**given), tokenizer)
+    assert whole.set_names == ("b", "b", "a", "a", "a")
+    other = load_prompts(_config(**given | {"prompts": {"c": sets["b"], "a": sets["a"]}}), None)
+    assert other.texts == whole.texts and other.digest != whole.digest
+    prompts = load_prompts(_config(**given, isl=40, limit_prompts=1), tokenizer)
+    assert prompts.set_names == ("b", "a")
+    assert {tokenizer.count(text) for text in prompts.texts} == {40}
+    length = 1 + sum(tokenizer.count(text) for text in whole.texts[:2])
+    with pytest.raises(DflashError, match="needs more"):
+        load_prompts(_config(**given, isl=length), tokenizer)
+
+
 def _write_rows(path: Path, rows: list[object]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 

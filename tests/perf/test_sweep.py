@@ -96,6 +96,55 @@ def test_acceptance_is_the_servers(sweep: Sweep, tmp_path: Path) -> None:
     assert summary["token_sources"] == {"output_ids": 4}
 
 
+def test_named_sets_of_prompts(stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "b.jsonl").write_text('{"prompt": "x"}\n{"prompt": "y"}\n{"prompt": "z"}\n')
+    (tmp_path / "a.txt").write_text("one prompt")
+    wanted = ["--prompts", f"second={tmp_path}/b.jsonl", "--prompts", str(tmp_path / "a.txt")]
+    wanted = ["sweep", "--url", stub.grpc, *wanted, "--limit-prompts", "2", "--osl", str(OSL)]
+    wanted += ["--repeats", "2", "--concurrency", "1", "--request-count", "6"]
+    wanted += ["-o", str(tmp_path / "results")]
+    monkeypatch.setattr(sys, "argv", ["dflash-trt", *wanted])
+    outcome = run(*wanted, "--json")
+    assert outcome.code == 0, outcome.err
+    (point,) = outcome.json["points"]
+    assert [(one["name"], one["requests"], one["output_tokens"]) for one in point["sets"]] == [
+        ("second", 8, 8 * OSL),
+        ("a", 4, 4 * OSL),
+    ]
+    for one in point["sets"]:
+        assert one["values"]["acceptance_length"]["mean"] == pytest.approx(20 / 6)
+        assert one["verify_steps"] == 6 * one["requests"] and one["looping"] == 0
+    names = {record.prompt: record.set_name for record in _records(tmp_path / "results")}
+    assert names == {0: "second", 1: "second", 2: "a"}
+    shown = run(*wanted).out.splitlines()
+    assert [line.split()[:2] for line in shown[-2:]] == [["of", "second"], ["of", "a"]]
+    assert all(line.split()[-2:] == ["3.33", "0"] for line in shown[-2:])
+    plan = json.loads((tmp_path / "results" / "sweep.json").read_text())
+    assert str(tmp_path) not in plan["commands"][0]["command"]
+    assert "--prompts second=b.jsonl --prompts a.txt" in plan["commands"][0]["command"]
+    renamed = [word.replace("second=", "first=") for word in wanted]
+    run(*renamed).fails(2, "the prompts of second, a are not those of now")
+    page = tmp_path / "report.html"
+    assert run("report", tmp_path / "results", "-o", page).code == 0
+    assert "Sets of prompts" in page.read_text() and "sets second · a" in page.read_text()
+    assert "| second |" in page.with_suffix(".md").read_text()
+
+
+def test_sets_that_cannot_be_swept(sweep: Sweep, prompts: Path, tmp_path: Path) -> None:
+    sweep("--prompts", f"a={prompts}").fails(2, "give input_file, or prompts by name")
+    config = tmp_path / "sweep.yaml"
+    config.write_text("prompts: {a: none.jsonl}\nconfigurations: [{name: x, url: 'h:1'}]\n")
+    run("sweep", "--config", config, "-o", tmp_path / "r").fails(2, str(tmp_path / "none.jsonl"))
+    for text, piece in [
+        ("prompts: {all: p.jsonl}", "prompts: 'all' cannot name a set"),
+        ("prompts: {a b: p.jsonl}", "prompts: 'a b' cannot name a set"),
+        ("prompts: {a: p.jsonl}\ndataset: speed-bench", "is read from an input_file"),
+        ("prompts: {}", "give input_file, or prompts by name"),
+    ]:
+        config.write_text(f"{text}\nconfigurations: [{{name: x, url: 'h:1'}}]\n")
+        run("sweep", "--config", config, "-o", tmp_path / "r").fails(2, piece)
+
+
 def test_openai_endpoints(sweep: Sweep, stub: Stub, tmp_path: Path) -> None:
     limits = ["--goodput", "ttft:5000,tpot:500"]
     assert sweep("--kind", "completions", *limits, "--url", stub.http).code == 0

@@ -17,6 +17,8 @@ from pydantic import (
 
 from dflash_trt.core.validation import validate
 from dflash_trt.core.yaml_files import read_yaml
+from dflash_trt.text.hub_prompts import is_hub_address
+from dflash_trt.text.task_sets import check_set_name
 
 Kind = Literal["llm-api", "completions", "chat"]
 Dataset = Literal["prompts", "speed-bench"]
@@ -88,6 +90,8 @@ class SweepConfig(_Settings):
         configurations: what is compared; figures are relative to `baseline`.
         baseline: a configuration's name; by default the first.
         input_file: prompts (JSON lines, each with a "prompt"), or a local SPEED-Bench copy.
+        prompts: instead, named sets of prompts: files or hub addresses by name.
+        limit_prompts: only the first so many prompts, of each set.
         categories: of SPEED-Bench; all by default.
         tokenizer: a tokenizer.json, or a folder or bundle that has one.
         isl: input tokens of every prompt, cut from the prompts' text; by default prompts are whole.
@@ -102,7 +106,9 @@ class SweepConfig(_Settings):
 
     configurations: Annotated[tuple[Configuration, ...], Field(min_length=1, max_length=64)]
     baseline: str | None = None
-    input_file: Text
+    input_file: Text | None = None
+    prompts: dict[Text, Text] = {}
+    limit_prompts: Count | None = None
     dataset: Dataset = "prompts"
     categories: tuple[Text, ...] = ()
     tokenizer: Text | None = None
@@ -148,6 +154,12 @@ class SweepConfig(_Settings):
             raise ValueError("give request_count or duration_s, not both")
         if self.isl is not None and self.tokenizer is None:
             raise ValueError("isl needs a tokenizer to count with")
+        if (self.input_file is None) == (not self.prompts):
+            raise ValueError("give input_file, or prompts by name")
+        for name in self.prompts:
+            check_set_name(name, "prompts")
+        if self.prompts and self.dataset != "prompts":
+            raise ValueError(f"dataset {self.dataset} is read from an input_file")
         if self.categories and self.dataset != "speed-bench":
             raise ValueError("categories belong to dataset speed-bench")
         return self
@@ -206,8 +218,24 @@ def read_sweep_config(path: Path | None, given: dict[str, Any]) -> SweepConfig:
         for key in ("input_file", "tokenizer"):
             if isinstance(raw.get(key), str):
                 raw[key] = str(path.parent / raw[key])
-    # Loads of the command line replace the file's of either kind; so do request count and duration.
-    for either in ({"concurrency", "request_rate"}, {"request_count", "duration_s"}):
+        if isinstance(raw.get("prompts"), dict):
+            raw["prompts"] = {
+                name: _beside(path, source) for name, source in raw["prompts"].items()
+            }
+    # Loads of the command line replace the file's of either kind; so do request count and duration,
+    # and prompts.
+    for either in (
+        {"concurrency", "request_rate"},
+        {"request_count", "duration_s"},
+        {"input_file", "prompts"},
+    ):
         if either & given.keys():
             raw = {key: raw[key] for key in raw if key not in either}
     return validate(SweepConfig, {**raw, **given}, path or "sweep", usage=True)
+
+
+def _beside(path: Path, source: Any) -> Any:
+    """A source of prompts, relative to the file at `path`."""
+    if not isinstance(source, str) or is_hub_address(source):
+        return source
+    return str(path.parent / source)

@@ -7,8 +7,10 @@ import gc
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
+
+import numpy as np
 
 from dflash_perf.harness.config import OfferedLoad, SweepConfig
 from dflash_perf.harness.distribution import percentile
@@ -17,6 +19,7 @@ from dflash_perf.harness.prompts import PromptSet
 from dflash_perf.harness.records import RequestRecord, RunRecord
 from dflash_perf.harness.trace import Trace
 from dflash_trt.errors import DflashError
+from dflash_trt.runtime.loops import is_looping
 from dflash_trt.serving.client.errors import ServedModelError
 
 REQUESTS_PER_STREAM = 10
@@ -117,7 +120,7 @@ class LoadGenerator:
             lag.cancel()
         cpu_s = time.process_time() - cpu_before
         lags = await lag
-        records = sorted(loop.records, key=lambda record: record.index)
+        records = sorted(map(loop.judge, loop.records), key=lambda record: record.index)
         self._check_any_completed(records)
         ends = [one.sent_s + one.e2e_s for one in records if one.e2e_s is not None]
         window_s = max(ends) - min(record.sent_s for record in records)
@@ -153,6 +156,7 @@ class _Loop:
     on_record: Callable[[RequestRecord], None]
     began_at: float = field(default_factory=time.perf_counter)
     records: list[RequestRecord] = field(default_factory=list)
+    output_ids: dict[int, bytes] = field(default_factory=dict)
 
     async def run_closed(self, streams: int) -> None:
         """`streams` workers; each sends its next request when the last one is answered."""
@@ -179,15 +183,24 @@ class _Loop:
                 group.create_task(self._send(trace))
                 due_at += intervals.expovariate(rate)
 
+    def judge(self, record: RequestRecord) -> RequestRecord:
+        """The record with what its token ids tell, which takes too long while requests run."""
+        ids = self.output_ids.get(record.index)
+        if ids is None:
+            return record
+        return replace(record, looping=is_looping(np.frombuffer(ids, "<i4").tolist()))
+
     def _traces(self) -> Iterator[Trace]:
         """New requests, until there are `count` or `duration_s` is over."""
         self.began_at = time.perf_counter()
-        order = self.generator.prompts.order(self.order)
+        prompts = self.generator.prompts
+        order = prompts.order(self.order)
         for number, prompt in enumerate(islice(order, self.count)):
             taken_s = time.perf_counter() - self.began_at
             if self.duration_s is not None and taken_s >= self.duration_s:
                 return
-            yield Trace(number, prompt)
+            name = prompts.set_names[prompt] if prompts.set_names else None
+            yield Trace(number, prompt, set_name=name)
 
     async def _send(self, trace: Trace) -> None:
         generator, timeout_s = self.generator, self.generator.config.timeout_s
@@ -203,6 +216,8 @@ class _Loop:
             trace.error = f"no final response within {timeout_s:g} s"
         record = trace.to_record(self.began_at, generator.count_tokens)
         self.records.append(record)
+        if record.completed and (ids := trace.output_ids()) is not None:
+            self.output_ids[record.index] = ids
         self.on_record(record)
         if unreachable:
             await self._check_alive()

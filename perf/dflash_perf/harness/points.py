@@ -15,6 +15,8 @@ from dflash_perf.harness.distribution import Spread, describe
 from dflash_perf.harness.load import REQUESTS_PER_STREAM
 from dflash_perf.harness.metrics import REQUEST_METRICS, RUN_METRICS, AcceptanceProfile
 from dflash_perf.harness.records import RunRecord
+from dflash_perf.harness.sets import SET_METRICS, SetSummary, summarize_sets
+from dflash_trt.text.task_sets import ALL
 
 BUSY_CLIENT = 0.8
 
@@ -41,6 +43,7 @@ class RunSummary(RunPlan):
         values: run metrics by tag; those without data are missing.
         distributions: request metrics by tag, as from `distribution.describe`.
         count_differs: requests whose number of token ids differs from the server's count.
+        sets: figures of each named set, then of all requests; empty in results of an older version.
         ended_early: requests with fewer output tokens than `exact_tokens`.
     """
 
@@ -55,6 +58,7 @@ class RunSummary(RunPlan):
     count_differs: int
     ended_early: int
     loop_lag_p99_s: float | None
+    sets: tuple[SetSummary, ...] = ()
 
     @staticmethod
     def of(plan: RunPlan, run: RunRecord, exact_tokens: int | None = None) -> RunSummary:
@@ -85,6 +89,7 @@ class RunSummary(RunPlan):
                 for one in completed
             ),
             loop_lag_p99_s=run.loop_lag_p99_s,
+            sets=summarize_sets(run),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -129,6 +134,21 @@ class SweepPoint:
         return math.fsum(values) / len(values) if values else None
 
     @property
+    def set_names(self) -> tuple[str, ...]:
+        """The named sets of its requests."""
+        named = (one.name for run in self.runs for one in run.sets if one.name != ALL)
+        return tuple(dict.fromkeys(named))
+
+    def set_value(self, name: str, tag: str) -> Spread | None:
+        """One of SET_METRICS of a named set over the repeats; None unless every run has it."""
+        found = [one.values[tag] for one in self.of_set(name) if tag in one.values]
+        return Spread.of(found) if len(found) == len(self.runs) else None
+
+    def of_set(self, name: str) -> list[SetSummary]:
+        """The set's part in every run that has it."""
+        return [one for run in self.runs for one in run.sets if one.name == name]
+
+    @property
     def interactivity(self) -> float | None:
         """tokens/s per user: 1 / (median TPOT, averaged over the repeats); inverted last."""
         median = self.quantile("tpot", "p50")
@@ -156,7 +176,15 @@ class SweepPoint:
             notes.append(f"output_ids and the server's own count differ in {differing} requests")
         if early := sum(run.ended_early for run in self.runs):
             notes.append(f"{early} requests ended early: the server does not ignore eos")
+        if looping := sum(one.looping or 0 for one in self.of_set(ALL)):
+            notes.append(self._describe_loops(looping))
         return notes
+
+    def _describe_loops(self, looping: int) -> str:
+        """That so many answers repeat themselves, and what the others' acceptance length is."""
+        others = self.set_value(ALL, "acceptance_length")
+        without = "" if others is None else f", which is {others.mean:.2f} without them"
+        return f"{looping} of {self.requests} answers repeat themselves; they inflate τ{without}"
 
     def to_json(self) -> dict[str, Any]:
         tags = sorted({tag for run in self.runs for tag in run.values})
@@ -170,6 +198,20 @@ class SweepPoint:
             "requests": self.requests,
             "failed": self.failed,
             "notes": self.notes,
+            "sets": [self._set_to_json(name) for name in self.set_names],
+        }
+
+    def _set_to_json(self, name: str) -> dict[str, Any]:
+        parts = self.of_set(name)
+        found = ((tag, self.set_value(name, tag)) for tag in SET_METRICS)
+        return {
+            "name": name,
+            "requests": sum(one.requests for one in parts),
+            "failed": sum(one.requests - one.completed for one in parts),
+            "output_tokens": sum(one.output_tokens for one in parts),
+            "verify_steps": sum(one.verify_steps for one in parts),
+            "looping": sum(one.looping or 0 for one in parts),
+            "values": {tag: spread.to_json() for tag, spread in found if spread is not None},
         }
 
 

@@ -13,6 +13,7 @@ from dflash_perf.harness.config import SweepConfig
 from dflash_perf.harness.speed_bench import read_speed_bench
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.text.prompts import read_prompts
+from dflash_trt.text.task_sets import read_task_sets
 
 _SEAM = "\n\n"
 _MARGIN = 8
@@ -66,16 +67,18 @@ def _find(path: Path) -> Path:
 class PromptSet:
     """The prompts, and the order in which a run sends them.
 
-    The order depends on the seed alone, so every configuration gets the same requests.
+    The order depends on the seed alone, so every configuration gets the same requests. `set_names`
+    has the named set of each prompt; empty where sets have no names.
     """
 
     texts: tuple[str, ...]
+    set_names: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
-        """sha256 of all prompts, in order."""
+        """sha256 of all prompts, in order, and of the names of their sets."""
         digest = hashlib.sha256()
-        for prompt in self.texts:
+        for prompt in (*self.texts, *self.set_names):
             data = prompt.encode()
             digest.update(len(data).to_bytes(8, "little") + data)
         return digest.hexdigest()
@@ -93,23 +96,38 @@ def load_prompts(config: SweepConfig, tokenizer: Tokenizer | None) -> PromptSet:
     Raises:
         DflashError: a file that cannot be used, an empty prompt, too little text for `isl`.
     """
-    path = Path(config.input_file)
-    if config.dataset == "speed-bench":
-        prompts = read_speed_bench(path, config.categories)
-    else:
-        prompts = read_prompts(path)
+    if config.input_file is not None:
+        path = Path(config.input_file)
+        if config.dataset == "speed-bench":
+            prompts = read_speed_bench(path, config.categories)
+        else:
+            prompts = read_prompts(path)
+        return PromptSet(_prepare(prompts[: config.limit_prompts], config, tokenizer, path))
+    texts: list[str] = []
+    names: list[str] = []
+    for one in read_task_sets(config.prompts, config.limit_prompts):
+        prompts = [prompt.text for prompt in one.prompts]
+        texts += _prepare(prompts, config, tokenizer, config.prompts[one.name])
+        names += [one.name] * len(prompts)
+    return PromptSet(tuple(texts), tuple(names))
+
+
+def _prepare(
+    prompts: Sequence[str], config: SweepConfig, tokenizer: Tokenizer | None, source: str | Path
+) -> tuple[str, ...]:
+    """The prompts of one source, checked, and cut to `isl` from the text of that source alone."""
     for number, prompt in enumerate(prompts, start=1):
         if not prompt.strip():
-            raise DflashError(f"prompt {number} is empty", where=path, usage=True)
-    if config.isl is not None:
-        if tokenizer is None:
-            raise DflashError("needs a tokenizer to count with", where="isl", usage=True)
-        prompts = cut_to_length(prompts, tokenizer, config.isl, path)
-    return PromptSet(tuple(prompts))
+            raise DflashError(f"prompt {number} is empty", where=source, usage=True)
+    if config.isl is None:
+        return tuple(prompts)
+    if tokenizer is None:
+        raise DflashError("needs a tokenizer to count with", where="isl", usage=True)
+    return tuple(cut_to_length(prompts, tokenizer, config.isl, source))
 
 
 def cut_to_length(
-    prompts: Sequence[str], tokenizer: Tokenizer, length: int, path: Path
+    prompts: Sequence[str], tokenizer: Tokenizer, length: int, source: str | Path
 ) -> list[str]:
     """One prompt of `length` tokens for each of `prompts`: its text, then that of the next ones.
 
@@ -122,7 +140,7 @@ def cut_to_length(
     if sum(lengths) < length:
         raise DflashError(
             f"all prompts together have {sum(lengths):,} tokens, isl {length:,} needs more",
-            where=path,
+            where=source,
             usage=True,
         )
     found = []
@@ -139,7 +157,7 @@ def cut_to_length(
         if text is None:
             raise DflashError(
                 f"prompt {first + 1} cannot be cut to {length} tokens that encode to as many",
-                where=path,
+                where=source,
                 fix="choose another isl",
             )
         found.append(text)

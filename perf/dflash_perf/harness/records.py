@@ -40,6 +40,7 @@ class RequestRecord(ServerCounts):
     Args:
         index: its number in the run, in the order of sending.
         prompt: index of its prompt.
+        set_name: the named set that has it; None where sets have no names.
         sent_s: when it was sent, since the run began.
         delay_s: open loop: how long after its due time it was sent.
         ttft_s: sent → first text.
@@ -47,18 +48,21 @@ class RequestRecord(ServerCounts):
         output_tokens: counted by `token_source`, never by messages.
         token_source: token ids, the server's count, or the client's tokenizer.
         count_differs: the server's count is not the number of its token ids.
+        looping: whether the answer repeats itself (`runtime.loops`); None without token ids.
         messages: how many messages of the stream carried output.
         error: why it failed; other fields may then be missing.
     """
 
     index: int
     prompt: int
+    set_name: str | None = None
     sent_s: float
     delay_s: float | None = None
     ttft_s: float | None = None
     e2e_s: float | None = None
     token_source: TokenSource | None = None
     count_differs: bool = False
+    looping: bool | None = None
     messages: int = 0
     finish_reason: str | None = None
     error: str | None = None

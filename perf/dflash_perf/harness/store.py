@@ -29,6 +29,8 @@ from dflash_trt.errors import DflashError
 FORMAT = "dflash-trt sweep 1"
 # More loads, repeats and configurations may be added to a finished sweep; nothing else may change.
 _MAY_GROW = {"configurations", "concurrency", "request_rate", "repeats", "baseline"}
+# Where prompts came from may change; the hash says whether they did.
+_SOURCES = {"input_file", "prompts"}
 _LOCK, _PLAN, _RUNS, _PARTIAL = ".lock", "sweep.json", "runs", ".partial"
 
 
@@ -165,10 +167,11 @@ class ResultStore:
     def _refuse_changes(self, plan: dict[str, Any], wanted: dict[str, Any], digest: str) -> None:
         before = plan["config"]
         for key, value in wanted.items():
-            if key not in _MAY_GROW and before.get(key) != value and key != "input_file":
+            if key not in _MAY_GROW and before.get(key) != value and key not in _SOURCES:
                 self._refuse(f"{key} was {json.dumps(before.get(key))}, now {json.dumps(value)}")
         if plan["prompts_sha256"] != digest:
-            self._refuse(f"the prompts of {before['input_file']} are not those of now")
+            source = before["input_file"] or ", ".join(before["prompts"])
+            self._refuse(f"the prompts of {source} are not those of now")
         known = {one["name"]: one for one in before["configurations"]}
         for one in wanted["configurations"]:
             for key, value in known.get(one["name"], one).items():

@@ -64,12 +64,14 @@ class Trace:
         index: its number in the run.
         prompt: index of its prompt.
         due_at: open loop: when it is to be sent.
+        set_name: the named set of the prompt.
         ids: int32 token ids as bytes.
     """
 
     index: int
     prompt: int
     due_at: float | None = None
+    set_name: str | None = None
     sent_at: float = 0.0
     first_text_at: float | None = None
     last_at: float | None = None
@@ -106,6 +108,7 @@ class Trace:
         record = RequestRecord(
             index=self.index,
             prompt=self.prompt,
+            set_name=self.set_name,
             sent_s=self.sent_at - started_at,
             delay_s=None if self.due_at is None else self.sent_at - self.due_at,
             messages=self.messages,
@@ -124,14 +127,20 @@ class Trace:
             **{**asdict(self.counts), "output_tokens": tokens},
         )
 
+    def output_ids(self) -> bytes | None:
+        """The answer's token ids, int32; None where the server told none."""
+        if self.ids is None:
+            return None
+        told = self.counts.output_tokens
+        return self.ids.whole(None if told is None else told * _ID_BYTES)
+
     def _count(
         self, count_tokens: Callable[[str], int] | None
     ) -> tuple[int | None, TokenSource | None, bool]:
         """The tokens, how they were counted, and whether the server's own count differs."""
         told = self.counts.output_tokens
-        if self.ids is not None:
-            length = None if told is None else told * _ID_BYTES
-            tokens = len(self.ids.whole(length)) // _ID_BYTES
+        if (ids := self.output_ids()) is not None:
+            tokens = len(ids) // _ID_BYTES
             return tokens, "output_ids", told is not None and told != tokens
         if told is not None:
             return told, "counts", False

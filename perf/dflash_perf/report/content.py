@@ -23,6 +23,7 @@ from dflash_perf.report.tables import (
     failure_table,
     format_number,
     point_table,
+    set_table,
 )
 from dflash_trt.errors import DflashError
 
@@ -60,6 +61,7 @@ class Content:
     answers: Table | None
     charts: tuple[Chart, ...]
     points: Table
+    sets: Table | None
     configurations: Table
     failures: Table | None
     notes: tuple[str, ...]
@@ -109,6 +111,7 @@ def gather(store: ResultStore, targets: Sequence[float], baseline: str | None) -
         answers=answer_table(answers, unit),
         charts=tuple(_draw(data, unit)),
         points=point_table(points, unit),
+        sets=set_table(points),
         configurations=configuration_table(config, servers),
         failures=failure_table(points),
         notes=tuple(_notes(points)),
@@ -252,8 +255,12 @@ def _settings(config: dict[str, Any], points: Sequence[SweepPoint]) -> list[tupl
     own = f"the prompts' own, {format_number(points[0].quantile('input_tokens', 'avg'))} on average"
     limits = {key: value for key, value in config["goodput"].items() if value is not None}
     most = "" if config["ignore_eos"] else "at most "
+    if config.get("prompts"):
+        prompts = f"sets {JOIN.join(config['prompts'])}"
+    else:
+        prompts = f"{PurePath(config['input_file']).name} ({config['dataset']})"
     shown = [
-        ("prompts", f"{PurePath(config['input_file']).name} ({config['dataset']})"),
+        ("prompts", prompts),
         ("input tokens", str(config["isl"] or own)),
         ("output tokens", f"{most}{config['osl']}"),
         (

@@ -72,6 +72,28 @@ def point_table(points: Sequence[SweepPoint], unit: str) -> Table:
     return Table.of(rows, words=2)
 
 
+def set_table(points: Sequence[SweepPoint]) -> Table | None:
+    """The figures of each named set of prompts; None where there are not several."""
+    rows = []
+    for point in points:
+        for name in point.set_names if len(point.set_names) > 1 else ():
+            parts = point.of_set(name)
+            cells = {
+                "configuration": point.configuration,
+                "load": point.load.label,
+                "set": name,
+                "interactivity": format_spread(point.set_value(name, "interactivity")),
+                "τ": format_spread(point.set_value(name, "acceptance_length")),
+                "output tokens": f"{sum(one.output_tokens for one in parts):,}",
+                "verify steps": f"{sum(one.verify_steps for one in parts):,}",
+                "requests": f"{sum(one.requests for one in parts):,}",
+                "failed": f"{sum(one.requests - one.completed for one in parts):,}",
+                "looping": f"{sum(one.looping or 0 for one in parts):,}",
+            }
+            rows.append(cells)
+    return Table.of(rows, words=3) if rows else None
+
+
 def format_ratio(ratio: float | None) -> str:
     """Two decimals; a dash for none."""
     return DASH if ratio is None else f"{ratio:.2f}"
