@@ -47,6 +47,7 @@ def examine() -> list[Finding]:
         _check("compile kernels", _compile_kernels),
         _check("serve models", _serve),
         _check("download checkpoints", _hub),
+        _check("import GGUF files", _gguf),
         _check("train the demo pair", _train),
         _check("run TensorRT-LLM deployments", _tensorrt_llm),
         *_on_gpu(),
@@ -153,6 +154,13 @@ def _hub() -> str:
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         raise DflashError("HF_HUB_OFFLINE is set", fix="pass local folders to `build`")
     return f"huggingface_hub {_version('huggingface_hub')} (the network itself is not tried)"
+
+
+def _gguf() -> str:
+    from dflash_trt.importing.blocks import block_types, can_decode
+
+    kinds = sum(can_decode(kind) for kind in block_types().values())
+    return f"gguf {_version('gguf')}, {kinds} types of blocks"
 
 
 def _train() -> str:

@@ -27,6 +27,7 @@ CAPABILITIES = [
     "compile kernels",
     "serve models",
     "download checkpoints",
+    "import GGUF files",
     "train the demo pair",
     "run TensorRT-LLM deployments",
     "NVIDIA GPU",

@@ -119,6 +119,16 @@ def unturn(array: Array, heads: int) -> Array:
     return back
 
 
+@pytest.mark.parametrize("elements", [1, 700, 64 * 256 + 1])
+def test_pieces_of_any_size_are_whole_heads(
+    elements: int, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash_trt.importing.tensors.CHUNK_ELEMENTS", elements)
+    load(write_gguf(tmp_path / "m.gguf", llama), tmp_path / "out", dtype="fp32")
+    want, got = read_arrays(llama), read_arrays(tmp_path / "out")
+    assert all(np.array_equal(want[name], got[name]) for name in want)
+
+
 def test_shards_have_an_index_that_the_reader_takes(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
