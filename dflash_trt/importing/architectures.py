@@ -86,8 +86,14 @@ ARCHITECTURES = [
     ),
 ]
 
-# Known to `build`, from a Hugging Face checkpoint.
-_NOT_IMPORTED = ("gpt-oss", "gpt_oss")
+_FROM_HF = "build it from its Hugging Face checkpoint"
+_DRAFT = "is a DFlash draft, not a target: drafts are not imported from GGUF"
+_REFUSED: Mapping[object, tuple[str, str]] = {
+    "gpt-oss": ("is known to `build`, and not imported from GGUF", _FROM_HF),
+    "dflash": (_DRAFT, "pass its Hugging Face checkpoint as the draft"),
+    "dflash-draft": (_DRAFT, "pass its Hugging Face checkpoint as the draft"),
+    "eagle3": ("is an EAGLE-3 drafter, not a target", "pass the GGUF file of a target"),
+}
 
 
 def find_architecture(name: object) -> Architecture:
@@ -95,10 +101,8 @@ def find_architecture(name: object) -> Architecture:
     for one in ARCHITECTURES:
         if one.name == name:
             return one
-    if name in _NOT_IMPORTED:
-        raise DflashError(
-            f"architecture {quoted(name)} is not imported from GGUF",
-            fix="build it from its Hugging Face checkpoint",
-        )
+    if name in _REFUSED:
+        what, fix = _REFUSED[name]
+        raise DflashError(f"architecture {quoted(name)} {what}", fix=fix)
     hint = nearest(str(name), [one.name for one in ARCHITECTURES])
     raise DflashError(f"architecture {quoted(name)} is not supported{hint}")

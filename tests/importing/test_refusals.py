@@ -110,7 +110,15 @@ def test_a_part_of_a_model(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "piece"),
     [
-        ("gpt-oss", 'architecture "gpt-oss" is not imported from GGUF; build it from'),
+        (
+            "gpt-oss",
+            'architecture "gpt-oss" is known to `build`, and not imported from GGUF; build',
+        ),
+        (
+            "dflash",
+            'architecture "dflash" is a DFlash draft, not a target: drafts are not imported',
+        ),
+        ("eagle3", "is an EAGLE-3 drafter, not a target"),
         ("qwen3next", "architecture \"qwen3next\" is not supported (nearest: 'qwen3')"),
         ("clip", "(known: llama, qwen3, qwen3moe)"),
     ],
