@@ -20,6 +20,7 @@ from dflash_trt.version import __version__
 
 COMMANDS = {
     "build": "Turn a target and a draft checkpoint into a bundle.",
+    "diagnose": "Say why few drafts are accepted.",
     "doctor": "Say what this machine can build and run.",
     "generate": "Continue prompts, with or without speculation.",
     "import-gguf": "Turn a GGUF file into a checkpoint that `build` takes.",

@@ -16,14 +16,10 @@ GraphEdit = Callable[[onnx.ModelProto], None]
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What is changed before the graphs are opened; nothing by default.
-
-    `mask_token_id` is what blocks are filled with, None for the bundle's.
-    """
+    """What is changed before the graphs are opened; nothing by default."""
 
     target: tuple[GraphEdit, ...] = ()
     draft: tuple[GraphEdit, ...] = ()
-    mask_token_id: int | None = None
 
 
 def load_graph(path: Path) -> onnx.ModelProto:

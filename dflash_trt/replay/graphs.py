@@ -70,8 +70,6 @@ class ReplayGraphs:
         self.limits = manifest.limits
         self.vocab_size = manifest.target.vocab_size
         self.mask_token_id = manifest.draft.mask_token_id
-        if edits.mask_token_id is not None:
-            self.mask_token_id = edits.mask_token_id
         self._layout = cache_layout(self.form, manifest.target.sizes, manifest.draft.sizes)
         self._opened: dict[GraphName, _Opened] = {}
         self._staging: HostCaches | None = None
@@ -113,17 +111,25 @@ class ReplayGraphs:
         }
 
     def run_draft(
-        self, caches: HostCaches, first: int, anchors: Int64Array, starts: Int64Array, rows: int
+        self,
+        caches: HostCaches,
+        first: int,
+        anchors: Int64Array,
+        starts: Int64Array,
+        rows: int,
+        mask_token_id: int | None = None,
     ) -> tuple[Int64Array, FloatArray]:
         """One pass over blocks of `rows` rows in the slots from `first` on.
 
-        Returns the drafts [B,rows-1] and the logits that they are the highest of [B,rows-1,V].
+        Blocks are filled with `mask_token_id`, None for the bundle's. Returns the drafts
+        [B,rows-1] and the logits that they are the highest of [B,rows-1,V].
 
         Raises:
             DflashError: ONNX Runtime failed.
         """
         batch = len(anchors)
-        blocks = np.full((batch, rows), self.mask_token_id, np.int64)
+        mask = self.mask_token_id if mask_token_id is None else mask_token_id
+        blocks = np.full((batch, rows), mask, np.int64)
         blocks[:, 0] = anchors
         tokens = np.empty((batch, rows), np.int64)
         inputs = {BLOCK_IDS: blocks, CACHE_START: np.asarray(starts, np.int64)}

@@ -107,10 +107,16 @@ class Replay:
         answers: Sequence[Answer],
         contexts: Sequence[ContextRows],
         progress: Progress | None = None,
+        *,
+        mask_token_id: int | None = None,
     ) -> Acceptance:
-        """As `measure`, with contexts that `inject` made, of this replay or one of equal sizes."""
+        """As `measure`, with contexts that `inject` made, of this replay or one of equal sizes.
+
+        Contexts may be longer than an answer. Blocks are filled with `mask_token_id`, None for
+        the bundle's.
+        """
         self._check(answers)
-        return self._walk(answers, contexts, progress or SilentProgress())
+        return self._walk(answers, contexts, progress or SilentProgress(), mask_token_id)
 
     def features(self, token_ids: Sequence[int]) -> FloatArray:
         """The tapped residual streams of the target over a sequence, in prefill chunks.
@@ -134,6 +140,7 @@ class Replay:
         answers: Sequence[Answer],
         contexts: Sequence[ContextRows] | None,
         progress: Progress,
+        mask_token_id: int | None = None,
     ) -> Acceptance:
         progress.stage(
             "replaying answers", sum(max(len(one.token_ids) - 1, 0) for one in answers), "tokens"
@@ -144,6 +151,7 @@ class Replay:
             lambda index: self._inject(answers[index]) if contexts is None else contexts[index],
             sequences=min(self._sequences, len(answers)),
             block_size=self.block_size,
+            mask_token_id=mask_token_id,
         )
         table, per_answer = walk.run(progress)
         return summarise(answers, per_answer, table)

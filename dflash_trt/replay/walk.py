@@ -48,6 +48,7 @@ class ChainWalk:
         contexts: gives the draft's context of the answer at an index.
         sequences: how many share a pass.
         block_size: rows of a block, anchor included.
+        mask_token_id: what blocks are filled with, None for the bundle's.
     """
 
     def __init__(
@@ -58,9 +59,11 @@ class ChainWalk:
         *,
         sequences: int,
         block_size: int,
+        mask_token_id: int | None = None,
     ) -> None:
         self._graphs, self._answers, self._contexts = graphs, answers, contexts
         self._sequences, self._block_size = sequences, block_size
+        self._mask_token_id = mask_token_id
         self._rows: list[StepRow] = []
 
     def run(self, progress: Progress) -> tuple[StepTable, list[RequestStatistics]]:
@@ -105,6 +108,7 @@ class ChainWalk:
         anchor = len(answer.prompt_ids) if len(answer.token_ids) else len(ids) - 1
         has_steps = anchor < len(ids) - 1
         context = self._contexts(index) if has_steps else {}
+        context = {name: rows[: len(ids) - 1] for name, rows in context.items()}
         return _Walker(index, answer, ids, context, anchor)
 
     def _seat(
@@ -134,7 +138,9 @@ class ChainWalk:
         if rows > 1:
             anchors = np.array([one.ids[one.anchor] for one in walkers])
             starts = np.array([one.anchor for one in walkers])
-            drafts, logits = self._graphs.run_draft(caches, first, anchors, starts, rows)
+            drafts, logits = self._graphs.run_draft(
+                caches, first, anchors, starts, rows, self._mask_token_id
+            )
         else:
             drafts = np.zeros((len(walkers), 0), np.int64)
             logits = np.zeros((len(walkers), 0, self._graphs.vocab_size), np.float32)

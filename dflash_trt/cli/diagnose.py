@@ -1,0 +1,190 @@
+"""`dflash-trt diagnose`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
+from dflash_trt.cli.diagnosis_output import print_diagnosis, write_diagnosis
+from dflash_trt.cli.options import (
+    FILE,
+    FOLDER,
+    TaskOptions,
+    bundle_argument,
+    json_option,
+    print_json,
+    sampling_options,
+    task_options,
+    threads_option,
+)
+from dflash_trt.cli.progress import StageBars
+from dflash_trt.diagnosis.diagnose import (
+    Reference,
+    Serving,
+    answer_questions,
+    diagnose,
+)
+from dflash_trt.diagnosis.question import THINKING, Form, Question, encode
+from dflash_trt.errors import DflashError
+from dflash_trt.replay import Answer
+from dflash_trt.runtime import SamplingParams
+from dflash_trt.text.prompts import PromptRecord, read_records
+from dflash_trt.text.tokenizer import BundleTokenizer
+
+PROMPTS = 32
+"""Prompts of each set, unless more are asked for: enough to tell 3 % from chance."""
+
+
+@click.command("diagnose")
+@bundle_argument
+@task_options
+@click.option("--max-tokens", type=click.IntRange(2), default=128)
+@sampling_options
+@click.option(
+    "--thinking",
+    type=click.Choice(["on", "off"]),
+    help="Serve with this enable_thinking.  [default: the template's]",
+)
+@click.option(
+    "--known-answers",
+    is_flag=True,
+    help='Replay the "answer" of every prompt in the files; decode nothing.',
+)
+@click.option(
+    "--training-rows",
+    type=FILE,
+    help='Rows that the draft was trained on (.jsonl: "prompt" and "answer"), to compare with.',
+)
+@click.option(
+    "--against",
+    type=FOLDER,
+    help="The same pair in high precision, where BUNDLE is quantised.",
+)
+@threads_option
+@json_option
+@click.option(
+    "-o",
+    "--output",
+    type=FOLDER,
+    help="Folder for a page with charts, the figures, and the answers for --known-answers.",
+)
+def command(
+    bundle: Path,
+    prompts: TaskOptions,
+    max_tokens: int,
+    sampling: SamplingParams,
+    thinking: str | None,
+    known_answers: bool,
+    training_rows: Path | None,
+    against: Path | None,
+    threads: int,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Say why few drafts of BUNDLE are accepted.
+
+    The target answers the prompts as they would be served. Its answers are replayed: what the
+    draft would have got accepted follows from one pass. Then one thing at a time is changed (tapped
+    layers, mask token, rope base, windows, tables, chat template, features of --against), and what
+    gains beyond chance is blamed. Of each set the first 32 prompts are used, or --limit-prompts;
+    without prompts, those that came with the pair.
+    """
+    opened = open_bundle(bundle)
+    twin = None if against is None else open_bundle(against)
+    tokenizer = load_tokenizer(opened)
+    limit = prompts.limit_prompts or PROMPTS
+    sets = dataclasses.replace(prompts, limit_prompts=limit).read(opened.prompts)
+    form = _form(tokenizer, raw=prompts.raw, thinking=thinking)
+    service = Serving(form=form, sampling=sampling, max_tokens=max_tokens, threads=threads)
+    questions = [
+        Question(record.text, one.name if len(sets) > 1 else "", _tags(record))
+        for one in sets
+        for record in one.prompts
+    ]
+    with StageBars() as bars:
+        if known_answers:
+            records = [record for one in sets for record in one.prompts]
+            answers = _known(tokenizer, records, questions, form, "--known-answers")
+            asked: list[Question] = []
+        else:
+            answers = answer_questions(opened, questions, service, bars)
+            asked = questions
+        diagnosis = diagnose(
+            opened,
+            answers,
+            service,
+            bars,
+            questions=asked,
+            reference=_reference(opened, tokenizer, questions, service, training_rows, bars),
+            twin=twin,
+        )
+    if output is not None:
+        names = [one.name for one in sets for _ in one.prompts]
+        write_diagnosis(output, opened, diagnosis, questions, names)
+    if as_json:
+        print_json(diagnosis.to_json())
+    else:
+        print_diagnosis(opened, diagnosis)
+
+
+def _form(tokenizer: BundleTokenizer, *, raw: bool, thinking: str | None) -> Form:
+    if thinking is None:
+        return Form(raw=raw or tokenizer.chat_template is None)
+    renderer = None if raw else tokenizer.open_renderer()
+    if renderer is None or not renderer.knows(THINKING):
+        what = "the prompts have no chat template" if renderer is None else "it has no such switch"
+        raise DflashError(what, where="--thinking", fix="leave it out", usage=True)
+    return Form(thinking=thinking == "on")
+
+
+def _reference(
+    bundle: Bundle,
+    tokenizer: BundleTokenizer,
+    questions: Sequence[Question],
+    service: Serving,
+    training_rows: Path | None,
+    bars: StageBars,
+) -> Reference | None:
+    """Rows that the draft should be good at: of its training, or what came with the pair."""
+    if training_rows is not None:
+        records = read_records(training_rows)[:PROMPTS]
+        asked = [Question(record.text) for record in records]
+        answers = _known(tokenizer, records, asked, service.form, str(training_rows))
+        return Reference("training rows", answers, is_training=True)
+    if bundle.prompts is None:
+        return None
+    own = [Question(record.text) for record in read_records(bundle.prompts)[:PROMPTS]]
+    if {one.text for one in own} & {one.text for one in questions}:
+        return None
+    answers = answer_questions(bundle, own, service, bars)
+    return Reference("the prompts that came with the pair", answers, is_training=False)
+
+
+def _known(
+    tokenizer: BundleTokenizer,
+    records: Sequence[PromptRecord],
+    questions: Sequence[Question],
+    form: Form,
+    where: str,
+) -> list[Answer]:
+    """The answers that records hold, as text or as token ids."""
+    prompts = encode(tokenizer, [record.text for record in records], form)
+    answers = []
+    for number, (record, ids, question) in enumerate(
+        zip(records, prompts, questions, strict=True), start=1
+    ):
+        if not record.answer:
+            raise DflashError(f'prompt {number} has no "answer"', where=where, usage=True)
+        tokens = record.answer
+        if isinstance(tokens, str):
+            tokens = tuple(tokenizer.encode(tokens, special=False))
+        answers.append(Answer(ids, tokens, question.set_name, question.tags))
+    return answers
+
+
+def _tags(record: PromptRecord) -> tuple[str, ...]:
+    return () if record.category is None else (record.category,)

@@ -1,0 +1,195 @@
+"""Why is acceptance low? Answers, their replay, one change at a time, and a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.core.progress import Progress
+from dflash_trt.diagnosis.break_even import find_break_even
+from dflash_trt.diagnosis.cause import Cause
+from dflash_trt.diagnosis.evidence import (
+    Evidence,
+    Group,
+    compare_groups,
+    compare_slots,
+    lengths_by_position,
+)
+from dflash_trt.diagnosis.paired import count, group_gain, paired_gain
+from dflash_trt.diagnosis.question import Form, Question, encode, other_forms
+from dflash_trt.diagnosis.trial import Trial, TrialBench
+from dflash_trt.diagnosis.verdict import Verdict, judge
+from dflash_trt.errors import DflashError
+from dflash_trt.pair import LoadedPair
+from dflash_trt.replay import Answer, Replay
+from dflash_trt.runtime import RequestResult, SamplingParams
+from dflash_trt.runtime.statistics import total
+from dflash_trt.tuning.bundle_schedule import NONE
+
+FORM_PROMPTS = 16
+"""Prompts that are answered in each other form: every one is decoded anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How the pair is served: the form of prompts, sampling and the longest answer."""
+
+    form: Form = Form()
+    sampling: SamplingParams = SamplingParams()
+    max_tokens: int = 128
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Rows that the draft should be good at; `is_training`: it was trained on them."""
+
+    name: str
+    answers: Sequence[Answer]
+    is_training: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """A verdict, and what it rests on."""
+
+    verdict: Verdict
+    evidence: Evidence
+    answers: Sequence[Answer]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"verdict": self.verdict.to_json(), **self.evidence.to_json()}
+
+
+def answer_questions(
+    bundle: Bundle, questions: Sequence[Question], service: Serving, progress: Progress
+) -> list[Answer]:
+    """The target's answers to `questions`, decoded as they would be served.
+
+    Raises:
+        DflashError: a prompt that the pair cannot run.
+    """
+    with _open(bundle, service) as pair:
+        results = _ask(pair, questions, service, progress)
+    return [
+        Answer(ids, result.token_ids, question.set_name, question.tags)
+        for question, (ids, result) in zip(questions, results, strict=True)
+    ]
+
+
+def diagnose(
+    bundle: Bundle,
+    answers: Sequence[Answer],
+    service: Serving,
+    progress: Progress,
+    *,
+    questions: Sequence[Question] = (),
+    reference: Reference | None = None,
+    twin: Bundle | None = None,
+) -> Diagnosis:
+    """The diagnosis of a bundle on known answers.
+
+    Args:
+        questions: the prompts of `answers` as texts, in their order; without them other forms of
+            prompts are not tried.
+        reference: rows to compare with.
+        twin: the pair in high precision, where the bundle is quantised.
+
+    Raises:
+        DflashError: answers or bundles that cannot be used.
+    """
+    if questions and len(questions) != len(answers):
+        raise DflashError(f"{len(questions)} questions have {len(answers)} answers", usage=True)
+    bench = TrialBench(bundle, answers, threads=service.threads, progress=progress)
+    base = bench.base
+    trials = bench.try_all()
+    if twin is not None:
+        trials += bench.try_twin(twin)
+    trials.sort(key=lambda trial: trial.gain.value, reverse=True)
+    evidence = Evidence(
+        base=base,
+        slots=compare_slots(base.table),
+        trials=trials,
+        others_context=bench.try_others_context() if len(answers) > 1 else None,
+        groups=compare_groups(base),
+        break_even=find_break_even(bundle),
+        by_position=lengths_by_position(base.table),
+    )
+    del bench  # its contexts; what follows loads the pair again
+    evidence = _compare_forms(bundle, evidence, questions, service, progress)
+    if reference is not None:
+        evidence = _compare_reference(bundle, evidence, reference, service, progress)
+    return Diagnosis(judge(evidence), evidence, answers)
+
+
+def _compare_forms(
+    bundle: Bundle,
+    evidence: Evidence,
+    questions: Sequence[Question],
+    service: Serving,
+    progress: Progress,
+) -> Evidence:
+    """The same prompts in other forms, and greedily where they were sampled."""
+    if not questions:
+        return evidence
+    few = questions[:FORM_PROMPTS]
+    served = evidence.base.per_answer[: len(few)]
+    forms: list[Trial] = []
+    greedy: Trial | None = None
+    with _open(bundle, service) as pair:
+        changes = [
+            (
+                Cause.THINKING if form.thinking is not None else Cause.TEMPLATE,
+                form.text,
+                replace(service, form=form),
+            )
+            for form in other_forms(pair.tokenizer, service.form)
+        ]
+        if not service.sampling.greedy:
+            changes.append(
+                (Cause.DATA, "temperature 0", replace(service, sampling=SamplingParams()))
+            )
+        for cause, change, changed in changes:
+            results = _ask(pair, few, changed, progress)
+            counts = [result.statistics for _, result in results]
+            both = [pair for pair in zip(served, counts, strict=True) if all(x.steps for x in pair)]
+            gain = paired_gain(count([a for a, _ in both]), count([b for _, b in both]))
+            trial = Trial(cause, change, total(counts).acceptance_length, gain, len(both))
+            if change == "temperature 0":
+                greedy = trial
+            else:
+                forms.append(trial)
+    return replace(evidence, forms=forms, greedy=greedy)
+
+
+def _compare_reference(
+    bundle: Bundle,
+    evidence: Evidence,
+    reference: Reference,
+    service: Serving,
+    progress: Progress,
+) -> Evidence:
+    with Replay(bundle, threads=service.threads) as replay:
+        theirs = replay.measure(reference.answers, progress)
+    gain = group_gain(count(evidence.base.per_answer), count(theirs.per_answer))
+    group = Group(reference.name, theirs, gain)
+    return replace(evidence, reference=group, is_training=reference.is_training)
+
+
+def _open(bundle: Bundle, service: Serving) -> LoadedPair:
+    return LoadedPair(bundle, threads=service.threads, block_schedule=NONE)
+
+
+def _ask(
+    pair: LoadedPair, questions: Sequence[Question], service: Serving, progress: Progress
+) -> list[tuple[list[int], RequestResult]]:
+    """The prompts' token ids in the served form, and what was answered."""
+    prompts = encode(pair.tokenizer, [question.text for question in questions], service.form)
+    requests = [
+        pair.request(ids, service.sampling, max_tokens=service.max_tokens) for ids in prompts
+    ]
+    progress.stage("asking the target", len(requests) * service.max_tokens, "tokens")
+    results = pair.run(requests, lambda _, event: progress.advance(len(event.token_ids)))
+    return list(zip(prompts, results, strict=True))

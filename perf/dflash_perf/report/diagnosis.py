@@ -1,0 +1,165 @@
+"""The page of a diagnosis: its verdict, charts, and every change that was tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from dflash_perf.extra import require
+from dflash_perf.report.content import Chart
+from dflash_perf.report.style import (
+    BASELINE_COLOUR,
+    COLOURS,
+    INK,
+    chart_style,
+    label_lines,
+    new_chart,
+)
+from dflash_perf.report.tables import DASH, Table
+from dflash_perf.report.write import templates, to_svg
+from dflash_trt.diagnosis.diagnose import Diagnosis
+from dflash_trt.diagnosis.evidence import Evidence
+from dflash_trt.diagnosis.trial import Trial
+from dflash_trt.diagnosis.verdict import show_gain
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CHANGES_DRAWN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosisContent:
+    """What the page shows, besides its charts."""
+
+    bundle: str
+    diagnosis: Diagnosis
+    summary: str
+    groups: Table | None
+    changes: Table
+
+
+def render_diagnosis(bundle: str, diagnosis: Diagnosis) -> str:
+    """The page, which loads nothing.
+
+    Raises:
+        DflashError: the perf extra is missing.
+    """
+    require("a diagnosis page", "matplotlib")
+    evidence = diagnosis.evidence
+    base = evidence.base
+    low, high = evidence.expected
+    content = DiagnosisContent(
+        bundle=bundle,
+        diagnosis=diagnosis,
+        summary=f"{base.answers} answers, {base.tokens:,} tokens, {base.steps:,} steps; acceptance "
+        f"length {base.acceptance_length or 0:.2f} ({low:.2f} to {high:.2f}), break-even "
+        f"{evidence.break_even:.2f}",
+        groups=_group_table(evidence),
+        changes=_change_table(_changes(evidence)),
+    )
+    with chart_style():
+        charts = [_slot_chart(evidence), _change_chart(evidence)]
+        drawings = [(chart, Markup(to_svg(chart))) for chart in charts]
+    page = templates().get_template("diagnosis.html.j2")
+    return page.render(content=content, drawings=drawings)
+
+
+def _changes(evidence: Evidence) -> list[Trial]:
+    """Everything that was tried, the best first."""
+    others = [one for one in (evidence.others_context, evidence.greedy) if one is not None]
+    trials = [*evidence.trials, *evidence.forms, *others]
+    return sorted(trials, key=lambda trial: trial.gain.value, reverse=True)
+
+
+def _slot_chart(evidence: Evidence) -> Chart:
+    base = evidence.base
+    lines = {
+        "among the 16 likeliest": base.recall_at_16,
+        "accepted": base.conditional_acceptance,
+        "the draft's confidence": tuple(one.confidence for one in base.calibration),
+    }
+    figure, (axes,) = new_chart()
+    ends: list[tuple[float, float, str, str]] = []
+    for (name, values), colour in zip(lines.items(), COLOURS, strict=False):
+        known = [(slot, one) for slot, one in enumerate(values, start=1) if one is not None]
+        if known:
+            axes.plot(*zip(*known, strict=True), marker="o", color=colour)
+            ends.append((*known[-1], name, colour))
+    axes.set_ylim(0, 1.03)
+    axes.set_xlabel("slot")
+    axes.set_ylabel("share, where all slots before were accepted")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.set_xticks(range(1, len(base.recall_at_16) + 1))
+    label_lines(axes, ends)
+    return Chart(
+        "slots",
+        "Acceptance by slot",
+        "How often a slot's draft is accepted, how often the answer's token is among its 16 "
+        "likeliest, and what the draft itself believes. Far apart: it knows and does not choose.",
+        "Lines of acceptance, recall and confidence over the slots of a block.",
+        figure,
+    )
+
+
+def _change_chart(evidence: Evidence) -> Chart:
+    trials = [trial for trial in _changes(evidence) if trial.gain.is_known][:CHANGES_DRAWN]
+    figure: Figure
+    figure, (axes,) = new_chart(height=1.2 + 0.3 * max(len(trials), 1))
+    for row, trial in enumerate(reversed(trials)):
+        gain = trial.gain
+        colour = COLOURS[1] if gain.is_gain else BASELINE_COLOUR
+        spread = [[max(gain.value - gain.low, 0)], [max(gain.high - gain.value, 0)]]
+        axes.errorbar([gain.value], [row], xerr=spread, fmt="o", color=colour, elinewidth=1)
+    axes.axvline(0, color=INK, linewidth=1)
+    axes.set_yticks(range(len(trials)), [trial.change for trial in reversed(trials)])
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:+.0%}")
+    axes.set_xlabel("change of the acceptance length")
+    return Chart(
+        "changes",
+        "One thing changed at a time",
+        "What each change makes of the acceptance length, with the interval in which 99.5 % of "
+        "draws of answers lie. Coloured: a gain of 3 % or more, and not by chance.",
+        "Points with intervals, a row for each change that was tried.",
+        figure,
+    )
+
+
+def _change_table(trials: Sequence[Trial]) -> Table:
+    rows = [
+        {
+            "change": trial.change,
+            "speaks for": trial.cause.value,
+            "tokens a step": _number(trial.acceptance_length),
+            "gain": show_gain(trial.gain),
+            "answers": str(trial.answers),
+        }
+        for trial in trials
+    ]
+    return Table.of(rows, words=2) if rows else Table(("change",), ())
+
+
+def _group_table(evidence: Evidence) -> Table | None:
+    groups = [*evidence.groups, *([evidence.reference] if evidence.reference else [])]
+    rows = [
+        {
+            "answers of": group.name,
+            "answers": str(group.acceptance.answers),
+            "tokens a step": _number(group.acceptance.acceptance_length),
+            "against the others": show_gain(group.gain),
+        }
+        for group in groups
+    ]
+    rows += [
+        {"answers of": f"positions {name}", "answers": DASH, "tokens a step": _number(length)}
+        | {"against the others": DASH}
+        for name, length in evidence.by_position.items()
+    ]
+    return Table.of(rows) if rows else None
+
+
+def _number(value: float | None) -> str:
+    return DASH if value is None else f"{value:.2f}"
