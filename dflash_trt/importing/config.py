@@ -164,8 +164,9 @@ def _refuse_unknown(file: GgufFile, architecture: Architecture, stated: Mapping[
 def _dimensions(keys: ConfigFields) -> dict[str, int]:
     hidden = keys.integer("embedding_length", high=MAX_WIDTH)
     heads = keys.integer("attention.head_count", high=MAX_HEADS)
-    rotated = keys.integer("rope.dimension_count", high=MAX_WIDTH) if _rotates(keys) else None
-    head_dim = keys.integer("attention.key_length", rotated or hidden // heads, high=MAX_WIDTH)
+    head_dim = hidden // heads
+    for key in ("rope.dimension_count", "attention.key_length"):  # the latter knows better
+        head_dim = keys.integer(key, head_dim, high=MAX_WIDTH)
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.integer(key, head_dim, high=MAX_WIDTH) != head_dim:
             raise keys.unsupported(key, f"it must be the head size, {head_dim}")
@@ -177,10 +178,6 @@ def _dimensions(keys: ConfigFields) -> dict[str, int]:
         "num_key_value_heads": keys.integer("attention.head_count_kv", heads, high=MAX_HEADS),
         "head_dim": head_dim,
     }
-
-
-def _rotates(keys: ConfigFields) -> bool:
-    return keys.has("rope.dimension_count")
 
 
 def _rope_parameters(keys: ConfigFields) -> dict[str, Any]:

@@ -140,11 +140,9 @@ def _check_preamble(cursor: Cursor, path: Path) -> None:
 
 def _alignment(fields: Mapping[str, Value], cursor: Cursor) -> int:
     value = fields.get("general.alignment", DEFAULT_ALIGNMENT)
-    is_size = isinstance(value, int) and not isinstance(value, bool)
-    if not is_size or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):  # type: ignore[operator]
-        raise cursor.corrupt(f"general.alignment is {quoted(value)}, not a power of two")
-    assert isinstance(value, int)
-    return value
+    if isinstance(value, int) and 1 <= value <= MAX_ALIGNMENT and not value & (value - 1):
+        return value
+    raise cursor.corrupt(f"general.alignment is {quoted(value)}, not a power of two")
 
 
 def _read_tensor(cursor: Cursor, path: Path) -> GgufTensor:

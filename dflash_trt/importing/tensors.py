@@ -83,28 +83,23 @@ def find_origins(file: GgufFile, config: ModelConfig, vocab: int) -> list[Weight
                 WeightOrigin(name.format(i=i, e=e), shape, source, source.offset + e * step, head)
                 for e in range(parts)
             ]
-    used = {origin.source.name for origin in origins} | {ROPE_FACTORS}
-    if not missing and not misshapen:
+    unused: list[str] = []
+    if not missing and not misshapen:  # else what is left is of no interest
+        used = {origin.source.name for origin in origins} | {ROPE_FACTORS}
         unused = [
             name
             for name in file.tensors
             if name not in used and not name.endswith(HARMLESS_SUFFIXES)
         ]
-    else:
-        unused = []
     problems = [
-        f"{len(names)} {label} ({first_few([*map(_shown, names)], _NAMES_SHOWN, '; ')})"
-        for label, names in (
-            ("missing", missing),
-            ("of another shape", misshapen),
-            ("not known", unused),
-        )
-        if names
+        _listed("missing", missing),
+        _listed("of another shape", misshapen),
+        _listed("not known", unused),
     ]
-    if problems:
+    if any(problems):
         raise file.error(
             f"tensors do not fit the architecture {config.architecture.name}: "
-            + ", ".join(problems),
+            + ", ".join(filter(None, problems)),
             "build the model from its Hugging Face checkpoint",
         )
     return sorted(origins, key=lambda origin: origin.offset)
@@ -155,5 +150,6 @@ def _turn_back(values: Float32, head: int, is_vector: bool) -> Float32:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
 
 
-def _shown(name: str) -> str:
-    return quoted(name)[1:-1]
+def _listed(label: str, names: list[str]) -> str:
+    shown = [quoted(name)[1:-1] for name in names]
+    return f"{len(names)} {label} ({first_few(shown, _NAMES_SHOWN, '; ')})" if names else ""
