@@ -55,6 +55,8 @@ def test_json(run: Run, model: Path, tmp_path: Path) -> None:
         "has_chat_template": False,
         "templates_left_out": [],
     }
+    defaults = json.loads((tmp_path / "out/generation_config.json").read_text())
+    assert defaults == {"eos_token_id": 320}
     origin = json.loads((tmp_path / "out/gguf_source.json").read_text())
     assert origin["file"] == "tiny.gguf" and origin["license"] == told["license"] == "apache-2.0"
     assert origin["rounded_values"] == sum(one["rounded"] for one in told["tensors"].values())

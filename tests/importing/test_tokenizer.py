@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, Qwen2Tokenizer
 
 from dflash_trt.importing.header import GgufFile
-from dflash_trt.importing.tokenizer import tokenizer_files
+from dflash_trt.importing.tokenizer import special_ids, tokenizer_files
 from dflash_trt.importing.vocabulary import read_vocabulary
 from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.checkpoints.helpers import refused
@@ -181,6 +181,29 @@ def test_what_is_put_around_a_text(
     pair = ours.core.encode("a", "b").ids
     first, second = (ours.encode(one) for one in "ab")
     assert pair == [*first, *second]
+
+
+def test_a_piece_that_is_a_token_needs_no_merges_where_llama_says_so(tmp_path: Path) -> None:
+    whole = trained().get_vocab_size()
+    for name, ids in (("llama-bpe", [whole]), ("gpt-2", trained().encode("qzq").ids)):
+        fields = keys(name, add_bos_token=False)
+        fields["tokenizer.ggml.tokens"].append("qzq")
+        fields["tokenizer.ggml.token_type"].append(1)
+        assert imported(numpy_kinds(fields), tmp_path).encode("qzq") == ids
+
+
+def test_ids_that_end_a_text(tmp_path: Path) -> None:
+    fields = numpy_kinds(keys("gpt-2", eot_token_id=468, eom_token_id=467, bos_token_id=3))
+    vocabulary = read_vocabulary(GgufFile(tmp_path / "m", 0, fields, {}))
+    assert vocabulary.special.ends == (467, 468)
+    assert special_ids(vocabulary) == {
+        "bos_token_id": 3,
+        "eos_token_id": [467, 468],
+        "pad_token_id": None,
+    }
+    del fields["tokenizer.ggml.eos_token_id"], fields["tokenizer.ggml.eom_token_id"]
+    vocabulary = read_vocabulary(GgufFile(tmp_path / "m", 0, fields, {}))
+    assert special_ids(vocabulary)["eos_token_id"] == 468
 
 
 def test_unused_tokens_are_left_out_and_keep_their_ids_free(tmp_path: Path) -> None:
