@@ -20,6 +20,11 @@ _FOLDING_LIMIT = "optimization.constant_folding_max_output_size_in_bytes"
 # Q/DQ handling keeps DequantizeLinear out of folding: weights would be decoded at every step.
 _NO_QDQ = "session.disable_quant_qdq"
 
+# A step runs the draft's session and the target's in turn, each with threads of its own. Threads of
+# the one that spin in wait for work would take the cores from the other: on two cores and two
+# threads a block of 8 took twice as long.
+_STOP_SPINNING = "session.force_spinning_stop"
+
 # Where the weights of a graph lie that is not read from a file.
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
@@ -39,6 +44,7 @@ def open_session(
     options.log_severity_level = 4  # errors arrive as exceptions; no second line beside them
     options.add_session_config_entry(_FOLDING_LIMIT, "0")
     options.add_session_config_entry(_NO_QDQ, "1")
+    options.add_session_config_entry(_STOP_SPINNING, "1")
     # A plan of where intermediates lie, kept for every shape ever met: prompts of all lengths
     # would let a server grow without end, and it saves no time here.
     options.enable_mem_pattern = False
