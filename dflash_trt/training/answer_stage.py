@@ -10,6 +10,7 @@ from typing import Self
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.pair import LoadedPair
+from dflash_trt.runtime.loops import is_looping
 from dflash_trt.training.answers import Answerer, AnswerStore, LocalAnswerer, agreement
 from dflash_trt.training.capture import TokenRow
 from dflash_trt.training.endpoint import AnswerServer
@@ -25,6 +26,9 @@ LEAST_AGREEMENT = 0.8
 DOUBTED_ROWS = 8
 DOUBTED_AGREEMENT = 0.9
 """Below, answers are called a stranger's; sampled ones are compared with half of it."""
+
+MOST_LOOPING = 0.1
+"""Of held-out answers: more, and what is measured says little of others."""
 
 
 class AnswerStage:
@@ -137,6 +141,15 @@ class AnswerStage:
                 f"only {100 * share:.0f} % of the answers' tokens are the target's own choice: a "
                 "draft learns them, but serving will not say them; leave the answers out, and the "
                 "target gives its own"
+            )
+
+    def warn_of_loops(self, rows: Sequence[RenderedRow]) -> None:
+        """Warns where held-out answers repeat themselves, which inflates an acceptance length."""
+        looping = sum(is_looping(self.store[row]) for row in rows)
+        if looping > MOST_LOOPING * len(rows):
+            self._watch.warn(
+                f"{looping} of {len(rows)} held-out answers repeat themselves, which any draft "
+                "foresees: acceptance lengths will read high; shorten --answer-tokens"
             )
 
     def _open(self) -> Answerer:

@@ -18,14 +18,13 @@ from dflash_trt.runtime import Request
 from dflash_trt.training.card import DraftRecord, write_card
 from dflash_trt.training.json_lines import write_lines
 from dflash_trt.training.pair_bundle import PairBuilder
-from dflash_trt.training.plan import PROOF_PROMPTS
+from dflash_trt.training.plan import PROOF_PROMPTS, PROOF_TOKENS
 from dflash_trt.training.preparation import RECORD_NAME, Preparation
 from dflash_trt.training.render import RenderedRow
 from dflash_trt.training.train_stage import TrainedDraft
 from dflash_trt.training.watch import Evaluation, TrainingWatch
 
-_PROOF_TOKENS = 64
-_SPEED_RUNS = 3
+_SPEED_RUNS = 1
 _DRAFT = StagedKind("draft that was trained here", RECORD_NAME)
 
 
@@ -79,7 +78,7 @@ def finish(
     """
     watch.stage("building and proving the pair", None)
     measured = builder.build(trained.folder, trained.folder.parent.parent / "proven")
-    most = min(_PROOF_TOKENS, preparation.request.data.answer_tokens)
+    most = min(PROOF_TOKENS, preparation.request.data.answer_tokens)
     proof = prove(measured, held_out, most, preparation.request.threads)
     output = preparation.request.output.resolve()
     watch.stage("publishing", None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.replay import Acceptance, Answer, Replay
-from dflash_trt.training.capture import OnlineFeatures, TokenRow, capture, layout
+from dflash_trt.training.capture import Features, OnlineFeatures, TokenRow, capture, layout
 from dflash_trt.training.feature_store import FeatureStore, open_store
 from dflash_trt.training.plan import (
     RESERVE_SHARE,
@@ -21,6 +21,7 @@ from dflash_trt.training.plan import (
     replay_seconds,
 )
 from dflash_trt.training.preparation import Preparation
+from dflash_trt.training.teacher import Source, open_features
 from dflash_trt.training.train_stage import TrainedDraft, TrainStage
 from dflash_trt.training.trainer import Trainer
 from dflash_trt.training.trainer_setup import make_trainer
@@ -39,8 +40,9 @@ class Learner:
     """The stages of features and of training.
 
     Args:
-        bundle: of the target, whose graphs compute the features.
+        bundle: of the target, whose graphs may compute the features.
         build: makes bundles of the target with a draft, over what is there.
+        source: who computes the features.
     """
 
     def __init__(
@@ -50,9 +52,10 @@ class Learner:
         watch: TrainingWatch,
         bundle: Bundle,
         build: BuildPair,
+        source: Source,
     ) -> None:
         self._preparation, self._work, self._watch = preparation, work, watch
-        self._bundle, self._build = bundle, build
+        self._bundle, self._build, self._source = bundle, build, source
         self._request = preparation.request
 
     def learn(
@@ -65,11 +68,16 @@ class Learner:
         """
         answers = digest({"rows": [[list(row.prompt_ids), list(row.answer_ids)] for row in train]})
         taps = self._preparation.chosen.shape.target_layer_ids
-        parts = {**self._preparation.target_parts(), "taps": taps, "rows": answers}
+        parts = {
+            **self._preparation.target_parts(),
+            "taps": taps,
+            "rows": answers,
+            "source": self._source,
+        }
         with ExitStack() as stack:
             if self._request.online:
-                replay = self._open_replay(self._bundle)
-                store = _online_store(train, self._preparation.width, stack.enter_context(replay))
+                compute = stack.enter_context(self._open_features())
+                store = _online_store(train, self._preparation.width, compute)
             else:
                 store = self._capture(train, parts)
             stage = self._work.stage("train", {**parts, **self._train_parts(held_out)})
@@ -115,20 +123,21 @@ class Learner:
         )
 
     def _measure(self, draft: Path, held_out: Sequence[Answer], folder: Path) -> Acceptance:
-        with self._open_replay(self._build(draft, folder / "bundle")) as replay:
+        bundle = self._build(draft, folder / "bundle")
+        with Replay(bundle, threads=self._request.threads) as replay:
             return replay.measure(held_out, self._watch)
 
-    def _open_replay(self, bundle: Bundle) -> Replay:
-        return Replay(bundle, threads=self._request.threads)
+    def _open_features(self) -> AbstractContextManager[Features]:
+        return open_features(self._source, self._preparation, self._bundle)
 
     def _capture(self, train: Sequence[TokenRow], parts: dict[str, Any]) -> FeatureStore:
         stage = self._work.stage("features", parts)
         if stage.record is None:
             tokens = sum(len(row.token_ids) for row in train)
             self._watch.stage("capturing features", tokens, "tokens")
-            with self._open_replay(self._bundle) as replay:
+            with self._open_features() as compute:
                 width, advance = self._preparation.width, self._watch.advance
-                capture(train, width, replay.features, stage.folder, advance)
+                capture(train, width, compute, stage.folder, advance)
             stage.finish({"rows": len(train), "tokens": tokens})
             self._work.tick()
         return open_store(stage.folder)
@@ -146,7 +155,7 @@ class Learner:
         return Schedule(**read_json_object(path))
 
 
-def _online_store(train: Sequence[TokenRow], width: int, replay: Replay) -> FeatureStore:
+def _online_store(train: Sequence[TokenRow], width: int, compute: Features) -> FeatureStore:
     tokens, table = layout(train)
-    features: Any = OnlineFeatures(train, width, replay.features)
+    features: Any = OnlineFeatures(train, width, compute)
     return FeatureStore(tokens, table, features)

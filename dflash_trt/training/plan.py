@@ -11,6 +11,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dflash_trt.errors import DflashError
+
 DATA_SHARE = 0.35
 """Of the hours, what answers and features may take: more data helps less than more training."""
 RESERVE_SHARE = 0.06
@@ -20,7 +22,11 @@ REPLAY_SHARE = 0.10
 TRAIN_MARGIN = 0.88
 """Of the seconds that are left, those that steps are planned for."""
 MAX_EPOCHS = 40
+PROOF_PROMPTS, PROOF_TOKENS, PROOF_PASSES = 4, 48, 4
+"""Of the proof at the end: with and without speculation, compared and timed."""
 LEAST_STEPS = 20
+HELD_OUT_SHARE, LEAST_HELD_OUT = 0.04, 16
+"""Of the hours, what answers to held-out prompts may take; and how few of them are no noise."""
 LEAST_EVALUATIONS = 4
 """Of a training, however short: else nothing could be chosen from."""
 
@@ -63,14 +69,15 @@ class Plan:
     """What is going to happen.
 
     Args:
-        rows: prompts to train on, of `available`.
-        held_out: prompts to measure on.
+        rows: prompts to train on, of `available`; `tokens` in them and their answers.
+        held_out: prompts to measure on, the first so many of those that are held out.
         steps: of training; `steps_per_epoch` of them see every row once.
         evaluation_steps: after so many the draft is measured.
     """
 
     hours: float
     rows: int
+    tokens: int
     available: int
     held_out: int
     steps: int
@@ -100,6 +107,7 @@ class PlanInput:
         feature_bytes: of a token; 0 where features are not kept.
         batch_rows: rows of a step.
         rows, steps: where they were given.
+        keeps_held_out: whether all held-out prompts are measured on, whatever that takes.
     """
 
     hours: float
@@ -111,6 +119,7 @@ class PlanInput:
     batch_rows: int
     rows: int | None
     steps: int | None
+    keeps_held_out: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +131,34 @@ class Schedule:
     evaluation_steps: int
 
 
+def check_plan(plan: Plan, spent: float) -> None:
+    """Refuses a plan that the hours do not pay for.
+
+    Raises:
+        DflashError: says how many would do.
+    """
+    needed = (plan.seconds + spent) / 3600
+    if needed > plan.hours:
+        raise DflashError(
+            f"{plan.hours:g} h are too few on this machine: {plan.rows} prompts and {plan.steps} "
+            f"steps would take {needed:.1f} h",
+            where="--hours",
+            fix="give more, shorten --answer-tokens, or say --rows and --steps yourself",
+        )
+
+
 def make_plan(rates: Rates, asked: PlanInput) -> Plan:
-    """The plan; it may take longer than the hours where rows or steps were given."""
+    """The plan; it may take longer than the hours, see `check_plan`."""
     budget = asked.hours * 3600
-    rows = choose_rows(rates, asked) if asked.rows is None else min(asked.rows, asked.available)
-    told = _answer_seconds(rates, max(0, rows + asked.held_out - asked.given))
+    held_out = choose_held_out(rates, asked)
+    if asked.rows is None:
+        rows = choose_rows(rates, asked, held_out)
+    else:
+        rows = min(asked.rows, asked.available)
+    told = _answer_seconds(rates, max(0, rows + held_out - asked.given))
     tokens = round(rows * (rates.prompt_tokens + rates.answer_tokens))
     captured = tokens / rates.capture_tokens_s
-    measured = replay_seconds(rates, asked.held_out)
+    measured = replay_seconds(rates, held_out)
     finish = measured + rates.build_s + _proof_seconds(rates)
     left = budget - asked.spent - told - captured - finish - RESERVE_SHARE * budget
     schedule = make_schedule(rates, left, rows, asked.batch_rows, measured, asked.steps)
@@ -139,10 +168,12 @@ def make_plan(rates: Rates, asked: PlanInput) -> Plan:
         StagePlan(
             name="answers",
             amount=f"{round(rows * rates.answer_tokens):,} tokens to {rows:,} prompts, and "
-            f"{asked.held_out} held out",
-            bytes=round((rows + asked.held_out) * rates.answer_tokens * 6),
+            f"{held_out} held out",
+            bytes=round((rows + held_out) * rates.answer_tokens * 6),
             seconds=told,
-            how=f"{rates.answer_tokens_s:,.0f} tokens/s over the first prompts",
+            how=f"{rates.answer_tokens_s:,.0f} tokens/s over the first prompts"
+            if asked.given < asked.available
+            else "given",
         ),
         StagePlan(
             name="features",
@@ -177,8 +208,9 @@ def make_plan(rates: Rates, asked: PlanInput) -> Plan:
     return Plan(
         hours=asked.hours,
         rows=rows,
+        tokens=tokens,
         available=asked.available,
-        held_out=asked.held_out,
+        held_out=held_out,
         steps=schedule.steps,
         steps_per_epoch=schedule.steps_per_epoch,
         evaluation_steps=schedule.evaluation_steps,
@@ -186,9 +218,17 @@ def make_plan(rates: Rates, asked: PlanInput) -> Plan:
     )
 
 
-def choose_rows(rates: Rates, asked: PlanInput) -> int:
+def choose_held_out(rates: Rates, asked: PlanInput) -> int:
+    """Held-out prompts that their share of the hours can answer; all of those that were given."""
+    if asked.keeps_held_out:
+        return asked.held_out
+    paid = int(HELD_OUT_SHARE * asked.hours * 3600 / _answer_seconds(rates, 1))
+    return min(asked.held_out, max(paid, LEAST_HELD_OUT))
+
+
+def choose_rows(rates: Rates, asked: PlanInput, held_out: int) -> int:
     """Prompts whose answers and features fit into their share of the hours."""
-    share = DATA_SHARE * asked.hours * 3600 - _answer_seconds(rates, asked.held_out)
+    share = DATA_SHARE * asked.hours * 3600 - _answer_seconds(rates, held_out)
     row_s = (rates.prompt_tokens + rates.answer_tokens) / rates.capture_tokens_s
     if asked.given < asked.available:
         row_s += _answer_seconds(rates, 1)
@@ -226,9 +266,5 @@ def _answer_seconds(rates: Rates, rows: int) -> float:
 
 
 def _proof_seconds(rates: Rates) -> float:
-    """A few answers, with and without speculation."""
-    return 3 * _answer_seconds(rates, PROOF_PROMPTS)
-
-
-PROOF_PROMPTS = 4
-"""Prompts of the proof at the end."""
+    """One sequence at a time, which takes about twice as long as in a batch."""
+    return 2 * PROOF_PASSES * PROOF_PROMPTS * PROOF_TOKENS / rates.answer_tokens_s

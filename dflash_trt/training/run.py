@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, cast
 
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.core.strict_json import read_json_object
-from dflash_trt.errors import DflashError
 from dflash_trt.replay import Answer, Replay
 from dflash_trt.training.answer_stage import AnswerStage
-from dflash_trt.training.capture import feature_bytes
+from dflash_trt.training.capture import check_space, feature_bytes
 from dflash_trt.training.card import DraftRecord
 from dflash_trt.training.draft_model import save_draft
 from dflash_trt.training.finish import TrainedPair, finish
-from dflash_trt.training.json_lines import JsonLines, write_lines
 from dflash_trt.training.learner import Learner
 from dflash_trt.training.pair_bundle import PairBuilder, choose_batch, join_target
 from dflash_trt.training.plan import (
     Plan,
     PlanInput,
     Rates,
+    check_plan,
     make_plan,
 )
 from dflash_trt.training.preparation import (
@@ -39,14 +38,15 @@ from dflash_trt.training.preparation import (
     target_sha256,
 )
 from dflash_trt.training.probe import ProbeSetup, probe
-from dflash_trt.training.render import RenderedRow
+from dflash_trt.training.render_stage import RenderedRows, render_rows
 from dflash_trt.training.request import TrainRequest
+from dflash_trt.training.teacher import find_source, open_features
 from dflash_trt.training.train_stage import TrainedDraft
 from dflash_trt.training.trainer_setup import start_draft
 from dflash_trt.training.watch import TrainingWatch
 from dflash_trt.training.work_folder import StageFolder, WorkFolder, open_work, write_json
 
-_PLAN, _ROWS, _PUBLISHING = "plan.json", "rows.jsonl", "publishing"
+_PLAN, _PUBLISHING = "plan.json", "publishing"
 _ANSWER_SHARE = 0.45
 """Of the hours: answers end here even if there are fewer than planned."""
 
@@ -68,14 +68,6 @@ def train_draft(
         return _Run(preparation, work, watch).run(only_plan=only_plan)
 
 
-@dataclass(slots=True)
-class _Rows:
-    """Rendered prompts."""
-
-    train: list[RenderedRow]
-    held_out: list[RenderedRow]
-
-
 class _Run:
     """One run over a work folder."""
 
@@ -84,7 +76,7 @@ class _Run:
         self._request = preparation.request
 
     def run(self, *, only_plan: bool) -> TrainedPair | None:
-        rows = self._render()
+        rows = render_rows(self._preparation, self._work, self._watch)
         bundle = self._begin()
         with AnswerStage(
             self._preparation, self._work, bundle, rows.train, rows.held_out, self._watch
@@ -94,6 +86,7 @@ class _Run:
                 return None
             self._answer(stage, rows, noted)
             count = int(noted["used"])
+            rows.held_out = rows.held_out[: self._make_plan(noted, stage, rows).held_out]
             train = [stage.token_row(row) for row in rows.train[:count]]
             held_out = [
                 Answer(
@@ -104,7 +97,15 @@ class _Run:
                 )
                 for row in rows.held_out
             ]
-        learner = Learner(self._preparation, self._work, self._watch, bundle, self._builder.build)
+        features = noted["features"]
+        learner = Learner(
+            self._preparation,
+            self._work,
+            self._watch,
+            bundle,
+            self._builder.build,
+            features["source"],
+        )
         trained = learner.learn(train, held_out, Rates(**noted["rates"]))
         tokens = sum(len(row.token_ids) for row in train)
         publishing = self._work.root / _PUBLISHING
@@ -115,7 +116,7 @@ class _Run:
             self._builder,
             trained,
             rows.held_out,
-            self._record(trained, rows, count, tokens),
+            self._record(trained, rows, count, tokens, features["why"]),
             self._watch,
             overwrite=overwrite,
             seconds=self._work.spent,
@@ -126,7 +127,9 @@ class _Run:
         self._work.forget_time()
         return pair
 
-    def _record(self, trained: TrainedDraft, rows: _Rows, count: int, tokens: int) -> DraftRecord:
+    def _record(
+        self, trained: TrainedDraft, rows: RenderedRows, count: int, tokens: int, features: str
+    ) -> DraftRecord:
         preparation, request = self._preparation, self._request
         return DraftRecord(
             target=preparation.target.name,
@@ -141,7 +144,7 @@ class _Run:
             template_options=preparation.renderer.variables,
             shape=preparation.chosen.shape,
             settings=replace(preparation.recipe.settings, steps=trained.schedule_steps),
-            reasons=preparation.reasons,
+            reasons={**preparation.reasons, "features": features},
             evaluations=trained.evaluations,
             best=trained.best,
             ended=trained.ended,
@@ -181,44 +184,7 @@ class _Run:
             self._work.tick()
         return open_bundle(folder)
 
-    def _render(self) -> _Rows:
-        preparation = self._preparation
-        stage = self._work.stage("render", preparation.render_parts(), keep_others=True)
-        path = stage.folder / _ROWS
-        record = stage.record
-        if record is None:
-            split = preparation.rows
-            total = len(split.train) + len(split.held_out)
-            self._watch.stage("rendering prompts", total, "steps")
-            lines, too_long = [], 0
-            for name, some in (("train", split.train), ("held_out", split.held_out)):
-                rendered, dropped = preparation.renderer.render(
-                    some, lambda: self._watch.advance(1)
-                )
-                too_long += dropped
-                lines += [{**asdict(row), "part": name} for row in rendered]
-            write_lines(path, lines)
-            record = stage.finish({"too_long": too_long, "repeated": split.repeated})
-        for key, what in (("too_long", "too long for --max-length"), ("repeated", "repeated")):
-            if record[key]:
-                self._watch.say(f"left out {record[key]:,} prompts that are {what}")
-        brought = sum(row.answer is not None for row in preparation.rows.train)
-        if brought and not self._request.data.given_answers:
-            self._watch.say(
-                f"{brought:,} prompts bring answers, which are not used: the target gives its own "
-                "(--given-answers takes theirs)"
-            )
-        rows = _Rows([], [])
-        with JsonLines(path) as saved:
-            for line in saved.records:
-                part = rows.train if line.pop("part") == "train" else rows.held_out
-                part.append(_read_row(line))
-        if not rows.train or not rows.held_out:
-            what = f"no prompt leaves room for an answer within {preparation.max_length} tokens"
-            raise DflashError(what, where="--prompts", fix="raise --max-length", usage=True)
-        return rows
-
-    def _plan(self, stage: AnswerStage, bundle: Bundle, rows: _Rows) -> dict[str, Any]:
+    def _plan(self, stage: AnswerStage, bundle: Bundle, rows: RenderedRows) -> dict[str, Any]:
         """What plan.json holds: rates, and the seconds that were spent when it was made."""
         path, key = self._work.root / _PLAN, plan_key(self._preparation)
         noted = read_json_object(path) if path.is_file() else {}
@@ -227,22 +193,35 @@ class _Run:
             self._watch.stage("measuring this machine", None)
             answered = [stage.token_row(row) for row in rows.train if row in stage.store]
             with Replay(bundle, threads=self._request.threads) as replay:
+                source, why = find_source(self._preparation, answered, replay)
                 rates = probe(
                     self._probe_setup(),
                     answered,
                     replay,
+                    lambda: open_features(source, self._preparation, bundle),
                     answer_tokens_s=speed,
                     build_s=(self._begin_stage.record or {})["build_s"],
                     folder=self._work.root,
                 )
-            spent = round(self._work.spent, 1)
-            noted = {"key": key, "rates": asdict(rates), "spent": spent, "used": None}
+            noted = {
+                "key": key,
+                "rates": asdict(rates),
+                "spent": round(self._work.spent, 1),
+                "features": {"source": source, "why": why},
+                "used": None,
+            }
             write_json(path, noted)
             self._work.tick()
-        self._watch.show_plan(self._make_plan(noted, stage, rows), self._preparation.reasons)
+        plan = self._make_plan(noted, stage, rows)
+        reasons = {**self._preparation.reasons, "features": noted["features"]["why"]}
+        self._watch.show_plan(plan, reasons)
+        if self._request.data.rows is None and self._request.recipe.steps is None:
+            check_plan(plan, noted["spent"])
+        if not self._request.online and noted["used"] is None:
+            check_space(plan.tokens, self._preparation.width, self._work.root)
         return noted
 
-    def _make_plan(self, noted: dict[str, Any], stage: AnswerStage, rows: _Rows) -> Plan:
+    def _make_plan(self, noted: dict[str, Any], stage: AnswerStage, rows: RenderedRows) -> Plan:
         request = self._request
         return make_plan(
             Rates(**cast(dict[str, float], noted["rates"])),
@@ -256,6 +235,7 @@ class _Run:
                 batch_rows=self._preparation.recipe.settings.rows,
                 rows=request.data.rows,
                 steps=request.recipe.steps,
+                keeps_held_out=bool(request.data.held_out),
             ),
         )
 
@@ -269,27 +249,22 @@ class _Run:
             threads=self._request.threads,
         )
 
-    def _answer(self, stage: AnswerStage, rows: _Rows, noted: dict[str, Any]) -> None:
+    def _answer(self, stage: AnswerStage, rows: RenderedRows, noted: dict[str, Any]) -> None:
         """Answers what the plan says; notes in it how many rows there are to train on."""
         if noted["used"] is not None:
             return
-        wanted = rows.train[: self._make_plan(noted, stage, rows).rows]
+        plan = self._make_plan(noted, stage, rows)
+        wanted = rows.train[: plan.rows]
         limit = _ANSWER_SHARE * self._request.hours * 3600
         is_fixed = self._request.data.rows is not None
-        stage.answer(rows.held_out, lambda: True)
+        stage.answer(rows.held_out[: plan.held_out], lambda: True)
         count = stage.answer(wanted, lambda: is_fixed or self._work.spent < limit)
         stage.warn_of_strangers(wanted[:count])
+        stage.warn_of_loops(rows.held_out[: plan.held_out])
         if count < len(wanted):
             self._watch.warn(f"answers took longer than planned: {count:,} of {len(wanted):,}")
         noted["used"] = count
         write_json(self._work.root / _PLAN, noted)
-
-
-def _read_row(line: dict[str, Any]) -> RenderedRow:
-    values = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in line.items()
-    }
-    return RenderedRow(**values)  # type: ignore[arg-type]
 
 
 def _describe_answers(preparation: Preparation) -> str:

@@ -13,9 +13,10 @@ import pytest
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
+from dflash_trt.config import data_folder
 from dflash_trt.training.trainer import Trainer
 from tests.frozen.command_line import run, run_well
-from tests.training.prompts import STEPS, TARGET, command, contents, write_prompts
+from tests.training.prompts import STEPS, TARGET, command, contents, write_prompts, write_rows
 
 Trained = tuple[Path, str, str]
 """A folder with prompts and a draft that was trained without a break; its plan and its figures."""
@@ -106,3 +107,43 @@ def _interrupted_at_step(step: int) -> Iterator[None]:
 
     with mock.patch.object(Trainer, "_update", interrupt):
         yield
+
+
+@pytest.mark.exhaustive
+def test_answers_of_somebody_else_are_doubted(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"shift #{4000 + i} to", "answer": "nobody would ever say this here"}
+        for i in range(24)
+    ]
+    prompts = write_rows(tmp_path / "prompts.jsonl", rows)
+    told = run_well(*command(prompts, tmp_path / "draft", "--given-answers", "--json")).json
+    (warning,) = told["warnings"]
+    assert "% of the answers' tokens are the target's own choice" in warning
+    record = json.loads((tmp_path / "draft" / "training.json").read_text())
+    assert record["answers"] == "given with the prompts"
+    assert not (tmp_path / ".draft.work").exists()  # nothing was asked that is worth keeping
+
+
+@pytest.mark.exhaustive
+def test_a_quantised_target_is_trained_for_as_it_is_served(tmp_path: Path) -> None:
+    quantised = tmp_path / "fp8"
+    calibration = data_folder("demo_pair") / "prompts.jsonl"
+    words = ["--precision", "fp8", "--calibration", calibration, "-o", quantised]
+    run_well("quantize", "--checkpoint", TARGET, *words)
+    bundle = tmp_path / "bundle"
+    run_well("build", "--target", "demo", "--target-checkpoint", quantised, "-o", bundle)
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 24)
+    words = command(prompts, tmp_path / "draft", "--target", bundle)
+    assert "linears in FP8" in run_well("inspect", bundle).out
+    run_well(*words)
+    assert "linears in FP8" in run_well("inspect", tmp_path / "draft-bundle").out
+
+
+@pytest.mark.exhaustive
+def test_features_that_are_computed_online_train_the_same_draft(
+    trained: Trained, tmp_path: Path
+) -> None:
+    folder, _, _ = trained
+    run_well(*command(folder / "shifts.jsonl", tmp_path / "draft", "--online"))
+    weights = [path / "draft" / "model.safetensors" for path in (folder, tmp_path)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()

@@ -20,12 +20,14 @@ pytestmark = pytest.mark.exhaustive
 def test_ten_kills_change_no_byte(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "shifts.jsonl", 40)
     more = "--rows 24 --steps 60 --answer-tokens 64 --max-length 192".split()
-    whole = _start(command(prompts, tmp_path / "whole", *more))
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    whole = _start(command(prompts, tmp_path / "whole" / "draft", *more))
     started = time.monotonic()
     assert whole.wait() == 0
     seconds = time.monotonic() - started
 
-    words = command(prompts, tmp_path / "killed", *more)
+    words = command(prompts, tmp_path / "killed" / "draft", *more)
     moments = random.Random(0)
     killed = 0
     for _ in range(KILLS):
@@ -39,10 +41,11 @@ def test_ten_kills_change_no_byte(tmp_path: Path) -> None:
         else:
             assert code == 0
             break
-    if not (tmp_path / "killed").exists():
+    else:
         assert _start(words).wait() == 0
     assert killed >= 2
-    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+    drafts = [contents(tmp_path / name / "draft") for name in ("killed", "whole")]
+    assert drafts[0] == drafts[1]
 
 
 def _start(words: list[str]) -> subprocess.Popen[bytes]:

@@ -1,0 +1,223 @@
+"""The pieces of `train-draft` that survive a kill or decide something, each by itself."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+from dflash_trt.backends.base import FloatArray
+from dflash_trt.errors import DflashError
+from dflash_trt.text.tokenizer import BundleTokenizer
+from dflash_trt.training.capture import OnlineFeatures, TokenRow, capture
+from dflash_trt.training.feature_store import open_store
+from dflash_trt.training.json_lines import JsonLines
+from dflash_trt.training.mask_token import choose_mask_token
+from dflash_trt.training.plan import (
+    DATA_SHARE,
+    LEAST_EVALUATIONS,
+    MAX_EPOCHS,
+    PlanInput,
+    Rates,
+    check_plan,
+    make_plan,
+)
+from dflash_trt.training.rows import read_sets, split_rows
+from dflash_trt.training.shape_choice import default_taps
+from dflash_trt.training.work_folder import open_work
+from tests.training.prompts import TARGET, write_prompts, write_rows
+
+ROWS = [TokenRow([1, 2, 3], [4, 5]), TokenRow([6], [7, 8, 9, 10]), TokenRow([2] * 9, [3])]
+
+
+def features_of(ids: Sequence[int]) -> FloatArray:
+    """Two numbers a token, of which bfloat16 holds neither."""
+    column = np.array(ids, np.float32)
+    return np.stack([column / 3, -column * 1.001], axis=1)
+
+
+@pytest.mark.parametrize("tail", [b'{"row": 2', b"\xff\xfe\n", b"[1]\n", b"{}"])
+def test_a_torn_line_is_dropped_and_written_over(tmp_path: Path, tail: bytes) -> None:
+    path = tmp_path / "answers.jsonl"
+    with JsonLines(path) as lines:
+        lines.append({"row": 1, "text": "ü\n"})
+    whole = path.read_bytes()
+    path.write_bytes(whole + tail)
+    with JsonLines(path) as lines:
+        assert lines.records == [{"row": 1, "text": "ü\n"}]
+        lines.append({"row": 2})
+    assert path.read_bytes() == whole + b'{"row":2}\n'
+
+
+def test_features_are_those_of_every_token_in_bfloat16(tmp_path: Path) -> None:
+    capture(ROWS, 2, features_of, tmp_path)
+    store = open_store(tmp_path)
+    assert store.tokens.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, *[2] * 9, 3]
+    assert store.rows.tolist() == [[0, 3, 5], [5, 1, 5], [10, 9, 10]]
+    expected = features_of(store.tokens.tolist()).astype(bfloat16)
+    assert (np.array(store.features).view(bfloat16) == expected).all()
+    online = OnlineFeatures(ROWS, 2, features_of)
+    assert online.shape == store.features.shape
+    assert (online[5:10] == store.features[5:10]).all()
+
+
+@pytest.mark.parametrize("killed_at", [0, 1, 2])
+def test_a_capture_goes_on_where_it_was_killed(tmp_path: Path, killed_at: int) -> None:
+    asked: list[Sequence[int]] = []
+
+    def compute(ids: Sequence[int]) -> FloatArray:
+        if len(asked) == killed_at and not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            raise KeyboardInterrupt
+        asked.append(ids)
+        return features_of(ids)
+
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    capture(ROWS, 2, features_of, whole)
+    with pytest.raises(KeyboardInterrupt):
+        capture(ROWS, 2, compute, broken)
+    capture(ROWS, 2, compute, broken)
+    for name in ("tokens.npy", "rows.npy", "features.npy"):
+        assert (broken / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_features_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DflashError, match="features of row 1 are not finite"):
+        capture(ROWS, 2, lambda ids: features_of(ids) * (np.nan if 6 in ids else 1), tmp_path)
+
+
+def test_rows_are_split_by_hash_and_never_twice(tmp_path: Path) -> None:
+    first = write_prompts(tmp_path / "first.jsonl", 500)
+    (given,) = read_sets([str(first)])
+    split = split_rows([*given.rows, *given.rows[:10]], None)
+    assert (len(split.held_out), len(split.train), split.repeated) == (25, 475, 10)
+    again = split_rows(reversed(given.rows), None)
+    assert [row.row_id for row in again.held_out] == [row.row_id for row in split.held_out]
+    assert not {row.row_id for row in split.train} & {row.row_id for row in split.held_out}
+    (own,) = read_sets([f"own={write_prompts(tmp_path / 'b.jsonl', 30, first=490)}"])
+    assert {row.set_name for row in own.rows} == {"own"}
+    split = split_rows(given.rows, own.rows)
+    assert (len(split.held_out), len(split.train)) == (30, 490)
+
+
+def test_a_conversations_last_answer_is_given(tmp_path: Path) -> None:
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "yes"},
+    ]
+    file = write_rows(tmp_path / "a.jsonl", [{"messages": messages, "category": "chat"}])
+    ((row,),) = (one.rows for one in read_sets([str(file)]))
+    assert [one["role"] for one in row.messages] == ["system", "user"]
+    assert (row.answer, row.category, row.text) == ("yes", "chat", None)
+
+
+@pytest.mark.parametrize(
+    ("layers", "taps"),
+    [
+        (36, (1, 9, 17, 25, 33)),
+        (32, (1, 8, 15, 22, 29)),
+        (48, (1, 12, 23, 34, 45)),
+        (6, (1, 2, 3)),
+        (3, (0,)),
+        (1, (0,)),
+    ],
+)
+def test_taps_are_those_of_published_drafts(layers: int, taps: tuple[int, ...]) -> None:
+    assert default_taps(layers) == taps
+
+
+def test_a_mask_token_is_named_reserved_or_behind_the_tokenizer(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(TARGET, target)
+    tokenizer = BundleTokenizer(target)
+    assert choose_mask_token(tokenizer, 464, (0,), None).token_id == 1
+    file = target / "tokenizer.json"
+    file.write_text(file.read_text().replace("<|mask|>", "<|other|>"))
+    tokenizer = BundleTokenizer(target)
+    behind = choose_mask_token(tokenizer, 500, (0,), None)
+    assert behind.token_id == 464 and "embedding's first row" in behind.why
+    last = choose_mask_token(tokenizer, 464, (0,), None)
+    assert last.token_id == 1 and "<|other|>" in last.why
+
+
+RATES = Rates(
+    answer_tokens_s=200,
+    capture_tokens_s=1000,
+    step_s=0.5,
+    replay_tokens_s=500,
+    build_s=2,
+    prompt_tokens=100,
+    answer_tokens=200,
+)
+
+
+def asked(hours: float, **given: int | None) -> PlanInput:
+    values: dict[str, int | None] = {"rows": None, "steps": None, **given}
+    return PlanInput(
+        hours=hours,
+        spent=30,
+        available=5000,
+        held_out=50,
+        given=0,
+        feature_bytes=5760,
+        batch_rows=4,
+        keeps_held_out=False,
+        **values,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("hours", [0.2, 1, 4, 24])
+def test_a_plan_fits_its_hours(hours: float) -> None:
+    plan = make_plan(RATES, asked(hours))
+    seconds = {stage.name: stage.seconds for stage in plan.stages}
+    assert plan.seconds + 30 <= 3600 * hours
+    assert seconds["answers"] + seconds["features"] <= DATA_SHARE * 3600 * hours + 2
+    assert plan.rows == 5000 or seconds["answers"] > 0.2 * 3600 * hours
+    assert plan.steps == MAX_EPOCHS * plan.steps_per_epoch or plan.seconds > 2800 * hours
+    assert plan.steps % plan.evaluation_steps == 0
+    assert plan.steps // plan.evaluation_steps >= min(LEAST_EVALUATIONS, int(plan.epochs))
+
+
+def test_hours_that_pay_for_nothing_are_refused() -> None:
+    plan = make_plan(RATES, asked(0.03))
+    assert plan.held_out == 16
+    with pytest.raises(DflashError, match=r"0.03 h are too few .* would take 0.\d h"):
+        check_plan(plan, 30)
+    check_plan(make_plan(RATES, asked(0.2)), 30)
+
+
+def test_a_plan_keeps_what_is_given() -> None:
+    plan = make_plan(RATES, asked(1, rows=100, steps=70))
+    assert (plan.rows, plan.steps, plan.steps_per_epoch) == (100, 70, 25)
+    assert plan.evaluation_steps == 25
+
+
+def test_a_work_folder_is_one_processs_and_nothing_elses(tmp_path: Path) -> None:
+    root = tmp_path / "work"
+    with open_work(root), pytest.raises(DflashError, match="in use by another training"):
+        open_work(root).__enter__()
+    assert not root.exists()  # nothing was answered
+    root.mkdir()
+    (root / "thesis.txt").touch()
+    with pytest.raises(DflashError, match="is no work folder of a training"):
+        open_work(root).__enter__()
+
+
+def test_time_counts_over_runs(tmp_path: Path) -> None:
+    root = tmp_path / "work"
+    with open_work(root) as work:
+        stage = work.stage("answers", {"a": 1}, keep_others=True)
+        (stage.folder / "answers.jsonl").write_text("{}\n")
+        (root / "clock.json").write_text('{"seconds": 100}')
+    with open_work(root) as work:
+        assert 100 <= work.spent < 160
+        work.forget_time()
+    with open_work(root) as work:
+        assert work.spent < 60

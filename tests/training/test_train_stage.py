@@ -1,0 +1,194 @@
+"""When a training is measured, what is kept of it, and why it ends; its trainer only counts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from dflash_trt.core.progress import SilentProgress
+from dflash_trt.errors import DflashError
+from dflash_trt.replay import Acceptance
+from dflash_trt.training.plan import Plan, Schedule
+from dflash_trt.training.train_stage import TrainedDraft, TrainStage
+from dflash_trt.training.trainer import StepReport, Trainer
+from dflash_trt.training.watch import Evaluation
+from tests.training.prompts import contents
+
+STEPS = 40
+
+
+@dataclass
+class CountingTrainer:
+    """A trainer whose draft says how many steps it has seen."""
+
+    losses: Callable[[int], float] = lambda step: 5 - step / 20
+    interrupted_at: int | None = None
+    step: int = 0
+    saved: list[int] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        return self.step >= STEPS
+
+    def train(self, until: int, report: Callable[[StepReport], None]) -> None:
+        while self.step < min(until, STEPS):
+            if self.step == self.interrupted_at:
+                raise KeyboardInterrupt
+            loss = self.losses(self.step)
+            if not math.isfinite(loss):
+                raise DflashError(f"the loss is {loss} at step {self.step}", where="training")
+            self.step += 1
+            report(StepReport(self.step, 0.0, loss, 0.0, [], 1))
+
+    def save(self, folder: Path) -> None:
+        (folder / "state.json").write_text(json.dumps(self.step))
+
+    def restore(self, folder: Path) -> bool:
+        if (folder / "state.json").exists():
+            self.step = json.loads((folder / "state.json").read_text())
+        return self.step > 0
+
+    def export(self, folder: Path) -> None:
+        (folder / "draft").write_text(str(self.step))
+
+
+class Watch(SilentProgress):
+    """Notes what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    warn = say
+
+    def show_plan(self, plan: Plan, reasons: dict[str, str]) -> None:
+        raise AssertionError("a stage has no plan")
+
+    def show_evaluation(self, evaluation: Evaluation, *, is_best: bool) -> None:
+        self.lines.append(f"{evaluation.step} {evaluation.acceptance_length} {is_best}")
+
+
+def train(
+    folder: Path,
+    taus: Sequence[float],
+    trainer: CountingTrainer | None = None,
+    *,
+    every: int = 8,
+    patience: int = 9,
+    has_time: Callable[[], bool] = lambda: True,
+    measures_start: bool = False,
+    watch: Watch | None = None,
+) -> TrainedDraft:
+    """A training whose evaluation at step s finds the acceptance length `taus[s // every]`."""
+
+    def measure(draft: Path) -> Acceptance:
+        tau = taus[int((draft / "draft").read_text()) // every]
+        figures = SimpleNamespace(
+            acceptance_length=tau,
+            conditional_acceptance=(tau / 8, None),
+            recall_at_16=(1.0, None),
+            sets={},
+            tags={},
+        )
+        return cast(Acceptance, figures)
+
+    folder.mkdir(exist_ok=True)
+    counting: Any = trainer or CountingTrainer()
+    return TrainStage(
+        folder,
+        cast(Trainer, counting),
+        Schedule(STEPS, 4, every),
+        measure,
+        watch or Watch(),
+        patience=patience,
+        has_time=has_time,
+        tick=lambda: None,
+        measures_start=measures_start,
+    ).run()
+
+
+def test_the_best_is_kept_and_the_others_go(tmp_path: Path) -> None:
+    watch = Watch()
+    trained = train(tmp_path, [0, 1.5, 3, 2, 3, 2.5], watch=watch)
+    assert watch.lines == ["8 1.5 True", "16 3 True", "24 2 False", "32 3 False", "40 2.5 False"]
+    assert trained.best.step == 16 and (trained.folder / "draft").read_text() == "16"
+    assert [path.name for path in trained.folder.parent.iterdir()] == ["step-0000016"]
+    assert trained.ended == "the schedule's last step"
+    first, second = trained.evaluations[:2]
+    assert first.loss == pytest.approx(5 - 3.5 / 20)
+    assert second.loss == pytest.approx(5 - 11.5 / 20)
+    assert (first.epoch, second.epoch) == (2, 4)
+
+
+def test_it_ends_when_acceptance_has_stopped_rising(tmp_path: Path) -> None:
+    trained = train(tmp_path, [0, 2, 1.9, 2, 3, 4], patience=2)
+    assert trained.best.step == 8 and trained.evaluations[-1].step == 24
+    assert trained.ended == "acceptance has not risen in 2 evaluations"
+
+
+def test_a_draft_that_is_continued_may_stay_the_best(tmp_path: Path) -> None:
+    trained = train(tmp_path, [4, 2, 3, 3, 3, 3], measures_start=True)
+    assert trained.best.step == 0 and trained.evaluations[0].loss is None
+
+
+def test_it_ends_when_the_hours_are_over(tmp_path: Path) -> None:
+    trainer = CountingTrainer()
+    trained = train(tmp_path, [0, 1, 2, 3, 4, 5], trainer, has_time=lambda: trainer.step < 20)
+    assert trained.ended == "the hours were over at step 24 of 40"
+    assert trained.best.step == 24
+    # Not even one evaluation was due: the draft is measured where it is.
+    late = train(tmp_path / "late", [1.0] * 6, every=40, has_time=lambda: False)
+    assert late.best.step == 20 and late.ended == "the hours were over at step 20 of 40"
+
+
+@pytest.mark.parametrize(
+    ("losses", "what"),
+    [
+        (lambda step: math.nan if step > 20 else 1.0, "the loss is nan at step 21"),
+        (lambda step: 1.0, None),
+    ],
+)
+def test_a_loss_that_is_no_number_ends_it(
+    tmp_path: Path, losses: Callable[[int], float], what: str | None
+) -> None:
+    trained = train(tmp_path, [0, 1, 2, 3, 4, 5], CountingTrainer(losses))
+    assert trained.best.step == (40 if what is None else 16)
+    assert what is None or trained.ended == f"{what}: the best before it is kept"
+
+
+def test_a_divergence_before_the_first_evaluation_is_an_error(tmp_path: Path) -> None:
+    trainer = CountingTrainer(lambda step: math.inf)
+    with pytest.raises(DflashError, match="the loss is inf at step 0"):
+        train(tmp_path, [0] * 6, trainer)
+
+
+def test_a_loss_that_leaves_the_road_ends_it(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("dflash_trt.training.train_stage._SMOOTH_STEPS", 4)
+    trainer = CountingTrainer(lambda step: 1.0 if step < 20 else 1.6)
+    trained = train(tmp_path, [0, 1, 2, 3, 4, 5], trainer)
+    assert trained.ended.startswith("training diverged at step 24: a loss of 1.60 after 1.00")
+    assert trained.best.step == 16
+
+
+@pytest.mark.parametrize("moment", range(0, STEPS, 3))
+def test_a_killed_training_ends_as_one_that_was_not(
+    tmp_path: Path, monkeypatch: Any, moment: int
+) -> None:
+    monkeypatch.setattr("dflash_trt.training.train_stage._CHECKPOINT_S", -1.0)
+    monkeypatch.setattr("dflash_trt.training.train_stage._CHUNK_STEPS", 3)
+    taus = [0, 2, 1, 3, 2.5, 2]
+    whole = train(tmp_path / "whole", taus)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "killed", taus, CountingTrainer(interrupted_at=moment))
+    killed = train(tmp_path / "killed", taus)
+    assert killed.evaluations == whole.evaluations and killed.ended == whole.ended
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
