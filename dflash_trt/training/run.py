@@ -20,7 +20,7 @@ from dflash_trt.training.answer_stage import AnswerStage
 from dflash_trt.training.capture import check_space, feature_bytes
 from dflash_trt.training.card import DraftRecord
 from dflash_trt.training.draft_model import save_draft
-from dflash_trt.training.finish import TrainedPair, finish
+from dflash_trt.training.finish import Proof, TrainedPair, finish
 from dflash_trt.training.learner import Learner
 from dflash_trt.training.pair_bundle import PairBuilder, choose_batch, join_target
 from dflash_trt.training.plan import (
@@ -31,6 +31,7 @@ from dflash_trt.training.plan import (
     make_plan,
 )
 from dflash_trt.training.preparation import (
+    RECORD_NAME,
     Preparation,
     check_outputs,
     plan_key,
@@ -41,12 +42,12 @@ from dflash_trt.training.probe import ProbeSetup, probe
 from dflash_trt.training.render_stage import RenderedRows, render_rows
 from dflash_trt.training.request import TrainRequest
 from dflash_trt.training.teacher import find_source, open_features
-from dflash_trt.training.train_stage import TrainedDraft
+from dflash_trt.training.train_stage import TrainedDraft, read_evaluation
 from dflash_trt.training.trainer_setup import start_draft
 from dflash_trt.training.watch import TrainingWatch
 from dflash_trt.training.work_folder import StageFolder, WorkFolder, open_work, write_json
 
-_PLAN, _PUBLISHING = "plan.json", "publishing"
+_PLAN, _PUBLISHING, _PUBLISHED = "plan.json", "publishing", "published.json"
 _ANSWER_SHARE = 0.45
 """Of the hours: answers end here even if there are fewer than planned."""
 
@@ -62,6 +63,9 @@ def train_draft(
     watch.stage("reading prompts and target", None)
     preparation = prepare(request)
     with open_work(preparation.work) as work:
+        if (published := _read_published(preparation, work)) is not None and not only_plan:
+            _clean(work)
+            return published
         # A run that was killed while it published may find its own draft.
         overwrite = request.overwrite or (work.root / _PUBLISHING).exists()
         check_outputs(preparation, overwrite=overwrite)
@@ -121,10 +125,9 @@ class _Run:
             overwrite=overwrite,
             seconds=self._work.spent,
         )
-        self._work.keep_only("render", "answers")
-        for name in (_PLAN, _PUBLISHING):
-            (self._work.root / name).unlink(missing_ok=True)
-        self._work.forget_time()
+        told = asdict(pair) | {"draft": None, "bundle": None}
+        write_json(self._work.root / _PUBLISHED, {"key": plan_key(self._preparation), "pair": told})
+        _clean(self._work)
         return pair
 
     def _record(
@@ -265,6 +268,34 @@ class _Run:
             self._watch.warn(f"answers took longer than planned: {count:,} of {len(wanted):,}")
         noted["used"] = count
         write_json(self._work.root / _PLAN, noted)
+
+
+def _clean(work: WorkFolder) -> None:
+    """Keeps prompts and answers; everything else has been published or is large."""
+    work.keep_only("render", "answers")
+    work.forget_time()
+    for name in (_PLAN, _PUBLISHING, _PUBLISHED):  # the last one last: it says that all is done
+        (work.root / name).unlink(missing_ok=True)
+
+
+def _read_published(preparation: Preparation, work: WorkFolder) -> TrainedPair | None:
+    """What this command published before it was killed, while it cleaned up."""
+    path = work.root / _PUBLISHED
+    if not path.is_file() or not (preparation.request.output / RECORD_NAME).is_file():
+        return None
+    noted = read_json_object(path)
+    if noted["key"] != plan_key(preparation):
+        return None
+    pair = noted["pair"]
+    return TrainedPair(
+        draft=preparation.request.output,
+        bundle=preparation.bundle,
+        best=read_evaluation(pair["best"]),
+        evaluations=tuple(map(read_evaluation, pair["evaluations"])),
+        ended=pair["ended"],
+        proof=Proof(**pair["proof"]),
+        seconds=pair["seconds"],
+    )
 
 
 def _describe_answers(preparation: Preparation) -> str:

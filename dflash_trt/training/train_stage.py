@@ -88,7 +88,7 @@ class TrainStage:
         """
         with JsonLines(self._folder / _EVALUATIONS) as lines:
             self._restore()
-            evaluations = [_read(record) for record in lines.records]
+            evaluations = [read_evaluation(record) for record in lines.records]
             self._begin_bar()
             while True:
                 if self._is_due(evaluations):
@@ -218,7 +218,8 @@ class TrainStage:
             self._losses = [float(one) for one in losses][: self._trainer.step]
 
 
-def _read(record: dict[str, object]) -> Evaluation:
+def read_evaluation(record: dict[str, object]) -> Evaluation:
+    """An evaluation as `to_json` wrote it."""
     values = {
         key: tuple(value) if isinstance(value, list) else value for key, value in record.items()
     }

@@ -22,6 +22,7 @@ from dflash_trt.errors import DflashError
 
 _MANIFEST, _CLOCK = "stage.json", "clock.json"
 _KEY_CHARACTERS = 12
+_GONE = ".gone-"
 
 
 def digest(parts: Mapping[str, Any]) -> str:
@@ -78,6 +79,8 @@ class WorkFolder:
     def __init__(self, root: Path, *, is_new: bool) -> None:
         self.root, self.is_new = root, is_new
         self._started = time.monotonic()
+        for gone in root.glob(f"{_GONE}*"):
+            shutil.rmtree(gone, ignore_errors=True)
         path = root / _CLOCK
         self._before = float(read_json_object(path)["seconds"]) if path.is_file() else 0.0
 
@@ -102,14 +105,21 @@ class WorkFolder:
         if not keep_others:
             for other in self.root.glob(f"{name}-*"):
                 if other != stage.folder:
-                    shutil.rmtree(other, ignore_errors=True)
+                    self._remove(other)
         return stage
 
     def keep_only(self, *names: str) -> None:
         """Removes every stage but those."""
         for folder in self.root.iterdir():
             if folder.is_dir() and folder.name.rpartition("-")[0] not in names:
-                shutil.rmtree(folder, ignore_errors=True)
+                self._remove(folder)
+
+    def _remove(self, folder: Path) -> None:
+        """Removes a stage: a kill meanwhile leaves no half of it under its name."""
+        gone = self.root / f"{_GONE}{folder.name}"
+        shutil.rmtree(gone, ignore_errors=True)
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
     @property
     def is_worthless(self) -> bool:
