@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dflash_trt.training.draft_shape import DraftShape
+from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.trainer import TrainerSettings
 from dflash_trt.training.watch import Evaluation
 
@@ -35,7 +35,7 @@ class DraftRecord:
     answers: str
     system_prompt: str | None
     template_options: dict[str, bool | str]
-    shape: DraftShape
+    shape: DraftDesign
     settings: TrainerSettings
     reasons: dict[str, str]
     evaluations: Sequence[Evaluation]

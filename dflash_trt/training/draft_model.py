@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dflash_trt.training.draft_shape import DraftShape
+from dflash_trt.training.draft_shape import DraftDesign
 
 WEIGHTS_NAME = "model.safetensors"
 UNSEEN = -1e30
@@ -39,10 +39,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned.to(x.dtype)
 
 
-class Attention(nn.Module):
+class SlotAttention(nn.Module):
     """Slots see the context before their anchor, and all slots of their own block."""
 
-    def __init__(self, shape: DraftShape, window: int | None) -> None:
+    def __init__(self, shape: DraftDesign, window: int | None) -> None:
         super().__init__()
         hidden, size = shape.hidden_size, shape.head_dim
         self.heads, self.kv_heads, self.size = shape.heads, shape.kv_heads, size
@@ -97,7 +97,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, shape: DraftShape) -> None:
+    def __init__(self, shape: DraftDesign) -> None:
         super().__init__()
         hidden, wide = shape.hidden_size, shape.intermediate_size
         self.gate_proj = nn.Linear(hidden, wide, bias=False)
@@ -110,11 +110,11 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, shape: DraftShape, window: int | None) -> None:
+    def __init__(self, shape: DraftDesign, window: int | None) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.self_attn = Attention(shape, window)
+        self.self_attn = SlotAttention(shape, window)
         self.mlp = MLP(shape)
 
     def forward(self, x: Tensor, context: Tensor, masks: Masks) -> Tensor:
@@ -129,7 +129,7 @@ class Masks:
     What is added to scores is 0 where a slot sees a key, else very low.
     """
 
-    def __init__(self, anchors: Tensor, tokens: int, shape: DraftShape) -> None:
+    def __init__(self, anchors: Tensor, tokens: int, shape: DraftDesign) -> None:
         device = anchors.device
         slots = torch.arange(shape.block_size, device=device)
         self.positions = anchors[..., None] + slots  # [R, A, S]
@@ -164,7 +164,7 @@ class Masks:
 class DraftModel(nn.Module):
     """The draft without embedding and head, which are the target's."""
 
-    def __init__(self, shape: DraftShape) -> None:
+    def __init__(self, shape: DraftDesign) -> None:
         super().__init__()
         self.shape = shape
         hidden = shape.hidden_size
@@ -189,7 +189,7 @@ class DraftModel(nn.Module):
         return hidden
 
 
-def new_draft(shape: DraftShape, seed: int) -> DraftModel:
+def new_draft(shape: DraftDesign, seed: int) -> DraftModel:
     """A fresh draft: normal matrices, of a width that keeps a unit input at unit scale."""
     model = DraftModel(shape)
     generator = torch.Generator().manual_seed(seed)
@@ -203,7 +203,7 @@ def new_draft(shape: DraftShape, seed: int) -> DraftModel:
     return model
 
 
-def load_draft(shape: DraftShape, folder: Path) -> DraftModel:
+def load_draft(shape: DraftDesign, folder: Path) -> DraftModel:
     """The draft in `folder`, in float32."""
     model = DraftModel(shape)
     tensors = load_file(folder / WEIGHTS_NAME)

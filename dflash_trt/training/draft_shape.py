@@ -11,7 +11,7 @@ from dflash_trt.errors import DflashError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftShape:
+class DraftDesign:
     """A DFlash draft's sizes. Its hidden size is the target's, whose embedding and head it uses.
 
     Args:
@@ -86,7 +86,7 @@ class DraftShape:
         }
 
 
-def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> DraftShape:
+def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> DraftDesign:
     """The shape of a draft that exists, to go on training it.
 
     Raises:
@@ -100,7 +100,7 @@ def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> Draft
         raise DflashError("has causal blocks, which training does not know", where="draft")
     rope: RopeSpec = draft.rope
     layer = draft.sizes.layers[0]
-    return DraftShape(
+    return DraftDesign(
         hidden_size=draft.sizes.hidden_size,
         intermediate_size=draft.sizes.intermediate_size,
         heads=layer.heads,

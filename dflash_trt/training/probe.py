@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dflash_trt.replay import Answer, Replay
 from dflash_trt.training.capture import Features, TokenRow, capture
-from dflash_trt.training.draft_shape import DraftShape
+from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.feature_store import open_store
 from dflash_trt.training.plan import Rates
 from dflash_trt.training.target_source import TrainingTarget
@@ -30,7 +30,7 @@ class ProbeSetup:
     """What is probed: the trainer's settings have no steps yet."""
 
     target: TrainingTarget
-    shape: DraftShape
+    shape: DraftDesign
     settings: TrainerSettings
     device: str
     threads: int

@@ -9,7 +9,7 @@ from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.limits import MAX_BLOCK
 from dflash_trt.errors import DflashError, refuse_options
-from dflash_trt.training.draft_shape import DraftShape, shape_of
+from dflash_trt.training.draft_shape import DraftDesign, shape_of
 from dflash_trt.training.mask_token import choose_mask_token
 from dflash_trt.training.recipe_choice import Scale
 from dflash_trt.training.request import TrainRequest
@@ -26,7 +26,7 @@ EXPERT_FFN = 3
 class ChosenShape:
     """A shape, and for each of its fields why it is so."""
 
-    shape: DraftShape
+    shape: DraftDesign
     reasons: dict[str, str]
 
 
@@ -94,7 +94,7 @@ def _fresh(request: TrainRequest, target: TrainingTarget, scale: Scale) -> Chose
     )
     reasons["mask_token_id"] = mask.why
     reasons["heads"] = "the target's"
-    shape = DraftShape(
+    shape = DraftDesign(
         hidden_size=spec.hidden_size,
         intermediate_size=ffn,
         heads=sizes.heads,

@@ -8,7 +8,7 @@ import torch
 
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.training.draft_model import DraftModel, load_draft, new_draft
-from dflash_trt.training.draft_shape import DraftShape
+from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.feature_store import FeatureStore
 from dflash_trt.training.target_head import load_embedding_and_head
 from dflash_trt.training.trainer import Trainer, TrainerSettings
@@ -16,7 +16,7 @@ from dflash_trt.training.trainer import Trainer, TrainerSettings
 
 def make_trainer(
     target: TargetSpec,
-    shape: DraftShape,
+    shape: DraftDesign,
     start: Path | None,
     store: FeatureStore,
     settings: TrainerSettings,
@@ -30,6 +30,6 @@ def make_trainer(
     return Trainer(model, embedding, head, store, settings)
 
 
-def start_draft(shape: DraftShape, start: Path | None, seed: int) -> DraftModel:
+def start_draft(shape: DraftDesign, start: Path | None, seed: int) -> DraftModel:
     """The draft that training begins with."""
     return new_draft(shape, seed) if start is None else load_draft(shape, start)

@@ -15,7 +15,7 @@ from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.errors import DflashError
 from dflash_trt.training.blocks import IGNORED, Batch, draw_batch, order_rows
 from dflash_trt.training.draft_model import load_draft, new_draft, save_draft
-from dflash_trt.training.draft_shape import DraftShape, shape_of
+from dflash_trt.training.draft_shape import DraftDesign, shape_of
 from dflash_trt.training.feature_store import (
     FEATURES,
     ROWS,
@@ -28,7 +28,7 @@ from dflash_trt.training.trainer import StepReport, Trainer, TrainerSettings, le
 from tests.reference.draft import DraftConfig, ReferenceDraft
 
 HIDDEN, VOCAB = 16, 50
-SHAPE = DraftShape(
+SHAPE = DraftDesign(
     hidden_size=HIDDEN,
     intermediate_size=24,
     heads=4,
