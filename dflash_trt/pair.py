@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from collections.abc import Generator as Iterating
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -193,11 +193,14 @@ class LoadedPair:
         return self.run([self.request(prompt, sampling, **options) for prompt in prompts])
 
     def run(
-        self, requests: Sequence[Request], on_event: Callable[[int, TokenEvent], None] | None = None
+        self,
+        requests: Sequence[Request],
+        on_event: Callable[[int, TokenEvent], bool | None] | None = None,
     ) -> list[RequestResult]:
         """Runs `requests` together to their end; results in their order.
 
-        `on_event(index, event)` is told what each step did for the request at `index`.
+        `on_event(index, event)` is told what each step did for the request at `index`; that it
+        returns True ends this request, whose finish reason is "cancelled" then.
 
         Raises:
             DflashError: a request that cannot run, before any of them does (usage), or one that
@@ -206,11 +209,13 @@ class LoadedPair:
         self.check(requests)
         results: dict[int, RequestResult] = {}
         with closing(self._host.events(requests)) as events:
-            for index, event in events:
-                if event.result is not None:
-                    results[index] = event.result
-                if on_event is not None:
-                    on_event(index, event)
+            wish: bool | None = None
+            with suppress(StopIteration):
+                while True:
+                    index, event = events.send(wish)
+                    if event.result is not None:
+                        results[index] = event.result
+                    wish = None if on_event is None else on_event(index, event)
         return [results[index] for index in range(len(requests))]
 
     def stream(

@@ -20,6 +20,7 @@ import pytest
 import dflash_trt
 from dflash_trt import CacheOptions, DflashError, LoadedPair, SamplingParams
 from dflash_trt.cli.main import main
+from dflash_trt.runtime import TokenEvent
 from dflash_trt.text.harmony import HarmonyFormat
 from tests.cli.bigram import END, token, write_bigram_pair
 from tests.inspection import loaded_graphs
@@ -129,6 +130,23 @@ def test_streams_share_steps(pair: LoadedPair) -> None:
     assert texts == ["ababababa", "012345678"]
     assert [one.text for one in last if one] == texts
     assert [list(stream) for stream in streams] == [[], []]
+
+
+def test_a_listener_ends_a_request_and_not_its_neighbours(pair: LoadedPair) -> None:
+    """What it has said by then is a beginning of what it would have said."""
+    requests = [pair.request(prompt, max_tokens=9) for prompt in ("cab", "9")]
+    whole = pair.run(requests)
+    said: list[int] = []
+
+    def hear(index: int, event: TokenEvent) -> bool:
+        said.extend(event.token_ids if index == 0 else ())
+        return index == 0 and len(said) >= 4
+
+    ended, neighbour = pair.run(requests, hear)
+    assert ended.finish_reason == "cancelled" and len(ended.token_ids) < 9
+    assert list(ended.token_ids) == said == list(whole[0].token_ids[: len(said)])
+    assert neighbour.text == whole[1].text == "012345678"
+    assert pair.used_slots == 0
 
 
 def test_closing_a_stream_frees_its_slot(pair: LoadedPair) -> None:

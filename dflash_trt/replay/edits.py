@@ -61,6 +61,24 @@ def tapped_features(model: onnx.ModelProto) -> str:
     return _first_input(model, "injection/fc")
 
 
+def add_streams(model: onnx.ModelProto, layers: int) -> str:
+    """Adds a value [T,(taps + 1)·H] to `target.onnx`: the tapped features, and behind them the
+    residual stream after the last of its `layers`, which its norm and head read."""
+    parts = [tapped_features(model), residual_after(model, layers - 1, layers)]
+    node = onnx.helper.make_node("Concat", parts, ["streams"], name="streams", axis=1)
+    model.graph.node.append(node)
+    return "streams"
+
+
+def residual_after(model: onnx.ModelProto, layer: int, layers: int) -> str:
+    """The target's residual stream [T,H] after decoder layer `layer` of `layers`.
+
+    -1 is what enters the first layer, the embedded tokens.
+    """
+    reader = "head/picked" if layer == layers - 1 else f"layers.{layer + 1}/attention/norm"
+    return _first_input(model, reader)
+
+
 def draft_logits(model: onnx.ModelProto) -> str:
     """The value [B·(S-1),V] of `draft.onnx` whose argmax are the drafts."""
     return _first_input(model, "head/choice")

@@ -30,9 +30,9 @@ from dflash_trt.replay.edits import (
     Edits,
     GraphEdit,
     add_output,
+    add_streams,
     draft_logits,
     load_graph,
-    tapped_features,
 )
 
 
@@ -70,6 +70,7 @@ class ReplayGraphs:
         self.limits = manifest.limits
         self.vocab_size = manifest.target.vocab_size
         self.mask_token_id = manifest.draft.mask_token_id
+        self._target_layers = len(manifest.target.sizes.layers)
         self._layout = cache_layout(self.form, manifest.target.sizes, manifest.draft.sizes)
         self._opened: dict[GraphName, _Opened] = {}
         self._staging: HostCaches | None = None
@@ -83,7 +84,8 @@ class ReplayGraphs:
     ) -> ContextRows:
         """One pass over a sequence, in prefill chunks: what it injects into the draft's caches.
 
-        `on_features` is given the tapped features of each chunk [rows,taps·H] in turn.
+        `on_features` is given the streams of each chunk [rows,(taps + 1)·H] in turn, see
+        `edits.add_streams`.
 
         Raises:
             DflashError: ONNX Runtime failed.
@@ -179,7 +181,10 @@ class ReplayGraphs:
             edits: tuple[GraphEdit, ...] = getattr(self._edits, graph)
             for edit in edits:
                 edit(model)
-            told = tapped_features(model) if graph == "target" else draft_logits(model)
+            if graph == "target":
+                told = add_streams(model, self._target_layers)
+            else:
+                told = draft_logits(model)
             add_output(model, told)
             session = open_session(path, self._threads, model.SerializeToString())
             tensors = graph_tensors(graph, self.form, self._layout, self.vocab_size)

@@ -119,9 +119,10 @@ class Replay:
         return self._walk(answers, contexts, progress or SilentProgress(), mask_token_id)
 
     def features(self, token_ids: Sequence[int]) -> FloatArray:
-        """The tapped residual streams of the target over a sequence, in prefill chunks.
+        """Residual streams of the target over a sequence, in prefill chunks.
 
-        float32 [tokens, taps·hidden], in the order of the draft's `target_layer_ids`.
+        float32 [tokens, (taps + 1)·hidden]: those that the draft taps, in the order of its
+        `target_layer_ids`, and behind them the last layer's, which the norm and the head read.
 
         Raises:
             DflashError: see `measure`.

@@ -13,21 +13,12 @@ from dflash_trt.checkpoints.rope import RopeSpec, tables
 from dflash_trt.graph.bindings import PAGE_TABLE, cache_input
 from dflash_trt.graph.caches.paged import paged_attention_function
 from dflash_trt.graph.functions import attention_function
-from dflash_trt.replay.edits import GraphEdit, find_node, has_node
+from dflash_trt.replay.edits import GraphEdit, find_node, has_node, residual_after
 
 EVERYTHING = 1 << 30
 """A window that no sequence fills."""
 
 _MASK, _LENGTHS = 3, 5
-
-
-def residual_after(model: onnx.ModelProto, layer: int, layers: int) -> str:
-    """The target's residual stream [T,H] after decoder layer `layer` of `layers`.
-
-    -1 is what enters the first layer, the embedded tokens.
-    """
-    reader = "head/picked" if layer == layers - 1 else f"layers.{layer + 1}/attention/norm"
-    return str(find_node(model, reader).input[0])
 
 
 def tap_layers(layer_ids: Sequence[int], layers: int) -> GraphEdit:

@@ -55,11 +55,14 @@ class GeneratorHost:
         elif self._runner is not None:
             self._runner.executor.close()
 
-    def events(self, requests: Sequence[Request]) -> Generator[tuple[int, TokenEvent], None, None]:
+    def events(
+        self, requests: Sequence[Request]
+    ) -> Generator[tuple[int, TokenEvent], bool | None, None]:
         """What happens to `requests` until all ended: each event, with the index of its request.
 
-        Nothing begins before the first event is asked for. Closing the iterator cancels the
-        requests that have not ended; their slots are free before the next step.
+        To be sent True for an event cancels its request, whose result is still to come. Nothing
+        begins before the first event is asked for. Closing the iterator cancels the requests that
+        have not ended; their slots are free before the next step.
 
         Raises:
             DflashError: a request cannot run or go on; the others are cancelled.
@@ -80,7 +83,8 @@ class GeneratorHost:
                 if isinstance(event, Failure):
                     raise event.error
                 left -= event.result is not None
-                yield index, event
+                if (yield index, event):
+                    jobs[index].cancelled = True
         finally:
             self._cancel(jobs)
 

@@ -14,6 +14,11 @@ def is_looping(token_ids: Sequence[int]) -> bool:
     A drafter continues a loop without fail, so an acceptance length with loops in it says little
     about other answers.
     """
+    return loop_end(token_ids) is not None
+
+
+def loop_end(token_ids: Sequence[int]) -> int | None:
+    """How many tokens there are when it loops for the first time; None where it never does."""
     # Of each run of tokens: where the last one that counts ends, and how many do.
     seen: dict[tuple[int, ...], tuple[int, int]] = {}
     for start in range(len(token_ids) - LOOP_TOKENS + 1):
@@ -22,6 +27,6 @@ def is_looping(token_ids: Sequence[int]) -> bool:
         if start < end:
             continue
         if count + 1 == LOOP_TIMES:
-            return True
+            return start + LOOP_TOKENS
         seen[run] = (start + LOOP_TOKENS, count + 1)
-    return False
+    return None

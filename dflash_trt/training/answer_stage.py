@@ -27,8 +27,8 @@ DOUBTED_ROWS = 8
 DOUBTED_AGREEMENT = 0.9
 """Below, answers are called a stranger's; sampled ones are compared with half of it."""
 
-MOST_LOOPING = 0.1
-"""Of held-out answers: more, and what is measured says little of others."""
+LEAST_MEASURED = 8
+"""Held-out answers without a loop: with fewer, those with one are measured as well."""
 
 
 class AnswerStage:
@@ -143,14 +143,20 @@ class AnswerStage:
                 "target gives its own"
             )
 
-    def warn_of_loops(self, rows: Sequence[RenderedRow]) -> None:
-        """Warns where held-out answers repeat themselves, which inflates an acceptance length."""
-        looping = sum(is_looping(self.store[row]) for row in rows)
-        if looping > MOST_LOOPING * len(rows):
-            self._watch.warn(
-                f"{looping} of {len(rows)} held-out answers repeat themselves, which any draft "
-                "foresees: acceptance lengths will read high; shorten --answer-tokens"
-            )
+    def choose_measured(self, rows: Sequence[RenderedRow]) -> list[RenderedRow]:
+        """Those of the held-out `rows` that a draft is measured on: not those whose answers repeat
+        themselves, which any draft foresees."""
+        others = [row for row in rows if not is_looping(self.store[row])]
+        looping = f"{len(rows) - len(others)} of {len(rows)} held-out answers repeat themselves"
+        if len(others) >= min(len(rows), LEAST_MEASURED):
+            if len(others) < len(rows):
+                self._watch.say(f"{looping}, which any draft foresees: they are not measured on")
+            return others
+        self._watch.warn(
+            f"{looping}, which any draft foresees: acceptance lengths will read high; shorten "
+            "--answer-tokens"
+        )
+        return list(rows)
 
     def _open(self) -> Answerer:
         """What answers, once it has proved to be the target."""

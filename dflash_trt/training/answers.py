@@ -10,7 +10,8 @@ import numpy as np
 
 from dflash_trt.backends.base import TargetCall, hold_positions
 from dflash_trt.pair import LoadedPair
-from dflash_trt.runtime import Request
+from dflash_trt.runtime import Request, TokenEvent
+from dflash_trt.runtime.loops import LOOP_TOKENS, is_looping, loop_end
 from dflash_trt.runtime.scores import sampling_input
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.training.json_lines import JsonLines
@@ -82,24 +83,38 @@ class LocalAnswerer:
             )
             for row in rows
         ]
-        self._pair.run(
-            requests,
-            lambda index, event: (
-                None if event.result is None else on_answer(index, event.result.token_ids)
-            ),
-        )
+        looked_at = [0] * len(rows)
+        said: list[list[int]] = [[] for _ in rows]
+
+        def hear(index: int, event: TokenEvent) -> bool:
+            """Keeps an answer; ends one that repeats itself, as no more is learned from it."""
+            ids = said[index]
+            ids += event.token_ids
+            if event.result is not None:
+                on_answer(index, event.result.token_ids)
+                return False
+            if len(ids) - looked_at[index] < LOOP_TOKENS:
+                return False
+            looked_at[index] = len(ids)
+            return is_looping(ids)
+
+        self._pair.run(requests, hear)
 
 
 class AnswerStore:
-    """Answers by row, on disk; those that were given need no asking."""
+    """Answers by row, on disk; those that were given need no asking.
+
+    One that repeats itself ends where LOOP_TOKENS of its tokens have come LOOP_TIMES times: any
+    draft foresees the rest.
+    """
 
     def __init__(self, lines: JsonLines, given: Iterable[RenderedRow]) -> None:
         self._lines = lines
         self._answers: dict[str, tuple[int, ...]] = {
-            row.row_id: row.answer_ids for row in given if row.answer_ids is not None
+            row.row_id: _without_loop(row.answer_ids) for row in given if row.answer_ids is not None
         }
         for record in lines.records:
-            self._answers[str(record["row"])] = tuple(record["ids"])
+            self._answers[str(record["row"])] = _without_loop(record["ids"])
 
     def __contains__(self, row: RenderedRow) -> bool:
         return row.row_id in self._answers
@@ -125,13 +140,17 @@ class AnswerStore:
 
             def keep(index: int, ids: Sequence[int], some: Sequence[RenderedRow] = some) -> None:
                 row_id = some[index].row_id
-                self._answers[row_id] = tuple(ids)
-                self._lines.append({"row": row_id, "ids": list(ids)})
+                self._answers[row_id] = kept = _without_loop(ids)
+                self._lines.append({"row": row_id, "ids": list(kept)})
                 on_tokens(len(ids))
 
             answerer.answer(some, keep)
             self._lines.sync()
         return next((at for at, row in enumerate(rows) if row not in self), len(rows))
+
+
+def _without_loop(ids: Sequence[int]) -> tuple[int, ...]:
+    return tuple(ids[: loop_end(ids)])
 
 
 def agreement(pair: LoadedPair, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> float:

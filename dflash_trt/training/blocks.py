@@ -22,7 +22,7 @@ class Batch:
     """Rows of a step, padded to the longest.
 
     Args:
-        features: [R, T, taps · hidden] bfloat16.
+        features: [R, T, (taps + 1) · hidden] bfloat16, as in the store.
         anchors: [R, A] int64, positions of the blocks' first slots. A row with fewer repeats its
             last one, with labels that are all ignored.
         anchor_ids: [R, A] int64, the tokens there.
@@ -96,16 +96,10 @@ def common_tokens(store: FeatureStore, count: int) -> Tensor:
     return torch.from_numpy(np.sort(ids[order]).astype(np.int64))
 
 
-def split_rows(batch: Sequence[int], parts: int, part: int) -> list[int]:
-    """The rows of a batch that process `part` of `parts` takes."""
-    return list(batch[part::parts])
-
-
 def epochs(
-    store: FeatureStore, rows: int, seed: int, first_step: int
+    store: FeatureStore, rows: int, seed: int, first_step: int, per_epoch: int
 ) -> Iterator[tuple[int, list[int]]]:
-    """(step, rows) from `first_step` on, without end."""
-    per_epoch = len(order_rows(store, rows, seed, 0))
+    """(step, rows) from `first_step` on, without end; an epoch has `per_epoch` steps."""
     step = first_step
     while True:
         epoch, within = divmod(step, per_epoch)

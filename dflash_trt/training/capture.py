@@ -1,4 +1,4 @@
-"""Capture: the target's tapped features of every row, computed by the served graphs."""
+"""Capture: the target's residual streams of every row, computed by the served graphs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DONE = "done.json"
 _NOTE_TOKENS = 4096
 
 Features = Callable[[Sequence[int]], FloatArray]
-"""Token ids of a row to float32 [tokens, taps · hidden]."""
+"""Token ids of a row to float32 [tokens, (taps + 1) · hidden]; see `Replay.features`."""
 
 
 @dataclass(frozen=True, slots=True)

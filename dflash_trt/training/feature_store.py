@@ -20,8 +20,9 @@ class FeatureStore:
     Args:
         tokens: [N] int32, of all rows.
         rows: [R, 3] int64: where a row begins, its prompt's tokens, all of its tokens.
-        features: [N, taps · hidden] uint16, the bits of bfloat16: the residual streams after the
-            tapped layers, in the taps' order. Read from disk as needed.
+        features: [N, (taps + 1) · hidden] uint16, the bits of bfloat16: the residual streams
+            after the tapped layers, in the taps' order, and after the last layer. Read from disk
+            as needed.
     """
 
     tokens: NDArray[np.int32]

@@ -1,5 +1,8 @@
 """The loss of DFlash (arXiv 2602.06036, section 4.2): weighted cross-entropy of every slot.
 
+The paper's labels are tokens. Here a share of each may be what the target itself believed where it
+said the token, which tells more of it than the one token that came of it.
+
 Shapes: R rows, A anchors, S slots, H hidden, V vocabulary, K of it that are looked at.
 """
 
@@ -65,20 +68,38 @@ class BlockLoss:
 
 
 def block_loss(
-    hidden: Tensor, labels: Tensor, head: Head, weights: Tensor, seed: int = 0
+    hidden: Tensor,
+    labels: Tensor,
+    head: Head,
+    weights: Tensor,
+    seed: int = 0,
+    *,
+    believed: Tensor | None = None,
+    soft: float = 0.0,
 ) -> BlockLoss:
     """The loss of hidden states [R, A, S - 1, H] against labels [R, A, S], slot 0 unused.
 
     Args:
         weights: [S - 1], see `slot_weights`.
         seed: decides which uncommon tokens the head looks at.
+        believed: [R, A, S - 1, H], the target's own states where it said the labels; its head
+            makes probabilities of them, over the tokens that are looked at.
+        soft: share of a label that is those probabilities.
     """
     wanted = labels[:, :, 1:]
     is_counted = wanted != IGNORED
     slots = torch.nonzero(is_counted)[:, 2]
     rows, indices = head.select(wanted[is_counted], seed)
     logits = functional.linear(hidden[is_counted].to(rows.dtype), rows).float()
-    losses = functional.cross_entropy(logits, indices, reduction="none")
+    if believed is None:
+        losses = functional.cross_entropy(logits, indices, reduction="none")
+    else:
+        with torch.no_grad():
+            states = believed[is_counted].to(rows.dtype)
+            truth = functional.linear(states, rows).float().softmax(-1).mul_(soft)
+            hard = torch.full_like(truth[:, :1], 1 - soft)
+            truth.scatter_add_(1, indices[:, None], hard)
+        losses = functional.cross_entropy(logits, truth, reduction="none")
     share = weights.to(losses.device)[slots]
     hit = (logits.detach().argmax(-1) == indices).to(losses.dtype)
     zeros = torch.zeros(wanted.shape[-1], device=losses.device)

@@ -23,7 +23,7 @@ from dflash_trt.training.shape_choice import ChosenShape, choose_shape
 from dflash_trt.training.target_source import TrainingTarget, find_target
 from dflash_trt.training.work_folder import digest, work_folder
 
-VERSION = 1
+VERSION = 2
 """Of what stages write: work of another version is not gone on with."""
 
 RECORD_NAME = "training.json"
@@ -59,9 +59,9 @@ class Preparation:
 
     @property
     def width(self) -> int:
-        """Numbers that the features of a token are."""
+        """Numbers that the features of a token are: see `Replay.features`."""
         shape = self.chosen.shape
-        return shape.hidden_size * len(shape.target_layer_ids)
+        return shape.hidden_size * (len(shape.target_layer_ids) + 1)
 
     @property
     def work(self) -> Path:

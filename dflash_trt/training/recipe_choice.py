@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from dflash_trt.training.request import RecipeOptions, TrainRequest
 from dflash_trt.training.trainer import TrainerSettings
@@ -13,6 +14,8 @@ SMALL_HOURS = 4.0
 GAMMAS = ((8, 4.0), (10, 5.0))
 PAPER_GAMMA = 7.0
 GPU_ROWS, CPU_ROWS = 16, 4
+_CPU_FLAGS = ("avx512_bf16", "amx_bf16")
+_CPU_INFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ def choose_recipe(request: TrainRequest, block_size: int, scale: Scale) -> Chose
         reasons[name] = "given" if value is not None else why
         return otherwise if value is None else value
 
+    is_bf16 = not scale.is_cpu or multiplies_bf16()
     gamma = next((value for most, value in GAMMAS if block_size <= most), PAPER_GAMMA)
     settings = TrainerSettings(
         steps=0,
@@ -76,7 +80,14 @@ def choose_recipe(request: TrainRequest, block_size: int, scale: Scale) -> Chose
         ),
         head_tokens=default.head_tokens if scale.is_cpu else None,
         seed=request.seed,
-        is_bf16=not scale.is_cpu,
+        is_bf16=is_bf16,
+    )
+    reasons["precision"] = (
+        "bfloat16 products" if is_bf16 else "float32: this CPU has no bfloat16 products"
+    )
+    reasons["soft labels"] = (
+        f"{100 * settings.soft:.0f} % of each label are the target's own probabilities: they tell "
+        "more of it than the token that came of them"
     )
     reasons["head_tokens"] = (
         "the full head of a large vocabulary costs more than the draft; replay uses all of it"
@@ -84,3 +95,11 @@ def choose_recipe(request: TrainRequest, block_size: int, scale: Scale) -> Chose
         else "all"
     )
     return ChosenRecipe(settings, reasons)
+
+
+def multiplies_bf16() -> bool:
+    """Whether this CPU has instructions for bfloat16 products."""
+    try:
+        return any(flag in _CPU_INFO.read_text() for flag in _CPU_FLAGS)
+    except OSError:
+        return False

@@ -90,7 +90,8 @@ class _Run:
                 return None
             self._answer(stage, rows, noted)
             count = int(noted["used"])
-            rows.held_out = rows.held_out[: self._make_plan(noted, stage, rows).held_out]
+            asked = self._make_plan(noted, stage, rows).held_out
+            rows.held_out = stage.choose_measured(rows.held_out[:asked])
             train = [stage.token_row(row) for row in rows.train[:count]]
             held_out = [
                 Answer(
@@ -263,7 +264,6 @@ class _Run:
         stage.answer(rows.held_out[: plan.held_out], lambda: True)
         count = stage.answer(wanted, lambda: is_fixed or self._work.spent < limit)
         stage.warn_of_strangers(wanted[:count])
-        stage.warn_of_loops(rows.held_out[: plan.held_out])
         if count < len(wanted):
             self._watch.warn(f"answers took longer than planned: {count:,} of {len(wanted):,}")
         noted["used"] = count

@@ -1,10 +1,13 @@
-"""The target's embedding and output head, which a draft borrows, as PyTorch tensors."""
+"""What a draft borrows of its target, as PyTorch tensors: embedding, last norm and head."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from dflash_trt.checkpoints.quantized_weights import WEIGHT_SCALE, WEIGHT_SCALE_2, read_scalar
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
@@ -17,15 +20,32 @@ _CHUNK = 16 << 20
 _HEAD = "lm_head"
 
 
-def load_embedding_and_head(target: TargetSpec) -> tuple[Tensor, Tensor]:
-    """[V, H] float32 each; the same tensor where they are tied.
+@dataclass(frozen=True, slots=True)
+class TargetEnds:
+    """A target's first and last weights, float32.
 
-    A quantised head is decoded: those are the weights that serving multiplies with.
+    Args:
+        embedding, head: [V, H]; the same tensor where they are tied.
+        norm: [H], before the head; `eps` is its.
     """
+
+    embedding: Tensor
+    head: Tensor
+    norm: Tensor
+    eps: float
+
+    def states(self, stream: Tensor) -> Tensor:
+        """What the head reads of the last layer's residual stream [..., H]; float32."""
+        norm = self.norm.to(stream.device)
+        return functional.rms_norm(stream.float(), norm.shape, norm, self.eps)
+
+
+def load_ends(target: TargetSpec) -> TargetEnds:
+    """Reads them; a quantised head is decoded: those are the weights that serving multiplies."""
     embedding = _float_weight(target.weights["embed_tokens"])
-    if target.tie_word_embeddings:
-        return embedding, embedding
-    return embedding, _head(target)
+    head = embedding if target.tie_word_embeddings else _head(target)
+    norm = _float_weight(target.weights["norm"])
+    return TargetEnds(embedding, head, norm, target.rms_norm_eps)
 
 
 def _head(target: TargetSpec) -> Tensor:

@@ -21,6 +21,7 @@ from dflash_trt.replay import Replay
 from dflash_trt.training.capture import Features, TokenRow
 from dflash_trt.training.extras import training_module
 from dflash_trt.training.preparation import Preparation
+from dflash_trt.training.recipe_choice import multiplies_bf16
 
 Source = Literal["graphs", "transformers"]
 
@@ -30,8 +31,6 @@ MOST_DIFFERENT = 0.03
 """Frobenius norm of the difference over that of the graphs' features: bfloat16 keeps 8 bits, and
 thirty layers of it were measured to part by 0.5 to 1 %."""
 COMPARED_ROWS = 2
-_CPU_FLAGS = ("avx512_bf16", "amx_bf16")
-_CPU_INFO = Path("/proc/cpuinfo")
 
 
 class Teacher:
@@ -51,21 +50,22 @@ class Teacher:
         self._model.to(device).eval()
         self._device = device
         self._taken: dict[int, Any] = {}
-        for tap in taps:
-            self._model.layers[tap].register_forward_hook(self._taker(tap))
+        self._told = [*taps, len(self._model.layers) - 1]
+        for layer in set(self._told):
+            self._model.layers[layer].register_forward_hook(self._taker(layer))
 
     def features(self, token_ids: Sequence[int]) -> FloatArray:
-        """float32 [tokens, taps · hidden], as `Replay.features`."""
+        """float32 [tokens, (taps + 1) · hidden], as `Replay.features`."""
         torch = self._torch
         with torch.inference_mode():
             self._model(torch.tensor([list(token_ids)], device=self._device), use_cache=False)
-            taken = [self._taken[tap] for tap in sorted(self._taken)]
+            taken = [self._taken[layer] for layer in self._told]
             features: FloatArray = torch.cat(taken, -1)[0].float().cpu().numpy()
         return features
 
-    def _taker(self, tap: int) -> Any:
+    def _taker(self, layer: int) -> Any:
         def take(module: Any, given: Any, output: Any) -> None:
-            self._taken[tap] = output[0] if isinstance(output, tuple) else output
+            self._taken[layer] = output[0] if isinstance(output, tuple) else output
 
         return take
 
@@ -111,14 +111,6 @@ def difference(teacher: Teacher, graphs: Features, token_ids: Sequence[int]) -> 
     expected = graphs(token_ids).astype(np.float64)
     apart = float(np.linalg.norm(teacher.features(token_ids) - expected))
     return apart / max(float(np.linalg.norm(expected)), 1e-30)
-
-
-def multiplies_bf16() -> bool:
-    """Whether this CPU has instructions for bfloat16 products."""
-    try:
-        return any(flag in _CPU_INFO.read_text() for flag in _CPU_FLAGS)
-    except OSError:
-        return False
 
 
 def _open_teacher(preparation: Preparation) -> Teacher:

@@ -16,6 +16,8 @@ from dflash_trt.training.blocks import Batch, common_tokens, draw_batch, epochs,
 from dflash_trt.training.draft_model import DraftModel, save_draft
 from dflash_trt.training.feature_store import FeatureStore
 from dflash_trt.training.loss import BlockLoss, Head, block_loss, slot_weights
+from dflash_trt.training.muon import Muon
+from dflash_trt.training.target_head import TargetEnds
 
 STATE_NAME = "trainer.pt"
 DRAWN = 1024
@@ -30,6 +32,7 @@ class TrainerSettings:
         rows: rows of a step.
         anchors: blocks drawn in a row, anew each time it is used.
         gamma: how fast the weight of later slots falls; see `slot_weights`.
+        soft: share of a label that is the target's own probabilities; see `block_loss`.
         head_tokens: how many tokens the loss looks at, DRAWN of them drawn anew each step and the
             others the commonest; None looks at all.
         warmup: share of the steps over which the rate rises.
@@ -40,6 +43,7 @@ class TrainerSettings:
     rows: int = 16
     anchors: int = 64
     gamma: float = 4.0
+    soft: float = 0.5
     head_tokens: int | None = 6144
     learning_rate: float = 2e-3
     floor: float = 0.02
@@ -66,15 +70,14 @@ class Trainer:
     """A draft, its optimizer and the step it is at.
 
     Args:
-        embedding: [V, H] of the target, frozen; so is `head`.
+        ends: the target's embedding and head, frozen.
         store: the training rows.
     """
 
     def __init__(
         self,
         model: DraftModel,
-        embedding: Tensor,
-        head: Tensor,
+        ends: TargetEnds,
         store: FeatureStore,
         settings: TrainerSettings,
     ) -> None:
@@ -82,8 +85,10 @@ class Trainer:
         self.step = 0
         self._device = next(model.parameters()).device
         dtype = torch.bfloat16 if settings.is_bf16 else torch.float32
-        self._embedding = embedding.to(self._device, dtype)
-        head = self._embedding if head is embedding else head.to(self._device, dtype)
+        self._ends = ends
+        self._embedding = head = ends.embedding.to(self._device, dtype)
+        if ends.head is not ends.embedding:
+            head = ends.head.to(self._device, dtype)
         tokens = settings.head_tokens
         common = None
         if tokens is not None and tokens < len(head):
@@ -109,7 +114,8 @@ class Trainer:
         settings = self.settings
         if self.step >= last:
             return
-        for step, rows in epochs(self.store, settings.rows, settings.seed, self.step):
+        steps = epochs(self.store, settings.rows, settings.seed, self.step, self.steps_per_epoch)
+        for step, rows in steps:
             rate = learning_rate(settings, step)
             size = self.model.shape.block_size
             batch = draw_batch(self.store, rows, settings.anchors, size, settings.seed, step)
@@ -136,14 +142,34 @@ class Trainer:
     def loss(self, batch: Batch) -> BlockLoss:
         """The loss of a batch, with gradients to come."""
         device, is_bf16 = self._device, self.settings.is_bf16
+        width, anchors = self.model.shape.hidden_size, batch.anchors.to(self._device)
         ids = torch.full_like(batch.labels, self.model.shape.mask_token_id)
         ids[:, :, 0] = batch.anchor_ids
         with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
             features = batch.features.to(device)
             blocks = self._embedding[ids.to(device)].float()
             features = features if is_bf16 else features.float()
-            hidden = self.model(features, batch.anchors.to(device), blocks)
-            return block_loss(hidden, batch.labels.to(device), self._head, self._weights, self.step)
+            hidden = self.model(features[..., :-width], anchors, blocks)
+            return block_loss(
+                hidden,
+                batch.labels.to(device),
+                self._head,
+                self._weights,
+                self.step,
+                believed=self._believed(features[..., -width:], anchors),
+                soft=self.settings.soft,
+            )
+
+    def _believed(self, last: Tensor, anchors: Tensor) -> Tensor | None:
+        """The target's states [R, A, S - 1, H] where it said each slot's token."""
+        if not self.settings.soft:
+            return None
+        slots = torch.arange(self.model.shape.block_size - 1, device=anchors.device)
+        # A slot j's token, at anchor + j, was said at the place before; behind a row's end there
+        # is no label.
+        places = (anchors[..., None] + slots).clamp(max=last.shape[1] - 1)
+        rows = torch.arange(len(last), device=anchors.device)[:, None, None]
+        return self._ends.states(last[rows, places])
 
     def _update(self, loss: Tensor, rate: float) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
@@ -196,10 +222,8 @@ def _optimizers(model: DraftModel, settings: TrainerSettings) -> list[torch.opti
     """Muon for matrices, AdamW for norms."""
     matrices = [one for one in model.parameters() if one.ndim == 2]
     norms = [one for one in model.parameters() if one.ndim != 2]
-    rate = settings.learning_rate
+    rate, dtype = settings.learning_rate, torch.bfloat16 if settings.is_bf16 else torch.float32
     return [
-        torch.optim.Muon(
-            matrices, lr=rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
-        ),
+        Muon(matrices, lr=rate, weight_decay=settings.weight_decay, dtype=dtype),
         torch.optim.AdamW(norms, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]

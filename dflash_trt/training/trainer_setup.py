@@ -10,7 +10,7 @@ from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.training.draft_model import DraftModel, load_draft, new_draft
 from dflash_trt.training.draft_shape import DraftDesign
 from dflash_trt.training.feature_store import FeatureStore
-from dflash_trt.training.target_head import load_embedding_and_head
+from dflash_trt.training.target_head import load_ends
 from dflash_trt.training.trainer import Trainer, TrainerSettings
 
 
@@ -25,9 +25,8 @@ def make_trainer(
 ) -> Trainer:
     """A trainer at step 0, of the draft in `start` or a fresh one; `threads` are PyTorch's."""
     torch.set_num_threads(threads)
-    embedding, head = load_embedding_and_head(target)
     model = start_draft(shape, start, settings.seed).to(device)
-    return Trainer(model, embedding, head, store, settings)
+    return Trainer(model, load_ends(target), store, settings)
 
 
 def start_draft(shape: DraftDesign, start: Path | None, seed: int) -> DraftModel:

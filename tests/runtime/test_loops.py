@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_trt.runtime.loops import LOOP_TIMES, LOOP_TOKENS, is_looping
+from dflash_trt.runtime.loops import LOOP_TIMES, LOOP_TOKENS, is_looping, loop_end
 
 EIGHT = [5, 1, 4, 2, 8, 5, 7, 1]
 
@@ -27,3 +27,4 @@ EIGHT = [5, 1, 4, 2, 8, 5, 7, 1]
 def test_the_same_run_of_tokens_three_times_apart(token_ids: list[int], expected: bool) -> None:
     assert is_looping(token_ids) is expected
     assert is_looping([99, *token_ids, 98]) is expected
+    assert loop_end([*token_ids, 97]) == (len(token_ids) if expected else None)

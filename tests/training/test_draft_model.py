@@ -24,6 +24,8 @@ from dflash_trt.training.feature_store import (
     open_store,
 )
 from dflash_trt.training.loss import Head, block_loss, slot_weights
+from dflash_trt.training.muon import orthogonal
+from dflash_trt.training.target_head import TargetEnds
 from dflash_trt.training.trainer import StepReport, Trainer, TrainerSettings, learning_rate
 from tests.reference.draft import DraftConfig, ReferenceDraft
 
@@ -51,7 +53,7 @@ def make_store(rows: int = 12, seed: int = 0) -> FeatureStore:
     prompts = generator.integers(1, 4, rows)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     total = int(lengths.sum())
-    features = torch.from_numpy(generator.normal(size=(total, 2 * HIDDEN))).bfloat16()
+    features = torch.from_numpy(generator.normal(size=(total, 3 * HIDDEN))).bfloat16()
     return FeatureStore(
         tokens=generator.integers(0, VOCAB, total).astype(np.int32),
         rows=np.stack([starts, prompts, lengths], 1).astype(np.int64),
@@ -126,6 +128,41 @@ def test_the_loss_is_the_papers() -> None:
     assert found.counts.tolist() == [5, 4, 4]
 
 
+def test_half_of_a_label_is_what_the_target_believed() -> None:
+    """Of a batch as the trainer makes it: written down once more, label by label, in float64."""
+    trainer = make_trainer(replace(SETTINGS, soft=0.25))
+    batch = draw_batch(trainer.store, [0, 1, 2], 4, SHAPE.block_size, seed=0, step=0)
+    table, norm = embedding().double(), ends().norm.double()
+    with torch.no_grad():
+        ids = torch.full_like(batch.labels, SHAPE.mask_token_id)
+        ids[:, :, 0] = batch.anchor_ids
+        taps = batch.features[..., : 2 * HIDDEN].float()
+        hidden = trainer.model(taps, batch.anchors, embedding()[ids]).double()
+    total = weight_sum = 0.0
+    for row, anchor, slot in torch.nonzero(batch.labels != IGNORED).tolist():
+        said_at = int(batch.anchors[row, anchor]) + slot - 1
+        stream = batch.features[row, said_at, 2 * HIDDEN :].double()
+        truth = table @ (stream / (stream.square().mean() + 1e-6).sqrt() * norm)
+        label = 0.25 * truth.softmax(0)
+        label[batch.labels[row, anchor, slot]] += 0.75
+        losses = -(table @ hidden[row, anchor, slot - 1]).log_softmax(0)
+        weight = math.exp(-(slot - 1) / trainer.settings.gamma)
+        total, weight_sum = total + weight * float(losses @ label), weight_sum + weight
+    assert float(trainer.loss(batch).value.detach()) == pytest.approx(total / weight_sum, rel=1e-5)
+
+
+def test_a_matrix_is_made_orthogonal() -> None:
+    """The iteration stops near: singular values lie about one (K. Jordan et al.)."""
+    matrix = torch.randn(24, 16, generator=torch.Generator().manual_seed(3))
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    found = orthogonal(matrix, torch.float32)
+    values = torch.diagonal(u.T @ found @ v.T)
+    assert 0.6 < values.min() < values.max() < 1.3
+    torch.testing.assert_close(u @ torch.diag(values) @ v, found, atol=1e-4, rtol=0)
+    narrow = orthogonal(matrix.T.contiguous(), torch.bfloat16)
+    torch.testing.assert_close(narrow, found.T, atol=0.1, rtol=0)
+
+
 def test_a_cut_head_keeps_every_label_and_its_logits() -> None:
     table = embedding()
     labels = torch.tensor([3, 49, 3, 20])
@@ -172,10 +209,14 @@ def test_an_epoch_uses_every_row_once_in_another_order() -> None:
     assert first != second
 
 
-def make_trainer(settings: TrainerSettings) -> Trainer:
+def ends() -> TargetEnds:
     table = embedding()
+    return TargetEnds(table, table, torch.linspace(0.5, 1.5, HIDDEN), 1e-6)
+
+
+def make_trainer(settings: TrainerSettings) -> Trainer:
     shape = replace(SHAPE, windows=(None,))
-    return Trainer(new_draft(shape, 0), table, table, make_store(), settings)
+    return Trainer(new_draft(shape, 0), ends(), make_store(), settings)
 
 
 SETTINGS = TrainerSettings(steps=12, rows=4, anchors=4, head_tokens=None, learning_rate=5e-3)
@@ -201,9 +242,10 @@ def test_it_learns_what_can_be_learnt() -> None:
     store = make_store(rows=24)
     for offset, _, length in store.rows.tolist():
         store.tokens[offset : offset + length] = (np.arange(length) + offset) % 8
-    table = embedding()
-    settings = TrainerSettings(steps=150, rows=8, anchors=8, head_tokens=None, learning_rate=5e-2)
-    trainer = Trainer(new_draft(replace(SHAPE, windows=(None,)), 0), table, table, store, settings)
+    settings = TrainerSettings(
+        steps=150, rows=8, anchors=8, soft=0.0, head_tokens=None, learning_rate=5e-2
+    )
+    trainer = Trainer(new_draft(replace(SHAPE, windows=(None,)), 0), ends(), store, settings)
     reports: list[StepReport] = []
     trainer.train(150, reports.append)
     assert min(reports[-1].accuracy) > 0.9

@@ -22,7 +22,7 @@ def test_transformers_features_are_the_graphs_and_another_taps_are_not(tmp_path:
     teacher = Teacher(TARGET, TAPS, "cpu")
     with Replay(bundle) as replay:
         features = teacher.features(ids)
-        assert features.shape == (128, 5 * 64) and features.dtype == np.float32
+        assert features.shape == (128, 6 * 64) and features.dtype == np.float32
         assert difference(teacher, replay.features, ids) <= MOST_DIFFERENT
         shifted = Teacher(TARGET, tuple(tap + 1 for tap in TAPS), "cpu")
         assert difference(shifted, replay.features, ids) > 3 * MOST_DIFFERENT

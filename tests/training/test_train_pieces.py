@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
+import dflash_trt
 from dflash_trt.backends.base import FloatArray
 from dflash_trt.errors import DflashError
 from dflash_trt.text.tokenizer import BundleTokenizer
+from dflash_trt.training.answers import AnswerOptions, AnswerStore, LocalAnswerer
 from dflash_trt.training.capture import OnlineFeatures, TokenRow, capture
 from dflash_trt.training.feature_store import open_store
 from dflash_trt.training.json_lines import JsonLines
@@ -26,9 +29,11 @@ from dflash_trt.training.plan import (
     check_plan,
     make_plan,
 )
+from dflash_trt.training.render import RenderedRow
 from dflash_trt.training.rows import read_sets, split_rows
 from dflash_trt.training.shape_choice import default_taps
 from dflash_trt.training.work_folder import open_work
+from tests.cli.bigram import write_bigram_pair
 from tests.training.prompts import TARGET, write_prompts, write_rows
 
 ROWS = [TokenRow([1, 2, 3], [4, 5]), TokenRow([6], [7, 8, 9, 10]), TokenRow([2] * 9, [3])]
@@ -51,6 +56,34 @@ def test_a_torn_line_is_dropped_and_written_over(tmp_path: Path, tail: bytes) ->
         assert lines.records == [{"row": 1, "text": "ü\n"}]
         lines.append({"row": 2})
     assert path.read_bytes() == whole + b'{"row":2}\n'
+
+
+def test_an_answer_that_repeats_itself_ends_there(tmp_path: Path) -> None:
+    """It is not asked for any further, and its third repetition is the last that is kept."""
+    config = write_bigram_pair(tmp_path)
+    options = AnswerOptions(answer_tokens=90, max_length=128, temperature=0.0, seed=0)
+    ends: list[int] = []
+    with dflash_trt.load(dflash_trt.build(str(config), tmp_path / "bundle").folder) as pair:
+        ids = tuple(pair.request("cab").prompt_ids)
+        row = RenderedRow(
+            row_id="5",
+            set_name="",
+            category=None,
+            messages=(),
+            text="cab",
+            prompt_ids=ids,
+            answer_ids=None,
+        )
+        LocalAnswerer(pair, options).answer([row], lambda index, said: ends.append(len(said)))
+        with JsonLines(tmp_path / "answers.jsonl") as lines:
+            store = AnswerStore(lines, [replace(row, row_id="6", answer_ids=(*[1, 2] * 30, 3))])
+            assert store.fill([row], LocalAnswerer(pair, options), lambda count: None) == 1
+    assert 24 <= ends[0] < 40
+    a, b = store[row][:2]
+    assert store[row] == (a, b) * 12
+    assert store[replace(row, row_id="6")] == (1, 2) * 12
+    with JsonLines(tmp_path / "answers.jsonl") as lines:
+        assert [len(record["ids"]) for record in lines.records] == [24]
 
 
 def test_features_are_those_of_every_token_in_bfloat16(tmp_path: Path) -> None:
