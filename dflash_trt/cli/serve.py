@@ -74,6 +74,7 @@ def command(
             http_port=http_port,
             metrics_port=metrics_port,
             log_file=log_file,
+            removed_with=() if repository == source else (repository.parent,),
         )
         return asyncio.run(_serve(options, openai_port))
 

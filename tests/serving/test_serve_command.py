@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import pytest
 
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.openai.server import OpenAiServer
-from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
+from dflash_trt.serving.server.launcher import ServerOptions, TritonServer, bind_port
 from dflash_trt.serving.server.service import Service
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.cli.conftest import Run
@@ -132,6 +133,18 @@ def test_a_second_signal_does_not_wait(fake: Fake) -> None:
             return await asyncio.wait_for(running, PATIENCE_S)
 
     assert asyncio.run(signal_twice()) == 128 + signal.SIGKILL
+
+
+def test_after_kill_9_nothing_is_left(start: Serve, tmp_path: Path) -> None:
+    """Not even a server that heeds no signal, which has the ports."""
+    process = start("stubborn")
+    urls = wait_ready(process, 3)
+    (folder,) = tmp_path.glob("dflash-trt-server-*")
+    region = Path("/dev/shm", f"{folder.name}-of-a-model")
+    region.touch()
+    process.kill()
+    wait_until(lambda: not (folder.exists() or region.exists()), "the end of the server's files")
+    bind_port("127.0.0.1", urlsplit(urls["HTTP"]).port or 0, "--http-port").close()
 
 
 def test_a_signal_before_it_is_ready(start: Serve, tmp_path: Path) -> None:

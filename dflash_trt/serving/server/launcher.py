@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import http.client
-import os
 import re
 import signal
 import socket
 import subprocess
 import time
 from collections import deque
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.serving.server.guard import Guard
 from dflash_trt.serving.server.tritonserver import (
     TritonServerBinary,
     find_tritonserver,
@@ -37,7 +37,8 @@ class ServerOptions:
     """How to start a server on a model repository, as `package` writes it.
 
     A port of 0 takes any free one. Without a `log_file` the output is kept for error messages only.
-    After SIGTERM, requests in flight may go on for `exit_timeout_s`.
+    After SIGTERM, requests in flight may go on for `exit_timeout_s`. If this process is killed, the
+    server ends and the folders `removed_with` go too.
     """
 
     repository: Path
@@ -47,6 +48,7 @@ class ServerOptions:
     metrics_port: int = 8002
     log_file: Path | None = None
     exit_timeout_s: int = 10
+    removed_with: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,9 @@ class TritonServer:
                     for held in self._held_ports.values()
                 )
             )
+            shared_memory = _SHARED_MEMORY / self._name
+            self._guard = Guard([self._folder, shared_memory, *options.removed_with])
+            stack.callback(self._guard.end_group)
             with self.log_file.open("wb") as log:
                 self._process = subprocess.Popen(
                     self._command(binary, options),
@@ -104,7 +109,7 @@ class TritonServer:
                     # The stub looks for modules in its working folder first: an empty one.
                     cwd=self._folder,
                     # A terminal's Ctrl-C reaches the launcher alone, which decides what follows.
-                    process_group=0,
+                    process_group=self._guard.group,
                 )
             self._resources = stack.pop_all()
         self._closed_with: int | None = None
@@ -224,8 +229,7 @@ class TritonServer:
         if self._closed_with is not None:
             return self._closed_with
         self._closed_with = self.stop()
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)  # models outlive a server that was killed
+        self._guard.end_group()  # models outlive a server that was killed
         for region in _SHARED_MEMORY.glob(f"{self._name}*"):
             region.unlink(missing_ok=True)
         self._resources.close()
