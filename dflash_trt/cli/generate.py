@@ -19,6 +19,7 @@ from dflash_trt.cli.options import (
     prompt_options,
     refuse_given,
     sampling_options,
+    show_hint,
     show_thread_note,
     threads_option,
 )
@@ -26,6 +27,12 @@ from dflash_trt.errors import DflashError
 from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.serving.client.client import GenerationRequest
+from dflash_trt.tuning.break_even import (
+    DraftedSteps,
+    low_acceptance,
+    own_schedule,
+    schedule_break_even,
+)
 from dflash_trt.tuning.bundle_schedule import AUTO, NONE
 
 LOCAL_OPTIONS = {"bundle", "block_size", "block_schedule", "no_speculation", "view", "threads"}
@@ -124,3 +131,7 @@ def command(
         results = pair.run(requests, writer.take)
         wall_s = time.perf_counter() - started
     writer.end(results, wall_s)
+    steps = DraftedSteps(*(result.statistics for result in results))
+    if steps.count:
+        schedule = pair.schedule or own_schedule(pair.bundle)
+        show_hint(low_acceptance(steps, schedule_break_even(schedule, steps.block), str(bundle)))

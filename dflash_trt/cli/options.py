@@ -218,6 +218,12 @@ def show_thread_note(schedule: BlockSchedule | None, threads: int) -> None:
         )
 
 
+def show_hint(line: str | None) -> None:
+    """Says on stderr what may be worth looking at, if anything is."""
+    if line is not None:
+        click.echo(f"note: {line}", err=True)
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}

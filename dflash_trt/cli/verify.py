@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from dflash_trt.backends.registry import check_runnable
-from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.cli.against import print_comparison, print_comparison_json
 from dflash_trt.cli.options import (
     FILE,
@@ -24,6 +24,7 @@ from dflash_trt.cli.options import (
     print_json,
     refuse_given,
     sampling_options,
+    show_hint,
     task_options,
     threads_option,
 )
@@ -34,9 +35,23 @@ from dflash_trt.pair import LoadedPair
 from dflash_trt.proof.task_table import TaskFigures, tabulate
 from dflash_trt.proof.twin_comparison import Bounds, compare
 from dflash_trt.proof.twins import check_twins
-from dflash_trt.proof.verification import Mode, ModeReport, Speed, measure_speed, verify
+from dflash_trt.proof.verification import (
+    Mode,
+    ModeReport,
+    Speed,
+    Timing,
+    measure_speed,
+    verify,
+)
 from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.text.prompts import read_prompts
+from dflash_trt.tuning.break_even import (
+    DraftedSteps,
+    low_acceptance,
+    own_schedule,
+    schedule_break_even,
+    timed_break_even,
+)
 from dflash_trt.tuning.bundle_schedule import NONE
 
 PROOF_OPTIONS = {"blocks", "batches", "repeats"}
@@ -195,7 +210,19 @@ def command(
         _print_report(reports, timing.speed(), len(requests), timed)
         if prompts.are_named:
             print_tasks(figures, shown.mode)
+    _point_to_diagnosis(pair.bundle, shown, timing, timed)
     return EXIT_FAILED if failed else 0
+
+
+def _point_to_diagnosis(bundle: Bundle, shown: ModeReport, timing: Timing, block: int) -> None:
+    """Says where low acceptance is looked into, if drafts cost more than they bring."""
+    if ratios := timing.speed().ratios:
+        steps = DraftedSteps(*timing.speculative[0])
+        break_even = timed_break_even(steps, ratios)
+    else:
+        steps = DraftedSteps(*shown.of_prompts)
+        break_even = schedule_break_even(own_schedule(bundle), block)
+    show_hint(low_acceptance(steps, break_even, str(bundle.folder)))
 
 
 def _print_report(reports: list[ModeReport], speed: Speed, prompts: int, block: int) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.core.progress import Progress
-from dflash_trt.diagnosis.break_even import find_break_even
 from dflash_trt.diagnosis.cause import Cause
 from dflash_trt.diagnosis.evidence import (
+    BREAK_EVEN,
     Evidence,
     Group,
     compare_groups,
@@ -26,6 +26,8 @@ from dflash_trt.pair import LoadedPair
 from dflash_trt.replay import Answer, Replay
 from dflash_trt.runtime import RequestResult, SamplingParams
 from dflash_trt.runtime.statistics import total
+from dflash_trt.speculation.schedule import NO_SPECULATION
+from dflash_trt.tuning.break_even import own_schedule, schedule_break_even
 from dflash_trt.tuning.bundle_schedule import NONE
 
 FORM_PROMPTS = 16
@@ -114,7 +116,7 @@ def diagnose(
         trials=trials,
         others_context=bench.try_others_context() if len(answers) > 1 else None,
         groups=compare_groups(base),
-        break_even=find_break_even(bundle),
+        break_even=_break_even(bundle),
         by_position=lengths_by_position(base.table),
     )
     del bench  # its contexts; what follows loads the pair again
@@ -122,6 +124,16 @@ def diagnose(
     if reference is not None:
         evidence = _compare_reference(bundle, evidence, reference, service, progress)
     return Diagnosis(judge(evidence), evidence, answers)
+
+
+def _break_even(bundle: Bundle) -> float:
+    """By the bundle's tuning, at the block of one sequence; else BREAK_EVEN."""
+    schedule = own_schedule(bundle)
+    block = NO_SPECULATION if schedule is None else schedule.block_size(1)
+    if block == NO_SPECULATION:  # one sequence does not draft: judge by what it would cost
+        block = bundle.manifest.limits.block_size
+    known = schedule_break_even(schedule, block)
+    return BREAK_EVEN if known is None else known
 
 
 def _compare_forms(

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.cli.main import main
 from dflash_trt.errors import DflashError
+from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
+from dflash_trt.tuning.bundle_schedule import write_schedule
 from tests.cli.bigram import write_bigram_pair
+from tests.runtime.schedules import invent_measurements
 
 if TYPE_CHECKING:
     from tests.standins.plugin_tensorrt import PluginTensorRt
@@ -173,3 +177,16 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The user's cache folder of this test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "dflash-trt"
+
+
+@pytest.fixture(scope="session")
+def slow_drafts(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle, tuned where a step of block 8 takes 1.7 plain ones."""
+    folder = tmp_path_factory.mktemp("slow-drafts") / "bundle"
+    shutil.copytree(bundle, folder)
+    measured = invent_measurements([4, 8], per_row=0.15)
+    blocks = merge_ranges([8] * 4)
+    write_schedule(
+        open_bundle(folder), BlockSchedule(blocks=blocks, executor="cpu", measured=measured)
+    )
+    return folder

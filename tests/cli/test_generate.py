@@ -169,3 +169,23 @@ def test_prompts_that_are_none(run: Run, bundle: Path, tmp_path: Path) -> None:
     run("generate", bundle, "--prompt", "\udcff").fails(2, "--prompt", "not Unicode")
     (tmp_path / "newline.txt").write_bytes(b"\n")
     run("generate", bundle, "--prompt-file", tmp_path / "newline.txt").fails(2, "is empty")
+
+
+def test_drafts_that_cost_more_than_they_bring(run: Run, slow_drafts: Path) -> None:
+    useless, good = ("--prompt", "9"), ("--prompt", "b")
+    for options in ([], ["--block-size", 8], ["--json"]):
+        answer = run.well("generate", slow_drafts, *useless, "--max-tokens", 64, *options)
+        (note,) = [line for line in answer.err.splitlines() if "break-even" in line]
+        # The schedule goes on with smaller blocks, which cost less.
+        cost = "1.6" if "--block-size" in options else "1."
+        assert note.startswith(f"note: acceptance length 1.00 stays below break-even {cost}")
+        assert note.endswith(f": `dflash-trt diagnose {slow_drafts} --prompts FILE` says why")
+        answer = run.well("generate", slow_drafts, *good, "--max-tokens", 128, *options)
+        assert "break-even" not in answer.err
+    answer = run.well("generate", slow_drafts, *useless, "--max-tokens", 64, "--no-speculation")
+    assert "break-even" not in answer.err
+
+
+def test_without_a_measured_time_nothing_is_said(run: Run, bundle: Path) -> None:
+    answer = run.well("generate", bundle, "--prompt", "9", "--max-tokens", 64)
+    assert "acceptance length 1.00" in answer.err and "break-even" not in answer.err

@@ -158,6 +158,21 @@ def test_sets_that_are_refused(run: Run, bundle: Path, sets: list[str], tmp_path
     refused.fails(2, "long, prompt 2: 400 tokens do not fit")
 
 
+def test_low_acceptance_points_to_diagnose(run: Run, bundle: Path, slow_drafts: Path) -> None:
+    options = ["--max-tokens", 48, "--batch", 1]
+    # What this run timed: two passes for a token, where the baseline has one.
+    timed = run.well("verify", bundle, "--prompt", "9", *options, "--repeats", 2)
+    (note,) = [line for line in timed.err.splitlines() if "break-even" in line]
+    assert note.startswith("note: acceptance length 1.00 stays below break-even ")
+    assert note.endswith(f": `dflash-trt diagnose {bundle} --prompts FILE` says why")
+    # Without, what `tune` knows, if it was here.
+    untimed = [*options, "--repeats", 0]
+    assert "break-even" not in run.well("verify", bundle, "--prompt", "9", *untimed).err
+    known = run.well("verify", slow_drafts, "--prompt", "9", *untimed, "--json")
+    assert "1.00 stays below break-even 1.70" in known.err
+    assert "break-even" not in run.well("verify", slow_drafts, "--prompt", "b", *untimed).err
+
+
 def test_one_wrong_bit(run: Run, bundle: Path, doctor: Doctor) -> None:
     def flip(number: int, output: SpeculationOutput) -> None:
         if number == 1 and output.logits is not None:

@@ -22,6 +22,7 @@ from dflash_trt.serving.server.inputs import (
     read_parameters,
     read_scalar,
 )
+from dflash_trt.serving.server.low_acceptance import AcceptanceWatch
 from dflash_trt.serving.server.metrics import Metrics
 from dflash_trt.serving.server.replies import Channel, Reply, ReplyPool
 from dflash_trt.serving.server.settings import ModelSettings
@@ -69,6 +70,7 @@ class TritonPythonModel:
         )
         self._worker.start()
         self._metrics = Metrics(utils, lambda: self._worker.load)
+        self._acceptance = AcceptanceWatch(pair.schedule, utils.Logger.log_warn)
         self._replies = ReplyPool(_REPLY_THREADS)
         self._watch = CancellationWatch()
         self._lock = threading.Lock()
@@ -109,7 +111,10 @@ class TritonPythonModel:
 
         def forget(last: TokenEvent | Failure) -> None:
             self._forget(request_id, job, channel)
-            self._metrics.record(*_outcome(last))
+            outcome, statistics = _outcome(last)
+            if statistics is not None:
+                self._acceptance.take(statistics)
+            self._metrics.record(outcome, statistics)
 
         reply = Reply(channel, generation, self._replies, arrived_ns, forget)
         job = Job(
