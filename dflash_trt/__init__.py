@@ -10,9 +10,15 @@ with dflash_trt.load("first-bundle") as pair:
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from dflash_trt.version import __version__ as __version__
+
+# ONNX Runtime would keep a database in the user's cache and tell its makers of every process that
+# opens a session. It reads this once, when it is imported: no module of ours comes before this one,
+# in no process. Whoever has set it keeps what he set.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from dflash_trt.api import *  # noqa: F403  api.py alone lists the names

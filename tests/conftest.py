@@ -13,6 +13,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; read when a l
 import pytest
 from hypothesis import HealthCheck, settings
 
+import dflash_trt  # noqa: F401  before ONNX Runtime: it switches that one's telemetry off
+
 # The same examples at every run of CI; elsewhere each run looks at new ones.
 # No deadline in either: how long an example takes says something about the machine, not the code.
 _UNTIMED: dict[str, Any] = {

@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import dflash_trt  # noqa: F401  before ONNX Runtime: it switches that one's telemetry off
+
 KERNELS = {
     "OPENBLAS_CORETYPE": "Haswell",
     "ATEN_CPU_CAPABILITY": "avx2",
