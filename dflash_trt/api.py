@@ -45,7 +45,7 @@ __all__ = [
 
 
 def build(
-    target: str,
+    target: str | os.PathLike[str] | None = None,
     output: str | Path | None = None,
     *,
     executor: str = CPU,
@@ -61,7 +61,8 @@ def build(
     """Builds a bundle, whole or not at all; `load(bundle.folder)` runs it.
 
     Args:
-        target: a name that `dflash-trt targets` lists, or the path of a YAML file.
+        target: a name that `dflash-trt targets` lists, the path of a YAML file, or a folder with
+            `target/` and `draft/`; None where `checkpoints` names both.
         output: the folder to write; None is ./NAME-bundle.
         executor: "cpu", "tensorrt-rtx" or "tensorrt".
         profile: hardware of the configuration, by name.
@@ -80,10 +81,11 @@ def build(
         what = f"{executor!r} is not one of {', '.join(known)}"
         fix = "`dflash-trt build` writes deployments" if executor == TRTLLM else None
         raise DflashError(what, where="executor", fix=fix, usage=True)
+    check_value("target", target, str | os.PathLike[str] | None)
     check_value("output", output, str | os.PathLike[str] | None)
     built = run_build(
         BuildRequest(
-            target=str(target),
+            target=None if target is None else os.fspath(target),
             executor=executor,
             profile=profile,
             checkpoints=checkpoints or Checkpoints(),

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from dflash_trt.core.limits import MAX_BLOCK, PREFILL_CHUNK, Count
 from dflash_trt.core.validation import validate
@@ -15,6 +24,10 @@ from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.errors import DflashError, nearest, one_line
 
 BUILTIN_PREFIX = "builtin:"
+YAML_SUFFIXES = (".yaml", ".yml")
+
+FindMistakes = Callable[[Mapping[str, Any], Path], Iterable[tuple[str, str]]]
+"""Finds mistakes by key in what a YAML file at a path says."""
 
 PrecisionName = Literal["fp32", "bf16", "fp16", "fp8", "nvfp4"]
 QUANTIZED: tuple[PrecisionName, ...] = ("fp8", "nvfp4")
@@ -28,11 +41,16 @@ class CheckpointSource(_Strict):
     """Where one checkpoint comes from.
 
     `checkpoint` is a folder (relative to the YAML), a Hugging Face hub name `owner/name`, or
-    `builtin:PATH` for what ships with the project.
+    `builtin:PATH` for what ships with the project. A text alone is the checkpoint.
     """
 
     checkpoint: str
     revision: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_alone(cls, given: Any) -> Any:
+        return {"checkpoint": given} if isinstance(given, str) else given
 
 
 class HardwareProfile(_Strict):
@@ -182,7 +200,7 @@ class BuildConfig(_Strict):
     template, because the draft was trained on such answers alone.
     """
 
-    description: str
+    description: str = ""
     target: CheckpointSource
     draft: CheckpointSource
     max_batch: Count = 8
@@ -200,11 +218,15 @@ class BuildConfig(_Strict):
     shape: PublishedPair | None = None
     chat_template_kwargs: dict[str, bool | str] = {}
 
-    @model_validator(mode="after")
-    def _exclude_from_something(self) -> BuildConfig:
-        if self.exclude and not {self.precision, self.draft_precision} & set(QUANTIZED):
+    @field_validator("exclude")  # not of the whole, which is looked at only once all fields fit
+    @classmethod
+    def _exclude_from_something(
+        cls, exclude: tuple[str, ...], info: ValidationInfo
+    ) -> tuple[str, ...]:
+        known = {info.data.get(key, key) for key in ("precision", "draft_precision")}
+        if exclude and known <= {None, *get_args(PrecisionName)} - set(QUANTIZED):
             raise ValueError(f"exclude does nothing without precision {' or '.join(QUANTIZED)}")
-        return self
+        return exclude
 
 
 def data_folder(name: str) -> Path:
@@ -223,15 +245,15 @@ def targets_not_yet() -> dict[str, str]:
     return read_yaml(data_folder("build_configs") / "not_yet" / "targets.yaml")
 
 
-def load_config(target: str) -> tuple[BuildConfig, Path]:
+def load_config(target: str, find_more: FindMistakes | None = None) -> tuple[BuildConfig, Path]:
     """Reads a configuration by name or by YAML path; returns it with its file.
 
     Raises:
         DflashError: unknown name (with the nearest) or not supported yet, unreadable YAML,
-            unknown or invalid key.
+            unknown or invalid keys together with all that `find_more` finds.
     """
     path = Path(target)
-    if path.suffix not in (".yaml", ".yml"):
+    if path.suffix not in YAML_SUFFIXES:
         path = data_folder("build_configs") / f"{target}.yaml"
         if target in targets_not_yet():
             raise DflashError(
@@ -243,10 +265,12 @@ def load_config(target: str) -> tuple[BuildConfig, Path]:
             raise DflashError(
                 f"no target is called {one_line(target, 60)!r}{nearest(target, target_names())}",
                 where="--target",
-                fix="`dflash-trt targets` lists them; a path must end in .yaml",
+                fix="`dflash-trt targets` lists them; a path must be a folder's or end in .yaml",
                 usage=True,
             )
-    return validate(BuildConfig, read_yaml(path), path, usage=True), path
+    raw = read_yaml(path)
+    more = {} if find_more is None else dict(find_more(raw, path))
+    return validate(BuildConfig, raw, path, more=more, usage=True), path
 
 
 def resolve_file(name: str, config_path: Path) -> Path:

@@ -13,6 +13,7 @@ from dflash_trt.building.deployment import (
     build_deployment,
     refuse_deployment_options,
 )
+from dflash_trt.building.named_pair import find_config
 from dflash_trt.building.profile import on_profile
 from dflash_trt.building.recipe import (
     PrecisionRecipe,
@@ -33,7 +34,6 @@ from dflash_trt.config import (
     BuildConfig,
     CheckpointSource,
     HardwareProfile,
-    load_config,
     resolve_builtin,
     resolve_file,
 )
@@ -60,7 +60,7 @@ def build(request: BuildRequest, progress: Progress) -> BuiltBundle | BuiltDeplo
         DflashError: options that do not go together, a pair or a limit that does not fit, a
             checkpoint that cannot be found or read, a disk that refuses.
     """
-    config, path = load_config(request.target)
+    config, path = find_config(request.target, request.checkpoints)
     choose_caches(request.caches, request.executor, plugins=request.engines.plugins)
     name, profile = request.profile, None
     if name is not None or request.executor == TRTLLM:

@@ -14,25 +14,22 @@ from dflash_trt.building.recipe import (
     pair_quantization,
 )
 from dflash_trt.building.request import TRTLLM, BuildRequest, DeploymentRequest, PrecisionOptions
+from dflash_trt.building.sources import find_source, read_shapes
 from dflash_trt.bundle.build import TOKENIZER_FILES
 from dflash_trt.bundle.quantize import plan_quantization, quantize_pair
 from dflash_trt.bundle.staging import check_destination
 from dflash_trt.checkpoints.draft import read_draft
-from dflash_trt.checkpoints.hub import find_checkpoint, local_checkpoint
+from dflash_trt.checkpoints.hub import find_checkpoint
 from dflash_trt.checkpoints.pair import check_draft, check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import (
     QUANTIZED,
     BuildConfig,
-    CheckpointSource,
     Eagle3Source,
-    load_config,
-    resolve_builtin,
 )
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, one_line, refuse_options
-from dflash_trt.planning.known_pairs import PairShape, as_pair, find_pair, pair_names
-from dflash_trt.planning.read_shapes import read_draft_shape, read_pair_shape, read_target_shape
+from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.speculation.schedule import BlockSchedule
 from dflash_trt.trtllm.arguments import ModelSource, Sources, packages
 from dflash_trt.trtllm.plan import DeploymentOptions, DeploymentPlan, fit_batch, plan_deployment
@@ -75,8 +72,8 @@ def build_deployment(
     quantizes = bool({config.precision, config.draft_precision} & set(QUANTIZED))
     given = request.checkpoints
     sources = Sources(
-        target=_source(config.target, path, given.target_checkpoint, "--target-checkpoint"),
-        draft=_source(config.draft, path, given.draft_checkpoint, "--draft-checkpoint"),
+        target=find_source(config.target, path, given.target_checkpoint, "--target-checkpoint"),
+        draft=find_source(config.draft, path, given.draft_checkpoint, "--draft-checkpoint"),
         precision={},
     )
     sources = _with_eagle3(sources, config, path, options.eagle_checkpoint)
@@ -95,7 +92,7 @@ def build_deployment(
             usage=True,
         )
     progress.stage("reading checkpoints", None)
-    pair = _read_shapes(sources, config, path)
+    pair = _read_pair(sources, config, path)
     wanted = DeploymentOptions(
         version=find_version(options.trtllm_version or DEFAULT_VERSION),
         schedule=options.block_schedule,
@@ -169,20 +166,6 @@ def _with_precision(config: BuildConfig, options: PrecisionOptions) -> BuildConf
     return config.model_copy(update={"precision": None}) if config.precision == "bf16" else config
 
 
-def _source(source: CheckpointSource, path: Path, given: Path | None, option: str) -> ModelSource:
-    """A folder where there is one: the option's, one that ships with the project, a local one."""
-    if given is not None and not given.is_dir():
-        raise DflashError("there is no such folder", where=option, usage=True)
-    folder = (
-        given
-        or resolve_builtin(source.checkpoint)
-        or local_checkpoint(source.checkpoint, base=path.parent)
-    )
-    if folder is not None:
-        return ModelSource(folder=folder)
-    return ModelSource(name=source.checkpoint, revision=source.revision)
-
-
 def _with_eagle3(sources: Sources, config: BuildConfig, path: Path, given: str | None) -> Sources:
     """The sources with an EAGLE-3 draft, where the command line or the configuration has one."""
     eagle3, where = config.eagle3, path
@@ -192,49 +175,19 @@ def _with_eagle3(sources: Sources, config: BuildConfig, path: Path, given: str |
         where = Path("./x")
     if eagle3 is None:
         return sources
-    source = _source(eagle3, where, None, "--eagle-checkpoint")
+    source = find_source(eagle3, where, None, "--eagle-checkpoint")
     return replace(sources, eagle3=source, eagle3_draft_len=eagle3.max_draft_len)
 
 
-def _read_shapes(sources: Sources, config: BuildConfig, path: Path) -> PairShape:
-    """Shapes from the folders there are, else of the public pair; a draft must fit its target."""
+def _read_pair(sources: Sources, config: BuildConfig, path: Path) -> PairShape:
+    """The pair's shapes; where there are folders, their weights must fit each other."""
     target, draft = sources.target.folder, sources.draft.folder
     if target is not None and draft is not None:
         check_pair(read_target(target), read_draft(draft))
-        return read_pair_shape(target, draft)
-    known = _public_pair(config, path)
-    if draft is not None:
-        check_draft(read_draft(draft), known.target.sizes, known.target.vocab, known.name)
-        return replace(known, draft=read_draft_shape(draft, known.target))
-    if target is not None:
-        shape = read_target_shape(target)
-        mine, wanted = (
-            f"{len(sizes.layers)} layers of width {sizes.hidden_size}"
-            for sizes in (shape.sizes, known.target.sizes)
-        )
-        if mine != wanted:
-            raise DflashError(
-                f"has {mine}; the target of {sources.draft.name} has {wanted}",
-                where=target,
-                fix="pass --draft-checkpoint too",
-                usage=True,
-            )
-        return replace(known, target=shape)
-    return known
-
-
-def _public_pair(config: BuildConfig, path: Path) -> PairShape:
-    """The configuration's own shape, or that of the shipped one of the same checkpoints."""
-    if config.shape is not None:
-        return as_pair(path.stem, config.shape)
-    for name in pair_names():
-        one = load_config(name)[0]
-        if (one.target.checkpoint, one.draft.checkpoint) == (
-            config.target.checkpoint,
-            config.draft.checkpoint,
-        ):
-            return find_pair(name)
-    return find_pair(path.stem)
+    pair = read_shapes(sources.target, sources.draft, config, path)
+    if target is None and draft is not None:
+        check_draft(read_draft(draft), pair.target.sizes, pair.target.vocab, pair.name)
+    return pair
 
 
 def _quantization(

@@ -12,6 +12,7 @@ from pydantic import Field
 from dflash_trt.config import BuildConfig, PrecisionName
 from dflash_trt.core.limits import MAX_COUNT, Count
 from dflash_trt.core.validation import check_value
+from dflash_trt.errors import DflashError
 from dflash_trt.trtllm.schema import AttentionBackend
 
 CPU = "cpu"
@@ -27,6 +28,8 @@ class _Options:
         for name, kind in get_type_hints(type(self), include_extras=True).items():
             value = getattr(self, name)
             if isinstance(value, str | os.PathLike) and Path in get_args(kind):
+                if not os.fspath(value).strip():  # which Path takes for the folder one is in
+                    raise DflashError("is empty", where=name, usage=True)
                 object.__setattr__(self, name, Path(value))
             elif isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
@@ -114,13 +117,13 @@ class OutputOptions(_Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest(_Options):
-    """A build of `target`, a name that `targets` lists or the path of a YAML file.
+    """A build of `target`: a name, a YAML file or a folder; None where `checkpoints` has both.
 
     `executor` is "cpu", "tensorrt-rtx", "tensorrt" or "trtllm"; `profile` names hardware of the
     configuration.
     """
 
-    target: str
+    target: str | None = None
     executor: str = CPU
     profile: str | None = None
     checkpoints: Checkpoints = field(default_factory=Checkpoints)

@@ -38,6 +38,8 @@ def local_checkpoint(name: str, *, base: Path) -> Path | None:
     Raises:
         DflashError: it is neither a folder nor looks like `owner/name` (usage).
     """
+    if not name.strip():  # else it would be `base` itself
+        raise DflashError("is empty", where="checkpoint", fix="name a folder", usage=True)
     try:
         local = base / Path(name).expanduser()
     except RuntimeError as error:  # ~user of an unknown user

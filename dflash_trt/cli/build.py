@@ -171,7 +171,11 @@ _output = option_group(
 
 
 @click.command("build")
-@click.option("--target", required=True, help="A name from `targets`, or a YAML file.")
+@click.option(
+    "--target",
+    help="A name from `targets`, a YAML file, or a folder with target/ and draft/.  [default: "
+    "--target-checkpoint and --draft-checkpoint]",
+)
 @_checkpoints
 @click.option(
     "--executor",

@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 
 import click
 
-from dflash_trt.errors import EXIT_FAILED, EXIT_USAGE, DflashError, one_line
+from dflash_trt.cli.unknown_names import describe_unknown
+from dflash_trt.errors import EXIT_FAILED, EXIT_USAGE, DflashError, nearest, one_line
 from dflash_trt.version import __version__
 
 COMMANDS = {
@@ -54,6 +55,13 @@ class _Commands(click.Group):
         module = importlib.import_module(f"dflash_trt.cli.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}{nearest(args[0], sorted(COMMANDS))}.")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -95,6 +103,9 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
+        return EXIT_USAGE
+    except click.NoSuchOption as error:
+        click.echo(f"error: {one_line(describe_unknown(error))}", err=True)
         return EXIT_USAGE
     except click.ClickException as error:
         click.echo(f"error: {one_line(error.format_message())}", err=True)

@@ -34,8 +34,18 @@ if TYPE_CHECKING:  # commands that run no pair should not wait for what runs one
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FILE = click.Path(dir_okay=False, path_type=Path)
-FOLDER = click.Path(file_okay=False, path_type=Path)
+
+class _GivenPath(click.Path):
+    """A path that is not empty: `Path("")` would be the folder one is in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and not value.strip():
+            self.fail("is empty; name one.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE = _GivenPath(dir_okay=False, path_type=Path)
+FOLDER = _GivenPath(file_okay=False, path_type=Path)
 
 
 def option_group(name: str, kind: type[Any], *options: Callable[[Any], Any]) -> Callable[[F], F]:

@@ -8,7 +8,10 @@ from typing import Any, get_args
 
 import click
 
+from dflash_trt.building.named_pair import find_config
 from dflash_trt.building.on_gpu import NEVER_RUN, PairOnGpu, judge_pair
+from dflash_trt.building.request import Checkpoints
+from dflash_trt.building.sources import find_source, read_shapes
 from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers, print_json
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.card import Card, choose_card
@@ -16,16 +19,22 @@ from dflash_trt.hardware.gpus import Gpu, gpu_names
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.shape import FORMATS, FormatName
 from dflash_trt.planning.calibration import StoredCalibration, read_calibration
-from dflash_trt.planning.known_pairs import PairShape, find_pair, published_decodings
+from dflash_trt.planning.known_pairs import (
+    PairShape,
+    find_pair,
+    pair_names,
+    published_decodings,
+)
 from dflash_trt.planning.projection import Projection, make_projection
-from dflash_trt.planning.read_shapes import read_pair_shape
 from dflash_trt.planning.search import Site, Workload, possible_layouts
 
 _COUNT = click.IntRange(1, 1 << 20)
 
 
 @click.command("plan")
-@click.option("--target", help="A public pair, as gpt-oss-120b.")
+@click.option(
+    "--target", help="A public pair, as gpt-oss-120b; a YAML file or a folder as for `build`."
+)
 @click.option("--target-checkpoint", type=FOLDER, help="…or a folder with a config.json,")
 @click.option("--draft-checkpoint", type=FOLDER, help="…and its DFlash draft's.")
 @click.option("--gpu", help=f"One of {', '.join(gpu_names())}.  [default: the one that is here]")
@@ -91,7 +100,8 @@ def command(
     FLOPs and overheads, calibrated on published measurements. No figure of it is measured.
     """
     card, chosen = _find_gpu(gpu)
-    pair = _find_pair(target, target_checkpoint, draft_checkpoint)
+    folders = Checkpoints(target_checkpoint=target_checkpoint, draft_checkpoint=draft_checkpoint)
+    pair = _find_pair(target, folders)
     if precision is not None:
         pair = replace(pair, target=pair.target.in_format(precision))
     asked = parse_numbers(interactivity, "--interactivity")
@@ -116,7 +126,7 @@ def command(
     elif measured is not None:
         raise DflashError("is drawn, which needs -o", where="--measured", usage=True)
     # Of a public pair as published it is known what could run it.
-    is_known = target is not None and precision is None
+    is_known = target in pair_names() and folders == Checkpoints() and precision is None
     judged = judge_pair(pair.name, card, gpus) if is_known else None
     if as_json:
         print_json({**_to_json(plan, stored), "runs": judged and asdict(judged)})
@@ -143,14 +153,15 @@ def _find_gpu(name: str | None) -> tuple[Card, Gpu]:
     return card, card.gpu
 
 
-def _find_pair(target: str | None, target_folder: Path | None, draft: Path | None) -> PairShape:
-    if target is not None and target_folder is None and draft is None:
+def _find_pair(target: str | None, folders: Checkpoints) -> PairShape:
+    """The pair by its public name, or from what a build would find."""
+    if target in pair_names() and folders == Checkpoints():
         return find_pair(target)
-    if target is None and target_folder is not None and draft is not None:
-        return read_pair_shape(target_folder, draft)
-    raise DflashError(
-        "give --target, or both --target-checkpoint and --draft-checkpoint", usage=True
-    )
+    config, path = find_config(target, folders)
+    given = folders.target_checkpoint, folders.draft_checkpoint
+    model = find_source(config.target, path, given[0], "--target-checkpoint")
+    draft = find_source(config.draft, path, given[1], "--draft-checkpoint")
+    return replace(read_shapes(model, draft, config, path), name=path.stem)
 
 
 def _workload(pair: PairShape, inputs: int, outputs: int, context: int | None) -> Workload:

@@ -45,17 +45,22 @@ def validate(
     fix: str | None = None,
     usage: bool = False,
     unknown: Callable[[str, Location, list[str]], str] = _describe_unknown,
+    more: Mapping[str, str] | None = None,
 ) -> Record:
     """`raw` as a `kind`; `unknown` words a key that is not known.
 
     Raises:
-        DflashError: says every mistake, those in keys' names first.
+        DflashError: says every mistake, those in keys' names first, `more` by key last.
     """
+    further = {key: f"{key}: {what}" for key, what in (more or {}).items()}
     try:
-        return kind.model_validate(raw)
+        record = kind.model_validate(raw)
     except ValidationError as error:
-        what = _on_one_line(_mistakes(error, kind, unknown))
+        what = _on_one_line(_mistakes(error, kind, unknown) | further)
         raise DflashError(what, where=where, fix=fix, usage=usage) from error
+    if further:
+        raise DflashError(_on_one_line(further), where=where, fix=fix, usage=usage)
+    return record
 
 
 def check_value(name: str, value: object, kind: Any) -> None:

@@ -129,7 +129,7 @@ def _serving(record: DraftRecord) -> list[str]:
         f"TensorRT-LLM (`max_draft_len` {drafts}) read; here:",
         "",
         "```",
-        "dflash-trt build --target PAIR.yaml --target-checkpoint TARGET --draft-checkpoint DRAFT",
+        "dflash-trt build --target-checkpoint TARGET --draft-checkpoint DRAFT",
         "```",
     ]
 

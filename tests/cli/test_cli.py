@@ -13,6 +13,7 @@ import pytest
 
 import dflash_trt.cli.targets as targets
 from dflash_trt import __version__
+from dflash_trt.cli.unknown_names import MEANT
 from dflash_trt.errors import DflashError
 from tests.cli.conftest import Run
 from tests.frozen.command_line import command_line_facts
@@ -36,6 +37,30 @@ def test_group_help_and_version(run: Run) -> None:
     bare = run()
     assert bare.code == 2
     assert bare.err.startswith("Usage: dflash-trt") and "error:" not in bare.err
+
+
+@pytest.mark.parametrize(
+    ("words", "piece"),
+    [
+        ("build --model x", "'--model' of `build`. Did you mean --target?"),
+        ("build --modle x", "Did you mean --target?"),
+        ("build --drfat-checkpoint x", "Did you mean --draft-checkpoint?"),
+        ("generate --model x", "It is the argument BUNDLE."),
+        ("generate x --max_new_tokens 3", "Did you mean --max-tokens?"),
+        ("plan --tp 4", "Did you mean --tensor-parallel?"),
+        ("train-draft --zzzz", "'--zzzz' of `train-draft`. --help lists them."),
+        ("biuld", "No such command 'biuld' (nearest: 'build')."),
+    ],
+)
+def test_what_was_meant(run: Run, words: str, piece: str) -> None:
+    run(*words.split()).fails(2, piece)
+
+
+def test_what_may_be_meant_is_there() -> None:
+    known = {option.lstrip("-") for options in COMMAND_LINE.values() for option in options}
+    known = {name.lower() for option in known for name in option.split("/")}
+    for names in MEANT.values():
+        assert any(name in {one.lstrip("-") for one in known} for name in names), names
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflash_trt.building.named_pair import find_config
+from dflash_trt.building.request import Checkpoints
 from dflash_trt.config import load_config, target_names
 from tests.cli.conftest import refusal_of
 from tests.frozen.broken_files import PAIR, YAML
@@ -28,7 +30,22 @@ from tests.frozen.broken_files import PAIR, YAML
         ),
         (
             PAIR.replace("checkpoint: t", "checkpont: t") + "max_batch: 0\nblock_size: 1\n",
-            ["3 errors: ", "'target.checkpont'", "max_batch: ", "block_size: "],
+            [
+                "4 errors: ",
+                "'target.checkpont'",
+                "max_batch: ",
+                "block_size: ",
+                "draft.checkpoint: ",
+            ],
+        ),
+        (
+            "taget: t\ndraft: d\nprompts: p.jsonl\nmax_batch: 0\nexclude: [x]\n",
+            ["5 errors: unknown key 'taget'", "max_batch: ", "exclude", "(nearest: 'target')"]
+            + ["draft.checkpoint: there is no such", "prompts: there is no such file"],
+        ),
+        (
+            "target: t\ndraft: {checkpoint: ''}\n",
+            ["2 errors: ", "no such", "draft.checkpoint: is em"],
         ),
         (PAIR.replace("{checkpoint: t}", "{checkpoint: 3}"), ["target.checkpoint", "got 3"]),
         (PAIR + 'max_batch: "4"\n', ["max_batch", "integer", "got '4'"]),
@@ -54,14 +71,14 @@ from tests.frozen.broken_files import PAIR, YAML
 def test_mistakes(tmp_path: Path, text: str, pieces: list[str]) -> None:
     path = tmp_path / "pair.yaml"
     path.write_text(text)
-    message = refusal_of(load_config, str(path))
+    message = refusal_of(find_config, str(path), Checkpoints())
     for piece in [str(path), *pieces]:
         assert piece in message
 
 
 @pytest.mark.parametrize("name", ["qwen3-8", "", "../demo", "demo.json", "a\nb", "x" * 10_000])
 def test_unknown_names(name: str) -> None:
-    message = refusal_of(load_config, name)
+    message = refusal_of(find_config, name, Checkpoints())
     assert "no target is called" in message and "dflash-trt targets" in message
     if name == "qwen3-8":
         assert "(nearest: 'qwen3-8b')" in message
@@ -96,4 +113,4 @@ def test_anything_else_is_a_clear_refusal(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
     path.write_text(f"draft: {{checkpoint: d}}\n{key}: {value}\n")
-    refusal_of(load_config, str(path))  # it never has all the keys
+    refusal_of(find_config, str(path), Checkpoints())  # there is no such draft
