@@ -19,6 +19,7 @@ from dflash_trt.cli.progress import StageBars
 from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.serving.client.client import ServedModel
 from dflash_trt.serving.openai.server import OpenAiServer
+from dflash_trt.serving.server.exposure import LOOPBACK, choose_http_host
 from dflash_trt.serving.server.launcher import (
     ServerOptions,
     TritonServer,
@@ -34,7 +35,12 @@ PORT = click.IntRange(0, 65535)
 
 @click.command("serve")
 @click.argument("source", metavar="REPO|BUNDLE", type=FOLDER)
-@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option("--host", default=LOOPBACK, help="Address of all ports but HTTP's.")
+@click.option(
+    "--http-host",
+    help="Address of Triton server's own HTTP.  [default: --host if it is a loopback address]",
+)
+@click.option("--expose-http", is_flag=True, help="Let others reach --http-host, at a risk.")
 @click.option("--grpc-port", type=PORT, default=8001, help="0: any free one.")
 @click.option("--http-port", type=PORT, default=8000)
 @click.option("--metrics-port", type=PORT, default=8002)
@@ -45,6 +51,8 @@ PORT = click.IntRange(0, 65535)
 def command(
     source: Path,
     host: str,
+    http_host: str | None,
+    expose_http: bool,
     grpc_port: int,
     http_port: int,
     metrics_port: int,
@@ -58,18 +66,22 @@ def command(
     Runs until SIGINT, SIGTERM or SIGHUP, after which requests in flight may end (a second signal
     cuts them off), and exits with the server's code.
     """
-    ports = {
-        "--grpc-port": grpc_port,
-        "--http-port": http_port,
-        "--metrics-port": metrics_port,
-        "--openai-port": openai_port or 0,
-    }
-    _check_ports(host, ports)
+    http_host = choose_http_host(host, http_host, expose=expose_http)
+    _check_ports(
+        {
+            "--grpc-port": (host, grpc_port),
+            "--http-port": (http_host, http_port),
+            "--metrics-port": (host, metrics_port),
+            "--openai-port": (host, openai_port or 0),
+        }
+    )
     packaging = RepositoryOptions(speculation=not no_speculation, block_schedule=block_schedule)
     with _open_repository(source, packaging) as repository:
         options = ServerOptions(
             repository=repository,
             host=host,
+            http_host=http_host,
+            expose_http=expose_http,
             grpc_port=grpc_port,
             http_port=http_port,
             metrics_port=metrics_port,
@@ -145,10 +157,10 @@ def _open_repository(source: Path, packaging: RepositoryOptions) -> Generator[Pa
         yield repository
 
 
-def _check_ports(host: str, ports: dict[str, int]) -> None:
+def _check_ports(places: dict[str, tuple[str, int]]) -> None:
     """Raises DflashError (usage) for a port that is given twice or taken: before other work."""
     seen: dict[int, str] = {}
-    for option, port in ports.items():
+    for option, (host, port) in places.items():
         if port and port in seen:
             raise DflashError(f"{port} is {seen[port]} already", where=option, usage=True)
         seen[port] = option

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.serving.server.exposure import LOOPBACK, choose_http_host, restriction_options
 from dflash_trt.serving.server.guard import Guard
 from dflash_trt.serving.server.tritonserver import (
     TritonServerBinary,
@@ -36,13 +37,16 @@ _IDLE_AND_OVERDUE = (
 class ServerOptions:
     """How to start a server on a model repository, as `package` writes it.
 
-    A port of 0 takes any free one. Without a `log_file` the output is kept for error messages only.
-    After SIGTERM, requests in flight may go on for `exit_timeout_s`. If this process is killed, the
-    server ends and the folders `removed_with` go too.
+    A port of 0 takes any free one. `http_host` is for Triton server's own HTTP, as
+    `choose_http_host` has it, `host` for the other two. Without a `log_file` the output is kept for
+    error messages only. After SIGTERM, requests in flight may go on for `exit_timeout_s`. If this
+    process is killed, the server ends and the folders `removed_with` go too.
     """
 
     repository: Path
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
+    http_host: str | None = None
+    expose_http: bool = False
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
@@ -73,10 +77,11 @@ class TritonServer:
             raise DflashError("is not a model repository", where=options.repository, usage=True)
         self.origin = binary.path
         self._exit_timeout_s = options.exit_timeout_s
-        ports = {
-            "http": options.http_port,
-            "grpc": options.grpc_port,
-            "metrics": options.metrics_port,
+        http_host = choose_http_host(options.host, options.http_host, expose=options.expose_http)
+        places = {
+            "http": (http_host, options.http_port),
+            "grpc": (options.host, options.grpc_port),
+            "metrics": (options.host, options.metrics_port),
         }
         with ExitStack() as stack:
             folder = TemporaryDirectory(prefix="dflash-trt-server-", ignore_cleanup_errors=True)
@@ -87,13 +92,15 @@ class TritonServer:
             # The server needs seconds to bind its own sockets beside these, which it may since
             # nobody listens here; until then the system gives the ports to nobody else.
             self._held_ports = {
-                protocol: stack.enter_context(bind_port(options.host, port, f"--{protocol}-port"))
-                for protocol, port in ports.items()
+                protocol: stack.enter_context(bind_port(host, port, f"--{protocol}-port"))
+                for protocol, (host, port) in places.items()
             }
             self.addresses = ServerAddresses(
                 *(
-                    client_address(options.host, held.getsockname()[1])
-                    for held in self._held_ports.values()
+                    client_address(host, held.getsockname()[1])
+                    for (host, _), held in zip(
+                        places.values(), self._held_ports.values(), strict=True
+                    )
                 )
             )
             shared_memory = _SHARED_MEMORY / self._name
@@ -123,6 +130,7 @@ class TritonServer:
             f"--backend-config=python,shm-region-prefix-name={self._name}",
             "--disable-auto-complete-config",
             f"--exit-timeout-secs={options.exit_timeout_s}",
+            *restriction_options(),
         ]
         for protocol, held in self._held_ports.items():
             host, port = held.getsockname()[:2]

@@ -23,6 +23,9 @@ python3 "$here/preflight.py" "$variant" >&2 || exit 1
 repository=$(mktemp -d)
 cp -R "$here/triton/$variant/." "$repository"
 cp "$llmapi"/tensorrt_llm/1/*.py "$repository/tensorrt_llm/1/"
+# What would let a client register memory, write files or unload models is closed to everybody.
+closed="shared-memory,trace,logging,model-repository:dflash-trt=$(cat /proc/sys/kernel/random/uuid)"
 # The LLM API starts its workers through MPI, which plain tritonserver cannot.
 exec trtllm-llmapi-launch tritonserver --model-repository="$repository" \
+    --http-restricted-api="$closed" --grpc-restricted-protocol="$closed" \
     --http-address=127.0.0.1 --grpc-address=127.0.0.1 --metrics-address=127.0.0.1 "$@"

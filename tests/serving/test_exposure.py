@@ -1,0 +1,95 @@
+"""What of a Triton server others reach: nothing that registers memory, writes files or unloads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from dflash_trt.config import data_folder
+from dflash_trt.errors import DflashError
+from dflash_trt.serving.server.exposure import RESTRICTED, choose_http_host, restriction_options
+from dflash_trt.serving.server.launcher import ServerAddresses
+from tests.cli.conftest import Run
+from tests.serving.client import LLM, ask_grpc, make_fields
+from tests.serving.served import fetch
+
+CLOSED_OVER_HTTP = (
+    ("GET", "/v2/systemsharedmemory/status"),
+    ("POST", "/v2/systemsharedmemory/region/x/register"),
+    ("POST", "/v2/cudasharedmemory/region/x/register"),
+    ("POST", "/v2/trace/setting"),
+    ("POST", f"/v2/models/{LLM}/trace/setting"),
+    ("POST", "/v2/logging"),
+    ("POST", "/v2/repository/index"),
+    ("POST", f"/v2/repository/models/{LLM}/unload"),
+)
+CLOSED_OVER_GRPC: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("register_system_shared_memory", ("x", "/x", 64)),
+    ("get_system_shared_memory_status", ()),
+    ("register_cuda_shared_memory", ("x", b"eA==", 0, 64)),
+    ("update_trace_settings", ()),
+    ("update_log_settings", ({"log_file": "/tmp/x"},)),
+    ("get_model_repository_index", ()),
+    ("load_model", (LLM,)),
+    ("unload_model", (LLM,)),
+)
+
+
+def test_what_is_not_for_clients_is_closed(addresses: ServerAddresses) -> None:
+    for method, path in CLOSED_OVER_HTTP:
+        status, content, _ = fetch(addresses.http, path, {}, method)
+        assert status == 403 and b"restricted" in content, (path, content)
+    with grpcclient.InferenceServerClient(addresses.grpc) as client:
+        for name, arguments in CLOSED_OVER_GRPC:
+            with pytest.raises(InferenceServerException, match="restricted"):
+                getattr(client, name)(*arguments)
+    assert ask_grpc(addresses.grpc, LLM, make_fields(LLM, "host", max_tokens=2)).error is None
+
+
+def test_the_word_that_opens_them_is_never_the_same() -> None:
+    first, second = restriction_options(), restriction_options()
+    assert len(first) == 2 and not set(first) & set(second)
+
+
+def test_what_others_start_closes_the_same() -> None:
+    """The image of a packaged repository, and the script beside a TensorRT-LLM deployment."""
+    folder = Path(__file__).parents[2] / "dflash_trt" / "trtllm" / "templates"
+    for file in (data_folder("triton_repo") / "Dockerfile", folder / "serve-triton.sh.j2"):
+        text = file.read_text(encoding="utf-8")
+        assert f"{','.join(RESTRICTED)}:" in text and "--http-address=127.0.0.1" in text
+        for option in ("--http-restricted-api=", "--grpc-restricted-protocol="):
+            assert option in text, (file, option)
+
+
+@pytest.mark.parametrize(
+    ("host", "http_host", "expose", "chosen"),
+    [
+        ("127.0.0.1", None, False, "127.0.0.1"),
+        ("::1", None, False, "::1"),
+        ("0.0.0.0", None, False, "127.0.0.1"),
+        ("::", None, False, "127.0.0.1"),
+        ("0.0.0.0", None, True, "127.0.0.1"),
+        ("127.0.0.1", "0.0.0.0", False, None),
+        ("0.0.0.0", "192.0.2.7", False, None),
+        ("0.0.0.0", "no such host", False, None),
+        ("127.0.0.1", "0.0.0.0", True, "0.0.0.0"),
+    ],
+)
+def test_http_faces_others_when_asked_twice(
+    host: str, http_host: str | None, expose: bool, chosen: str | None
+) -> None:
+    if chosen is not None:
+        assert choose_http_host(host, http_host, expose=expose) == chosen
+        return
+    with pytest.raises(DflashError, match="others reach"):
+        choose_http_host(host, http_host, expose=expose)
+
+
+def test_serve_refuses_http_for_others(run: Run, tmp_path: Path) -> None:
+    outcome = run("serve", tmp_path, "--host", "0.0.0.0", "--http-host", "0.0.0.0")
+    outcome.fails(2, "error: --http-host: '0.0.0.0' lets others reach Triton server's own HTTP")
+    assert "--expose-http" in outcome.err
