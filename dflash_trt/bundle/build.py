@@ -32,6 +32,7 @@ from dflash_trt.core.limits import Limits, check_positions, choose_block, choose
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.draft import build_draft
+from dflash_trt.graph.draft_head import draft_head
 from dflash_trt.graph.form import CacheDtype, GraphForm
 from dflash_trt.graph.tables import compute_tables
 from dflash_trt.graph.target import build_target
@@ -187,7 +188,7 @@ def _limits(pair: Pair, config: BuildConfig) -> Limits:
 
 def _write_graphs(pair: Pair, graphs: GraphFolder, positions: int, form: GraphForm) -> None:
     target, draft = pair.target, pair.draft
-    tables = graphs.write_tables(compute_tables(target, draft, positions))
+    tables = graphs.write_tables(compute_tables(target, draft, positions) | draft_head(pair))
     for model in (
         build_target(target, draft, tables, graphs.locate, form),
         build_draft(pair, tables, graphs.locate, form),

@@ -6,22 +6,24 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 from safetensors.numpy import save
 
+from dflash_trt.checkpoints.draft_tokens import DRAFT_TOKENS_NAME
 from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME, Checkpoint
 from dflash_trt.checkpoints.quantization import QUANT_CONFIG_NAME
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
 from dflash_trt.checkpoints.target import GENERATION_CONFIG_NAME
-from dflash_trt.core.arrays import FloatArray
 from dflash_trt.core.links import check_space, clone_file, copy_file, link_file
 from dflash_trt.core.progress import Progress
 from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.check import check_graph
 
 TABLES_LOCATION = "weights/tables.safetensors"
-DESCRIBING_FILES = (CONFIG_NAME, GENERATION_CONFIG_NAME, QUANT_CONFIG_NAME)
+DESCRIBING_FILES = (CONFIG_NAME, GENERATION_CONFIG_NAME, QUANT_CONFIG_NAME, DRAFT_TOKENS_NAME)
 
 
 class GraphFolder:
@@ -99,8 +101,8 @@ class GraphFolder:
             if Path(location).parent.name == owner
         }
 
-    def write_tables(self, tables: Mapping[str, FloatArray]) -> dict[str, TensorEntry]:
-        """Stores RoPE tables beside the weights; returns where each one lies."""
+    def write_tables(self, tables: Mapping[str, NDArray[Any]]) -> dict[str, TensorEntry]:
+        """Stores what a build computes (RoPE tables, a draft's head); returns where each lies."""
         path = self.folder / TABLES_LOCATION
         # Not save_file: on a full disk it raises an error of its own, not an OSError.
         path.write_bytes(save(dict(tables)))

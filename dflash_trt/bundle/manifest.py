@@ -116,11 +116,14 @@ class TargetDims(ModelDims):
 
 
 class DraftDims(ModelDims):
+    """`token_count` is how many tokens the draft chooses among; None is all of them."""
+
     trained_block_size: Positive
     mask_token_id: Annotated[int, Field(ge=0)]
     target_layer_ids: list[int]
     layer_windows: list[int | None]
     layer_causal: list[bool]
+    token_count: Positive | None = None
 
     @property
     def sizes(self) -> DecoderSizes:
@@ -286,7 +289,7 @@ def _expert_dims(target: TargetSpec) -> ExpertDims | None:
 
 def draft_dims(pair: Pair) -> DraftDims:
     """The draft's part of a manifest."""
-    draft = pair.draft
+    draft, ids = pair.draft, pair.draft_token_ids
     return DraftDims(
         **_decoder_dims(draft),
         trained_block_size=draft.block_size,
@@ -294,6 +297,7 @@ def draft_dims(pair: Pair) -> DraftDims:
         target_layer_ids=list(draft.target_layer_ids),
         layer_windows=list(draft.layer_windows),
         layer_causal=list(draft.layer_causal),
+        token_count=None if ids is None else len(ids),
     )
 
 

@@ -62,12 +62,13 @@ def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstim
     experts = target.experts
     decoded = target.parameters - (experts.parameters if experts else 0)
     stored = experts.weight_bytes if experts else 0
+    tokens_drafted = draft.token_count or target.vocab_size
     return MemoryEstimate(
         batch=batch,
         context=context,
         target_weights=engines.get("target", stored + decoded * item),
         draft_weights=engines.get("draft", draft.parameters * item),
-        draft_head=0 if engines else target.vocab_size * target.hidden_size * item,
+        draft_head=0 if engines else tokens_drafted * target.hidden_size * item,
         target_cache=tokens * target_token,
         draft_cache=tokens * draft_token,
     )

@@ -136,6 +136,12 @@ def attention_line(target: TargetDims) -> str | None:
     return "; ".join(parts) or None
 
 
+def draft_tokens_line(manifest: Manifest) -> str | None:
+    """What the draft chooses among; None where that is everything."""
+    count = manifest.draft.token_count
+    return None if count is None else f"chooses among {count:,} tokens, the target among all"
+
+
 def summarize(manifest: Manifest, batch: int, context: int) -> dict[str, Any]:
     """The figures of `inspect`, as JSON."""
     memory, stated = estimate_memory(manifest, batch, context), manifest.model_dump()

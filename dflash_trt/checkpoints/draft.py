@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.checkpoints.draft_tokens import read_draft_tokens
 from dflash_trt.checkpoints.families import (
     DRAFT_ARCHITECTURES,
     DRAFT_DEFAULT_HEAD_DIM,
@@ -42,7 +43,7 @@ class DraftSpec(DecoderSpec):
 
     `block_size` counts the anchor. `target_layer_ids` are the target's layers, from 0, whose
     outputs are tapped, in the order of `fc`'s columns. `vocab_size` and `num_target_layers` are
-    None where the config is silent.
+    None where the config is silent. `token_ids` are what it chooses among; None: everything.
     """
 
     block_size: int
@@ -50,6 +51,7 @@ class DraftSpec(DecoderSpec):
     target_layer_ids: tuple[int, ...]
     num_target_layers: int | None
     vocab_size: int | None
+    token_ids: tuple[int, ...] | None = None
 
     @property
     def fc_input_size(self) -> int:
@@ -111,6 +113,7 @@ def read_draft(folder: str | Path) -> DraftSpec:
         weights=weights,
         quantization=quantization,
         checkpoint=checkpoint,
+        token_ids=read_draft_tokens(folder),
     )
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_trt.checkpoints.draft import DraftSpec
+from dflash_trt.checkpoints.draft_tokens import DRAFT_TOKENS_NAME
+from dflash_trt.checkpoints.quantized_weights import linear_algorithm
+from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.errors import DflashError
@@ -16,6 +19,22 @@ class Pair:
 
     target: TargetSpec
     draft: DraftSpec
+
+    @property
+    def head(self) -> TensorEntry:
+        """The weight that makes logits: the embedding where the target ties them."""
+        return self.target.weights[self._head_role]
+
+    @property
+    def draft_token_ids(self) -> tuple[int, ...] | None:
+        """What the draft chooses among; None for all, as with a head that is quantised."""
+        weights = self.target.weights
+        is_plain = linear_algorithm(weights, self._head_role) is None
+        return self.draft.token_ids if is_plain else None
+
+    @property
+    def _head_role(self) -> str:
+        return "lm_head" if "lm_head" in self.target.weights else "embed_tokens"
 
 
 def check_pair(target: TargetSpec, draft: DraftSpec) -> Pair:
@@ -57,6 +76,9 @@ def check_draft(draft: DraftSpec, target: DecoderSizes, vocab_size: int, name: s
     if draft.mask_token_id >= vocab_size:
         what = f"mask_token_id {draft.mask_token_id} is outside the target's vocabulary"
         problems.append(f"{what} of {vocab_size}")
+    if draft.token_ids is not None and draft.token_ids[-1] >= vocab_size:
+        what = f"{DRAFT_TOKENS_NAME} names token {draft.token_ids[-1]}, outside the target's"
+        problems.append(f"{what} vocabulary of {vocab_size}")
     if draft.vocab_size not in (None, vocab_size):
         problems.append(f"vocab_size {draft.vocab_size} is not the target's {vocab_size}")
     if problems:

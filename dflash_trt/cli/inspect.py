@@ -21,6 +21,7 @@ from dflash_trt.bundle.memory import (
 from dflash_trt.bundle.summary import (
     attention_line,
     cache_line,
+    draft_tokens_line,
     experts_line,
     quantization_line,
     storage_formats,
@@ -101,6 +102,7 @@ def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         f"draft   {_dims(draft)}, trained block {draft.trained_block_size}, mask token "
         f"{draft.mask_token_id}",
         *_indented(quantization_line(draft, manifest.kv_dtype)),
+        *_indented(draft_tokens_line(manifest)),
         f"        taps layers {taps} of {target.layers}; sliding windows "
         f"{', '.join(map(str, windows)) if windows else 'none'}",
         f"limits  {limits.max_batch} sequences of {limits.max_seq_len} tokens, block "

@@ -9,8 +9,9 @@ import onnx
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, DRAFT_TOKEN_IDS
+from dflash_trt.graph.draft_head import choose_among
 from dflash_trt.graph.form import CPU_FORM, GraphForm
-from dflash_trt.graph.layers import attention, embed, lm_head, swiglu_mlp
+from dflash_trt.graph.layers import attention, embed, swiglu_mlp
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.model_builder import ModelBuilder
 from dflash_trt.graph.rows import Rows
@@ -28,7 +29,8 @@ def build_draft(
 
     block_ids [B,S] are the anchor and masks, token_ids [B,S] the anchor and a draft per mask.
     Caches hold injected features below cache_start; the block's own K and V behind them are scratch
-    that the next injection overwrites.
+    that the next injection overwrites. `tables` hold the draft's head as well, where it chooses
+    among some tokens (see `draft_head`).
     """
     target, draft = pair.target, pair.draft
     b = GraphBuilder("draft", locate, form)
@@ -49,7 +51,10 @@ def build_draft(
         slots = b.node("Slice", [blocks, one, end, slot_axis], "masked_slots")
         flat = b.node("Reshape", [slots, b.integers(-1, draft.hidden_size)], "masked_rows")
         normed = model.rms_norm(flat, "norm", "norm")
-        choice = b.node("ArgMax", [lm_head(head, normed)], "choice", axis=1, keepdims=0)
+        logits, token_ids = choose_among(head, tables, normed)
+        choice = b.node("ArgMax", [logits], "choice", axis=1, keepdims=0)
+        if token_ids is not None:
+            choice = b.node("Gather", [token_ids, choice], "chosen_ids", axis=0)
         shape = b.node("Concat", [rows.batch, b.integers(-1)], "drafts_shape", axis=0)
         drafts = b.node("Reshape", [choice, shape], "drafts")
         anchor = b.node("Slice", [BLOCK_IDS, b.integers(0), one, slot_axis], "anchor")

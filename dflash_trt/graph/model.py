@@ -26,6 +26,7 @@ STORAGE_TYPES = {
     "BF16": TensorProto.BFLOAT16,
     "F8_E4M3": TensorProto.FLOAT8E4M3FN,
     "U8": TensorProto.UINT8,
+    "I64": TensorProto.INT64,
 }
 
 

@@ -12,6 +12,7 @@ import onnxruntime as ort
 from dflash_trt.backends.base import FloatArray, Int64Array
 from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
 from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.checkpoints.draft_tokens import read_draft_tokens
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,
@@ -70,6 +71,10 @@ class ReplayGraphs:
         self.limits = manifest.limits
         self.vocab_size = manifest.target.vocab_size
         self.mask_token_id = manifest.draft.mask_token_id
+        self._token_ids: Int64Array | None = None
+        if manifest.draft.token_count is not None:
+            ids = read_draft_tokens(bundle.folder / "weights" / "draft")
+            self._token_ids = np.array(ids, np.int64)
         self._target_layers = len(manifest.target.sizes.layers)
         self._layout = cache_layout(self.form, manifest.target.sizes, manifest.draft.sizes)
         self._opened: dict[GraphName, _Opened] = {}
@@ -124,7 +129,8 @@ class ReplayGraphs:
         """One pass over blocks of `rows` rows in the slots from `first` on.
 
         Blocks are filled with `mask_token_id`, None for the bundle's. Returns the drafts
-        [B,rows-1] and the logits that they are the highest of [B,rows-1,V].
+        [B,rows-1] and the logits that they are the highest of [B,rows-1,V], minus infinity for
+        tokens that the draft does not choose among.
 
         Raises:
             DflashError: ONNX Runtime failed.
@@ -136,6 +142,10 @@ class ReplayGraphs:
         tokens = np.empty((batch, rows), np.int64)
         inputs = {BLOCK_IDS: blocks, CACHE_START: np.asarray(starts, np.int64)}
         logits = self._run("draft", inputs, {DRAFT_TOKEN_IDS: tokens}, caches, first, batch)
+        if self._token_ids is not None:
+            wide = np.full((len(logits), self.vocab_size), -np.inf, np.float32)
+            wide[:, self._token_ids] = logits
+            logits = wide
         return tokens[:, 1:], logits.reshape(batch, rows - 1, self.vocab_size)
 
     def close(self) -> None:

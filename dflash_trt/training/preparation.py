@@ -151,7 +151,7 @@ def prepare(request: TrainRequest) -> Preparation:
         target=target,
         renderer=renderer,
         chosen=chosen,
-        recipe=choose_recipe(request, chosen.shape.block_size, scale),
+        recipe=choose_recipe(request, chosen.shape.block_size, target.spec.vocab_size, scale),
         rows=rows,
         hashes=hashes,
         max_length=max_length,

@@ -86,6 +86,7 @@ class RecipeOptions:
         gamma: slot k's loss weighs exp(-(k - 1) / gamma).
         learning_rate: of the schedule's top.
         batch_rows: rows of a step.
+        draft_tokens: how many tokens the draft chooses among, the commonest; 0 is all.
         steps: of the whole schedule; None is what the budget allows.
         patience: evaluations in a row without a new best after which training stops.
     """
@@ -94,6 +95,7 @@ class RecipeOptions:
     gamma: float | None = None
     learning_rate: float | None = None
     batch_rows: int | None = None
+    draft_tokens: int | None = None
     steps: int | None = None
     patience: int = 5
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dflash_trt.checkpoints.draft_tokens import write_draft_tokens
 from dflash_trt.errors import DflashError
 from dflash_trt.training.blocks import Batch, common_tokens, draw_batch, epochs, order_rows
 from dflash_trt.training.draft_model import DraftModel, save_draft
@@ -35,6 +36,8 @@ class TrainerSettings:
         soft: share of a label that is the target's own probabilities; see `block_loss`.
         head_tokens: how many tokens the loss looks at, DRAWN of them drawn anew each step and the
             others the commonest; None looks at all.
+        draft_tokens: how many tokens the draft will choose among, the commonest; None is all. The
+            loss does not know it.
         warmup: share of the steps over which the rate rises.
         is_bf16: multiply in bfloat16. Weights, norms and the optimizer stay float32.
     """
@@ -45,6 +48,7 @@ class TrainerSettings:
     gamma: float = 4.0
     soft: float = 0.5
     head_tokens: int | None = 6144
+    draft_tokens: int | None = None
     learning_rate: float = 2e-3
     floor: float = 0.02
     warmup: float = 0.04
@@ -206,6 +210,9 @@ class Trainer:
     def export(self, folder: Path) -> None:
         """Writes the draft as it is now, as a checkpoint."""
         save_draft(self.model, folder)
+        count = self.settings.draft_tokens
+        if count is not None:
+            write_draft_tokens(common_tokens(self.store, count).tolist(), folder)
 
 
 def learning_rate(settings: TrainerSettings, step: int) -> float:

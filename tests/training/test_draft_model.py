@@ -237,6 +237,16 @@ def test_a_run_that_was_cut_ends_with_the_same_bytes(tmp_path: Path) -> None:
     assert sum(losses[-3:]) < sum(losses[:3])
 
 
+def test_a_draft_that_chooses_among_some_tokens_says_which(tmp_path: Path) -> None:
+    """The commonest of its rows."""
+    trainer = make_trainer(replace(SETTINGS, draft_tokens=10))
+    trainer.export(tmp_path)
+    ids = read_draft(tmp_path).token_ids
+    counts = np.bincount(trainer.store.tokens, minlength=VOCAB)
+    assert ids is not None and len(ids) == 10
+    assert min(counts[list(ids)]) >= sorted(counts)[-10]
+
+
 def test_it_learns_what_can_be_learnt() -> None:
     """Rows that all count upwards: every slot is known from the anchor alone."""
     store = make_store(rows=24)

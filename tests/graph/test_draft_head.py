@@ -1,0 +1,106 @@
+"""A draft that chooses among some tokens: a smaller head, the same answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import dflash_trt
+from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.draft_tokens import DRAFT_TOKENS_NAME, write_draft_tokens
+from dflash_trt.errors import DflashError
+from dflash_trt.replay import Answer, Replay
+from tests.pairs import PairFactory, TinyPair, bundle_pair
+
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8]]
+PAIRS: dict[str, dict[str, Any]] = {
+    "tied": {"family": "llama", "target": {"tie": True}, "fit_steps": 60},
+    "bfloat16": {"target": {"dtype": "bfloat16"}, "fit_steps": 60},
+    "quantised": {"quantize": {"target": {"algorithm": "FP8"}, "draft": {"algorithm": "FP8"}}},
+}
+
+
+def cut(pair: TinyPair, ids: list[int], **options: Any) -> TinyPair:
+    """The same pair, whose draft chooses among `ids`."""
+    write_draft_tokens(ids, pair.folder / "draft")
+    try:
+        return bundle_pair(pair.folder, BuildOptions(overwrite=True, **options))
+    finally:
+        (pair.folder / "draft" / DRAFT_TOKENS_NAME).unlink()
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_it_drafts_the_likeliest_of_its_tokens(name: str, make_pair: PairFactory) -> None:
+    whole = make_pair(**PAIRS[name], max_batch=3)
+    ids = sorted(np.random.default_rng(1).choice(256, 200, replace=False).tolist())
+    with dflash_trt.load(whole.bundle.folder) as pair:
+        expected = pair.generate(PROMPTS, max_tokens=40)
+        answers = [Answer(ids, one.token_ids) for ids, one in zip(PROMPTS, expected, strict=True)]
+        with Replay(whole.bundle) as replay:
+            before = replay.measure(answers)
+    cut_pair = cut(whole, ids)
+    assert cut_pair.bundle.manifest.draft.token_count == 200
+    with dflash_trt.load(cut_pair.bundle.folder) as pair:
+        found = pair.generate(PROMPTS, max_tokens=40)
+        plain = pair.generate(PROMPTS, max_tokens=40, speculate=False)
+    tokens = [one.token_ids for one in found]
+    assert tokens == [one.token_ids for one in plain] == [one.token_ids for one in expected]
+    with Replay(cut_pair.bundle) as replay:
+        after = replay.measure(answers)
+    counts = [one.statistics.acceptance_histogram for one in found]
+    assert [one.acceptance_histogram for one in after.per_answer] == counts
+    # What was drafted at the same place is the same wherever it may be named at all.
+    was = {(a, p): d for a, p, d in rows(before.table)}
+    both = [(was[a, p], d) for a, p, d in rows(after.table) if (a, p) in was]
+    named = [(one, other) for old, new in both for one, other in zip(old, new, strict=True)]
+    assert sum(one in ids for one, _ in named) > 10
+    assert all(one == other for one, other in named if one in ids)
+    assert all(other in ids or other < 0 for _, other in named)
+
+
+def rows(table: Any) -> list[tuple[int, int, list[int]]]:
+    return [
+        (int(a), int(p), d.tolist())
+        for a, p, d in zip(table.answer, table.position, table.draft_ids, strict=True)
+    ]
+
+
+def test_its_graph_holds_no_other_rows_of_the_head(make_pair: PairFactory) -> None:
+    pair = cut(make_pair(max_batch=3), [5, 6, 7, 200])
+    graph = onnx.load(pair.bundle.folder / "draft.onnx", load_external_data=False).graph
+    shapes = {one.name: list(one.dims) for one in graph.initializer}
+    assert shapes["draft_head.rows"] == [4, 64] and shapes["draft_head.token_ids"] == [4]
+    assert "target/lm_head" not in shapes
+    again = read_draft(pair.bundle.folder / "weights" / "draft")
+    assert again.token_ids == (5, 6, 7, 200)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ({"token_ids": []}, "a list of ascending token ids"),
+        ({"token_ids": [3, 3]}, "a list of ascending token ids"),
+        ({"token_ids": [3, True]}, "a list of ascending token ids"),
+        ({"token_ids": [-1, 3]}, "a list of ascending token ids"),
+        ({"token_ids": [3], "more": 1}, "a list of ascending token ids"),
+        ({"token_ids": [3, 256]}, "names token 256, outside the target's vocabulary of 256"),
+    ],
+)
+def test_what_says_something_else_is_refused(
+    content: Mapping[str, Any], what: str, make_pair: PairFactory
+) -> None:
+    pair = make_pair(max_batch=3)
+    path: Path = pair.folder / "draft" / DRAFT_TOKENS_NAME
+    path.write_text(json.dumps(content))
+    try:
+        with pytest.raises(DflashError, match=what):
+            bundle_pair(pair.folder, BuildOptions(overwrite=True))
+    finally:
+        path.unlink()
