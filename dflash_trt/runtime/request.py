@@ -14,6 +14,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime.statistics import RequestStatistics, StatisticsRecorder
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.text.detokenise import TextStream
+from dflash_trt.text.stops import check_stop_ids, check_stop_strings
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -36,7 +37,8 @@ class Request:
         block_size: rows of its verify steps, 2 … the trained block; None takes the generator's.
 
     Raises:
-        DflashError: a value that no generator could accept (usage).
+        DflashError: a value that no generator could accept, or more to stop at than
+            `text.stops` allows (usage).
     """
 
     prompt_ids: tuple[int, ...]
@@ -64,6 +66,8 @@ class Request:
                     f"{value!r} is not an integer of at least {least}", where=name, usage=True
                 )
         object.__setattr__(self, "stop_strings", _as_texts("stop_strings", self.stop_strings))
+        check_stop_strings(self.stop_strings)
+        check_stop_ids(self.stop_token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,12 +89,15 @@ class StopStrings:
 
     def _count_pending(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""
-        longest = max(map(len, self._stop_strings), default=1) - 1
-        for length in range(min(longest, len(text)), 0, -1):
-            tail = text[-length:]
-            if any(stop.startswith(tail) for stop in self._stop_strings):
-                return length
-        return 0
+        return max((_count_begun(text, stop) for stop in self._stop_strings), default=0)
+
+
+def _count_begun(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`, and is not all of it."""
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
 
 
 class TextStream:

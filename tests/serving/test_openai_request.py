@@ -123,6 +123,11 @@ def test_neutral_values_ask_for_nothing() -> None:
         ({"max_tokens": 1.0}, "max_tokens", "integer"),
         ({"max_tokens": True}, "max_tokens", "integer"),
         ({"stop": ["a"] * 5}, "stop", "at most 4"),
+        (
+            {"stop": ["a" * 2000] * 3},
+            "stop",
+            "6,000 characters of stop strings are more than 4,096",
+        ),
         ({"stop": [""]}, "stop", "empty"),
         ({"stop": 3}, "stop", "text"),
         ({"stop": 0}, "stop", "text"),

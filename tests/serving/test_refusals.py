@@ -25,6 +25,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (LLM, {"text_input": ""}, "text_input: the prompt is empty"),
     (LLM, {"text_input": ["a", "b"]}, "text_input: holds 2 texts"),
     (LLM, {"sampling_param_stop": [b"\xc3("]}, "sampling_param_stop: is not UTF-8 at byte 0"),
+    (LLM, {"sampling_param_stop": ["zq"] * 65}, "sampling_param_stop: 65 values are more than 64"),
+    (LLM, {"sampling_param_stop": "x" * 4097}, "sampling_param_stop: 4,097 characters of stop str"),
     (LLM, {"text_input": "1 " * 600}, "do not fit: the context of 1024"),
     (LLM, {"text_input": "x" * (1 << 20)}, "1,048,576 characters cannot fit"),
     (
@@ -37,6 +39,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (LLM, {"return_cumulative_logprob": True}, "return_cumulative_logprob: true is not"),
     (CLASSIC, {"beam_width": 4}, "beam_width: 4 is not supported; leave it out or pass 1"),
     (CLASSIC, {"bad_words": ["no"]}, 'bad_words: "no" is not supported'),
+    (CLASSIC, {"bad_words": [""] * 65}, "bad_words: 65 values are more than 64"),
+    (CLASSIC, {"stop_words": ["zq"] * 65}, "stop_words: 65 values are more than 64"),
     (CLASSIC, {"min_tokens": 5}, "min_tokens: 5 is not supported"),
     (CLASSIC, {"seed": 1, "random_seed": 2}, "seed and random_seed: differ"),
     (CLASSIC, {"max_tokens": -1}, "sampling_param_max_tokens: -1 is not at least 1"),
@@ -74,9 +78,32 @@ def test_parameters_are_checked(addresses: ServerAddresses) -> None:
         ("block_size", 9, "9 is not between 2 and 8, the drafter's trained block"),
         ("block_size", True, "True is not an integer"),
         ("block_size", "4", "'4' is not an integer"),
+        ("temperature", "0.7", "is no field of this model; send sampling_param_temperature"),
     ):
         answer = ask_grpc(addresses.grpc, LLM, {"text_input": "a"}, parameters={name: value})
         assert f"{name}: " in answer.failure and piece in answer.failure and not answer.messages
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "value", "advice"),
+    [
+        (LLM, "max_tokens", 3, "send sampling_param_max_tokens"),
+        (LLM, "temperature", 0.5, "send sampling_param_temperature"),
+        (LLM, "stop_words", "x", "send sampling_param_stop"),
+        (LLM, "typo", True, "leave it out"),
+        (CLASSIC, "sampling_param_temperature", 0.5, "send temperature"),
+        (CLASSIC, "timeout_us", 5, "leave it out"),  # it would be ignored
+    ],
+)
+def test_a_field_that_the_model_does_not_have(
+    addresses: ServerAddresses, model: str, field: str, value: Any, advice: str
+) -> None:
+    """Triton server makes a parameter of it, which says nothing; the client meant something."""
+    least = {"text_input": "abc", "id": "7"} | ({"max_tokens": 4} if model == CLASSIC else {})
+    for where in ({field: value}, {"parameters": {field: value}}):
+        status, reply = post(addresses.http, f"{model}/generate", least | where)
+        assert status == 400 and f"{field}: is no field of this model; {advice}" in reply["error"]
+    assert post(addresses.http, f"{model}/generate", least)[0] == 200
 
 
 def _tensor(name: str, values: np.ndarray, datatype: str) -> grpcclient.InferInput:

@@ -15,6 +15,7 @@ from dflash_trt.runtime import FinishReason, RequestResult, RequestStatistics, S
 from dflash_trt.serving.client.errors import ServedModelError, explain
 from dflash_trt.serving.client.wire import MODEL, Response, WireClient, make_input
 from dflash_trt.text.detokenise import UNDECODED
+from dflash_trt.text.stops import check_stop_strings
 
 if TYPE_CHECKING:
     from tritonclient.grpc import InferInput
@@ -35,7 +36,7 @@ class GenerationRequest:
         streaming: False asks for one answer at the end, which costs the server less.
 
     Raises:
-        DflashError: a stop string is empty (usage).
+        DflashError: a stop string is empty, or there is too much of them (usage).
     """
 
     prompt: str
@@ -49,6 +50,7 @@ class GenerationRequest:
     def __post_init__(self) -> None:
         if not all(self.stop_strings):
             raise DflashError("a stop string is empty", where="stop_strings", usage=True)
+        check_stop_strings(self.stop_strings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

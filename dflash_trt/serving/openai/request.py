@@ -13,6 +13,7 @@ from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.client.client import GenerationRequest
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.text.chat import Message
+from dflash_trt.text.stops import check_stop_strings
 
 MAX_STOPS = 4
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat's default is the end of the context
@@ -176,7 +177,12 @@ def _read_stops(stop: Any) -> tuple[str, ...]:
     stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or len(stops) > MAX_STOPS:
         raise ApiError(f"must be a text or a list of at most {MAX_STOPS}", param="stop")
-    return tuple(_check_text(one, "stop") for one in stops)
+    texts = tuple(_check_text(one, "stop") for one in stops)
+    try:
+        check_stop_strings(texts, "stop")
+    except DflashError as error:
+        raise ApiError(error.what, param="stop") from error
+    return texts
 
 
 def _read_stream_options(options: Any, stream: bool) -> bool:

@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from dflash_trt.serving.server.inputs import Tensors, check_unimplemented, read_scalar, refuse
+from dflash_trt.serving.server.fields import (
+    CLASSIC_NAMES,
+    CLASSIC_PARAMETERS,
+    RENAMED,
+    check_parameters,
+)
+from dflash_trt.serving.server.inputs import (
+    Tensors,
+    check_sizes,
+    check_unimplemented,
+    read_scalar,
+    refuse,
+)
 from dflash_trt.serving.server.replies import TIMES, Outputs
 
-# Inputs of the same meaning and type: the name here, the name there.
-RENAMED = {
-    "text_input": "text_input",
-    "max_tokens": "sampling_param_max_tokens",
-    "stream": "streaming",
-    "temperature": "sampling_param_temperature",
-    "top_k": "sampling_param_top_k",
-    "top_p": "sampling_param_top_p",
-    "stop_words": "sampling_param_stop",
-    "exclude_input_in_output": "sampling_param_exclude_input_from_output",
-    "return_perf_metrics": "sampling_param_return_perf_metrics",
-}
 SEED_NAMES = ("seed", "random_seed")
 
 # Inputs that would change the output: the values that ask for nothing. A length penalty ranks
@@ -72,6 +72,8 @@ class Forward:
 
 def read_forward(tensors: Tensors, parameters: Mapping[str, Any], timeout_us: int) -> Forward:
     """Raises DflashError (usage) naming the first input that cannot be forwarded."""
+    check_sizes(tensors)
+    check_parameters(parameters, CLASSIC_PARAMETERS, CLASSIC_NAMES)
     check_unimplemented(tensors, UNIMPLEMENTED)
     forwarded = {
         RENAMED[name]: tensor.reshape(-1) for name, tensor in tensors.items() if name in RENAMED

@@ -8,14 +8,17 @@ from typing import Any, Literal
 
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.runtime import Request, SamplingParams
+from dflash_trt.serving.server.fields import LLM_NAMES, LLM_PARAMETERS, check_parameters
 from dflash_trt.serving.server.inputs import (
     Tensors,
+    check_sizes,
     check_unimplemented,
     read_flag,
     read_scalar,
     read_texts,
     refuse,
 )
+from dflash_trt.text.stops import check_stop_strings
 from dflash_trt.text.tokenizer import BundleTokenizer
 
 # What TensorRT-LLM's SamplingParams take when the client says nothing.
@@ -82,7 +85,11 @@ class GenerationReader:
 
     def read(self, tensors: Tensors, parameters: Mapping[str, Any]) -> Generation:
         """Raises DflashError (usage) naming the first input that cannot be served."""
+        check_sizes(tensors)
+        check_parameters(parameters, LLM_PARAMETERS, LLM_NAMES)
         check_unimplemented(tensors, UNIMPLEMENTED)
+        stop_strings = tuple(filter(None, read_texts(tensors, f"{_SAMPLING}stop")))
+        check_stop_strings(stop_strings, f"{_SAMPLING}stop")
         text = self._read_text(tensors)
         special = read_flag(parameters, "add_special_tokens", True)
         max_tokens = read_scalar(tensors, f"{_SAMPLING}max_tokens", int)
@@ -99,7 +106,7 @@ class GenerationReader:
                 max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
                 sampling=_read_sampling(tensors),
                 stop_token_ids=_read_end_id(parameters),
-                stop_strings=tuple(filter(None, read_texts(tensors, f"{_SAMPLING}stop"))),
+                stop_strings=stop_strings,
                 ignore_eos=read_flag(parameters, "ignore_eos", False),
                 block_size=self._read_block_size(parameters),
             ),

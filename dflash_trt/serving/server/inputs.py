@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.text.stops import MAX_STOP_STRINGS
 
 T = TypeVar("T", bool, int, float)
 
@@ -54,6 +55,17 @@ def read_texts(tensors: Tensors, name: str) -> list[str]:
         except UnicodeDecodeError as error:
             raise refuse(name, f"is not UTF-8 at byte {error.start}") from error
     return texts
+
+
+def check_sizes(tensors: Tensors) -> None:
+    """Refuses an input of more values than any may have, before one of them is read.
+
+    Raises:
+        DflashError: there is one (usage).
+    """
+    for name, tensor in tensors.items():
+        if tensor.size > MAX_STOP_STRINGS:
+            raise refuse(name, f"{tensor.size:,} values are more than {MAX_STOP_STRINGS}")
 
 
 def check_unimplemented(tensors: Tensors, neutral: Mapping[str, tuple[Any, ...]]) -> None:
