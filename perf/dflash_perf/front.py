@@ -22,7 +22,9 @@ class FrontPoint:
 class FrontValue:
     """Throughput at an interactivity, between the measured points `below` and `above`.
 
-    Both are the same point if one lies exactly there. `near` counts the front's points within a
+    Both are the same point if one lies exactly there. Where everything measured is faster for a
+    user, `is_least`: the throughput is that of the slowest point, which keeps the interactivity
+    and more, and heavier loads might reach a higher one. `near` counts the front's points within a
     factor of NEAR: with fewer than FEW_POINTS the curve between them is little more than a guess.
     """
 
@@ -31,10 +33,11 @@ class FrontValue:
     below: FrontPoint
     above: FrontPoint
     near: int
+    is_least: bool = False
 
     @property
     def is_sparse(self) -> bool:
-        return self.near < FEW_POINTS
+        return self.near < FEW_POINTS and not self.is_least
 
 
 class Front:
@@ -48,10 +51,13 @@ class Front:
         self.points = pareto_front(points)
 
     def at(self, interactivity: float) -> FrontValue | None:
-        """Throughput at that interactivity; None outside the front's range: "not measured"."""
+        """Throughput at that interactivity; None above the front's range: it is not reached."""
         points = self.points
-        if not points or not (points[0].interactivity <= interactivity <= points[-1].interactivity):
+        if not points or interactivity > points[-1].interactivity:
             return None
+        if interactivity < points[0].interactivity:
+            least = points[0]
+            return FrontValue(interactivity, least.throughput, least, least, 0, is_least=True)
         below = [point for point in points if point.interactivity <= interactivity][-1]
         above = next(point for point in points if point.interactivity >= interactivity)
         near = sum(1 / NEAR <= point.interactivity / interactivity <= NEAR for point in points)

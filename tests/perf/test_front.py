@@ -36,8 +36,10 @@ def test_between_points_it_stays_between_them(points: list[FrontPoint], rate: fl
     front = Front(points)
     value = front.at(rate)
     low, high = front.points[0].interactivity, front.points[-1].interactivity
-    assert (value is None) == (not low <= rate <= high)
-    if value is not None:
+    assert (value is None) == (rate > high)
+    if value is not None and value.is_least:
+        assert rate < low and value.throughput == front.points[0].throughput
+    elif value is not None:
         assert value.above.throughput <= value.throughput + 1e-9
         assert value.throughput <= value.below.throughput + 1e-9
         assert value.below.interactivity <= rate <= value.above.interactivity
@@ -81,16 +83,32 @@ def test_outside_of_what_was_measured_the_nearest_point_is_named() -> None:
     front = Front([FrontPoint(50, 400, "concurrency 8"), FrontPoint(90, 50, "concurrency 1")])
     assert front.nearest(20) == front.points[0] and front.nearest(80) == front.points[1]
     assert Front([]).nearest(20) is None
-    one = SweepAnswer(20, "a", {"b": front.at(20)}, {"b": front.nearest(20)})
-    assert one.lines("tokens/s")[1] == "  b: not measured; nearest 50 → 400 (concurrency 8)"
-    assert one.to_json()["nearest"]["b"]["throughput"] == 400
+    one = SweepAnswer(95, "a", {"b": front.at(95)}, {"b": front.nearest(95)})
+    assert one.lines("tokens/s")[1] == "  b: not measured; nearest 90 → 50 (concurrency 1)"
+    assert one.to_json()["nearest"]["b"]["throughput"] == 50
 
 
-def test_an_interactivity_that_both_cover_is_chosen() -> None:
+def test_whoever_is_faster_at_every_load_gives_at_least_its_most() -> None:
+    """A slow baseline is no reason for an empty answer; a slow baseline's rival is no ratio."""
+    slow = Front([FrontPoint(5, 40, "concurrency 8"), FrontPoint(10, 10, "concurrency 1")])
+    fast = Front([FrontPoint(20, 400, "concurrency 8"), FrontPoint(90, 50, "concurrency 1")])
+    one = SweepAnswer(10, "slow", {"slow": slow.at(10), "fast": fast.at(10)})
+    line = "  fast: ≥ 400 tokens/s, ≥ 40.00 × slow; measured 20 → 400 (concurrency 8); heavier"
+    assert one.lines("tokens/s")[2].startswith(line)
+    assert one.ratio("fast") == 40 and one.is_least("fast") and not one.is_least("slow")
+    other = SweepAnswer(10, "fast", one.values)
+    assert other.ratio("slow") is None and other.ratio("fast") == 1
+
+
+def test_an_interactivity_that_all_reach_is_chosen() -> None:
     fronts = {
         name: Front([FrontPoint(low, 9, ""), FrontPoint(high, 1, "")])
         for name, low, high in [("base", 10, 40), ("one", 30, 100), ("two", 60, 120)]
     }
     (chosen,) = choose_interactivity(fronts, "base")
-    assert 30 <= chosen <= 40
+    assert chosen == 40  # they part at 40 and 60: the most that all reach
+    (chosen,) = choose_interactivity({name: fronts[name] for name in ("base", "one")}, "base")
+    assert 33 <= chosen <= 35
+    (chosen,) = choose_interactivity({"base": fronts["two"], "slow": fronts["base"]}, "base")
+    assert chosen == 60  # below, nothing is known of the baseline
     assert choose_interactivity({}, "base") == []

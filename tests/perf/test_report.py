@@ -68,9 +68,26 @@ def test_markdown_says_the_same(report: Path) -> None:
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
     headline = next(line for line in text.splitlines() if line.startswith("**"))
-    ratio = re.search(r"gives ([\d.]+) × the throughput of autoregressive", headline)
+    ratio = re.search(r"gives (?:at least )?([\d.]+) × the throughput of autoregressive", headline)
     assert ratio is not None and 1 < float(ratio[1]) < 10
+    assert re.search(r"One user alone reads [1-9]\.\d\d × as fast with DFlash", headline)
     assert headline[2:-2] in (report / "report.html").read_text().replace("&#39;", "'")
+
+
+def test_two_that_turned_out_the_same_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BLOCKS, "tuned", 8)
+    names = ("DFlash, block 4", "DFlash, block 8", "tuned")
+    configurations = [{"name": name, "url": "127.0.0.1:8001"} for name in names]
+    config = invented_config(
+        configurations=configurations, baseline="tuned", concurrency=[1, 4], repeats=1
+    )
+    write_invented(tmp_path, config)
+    run_well("report", tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "DFlash, block 8 and tuned turned out the same" in text
+    assert text.count("turned out the same") == 1
 
 
 def test_the_baseline_can_be_another(results: Path, tmp_path: Path) -> None:

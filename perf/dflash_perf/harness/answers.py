@@ -17,7 +17,7 @@ NOT_MEASURED = "not measured"
 class SweepAnswer:
     """Each configuration's throughput at one interactivity, in tokens/s.
 
-    A value of None is "not measured": outside the front's range, as nothing is extrapolated.
+    A value of None is "not measured": no load let a user read so fast, and nothing is extrapolated.
     `nearest` then has the closest point of the front.
     """
 
@@ -27,9 +27,17 @@ class SweepAnswer:
     nearest: dict[str, FrontPoint | None] = field(default_factory=dict)
 
     def ratio(self, configuration: str) -> float | None:
-        """Throughput ÷ the baseline's at the same interactivity."""
+        """Throughput ÷ the baseline's at the same interactivity, or less than that where
+        `is_least`; None where the baseline's own is not known there."""
         mine, other = self.values.get(configuration), self.values.get(self.baseline)
-        return None if mine is None or other is None else mine.throughput / other.throughput
+        if mine is None or other is None or (other.is_least and mine is not other):
+            return None
+        return mine.throughput / other.throughput
+
+    def is_least(self, configuration: str) -> bool:
+        """Whether heavier loads, which were not measured, might give more."""
+        value = self.values.get(configuration)
+        return value is not None and value.is_least
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -44,6 +52,7 @@ class SweepAnswer:
                     "below": _bracket(value.below),
                     "above": _bracket(value.above),
                     "points_near": value.near,
+                    "is_least": value.is_least,
                 }
                 for name, value in self.values.items()
             },
@@ -64,9 +73,10 @@ class SweepAnswer:
                 continue
             ratio, compared = self.ratio(name), ""
             if name != self.baseline:
-                known = None if ratio is None else f"{ratio:.2f} × {self.baseline}"
+                least = at_least(self.is_least(name))
+                known = None if ratio is None else f"{least}{ratio:.2f} × {self.baseline}"
                 compared = f", {known or f'ratio {NOT_MEASURED}'}"
-            line = f"  {name}: {value.throughput:,.0f} {unit}{compared}"
+            line = f"  {name}: {at_least(value.is_least)}{value.throughput:,.0f} {unit}{compared}"
             shown.append(f"{line}; {describe_bracket(value)}")
         return shown
 
@@ -117,8 +127,15 @@ def throughput_unit(points: Sequence[SweepPoint]) -> str:
     return "tokens/s per GPU" if points and per_gpu else "tokens/s per server"
 
 
+def at_least(is_least: bool) -> str:
+    """The sign before a figure that is a lower bound."""
+    return "≥ " if is_least else ""
+
+
 def describe_bracket(value: FrontValue) -> str:
     """The measured points around a value, and a remark if there are few."""
+    if value.is_least:
+        return f"measured {_describe_point(value.below)}; heavier loads were not"
     ends = [_describe_point(one) for one in dict.fromkeys((value.below, value.above))]
     text = f"measured {' and '.join(ends)}" if len(ends) == 1 else f"between {' and '.join(ends)}"
     if value.is_sparse:

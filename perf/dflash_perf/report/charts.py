@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_perf.harness.answers import NOT_MEASURED, SweepAnswer, build_fronts, throughput_unit
+from dflash_perf.harness.answers import (
+    NOT_MEASURED,
+    SweepAnswer,
+    at_least,
+    build_fronts,
+    throughput_unit,
+)
 from dflash_perf.harness.config import OfferedLoad
 from dflash_perf.harness.metrics import AcceptanceProfile
 from dflash_perf.harness.points import SweepPoint
@@ -127,8 +133,10 @@ def _mark_answer(axes: Axes, data: ChartData) -> None:
     for name, throughput in found.items():
         if throughput is not None:
             ratio = data.answer.ratio(name)
-            shown = "" if ratio is None or name == data.baseline else f" ({ratio:.2f}×)"
-            rings.append((at, throughput, f"{throughput:,.0f}{shown}", data.looks[name].colour))
+            least = at_least(data.answer.is_least(name))
+            shown = "" if ratio is None or name == data.baseline else f" ({least}{ratio:.2f}×)"
+            text = f"{least}{throughput:,.0f}{shown}"
+            rings.append((at, throughput, text, data.looks[name].colour))
     label_lines(axes, rings, offset=9, lift=9, weight="bold")
 
 

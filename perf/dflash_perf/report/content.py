@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import combinations
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 # Names may hold commas.
 JOIN = " · "
+ALIKE = 1.03
+"""Throughputs so close are the same: machines' noise is of that size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ def gather(store: ResultStore, targets: Sequence[float], baseline: str | None) -
 
     Args:
         targets: interactivities to answer for; the first is marked in the chart. If empty, one
-            that most fronts cover is chosen.
+            that every configuration reaches is chosen.
         baseline: a configuration's name; by default that of the sweep.
 
     Raises:
@@ -107,14 +110,14 @@ def gather(store: ResultStore, targets: Sequence[float], baseline: str | None) -
     return Content(
         title="Sweep: " + (JOIN.join(names) if len(names) < 5 else f"{len(names)} configurations"),
         subtitle=_subtitle(plan, points),
-        headline=_headline(answers, chosen_here=not targets),
+        headline=_headline(answers, points, chosen_here=not targets),
         answers=answer_table(answers, unit),
         charts=tuple(_draw(data, unit)),
         points=point_table(points, unit),
         sets=set_table(points),
         configurations=configuration_table(config, servers),
         failures=failure_table(points),
-        notes=tuple(_notes(points)),
+        notes=(*_twins(points), *_notes(points)),
         settings=tuple(_settings(config, points)),
         machine=tuple(_machine(plan)),
         definitions=(
@@ -126,21 +129,24 @@ def gather(store: ResultStore, targets: Sequence[float], baseline: str | None) -
 
 
 def choose_interactivity(fronts: dict[str, Front], baseline: str) -> list[float]:
-    """The middle of the range that most fronts cover, if possible the baseline's among them."""
-    ranges = {
-        name: (front.points[0].interactivity, front.points[-1].interactivity)
-        for name, front in fronts.items()
-        if len(front.points) > 1
-    }
-    best: tuple[bool, int, float] | None = None
-    edges = sorted({edge for ends in ranges.values() for edge in ends})
-    for low, high in pairwise(edges):
-        middle = (low * high) ** 0.5
-        covering = [name for name, (start, end) in ranges.items() if start <= middle <= end]
-        found = (baseline in covering and len(covering) > 1, len(covering), middle)
-        if covering and (best is None or found[:2] > best[:2]):
-            best = found
-    return [] if best is None else [float(f"{best[2]:.2g}")]
+    """One that every configuration reaches: the middle of what all fronts cover, or, where they
+    part, the most that all reach; the baseline's own range is kept to. Empty without fronts."""
+    known = {name: front.points for name, front in fronts.items() if front.points}
+    if not known:
+        return []
+    reached = min(points[-1].interactivity for points in known.values())
+    covered = max(points[0].interactivity for points in known.values())
+    chosen = (covered * reached) ** 0.5 if covered < reached else reached
+    if baseline in known:  # below its range nothing is known of it, and so of any ratio
+        chosen = max(chosen, known[baseline][0].interactivity)
+    return [_round_down(chosen)]
+
+
+def _round_down(value: float) -> float:
+    """Two digits of it, unless so few would lie below a front of a single point."""
+    digit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    rounded = float(f"{math.floor(value / digit) * digit:.2g}")
+    return rounded if rounded >= 0.99 * value else float(f"{value:.6g}")
 
 
 def _subtitle(plan: dict[str, Any], points: Sequence[SweepPoint]) -> str:
@@ -152,7 +158,10 @@ def _subtitle(plan: dict[str, Any], points: Sequence[SweepPoint]) -> str:
     )
 
 
-def _headline(answers: Sequence[SweepAnswer], *, chosen_here: bool) -> str | None:
+def _headline(
+    answers: Sequence[SweepAnswer], points: Sequence[SweepPoint], *, chosen_here: bool
+) -> str | None:
+    """The answer in a sentence or two: throughput at an interactivity, speed for one user."""
     if not answers:
         return None
     first = answers[0]
@@ -161,14 +170,47 @@ def _headline(answers: Sequence[SweepAnswer], *, chosen_here: bool) -> str | Non
     at = f"At {first.interactivity:g} tokens/s per user"
     if others:
         name = max(others, key=lambda key: others[key])
-        text = f"{at}, {name} gives {others[name]:.2f} × the throughput of {first.baseline}."
+        least = "at least " if first.is_least(name) else ""
+        text = f"{at}, {name} gives {least}{others[name]:.2f} × the throughput of {first.baseline}."
     else:
         found = [name for name, value in first.values.items() if value is not None]
         measured = f"only {JOIN.join(found)} measured" if found else "nothing measured"
         text = f"{at}, {measured}: no ratio to {first.baseline}."
+    alone = _alone(points, first.baseline)
+    if alone:
+        name = max(alone, key=lambda key: alone[key])
+        text += f" One user alone reads {alone[name]:.2f} × as fast with {name}."
     if chosen_here:
-        text += " (Chosen by this report: the middle of a range that several fronts cover.)"
+        text += " (Chosen by this report: an interactivity that every configuration reaches.)"
     return text
+
+
+def _alone(points: Sequence[SweepPoint], baseline: str) -> dict[str, float]:
+    """Interactivity ÷ the baseline's with one sequence at a time, of every other configuration."""
+    found = {
+        point.configuration: point.interactivity
+        for point in points
+        if point.load.concurrency == 1 and point.interactivity
+    }
+    base = found.pop(baseline, None)
+    return {} if base is None else {name: value / base for name, value in found.items()}
+
+
+def _twins(points: Sequence[SweepPoint]) -> list[str]:
+    """Notes on configurations whose throughput is the same at every load, within ALIKE."""
+    measured: dict[str, dict[str, float]] = {}
+    for point in points:
+        if point.throughput is not None:
+            measured.setdefault(point.configuration, {})[point.load.label] = point.throughput.mean
+    notes = []
+    for (one, mine), (other, theirs) in combinations(measured.items(), 2):
+        ratios = [mine[load] / theirs[load] for load in mine.keys() & theirs.keys()]
+        if ratios and all(1 / ALIKE <= ratio <= ALIKE for ratio in ratios):
+            notes.append(
+                f"{one} and {other} turned out the same: at every load throughputs lie within "
+                f"{ALIKE - 1:.0%} of each other."
+            )
+    return notes
 
 
 def _draw(data: ChartData, unit: str) -> list[Chart]:

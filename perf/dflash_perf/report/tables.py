@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_perf.harness.answers import NOT_MEASURED, SweepAnswer, describe_bracket
+from dflash_perf.harness.answers import NOT_MEASURED, SweepAnswer, at_least, describe_bracket
 from dflash_perf.harness.distribution import Spread
 from dflash_perf.harness.points import SweepPoint
 
@@ -34,8 +34,11 @@ def answer_table(answers: Sequence[SweepAnswer], unit: str) -> Table | None:
         {
             "configuration": name,
             "tokens/s per user": f"{one.interactivity:g}",
-            unit: NOT_MEASURED if value is None else f"{value.throughput:,.0f}",
-            f"÷ {one.baseline}": format_ratio(one.ratio(name)),
+            unit: NOT_MEASURED
+            if value is None
+            else f"{at_least(value.is_least)}{value.throughput:,.0f}",
+            f"÷ {one.baseline}": at_least(one.is_least(name) and one.ratio(name) is not None)
+            + format_ratio(one.ratio(name)),
             "measured points around it": (
                 one.describe_missing(name) if value is None else describe_bracket(value)
             ),
