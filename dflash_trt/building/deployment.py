@@ -15,7 +15,7 @@ from dflash_trt.building.recipe import (
 )
 from dflash_trt.building.request import TRTLLM, BuildRequest, DeploymentRequest, PrecisionOptions
 from dflash_trt.building.sources import find_source, read_shapes
-from dflash_trt.bundle.build import TOKENIZER_FILES
+from dflash_trt.bundle.build import TOKENIZER_NAME
 from dflash_trt.bundle.quantize import plan_quantization, quantize_pair
 from dflash_trt.bundle.staging import check_destination
 from dflash_trt.checkpoints.draft import read_draft
@@ -139,8 +139,8 @@ def _notes(options: DeploymentRequest, plan: DeploymentPlan, sources: Sources) -
             f"{schedule} was measured on executor {measured}, not with TensorRT-LLM on "
             f"{plan.gpu.title}"
         )
-    if folder is not None and not (folder / TOKENIZER_FILES[0]).is_file():
-        yield f"{folder} has no {TOKENIZER_FILES[0]}, which TensorRT-LLM needs"
+    if folder is not None and not (folder / TOKENIZER_NAME).is_file():
+        yield f"{folder} has no {TOKENIZER_NAME}, which TensorRT-LLM needs"
     if load_native(plan.version) is not None:
         for module in absent(packages(plan, "dflash")):
             yield f"{module} cannot be imported here; attention backend {plan.backend} needs it"

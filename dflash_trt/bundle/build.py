@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +26,7 @@ from dflash_trt.checkpoints.kv_scales import read_kv_scales
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.config import BuildConfig
+from dflash_trt.core.files import FileKind, copy_small, exists
 from dflash_trt.core.hashing import blob_sha256, file_sha256
 from dflash_trt.core.limits import Limits, check_positions, choose_block, choose_pool
 from dflash_trt.core.progress import Progress
@@ -41,13 +41,14 @@ from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.version import __version__
 
 MAX_TABLE_BYTES = 1 << 30
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "generation_config.json",
-    "chat_template.jinja",
-)
+TOKENIZER_NAME = "tokenizer.json"
+TOKENIZER_FILES = {
+    TOKENIZER_NAME: FileKind.TOKENIZER,
+    "tokenizer_config.json": FileKind.CONFIG,
+    "special_tokens_map.json": FileKind.CONFIG,
+    "generation_config.json": FileKind.CONFIG,
+    "chat_template.jinja": FileKind.TEMPLATE,
+}
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "safetensors", "tokenizers")
 
 
@@ -131,7 +132,7 @@ def build_bundle(
         _write_graphs(pair, graphs, limits.max_seq_len, form)
         has_tokenizer = _copy_tokenizer(pair, folder)
         if prompts is not None:
-            shutil.copyfile(prompts, folder / PROMPTS_NAME)
+            copy_small(prompts, folder / PROMPTS_NAME, FileKind.PROMPTS, named=True)
         if options.engines is not None:
             engines = build_engines(folder, limits, length, options.engines, progress)
         origin: Origin = "quantized"
@@ -200,13 +201,13 @@ def _write_graphs(pair: Pair, graphs: GraphFolder, positions: int, form: GraphFo
 def _check_tokenizer(pair: Pair) -> None:
     """Opens the checkpoint's tokenizer, if it has one: later would be after a long build."""
     folder = pair.target.checkpoint.path
-    if not (folder / TOKENIZER_FILES[0]).is_file():
+    if not exists(folder / TOKENIZER_NAME):
         return
     entries = BundleTokenizer(folder).core.get_vocab_size()
     if entries > pair.target.vocab_size:
         raise DflashError(
             f"has {entries} entries, the target's vocabulary {pair.target.vocab_size}",
-            where=folder / TOKENIZER_FILES[0],
+            where=folder / TOKENIZER_NAME,
             fix="it belongs to another model",
         )
 
@@ -221,12 +222,12 @@ def _check_kv_scales(pair: Pair) -> None:
 def _copy_tokenizer(pair: Pair, folder: Path) -> bool:
     """Copies what text needs; False where the checkpoint has no tokenizer.json."""
     source = pair.target.checkpoint.path
-    if not (source / TOKENIZER_FILES[0]).is_file():
+    if not exists(source / TOKENIZER_NAME):
         return False
     (folder / TOKENIZER_FOLDER).mkdir()
-    for name in TOKENIZER_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / TOKENIZER_FOLDER / name)
+    for name, kind in TOKENIZER_FILES.items():
+        if exists(source / name):
+            copy_small(source / name, folder / TOKENIZER_FOLDER / name, kind)
     return True
 
 

@@ -17,6 +17,7 @@ from dflash_trt.bundle.manifest import (
     read_manifest,
 )
 from dflash_trt.checkpoints.safetensors_header import header_sha256
+from dflash_trt.core.files import exists, find_file
 from dflash_trt.core.hashing import file_sha256
 from dflash_trt.core.publish import file_error
 from dflash_trt.errors import DflashError
@@ -30,6 +31,10 @@ class Bundle:
     folder: Path
     manifest: Manifest
 
+    def find(self, name: str) -> Path:
+        """Where the file called `name` lies; DflashError for a link out of the bundle."""
+        return find_file(self.folder / name, within=self.folder)
+
     @property
     def tokenizer_folder(self) -> Path | None:
         """Where tokenizer.json lies; None for a bundle of a checkpoint without one."""
@@ -38,8 +43,7 @@ class Bundle:
     @property
     def prompts(self) -> Path | None:
         """The prompts that came with the pair; None where there were none."""
-        path = self.folder / PROMPTS_NAME
-        return path if path.is_file() else None
+        return self.find(PROMPTS_NAME) if exists(self.folder / PROMPTS_NAME) else None
 
 
 def open_bundle(folder: str | Path) -> Bundle:
@@ -52,9 +56,9 @@ def open_bundle(folder: str | Path) -> Bundle:
     bundle = Bundle(folder, read_manifest(folder))
     for file in bundle.manifest.files:
         path = folder / file.path
-        if not path.is_file():
+        if not exists(path):
             raise _damaged(path, "is missing")
-        size = path.stat().st_size
+        size = bundle.find(file.path).stat().st_size
         if size != file.bytes:
             raise _damaged(path, f"has {size:,} bytes, the manifest says {file.bytes:,}")
     return bundle
@@ -92,6 +96,7 @@ def load_tokenizer(bundle: Bundle) -> BundleTokenizer:
             where=bundle.folder,
             fix="add one to the checkpoint and build again",
         )
+    bundle.find(f"{TOKENIZER_FOLDER}/tokenizer.json")  # the folder may be a link
     return BundleTokenizer(folder)
 
 

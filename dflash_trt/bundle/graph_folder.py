@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME, Checkpoint
 from dflash_trt.checkpoints.quantization import QUANT_CONFIG_NAME
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
 from dflash_trt.checkpoints.target import GENERATION_CONFIG_NAME
+from dflash_trt.core.files import FileKind, copy_small, exists
 from dflash_trt.core.links import check_space, clone_file, copy_file, link_file
 from dflash_trt.core.progress import Progress
 from dflash_trt.graph.bindings import Owner
@@ -83,8 +83,8 @@ class GraphFolder:
         """Makes `owner`'s weights folder a Hugging Face checkpoint of its own."""
         folder = self.folder / "weights" / owner
         for name in DESCRIBING_FILES:
-            if (checkpoint.path / name).is_file():
-                shutil.copyfile(checkpoint.path / name, folder / name)
+            if exists(checkpoint.path / name):
+                copy_small(checkpoint.path / name, folder / name, FileKind.CONFIG)
         shards = self.shards(owner)
         placed = {name: entry for name, entry in checkpoint.tensors.items() if entry.file in shards}
         index = {

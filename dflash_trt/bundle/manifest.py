@@ -21,6 +21,7 @@ from dflash_trt.checkpoints.quantized_weights import (
 )
 from dflash_trt.checkpoints.sizes import MAX_LAYERS, DecoderSizes, ExpertSizes, LayerSizes
 from dflash_trt.checkpoints.target import TargetSpec
+from dflash_trt.core.files import FileKind, exists
 from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.core.validation import StrictRecord, read_record
 from dflash_trt.errors import DflashError
@@ -340,11 +341,13 @@ def read_manifest(folder: Path) -> Manifest:
         DflashError: no bundle there, another schema version, or fields that do not fit.
     """
     path = folder / MANIFEST_NAME
-    if not path.is_file():
+    if not exists(path):
         raise DflashError(
             f"is not a bundle (no {MANIFEST_NAME})",
             where=folder,
             fix="`dflash-trt build` makes one",
             usage=True,
         )
-    return read_record(path, Manifest, SCHEMA_VERSION, "build the bundle again")
+    return read_record(
+        path, Manifest, SCHEMA_VERSION, "build the bundle again", file_kind=FileKind.MANIFEST
+    )

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from dflash_trt.core.files import exists
 from dflash_trt.core.limits import MAX_COUNT
-from dflash_trt.core.strict_json import is_file, read_json_object
+from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError
 
 DRAFT_TOKENS_NAME = "draft_tokens.json"
@@ -27,7 +28,7 @@ def read_draft_tokens(folder: Path) -> tuple[int, ...] | None:
         DflashError: a file that says something else.
     """
     path = folder / DRAFT_TOKENS_NAME
-    if not is_file(path):
+    if not exists(path):
         return None
     content = read_json_object(path)
     ids = content.get(_KEY)

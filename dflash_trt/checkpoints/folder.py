@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
-from dflash_trt.core.strict_json import is_file, quoted, read_json_object
+from dflash_trt.core.files import FileKind, exists
+from dflash_trt.core.strict_json import quoted, read_json_object
 from dflash_trt.errors import DflashError, first_few, one_line
 
 CONFIG_NAME = "config.json"
@@ -36,7 +37,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     """config.json of `folder`; DflashError when the folder or the file is missing or malformed."""
     folder = _existing_folder(folder)
     path = folder / CONFIG_NAME
-    if not is_file(path):
+    if not exists(path):
         fix = "pass the folder that a Hugging Face checkpoint was downloaded to"
         raise DflashError(f"has no {CONFIG_NAME}", where=folder, fix=fix)
     return read_json_object(path)
@@ -51,10 +52,10 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     """
     folder = _existing_folder(folder)
     config = read_config(folder)
-    if is_file(folder / SINGLE_NAME):
+    if exists(folder / SINGLE_NAME):
         files: tuple[Path, ...] = (folder / SINGLE_NAME,)
         tensors = read_header(files[0])
-    elif is_file(folder / INDEX_NAME):
+    elif exists(folder / INDEX_NAME):
         files, tensors = _read_shards(folder)
     else:
         raise _no_weights(folder)
@@ -93,7 +94,7 @@ def _no_weights(folder: Path) -> DflashError:
 
 def _read_shards(folder: Path) -> tuple[tuple[Path, ...], dict[str, TensorEntry]]:
     index_path = folder / INDEX_NAME
-    weight_map = read_json_object(index_path).get("weight_map")
+    weight_map = read_json_object(index_path, FileKind.INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise DflashError(
             "weight_map must map tensor names to shard files",
@@ -107,7 +108,7 @@ def _read_shards(folder: Path) -> tuple[tuple[Path, ...], dict[str, TensorEntry]
     tensors: dict[str, TensorEntry] = {}
     shard_of: dict[str, str] = {}
     for file in files:
-        if not is_file(file):
+        if not exists(file):
             first = next(name for name, shard in weight_map.items() if shard == file.name)
             what = f"names {quoted(file.name)} (for {quoted(first)}), which is not in the folder"
             raise DflashError(what, where=index_path, fix="download the missing shard")

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
-from dflash_trt.core.strict_json import is_file, quoted, read_json_object
+from dflash_trt.core.files import exists
+from dflash_trt.core.strict_json import quoted, read_json_object
 from dflash_trt.errors import DflashError
 
 LinearFormat = Literal["FP8", "NVFP4"]
@@ -76,7 +77,7 @@ def read_quantization(
     if config.has(CONFIG_KEY):
         found.append(_read(stated, has_packed_experts))
     path = config.where.parent / QUANT_CONFIG_NAME
-    if is_file(path):
+    if exists(path):
         found.append(_read(ConfigFields(read_json_object(path), path), has_packed_experts))
     if len(found) < 2:
         return found[0] if found else None

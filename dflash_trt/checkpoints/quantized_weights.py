@@ -19,6 +19,7 @@ from dataclasses import replace
 from dflash_trt.checkpoints.families import LINEARS
 from dflash_trt.checkpoints.quantization import NVFP4_BLOCK, SUPPORTED, LinearFormat, Quantization
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
+from dflash_trt.core.files import open_file
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError, one_line
 
@@ -189,7 +190,7 @@ def _checked_scale(
 def read_scalar(entry: TensorEntry) -> float:
     """The value of an F32 scalar; DflashError when its file cannot be read."""
     try:
-        with entry.file.open("rb") as file:
+        with open_file(entry.file) as file:
             file.seek(entry.offset)
             (value,) = struct.unpack("<f", file.read(4))
     except (OSError, struct.error) as error:

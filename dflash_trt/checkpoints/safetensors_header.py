@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.core.strict_json import is_file, parse_json, quoted
+from dflash_trt.core.files import open_file
+from dflash_trt.core.strict_json import parse_json, quoted
 from dflash_trt.errors import DflashError, one_line
 
 MAX_HEADER_BYTES = 100_000_000
@@ -58,7 +59,7 @@ class TensorEntry:
 
         Raises DflashError when the file has become shorter than its header says.
         """
-        with self.file.open("rb") as file:
+        with open_file(self.file) as file:
             file.seek(self.offset)
             for start in range(0, self.length, size):
                 wanted = min(size, self.length - start)
@@ -104,9 +105,7 @@ def header_sha256(path: str | Path) -> str:
 def _read_raw_header(path: Path) -> tuple[bytes, int]:
     """The length prefix and header as stored, and the file's size; nothing is parsed."""
     try:
-        if not is_file(path):
-            raise DflashError("no such file", where=path, fix="download the checkpoint again")
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file_size = file.seek(0, 2)
             file.seek(0)
             prefix = file.read(LENGTH_PREFIX_BYTES)

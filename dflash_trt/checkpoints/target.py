@@ -27,7 +27,8 @@ from dflash_trt.checkpoints.relatives import read_architecture
 from dflash_trt.checkpoints.rope import read_rope
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.sizes import Windows, read_sizes
-from dflash_trt.core.strict_json import is_file, quoted, read_json_object
+from dflash_trt.core.files import exists, open_file
+from dflash_trt.core.strict_json import quoted, read_json_object
 from dflash_trt.errors import DflashError
 
 GENERATION_CONFIG_NAME = "generation_config.json"
@@ -188,7 +189,7 @@ def _samples(entry: TensorEntry) -> list[bytes]:
     """The start, middle and end of a tensor's bytes."""
     size = min(TIED_SAMPLE_BYTES, entry.length)
     latest = entry.length - size
-    with entry.file.open("rb") as file:
+    with open_file(entry.file) as file:
         return [
             os.pread(file.fileno(), size, entry.offset + start)
             for start in (0, latest // 2, latest)
@@ -198,7 +199,7 @@ def _samples(entry: TensorEntry) -> list[bytes]:
 def _read_eos_token_ids(folder: Path, config: ConfigFields) -> tuple[int, ...]:
     """The ids that end a text: generation_config.json knows them best, config.json next."""
     key, path, fields = "eos_token_id", folder / GENERATION_CONFIG_NAME, config
-    if is_file(path):
+    if exists(path):
         generation = ConfigFields(read_json_object(path), path)
         fields = generation if generation.has(key) else config
     if isinstance(fields.values.get(key), list):

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from dflash_trt.core.files import find_file, open_file
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 
@@ -24,7 +25,7 @@ def link_file(source: Path, destination: Path) -> bool:
     folder. They fail across filesystems, and on files of other users (protected_hardlinks).
     """
     try:
-        os.link(source.resolve(), destination)
+        os.link(find_file(source), destination)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
@@ -35,7 +36,7 @@ def link_file(source: Path, destination: Path) -> bool:
 def clone_file(source: Path, destination: Path) -> bool:
     """Makes a file of its own that shares `source`'s blocks; False where that cannot be done."""
     try:
-        with source.open("rb") as reader, destination.open("wb") as writer:
+        with open_file(source) as reader, destination.open("wb") as writer:
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
     except OSError as error:
         if error.errno == errno.ENOSPC:
@@ -47,7 +48,7 @@ def clone_file(source: Path, destination: Path) -> bool:
 
 def copy_file(source: Path, destination: Path, on_bytes: Callable[[int], None]) -> None:
     """Copies `source`; `on_bytes` is told the size of each chunk."""
-    with source.open("rb") as reader, destination.open("wb") as writer:
+    with open_file(source) as reader, destination.open("wb") as writer:
         while chunk := reader.read(_COPY_CHUNK):
             writer.write(chunk)
             on_bytes(len(chunk))

@@ -1,15 +1,23 @@
-"""JSON that others wrote: size-capped, no duplicate keys, no NaN or Infinity, one clear error."""
+"""JSON that others wrote: bounded, no duplicate keys, no NaN or Infinity, one clear error."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.core.files import FileKind, read_bytes
 from dflash_trt.errors import DflashError, one_line
 
-MAX_JSON_BYTES = 64 * 1024 * 1024
+MAX_VALUES = 2_000_000
+"""As many as a quarter of a million tensors have in a header; empty ones take 200 bytes each."""
+MAX_DEPTH = 100
+_MARKS = (b",", b"[", b"{")
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 
 
 def quoted(name: object) -> str:
@@ -20,24 +28,18 @@ def quoted(name: object) -> str:
         return f"a {type(name).__name__}"
 
 
-def is_file(path: Path) -> bool:
-    """True for a regular file, through symlinks; False also where the folder cannot be read."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
-
-
 def parse_json(data: bytes, where: str | Path) -> Any:
     """The value that `data` encodes.
 
     Raises:
-        DflashError: not UTF-8, not JSON, nested too deeply, a key given twice, or a number
-            that JSON does not have (NaN, Infinity, 1e999); `where` names the file.
+        DflashError: not UTF-8, not JSON, nested too deeply, too many values, a key given twice,
+            or a number that JSON does not have (NaN, Infinity, 1e999); `where` names the file.
     """
+    _refuse_many(data, where)  # before they are made: an empty object is 2 bytes, and then 100
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_Pairs(where))
-        _refuse_non_finite("the top level", value, where)
+        _refuse_depth(value, where)
+        _refuse_non_finite(None, value, where)
     except UnicodeDecodeError as error:
         what = f"not UTF-8 text (byte {error.start})"
         raise DflashError(what, where=where, fix="download the file again") from None
@@ -49,28 +51,35 @@ def parse_json(data: bytes, where: str | Path) -> Any:
     return value
 
 
-def read_json(path: str | Path) -> Any:
-    """The value in the JSON file `path`, at most MAX_JSON_BYTES long; errors as `parse_json`."""
-    path = Path(path)
+def read_json(
+    path: str | Path,
+    kind: FileKind = FileKind.CONFIG,
+    *,
+    within: Path | None = None,
+    named: bool = False,
+) -> Any:
+    """The value in the JSON file `path`; files as `core.files.read_bytes`, errors of both."""
     try:
-        if not is_file(path):
-            raise DflashError("no such file", where=path, fix="download the checkpoint again")
-        with path.open("rb") as file:
-            data = file.read(MAX_JSON_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise DflashError(f"cannot be read ({one_line(error)})", where=path) from None
-    if len(data) > MAX_JSON_BYTES:
-        what = f"larger than {MAX_JSON_BYTES} bytes, too large for a checkpoint's JSON"
-        raise DflashError(what, where=path, fix="check that this is the right file")
-    return parse_json(data, path)
+        return parse_json(read_bytes(path, kind, within=within, named=named), path)
+    except DflashError as error:
+        if not named or error.usage:
+            raise
+        raise DflashError(error.what, where=path, usage=True) from error  # no checkpoint's advice
 
 
-def read_json_object(path: str | Path) -> dict[str, Any]:
+def read_json_object(
+    path: str | Path,
+    kind: FileKind = FileKind.CONFIG,
+    *,
+    within: Path | None = None,
+    named: bool = False,
+) -> dict[str, Any]:
     """As `read_json`, and the value must be an object."""
-    value = read_json(path)
+    value = read_json(path, kind, within=within, named=named)
     if not isinstance(value, dict):
         what = f"must hold a JSON object, not {type(value).__name__}"
-        raise DflashError(what, where=path, fix="download the file again")
+        fix = None if named else "download the file again"
+        raise DflashError(what, where=path, fix=fix, usage=named)
     return value
 
 
@@ -85,16 +94,43 @@ class _Pairs:
         for key, value in pairs:
             if key in built:
                 raise DflashError(f"key {quoted(key)} is given twice", where=self.where)
-            _refuse_non_finite(quoted(key), value, self.where)
+            _refuse_non_finite(key, value, self.where)
             built[key] = value
         return built
 
 
-def _refuse_non_finite(key: str, value: Any, where: str | Path) -> None:
+def _refuse_many(data: bytes, where: str | Path) -> None:
+    """Every value but the first follows one of the marks; texts may hold those too."""
+    if sum(map(data.count, _MARKS)) >= MAX_VALUES:
+        bare = _TEXT.sub(b"", data)
+        if sum(map(bare.count, _MARKS)) >= MAX_VALUES:
+            what = f"holds more than {MAX_VALUES:,} JSON values"
+            raise DflashError(what, where=where, fix="check that this is the right file")
+
+
+def _refuse_depth(value: Any, where: str | Path) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = chain.from_iterable(map(_items, level))
+        level = [one for one in inner if isinstance(one, dict | list)]
+        if not level:
+            return
+    raise DflashError("JSON is nested too deeply", where=where)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _refuse_non_finite(key: str | None, value: Any, where: str | Path) -> None:
+    """`key` None is the top level."""
     if isinstance(value, float) and not math.isfinite(value):
+        name = "the top level" if key is None else quoted(key)
         shown = "NaN" if math.isnan(value) else "infinite"
         fix = "JSON has only finite numbers: correct it"
-        raise DflashError(f"{key} is {shown}", where=where, fix=fix)
+        raise DflashError(f"{name} is {shown}", where=where, fix=fix)
     if isinstance(value, list):
         for item in value:
             _refuse_non_finite(key, item, where)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from dflash_trt.core.files import FileKind
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError, nearest, one_line
 
@@ -72,7 +73,13 @@ def check_value(name: str, value: object, kind: Any) -> None:
 
 
 def read_record(
-    path: Path, kind: type[Record], schema_version: int, fix: str, *, usage: bool = False
+    path: Path,
+    kind: type[Record],
+    schema_version: int,
+    fix: str,
+    *,
+    file_kind: FileKind = FileKind.CONFIG,
+    usage: bool = False,
 ) -> Record:
     """The `kind` in the file `path`; `fix` is what an error advises.
 
@@ -81,12 +88,7 @@ def read_record(
     Raises:
         DflashError: unreadable, another schema version, or fields that do not fit.
     """
-    try:
-        raw = read_json_object(path)
-    except DflashError as error:
-        if not usage:
-            raise
-        raise DflashError(error.what, where=path, usage=True) from error  # no checkpoint's advice
+    raw = read_json_object(path, file_kind, named=usage)
     version = raw.get("schema_version")
     if version != schema_version:
         raise DflashError(

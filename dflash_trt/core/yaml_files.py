@@ -7,9 +7,8 @@ from typing import Any
 
 import yaml
 
+from dflash_trt.core.files import FileKind, read_text
 from dflash_trt.errors import DflashError, one_line
-
-MAX_YAML_BYTES = 1 << 20
 
 
 class _Loader(yaml.SafeLoader):
@@ -28,22 +27,13 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file of at most MAX_YAML_BYTES.
+def read_yaml(path: Path, within: Path | None = None) -> dict[str, Any]:
+    """The mapping in a YAML file that the user named, or that came `within` a folder.
 
     Raises:
         DflashError: unreadable, not YAML, an alias, a key given twice, or not a mapping (usage).
     """
-    try:
-        if path.stat().st_size > MAX_YAML_BYTES:
-            raise DflashError("is larger than 1 MiB, not a configuration", where=path, usage=True)
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise DflashError(f"cannot be read: {reason}", where=path, usage=True) from error
-    except UnicodeDecodeError as error:
-        what = f"is not valid YAML: {one_line(error)}"
-        raise DflashError(what, where=path, usage=True) from error
+    text = read_text(path, FileKind.YAML, within=within, named=within is None)
     raw = parse_yaml(text, path)
     if not isinstance(raw, dict):
         raise DflashError("must be a YAML mapping of keys", where=path, usage=True)

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_trt.core.strict_json import is_file, quoted
+from dflash_trt.core.files import open_file
+from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError, first_few, one_line
 from dflash_trt.importing.blocks import BlockType, block_types, can_decode
 from dflash_trt.importing.cursor import Cursor, Scalar, Value
@@ -84,10 +85,7 @@ def read_gguf(path: str | Path) -> GgufFile:
     """
     path = Path(path)
     try:
-        if not is_file(path):  # before it is opened: a FIFO would wait for a writer
-            what = "is not a regular file" if path.exists() else "no such file"
-            raise DflashError(what, where=path, fix="pass a .gguf file")
-        with path.open("rb") as file:
+        with open_file(path, named=True) as file:
             size = file.seek(0, 2)
             file.seek(0)
             return _read(Cursor(file, size, path), path, size)

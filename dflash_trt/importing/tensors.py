@@ -15,6 +15,7 @@ import numpy as np
 
 from dflash_trt.checkpoints.families import HARMLESS_SUFFIXES, target_rules
 from dflash_trt.checkpoints.name_map import size_of
+from dflash_trt.core.files import open_file
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import first_few
 from dflash_trt.importing.architectures import ROPE_FACTORS, TENSORS
@@ -136,7 +137,7 @@ def read_vector(file: GgufFile, name: str) -> Float32:
     if len(source.shape) != 1:
         raise file.error(f"tensor {quoted(name)} is {list(source.shape)}, not a vector")
     origin = WeightOrigin(name, source.shape, source, source.offset, None)
-    with file.path.open("rb") as weights:
+    with open_file(file.path, named=True) as weights:
         return np.concatenate([values.ravel() for values in read_origin(weights, origin, file)])
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.checkpoints.folder import SINGLE_NAME
+from dflash_trt.core.files import open_file
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.importing.header import GgufFile
@@ -84,7 +85,7 @@ def write_shards(
     stored: dict[str, Stored] = {}
     total = sum(origin.length for shard in shards for origin in shard.origins)
     progress.stage("writing weights", total)
-    with file.path.open("rb") as weights:
+    with open_file(file.path, named=True) as weights:
         for shard in shards:
             with open_shard(folder / shard.name, shard.layout) as writer:
                 for origin, tensor in zip(shard.origins, shard.layout, strict=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from dflash_trt.core.files import exists
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError, one_line
 
@@ -80,13 +80,10 @@ def read_acceptance(given: str, drafts: int) -> AcceptanceCurve:
 
 
 def _read_file(path: Path, drafts: int) -> AcceptanceCurve:
-    if not path.is_file():
+    if not exists(path):
         what = f"{one_line(path, 80)!r} is neither a number nor a file"
         raise DflashError(what, where="--acceptance", usage=True)
-    try:
-        raw: dict[str, Any] = read_json_object(path)
-    except DflashError as error:  # its advice is about checkpoints
-        raise DflashError(error.what, where=path, usage=True) from error
+    raw = read_json_object(path, named=True)
     inner = raw.get("acceptance")
     shares = (inner if isinstance(inner, dict) else raw).get("conditional")
     if not isinstance(shares, list) or not shares:

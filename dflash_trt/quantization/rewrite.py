@@ -14,6 +14,7 @@ from typing import Any
 from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, Checkpoint
 from dflash_trt.checkpoints.quantization import CONFIG_KEY, QUANT_CONFIG_NAME
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, header_sha256
+from dflash_trt.core.files import FileKind, copy_small
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.layout import hf_quant_config, quantization_config
@@ -131,7 +132,7 @@ def rewrite_checkpoint(
             _write_shard(shard, rewriting, partial, progress)
         _write_descriptions(checkpoint, rewriting, shards, partial.folder)
         for file in copied:
-            shutil.copyfile(file, partial.folder / file.name)
+            copy_small(file, partial.folder / file.name, FileKind.TOKENIZER)  # the largest
         reports = {
             module: report
             for shard in shards
@@ -201,7 +202,7 @@ def _files_to_copy(folder: Path) -> list[Path]:
     return sorted(
         path
         for path in folder.iterdir()
-        if path.is_file()
+        if not path.is_dir()
         and path.name not in _WRITTEN_NAMES
         and (path.suffix in _COPIED_SUFFIXES or path.name.startswith(_COPIED_PREFIXES))
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 
+from dflash_trt.core.files import FileKind, find_file
 from dflash_trt.errors import DflashError
 
 GraphEdit = Callable[[onnx.ModelProto], None]
@@ -28,8 +29,9 @@ def load_graph(path: Path) -> onnx.ModelProto:
     Raises:
         DflashError: unreadable.
     """
+    file = find_file(path, FileKind.GRAPH)
     try:
-        return onnx.load(path, load_external_data=False)
+        return onnx.load(file, load_external_data=False)
     except Exception as error:
         raise DflashError("is not a readable graph", where=path) from error
 

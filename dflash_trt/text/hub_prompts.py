@@ -13,9 +13,10 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from dflash_trt.checkpoints.hub import HUB_NAME, download
+from dflash_trt.core.files import FileKind, find_file, read_text
 from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError, first_few, nearest, one_line
-from dflash_trt.text.prompts import MAX_PROMPT_FILE_BYTES, PromptRecord, read_text
+from dflash_trt.text.prompts import PromptRecord
 
 SCHEME = "hf"
 EXAMPLE = "hf://openai/gsm8k?config=main&split=test&column=question"
@@ -161,7 +162,7 @@ def _read_rows(file: Path, columns: list[str], address: str) -> Iterator[Any]:
     if file.suffix == ".parquet":
         yield from _read_parquet(file, columns, where)
         return
-    text = read_text(file)
+    text = read_text(file, FileKind.DATA_SET)
     if file.suffix == ".csv":
         try:
             yield from csv.DictReader(io.StringIO(text, newline=""), strict=True)
@@ -183,7 +184,7 @@ def _read_parquet(file: Path, columns: list[str], where: str) -> Iterator[Any]:
         what = f"is Parquet, which needs pyarrow ({one_line(error, 80)})"
         raise DflashError(what, where=where, fix="pip install pyarrow") from error
     try:
-        with parquet.ParquetFile(file) as opened:
+        with parquet.ParquetFile(find_file(file)) as opened:
             known = list(opened.schema_arrow.names)
             for name in columns:
                 _check_column(name, known, where)
@@ -223,7 +224,7 @@ def _check_size(files: Iterable[Path], address: str) -> None:
 
 
 def _check_bytes(size: int, where: str) -> None:
-    if size > MAX_PROMPT_FILE_BYTES:
+    if size > FileKind.DATA_SET.limit:
         raise DflashError(
             f"has {size:,} bytes, more than prompts can be",
             where=where,

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.core.files import FileKind, read_text
 from dflash_trt.core.strict_json import parse_json, quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.text.tokenizer import BundleTokenizer
-
-MAX_PROMPT_FILE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ def read_records(path: Path) -> list[PromptRecord]:
         DflashError: unreadable, too large, not UTF-8, a line that is no record, or no prompt at
             all.
     """
-    text = read_text(path)
+    text = read_text(path, FileKind.PROMPTS, named=True)
     if path.suffix == ".jsonl":
         records = parse_lines(text, path)
     else:
@@ -67,20 +66,6 @@ def read_records(path: Path) -> list[PromptRecord]:
     if not records:
         raise DflashError("holds no prompt", where=path, usage=True)
     return records
-
-
-def read_text(path: Path) -> str:
-    """The text in a file of prompts; raises DflashError: unreadable, too large, not UTF-8."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_PROMPT_FILE_BYTES:
-            raise DflashError(f"has {size:,} bytes, more than prompts can be", where=path)
-        return path.read_bytes().decode("utf-8")
-    except OSError as error:
-        what = f"cannot be read: {error.strerror or error}"
-        raise DflashError(what, where=path, usage=True) from error
-    except UnicodeDecodeError as error:
-        raise DflashError(f"is not UTF-8 at byte {error.start}", where=path, usage=True) from error
 
 
 def check_texts(texts: Iterable[str], source: str | Path | None) -> None:

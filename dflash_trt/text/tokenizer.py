@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from dflash_trt.core.files import FileKind, exists, read_bytes, read_text
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.text.chat import ChatRenderer
@@ -27,8 +28,9 @@ class BundleTokenizer:
 
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
+        data = read_bytes(path, FileKind.TOKENIZER)
         try:
-            self.core = Tokenizer.from_file(str(path))
+            self.core = Tokenizer.from_buffer(data)
         except Exception as error:
             raise DflashError(
                 f"is not a readable tokenizer: {one_line(error)}", where=path
@@ -37,7 +39,7 @@ class BundleTokenizer:
         self.core.no_truncation()
         self.core.no_padding()
         config_path = folder / "tokenizer_config.json"
-        self._config = read_json_object(config_path) if config_path.is_file() else {}
+        self._config = read_json_object(config_path) if exists(config_path) else {}
         self.chat_template = _read_template(folder, self._config)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -81,11 +83,8 @@ class BundleTokenizer:
 def _read_template(folder: Path, config: dict[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     template = config.get("chat_template")
-    if path.is_file():
-        try:
-            template = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise DflashError(f"is not UTF-8 at byte {error.start}", where=path) from error
+    if exists(path):
+        template = read_text(path, FileKind.TEMPLATE)
     if isinstance(template, list):  # several, by name
         named = [item for item in template if isinstance(item, dict)]
         template = next(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from dflash_trt.checkpoints.draft import DraftSpec, read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import TargetSpec, read_target
 from dflash_trt.config import BuildConfig, CheckpointSource
+from dflash_trt.core.files import exists, find_file
+from dflash_trt.core.links import place_files
 from dflash_trt.core.progress import Progress, SilentProgress
 from dflash_trt.errors import DflashError
 from dflash_trt.training.json_lines import write_lines
@@ -82,19 +85,21 @@ class PairBuilder:
 
 
 def join_target(target: TrainingTarget, folder: Path) -> Path:
-    """A folder with the target's weights and its tokenizer: its own, or one of links.
+    """A folder with the target's weights and its tokenizer: its own, or one of both.
 
     A bundle keeps the two apart.
     """
     if target.tokenizer_folder == target.folder:
         return target.folder
-    folder.mkdir(exist_ok=True)
-    own = [path for path in target.folder.iterdir() if path.is_file()]
-    texts = [target.tokenizer_folder / name for name in TOKENIZER_FILES]
-    for path in [*own, *(one for one in texts if one.is_file())]:
-        link = folder / path.name
-        if not link.exists():
-            link.symlink_to(path.resolve())
+    if folder.exists():
+        return folder
+    texts = (target.tokenizer_folder / name for name in TOKENIZER_FILES)
+    files = [*target.folder.iterdir(), *filter(exists, texts)]
+    new = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    placed = {new / path.name: find_file(path) for path in files if not path.is_dir()}
+    place_files(placed, folder, "the target", SilentProgress())
+    new.rename(folder)
     return folder
 
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.core.files import FileKind, read_text
 from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError
 from dflash_trt.text.chat import Message
 from dflash_trt.text.hub_prompts import HubPrompts, is_hub_address
-from dflash_trt.text.prompts import PromptRecord, check_texts, read_text
+from dflash_trt.text.prompts import PromptRecord, check_texts
 from dflash_trt.text.task_sets import name_sources
 
 HELD_OUT_SHARE = 0.05
@@ -88,7 +89,7 @@ def _read_set(name: str, source: str) -> NamedRows:
         if path.suffix != ".jsonl":
             fix = 'one object a line, with a "prompt" or "messages"'
             raise DflashError("prompts must be a .jsonl file", where=path, fix=fix, usage=True)
-        content = read_text(path).encode()
+        content = read_text(path, FileKind.DATA_SET, named=True).encode()
         lines = [
             (_parse(line, f"{path}:{number}"), f"{path}:{number}")
             for number, line in enumerate(content.split(b"\n"), start=1)

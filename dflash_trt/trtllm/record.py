@@ -119,7 +119,7 @@ def check_deployment(folder: Path, deployment: Deployment) -> int:
     version, gpu = find_version(deployment.tensorrt_llm), find_gpu(deployment.profile.gpu)
     paths = [folder / name for variant in deployment.variants for name in yaml_files(variant)]
     for path in paths:
-        arguments = read_yaml(path)
+        arguments = read_yaml(path, within=folder)
         speculation = check_arguments(arguments, version, path)
         _check_counted(arguments, deployment, path)
         cache, backend = arguments.get("kv_cache_config") or {}, None

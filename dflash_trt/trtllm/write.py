@@ -14,6 +14,7 @@ import jinja2
 import yaml
 
 from dflash_trt.bundle.staging import staged_folder
+from dflash_trt.core.files import find_file
 from dflash_trt.core.links import check_space, copy_file, place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
@@ -246,11 +247,11 @@ def _place_weights(
     """Brings the checkpoints' files into weights/, under their own names."""
     placed: dict[Path, Path] = {}
     for role, source in folders.items():
-        files_of = (path for path in sorted(source.iterdir()) if path.is_file())
+        files_of = (path for path in sorted(source.iterdir()) if not path.is_dir())
         found = [path for path in files_of if path.suffix in CHECKPOINT_SUFFIXES]
         if not any(path.suffix == ".safetensors" for path in found):
             raise DflashError("has no .safetensors weights", where=source)
-        placed |= {folder / "weights" / role / path.name: path for path in found}
+        placed |= {folder / "weights" / role / path.name: find_file(path) for path in found}
     if not copy:
         place_files(placed, destination, "weights", progress)
         return

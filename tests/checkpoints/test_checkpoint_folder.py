@@ -11,6 +11,7 @@ import pytest
 
 from dflash_trt.checkpoints.folder import open_checkpoint
 from dflash_trt.checkpoints.target import read_target
+from dflash_trt.core.files import FileKind
 from dflash_trt.core.strict_json import read_json
 from tests.checkpoints.conftest import MakeCheckpoint, merged
 from tests.checkpoints.helpers import edit_json, refused
@@ -127,7 +128,7 @@ def test_a_config_that_is_no_file(make_target: MakeCheckpoint) -> None:
     config = make_target() / "config.json"
     config.unlink()
     os.mkfifo(config)  # must not be opened: that would wait for ever
-    with refused("has no config.json"):
+    with refused("config.json: is a pipe"):
         open_checkpoint(config.parent)
 
 
@@ -152,6 +153,6 @@ def test_oversized_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     path.write_text("[1, NaN]")
     with refused("the top level is NaN"):
         read_json(path)
-    monkeypatch.setattr("dflash_trt.core.strict_json.MAX_JSON_BYTES", 4)
-    with refused("larger than 4 bytes"):
+    monkeypatch.setattr(FileKind.CONFIG, "limit", 4)
+    with refused("too large for a configuration"):
         read_json(path)

@@ -65,7 +65,7 @@ from tests.frozen.broken_files import PAIR, YAML
         (YAML["a bomb of aliases"], ["aliases"]),
         ("a: &a [*a]\n", ["aliases"]),
         (YAML["nothing"], ["must be a YAML mapping"]),
-        (YAML["too much"], ["larger than 1 MiB"]),
+        (YAML["too much"], ["is larger than 1 MiB"]),
     ],
 )
 def test_mistakes(tmp_path: Path, text: str, pieces: list[str]) -> None:

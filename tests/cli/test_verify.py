@@ -152,7 +152,7 @@ def test_a_limit_of_every_set(run: Run, bundle: Path, sets: list[str]) -> None:
 def test_sets_that_are_refused(run: Run, bundle: Path, sets: list[str], tmp_path: Path) -> None:
     run("verify", bundle, *sets, "--prompt", "a").fails(2, "give --prompts or --prompt, not both")
     run("verify", bundle, *sets, *sets).fails(2, "--prompts: two sets are named 'letters'")
-    run("verify", bundle, "--prompts", tmp_path / "no.jsonl").fails(2, "no.jsonl: cannot be read")
+    run("verify", bundle, "--prompts", tmp_path / "no.jsonl").fails(2, "no.jsonl: no such file")
     (tmp_path / "long.jsonl").write_text('{"prompt": "a"}\n' + json.dumps({"prompt": "a" * 400}))
     refused = run("verify", bundle, *sets, "--prompts", tmp_path / "long.jsonl")
     refused.fails(2, "long, prompt 2: 400 tokens do not fit")

@@ -288,8 +288,8 @@ def test_memory_is_a_few_chunks(tmp_path: Path) -> None:
 
 
 def test_symlinked_shards_as_in_a_hub_cache(target: TargetSpec, tmp_path: Path) -> None:
-    snapshot, blobs = tmp_path / "snapshot", tmp_path / "blobs"
-    snapshot.mkdir()
+    snapshot, blobs = tmp_path / "snapshots" / "1234", tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
     shutil.copytree(target.checkpoint.path, blobs)
     for file in blobs.iterdir():
         (snapshot / file.name).symlink_to(file.rename(blobs / f"hash-{file.stem}"))

@@ -12,8 +12,8 @@ from typing import Any
 import huggingface_hub
 import pytest
 
+from dflash_trt.core.files import FileKind
 from dflash_trt.errors import DflashError
-from dflash_trt.text import hub_prompts
 from dflash_trt.text.hub_prompts import HubPrompts
 from dflash_trt.text.prompts import PromptRecord, read_records
 from dflash_trt.text.task_sets import encode_tasks, name_sources, read_task_set, read_task_sets
@@ -97,14 +97,11 @@ def test_lines_that_are_refused(tmp_path: Path, line: str, piece: str) -> None:
     assert piece in _message(lambda: read_task_set("a", str(file)))
 
 
-def test_a_file_that_is_too_large_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     with file.open("wb") as sparse:
         sparse.truncate(1 << 40)
-    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
-    assert "more than prompts can be" in _message(lambda: read_records(file))
+    assert "too large for a file of prompts" in _message(lambda: read_records(file))
 
 
 def test_tasks_go_through_the_chat_template_unless_raw(tmp_path: Path) -> None:
@@ -214,7 +211,7 @@ def test_parquet(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.text for one in turns.read(2)] == ["x", "z"]
     missing = HubPrompts.parse("hf://me/set?answer=turn")
     assert "has no column 'turn' (nearest: 'turns')" in _message(missing.read)
-    monkeypatch.setattr(hub_prompts, "MAX_PROMPT_FILE_BYTES", 1500)
+    monkeypatch.setattr(FileKind.DATA_SET, "limit", 1500)
     big = pyarrow.table({"prompt": ["a" * 10_000] * 3})  # compressed to less than that
     parquet.write_table(big, hub.folder / "data" / "test-0.parquet")
     assert "more than prompts can be" in _message(parse.read)

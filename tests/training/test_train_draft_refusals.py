@@ -55,7 +55,7 @@ def test_prompts_that_are_no_lines(tmp_path: Path) -> None:
     file.write_text("hello")
     refused(tmp_path, command(file, tmp_path / "draft"), 2, "must be a .jsonl file")
     missing = tmp_path / "missing.jsonl"
-    refused(tmp_path, command(missing, tmp_path / "draft"), 2, "cannot be read")
+    refused(tmp_path, command(missing, tmp_path / "draft"), 2, "no such file")
 
 
 def test_rows_of_another_template_or_tokenizer(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_rows_of_another_template_or_tokenizer(tmp_path: Path) -> None:
         (["--mask-token-id", "464"], ["--mask-token-id", "464 is not a token from 0 to 463"]),
         (["--mask-token-id", "0"], ["--mask-token-id", "that ends no text"]),
         (["--block-size", "2000"], ["--block-size", "2000 is no block size"]),
-        (["--prompts", "a=b=c.jsonl"], ["cannot be read"]),
+        (["--prompts", "a=b=c.jsonl"], ["no such file"]),
         (["--hours", "0"], ["--hours", "0 is no time"]),
         (["--system-prompt", "be brief"], ["--system-prompt", "needs a chat template"]),
         (["--template-option", "a=b"], ["--template-option", "needs a chat template"]),

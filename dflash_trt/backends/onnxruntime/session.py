@@ -9,6 +9,7 @@ from typing import Any
 import numpy.typing as npt
 import onnxruntime as ort
 
+from dflash_trt.core.files import FileKind, find_file
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import LOGITS, OBSERVED_PREFIX
 from dflash_trt.graph.tensors import GraphTensor
@@ -40,6 +41,7 @@ def open_session(
     Raises:
         DflashError: it cannot be opened.
     """
+    find_file(path, FileKind.GRAPH)
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors arrive as exceptions; no second line beside them
     options.add_session_config_entry(_FOLDING_LIMIT, "0")

@@ -80,7 +80,7 @@ def write_repository(
             (folder / model / "config.pbtxt").write_text(config.substitute(values), "utf-8")
         inner = folder / BUNDLE_FOLDER
         names = [*(file.path for file in opened.manifest.files), MANIFEST_NAME]
-        files = {inner / name: opened.folder / name for name in names}
+        files = {inner / name: opened.find(name) for name in names}
         place_files(files, inner, "the bundle", progress)
         if schedule is not None and options.block_schedule != AUTO:
             write_schedule(open_bundle(inner), schedule)

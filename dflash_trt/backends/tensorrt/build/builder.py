@@ -43,6 +43,7 @@ from dflash_trt.backends.tensorrt.library import (
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantized_weights import quantized_linears
+from dflash_trt.core.files import FileKind, find_file
 from dflash_trt.core.limits import Limits
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.user_cache import read_cache, user_cache_file, write_cache
@@ -237,7 +238,7 @@ def _build_with(
     network = builder.create_network(flags)
     parser = trt.OnnxParser(network, logger)
     model_path = folder / f"{graph}.onnx"
-    model = onnx.load(model_path, load_external_data=False)
+    model = onnx.load(find_file(model_path, FileKind.GRAPH), load_external_data=False)
     handed = hand_over(model, plugins)
     if plugins:
         # A prompt's chunks run through the target's graphs, whose native attention stays.

@@ -16,6 +16,7 @@ from onnx import TensorProto
 from dflash_trt.backends.base import ExecutorLimits
 from dflash_trt.backends.tensorrt.build.profiles import Profile, choose_profile, profiles
 from dflash_trt.backends.tensorrt.library import Library, make_logger, refused
+from dflash_trt.core.files import open_file
 from dflash_trt.core.user_cache import read_cache, write_cache
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
@@ -113,7 +114,7 @@ class Loader:
         Raises:
             DflashError: it is not an engine, or not one for this library and device.
         """
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if self._library.is_rtx:
                 self._check_header(path, data[: self._runtime.engine_header_size])
             engine = self._runtime.deserialize_cuda_engine(data)

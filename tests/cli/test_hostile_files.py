@@ -1,0 +1,138 @@
+"""Files that lie about what they are, at every command that reads one: one line, nothing copied."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Build, Run
+
+LINKED = "is a link out of its folder"
+SECRET = "an API key"
+
+
+def _replace_by_link(path: Path, outside: Path) -> None:
+    """Puts a link to a file elsewhere, with what was there or a secret."""
+    content = path.read_bytes() if path.exists() else SECRET.encode()
+    path.unlink(missing_ok=True)
+    outside.write_bytes(content)
+    path.symlink_to(outside)
+
+
+def _truncate(path: Path, size: int) -> None:
+    with path.open("ab") as sparse:
+        sparse.truncate(size)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "target/chat_template.jinja",
+        "target/special_tokens_map.json",
+        "target/tokenizer.json",
+        "target/tokenizer_config.json",
+        "target/generation_config.json",
+        "target/config.json",
+        "target/model.safetensors",
+        "draft/config.json",
+        "draft/hf_quant_config.json",
+    ],
+)
+def test_a_checkpoint_with_a_link_is_not_built(
+    build: Build, own_pair: Path, tmp_path: Path, name: str
+) -> None:
+    _replace_by_link(own_pair.parent / name, tmp_path / "outside")
+    assert SECRET not in build(own_pair).fails(1, Path(name).name, LINKED)
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "special_tokens_map.json", "chat_template.jinja"])
+def test_a_checkpoint_with_a_link_is_not_quantised(
+    run: Run, own_pair: Path, tmp_path: Path, name: str
+) -> None:
+    _replace_by_link(own_pair.parent / "target" / name, tmp_path / "outside")
+    folder, texts = own_pair.parent / "target", own_pair.parent / "prompts.jsonl"
+    outcome = run(
+        "quantize",
+        "--checkpoint",
+        folder,
+        "-o",
+        tmp_path / "q",
+        "--precision",
+        "fp8",
+        "--calibration",
+        texts,
+    )
+    outcome.fails(1, name, LINKED)
+    assert not (tmp_path / "q").exists()
+
+
+@pytest.fixture
+def copy(bundle: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(bundle, tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "manifest.json",
+        "target.onnx",
+        "prompts.jsonl",
+        "tokenizer/tokenizer.json",
+        "weights/tables.safetensors",
+        "weights/target/config.json",
+        "weights/target/shard-00000.safetensors",
+    ],
+)
+@pytest.mark.parametrize("command", ["package", "generate"])
+def test_a_bundle_with_a_link_is_not_used(
+    run: Run, copy: Path, tmp_path: Path, name: str, command: str
+) -> None:
+    _replace_by_link(copy / name, tmp_path / "outside")
+    options = {"package": ["-o", tmp_path / "r"], "generate": ["--prompt", "cab"]}[command]
+    run(command, copy, *options).fails(1, Path(name).name, LINKED)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_bundle_whose_folder_is_a_link_is_not_used(run: Run, copy: Path, tmp_path: Path) -> None:
+    (copy / "tokenizer").rename(tmp_path / "outside")
+    (copy / "tokenizer").symlink_to(tmp_path / "outside")
+    run("package", copy, "-o", tmp_path / "r").fails(1, "tokenizer", LINKED)
+
+
+@pytest.mark.parametrize(
+    ("make", "piece"),
+    [
+        (os.mkfifo, "is a pipe"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a device"),
+        (lambda path: _truncate(path, 200 << 20), "too large for a file of prompts"),
+    ],
+    ids=["pipe", "device", "sparse"],
+)
+def test_prompts_that_never_end(
+    run: Run, bundle: Path, tmp_path: Path, make: Callable[[Path], object], piece: str
+) -> None:
+    path = tmp_path / "prompts.txt"
+    make(path)
+    run("generate", bundle, "--prompt-file", path).fails(2, "prompts.txt", piece)
+    run("verify", bundle, "--prompts", path).fails(2, "prompts.txt", piece)
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "chat_template.jinja", "tokenizer_config.json", "config.json"]
+)
+def test_a_checkpoint_with_a_sparse_file_is_not_built(
+    build: Build, own_pair: Path, name: str
+) -> None:
+    _truncate(own_pair.parent / "target" / name, 5 << 29)
+    build(own_pair).fails(1, name, "too large for")
+
+
+def test_a_pipe_is_not_inspected(run: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    run("inspect", tmp_path / "pipe").fails(2, "pipe")
+    os.mkfifo(tmp_path / "manifest.json")
+    run("inspect", tmp_path).fails(1, "manifest.json", "is a pipe")

@@ -1,0 +1,128 @@
+"""Files from strangers: what is opened, what is not, and how much of it is read."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.core.files import FileKind, exists, find_file, open_file, read_bytes, read_text
+from dflash_trt.core.strict_json import MAX_VALUES, parse_json
+from dflash_trt.errors import DflashError
+
+
+def _listen(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+def _truncate(path: Path) -> None:
+    with path.open("wb") as sparse:
+        sparse.truncate(3 << 40)
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a pipe": (os.mkfifo, "is a pipe, not a regular file"),
+    "a folder": (Path.mkdir, "is a folder, not a regular file"),
+    "a socket": (_listen, "is a socket, not a regular file"),
+    "a link to a device": (lambda path: path.symlink_to("/dev/zero"), "is a device, not a regular"),
+    "a link to nothing": (lambda path: path.symlink_to("nothing"), "is a link to nothing"),
+    "links in a circle": (lambda path: path.symlink_to(path), "cannot be read"),
+    "a sparse file": (_truncate, "is larger than 16 MiB, too large for a configuration"),
+    "a file without a size": (lambda path: path.symlink_to("/proc/self/maps"), "is a link out of"),
+    "a link out of the folder": (lambda path: path.symlink_to("../secret"), "is a link out of its"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize("named", [False, True])
+def test_what_is_no_file_of_its_folder(
+    tmp_path: Path, what: str, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_text("secret")
+    make, message = HOSTILE[what]
+    path = tmp_path / "model" / "f"
+    path.parent.mkdir()
+    monkeypatch.chdir(path.parent)  # the path of a socket may have 107 characters
+    make(Path(path.name) if what == "a socket" else path)
+    assert exists(path)
+    if named and "link out" in message:  # the user may name a link to any regular file
+        assert read_bytes(path, FileKind.CONFIG, named=True)
+        return
+    started = time.perf_counter()
+    with pytest.raises(DflashError) as caught:
+        read_bytes(path, FileKind.CONFIG, named=named)
+    assert time.perf_counter() - started < 1
+    assert str(path) in str(caught.value) and message in str(caught.value)
+    assert "secret" not in caught.value.what.replace(str(tmp_path / "secret"), "")
+    assert caught.value.exit_code == (2 if named else 1)
+
+
+def test_the_hubs_own_links_are_followed_and_no_others(tmp_path: Path) -> None:
+    ours, other = tmp_path / "models--a--b", tmp_path / "models--a--c"
+    snapshot = ours / "snapshots" / "1234" / "draft"
+    for folder in (ours / "blobs", other / "blobs", snapshot):
+        folder.mkdir(parents=True)
+    for blob in (ours / "blobs" / "12ab", other / "blobs" / "34cd", tmp_path / "5678"):
+        blob.write_text("{}")
+    (ours / "blobs" / "moved").symlink_to(tmp_path / "5678")
+    for name, blob in {"good": "12ab", "moved": "moved"}.items():
+        (snapshot / name).symlink_to(f"../../../blobs/{blob}")
+    (snapshot / "other").symlink_to(other / "blobs" / "34cd")
+    for folder in (snapshot, tmp_path / "by-link"):
+        if not folder.exists():
+            folder.symlink_to(snapshot)
+        assert find_file(folder / "good") == ours / "blobs" / "12ab"
+        for name in ("moved", "other"):
+            with pytest.raises(DflashError, match="is a link out of its folder"):
+                open_file(folder / name)
+
+
+def test_a_folder_that_is_a_link_is_seen_from_above(tmp_path: Path) -> None:
+    bundle, outside = tmp_path / "bundle", tmp_path / "outside"
+    bundle.mkdir()
+    outside.mkdir()
+    (outside / "f").write_text("secret")
+    (bundle / "weights").symlink_to(outside)
+    assert find_file(bundle / "weights" / "f") == outside / "f"
+    with pytest.raises(DflashError, match="is a link out of its folder"):
+        find_file(bundle / "weights" / "f", within=bundle)
+
+
+def test_a_file_that_states_no_size_has_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Path("/proc/self/maps").stat().st_size == 0
+    monkeypatch.setattr(FileKind.CONFIG, "limit", 100)
+    with pytest.raises(DflashError, match="too large for a configuration"):
+        read_text("/proc/self/maps", FileKind.CONFIG, named=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"[" + b"{}," * MAX_VALUES + b"{}]", "holds more than 2,000,000 JSON values"),
+        (b"[" + b"[]," * MAX_VALUES + b"[]]", "holds more than 2,000,000 JSON values"),
+        (b"[" + b"1," * MAX_VALUES + b"1]", "holds more than 2,000,000 JSON values"),
+        (b'{"a":' * 101 + b"1" + b"}" * 101, "nested too deeply"),
+        (b"[" * 50_000_000, "holds more than 2,000,000 JSON values"),
+        (b'["' + b'\\"' * 5_000_000, "not valid JSON"),
+    ],
+    ids=["objects", "lists", "numbers", "deep", "open", "quotes"],
+)
+def test_json_is_bounded_before_it_is_made(data: bytes, message: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(DflashError, match=message):
+            parse_json(data, "f")
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(data) + (1 << 20)
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_a_text_holds_is_no_value() -> None:
+    text = ",[{" * MAX_VALUES
+    assert parse_json(f'["{text}", "\\"{text}\\\\"]'.encode(), "f") == [text, f'"{text}\\']
