@@ -265,7 +265,7 @@ def command(only_plan: bool, as_json: bool, **given: Any) -> None:
     from dflash_trt.training.run import train_draft
 
     request = TrainRequest(**given)
-    with TerminalWatch(as_json=as_json) as watch:
+    with TerminalWatch(request.output.name, as_json=as_json) as watch:
         pair = train_draft(request, watch, only_plan=only_plan)
     if as_json:
         print_json(watch.to_json(pair))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,20 +15,25 @@ from dflash_trt.core.progress import Unit
 if TYPE_CHECKING:
     from dflash_trt.training.finish import TrainedPair
     from dflash_trt.training.plan import Plan
-    from dflash_trt.training.watch import Evaluation
+    from dflash_trt.training.watch import Evaluation, TrainingCurves
 
 _SHOWN_SLOTS = 7
 
 
 class TerminalWatch:
-    """Bars on stderr; what is to be read stays: on stdout, or on stderr where that is JSON's."""
+    """Bars on stderr; what is to be read stays: on stdout, or on stderr where that is JSON's.
 
-    def __init__(self, *, as_json: bool) -> None:
+    `name` is the draft's, for the page with curves.
+    """
+
+    def __init__(self, name: str, *, as_json: bool) -> None:
+        self._name = name
         self._bars = StageBars()
         self._as_json = as_json
         self._plan: Plan | None = None
         self._reasons: dict[str, str] = {}
         self._warnings: list[str] = []
+        self._has_no_charts = False
 
     def __enter__(self) -> Self:
         self._bars.__enter__()
@@ -76,6 +82,16 @@ class TerminalWatch:
             f"{_slots(evaluation.conditional_acceptance)}; recall@16 "
             f"{_slots(evaluation.recall_at_16)}"
         )
+
+    def draw(self, curves: TrainingCurves) -> str | None:
+        if find_spec("matplotlib") is None:
+            if not self._has_no_charts:
+                self.warn("matplotlib is not installed: no page shows the curves")
+            self._has_no_charts = True
+            return None
+        from dflash_perf.report.training import render_training
+
+        return render_training(self._name, curves)
 
     def show_result(self, pair: TrainedPair) -> None:
         """The last lines."""

@@ -96,6 +96,17 @@ def common_tokens(store: FeatureStore, count: int) -> Tensor:
     return torch.from_numpy(np.sort(ids[order]).astype(np.int64))
 
 
+def tokens_before(store: FeatureStore, rows: int, seed: int, step: int) -> int:
+    """Tokens of all rows that the steps before `step` took, prompts included."""
+    lengths = store.rows[:, 2]
+    first = order_rows(store, rows, seed, 0)
+    epoch, within = divmod(step, len(first))
+    some = order_rows(store, rows, seed, epoch)[:within]
+    return epoch * sum(int(lengths[batch].sum()) for batch in first) + sum(
+        int(lengths[batch].sum()) for batch in some
+    )
+
+
 def epochs(
     store: FeatureStore, rows: int, seed: int, first_step: int, per_epoch: int
 ) -> Iterator[tuple[int, list[int]]]:

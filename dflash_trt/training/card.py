@@ -47,8 +47,8 @@ class DraftRecord:
         return {**asdict(self), "shape": self.shape.config()}
 
 
-def write_card(record: DraftRecord, name: str) -> str:
-    """README.md of the draft; `name` is the folder's."""
+def write_card(record: DraftRecord, name: str, *, curves: str | None) -> str:
+    """README.md of the draft; `name` is the folder's, `curves` that of the page beside it."""
     best, shape = record.best, record.shape
     lines = [
         "---",
@@ -98,6 +98,8 @@ def write_card(record: DraftRecord, name: str) -> str:
         f"{_percent(one.conditional_acceptance[0])} |"
         for one in record.evaluations
     ]
+    if curves is not None:
+        lines += ["", f"Drawn, with every slot and set, in [{curves}]({curves})."]
     lines += ["", f"Training ended by {record.ended}.", "", "## Data", ""]
     lines += [f"- {name}: {count:,} prompts" for name, count in record.sets.items()]
     lines += [f"- SHA-256 of {name}: `{value}`" for name, value in record.hashes.items() if value]

@@ -21,8 +21,8 @@ from dflash_trt.training.pair_bundle import PairBuilder
 from dflash_trt.training.plan import PROOF_PROMPTS, PROOF_TOKENS
 from dflash_trt.training.preparation import RECORD_NAME, Preparation
 from dflash_trt.training.render import RenderedRow
-from dflash_trt.training.train_stage import TrainedDraft
-from dflash_trt.training.watch import Evaluation, TrainingWatch
+from dflash_trt.training.train_stage import CURVES_NAME, TrainedDraft
+from dflash_trt.training.watch import Evaluation, TrainingCurves, TrainingWatch
 
 _SPEED_RUNS = 1
 _DRAFT = StagedKind("draft that was trained here", RECORD_NAME)
@@ -88,7 +88,12 @@ def finish(
         text = json.dumps(record.to_json(), indent=2, sort_keys=True)
         (folder / RECORD_NAME).write_text(f"{text}\n", "utf-8")
         write_lines(folder / "epochs.jsonl", (one.to_json() for one in trained.evaluations))
-        (folder / "README.md").write_text(write_card(record, output.name), "utf-8")
+        curves = TrainingCurves(trained.evaluations, trained.schedule_steps, trained.ended)
+        page = watch.draw(curves)
+        if page is not None:
+            (folder / CURVES_NAME).write_text(page, "utf-8")
+        card = write_card(record, output.name, curves=None if page is None else CURVES_NAME)
+        (folder / "README.md").write_text(card, "utf-8")
     bundle = builder.build(
         output, preparation.bundle.resolve(), prompts=prompts_of(held_out), overwrite=overwrite
     )

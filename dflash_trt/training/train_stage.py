@@ -12,15 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_trt.bundle.bundle import replace_file
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError
 from dflash_trt.replay import Acceptance
 from dflash_trt.training.json_lines import JsonLines
 from dflash_trt.training.plan import Schedule
 from dflash_trt.training.trainer import StepReport, Trainer
-from dflash_trt.training.watch import Evaluation, TrainingWatch, best_of
+from dflash_trt.training.watch import Evaluation, TrainingCurves, TrainingWatch, best_of
 from dflash_trt.training.work_folder import write_json
 
+CURVES_NAME = "curves.html"
 _EVALUATIONS, _LOSSES = "epochs.jsonl", "losses.json"
 # Seconds between checkpoints: what a kill costs.
 _CHECKPOINT_S = 20.0
@@ -78,6 +80,7 @@ class TrainStage:
         self._has_time, self._tick = has_time, tick
         self._measures_start = measures_start
         self._losses: list[float] = []
+        self._told = False
         self._saved = time.monotonic()
 
     def run(self) -> TrainedDraft:
@@ -184,6 +187,7 @@ class TrainStage:
             recall_at_16=acceptance.recall_at_16,
             sets={name: one.acceptance_length for name, one in acceptance.sets.items()},
             categories={name: one.acceptance_length for name, one in acceptance.tags.items()},
+            tokens=self._trainer.tokens,
         )
         best = best_of([*evaluations, evaluation])
         assert best is not None
@@ -193,8 +197,20 @@ class TrainStage:
             if other != self._draft_folder(best.step):
                 shutil.rmtree(other, ignore_errors=True)
         self._watch.show_evaluation(evaluation, is_best=best is evaluation)
+        self._draw([*evaluations, evaluation])
         self._begin_bar()
         return evaluation
+
+    def _draw(self, evaluations: list[Evaluation]) -> None:
+        """Renews the page by which a training is watched, and says once where it is."""
+        page = self._watch.draw(TrainingCurves(evaluations, self._schedule.steps))
+        if page is None:
+            return
+        path = self._folder / CURVES_NAME
+        replace_file(path, page.encode())  # a browser that watches never reads half of it
+        if not self._told:
+            self._watch.say(f"curves: {path}")
+        self._told = True
 
     def _draft_folder(self, step: int) -> Path:
         return self._folder / "drafts" / f"step-{step:07}"

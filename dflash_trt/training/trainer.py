@@ -13,7 +13,14 @@ from torch import Tensor
 
 from dflash_trt.checkpoints.draft_tokens import write_draft_tokens
 from dflash_trt.errors import DflashError
-from dflash_trt.training.blocks import Batch, common_tokens, draw_batch, epochs, order_rows
+from dflash_trt.training.blocks import (
+    Batch,
+    common_tokens,
+    draw_batch,
+    epochs,
+    order_rows,
+    tokens_before,
+)
 from dflash_trt.training.draft_model import DraftModel, save_draft
 from dflash_trt.training.feature_store import FeatureStore
 from dflash_trt.training.loss import BlockLoss, Head, block_loss, slot_weights
@@ -107,6 +114,12 @@ class Trainer:
     @property
     def is_done(self) -> bool:
         return self.step >= self.settings.steps
+
+    @property
+    def tokens(self) -> int:
+        """Of all rows that were trained on so far, prompts included, as often as they were."""
+        settings = self.settings
+        return tokens_before(self.store, settings.rows, settings.seed, self.step)
 
     def train(self, until: int, report: Callable[[StepReport], None]) -> None:
         """Trains to step `until`, or to the last one.

@@ -20,6 +20,7 @@ class Evaluation:
         acceptance_length: τ, tokens a verify step.
         conditional_acceptance, recall_at_16: of slots 1 … S - 1, given all before were accepted.
         sets, categories: τ of each set of prompts, and of each kind of question.
+        tokens: of all rows trained on until then, as often as they were; None in older records.
     """
 
     step: int
@@ -30,9 +31,24 @@ class Evaluation:
     recall_at_16: tuple[float | None, ...]
     sets: dict[str, float | None]
     categories: dict[str, float | None]
+    tokens: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCurves:
+    """What a page about a training shows.
+
+    Args:
+        steps: of the schedule.
+        ended: why training ended; None while it goes on.
+    """
+
+    evaluations: Sequence[Evaluation]
+    steps: int
+    ended: str | None = None
 
 
 class TrainingWatch(Progress, Protocol):
@@ -49,6 +65,9 @@ class TrainingWatch(Progress, Protocol):
 
     def show_evaluation(self, evaluation: Evaluation, *, is_best: bool) -> None:
         """A measurement, as it is made."""
+
+    def draw(self, curves: TrainingCurves) -> str | None:
+        """A page (HTML) with curves; None where nothing here can draw one."""
 
 
 def best_of(evaluations: Sequence[Evaluation]) -> Evaluation | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.errors import DflashError
-from dflash_trt.training.blocks import IGNORED, Batch, draw_batch, order_rows
+from dflash_trt.training.blocks import IGNORED, Batch, draw_batch, order_rows, tokens_before
 from dflash_trt.training.draft_model import load_draft, new_draft, save_draft
 from dflash_trt.training.draft_shape import DraftDesign, shape_of
 from dflash_trt.training.feature_store import (
@@ -207,6 +207,9 @@ def test_an_epoch_uses_every_row_once_in_another_order() -> None:
     first, second = (order_rows(store, 4, 0, epoch) for epoch in (0, 1))
     assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(40))
     assert first != second
+    lengths = [int(store.rows[batch, 2].sum()) for batch in chain(first, second)]
+    sums = [tokens_before(store, 4, 0, step) for step in range(len(lengths) + 1)]
+    assert sums == list(accumulate(lengths, initial=0))
 
 
 def ends() -> TargetEnds:

@@ -18,7 +18,7 @@ from dflash_trt.replay import Acceptance
 from dflash_trt.training.plan import Plan, Schedule
 from dflash_trt.training.train_stage import TrainedDraft, TrainStage
 from dflash_trt.training.trainer import StepReport, Trainer
-from dflash_trt.training.watch import Evaluation
+from dflash_trt.training.watch import Evaluation, TrainingCurves
 from tests.training.prompts import contents
 
 STEPS = 40
@@ -36,6 +36,10 @@ class CountingTrainer:
     @property
     def is_done(self) -> bool:
         return self.step >= STEPS
+
+    @property
+    def tokens(self) -> int:
+        return 100 * self.step
 
     def train(self, until: int, report: Callable[[StepReport], None]) -> None:
         while self.step < min(until, STEPS):
@@ -75,6 +79,10 @@ class Watch(SilentProgress):
 
     def show_evaluation(self, evaluation: Evaluation, *, is_best: bool) -> None:
         self.lines.append(f"{evaluation.step} {evaluation.acceptance_length} {is_best}")
+
+    def draw(self, curves: TrainingCurves) -> str:
+        points = [(one.step, one.tokens) for one in curves.evaluations]
+        return f"{points} of {curves.steps}, {curves.ended}"
 
 
 def train(
@@ -119,7 +127,8 @@ def train(
 def test_the_best_is_kept_and_the_others_go(tmp_path: Path) -> None:
     watch = Watch()
     trained = train(tmp_path, [0, 1.5, 3, 2, 3, 2.5], watch=watch)
-    assert watch.lines == ["8 1.5 True", "16 3 True", "24 2 False", "32 3 False", "40 2.5 False"]
+    said = ["8 1.5 True", "16 3 True", "24 2 False", "32 3 False", "40 2.5 False"]
+    assert watch.lines == [said[0], f"curves: {tmp_path / 'curves.html'}", *said[1:]]
     assert trained.best.step == 16 and (trained.folder / "draft").read_text() == "16"
     assert [path.name for path in trained.folder.parent.iterdir()] == ["step-0000016"]
     assert trained.ended == "the schedule's last step"
@@ -127,6 +136,19 @@ def test_the_best_is_kept_and_the_others_go(tmp_path: Path) -> None:
     assert first.loss == pytest.approx(5 - 3.5 / 20)
     assert second.loss == pytest.approx(5 - 11.5 / 20)
     assert (first.epoch, second.epoch) == (2, 4)
+
+
+def test_the_page_shows_what_was_measured_so_far(tmp_path: Path) -> None:
+    seen = []
+
+    class Looking(Watch):
+        def say(self, line: str) -> None:
+            seen.append((tmp_path / "curves.html").read_text())
+
+    train(tmp_path, [0, 2, 1, 3, 2.5, 2], watch=Looking())
+    assert seen == ["[(8, 800)] of 40, None"]
+    last = (tmp_path / "curves.html").read_text()
+    assert last == f"{[(step, 100 * step) for step in range(8, 41, 8)]} of 40, None"
 
 
 def test_it_ends_when_acceptance_has_stopped_rising(tmp_path: Path) -> None:
