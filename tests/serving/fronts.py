@@ -17,6 +17,7 @@ import openai
 
 from dflash_trt.runtime import FinishReason, RequestResult, RequestStatistics
 from dflash_trt.serving.client.client import GenerationRequest, TextDelta
+from dflash_trt.serving.openai.options import FrontOptions
 from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.serving.served import fetch
@@ -114,12 +115,19 @@ Front = Callable[[ScriptedModel], str]
 
 
 @contextmanager
-def switching_front(tokenizer_folder: Path) -> Generator[Front, None, None]:
-    """Puts a model behind one front that stays; returns the front's address, http://host:port."""
+def switching_front(
+    tokenizer_folder: Path,
+    options: FrontOptions = FrontOptions(),  # noqa: B008
+    **given: Any,
+) -> Generator[Front, None, None]:
+    """Puts a model behind one front that stays; returns the front's address, http://host:port.
+
+    `given` are further arguments of `OpenAiServer`.
+    """
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         tokenizer, switch = BundleTokenizer(tokenizer_folder), Switch()
-        server = OpenAiServer("demo", switch, tokenizer, bound, exit_timeout_s=5)
+        server = OpenAiServer("demo", switch, tokenizer, bound, 5, options, **given)
         thread = threading.Thread(target=lambda: asyncio.run(server.run()), daemon=True)
         thread.start()
         wait_until(lambda: server.started or not thread.is_alive())
@@ -127,7 +135,7 @@ def switching_front(tokenizer_folder: Path) -> Generator[Front, None, None]:
 
         def put(model: ScriptedModel) -> str:
             switch.model = model
-            return f"http://127.0.0.1:{bound.getsockname()[1]}"
+            return f"{options.scheme}://127.0.0.1:{bound.getsockname()[1]}"
 
         try:
             yield put

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -21,6 +21,7 @@ from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import RequestResult
 from dflash_trt.serving.client.client import GenerationRequest, TextDelta
+from dflash_trt.serving.openai.access import counted
 from dflash_trt.serving.openai.errors import ApiError, as_api_error
 from dflash_trt.serving.openai.reply import ReplyWriter, error_event
 from dflash_trt.serving.openai.request import CompletionRequest, read_chat, read_completion
@@ -43,15 +44,17 @@ class Upstream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OpenAiApp:
-    """The routes of the API; `model` is the one name it answers to. Without a renderer, no chats.
+    """The routes of the API; `models` are the names it answers to. Without a renderer, no chats.
 
+    `metrics` reads the server's figures for Prometheus; requests come through a `Gate`.
     `harmony` tells answers from reasoning in the chats of a model that has channels.
     """
 
-    model: str
+    models: tuple[str, ...]
     upstream: Upstream
     renderer: ChatRenderer | None
     harmony: HarmonyFormat | None = None
+    metrics: Callable[[], bytes] | None = None
     render_thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="chat-template")
     )
@@ -62,6 +65,7 @@ class OpenAiApp:
         return Starlette(
             routes=[
                 Route("/health", self.health),
+                Route("/metrics", self.show_metrics),
                 Route("/v1/models", self.list_models),
                 Route("/v1/models/{model:path}", self.show_model),
                 Route("/v1/completions", self.complete, methods=["POST"]),
@@ -79,11 +83,20 @@ class OpenAiApp:
         return Response(status_code=200 if await self.upstream.is_ready() else 503)
 
     async def list_models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._describe_model()]})
+        return JSONResponse({"object": "list", "data": [*map(self._describe_model, self.models)]})
 
     async def show_model(self, request: Request) -> Response:
         self._check_model(request.path_params["model"])
-        return JSONResponse(self._describe_model())
+        return JSONResponse(self._describe_model(request.path_params["model"]))
+
+    async def show_metrics(self, request: Request) -> Response:
+        if self.metrics is None:
+            raise HTTPException(404)
+        try:
+            text = await asyncio.to_thread(self.metrics)
+        except OSError as error:
+            raise ApiError("the server tells no figures now", status=503) from error
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     async def complete(self, request: Request) -> Response:
         asked = read_completion(await _read_json(request))
@@ -102,7 +115,7 @@ class OpenAiApp:
         if asked.is_chat and self.harmony is not None:
             channels = self.harmony.open(asked.generation.stop_strings)
         writer = ReplyWriter(asked, channels)
-        deltas = self.upstream.stream(asked.generation)
+        deltas = counted(self.upstream.stream(asked.generation), request.state.record)
         if not asked.generation.streaming:
             return JSONResponse(writer.whole(await _unless_gone(request, _finish(deltas))))
         # Not before the first answer is it known which status the reply has.
@@ -111,12 +124,12 @@ class OpenAiApp:
 
     async def _render(self, asked: CompletionRequest) -> str:
         if self.renderer is None:
-            what = f"{self.model} has no chat template; use /v1/completions"
+            what = f"{asked.model} has no chat template; use /v1/completions"
             raise ApiError(what, param="messages")
         variables: dict[str, str] = {}
         if asked.reasoning_effort is not None:
             if not self.renderer.knows(EFFORT):
-                raise ApiError(f"{self.model} reasons at no given effort", param=EFFORT)
+                raise ApiError(f"{asked.model} reasons at no given effort", param=EFFORT)
             variables[EFFORT] = asked.reasoning_effort
         prompt = await asyncio.get_running_loop().run_in_executor(
             self.render_thread, self.renderer.render, asked.messages, variables
@@ -126,13 +139,13 @@ class OpenAiApp:
         return prompt
 
     def _check_model(self, name: str) -> None:
-        if name != self.model:
-            what = f"there is no such model here, only {self.model!r}"
+        if name not in self.models:
+            what = f"there is no such model here, only {', '.join(map(repr, self.models))}"
             raise ApiError(what, status=404, param="model", code="model_not_found")
 
-    def _describe_model(self) -> dict[str, Any]:
+    def _describe_model(self, name: str) -> dict[str, Any]:
         return {
-            "id": self.model,
+            "id": name,
             "object": "model",
             "created": self.created,
             "owned_by": "dflash-trt",

@@ -16,17 +16,26 @@ class ApiError(DflashError):
     """An error as an answer of HTTP `status`: `param` is at fault, `code` OpenAI's name of it."""
 
     def __init__(
-        self, what: str, *, status: int = 400, param: str | None = None, code: str | None = None
+        self,
+        what: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int = RETRY_AFTER_S,
     ) -> None:
         super().__init__(what, where=param)
         self.status = status
         self.param = param
         self.code = code
+        self._retry_after_s = retry_after_s
 
     @property
     def headers(self) -> dict[str, str]:
-        """When to come back, where coming back helps."""
-        return {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else {}
+        """When to come back, where coming back helps; what to show, where a key is missing."""
+        if self.status == 401:
+            return {"WWW-Authenticate": "Bearer"}
+        return {"Retry-After": str(self._retry_after_s)} if self.status in (429, 503) else {}
 
     def to_json(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 else "server_error"

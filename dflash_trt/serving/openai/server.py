@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.serving.openai.options import FrontOptions
 from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.tokenizer import BundleTokenizer
 
@@ -31,10 +33,13 @@ class OpenAiServer:
         tokenizer: BundleTokenizer,
         bound: socket.socket,
         exit_timeout_s: int,
+        options: FrontOptions = FrontOptions(),  # noqa: B008 - it is frozen
+        metrics: Callable[[], bytes] | None = None,
     ) -> None:
         try:
             import uvicorn
 
+            from dflash_trt.serving.openai.access import Gate
             from dflash_trt.serving.openai.app import OpenAiApp
         except ImportError as error:
             raise DflashError(
@@ -43,10 +48,18 @@ class OpenAiServer:
             ) from error
         self._socket = bound
         self._renderer = tokenizer.open_renderer()
-        app = OpenAiApp(name, upstream, self._renderer, HarmonyFormat.find(tokenizer.core))
+        app = OpenAiApp(
+            options.model_names or (name,),
+            upstream,
+            self._renderer,
+            HarmonyFormat.find(tokenizer.core),
+            metrics,
+        )
         self._server = uvicorn.Server(
             uvicorn.Config(
-                app.starlette(),
+                Gate(app.starlette(), options),
+                ssl_certfile=options.tls_cert,
+                ssl_keyfile=options.tls_key,
                 lifespan="off",
                 log_config=None,
                 access_log=False,

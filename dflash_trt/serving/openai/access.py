@@ -1,0 +1,175 @@
+"""The gate before the OpenAI front: who may ask, how much, and what is written down of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dflash_trt.serving.client.client import TextDelta
+from dflash_trt.serving.openai.errors import ApiError
+from dflash_trt.serving.openai.options import FrontOptions, LogFormat
+
+REQUEST_ID = "X-Request-Id"
+MINUTE_S = 60.0
+_GUARDED = "/v1/"
+_GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+
+
+@dataclass(slots=True)
+class AccessRecord:
+    """A request, as it is written down: neither its text nor its key are in it.
+
+    `key` is the name of the key, `status` None where the client left before an answer began.
+    """
+
+    time: str
+    request_id: str
+    method: str
+    path: str
+    key: str | None = None
+    status: int | None = None
+    seconds: float = 0.0
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+    def line(self, log_format: LogFormat) -> str:
+        """One line, whatever the request held."""
+        if log_format == "json":
+            return json.dumps(asdict(self))
+        tokens = "-" if self.output_tokens is None else f"{self.prompt_tokens}+{self.output_tokens}"
+        path = json.dumps(self.path)
+        return (
+            f"{self.time} {self.status or '-'} {self.method} {path} {self.seconds:.3f} s "
+            f"id={self.request_id} key={self.key or '-'} tokens={tokens}"
+        )
+
+
+class Gate:
+    """Lets requests through to `app`, with an id each; a request's state has its "record".
+
+    Args:
+        write: what becomes of a request's line; None prints it to stderr.
+
+    Raises:
+        DflashError: see `FrontOptions.open_keys`.
+    """
+
+    def __init__(
+        self, app: ASGIApp, options: FrontOptions, write: Callable[[str], None] | None = None
+    ) -> None:
+        self._app, self._options = app, options
+        self._keys = options.open_keys()
+        self._write = write or _write_line
+        self._running: Counter[str] = Counter()
+        self._spent: dict[str, deque[tuple[float, int]]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, headers = time.perf_counter(), Headers(scope=scope)
+        given = headers.get(REQUEST_ID, "")
+        record = AccessRecord(
+            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            request_id=given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex,
+            method=scope["method"],
+            path=scope["path"],
+        )
+        scope.setdefault("state", {})["record"] = record
+
+        async def mark(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID] = record.request_id
+                record.status = message["status"]
+            await send(message)
+
+        try:
+            with self._admit(record, headers):
+                await self._app(scope, receive, mark)
+        except ApiError as error:
+            answer = JSONResponse(error.to_json(), error.status, headers=error.headers)
+            await answer(scope, receive, mark)
+        finally:
+            self._spend(record)
+            record.seconds = round(time.perf_counter() - started, 6)
+            if self._options.log_format != "none":
+                self._write(record.line(self._options.log_format))
+
+    @contextmanager
+    def _admit(self, record: AccessRecord, headers: Headers) -> Iterator[None]:
+        """Holds a place of the request's key; refused are only requests that have not begun."""
+        if self._keys is None or not record.path.startswith(_GUARDED):
+            yield
+            return
+        scheme, _, token = headers.get("Authorization", "").partition(" ")
+        key = self._keys.find(token.strip()) if scheme.lower() == "bearer" else None
+        if key is None:
+            what = "no good API key in the header Authorization: Bearer KEY"
+            raise ApiError(what, status=401, code="invalid_api_key")
+        record.key = key
+        if record.method != "POST":
+            yield
+            return
+        self._check_limits(key)
+        self._running[key] += 1
+        try:
+            yield
+        finally:
+            self._running[key] -= 1
+
+    def _check_limits(self, key: str) -> None:
+        most, running = self._options.key_requests, self._running[key]
+        if most is not None and running >= most:
+            what = f"{running} requests of this key are in flight, and no more may be"
+            raise ApiError(what, status=429, code="rate_limit_exceeded")
+        budget = self._options.key_tokens
+        if budget is None:
+            return
+        spent, now = self._spent.setdefault(key, deque()), time.monotonic()
+        while spent and now - spent[0][0] >= MINUTE_S:
+            spent.popleft()
+        total = sum(tokens for _, tokens in spent)
+        if total >= budget:
+            wait = math.ceil(MINUTE_S - (now - spent[0][0]))
+            what = f"{total:,} tokens in the last minute, of {budget:,} that this key has"
+            raise ApiError(what, status=429, code="rate_limit_exceeded", retry_after_s=wait)
+
+    def _spend(self, record: AccessRecord) -> None:
+        """Counts the request's tokens; of one that was cut off those that had come."""
+        budget = self._options.key_tokens
+        if budget is None or record.key is None or record.output_tokens is None:
+            return
+        tokens = (record.prompt_tokens or 0) + record.output_tokens
+        self._spent.setdefault(record.key, deque()).append((time.monotonic(), tokens))
+
+
+async def counted(
+    deltas: AsyncGenerator[TextDelta, None], record: AccessRecord
+) -> AsyncGenerator[TextDelta, None]:
+    """`deltas`, whose tokens are noted in `record`: the result's, before it one of each delta."""
+    async with aclosing(deltas):
+        async for delta in deltas:
+            record.output_tokens = (record.output_tokens or 0) + 1
+            if delta.result is not None:
+                statistics = delta.result.statistics
+                record.prompt_tokens = statistics.prompt_tokens
+                record.output_tokens = statistics.output_tokens
+            yield delta
+
+
+def _write_line(line: str) -> None:
+    with suppress(OSError, ValueError):  # a log that is full or closed ends no request
+        print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,215 @@
+"""Keys, their limits, names, TLS and the log of the OpenAI front."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from dflash_trt.errors import DflashError
+from dflash_trt.serving.openai import access, keys
+from dflash_trt.serving.openai.keys import KEYS_VARIABLE, KeyRing
+from dflash_trt.serving.openai.options import FrontOptions
+from tests.cli.bigram import write_tokenizer
+from tests.serving.fronts import Front, ScriptedModel, switching_front
+from tests.waiting import PATIENCE_S, wait_until
+
+ONE, TWO = "one-" + "k" * 20, "two-" + "k" * 20
+TOKENS = 17  # of a request of `ScriptedModel`, prompt and answer
+METRICS = b"# TYPE dflash_input_tokens counter\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("access")
+    write_tokenizer(folder, None)
+    (folder / "keys").write_text(f"# ours\n{ONE}\n\n  {TWO}  \n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def front(folder: Path) -> Iterator[Front]:
+    options = FrontOptions(
+        model_names=("demo", "gpt-4o"),
+        key_file=folder / "keys",
+        key_requests=2,
+        key_tokens=3 * TOKENS,
+        log_format="json",
+    )
+    with switching_front(folder, options, metrics=lambda: METRICS) as front:
+        yield front
+
+
+def client(url: str, key: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=PATIENCE_S)
+
+
+def ask(url: str, key: str, model: str = "gpt-4o", **options: Any) -> Any:
+    return client(url, key).completions.create(model=model, prompt="count", **options)
+
+
+Log = Callable[[int], list[Any]]
+
+
+@pytest.fixture
+def log(capfd: pytest.CaptureFixture[str]) -> Log:
+    """Reads so many lines; a request's is written once its answer has been sent."""
+    text = ""
+
+    def read(count: int) -> list[Any]:
+        nonlocal text
+
+        def has_come() -> bool:
+            nonlocal text
+            text += capfd.readouterr().err
+            return text.count("\n") >= count
+
+        wait_until(has_come)
+        lines, text = text.splitlines(), ""
+        assert len(lines) == count
+        return [json.loads(line) for line in lines]
+
+    return read
+
+
+def test_only_a_good_key_is_let_in(front: Front, log: Log) -> None:
+    url = front(ScriptedModel())
+    for wrong in ("none", ONE[:-1], ONE + "x", TWO.upper()):
+        with pytest.raises(openai.AuthenticationError) as refused:
+            ask(url, wrong)
+        assert refused.value.code == "invalid_api_key"
+        assert refused.value.response.headers["WWW-Authenticate"] == "Bearer"
+    for wrong in ("Bearer " + "é" * 20, f"Basic {ONE}", ONE):
+        asked = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": wrong})
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(asked)
+    assert [one.id for one in client(url, ONE).models.list()] == ["demo", "gpt-4o"]
+    with urllib.request.urlopen(f"{url}/health") as health:
+        assert health.status == 200  # who watches it needs no key
+    with urllib.request.urlopen(f"{url}/metrics") as metrics:
+        assert metrics.read() == METRICS
+    lines = log(10)
+    assert [line["status"] for line in lines] == [401] * 7 + [200] * 3
+    assert not any(key in json.dumps(lines) for key in (ONE, TWO))
+
+
+def test_a_key_has_its_share_of_tokens_and_requests(
+    front: Front, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = front(ScriptedModel())
+    for stream in (False, True, True):
+        reply = ask(url, TWO, stream=stream)
+        if stream:
+            list(reply)
+    with pytest.raises(openai.RateLimitError, match="51 tokens in the last minute, of 51") as full:
+        ask(url, TWO)
+    assert 50 <= int(full.value.response.headers["Retry-After"]) <= 60
+    assert [line["output_tokens"] for line in log(4)] == [10, 10, 10, None]
+
+    model = ScriptedModel(endless=True)
+    url = front(model)
+    streams = [ask(url, ONE, stream=True) for _ in range(2)]
+    with pytest.raises(openai.RateLimitError, match="2 requests of this key are in flight"):
+        ask(url, ONE)
+    for stream in streams:
+        next(iter(stream))
+        stream.close()
+    wait_until(lambda: len(model.finished) == 2)
+    front(ScriptedModel())
+    # What a client reads before it leaves is counted as well.
+    refused, *cut = log(3)
+    assert refused["status"] == 429 and min(line["output_tokens"] for line in cut) >= 1
+    monkeypatch.setattr(access, "MINUTE_S", 0.0)
+    assert ask(url, TWO).usage.total_tokens == TOKENS
+
+
+def test_an_id_stands_in_the_answer_and_in_the_log(front: Front, log: Log) -> None:
+    url = front(ScriptedModel())
+    for given, kept in (("client-7", True), ('bad" id', False), ("x" * 200, False)):
+        asked = urllib.request.Request(f"{url}/v1/models", headers={"X-Request-Id": given})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(asked)
+        found = refused.value.headers["X-Request-Id"]
+        assert (found == given) is kept
+        (line,) = log(1)
+        assert line["request_id"] == found and line["path"] == "/v1/models"
+    line = access.AccessRecord(time="T", request_id="7", method="GET", path='/a"\n{').line("text")
+    assert line == 'T - GET "/a\\"\\n{" 0.000 s id=7 key=- tokens=-'
+
+
+def test_keys_change_while_it_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(keys, "_LOOK_S", 0.0)
+    file = folder / "rotated"
+    file.write_text(f"{ONE}\n")
+    ring = KeyRing(file, f"{'e' * 16}, {'f' * 16}")
+    name = ring.find(ONE)
+    assert name is not None and len(name) == 8 and ring.find(TWO) is None
+    new = folder / "new"
+    new.write_text(f"{TWO}\n")
+    new.replace(file)
+    assert ring.find(ONE) is None and ring.find(TWO) and ring.find("f" * 16)
+    file.write_text("short\n")
+    assert ring.find(TWO) and ring.find(TWO)
+    file.unlink()
+    assert ring.find(TWO)
+    assert capsys.readouterr().err.count("keys stay as they were") == 1
+    file.write_text(f"{ONE}\n")
+    assert ring.find(ONE) and ring.find(TWO) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("", "holds no key"),
+        ("# nothing\n", "holds no key"),
+        (f"{ONE}\nshort\n", "key 2 is not 16 or more characters"),
+        ("é" * 20, "key 1 is not 16 or more characters of ASCII"),
+        (None, "No such file"),
+    ],
+)
+def test_keys_that_are_none_are_refused(content: str | None, what: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "keys").write_text(content)
+    with pytest.raises(DflashError, match=what) as refused:
+        FrontOptions(key_file=tmp_path / "keys").open_keys()
+    assert "short" not in refused.value.message
+
+
+def test_limits_need_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEYS_VARIABLE, raising=False)
+    assert FrontOptions().open_keys() is None
+    for options in (FrontOptions(key_requests=1), FrontOptions(key_tokens=1)):
+        with pytest.raises(DflashError, match="there are none"):
+            options.open_keys()
+    monkeypatch.setenv(KEYS_VARIABLE, ONE)
+    assert FrontOptions(key_requests=1).open_keys() is not None
+
+
+def test_it_speaks_tls(folder: Path) -> None:
+    made = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost "
+        "-addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out cert.pem"
+    )
+    subprocess.run(made.split(), cwd=folder, check=True, capture_output=True)
+    options = FrontOptions(tls_cert=folder / "cert.pem", tls_key=folder / "key.pem")
+    options.check_tls()
+    with switching_front(folder, options) as front:
+        url = front(ScriptedModel())
+        trusted = ssl.create_default_context(cafile=folder / "cert.pem")
+        with urllib.request.urlopen(f"{url}/health", context=trusted) as health:
+            assert url.startswith("https:") and health.status == 200
+    swapped = FrontOptions(tls_cert=folder / "key.pem", tls_key=folder / "cert.pem")
+    with pytest.raises(DflashError, match="is no certificate that fits its key"):
+        swapped.check_tls()
+    with pytest.raises(DflashError, match="needs --tls-cert too"):
+        FrontOptions(tls_key=folder / "key.pem").check_tls()
