@@ -19,7 +19,7 @@ from dflash_trt.bundle.manifest import (
 from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.core.files import exists, find_file
 from dflash_trt.core.hashing import file_sha256
-from dflash_trt.core.publish import file_error
+from dflash_trt.core.publish import file_error, replace_file
 from dflash_trt.errors import DflashError
 from dflash_trt.text.tokenizer import BundleTokenizer
 
@@ -132,17 +132,6 @@ def detach_file(bundle: Bundle, name: str) -> Bundle:
             bundle = _write_files(bundle, others)
         (bundle.folder / name).unlink(missing_ok=True)
     return bundle
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Writes a new file and renames it to `path`."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _write_files(bundle: Bundle, files: list[BundleFile]) -> Bundle:

@@ -43,11 +43,11 @@ def staged_folder(
             be written, or was built by another process in the meantime.
     """
     destination = destination.resolve()
+    _remove_abandoned(destination)
     check_destination(destination, overwrite=overwrite, kind=kind)
     created = publish.missing_folders(destination.parent)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(destination)
         staging, lock = _make_locked(destination)
     except OSError as error:
         publish.remove_empty(created)
@@ -84,11 +84,15 @@ def _make_locked(destination: Path) -> tuple[Path, int]:
 
 
 def _remove_abandoned(destination: Path) -> None:
+    """Removes what killed builds left; what one of them was about to replace is put back."""
     for staging in destination.parent.glob(f"{glob.escape(_prefix(destination))}*"):
         with suppress(OSError):  # a build that is still running, or just removed
             lock = publish.lock_folder(staging, wait=False)
-            shutil.rmtree(staging, ignore_errors=True)
-            os.close(lock)
+            try:
+                publish.put_back(staging / _OLD_NAME, destination)
+                shutil.rmtree(staging, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _prefix(destination: Path) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from dflash_trt.bundle.bundle import Bundle, replace_file
-from dflash_trt.core.publish import file_error
+from dflash_trt.bundle.bundle import Bundle
+from dflash_trt.core.publish import file_error, replace_file
 from dflash_trt.diagnosis.diagnose import Diagnosis
 from dflash_trt.diagnosis.evidence import Evidence
 from dflash_trt.diagnosis.question import Question

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dflash_trt.backends.base import TargetGraph
-from dflash_trt.bundle.bundle import Bundle, detach_file, open_bundle, replace_file
+from dflash_trt.bundle.bundle import Bundle, detach_file, open_bundle
 from dflash_trt.cli.options import (
     FILE,
     TaskOptions,
@@ -24,7 +24,7 @@ from dflash_trt.cli.options import (
 )
 from dflash_trt.cli.progress import StageBars
 from dflash_trt.cli.task_table import count_answers
-from dflash_trt.core.publish import file_error
+from dflash_trt.core.publish import file_error, replace_file
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.pair import LoadedPair

@@ -1,16 +1,22 @@
-"""Folders that appear whole or not at all: their destination, their lock and the final rename."""
+"""Files and folders that appear complete or not at all: destination, lock and final rename."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from dflash_trt.errors import DflashError
 
 _LOCK_NAME = "lock"
+# Linux's renameat2, include/uapi/linux/fcntl.h and fs.h.
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
@@ -35,10 +41,12 @@ def check_destination(destination: Path, *, overwrite: bool, marker: str, kind: 
 def publish(new: Path, replaced: Path, destination: Path, *, overwrite: bool) -> None:
     """Renames `new` to `destination`, never over what another process just put there.
 
-    What is overwritten becomes `replaced`; it is put back if the rename fails.
+    What is overwritten is afterwards `new` or `replaced`; it is put back if the rename fails.
     """
     if overwrite:
-        # Two renames: the destination is missing for an instant, but never half-written.
+        if _exchange(new, destination):
+            return
+        # Two renames: the destination is missing for an instant, see `put_back`.
         with suppress(FileNotFoundError):
             destination.rename(replaced)
     try:
@@ -49,6 +57,65 @@ def publish(new: Path, replaced: Path, destination: Path, *, overwrite: bool) ->
         with suppress(OSError):
             replaced.rename(destination)
         raise
+
+
+def put_back(replaced: Path, destination: Path) -> None:
+    """Undoes half an overwriting: the run was killed between its two renames."""
+    if replaced.exists() and not destination.exists():
+        replaced.rename(destination)
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
+    """A new file beside `path` to write to, which takes its place at the end.
+
+    A failure or a kill leaves the old file or the new one, whole. With `durable` that holds when
+    the machine loses power too. Writers of one file wait for each other.
+    """
+    new = path.with_name(f".{path.name}.new")
+    with _open_locked(new) as file:
+        try:
+            file.truncate()
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+            new.replace(path)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+
+
+def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """The same for content that is at hand."""
+    with replacing(path, durable=durable) as file:
+        file.write(content)
+
+
+def _exchange(new: Path, destination: Path) -> bool:
+    """Swaps two paths in one step; False where that cannot be done."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    paths = os.fsencode(new), os.fsencode(destination)
+    return rename is not None and not rename(
+        _AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE
+    )
+
+
+def _open_locked(path: Path) -> BinaryIO:
+    """Opens a file to write to, when nobody else does; what a killed run left in it is there."""
+    while True:
+        file = os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666), "wb")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # The last writer may have renamed it meanwhile.
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            file.close()
+            raise
+        file.close()
 
 
 def lock_folder(folder: Path, *, wait: bool) -> int:

@@ -6,6 +6,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from dflash_trt.core.publish import replace_file
+
 FOLDER = "dflash-trt"
 
 
@@ -26,11 +28,6 @@ def read_cache(path: Path) -> bytes:
 
 def write_cache(path: Path, data: bytes) -> None:
     """Replaces the file in one step. A disk that refuses costs time at the next run, no more."""
-    staged = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            staged.write_bytes(data)
-            staged.replace(path)
-        finally:
-            staged.unlink(missing_ok=True)
+        replace_file(path, data)

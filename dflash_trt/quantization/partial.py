@@ -101,12 +101,7 @@ class PartialCheckpoint:
 
     def save(self) -> None:
         """Replaces the note on disk; a kill leaves the old one or the new one."""
-        new = self._path.with_suffix(".new")
-        with new.open("w", encoding="utf-8") as file:
-            file.write(self.state.model_dump_json())
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self._path)
+        publish.replace_file(self._path, self.state.model_dump_json().encode(), durable=True)
 
     def _read(self) -> State | None:
         try:
@@ -146,6 +141,8 @@ def partial_checkpoint(
         raise publish.file_error(error, destination.parent) from error
     keep = True
     try:
+        publish.put_back(root / _OLD_NAME, destination)
+        check_destination(destination, overwrite=overwrite)
         partial = PartialCheckpoint(root, key)
         yield partial
         publish.publish(partial.folder, root / _OLD_NAME, destination, overwrite=overwrite)

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from dflash_trt.core.publish import replacing
+
 
 class JsonLines:
     """The records in `path` and a way to add to them; closed by `with`.
@@ -60,13 +62,9 @@ class JsonLines:
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Writes a file of lines, whole or not at all."""
-    new = path.with_name(f".{path.name}.new")
-    with new.open("wb") as file:
+    with replacing(path, durable=True) as file:
         for record in records:
             file.write(_encode(record))
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
 
 
 def _encode(record: Mapping[str, Any]) -> bytes:

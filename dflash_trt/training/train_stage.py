@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_trt.bundle.bundle import replace_file
+from dflash_trt.core.publish import replace_file
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError
 from dflash_trt.replay import Acceptance

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt.checkpoints.draft_tokens import write_draft_tokens
+from dflash_trt.core.publish import replacing
 from dflash_trt.errors import DflashError
 from dflash_trt.training.blocks import (
     Batch,
@@ -204,9 +205,8 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizers": [one.state_dict() for one in self._optimizers],
         }
-        new = folder / f".{STATE_NAME}.new"
-        torch.save(state, new)
-        new.replace(folder / STATE_NAME)
+        with replacing(folder / STATE_NAME) as file:
+            torch.save(state, file)
 
     def restore(self, folder: Path) -> bool:
         """Goes on where `save` was called; False where it never was."""

@@ -32,12 +32,7 @@ def digest(parts: Mapping[str, Any]) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Replaces a file by `value`; a kill leaves the old one or the new one."""
-    new = path.with_name(f".{path.name}.new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(value, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    publish.replace_file(path, (json.dumps(value, indent=2) + "\n").encode(), durable=True)
 
 
 class StageFolder:

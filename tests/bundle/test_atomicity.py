@@ -15,6 +15,7 @@ import pytest
 
 from dflash_trt.bundle import staging
 from dflash_trt.bundle.bundle import open_bundle, verify_bundle
+from dflash_trt.core import publish
 from dflash_trt.errors import DflashError
 from tests.bundle.conftest import Watcher, build_pair
 
@@ -22,6 +23,7 @@ from tests.bundle.conftest import Watcher, build_pair
 WAITING_BUILD = """
 import sys
 from pathlib import Path
+from dflash_trt.core import publish
 from dflash_trt.errors import DflashError
 from tests.bundle.conftest import Watcher, build_pair
 
@@ -35,6 +37,7 @@ def rename(self, target):
     return real(self, target)
 
 real, Path.rename = Path.rename, rename
+publish._exchange = lambda new, destination: False
 try:
     build_pair(Path(sys.argv[1]), Path(sys.argv[2]), watcher=Watcher(at=wait),
                hash_weights=True, overwrite="overwrite" in sys.argv)
@@ -109,6 +112,7 @@ def test_a_failed_replacement_leaves_the_old_bundle(
         fail("rename" if self.name == "new" else "")
         return real(self, target)
 
+    monkeypatch.setattr(publish, "_exchange", lambda new, destination: False)
     build_pair(pair, tmp_path / "b")
     before = [(tmp_path / "b").stat().st_ino, (tmp_path / "b" / "manifest.json").stat().st_ino]
     real = Path.rename
@@ -118,6 +122,19 @@ def test_a_failed_replacement_leaves_the_old_bundle(
     assert _names(tmp_path) == ["b", "pair"]
     after = [(tmp_path / "b").stat().st_ino, (tmp_path / "b" / "manifest.json").stat().st_ino]
     assert after == before
+    _check_whole(tmp_path / "b")
+
+
+def test_a_bundle_is_replaced_in_one_step(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody sees the folder missing, and a kill has no moment between two renames."""
+    build_pair(pair, tmp_path / "b")
+    before = (tmp_path / "b").stat().st_ino
+    monkeypatch.setattr(Path, "rename", lambda *paths: pytest.fail("a second step"))
+    build_pair(pair, tmp_path / "b", overwrite=True)
+    assert (tmp_path / "b").stat().st_ino != before
+    assert _names(tmp_path) == ["b", "pair"]
     _check_whole(tmp_path / "b")
 
 
@@ -161,15 +178,19 @@ def test_kill_9_in_mid_build(
 
 
 def test_kill_9_in_mid_replacement(pair: Path, tmp_path: Path, start_build: StartBuild) -> None:
-    """Killed between the two renames: the next build of the same output clears up."""
+    """Killed between the two renames that some filesystems need: the old bundle comes back."""
     build_pair(pair, tmp_path / "b")
+    before = (tmp_path / "b").stat().st_ino
     process = start_build(tmp_path / "b", "rename", "overwrite")
     process.kill()
     process.wait()
     assert not (tmp_path / "b").exists()
-    build_pair(pair, tmp_path / "b")
-    assert _names(tmp_path) == ["b", "pair"]
+    with pytest.raises(DflashError, match="already exists"):
+        build_pair(pair, tmp_path / "b")
+    assert (tmp_path / "b").stat().st_ino == before
     _check_whole(tmp_path / "b")
+    build_pair(pair, tmp_path / "b", overwrite=True)
+    assert _names(tmp_path) == ["b", "pair"]
 
 
 def test_a_folder_abandoned_before_it_was_locked(pair: Path, tmp_path: Path) -> None:

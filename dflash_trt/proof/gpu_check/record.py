@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.core.publish import replace_file
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.proof.gpu_check.contracts import judge_contracts
 from dflash_trt.proof.gpu_check.outcome import PartOutcome
@@ -95,9 +96,7 @@ def open_record(folder: Path, machine: dict[str, Any]) -> CheckRecord:
 
 def write_file(path: Path, text: str) -> None:
     """Replaces a file in one step."""
-    staged = path.with_name(f"{path.name}.part")
-    staged.write_text(text, encoding="utf-8")
-    staged.replace(path)
+    replace_file(path, text.encode())
 
 
 @cache

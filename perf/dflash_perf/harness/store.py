@@ -23,6 +23,7 @@ from dflash_perf.harness.config import SweepConfig, to_slug
 from dflash_perf.harness.points import RunPlan, RunSummary, SweepPoint, group
 from dflash_perf.harness.records import RequestRecord, RunRecord
 from dflash_perf.record import describe_machine
+from dflash_trt.core.publish import replace_file
 from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError
 
@@ -134,7 +135,7 @@ class ResultStore:
         """Records what each configuration's server says about itself."""
         plan = self.plan()
         plan["servers"] = {**plan.get("servers", {}), **servers}
-        _replace(self._plan, _to_json(plan))
+        replace_file(self._plan, _to_json(plan).encode(), durable=True)
 
     @property
     def _plan(self) -> Path:
@@ -162,7 +163,7 @@ class ResultStore:
             self._refuse_changes(plan, wanted, prompts_sha256)
             plan["config"] = _merge(plan["config"], wanted)
         plan["commands"].append({"at": now, "command": command})
-        _replace(self._plan, _to_json(plan))
+        replace_file(self._plan, _to_json(plan).encode(), durable=True)
 
     def _refuse_changes(self, plan: dict[str, Any], wanted: dict[str, Any], digest: str) -> None:
         before = plan["config"]
@@ -190,8 +191,9 @@ class ResultStore:
 
     def _write_points(self) -> None:
         points = self.points()
-        _replace(self.folder / "points.json", _to_json([point.to_json() for point in points]))
-        _replace(self.folder / "points.csv", points_csv(points))
+        content = _to_json([point.to_json() for point in points])
+        replace_file(self.folder / "points.json", content.encode(), durable=True)
+        replace_file(self.folder / "points.csv", points_csv(points).encode(), durable=True)
 
 
 def _merge(before: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
@@ -217,10 +219,3 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replaces a file atomically: readers see the old or the new content."""
-    partial = path.with_name(path.name + _PARTIAL)
-    _write(partial, text)
-    partial.replace(path)
