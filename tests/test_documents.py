@@ -75,7 +75,7 @@ def test_named_targets_exist() -> None:
         for document in DOCUMENTS
         for name in re.findall(r"build --target ([\w.\-]+)", document.read_text(encoding="utf-8"))
     }
-    assert targets - {"NAME"} <= set(target_names())
+    assert targets - {"NAME", "DIR"} <= set(target_names())
 
 
 def test_the_structure_names_every_package() -> None:
