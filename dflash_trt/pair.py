@@ -11,7 +11,7 @@ from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Self, TypedDict, Unpack
+from typing import Literal, Self, TypedDict, Unpack
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import check_runnable, open_executor
@@ -20,6 +20,8 @@ from dflash_trt.core.limits import Threads
 from dflash_trt.core.validation import check_value
 from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.graph.bindings import GraphName
+from dflash_trt.hardware.cores import AUTO as ALL_CORES
+from dflash_trt.hardware.cores import ThreadChoice, choose_threads
 from dflash_trt.runtime import (
     Generator,
     GeneratorOptions,
@@ -67,7 +69,8 @@ class LoadedPair:
 
     Args:
         bundle: an opened bundle.
-        threads: CPU threads of a step.
+        threads: CPU threads of a step; "auto" gives a target that is not small the physical cores
+            that this process may use. `threads` of the pair says how many that are.
         speculation: False decodes with the baseline graph, target_only.
         block_size: rows of every verify step, anchor included; None is the trained block.
         block_schedule: which block at how many sequences: "auto" (the bundle's own, unless what it
@@ -83,20 +86,20 @@ class LoadedPair:
         self,
         bundle: Bundle,
         *,
-        threads: int = 1,
+        threads: ThreadChoice = ALL_CORES,
         speculation: bool = True,
         block_size: int | None = None,
         block_schedule: str | Path = AUTO,
         graphs: Iterable[GraphName] = (),
     ) -> None:
-        check_value("threads", threads, Threads)
+        check_value("threads", threads, Threads | Literal["auto"])
         check_runnable(bundle)
         is_fixed = block_size is not None or not speculation
         if is_fixed and block_schedule == AUTO:
             block_schedule = NONE
         self.bundle = bundle
         self.schedule = choose_schedule(bundle, str(block_schedule))
-        self._threads = threads
+        self.threads = choose_threads(threads, bundle.manifest.target.parameters)
         self._options = GeneratorOptions(
             speculation=speculation,
             block_size=block_size,
@@ -285,7 +288,7 @@ class LoadedPair:
 
     def open_runner(self) -> JobRunner:
         """An executor and a generator of their own, for a `GeneratorWorker`; else see `run`."""
-        executor = open_executor(self.bundle, threads=self._threads, graphs=self._graphs)
+        executor = open_executor(self.bundle, threads=self.threads, graphs=self._graphs)
         generator = Generator(
             executor,
             tokenizer=self.tokenizer.core if self.bundle.tokenizer_folder else None,
@@ -334,7 +337,7 @@ class LoadedPair:
 def load(
     folder: str | Path,
     *,
-    threads: int = 1,
+    threads: ThreadChoice = ALL_CORES,
     speculation: bool = True,
     block_size: int | None = None,
     block_schedule: str | Path = AUTO,

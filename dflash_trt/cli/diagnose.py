@@ -30,6 +30,7 @@ from dflash_trt.diagnosis.diagnose import (
 )
 from dflash_trt.diagnosis.question import THINKING, Form, Question, encode
 from dflash_trt.errors import DflashError
+from dflash_trt.hardware.cores import ThreadChoice, choose_threads
 from dflash_trt.replay import Answer
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.text.prompts import PromptRecord, read_records
@@ -81,7 +82,7 @@ def command(
     known_answers: bool,
     training_rows: Path | None,
     against: Path | None,
-    threads: int,
+    threads: ThreadChoice,
     as_json: bool,
     output: Path | None,
 ) -> None:
@@ -99,7 +100,8 @@ def command(
     limit = prompts.limit_prompts or PROMPTS
     sets = dataclasses.replace(prompts, limit_prompts=limit).read(opened.prompts)
     form = _form(tokenizer, raw=prompts.raw, thinking=thinking)
-    service = Serving(form=form, sampling=sampling, max_tokens=max_tokens, threads=threads)
+    chosen = choose_threads(threads, opened.manifest.target.parameters)
+    service = Serving(form=form, sampling=sampling, max_tokens=max_tokens, threads=chosen)
     questions = [
         Question(record.text, one.name if len(sets) > 1 else "", _tags(record))
         for one in sets

@@ -16,6 +16,7 @@ from dflash_trt.cli.options import (
     PromptOptions,
     block_schedule_option,
     json_option,
+    name_threads,
     prompt_options,
     refuse_given,
     sampling_options,
@@ -24,6 +25,7 @@ from dflash_trt.cli.options import (
     threads_option,
 )
 from dflash_trt.errors import DflashError
+from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.serving.client.client import GenerationRequest
@@ -68,7 +70,7 @@ def command(
     block_schedule: str,
     no_speculation: bool,
     view: bool,
-    threads: int,
+    threads: ThreadChoice,
     as_json: bool,
 ) -> None:
     """Continue prompts with the pair in BUNDLE, or with the one that is served at --url.
@@ -110,7 +112,7 @@ def command(
         block_size=block_size,
         block_schedule=block_schedule,
     )
-    show_thread_note(pair.schedule, threads)
+    show_thread_note(pair.schedule, pair.threads)
     requests = [
         Request(
             prompt_ids=tuple(ids),
@@ -130,7 +132,7 @@ def command(
         started = time.perf_counter()
         results = pair.run(requests, writer.take)
         wall_s = time.perf_counter() - started
-    writer.end(results, wall_s)
+    writer.end(results, wall_s, name_threads(pair.bundle.manifest, pair.threads))
     steps = DraftedSteps(*(result.statistics for result in results))
     if steps.count:
         schedule = pair.schedule or own_schedule(pair.bundle)

@@ -59,14 +59,14 @@ class TextWriter:
             self._current += 1
             self._began = False
 
-    def end(self, results: list[RequestResult], wall_s: float) -> None:
+    def end(self, results: list[RequestResult], wall_s: float, threads: str = "") -> None:
         """Ends the last line and says how fast it all was; as JSON, texts included, if quiet."""
         summary = total((result.statistics for result in results), wall_s)
         if self._quiet:
             print_results(results, summary, self._channels)
         else:
             click.echo()
-            _print_statistics(results, summary)
+            _print_statistics(results, summary, threads)
 
     def _begin(self) -> None:
         if self._count > 1 and not self._began:
@@ -126,7 +126,7 @@ def _describe_text(result: RequestResult, channels: OpenChannels | None) -> dict
     return {"text": piece.content, "reasoning": piece.reasoning}
 
 
-def _print_statistics(results: list[RequestResult], summary: TotalStatistics) -> None:
+def _print_statistics(results: list[RequestResult], summary: TotalStatistics, threads: str) -> None:
     """A few lines on stderr."""
     reasons = {result.finish_reason for result in results}
     lines = [
@@ -151,7 +151,7 @@ def _print_statistics(results: list[RequestResult], summary: TotalStatistics) ->
     if summary.interactivity is not None and summary.median_time_to_first_token_s is not None:
         lines.append(
             f"time to first token {summary.median_time_to_first_token_s * 1e3:.1f} ms, then "
-            f"{summary.interactivity:,.0f} tokens/s per request"
+            f"{summary.interactivity:,.0f} tokens/s per request{threads}"
         )
     if summary.requests > 1 and summary.output_throughput is not None:
         lines.append(

@@ -15,6 +15,7 @@ from click.core import ParameterSource
 
 from dflash_trt.core.limits import MAX_THREADS
 from dflash_trt.errors import DflashError
+from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.speculation.schedule import BlockSchedule
 from dflash_trt.text.hub_prompts import EXAMPLE
@@ -29,6 +30,7 @@ from dflash_trt.text.task_sets import (
 from dflash_trt.text.tokenizer import BundleTokenizer
 
 if TYPE_CHECKING:  # commands that run no pair should not wait for what runs one
+    from dflash_trt.bundle.manifest import Manifest
     from dflash_trt.pair import LoadedPair
     from dflash_trt.runtime import Request
 
@@ -162,8 +164,34 @@ sampling_options = option_group(
 )
 bundle_argument = click.argument("bundle", type=FOLDER)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+class _Threads(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    """A number of CPU threads, or "auto"; a note warns of more than there are cores."""
+
+    name = "threads"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> ThreadChoice:
+        if value == AUTO:
+            return AUTO
+        count: int = click.IntRange(1, MAX_THREADS).convert(value, param, ctx)
+        cores = available_cores()
+        if count > cores:
+            has = "core is" if cores == 1 else "cores are"
+            what = f"note: --threads {count}, but {cores} physical {has} free for this process"
+            click.echo(f"{what}: more threads wait for each other", err=True)
+        return count
+
+
 threads_option = click.option(
-    "--threads", type=click.IntRange(1, MAX_THREADS), default=1, help="CPU threads per step."
+    "--threads",
+    metavar="auto|N",
+    type=_Threads(),
+    default=AUTO,
+    help="CPU threads per step; auto: the physical cores that this process may use, one where "
+    "the target is too small to split. No bit of a result depends on it.",
 )
 block_schedule_option = click.option(
     "--block-schedule",
@@ -215,6 +243,13 @@ def parse_numbers(text: str, option: str) -> list[float]:
             raise DflashError(f"{item.strip()!r} is not a number above 0", where=option, usage=True)
         numbers.append(number)
     return numbers
+
+
+def name_threads(manifest: Manifest, threads: int) -> str:
+    """The threads behind a measurement, for the end of its line; none where engines run."""
+    if manifest.engines is not None:
+        return ""
+    return f", {threads} CPU thread{'s'[: threads > 1]}"
 
 
 def show_thread_note(schedule: BlockSchedule | None, threads: int) -> None:

@@ -15,6 +15,7 @@ from dflash_trt.cli.options import (
     threads_option,
 )
 from dflash_trt.cli.progress import StageBars
+from dflash_trt.hardware.cores import AUTO, ThreadChoice, choose_threads
 from dflash_trt.serving.server.repository import (
     ENSEMBLE_MODEL,
     LLM_MODEL,
@@ -47,7 +48,7 @@ def command(
     no_speculation: bool,
     block_schedule: str,
     max_queue_size: int,
-    threads: int,
+    threads: ThreadChoice,
     overwrite: bool,
     output: Path | None,
 ) -> None:
@@ -66,10 +67,12 @@ def command(
     )
     with StageBars() as bars:
         packed, schedule = write_repository(bundle, output, options, bars)
-    show_thread_note(schedule, threads)
+    chosen = choose_threads(threads, packed.manifest.target.parameters)
+    show_thread_note(schedule, chosen)
     limits = packed.manifest.limits
     click.echo(
         f"{output}: models {LLM_MODEL} (LLM-API contract) and {ENSEMBLE_MODEL} (classic contract), "
         f"{limits.max_batch} slots of {limits.max_seq_len} tokens, a queue of {max_queue_size}"
+        + (", threads by the machine that serves" if threads == AUTO else f", {threads} threads")
         + (", no speculation" if no_speculation else "")
     )

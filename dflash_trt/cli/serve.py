@@ -14,9 +14,17 @@ import click
 
 from dflash_trt.bundle.bundle import load_tokenizer, open_bundle
 from dflash_trt.bundle.manifest import MANIFEST_NAME
-from dflash_trt.cli.options import FILE, FOLDER, block_schedule_option, show_thread_note
+from dflash_trt.cli.options import (
+    FILE,
+    FOLDER,
+    block_schedule_option,
+    name_threads,
+    show_thread_note,
+    threads_option,
+)
 from dflash_trt.cli.progress import StageBars
 from dflash_trt.errors import DflashError, refuse_options
+from dflash_trt.hardware.cores import ThreadChoice, choose_threads
 from dflash_trt.serving.client.client import ServedModel
 from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.serving.server.exposure import LOOPBACK, choose_http_host
@@ -47,6 +55,7 @@ PORT = click.IntRange(0, 65535)
 @click.option("--openai-port", type=PORT, help="Speak OpenAI's HTTP API too, on this port.")
 @click.option("--no-speculation", is_flag=True, help="Serve a BUNDLE's autoregressive baseline.")
 @block_schedule_option
+@threads_option
 @click.option("--log-file", type=FILE, help="Keep what the server prints.")
 def command(
     source: Path,
@@ -59,6 +68,7 @@ def command(
     openai_port: int | None,
     no_speculation: bool,
     block_schedule: str,
+    threads: ThreadChoice,
     log_file: Path | None,
 ) -> int:
     """Serve a model repository, or a BUNDLE, which is packaged for the time being.
@@ -75,7 +85,9 @@ def command(
             "--openai-port": (host, openai_port or 0),
         }
     )
-    packaging = RepositoryOptions(speculation=not no_speculation, block_schedule=block_schedule)
+    packaging = RepositoryOptions(
+        speculation=not no_speculation, block_schedule=block_schedule, threads=threads
+    )
     with _open_repository(source, packaging) as repository:
         options = ServerOptions(
             repository=repository,
@@ -136,10 +148,11 @@ def _open_repository(source: Path, packaging: RepositoryOptions) -> Generator[Pa
                 fix="`dflash-trt build` makes the one, `dflash-trt package` the other",
                 usage=True,
             )
-        what = "is a model repository, whose config.pbtxt says whether to speculate, and how"
+        what = "is a model repository, whose config.pbtxt says how to decode"
         given = {
             "--no-speculation": not packaging.speculation,
             "--block-schedule": packaging.block_schedule != AUTO,
+            "--threads": packaging.threads != AUTO,
         }
         for option in given:
             fix = f"pass a BUNDLE, or use `dflash-trt package {option}`"
@@ -152,8 +165,11 @@ def _open_repository(source: Path, packaging: RepositoryOptions) -> Generator[Pa
     with tempfile.TemporaryDirectory(prefix=".dflash-trt-serve-", dir=place) as folder:
         repository = Path(folder) / "repository"
         with StageBars() as bars:
-            _, schedule = write_repository(source, repository, packaging, bars)
-        show_thread_note(schedule, packaging.threads)
+            bundle, schedule = write_repository(source, repository, packaging, bars)
+        threads = choose_threads(packaging.threads, bundle.manifest.target.parameters)
+        show_thread_note(schedule, threads)
+        if named := name_threads(bundle.manifest, threads):
+            click.secho(f"{named.removeprefix(', ')} for a step", err=True, dim=True)
         yield repository
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
-from dflash_trt.cli.options import FOLDER, json_option, option_group, print_json
+from dflash_trt.cli.options import FOLDER, json_option, option_group, print_json, threads_option
 from dflash_trt.cli.training_watch import TerminalWatch
-from dflash_trt.core.limits import MAX_COUNT, MAX_THREADS
+from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.errors import DflashError
+from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
 from dflash_trt.text.hub_prompts import EXAMPLE
 from dflash_trt.training.request import (
     ANSWER_TOKENS,
@@ -234,12 +235,7 @@ _recipe = option_group(
     is_flag=True,
     help="Compute features whenever a row is used: slower, but no disk holds them.",
 )
-@click.option(
-    "--threads",
-    type=click.IntRange(1, MAX_THREADS),
-    default=1,
-    help="CPU threads; as many as there are cores is fastest.",
-)
+@threads_option
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Of everything drawn.")
 @click.option(
     "--work",
@@ -253,7 +249,7 @@ _recipe = option_group(
 @click.option("--plan", "only_plan", is_flag=True, help="Print the plan, and stop.")
 @json_option
 @click.option("-o", "--output", type=FOLDER, required=True, help="The draft's folder.")
-def command(only_plan: bool, as_json: bool, **given: Any) -> None:
+def command(only_plan: bool, as_json: bool, threads: ThreadChoice, **given: Any) -> None:
     """Train a DFlash draft for a target, from prompts to a proven pair.
 
     The prompts are rendered as serving sends them, answered by the target, and turned into
@@ -264,8 +260,11 @@ def command(only_plan: bool, as_json: bool, **given: Any) -> None:
     # Imported here: PyTorch takes seconds, and `--help` needs none of it.
     from dflash_trt.training.run import train_draft
 
-    request = TrainRequest(**given)
+    # PyTorch has work for all cores, however small the target.
+    chosen = available_cores() if threads == AUTO else threads
+    request = TrainRequest(**given, threads=chosen)
     with TerminalWatch(request.output.name, as_json=as_json) as watch:
+        watch.say(f"{chosen} CPU thread{'s'[: chosen > 1]}")
         pair = train_draft(request, watch, only_plan=only_plan)
     if as_json:
         print_json(watch.to_json(pair))

@@ -15,6 +15,7 @@ from dflash_trt.cli.options import (
     TaskOptions,
     bundle_argument,
     json_option,
+    name_threads,
     parse_counts,
     print_json,
     refuse_given,
@@ -27,6 +28,7 @@ from dflash_trt.cli.task_table import count_answers
 from dflash_trt.core.publish import file_error, replace_file
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GRAPH_NAMES
+from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.speculation.prediction import StepPrediction
@@ -93,7 +95,7 @@ def command(
     fallback: str,
     dry_run: bool,
     remove: bool,
-    threads: int,
+    threads: ThreadChoice,
     as_json: bool,
     output: Path | None,
 ) -> None:
@@ -119,7 +121,7 @@ def command(
         block_sizes=tuple(sizes),
         batches=tuple(parse_counts(batches, "--batch", 1, most, candidate_batches(most))),
         rounds=rounds,
-        threads=threads,
+        threads=pair.threads,
         prefill_chunk=limits.prefill_chunk,
         eos_token_ids=tuple(manifest.target.eos_token_ids),
     )
@@ -149,7 +151,7 @@ def command(
     if as_json:
         print_json(_to_json(schedule, written))
         return
-    for line in _describe(schedule):
+    for line in _describe(schedule, name_threads(manifest, pair.threads)):
         click.echo(line)
     click.echo("nothing written (--dry-run)" if written is None else f"written to {written}")
 
@@ -196,7 +198,7 @@ def _to_json(schedule: BlockSchedule, written: Path | None) -> dict[str, Any]:
     }
 
 
-def _describe(schedule: BlockSchedule) -> list[str]:
+def _describe(schedule: BlockSchedule, threads: str) -> list[str]:
     measured = schedule.measured
     assert measured is not None
     lengths = _by_block(measured, measured.acceptance_lengths)
@@ -206,8 +208,8 @@ def _describe(schedule: BlockSchedule) -> list[str]:
             f"  {one.name} ({one.answers}): {_by_block(measured, one.acceptance_lengths)}"
             for one in measured.sets or ()
         ),
-        f"predicted decode tokens/s with {measured.positions} positions held, * the choice; "
-        "fed: without drafts, but keeping the drafter's context",
+        f"predicted decode tokens/s with {measured.positions} positions held{threads}, * the "
+        "choice; fed: without drafts, but keeping the drafter's context",
         "  batch  target_only      fed"
         + "".join(f"{f'block {block}':>10}" for block in measured.block_sizes),
     ]

@@ -20,6 +20,7 @@ from dflash_trt.cli.options import (
     TaskOptions,
     bundle_argument,
     json_option,
+    name_threads,
     parse_counts,
     print_json,
     refuse_given,
@@ -31,6 +32,7 @@ from dflash_trt.cli.options import (
 from dflash_trt.cli.progress import StageBars
 from dflash_trt.cli.task_table import print_tasks
 from dflash_trt.errors import EXIT_FAILED, DflashError
+from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair
 from dflash_trt.proof.task_table import TaskFigures, tabulate
 from dflash_trt.proof.twin_comparison import Bounds, compare
@@ -112,7 +114,7 @@ def command(
     text_file: Path | None,
     fail_below_agreement: float | None,
     max_tau_loss: float | None,
-    threads: int,
+    threads: ThreadChoice,
     as_json: bool,
 ) -> int:
     """Run prompts with the baseline graph and with speculation, and compare every bit.
@@ -156,7 +158,7 @@ def command(
                 texts,
                 sampling,
                 max_tokens=max_tokens,
-                threads=threads,
+                threads=pair.threads,
                 bounds=bounds,
                 progress=bars,
             )
@@ -207,7 +209,8 @@ def command(
     if as_json:
         _print_json(reports, timing.speed(), figures, failed)
     else:
-        _print_report(reports, timing.speed(), len(requests), timed)
+        named = name_threads(pair.bundle.manifest, pair.threads)
+        _print_report(reports, timing.speed(), len(requests), timed, named)
         if prompts.are_named:
             print_tasks(figures, shown.mode)
     _point_to_diagnosis(pair.bundle, shown, timing, timed)
@@ -225,7 +228,9 @@ def _point_to_diagnosis(bundle: Bundle, shown: ModeReport, timing: Timing, block
     show_hint(low_acceptance(steps, break_even, str(bundle.folder)))
 
 
-def _print_report(reports: list[ModeReport], speed: Speed, prompts: int, block: int) -> None:
+def _print_report(
+    reports: list[ModeReport], speed: Speed, prompts: int, block: int, threads: str
+) -> None:
     click.echo(f"{prompts} prompts against target_only, batch 1:")
     for report in reports:
         line = f"  {report.mode:<28} {_outcome(report)}: {report.tokens:,} tokens, "
@@ -244,7 +249,7 @@ def _print_report(reports: list[ModeReport], speed: Speed, prompts: int, block: 
     if speed.ratios:
         ratios = sorted(speed.ratios)
         click.echo(
-            f"speed at batch 1, {len(ratios)} interleaved runs: target_only "
+            f"speed at batch 1, {len(ratios)} interleaved runs{threads}: target_only "
             f"{median(speed.baseline):,.0f} tokens/s, DFlash block {block} "
             f"{median(speed.speculative):,.0f}, ratio {speed.speedup:.2f} "
             f"({ratios[0]:.2f} … {ratios[-1]:.2f})"

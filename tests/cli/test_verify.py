@@ -69,7 +69,7 @@ def test_identical(run: Run, bundle: Path) -> None:
     ]
     # 24 tokens of 300 logits; "cab" takes 6 steps for 11 tokens, "129" takes 11.
     assert lines[2].endswith(f"24 tokens, 7,200 logits; acceptance length {22 / 17:.2f}")
-    assert lines[4].startswith("speed at batch 1, 2 interleaved runs: target_only ")
+    assert lines[4].startswith("speed at batch 1, 2 interleaved runs, 1 CPU thread: target_only ")
     assert len(lines) == 5
 
 

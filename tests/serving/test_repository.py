@@ -53,6 +53,10 @@ def test_a_switch_is_on_or_off() -> None:
         read(speculation="yes")
     with pytest.raises(DflashError, match="parameters: speculation: is missing"):
         read(threads="1")
+    parameters = {"threads": {"string_value": "auto"}}
+    arguments = {"model_config": json.dumps({"parameters": parameters})}
+    arguments |= {"model_repository": "/r", "model_version": "1"}
+    assert ModelSettings(arguments).threads("threads") == "auto"
 
 
 def test_every_refused_input_is_declared(repository: Path) -> None:
@@ -104,12 +108,14 @@ def test_command(
     assert main(["package", str(bundle.folder), "--max-queue-size", "3"]) == 0
     assert capsys.readouterr().out == (
         "demo-repository: models tensorrt_llm (LLM-API contract) and ensemble (classic contract), "
-        "8 slots of 1024 tokens, a queue of 3\n"
+        "8 slots of 1024 tokens, a queue of 3, threads by the machine that serves\n"
     )
     model = tmp_path / "demo-repository" / "tensorrt_llm" / "1" / "model.py"
     model.write_text("broken")
     assert main(["package", str(bundle.folder)]) == 2
     assert "already exists; choose another -o" in capsys.readouterr().err
     assert main(["package", str(bundle.folder), "--overwrite", "--no-speculation"]) == 0
-    assert capsys.readouterr().out.endswith("a queue of 64, no speculation\n")
+    assert capsys.readouterr().out.endswith(
+        "64, threads by the machine that serves, no speculation\n"
+    )
     assert "TritonPythonModel" in model.read_text()

@@ -54,7 +54,7 @@ class TritonPythonModel:
         follows = speculation and settings.switch("block_schedule")
         pair = LoadedPair(
             open_bundle(settings.version_folder / "bundle"),
-            threads=settings.count("threads", 1),
+            threads=settings.threads("threads"),
             speculation=speculation,
             block_schedule=AUTO if follows else NONE,
         )

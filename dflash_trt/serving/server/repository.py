@@ -15,6 +15,8 @@ from dflash_trt.config import data_folder
 from dflash_trt.core.links import place_files
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
+from dflash_trt.hardware.cores import AUTO as ALL_CORES
+from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.speculation.schedule import BlockSchedule
 from dflash_trt.tuning.bundle_schedule import AUTO, NONE, choose_schedule, write_schedule
 
@@ -32,13 +34,14 @@ class RepositoryOptions:
 
     Without `speculation` the target is served alone. `block_schedule` is "auto" (the bundle's own
     where it has one), "none", or a file, which becomes that of the bundle in the repository.
-    `max_queue_size` requests may wait for a slot; a step takes `threads` CPU threads.
+    `max_queue_size` requests may wait for a slot; a step takes `threads` CPU threads, "auto" what
+    the machine that serves has.
     """
 
     speculation: bool = True
     block_schedule: str = AUTO
     max_queue_size: int = MAX_QUEUE_SIZE
-    threads: int = 1
+    threads: ThreadChoice = ALL_CORES
     overwrite: bool = False
 
 

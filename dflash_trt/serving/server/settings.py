@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.hardware.cores import AUTO, ThreadChoice
 
 
 class ModelSettings:
@@ -40,6 +41,10 @@ class ModelSettings:
         if not text.isdecimal() or int(text) < least:
             raise _wrong(name, f"{text!r} is not a whole number of at least {least}")
         return int(text)
+
+    def threads(self, name: str) -> ThreadChoice:
+        """A parameter that is a number of CPU threads, or "auto"."""
+        return AUTO if self.text(name) == AUTO else self.count(name, 1)
 
 
 def _wrong(name: str, what: str) -> DflashError:

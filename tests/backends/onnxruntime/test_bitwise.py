@@ -337,7 +337,7 @@ def test_speculative_logits_and_tokens_equal_the_baselines(
         assert max(runs[0][0].accepted) >= 3
 
 
-@pytest.mark.parametrize("threads", [exhaustive(1), 2])
+@pytest.mark.parametrize("threads", [exhaustive(1), 2, exhaustive(5)])
 def test_matrices_large_enough_to_be_split_over_threads_keep_the_bits(
     make_pair: PairFactory, threads: int
 ) -> None:
