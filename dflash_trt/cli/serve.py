@@ -23,6 +23,7 @@ from dflash_trt.cli.options import (
     threads_option,
 )
 from dflash_trt.cli.progress import StageBars
+from dflash_trt.core.machine import allow_more_files
 from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.hardware.cores import ThreadChoice, choose_threads
 from dflash_trt.serving.client.client import ServedModel
@@ -106,6 +107,7 @@ def command(
 async def _serve(options: ServerOptions, openai_port: int | None) -> int:
     """Runs the server, and the front if there is one, to their end; returns the exit code."""
     started = time.monotonic()
+    allow_more_files()
     async with AsyncExitStack() as stack:
         # What can be wrong with the front is said before a server starts.
         bound = None

@@ -1,9 +1,10 @@
-"""The machine and the versions that a recorded figure depends on."""
+"""What this machine is, for recorded figures, and how many files it lets us open."""
 
 from __future__ import annotations
 
 import os
 import platform
+import resource
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -25,3 +26,11 @@ def installed_version(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
+
+
+def allow_more_files() -> None:
+    """Raises this process's limit of open files, and that of its children, to what it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

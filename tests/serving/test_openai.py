@@ -16,7 +16,7 @@ import pytest
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.client.errors import ServedModelError
-from dflash_trt.serving.openai.app import MAX_BODY_BYTES
+from dflash_trt.serving.openai.body import MAX_BODY_BYTES, MAX_VALUES
 from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import Front, ScriptedModel, openai_client, post, switching_front
 from tests.serving.served import fetch
@@ -133,7 +133,15 @@ NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}
         ("completions", b"\xff", 400, None, "UTF-8"),
         ("completions", b'{"model": "demo", "model": "demo"}', 400, None, "given twice"),
         ("completions", b'{"temperature": NaN}', 400, None, "NaN"),
-        ("completions", b"[" * 100_000, 400, None, "nested"),
+        ("completions", b"[" * 50_000, 400, None, "nested"),
+        ("completions", b"[" + b"[]," * MAX_VALUES + b"[]]", 400, None, "more than 100,000 JSON"),
+        (
+            "completions",
+            b"[" + b'"",' * 5 * MAX_VALUES + b"0]",
+            400,
+            None,
+            "more than 100,000 JSON",
+        ),
         ("completions", b" " * (MAX_BODY_BYTES + 1), 413, None, "16 MiB"),
         ("completions", PROMPT | {"model": "gpt-4"}, 404, "model", "only 'demo'"),
         ("chat/completions", CHAT | {"model": "gpt-4"}, 404, "model", "only 'demo'"),

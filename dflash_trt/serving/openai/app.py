@@ -17,18 +17,17 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import RequestResult
 from dflash_trt.serving.client.client import GenerationRequest, TextDelta
 from dflash_trt.serving.openai.access import counted
+from dflash_trt.serving.openai.body import BodyReader
 from dflash_trt.serving.openai.errors import ApiError, as_api_error
 from dflash_trt.serving.openai.reply import ReplyWriter, error_event
 from dflash_trt.serving.openai.request import CompletionRequest, read_chat, read_completion
 from dflash_trt.text.chat import ChatRenderer
 from dflash_trt.text.harmony import HarmonyFormat
 
-MAX_BODY_BYTES = 16 << 20
 EFFORT = "reasoning_effort"
 
 T = TypeVar("T")
@@ -58,6 +57,7 @@ class OpenAiApp:
     render_thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="chat-template")
     )
+    bodies: BodyReader = field(default_factory=BodyReader)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def starlette(self) -> Starlette:
@@ -99,12 +99,12 @@ class OpenAiApp:
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def complete(self, request: Request) -> Response:
-        asked = read_completion(await _read_json(request))
+        asked = await self.bodies.read(request, read_completion)
         self._check_model(asked.model)
         return await self._answer(request, asked)
 
     async def chat(self, request: Request) -> Response:
-        asked = read_chat(await _read_json(request))
+        asked = await self.bodies.read(request, read_chat)
         self._check_model(asked.model)
         prompt = await _unless_gone(request, self._render(asked))
         generation = replace(asked.generation, prompt=prompt)
@@ -213,16 +213,6 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _wait_gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _read_json(request: Request) -> Any:
-    """The body's value; refused before it is all in memory when it is too large."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise ApiError(f"the body is larger than {MAX_BODY_BYTES >> 20} MiB", status=413)
-    return parse_json(bytes(body), "body")
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -41,6 +43,11 @@ class OpenAiServer:
 
             from dflash_trt.serving.openai.access import Gate
             from dflash_trt.serving.openai.app import OpenAiApp
+            from dflash_trt.serving.openai.connections import (
+                ACCEPTED_AT_ONCE,
+                GuardedConnection,
+                QuietAccepts,
+            )
         except ImportError as error:
             raise DflashError(
                 f"the OpenAI front needs starlette and uvicorn ({one_line(error)})",
@@ -60,6 +67,8 @@ class OpenAiServer:
                 Gate(app.starlette(), options),
                 ssl_certfile=options.tls_cert,
                 ssl_keyfile=options.tls_key,
+                http=GuardedConnection,
+                backlog=ACCEPTED_AT_ONCE,
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -67,6 +76,9 @@ class OpenAiServer:
                 timeout_graceful_shutdown=exit_timeout_s,
             )
         )
+        # It warns of every client that speaks no HTTP, which the client is told.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        self._on_exception = QuietAccepts()
         # Whoever runs the front beside a model server handles signals.
         self._server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
 
@@ -81,6 +93,7 @@ class OpenAiServer:
         Raises:
             DflashError: it ended by itself.
         """
+        asyncio.get_running_loop().set_exception_handler(self._on_exception)
         try:
             await self._server.serve(sockets=[self._socket])
         finally:

@@ -1,0 +1,219 @@
+"""Clients of the OpenAI front that are slow, silent, many or large: others do not notice them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from dflash_trt.core.machine import allow_more_files
+from dflash_trt.serving.openai import body, connections
+from dflash_trt.serving.openai.connections import QuietAccepts, count_connections
+from tests.cli.bigram import write_tokenizer
+from tests.serving.fronts import Front, ScriptedModel, post, switching_front
+from tests.waiting import PATIENCE_S, wait_until
+
+PROMPT: dict[str, Any] = {"model": "demo", "prompt": "count"}
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+SOON_S = 0.2
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    with switching_front(folder) as front:
+        yield front
+
+
+@contextmanager
+def _connected(url: str, *sent: bytes) -> Iterator[socket.socket]:
+    """A connection on which these pieces were sent."""
+    host, _, port = urlsplit(url).netloc.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
+        for piece in sent:
+            client.sendall(piece)
+        yield client
+
+
+def _read(client: socket.socket) -> bytes:
+    """All that comes until the server closes the connection."""
+    parts: list[bytes] = []
+    try:
+        while part := client.recv(1 << 16):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def _status(answer: bytes) -> int:
+    head, _, content = answer.partition(b"\r\n\r\n")
+    status = int(head.split()[1])
+    assert status < 400 or json.loads(content)["error"]["message"]
+    return status
+
+
+def _works(url: str) -> None:
+    assert post(url, "/v1/completions", PROMPT)[0] == 200
+
+
+def test_a_client_that_says_nothing(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_S", SOON_S)
+    url = front(ScriptedModel())
+    with _connected(url) as client:
+        assert _read(client) == b""
+    with _connected(url, HEAD) as client:  # and never the end of it
+        assert _status(_read(client)) == 408
+    _works(url)
+
+
+def test_a_client_that_drips(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes soon after the last: what counts is the time of the whole."""
+    monkeypatch.setattr(connections, "HEAD_S", SOON_S)
+    monkeypatch.setattr(body, "PAUSE_S", SOON_S)
+    url = front(ScriptedModel())
+    for start in (b"", HEAD + b"Content-Length: 5000\r\n\r\n"):
+        with _connected(url, start) as client:
+            deadline = time.monotonic() + PATIENCE_S
+            client.settimeout(SOON_S / 10)
+            answer = b""
+            while not answer and time.monotonic() < deadline:
+                client.send(b"G")
+                try:
+                    answer = client.recv(1 << 16)
+                except TimeoutError:
+                    continue
+            assert _status(answer) == 408
+    _works(url)
+
+
+def test_what_is_no_http(front: Front) -> None:
+    url = front(ScriptedModel())
+    for noise in (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"GET / HTCPCP/1.0\r\n\r\n", b"a" * 100_000):
+        with _connected(url) as client:
+            try:
+                client.sendall(noise)
+            except ConnectionError:  # it was refused before it was all there
+                continue
+            assert _status(_read(client)) == 400
+    _works(url)
+
+
+def test_more_idle_connections_than_there_are_places(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest of them go, and a request is answered at once."""
+    monkeypatch.setattr(connections, "count_connections", lambda: 8)
+    url = front(ScriptedModel())
+    with ExitStack() as stack:
+        idle = [stack.enter_context(_connected(url)) for _ in range(30)]
+        for client in idle[:22]:
+            assert _read(client) == b""
+        _works(url)
+        idle[-1].sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert _status(_read(idle[-1])) == 200
+
+
+def test_more_requests_than_there_are_places(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "count_connections", lambda: 2)
+    model = ScriptedModel(endless=True)
+    url = front(model)
+    asked = json.dumps(PROMPT | {"stream": True}).encode()
+    request = HEAD + b"Content-Length: %d\r\n\r\n" % len(asked) + asked
+    with _connected(url, request) as one, _connected(url, request) as two:
+        assert one.recv(12) == two.recv(12) == b"HTTP/1.1 200"
+        with _connected(url) as third:
+            answer = _read(third)
+        assert _status(answer) == 503 and b"retry-after" in answer.lower()
+    wait_until(lambda: model.finished == ["cancelled", "cancelled"])
+    _works(front(ScriptedModel()))
+
+
+def test_a_client_that_takes_nothing(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STALL_S", SOON_S)
+    model = ScriptedModel(pieces=["x" * (1 << 20)] * 64)
+    asked = json.dumps(PROMPT | {"stream": True}).encode()
+    with _connected(front(model), HEAD + b"Content-Length: %d\r\n\r\n" % len(asked) + asked):
+        assert model.wait_finished() == "cancelled"
+
+
+def test_large_bodies_are_read_beside_the_loop(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+    parse = body.parse_json
+
+    def parse_slowly(data: bytes, where: str, most: int) -> Any:
+        if len(data) > 1 << 20:
+            reading.set()
+            assert go_on.wait(PATIENCE_S)
+        return parse(data, where, most)
+
+    monkeypatch.setattr(body, "parse_json", parse_slowly)
+    monkeypatch.setattr(body, "MAX_HELD_BYTES", 3 << 20)
+    url = front(ScriptedModel())
+    large = PROMPT | {"prompt": "x" * (2 << 20)}
+    answers: list[int] = []
+    client = threading.Thread(target=lambda: answers.append(post(url, "/v1/completions", large)[0]))
+    client.start()
+    try:
+        assert reading.wait(PATIENCE_S)
+        _works(url)
+        assert post(url, "/v1/completions", large)[0] == 503  # with the first there is no room
+    finally:
+        go_on.set()
+        client.join(PATIENCE_S)
+    assert answers == [200]
+    assert post(url, "/v1/completions", large)[0] == 200
+
+
+def test_texts_may_hold_any_number_of_brackets(front: Front) -> None:
+    text = '[{,\\"' * (body.MAX_VALUES // 2)
+    assert post(front(ScriptedModel()), "/v1/completions", PROMPT | {"prompt": text})[0] == 200
+
+
+def test_files_that_have_run_out_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio tells of each connection that it cannot accept: 2,000 times a second."""
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(QuietAccepts())
+    none_left = {
+        "message": "socket.accept() out of system resource",
+        "exception": OSError(24, "Too many open files"),
+    }
+    for _ in range(1000):
+        loop.call_exception_handler(none_left)
+    loop.call_exception_handler({"message": "something else"})
+    loop.close()
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        "connections cannot be accepted: [Errno 24] Too many open files",
+        "something else",
+    ]
+
+
+def test_serve_may_open_as_many_files_as_it_is_allowed() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+        allow_more_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(1 << 16, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_connections_leave_files_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    for files, most in ((1024, 640), (64, 16), (1 << 20, 4096)):
+        monkeypatch.setattr(
+            connections.resource, "getrlimit", lambda _, files=files: (files, files)
+        )
+        assert count_connections() == most
