@@ -127,8 +127,9 @@ def is_closing(worker: GeneratorWorker) -> bool:
 
 def chat_worker(renderer: ChatRenderer) -> subprocess.Popen[bytes]:
     """The process that renders chat templates."""
-    assert renderer._worker is not None
-    return renderer._worker
+    worker = renderer._process._worker
+    assert worker is not None
+    return worker
 
 
 def is_stopping(service: Service) -> bool:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
-import select
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.text.foreign import ForeignLimits, ForeignProcess
 
 MAX_RENDERED_CHARACTERS = 4 << 20
 MAX_WORKER_BYTES = 512 << 20
@@ -29,7 +25,7 @@ class ChatRenderer:
     def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
         self._template = template
         self._special_tokens = special_tokens
-        self._worker: subprocess.Popen[bytes] | None = None
+        self._process = ForeignProcess("chat_worker.py")
 
     def knows(self, variable: str) -> bool:
         """Whether the template uses the variable."""
@@ -43,71 +39,30 @@ class ChatRenderer:
         Raises:
             DflashError: the template fails, exceeds a limit, or refuses the conversation.
         """
-        given = {**self._special_tokens, **(variables or {})}
-        output = self._ask(_describe_job(self._template, conversation, given))
-        if not output.endswith(b"\n"):
-            self.close()
-        return _read_answer(output)
+        # Defined and empty, as transformers does it.
+        usual = {"add_generation_prompt": True, "tools": None, "documents": None}
+        job = {
+            "template": self._template,
+            "variables": {
+                "messages": conversation,
+                **usual,
+                **self._special_tokens,
+                **(variables or {}),
+            },
+            "max_characters": MAX_RENDERED_CHARACTERS,
+        }
+        # JSON takes up to 12 bytes for a character.
+        most = 12 * MAX_RENDERED_CHARACTERS + 1024
+        answer = self._process.ask(job, ForeignLimits(MAX_WORKER_SECONDS, MAX_WORKER_BYTES, most))
+        if "text" not in answer:
+            raise DflashError(
+                one_line(answer.get("error")),
+                where="chat template",
+                fix="--raw sends the prompt without it",
+            )
+        text: str = answer["text"]
+        return text
 
     def close(self) -> None:
         """Ends the worker."""
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker.communicate()
-            self._worker = None
-
-    def _ask(self, job: bytes) -> bytes:
-        """The worker's line about a job; incomplete if the worker ended or hangs."""
-        if self._worker is None or self._worker.poll() is not None:
-            self.close()
-            self._worker = subprocess.Popen(
-                [sys.executable, "-P", str(Path(__file__).with_name("chat_worker.py"))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-        assert self._worker.stdin is not None and self._worker.stdout is not None
-        try:
-            self._worker.stdin.write(job)
-            self._worker.stdin.flush()
-        except BrokenPipeError:
-            return b""
-        # It writes when it has rendered: once something is there, the rest follows. It bounds its
-        # processor time itself; this timeout is for a machine that is busy.
-        ready, _, _ = select.select([self._worker.stdout], [], [], 6 * MAX_WORKER_SECONDS)
-        return self._worker.stdout.readline() if ready else b""
-
-
-def _describe_job(
-    template: str, conversation: Sequence[Message], variables: Mapping[str, bool | str]
-) -> bytes:
-    """A line of the worker's stdin."""
-    # Defined and empty, as transformers does it.
-    usual = {"add_generation_prompt": True, "tools": None, "documents": None}
-    job = {
-        "template": template,
-        "variables": {"messages": conversation, **usual, **variables},
-        "max_characters": MAX_RENDERED_CHARACTERS,
-        "max_bytes": MAX_WORKER_BYTES,
-        "max_seconds": MAX_WORKER_SECONDS,
-    }
-    return json.dumps(job).encode() + b"\n"
-
-
-def _read_answer(output: bytes) -> str:
-    """The text in it; DflashError when there is none."""
-    try:
-        answer = json.loads(output) if output else {}
-    except ValueError as error:
-        raise _failed("its worker gave no answer") from error
-    if "text" in answer:
-        text: str = answer["text"]
-        return text
-    limits = f"{MAX_WORKER_SECONDS} s or {MAX_WORKER_BYTES >> 20} MiB"
-    raise _failed(answer.get("error") or f"takes more than {limits}")
-
-
-def _failed(what: str) -> DflashError:
-    return DflashError(
-        one_line(what), where="chat template", fix="--raw sends the prompt without it"
-    )
+        self._process.close()

@@ -1,16 +1,11 @@
-"""Renders a chat template in a process of its own, which chat.py starts and bounds.
+"""Renders a chat template. Run by foreign_worker.py, in its limits.
 
-Reads JSON jobs from stdin, a line each, and answers {"text": "…"} or {"error": "…"} on stdout.
 Imports nothing of the project: it starts quickly, and a template has little to find here.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import resource
-import sys
-import time
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -20,8 +15,8 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
-def render(job: dict[str, Any]) -> dict[str, Any]:
-    """The job's conversation as text; the helpers are those that published templates call."""
+def answer(job: dict[str, Any], payload: bytes) -> dict[str, Any]:
+    """{"text": …} of the job's conversation; the helpers are what published templates call."""
     try:
         pieces: list[str] = []
         room: int = job["max_characters"]
@@ -56,18 +51,3 @@ def _to_json(value: Any, **options: Any) -> str:
 
 def _refuse(message: object) -> NoReturn:
     raise TemplateError(f"refuses the conversation: {message}")
-
-
-def main() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    for line in iter(sys.stdin.readline, ""):
-        job = json.loads(line)
-        resource.setrlimit(resource.RLIMIT_AS, (job["max_bytes"], job["max_bytes"]))
-        seconds = math.ceil(time.process_time()) + job["max_seconds"]
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
-        print(json.dumps(render(job)), flush=True)
-
-
-if __name__ == "__main__":
-    main()
