@@ -6,12 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from dflash_trt.core.strict_json import quoted
-from dflash_trt.errors import first_few, one_line
+from dflash_trt.errors import DflashError, first_few
 from dflash_trt.importing.header import GgufFile
 from dflash_trt.importing.vocabulary import FOREIGN_FIX, Vocabulary
+from dflash_trt.text.tokenizer_calls import open_tokenizer
 
 _NAMES_SHOWN = 3
 _BYTES = {
@@ -99,9 +98,9 @@ def _tokenizer_json(file: GgufFile, vocabulary: Vocabulary) -> str:
         },
     }
     try:
-        tokenizer = Tokenizer.from_str(json.dumps(core))
-    except Exception as error:  # the library raises nothing narrower
-        what = f"its tokenizer cannot be made: {one_line(error)}"
+        tokenizer = open_tokenizer(json.dumps(core).encode(), file.path)
+    except DflashError as error:
+        what = f"its tokenizer cannot be made: {error.what}"
         raise file.error(what, FOREIGN_FIX) from error
     moved = [text for text, index in vocabulary.ids.items() if tokenizer.token_to_id(text) != index]
     if moved:

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
+from dflash_trt.errors import DflashError
+from dflash_trt.text.tokenizer_calls import decode
+
 UNDECODED = "�"
 
 
@@ -31,7 +34,7 @@ class Detokenizer:
         self._emitted = 0
 
     def push(self, token_id: int) -> str:
-        """The text that is certain after `token_id`; may be empty."""
+        """The text that is certain after `token_id`; may be empty. DflashError: see `decode`."""
         if token_id in self._special_ids:
             return ""
         self._window.append(token_id)
@@ -48,11 +51,17 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """The text still held back; call once, after the last token."""
-        return self._emit(self._decode(self._window))
+        """The text still held back; call once, after the last token.
+
+        U+FFFD where the tokenizer fails to decode it: the request has ended, whoever asks.
+        """
+        try:
+            return self._emit(self._decode(self._window))
+        except DflashError:
+            return UNDECODED
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return decode(self._tokenizer, token_ids)
 
     def _emit(self, settled: str) -> str:
         piece = settled[self._emitted :]

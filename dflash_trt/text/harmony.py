@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from dflash_trt.text.detokenise import TextStream
+from dflash_trt.text.tokenizer_calls import decode
 
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
 RETURN, CALL, CONSTRAIN = "<|return|>", "<|call|>", "<|constrain|>"
@@ -150,7 +151,7 @@ class HarmonyStream:
         return any(token_id in self._form.special for token_id in self._header or ())
 
     def _decode_header(self) -> str:
-        return self._form.tokenizer.decode(self._header or [], skip_special_tokens=False)
+        return decode(self._form.tokenizer, self._header or [])
 
     def _say(self, text: str) -> HarmonyPiece:
         return HarmonyPiece(reasoning=text) if self._is_reasoning else HarmonyPiece(content=text)

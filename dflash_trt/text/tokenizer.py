@@ -7,12 +7,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from dflash_trt.core.files import FileKind, exists, read_bytes, read_text
 from dflash_trt.core.strict_json import read_json_object
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.errors import DflashError
 from dflash_trt.text.chat import ChatRenderer
+from dflash_trt.text.tokenizer_calls import encode, open_tokenizer
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -28,16 +27,7 @@ class BundleTokenizer:
 
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
-        data = read_bytes(path, FileKind.TOKENIZER)
-        try:
-            self.core = Tokenizer.from_buffer(data)
-        except Exception as error:
-            raise DflashError(
-                f"is not a readable tokenizer: {one_line(error)}", where=path
-            ) from error
-        # Settings of its training that would cut or lengthen prompts.
-        self.core.no_truncation()
-        self.core.no_padding()
+        self.core = open_tokenizer(read_bytes(path, FileKind.TOKENIZER), path)
         config_path = folder / "tokenizer_config.json"
         self._config = read_json_object(config_path) if exists(config_path) else {}
         self.chat_template = _read_template(folder, self._config)
@@ -47,12 +37,7 @@ class BundleTokenizer:
 
         `special` False leaves those out: for text of a chat template, which writes its own.
         """
-        try:
-            return list(self.core.encode(text, add_special_tokens=special).ids)
-        except Exception as error:
-            raise DflashError(
-                f"cannot encode {one_line(ascii(text), 40)}: {one_line(error)}", where="tokenizer"
-            ) from error
+        return encode(self.core, text, special=special)
 
     def encode_chats(self, messages: Sequence[str]) -> list[list[int]]:
         """For each message, token ids of a conversation that begins with it, up to the answer.

@@ -62,6 +62,13 @@ def test_a_hub_name_without_a_network(build: Build, monkeypatch: pytest.MonkeyPa
     assert asked == ["Qwen/Qwen3-8B"]
 
 
+def test_a_hostile_tokenizer_is_one_line(build: Build, own_pair: Path) -> None:
+    file = own_pair.parent / "target" / "tokenizer.json"
+    hostile = json.loads(file.read_text()) | {"pre_tokenizer": {"type": "FixedLength", "length": 0}}
+    file.write_text(json.dumps(hostile))
+    build(own_pair).fails(1, str(file), "makes the tokenizers library panic")
+
+
 def test_existing_output(build: Build, own_pair: Path) -> None:
     manifest = build.folder / "manifest.json"
     build.well(own_pair)

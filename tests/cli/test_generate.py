@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 import dflash_trt.cli.options as shared_options
+from dflash_trt.bundle.bundle import attach_file, open_bundle
 from dflash_trt.runtime import Generator
 from tests.cli.bigram import END, token, write_tokenizer
 from tests.cli.conftest import Build, Run
@@ -47,6 +49,16 @@ def test_json_of_a_known_text(run: Run, bundle: Path) -> None:
     assert rate == pytest.approx(1 / answer["time_per_output_token_s"])
     seconds = answer["end_to_end_s"] - answer["time_to_first_token_s"]
     assert rate == pytest.approx(8 / seconds)
+
+
+def test_a_hostile_bundle_is_one_line(run: Run, bundle: Path, tmp_path: Path) -> None:
+    """Whoever made it may have left out what `build` does, and vouches for it by its hashes."""
+    own = shutil.copytree(bundle, tmp_path / "b", symlinks=True)
+    name = "tokenizer/tokenizer.json"
+    hostile = json.loads((own / name).read_text())
+    hostile["decoder"] = {"type": "Strip", "content": "a", "start": 0, "stop": 1 << 40}
+    attach_file(open_bundle(own), name, json.dumps(hostile).encode())
+    run("generate", own, "--prompt", "cab").fails(1, name, "makes the tokenizers library panic")
 
 
 def test_text_stops_at_the_end_token(run: Run, bundle: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dflash_trt.core.progress import SilentProgress
 from dflash_trt.errors import DflashError
-from dflash_trt.importing import importer
+from dflash_trt.importing import importer, tokenizer
 from dflash_trt.importing.header import GgufFile, read_gguf
 from dflash_trt.importing.importer import import_gguf
 from tests.checkpoints.helpers import refused
@@ -73,6 +73,15 @@ def fails(source: Path, folder: Path, *pieces: str, name: str = "m.gguf", **chan
 )
 def test_keys(source: Path, tmp_path: Path, keys: dict[str, Any], piece: str) -> None:
     fails(source, tmp_path, piece, keys=keys)
+
+
+def test_a_tokenizer_that_panics(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried in a process of its own before this one makes it."""
+    strips = {"type": "Strip", "content": "a", "start": 0, "stop": 1 << 40}
+    monkeypatch.setattr(tokenizer, "_BYTES", strips)
+    fails(source, tmp_path, "its tokenizer cannot be made: makes the tokenizers library panic")
 
 
 @pytest.mark.parametrize("key", ["llama.expert_count", "llama.nextn_predict_layers"])

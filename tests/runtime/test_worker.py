@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, Request, TokenEvent
@@ -188,6 +189,27 @@ def test_one_that_cannot_go_on_takes_no_other_along(make: Callable[..., Setup]) 
             expected, reason, _ = decode_plainly(job.request, FakeExecutor())
             assert listener.tokens() == (expected, reason)
     assert len(setup.executors) == 1
+
+
+def test_a_token_that_panics_ends_its_request_alone() -> None:
+    """A decoder that reads beyond a text of nothing but what it strips: a panic in Rust."""
+    requests = [Request(prompt_ids=(first, 5, 6), max_tokens=20) for first in (1, 9, 2)]
+    expected = [decode_plainly(one, FakeExecutor(vocab_size=200)) for one in requests]
+    (bad, *_) = set(expected[1][0]).difference(expected[0][0], expected[2][0])
+    letters = {chr(0x4E00 + index): index for index in range(200)}
+    tokenizer = Tokenizer(models.WordLevel(letters, unk_token="\u4e00"))
+    tokenizer.decoder = decoders.Strip(chr(0x4E00 + bad), 0, 1 << 40)
+    executor = FakeExecutor(vocab_size=200)
+    runner = JobRunner(Generator(executor, tokenizer=tokenizer), executor)
+    listeners = [Listener() for _ in requests]
+    for request, listener in zip(requests, listeners, strict=True):
+        runner.add(Job(request=request, listener=listener))
+    while runner.live:
+        runner.turn()
+    failure = listeners[1].failure()
+    assert (failure.outcome, failure.error.where) == (Outcome.FAILED, "tokenizer")
+    for index in (0, 2):
+        assert listeners[index].tokens() == expected[index][:2]
 
 
 def test_a_failed_executor_is_replaced(make: Callable[..., Setup]) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from dflash_perf.harness.config import SweepConfig
 from dflash_perf.harness.speed_bench import read_speed_bench
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.core.files import FileKind, read_bytes
+from dflash_trt.errors import DflashError
 from dflash_trt.text.prompts import read_prompts
 from dflash_trt.text.task_sets import read_task_sets
+from dflash_trt.text.tokenizer_calls import decode, encode, open_tokenizer
 
 _SEAM = "\n\n"
 _MARGIN = 8
@@ -23,17 +25,11 @@ class Tokenizer:
     """A tokenizer.json: cuts prompts to length, and counts tokens if the server does not."""
 
     def __init__(self, path: Path) -> None:
-        from tokenizers import Tokenizer as Core
-
         file = _find(path)
         try:
-            self._core = Core.from_file(str(file))
-        except Exception as error:  # the library raises plain Exception
-            raise DflashError(
-                f"is not a readable tokenizer: {one_line(error)}", where=file, usage=True
-            ) from error
-        self._core.no_truncation()
-        self._core.no_padding()
+            self._core = open_tokenizer(read_bytes(file, FileKind.TOKENIZER, named=True), file)
+        except DflashError as error:
+            raise DflashError(error.what, where=error.where, usage=True) from error
 
     def count(self, text: str) -> int:
         """The number of tokens of `text`, without special tokens."""
@@ -46,13 +42,13 @@ class Tokenizer:
         """
         ids = self._encode(text)
         for extra in sorted(range(-_MARGIN, _MARGIN + 1), key=abs):
-            cut = str(self._core.decode(ids[: length + extra], skip_special_tokens=False))
+            cut = decode(self._core, ids[: length + extra])
             if "\ufffd" not in cut and self.count(cut) == length:
                 return cut
         return None
 
     def _encode(self, text: str) -> list[int]:
-        return list(self._core.encode(text, add_special_tokens=False).ids)
+        return encode(self._core, text, special=False)
 
 
 def _find(path: Path) -> Path:
