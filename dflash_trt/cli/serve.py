@@ -7,8 +7,9 @@ import os
 import tempfile
 import time
 from collections.abc import Generator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import get_args
 
 import click
 
@@ -19,6 +20,7 @@ from dflash_trt.cli.options import (
     FOLDER,
     block_schedule_option,
     name_threads,
+    option_group,
     show_thread_note,
     threads_option,
 )
@@ -26,17 +28,16 @@ from dflash_trt.cli.progress import StageBars
 from dflash_trt.core.machine import allow_more_files
 from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.hardware.cores import ThreadChoice, choose_threads
-from dflash_trt.serving.client.client import ServedModel
 from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.serving.server.exposure import LOOPBACK, choose_http_host
 from dflash_trt.serving.server.launcher import (
     ServerOptions,
-    TritonServer,
     bind_port,
     client_address,
 )
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
 from dflash_trt.serving.server.service import Service
+from dflash_trt.serving.server.supervisor import WINDOW_S, Restart, SupervisionOptions, Supervisor
 from dflash_trt.tuning.bundle_schedule import AUTO
 
 PORT = click.IntRange(0, 65535)
@@ -57,7 +58,35 @@ PORT = click.IntRange(0, 65535)
 @click.option("--no-speculation", is_flag=True, help="Serve a BUNDLE's autoregressive baseline.")
 @block_schedule_option
 @threads_option
-@click.option("--log-file", type=FILE, help="Keep what the server prints.")
+@click.option("--log-file", type=FILE, help="Append what the server prints to FILE.")
+@click.option(
+    "--drain-seconds",
+    type=click.IntRange(0, 86400),
+    default=20,
+    help="How long requests in flight may go on after SIGTERM.",
+)
+@option_group(
+    "supervision",
+    SupervisionOptions,
+    click.option(
+        "--restart",
+        type=click.Choice(get_args(Restart)),
+        default=SupervisionOptions().restart,
+        help="What to do about a server that has failed.",
+    ),
+    click.option(
+        "--max-restarts",
+        type=click.IntRange(0),
+        default=SupervisionOptions().max_restarts,
+        help=f"Failures within {WINDOW_S / 60:g} minutes, after which to give up.",
+    ),
+    click.option(
+        "--hang-seconds",
+        type=click.FloatRange(1),
+        default=SupervisionOptions().hang_seconds,
+        help="Silence after which a server has failed; a step is longer in a slow machine.",
+    ),
+)
 def command(
     source: Path,
     host: str,
@@ -71,11 +100,13 @@ def command(
     block_schedule: str,
     threads: ThreadChoice,
     log_file: Path | None,
+    drain_seconds: int,
+    supervision: SupervisionOptions,
 ) -> int:
     """Serve a model repository, or a BUNDLE, which is packaged for the time being.
 
     Runs until SIGINT, SIGTERM or SIGHUP, after which requests in flight may end (a second signal
-    cuts them off), and exits with the server's code.
+    cuts them off), and exits with the server's code. A server that fails is started again.
     """
     http_host = choose_http_host(host, http_host, expose=expose_http)
     _check_ports(
@@ -99,16 +130,19 @@ def command(
             http_port=http_port,
             metrics_port=metrics_port,
             log_file=log_file,
+            exit_timeout_s=drain_seconds,
             removed_with=() if repository == source else (repository.parent,),
         )
-        return asyncio.run(_serve(options, openai_port))
+        return asyncio.run(_serve(options, supervision, openai_port))
 
 
-async def _serve(options: ServerOptions, openai_port: int | None) -> int:
+async def _serve(
+    options: ServerOptions, supervision: SupervisionOptions, openai_port: int | None
+) -> int:
     """Runs the server, and the front if there is one, to their end; returns the exit code."""
     started = time.monotonic()
     allow_more_files()
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         # What can be wrong with the front is said before a server starts.
         bound = None
         if openai_port is not None:
@@ -116,7 +150,8 @@ async def _serve(options: ServerOptions, openai_port: int | None) -> int:
             tokenizer = load_tokenizer(bundle)
             bound = stack.enter_context(bind_port(options.host, openai_port, "--openai-port"))
         service = stack.enter_context(Service())
-        server = stack.enter_context(TritonServer(options))
+        supervisor = Supervisor(options, supervision, lambda event: click.echo(event, err=True))
+        server = stack.enter_context(supervisor.server)
         click.secho(f"starting {server.origin}", err=True, dim=True)
         lines = [
             f"gRPC     grpc://{server.addresses.grpc}",
@@ -125,9 +160,8 @@ async def _serve(options: ServerOptions, openai_port: int | None) -> int:
         ]
         front = None
         if bound is not None:
-            model, name = ServedModel(server.addresses.grpc), bundle.manifest.name
-            stack.push_async_callback(model.close)
-            front = OpenAiServer(name, model, tokenizer, bound, options.exit_timeout_s)
+            name = bundle.manifest.name
+            front = OpenAiServer(name, supervisor, tokenizer, bound)
             address = client_address(options.host, bound.getsockname()[1])
             lines.append(f"OpenAI   http://{address}/v1 (model {name})")
 
@@ -136,7 +170,7 @@ async def _serve(options: ServerOptions, openai_port: int | None) -> int:
             for line in lines:
                 click.echo(line)
 
-        return await service.run(server, front, show)
+        return await service.run(supervisor, front, show)
 
 
 @contextmanager

@@ -6,12 +6,22 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.runtime.jobs import Failure, Job, JobRunner, Load, Outcome
 from dflash_trt.runtime.request import Request
 
 _log = logging.getLogger(__name__)
+
+
+class Phase(Enum):
+    """What a worker's thread does; a turn is a step of all jobs, or a chunk of a prompt with it."""
+
+    IDLE = "idle"
+    TURN = "turn"
+    OPENING = "opening"
+    BROKEN = "broken"
 
 
 class GeneratorWorker:
@@ -22,6 +32,7 @@ class GeneratorWorker:
         capacity: jobs in slots and in the queue together; None is any number.
         owner: the name that messages use for what it serves.
         remedy: what to do when no other generator opens.
+        on_phase: told each phase as it begins, on the worker's thread.
     """
 
     def __init__(
@@ -31,11 +42,13 @@ class GeneratorWorker:
         *,
         owner: str = "server",
         remedy: str = "restart the server",
+        on_phase: Callable[[Phase], None] = lambda _: None,
     ) -> None:
         self._open_runner = open_runner
         self._capacity = capacity
         self._closed = Failure(Outcome.FAILED, DflashError(f"the {owner} is shutting down"))
         self._remedy = remedy
+        self._on_phase = on_phase
         self._changed = threading.Condition()
         self._arrived: deque[Job] = deque()
         self._closing = False
@@ -95,7 +108,9 @@ class GeneratorWorker:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(self._has_reason_to_wake)
+                if not self._has_reason_to_wake():
+                    self._on_phase(self._resting)
+                    self._changed.wait_for(self._has_reason_to_wake)
                 if self._closing:
                     break
                 # Under the lock: a job is counted once, here or there.
@@ -103,6 +118,7 @@ class GeneratorWorker:
                     self._runner.add(self._arrived.popleft())
             try:
                 assert self._runner is not None
+                self._on_phase(Phase.TURN)
                 self._runner.turn()
                 self.load = self._runner.load
             except Exception as error:
@@ -110,6 +126,10 @@ class GeneratorWorker:
         self._end_all(self._closed)
         if self._runner is not None:
             self._runner.executor.close()
+
+    @property
+    def _resting(self) -> Phase:
+        return Phase.IDLE if self._broken is None else Phase.BROKEN
 
     def _has_reason_to_wake(self) -> bool:
         has_jobs = self._runner is not None and self._runner.live > 0
@@ -134,6 +154,7 @@ class GeneratorWorker:
         for job in failed.take_jobs():
             job.listener(failure)
         self.load = Load()
+        self._on_phase(Phase.OPENING)
         try:
             failed.executor.close()
             self._runner = self._open()

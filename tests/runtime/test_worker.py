@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, Request, TokenEvent
 from dflash_trt.runtime.jobs import Failure, Job, JobRunner, Outcome
-from dflash_trt.runtime.worker import GeneratorWorker
+from dflash_trt.runtime.worker import GeneratorWorker, Phase
 from tests.inspection import has_failed, is_closing
 from tests.runtime.reference import decode_plainly
 from tests.standins.executor import FakeExecutor
@@ -74,7 +74,8 @@ class Setup:
         self.executors: list[SteppedExecutor] = []
         self.fail_to_open = False
         self.options = options
-        self.worker = GeneratorWorker(self._open, capacity)
+        self.phases: list[Phase] = []
+        self.worker = GeneratorWorker(self._open, capacity, on_phase=self.phases.append)
         self.worker.start()
         self.executor.stepped = stepped
 
@@ -225,6 +226,8 @@ def test_a_failed_executor_is_replaced(make: Callable[..., Setup]) -> None:
     job, listener = setup.submit(4, 5)
     assert listener.tokens()[0] == decode_plainly(job.request, FakeExecutor())[0]
     assert broken.closed and len(setup.executors) == 2
+    assert setup.phases[setup.phases.index(Phase.OPENING) - 1] is Phase.TURN
+    wait_until(lambda: setup.phases[-1] is Phase.IDLE)
 
 
 def test_an_executor_that_cannot_be_replaced_refuses_all_to_come(
@@ -239,6 +242,7 @@ def test_an_executor_that_cannot_be_replaced_refuses_all_to_come(
     wait_until(lambda: has_failed(setup.worker))
     later = setup.submit(2)[1].failure()
     assert "could not be opened again: no memory; restart the server" in later.error.message
+    wait_until(lambda: setup.phases[-1] is Phase.BROKEN)
 
 
 def test_closing_ends_every_request(make: Callable[..., Setup]) -> None:

@@ -39,8 +39,9 @@ SAMPLINGS = (
 
 @dataclass(frozen=True)
 class Served:
-    """Where a served bundle answers: URLs, of the metrics host and port."""
+    """Where a served bundle answers: URLs, of the metrics host and port; `serve`'s process."""
 
+    pid: int
     bundle: Path
     grpc: str
     metrics: str
@@ -117,6 +118,7 @@ def serving(source: Path, bundle: Path, *arguments: str) -> Iterator[Served]:
     """`serve` on `source`, a bundle or a repository of it; SIGTERM must end it well."""
     with starting(source, *FREE_PORTS, *arguments) as process:
         urls = wait_ready(process)
-        yield Served(bundle, urls["gRPC"], urlsplit(urls["metrics"]).netloc, urls["OpenAI"])
+        metrics = urlsplit(urls["metrics"]).netloc
+        yield Served(process.pid, bundle, urls["gRPC"], metrics, urls["OpenAI"])
         process.terminate()
         assert process.wait(PATIENCE_S) == 0

@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from dflash_trt.serving.server.launcher import TritonServer
 from dflash_trt.serving.server.liveness import LivenessWatch, is_model_running
+from dflash_trt.serving.server.processes import STOPPED_S, ProcessWatch
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.covering import exhaustive
 from tests.serving.client import (
@@ -162,3 +163,31 @@ def test_processes(tmp_path: Path) -> None:
     assert is_model_running(7, "tensorrt_llm", tmp_path)
     assert is_model_running(7, "ensemble", tmp_path)
     assert not is_model_running(8, "tensorrt_llm", tmp_path)
+
+
+def test_what_is_wrong_with_a_servers_processes(tmp_path: Path) -> None:
+    """A stop counts when it lasts; a death at once, also where another has the number by now."""
+
+    def set_state(pid: int, state: str, ppid: int) -> None:
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) {state} {ppid} 0")
+
+    _add(tmp_path, 7, "S", 1, "/bin/tritonserver")
+    _add(tmp_path, 8, "S", 7, "/stub", "/r/tensorrt_llm/1/model.py", "shm")
+    watch = ProcessWatch(7, tmp_path)
+    watch.find_models()
+    assert watch.models == {"tensorrt_llm"} and watch.find_trouble(0.0) is None
+    for pid, name in ((7, "the server's process"), (8, "the process of the model tensorrt_llm")):
+        ppid = {7: 1, 8: 7}[pid]
+        for state in "Tt":
+            set_state(pid, state, ppid)
+            assert watch.find_trouble(0.0) is None
+            set_state(pid, "R", ppid)
+            assert watch.find_trouble(2 * STOPPED_S) is None, "it went on in between"
+            set_state(pid, state, ppid)
+            assert watch.find_trouble(3 * STOPPED_S) is None
+            assert watch.find_trouble(4 * STOPPED_S) == f"{name} is stopped"
+            set_state(pid, "S", ppid)
+            assert watch.find_trouble(4 * STOPPED_S) is None
+    for state, ppid in (("Z", 7), ("S", 1)):
+        set_state(8, state, ppid)
+        assert watch.find_trouble(0.0) == "the process of the model tensorrt_llm has died"

@@ -111,7 +111,7 @@ def test_the_bytes_of_a_stream(front: Front) -> None:
 
 
 def test_models_and_health(front: Front) -> None:
-    model = ScriptedModel(ready=False)
+    model = ScriptedModel()
     url = front(model)
     client = openai_client(url)
     assert [one.id for one in client.models.list()] == ["demo"]
@@ -120,7 +120,8 @@ def test_models_and_health(front: Front) -> None:
         client.models.retrieve("a/b")
     for ready, status in ((False, 503), (True, 200)):
         model.ready = ready
-        assert fetch(urlsplit(url).netloc, "/health", method="GET")[0] == status
+        for path in ("/health", "/v1/models", "/v1/models/demo"):
+            assert fetch(urlsplit(url).netloc, path, method="GET")[0] == status, path
 
 
 NO_SYSTEM = {"messages": [{"role": "system", "content": "x"}]}

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer, bind_port
 from dflash_trt.serving.server.service import Service
+from dflash_trt.serving.server.supervisor import SupervisionOptions, Supervisor
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.cli.conftest import Run
 from tests.inspection import is_stopping
@@ -30,6 +32,7 @@ from tests.serving.served import (
     FREE_PORTS,
     LONG_CONTEXT,
     SERVER_PORTS,
+    fetch,
     server_options,
     starting,
     wait_ready,
@@ -123,8 +126,10 @@ def test_a_second_signal_does_not_wait(fake: Fake) -> None:
 
     async def signal_twice() -> int:
         ready = asyncio.Event()
-        with Service() as service, TritonServer(options) as server:
-            running = asyncio.create_task(service.run(server, None, ready.set))
+        with Service() as service:
+            supervisor = Supervisor(options, SupervisionOptions())
+            server = supervisor.server
+            running = asyncio.create_task(service.run(supervisor, None, ready.set))
             await asyncio.wait_for(ready.wait(), PATIENCE_S)
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.to_thread(wait_until, lambda: "heard" in server.log_file.read_text())
@@ -162,9 +167,9 @@ def test_a_signal_before_there_is_a_server(fake: Fake) -> None:
         with Service() as service:
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.to_thread(wait_until, lambda: is_stopping(service))
-            server = TritonServer(fake("well"))
-            await service.run(server, None, pytest.fail)
-            assert server.exit_code in (0, 128 + signal.SIGTERM)  # it may not listen yet
+            supervisor = Supervisor(fake("well"), SupervisionOptions())
+            await service.run(supervisor, None, pytest.fail)
+            assert supervisor.server.exit_code in (0, 128 + signal.SIGTERM)  # it may not listen yet
 
     asyncio.run(run_at_once())
 
@@ -201,11 +206,23 @@ def test_a_server_is_not_ready_before_its_metrics_nor_under_another_name(
     ],
 )
 def test_a_server_that_ends_by_itself(start: Serve, mode: str, code: int, message: str) -> None:
-    process = start(mode)
+    process = start(mode, "--restart", "never")
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out.startswith("ready after ")) == (code, mode == "dies")
     (line,) = (line for line in err.splitlines() if line.startswith("error: "))
     assert message in line and "model.py" not in line
+
+
+def test_a_server_that_fails_again_and_again(start: Serve) -> None:
+    """It is started again, on its ports, until that has failed as often as allowed."""
+    process = start("dies", "--max-restarts", 1)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 3 and out.count("ready after ") == 1
+    _, failed, again, given_up = err.splitlines()
+    why = "ended by itself: error: the last words"
+    assert failed == f"{why}; starting again in 0 s (1 of 1)"
+    assert again.startswith("ready again after ")
+    assert f"failed 2 times in 10 minutes, the last time: {why}" in given_up
 
 
 def test_ports(run: Run, repository: Path) -> None:
@@ -228,22 +245,22 @@ class _DyingFront:
         await asyncio.sleep(0.1)
         raise DflashError("the front failed")
 
-    def stop(self, *, force: bool = False) -> None:
+    def stop(self) -> None:
         pass
 
 
 def test_a_front_that_fails_takes_the_server_along(fake: Fake) -> None:
     ready: list[bool] = []
 
-    async def run_both(server: TritonServer) -> None:
+    async def run_both() -> None:
         front = cast(OpenAiServer, _DyingFront())
         with Service() as service:
-            await service.run(server, front, lambda: ready.append(True))
+            supervisor = Supervisor(fake("well"), SupervisionOptions())
+            with pytest.raises(DflashError, match="the front failed"):
+                await service.run(supervisor, front, lambda: ready.append(True))
+            assert ready == [True] and supervisor.server.exit_code == 0
 
-    with TritonServer(fake("well")) as server:
-        with pytest.raises(DflashError, match="the front failed"):
-            asyncio.run(run_both(server))
-        assert ready == [True] and server.exit_code == 0
+    asyncio.run(run_both())
 
 
 @pytest.fixture
@@ -252,7 +269,7 @@ def serve_bundle(
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`serve` on a bundle with the real server, and its OpenAI front's URL."""
     packaged = set(long_bundle.parent.glob(".dflash-trt-serve-*"))
-    with starting(long_bundle, *FREE_PORTS) as process:
+    with starting(long_bundle, *FREE_PORTS, "--drain-seconds", 3) as process:
         url = wait_ready(process)["OpenAI"]
         (mine,) = set(long_bundle.parent.glob(".dflash-trt-serve-*")) - packaged
         yield process, url
@@ -271,29 +288,29 @@ def _open_stream(url: str, max_tokens: int) -> http.client.HTTPResponse:
 def test_requests_in_flight_end_before_the_server(
     serve_bundle: tuple[subprocess.Popen[str], str],
 ) -> None:
+    """What is short ends, nothing more is taken, and what is too long ends with one error."""
     process, url = serve_bundle
-    # Few enough for the ten seconds that they may go on, on a machine with much else to do.
-    with _open_stream(url, 64) as answer:
+    host = urlsplit(url).netloc
+    whole: list[tuple[int, bytes]] = []
+    asked = {"model": "demo", "prompt": "host", "ignore_eos": True, "max_tokens": LONG_CONTEXT // 2}
+
+    def ask_whole() -> None:
+        whole.append(fetch(host, "/v1/completions", asked)[:2])
+
+    thread = threading.Thread(target=ask_whole)
+    thread.start()
+    # Few enough for the seconds that they may go on, on a machine with much else to do.
+    with _open_stream(url, LONG_CONTEXT // 2) as endless, _open_stream(url, 64) as answer:
         process.terminate()
+        wait_until(lambda: fetch(host, "/health", b"", "GET")[0] == 503)
+        status, content, _ = fetch(host, "/v1/completions", asked)
+        assert status == 503 and b"the server is shutting down" in content
         assert answer.read().endswith(b"data: [DONE]\n\n")
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0
-
-
-@pytest.mark.exhaustive
-def test_a_killed_server_ends_the_front_and_its_requests(
-    serve_bundle: tuple[subprocess.Popen[str], str],
-) -> None:
-    process, url = serve_bundle
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-    (server,) = (pid for pid in map(int, children.split()) if _is_server(pid))
-    with _open_stream(url, LONG_CONTEXT // 2) as answer:
-        os.kill(server, signal.SIGKILL)
-        assert b'"type":"server_error"' in answer.read()
+        *_, last = endless.read().split(b"\n\n")[:-1]
+        assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "unavailable"
+    thread.join()
+    ((status, content),) = whole
+    assert status == 503 and json.loads(content)["error"]["code"] == "unavailable"
     _, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 128 + signal.SIGKILL
-    assert "tritonserver: ended by itself" in err.splitlines()[-1]
-
-
-def _is_server(pid: int) -> bool:
-    return b"tritonserver" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    assert process.returncode != 0, "requests were cut off"
+    assert "Traceback" not in err and "500" not in err

@@ -116,6 +116,19 @@ class ServedModel:
         """Whether it would take a request now."""
         return await self._wire.is_ready()
 
+    async def ping(self) -> None:
+        """Asks for nothing: to stop a request of a name that none has.
+
+        The answer comes from the model's process, whatever its generator does.
+
+        Raises:
+            ServedModelError: none came, or an error.
+        """
+        inputs = [make_input("text_input", "BYTES", [""]), make_input("stop", "BOOL", [True])]
+        async with aclosing(self._wire.stream(inputs, {})) as responses:
+            async for _ in responses:
+                pass
+
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
         """Yields the output as it grows, whole characters only; ends as `WireClient.stream` does.
 

@@ -70,8 +70,10 @@ def explain(status: str | None, message: str | None, address: str) -> ServedMode
 
 def guess_status(message: str) -> str:
     """The status of an error that comes in a stream, where only its text does."""
-    if any(sign in message for sign in ("unknown model", "is not ready", "no available versions")):
+    # Of a model's process that has died, of which the server starts no other.
+    gone = ("unknown model", "is not ready", "no available versions", "Stub process")
+    if any(sign in message for sign in gone):
         return "UNAVAILABLE"
     # The server's words when a model process has failed; else it refuses the request.
-    failed = ("Failed to process the request", "Stub process", "Internal")
+    failed = ("Failed to process the request", "Internal")
     return "INTERNAL" if any(sign in message for sign in failed) else "INVALID_ARGUMENT"

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Upstream(Protocol):
-    """What answers the requests: a `ServedModel`."""
+    """What answers the requests: a `ServedModel`, or whichever of them is there now."""
 
     def stream(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]: ...
 
@@ -83,10 +83,12 @@ class OpenAiApp:
         return Response(status_code=200 if await self.upstream.is_ready() else 503)
 
     async def list_models(self, request: Request) -> Response:
+        await self._check_ready()
         return JSONResponse({"object": "list", "data": [*map(self._describe_model, self.models)]})
 
     async def show_model(self, request: Request) -> Response:
         self._check_model(request.path_params["model"])
+        await self._check_ready()
         return JSONResponse(self._describe_model(request.path_params["model"]))
 
     async def show_metrics(self, request: Request) -> Response:
@@ -142,6 +144,10 @@ class OpenAiApp:
         if name not in self.models:
             what = f"there is no such model here, only {', '.join(map(repr, self.models))}"
             raise ApiError(what, status=404, param="model", code="model_not_found")
+
+    async def _check_ready(self) -> None:
+        if not await self.upstream.is_ready():
+            raise ApiError("the model is not ready", status=503, code="unavailable")
 
     def _describe_model(self, name: str) -> dict[str, Any]:
         return {

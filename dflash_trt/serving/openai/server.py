@@ -17,12 +17,15 @@ from dflash_trt.text.tokenizer import BundleTokenizer
 if TYPE_CHECKING:
     from dflash_trt.serving.openai.app import Upstream
 
+# For the last words to go out.
+_CUT_S = 0.7
+
 
 class OpenAiServer:
     """The front of the served model `upstream`, from `run` until `stop`; closes the socket `bound`.
 
-    The bundle's `tokenizer` has the chat template and tells the channels of answers. Replies in
-    flight may go on for `exit_timeout_s` after `stop`.
+    The bundle's `tokenizer` has the chat template and tells the channels of answers. After `stop`
+    replies in flight go on to their end, or until `cut`.
 
     Raises:
         DflashError: starlette or uvicorn is not installed.
@@ -34,7 +37,6 @@ class OpenAiServer:
         upstream: Upstream,
         tokenizer: BundleTokenizer,
         bound: socket.socket,
-        exit_timeout_s: int,
         options: FrontOptions = FrontOptions(),  # noqa: B008 - it is frozen
         metrics: Callable[[], bytes] | None = None,
     ) -> None:
@@ -48,6 +50,7 @@ class OpenAiServer:
                 GuardedConnection,
                 QuietAccepts,
             )
+            from dflash_trt.serving.openai.ending import Cuttable
         except ImportError as error:
             raise DflashError(
                 f"the OpenAI front needs starlette and uvicorn ({one_line(error)})",
@@ -62,9 +65,10 @@ class OpenAiServer:
             HarmonyFormat.find(tokenizer.core),
             metrics,
         )
+        self._requests = Cuttable(Gate(app.starlette(), options))
         self._server = uvicorn.Server(
             uvicorn.Config(
-                Gate(app.starlette(), options),
+                self._requests,
                 ssl_certfile=options.tls_cert,
                 ssl_keyfile=options.tls_key,
                 http=GuardedConnection,
@@ -73,7 +77,6 @@ class OpenAiServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_graceful_shutdown=exit_timeout_s,
             )
         )
         # It warns of every client that speaks no HTTP, which the client is told.
@@ -102,7 +105,15 @@ class OpenAiServer:
         if not self._server.should_exit:
             raise DflashError("the OpenAI front ended by itself")
 
-    def stop(self, *, force: bool = False) -> None:
-        """Takes no more requests and lets `run` return, at once with `force`."""
+    def stop(self) -> None:
+        """Takes no more connections and lets `run` return when those there are have ended."""
         self._server.should_exit = True
-        self._server.force_exit = force
+
+    async def cut(self) -> None:
+        """Ends what is in flight and lets `run` return at once."""
+        self.stop()
+        # It would say of each client that did not read its answer that the answer is incomplete.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        self._requests.cut()
+        await asyncio.sleep(_CUT_S)
+        self._server.force_exit = True

@@ -33,16 +33,20 @@ class Guard:
 
     def __init__(self, prefixes: Sequence[Path]) -> None:
         self._prefixes = [str(one.absolute()) for one in prefixes]
+        self._ended = False
         self._process = self._start(0)
         self.group = self._process.pid
 
     def keep(self) -> None:
         """Starts another guard if this one has been killed."""
-        if self._process.poll() is not None:
+        if not self._ended and self._process.poll() is not None:
             self._process = self._start(self.group)
 
     def end_group(self) -> None:
-        """Kills whatever is in the group, and the guard."""
+        """Kills whatever is in the group, and the guard; the second time nothing happens."""
+        if self._ended:  # the number may be another group's by now
+            return
+        self._ended = True
         with suppress(ProcessLookupError):
             os.killpg(self.group, signal.SIGKILL)
         self._process.kill()  # one that was started later is in a group of its own

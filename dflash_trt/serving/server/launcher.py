@@ -15,8 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.runtime.worker import Phase
 from dflash_trt.serving.server.exposure import LOOPBACK, choose_http_host, restriction_options
 from dflash_trt.serving.server.guard import Guard
+from dflash_trt.serving.server.pulse import PULSE_VARIABLE, read_pulse
 from dflash_trt.serving.server.tritonserver import (
     TritonServerBinary,
     find_tritonserver,
@@ -26,6 +28,8 @@ from dflash_trt.serving.server.tritonserver import (
 
 _POLL_S = 0.1
 _ANSWER_S = 30.0
+# A server whose time is over says so and ends, or hangs.
+_OVERTIME_S = 2
 _SHARED_MEMORY = Path("/dev/shm")
 _IDLE_AND_OVERDUE = (
     "Found 0 model versions that have in-flight inferences",
@@ -106,13 +110,16 @@ class TritonServer:
             shared_memory = _SHARED_MEMORY / self._name
             self._guard = Guard([self._folder, shared_memory, *options.removed_with])
             stack.callback(self._guard.end_group)
-            with self.log_file.open("wb") as log:
+            self.pulse_file = self._folder / "pulse"
+            # Appended to: what a former server said last is why there is another.
+            with self.log_file.open("ab") as log:
+                self._log_start = log.tell()
                 self._process = subprocess.Popen(
                     self._command(binary, options),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=server_environment(binary),
+                    env=server_environment(binary) | {PULSE_VARIABLE: str(self.pulse_file)},
                     # The stub looks for modules in its working folder first: an empty one.
                     cwd=self._folder,
                     # A terminal's Ctrl-C reaches the launcher alone, which decides what follows.
@@ -210,6 +217,15 @@ class TritonServer:
         """Passes a signal on to the server; nothing when it has ended."""
         self._process.send_signal(number)
 
+    def kill(self) -> None:
+        """Ends the server and its models at once, stopped ones too; `close` cleans up."""
+        self._guard.end_group()
+        self.wait()
+
+    def keep_guard(self) -> None:
+        """Sees to it that the server ends with this process, should it be killed."""
+        self._guard.keep()
+
     def stop(self) -> int:
         """Ends the server: SIGTERM, and SIGKILL once its time is over; its exit code.
 
@@ -218,19 +234,24 @@ class TritonServer:
         """
         self.send_signal(signal.SIGTERM)
         try:
-            code = self.wait(self._exit_timeout_s + 5)
+            code = self.wait(self._exit_timeout_s + _OVERTIME_S)
         except subprocess.TimeoutExpired:
             self.send_signal(signal.SIGKILL)
-            return self.wait()
-        return 0 if code == 1 and self._finished_requests() else code
+            code = self.wait()
+        return 0 if self._finished_requests() else code
 
     def _finished_requests(self) -> bool:
-        """Whether the log says that all requests had ended before the time was over."""
+        """Whether all requests had ended before the time was over.
+
+        The log counts no requests of models that stream: of those the generator's pulse tells.
+        """
         try:
             log = "".join(self._last_lines())
         except OSError:
             return False
-        return all(mark in log for mark in _IDLE_AND_OVERDUE)
+        pulse = read_pulse(self.pulse_file)
+        is_idle = pulse is None or pulse.phase is not Phase.TURN
+        return is_idle and all(mark in log for mark in _IDLE_AND_OVERDUE)
 
     def close(self) -> int:
         """Ends the server and what it leaves behind; its exit code. May be called again."""
@@ -256,6 +277,7 @@ class TritonServer:
 
     def _last_lines(self) -> deque[str]:
         with self.log_file.open(encoding="utf-8", errors="replace") as log:
+            log.seek(self._log_start)
             return deque((line for line in log if line.strip()), maxlen=200)
 
 

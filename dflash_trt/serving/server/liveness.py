@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from dflash_trt.serving.server.processes import PROC, find_models
+
 _PERIOD_S = 0.5
-_PROC = Path("/proc")
 
 
 class LivenessWatch:
@@ -49,30 +50,6 @@ class LivenessWatch:
                 self._on_lost()
 
 
-def is_model_running(server_pid: int, model: str, proc: Path = _PROC) -> bool:
-    """Whether a child of the server runs the Python model `model`.
-
-    The Python backend starts a process with the path of the model's `model.py` as an argument,
-    <repository>/<model>/<version>/model.py. One that has ended but is still listed, a zombie, does
-    not run.
-    """
-    return any(
-        _is_running_child(process, server_pid, model)
-        for process in proc.iterdir()
-        if process.name.isdecimal()
-    )
-
-
-def _is_running_child(process: Path, parent_pid: int, model: str) -> bool:
-    try:
-        # pid (command) state ppid …; the command may hold spaces and brackets.
-        state, ppid = (
-            (process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[:2]
-        )
-        if int(ppid) != parent_pid or state in "ZX":
-            return False
-        arguments = (process / "cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError):  # it has ended meanwhile
-        return False
-    paths = (Path(one.decode("utf-8", "replace")) for one in arguments)
-    return any(path.name == "model.py" and path.parent.parent.name == model for path in paths)
+def is_model_running(server_pid: int, model: str, proc: Path = PROC) -> bool:
+    """Whether a child of the server runs the Python model `model`."""
+    return model in find_models(server_pid, proc).values()

@@ -24,6 +24,7 @@ from dflash_trt.serving.server.inputs import (
 )
 from dflash_trt.serving.server.low_acceptance import AcceptanceWatch
 from dflash_trt.serving.server.metrics import Metrics
+from dflash_trt.serving.server.pulse import PulseWriter
 from dflash_trt.serving.server.replies import Channel, Reply, ReplyPool
 from dflash_trt.serving.server.settings import ModelSettings
 from dflash_trt.serving.server.watch import CancellationWatch
@@ -38,8 +39,8 @@ class TritonPythonModel:
 
     When an executor has failed and none opens in its place, every request is refused at once with
     advice to restart the server, but readiness stays true: a Python model cannot take it back,
-    and Triton server 2.51 calls even a model ready whose process has died. Health checks that
-    must notice should send a short request.
+    and Triton server 2.51 calls even a model ready whose process has died. The pulse tells it to
+    `dflash-trt serve`, which starts another server.
     """
 
     def initialize(self, args: Mapping[str, str]) -> None:
@@ -66,7 +67,9 @@ class TritonPythonModel:
             speculation=speculation,
         )
         self._worker = GeneratorWorker(
-            pair.open_runner, limits.max_batch + settings.count("max_queue_size", 0)
+            pair.open_runner,
+            limits.max_batch + settings.count("max_queue_size", 0),
+            on_phase=PulseWriter().beat,
         )
         self._worker.start()
         self._metrics = Metrics(utils, lambda: self._worker.load)

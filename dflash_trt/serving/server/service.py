@@ -6,37 +6,28 @@ import asyncio
 import signal
 from collections.abc import Callable
 
-from dflash_trt.errors import EXIT_FAILED, DflashError
+from dflash_trt.errors import DflashError
 from dflash_trt.serving.openai.server import OpenAiServer
-from dflash_trt.serving.server.launcher import TritonServer
+from dflash_trt.serving.server.supervisor import Supervisor
 
+# What sockets still hold goes out within; a client that reads nothing must not keep the port.
+_FLUSH_S = 2.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class ServerEndedError(DflashError):
-    """The server ended unasked; the command ends with its exit code."""
-
-    def __init__(self, server: TritonServer) -> None:
-        super().__init__(f"ended by itself: {server.last_error()}", where=server.origin)
-        self._code = server.exit_code
-
-    @property
-    def exit_code(self) -> int:
-        return self._code or EXIT_FAILED
 
 
 class Service:
     """Runs a server, and a front before it, to their end; use it as a context manager.
 
     From entering on, the first SIGINT, SIGTERM or SIGHUP (a closed terminal) ends them in order:
-    the front takes no more requests and finishes those it has, then the server does the same. The
-    second ends them at once. Enter it before the server is started, which no signal must leave
-    behind.
+    both take no more requests and finish those they have, as long as the server's options allow.
+    The second ends them at once, in-flight requests with an error. Enter it before the server is
+    started, which no signal must leave behind.
     """
 
     def __init__(self) -> None:
-        self._server: TritonServer | None = None
+        self._supervisor: Supervisor | None = None
         self._front: OpenAiServer | None = None
+        self._fronting: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._serving = False
         # `nohup` has SIGHUP ignored, and it stays so.
@@ -54,58 +45,66 @@ class Service:
             asyncio.get_running_loop().remove_signal_handler(number)
 
     async def run(
-        self, server: TritonServer, front: OpenAiServer | None, on_ready: Callable[[], None]
+        self, supervisor: Supervisor, front: OpenAiServer | None, on_ready: Callable[[], None]
     ) -> int:
         """Returns the server's exit code once both have ended; calls `on_ready` in between.
 
         Raises:
-            DflashError: the server was never ready, or one of the two ended unasked.
+            DflashError: the server was never ready, failed for good, or the front ended unasked.
         """
-        self._server, self._front = server, front
+        self._supervisor, self._front = supervisor, front
         try:
             if not self._stopping.is_set():
-                await self._serve(server, on_ready)
+                await self._serve(supervisor, on_ready)
         finally:
-            # In a thread: until all have gone, a second signal must reach this loop.
-            code = await asyncio.to_thread(server.close)
+            # The front stays to refuse what comes, and passes on how the server ends the rest.
+            code = await supervisor.end()
+            await self._end_front()
+            await supervisor.close()
         return code
 
     def _take_signal(self) -> None:
-        if self._server is not None and self._stopping.is_set():
-            if self._front is not None:
-                self._front.stop(force=True)
-            self._server.send_signal(signal.SIGKILL)
-        elif self._server is not None and not self._serving:
-            self._server.send_signal(signal.SIGTERM)
+        if self._supervisor is not None and self._stopping.is_set():
+            self._supervisor.kill()
+        elif self._supervisor is not None and not self._serving:
+            self._supervisor.server.send_signal(signal.SIGTERM)
         self._stopping.set()
 
-    async def _serve(self, server: TritonServer, on_ready: Callable[[], None]) -> None:
-        """Returns when told to stop, with the front ended and the server still there."""
+    async def _serve(self, supervisor: Supervisor, on_ready: Callable[[], None]) -> None:
+        """Returns when told to stop, with front and server still there."""
         try:
-            await asyncio.to_thread(server.wait_ready)
+            await supervisor.start()
         except DflashError:
             if self._stopping.is_set():
                 return
             raise
         self._serving = True
-        fronting = await self._start_front()
+        await self._start_front()
         if not self._stopping.is_set():
             on_ready()
-        ended = asyncio.create_task(asyncio.to_thread(server.wait))
+        supervising = asyncio.create_task(supervisor.run())
         stopping = asyncio.create_task(self._stopping.wait())
-        tasks = {ended, stopping} | ({fronting} if fronting is not None else set())
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        tasks = {supervising, stopping}
+        if self._fronting is not None:
+            tasks.add(self._fronting)
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        if self._front is not None and fronting is not None:
-            self._front.stop(force=ended.done())
-            await fronting
-        if ended.done() and not self._stopping.is_set():
-            raise ServerEndedError(server)
+        for task in ended - {stopping}:
+            task.result()  # which raises
 
-    async def _start_front(self) -> asyncio.Task[None] | None:
+    async def _start_front(self) -> None:
         if self._front is None:
-            return None
-        fronting = asyncio.create_task(self._front.run())
-        while not (self._front.started or fronting.done()):
+            return
+        self._fronting = asyncio.create_task(self._front.run())
+        while not (self._front.started or self._fronting.done()):
             await asyncio.sleep(0.01)
-        return fronting
+
+    async def _end_front(self) -> None:
+        """The server has ended, so all answers have; some clients may be slow to read theirs."""
+        if self._front is None or self._fronting is None or self._fronting.done():
+            return
+        self._front.stop()
+        await asyncio.wait({self._fronting}, timeout=_FLUSH_S)
+        if not self._fronting.done():
+            await self._front.cut()
+        await self._fronting

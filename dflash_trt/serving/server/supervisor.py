@@ -1,0 +1,248 @@
+"""Keeps a Triton server running: notices when it has failed, and starts another in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from dflash_trt.errors import EXIT_FAILED, DflashError
+from dflash_trt.runtime.worker import Phase
+from dflash_trt.serving.client.client import GenerationRequest, ServedModel, TextDelta
+from dflash_trt.serving.client.errors import ServedModelError
+from dflash_trt.serving.server.heartbeat import Heartbeat
+from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
+from dflash_trt.serving.server.processes import ProcessWatch
+from dflash_trt.serving.server.pulse import read_pulse
+
+Restart = Literal["never", "on-failure"]
+
+LOOK_S = 0.25
+WINDOW_S = 600.0
+_LONGEST_DELAY_S = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisionOptions:
+    """What is done about a server that has failed.
+
+    With `restart` "on-failure" another is started, until more than `max_restarts` have failed
+    within WINDOW_S. A server that is silent for `hang_seconds` has failed: no turn of its generator
+    has ended, or, while that is idle, no question is answered. The longest turn of a server in
+    order is a chunk of a prompt; 512 tokens of a model of 8 billion parameters take two CPU cores
+    about three minutes.
+    """
+
+    restart: Restart = "on-failure"
+    max_restarts: int = 5
+    hang_seconds: float = 300.0
+
+
+class ServerFailedError(DflashError):
+    """The server failed and is not started again; a code of its own ends the command."""
+
+    def __init__(self, what: str, server: TritonServer, code: int | None) -> None:
+        super().__init__(what, where=server.origin)
+        self._code = code
+
+    @property
+    def exit_code(self) -> int:
+        return self._code or EXIT_FAILED
+
+
+class Supervisor:
+    """Runs a server, and another when it fails, on the same ports; from construction on.
+
+    It is what the OpenAI front asks: it passes requests on to the server that runs, and refuses
+    them while there is none. `on_event` is told what to show to whoever started it.
+
+    Raises:
+        DflashError: the first server cannot be started.
+    """
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        supervision: SupervisionOptions,
+        on_event: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.server = TritonServer(options)
+        self._supervision = supervision
+        self._on_event = on_event
+        addresses = self.server.addresses
+        self._options = replace(
+            options,
+            http_port=_port(addresses.http),
+            grpc_port=_port(addresses.grpc),
+            metrics_port=_port(addresses.metrics),
+        )
+        self._expected: set[str] = set()
+        self._failures: deque[float] = deque()
+        self._model: ServedModel | None = None
+        self._used: list[ServedModel] = []
+        self._refusal = "the model is being loaded"
+        self._ending = asyncio.Event()
+        self._restarting = asyncio.Lock()
+
+    async def is_ready(self) -> bool:
+        """Whether a request would be answered now; known without asking the server."""
+        if self._model is None:
+            return False
+        pulse = read_pulse(self.server.pulse_file)
+        return pulse is None or pulse.phase in (Phase.IDLE, Phase.TURN)
+
+    def stream(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
+        """The answer of the server that runs now.
+
+        Raises:
+            ServedModelError: there is none, at once; else as `ServedModel.stream`.
+        """
+        if self._model is None:
+            raise ServedModelError(self._refusal, "unavailable")
+        return self._model.stream(request)
+
+    async def start(self) -> None:
+        """Returns when the first server is ready.
+
+        Raises:
+            DflashError: it ended before.
+        """
+        await self._await_ready(self.server)
+
+    async def run(self) -> None:
+        """Watches and restarts, until `end`.
+
+        Raises:
+            ServerFailedError: the server failed, and is not to be started again.
+        """
+        while not self._ending.is_set():
+            trouble = await self._watch()
+            async with self._restarting:
+                while trouble is not None and not self._ending.is_set():
+                    code = self.server.exit_code
+                    self._refuse("the model server has failed and is being restarted")
+                    await asyncio.to_thread(self.server.kill)
+                    await asyncio.to_thread(self.server.close)
+                    trouble = await self._restart(self._plan_restart(trouble, code))
+
+    async def end(self) -> int:
+        """Takes no more requests, lets those in flight end within their time; the exit code."""
+        self._ending.set()
+        self._refuse("the server is shutting down")
+        if self._restarting.locked():  # one that starts has no requests
+            self.kill()
+        async with self._restarting:
+            return await asyncio.to_thread(self.server.close)
+
+    def kill(self) -> None:
+        """Ends the server at once; whoever waits for an answer gets an error."""
+        self.server.send_signal(signal.SIGKILL)
+
+    async def close(self) -> None:
+        """Closes the connections, when nobody waits for an answer."""
+        for model in self._used:
+            await model.close()
+
+    def _refuse(self, why: str) -> None:
+        """Requests are refused from now on; those in flight go on."""
+        self._refusal, self._model = why, None
+
+    def _plan_restart(self, trouble: str, code: int | None) -> float:
+        """How long to wait before the next start; the longer, the more of them have failed."""
+        now = time.monotonic()
+        self._failures.append(now)
+        while now - self._failures[0] > WINDOW_S:
+            self._failures.popleft()
+        count, most = len(self._failures), self._supervision.max_restarts
+        if self._supervision.restart == "never":
+            raise ServerFailedError(trouble, self.server, code)
+        if count > most:
+            what = f"failed {count} times in {WINDOW_S / 60:g} minutes, the last time: {trouble}"
+            raise ServerFailedError(what, self.server, code)
+        delay_s = min(2.0 ** (count - 2), _LONGEST_DELAY_S) if count > 1 else 0.0
+        self._on_event(f"{trouble}; starting again in {delay_s:g} s ({count} of {most})")
+        return delay_s
+
+    async def _restart(self, delay_s: float) -> str | None:
+        """Starts another server; what kept it from being ready, if anything did."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ending.wait(), delay_s)
+        if self._ending.is_set():
+            return None
+        started = time.monotonic()
+        try:
+            self.server = await asyncio.to_thread(TritonServer, self._options)
+            if self._ending.is_set():
+                self.kill()
+            await self._await_ready(self.server)
+        except DflashError as error:
+            return error.message
+        self._on_event(f"ready again after {time.monotonic() - started:.1f} s")
+        return None
+
+    async def _await_ready(self, server: TritonServer) -> None:
+        """Waits for the server; one of which a process stays stopped meanwhile is killed."""
+        waiting = asyncio.create_task(asyncio.to_thread(server.wait_ready))
+        watch = ProcessWatch(server.pid)
+        while not waiting.done():
+            await asyncio.wait({waiting}, timeout=LOOK_S)
+            watch.find_models()
+            if watch.find_stopped(time.monotonic()) is not None:
+                await asyncio.to_thread(server.kill)
+        await waiting
+        if not self._ending.is_set():
+            self._model = ServedModel(server.addresses.grpc)
+            self._used.append(self._model)
+
+    async def _watch(self) -> str | None:
+        """Returns what is wrong with the server, once something is; None when it is to end."""
+        server = self.server
+        watch = ProcessWatch(server.pid)
+        watch.find_models()
+        self._expected |= watch.models
+        if missing := self._expected - watch.models:
+            return f"the process of the model {missing.pop()} has died"
+        model = ServedModel(server.addresses.grpc)
+        heartbeat = Heartbeat(model.ping, self._supervision.hang_seconds)
+        try:
+            while not self._ending.is_set():
+                now = time.monotonic()
+                pulse = read_pulse(server.pulse_file)
+                trouble = watch.find_trouble(now) or heartbeat.find_trouble(pulse, now)
+                if server.exit_code is not None:  # and its models with it
+                    return f"{_describe_end(server.exit_code)}: {server.last_error()}"
+                if trouble is not None:
+                    return trouble
+                server.keep_guard()
+                _end_stopped_helper(server.pid)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._ending.wait(), LOOK_S)
+        finally:
+            await heartbeat.close()
+            await model.close()
+        return None
+
+
+def _end_stopped_helper(server_pid: int) -> None:
+    """Kills a child of this process that is stopped; whoever waits for it starts another."""
+    with suppress(ChildProcessError, ProcessLookupError):
+        found = os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        if found is not None and found.si_pid != server_pid:
+            os.kill(found.si_pid, signal.SIGKILL)
+
+
+def _describe_end(code: int) -> str:
+    try:
+        return f"was ended by {signal.Signals(code - 128).name}"
+    except ValueError:
+        return "ended by itself"
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])

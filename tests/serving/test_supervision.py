@@ -1,0 +1,147 @@
+"""A server that dies, stops or hangs: told within seconds, and served again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from dflash_trt.runtime.worker import Phase
+from dflash_trt.serving.client.errors import ServedModelError
+from dflash_trt.serving.server.heartbeat import PING_S, Heartbeat
+from dflash_trt.serving.server.processes import find_models, read_state
+from dflash_trt.serving.server.pulse import PULSE_VARIABLE, Pulse, PulseWriter, read_pulse
+from tests.serving.client import LLM, ask_grpc, long_fields
+from tests.serving.conftest import Generate
+from tests.serving.served import PROMPTS, Served, fetch
+from tests.waiting import wait_until
+
+HANG_S = 300.0
+
+
+def find_server(serve_pid: int) -> int:
+    """Process id of the Triton server that `serve` runs."""
+    for process in filter(lambda one: one.name.isdecimal(), Path("/proc").iterdir()):
+        _, parent_pid = read_state(process) or ("", 0)
+        if parent_pid == serve_pid and b"tritonserver --id" in _arguments(process):
+            return int(process.name)
+    raise AssertionError("there is no server")
+
+
+def _arguments(process: Path) -> bytes:
+    return (process / "cmdline").read_bytes().replace(b"\0", b" ")
+
+
+def test_a_stopped_model_is_told_and_replaced(served: Served, generate: Generate) -> None:
+    """Each request in flight ends with one error, and the next server answers as the first."""
+    address = urlsplit(served.openai).netloc
+    answers: dict[str, object] = {}
+    body = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 900, "ignore_eos": True}
+
+    def ask(kind: str) -> None:
+        if kind == "grpc":
+            answers[kind] = ask_grpc(served.address, LLM, long_fields(LLM, PROMPTS[0])).error
+            return
+        asked = body | {"stream": kind == "streamed"}
+        status, content, _ = fetch(address, "/v1/completions", asked)
+        answers[kind] = (status, content)
+
+    server = find_server(served.pid)
+    (model,) = (pid for pid, name in find_models(server).items() if name == LLM)
+    os.kill(model, signal.SIGSTOP)
+    kinds = ("whole", "streamed", "grpc")
+    threads = [threading.Thread(target=ask, args=[kind]) for kind in kinds]
+    stopped_at = time.monotonic()
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: fetch(address, "/health", b"", "GET")[0] == 503, "an honest answer")
+    print(f"told after {time.monotonic() - stopped_at:.2f} s")
+    for thread in threads:
+        thread.join()
+    for path in ("/v1/models", "/v1/completions"):
+        method = "GET" if path.endswith("models") else "POST"
+        status, content, headers = fetch(address, path, body, method)
+        assert status == 503 and headers["Retry-After"], path
+        assert json.loads(content)["error"]["code"] == "unavailable"
+    for kind in ("whole", "streamed"):  # of which nothing had been sent
+        assert answers[kind][0] == 503 and answers[kind][1].count(b'"error"') == 1, answers[kind]
+    assert answers["grpc"] is not None
+    wait_until(lambda: fetch(address, "/health", b"", "GET")[0] == 200, "another server")
+    status, content, _ = fetch(address, "/v1/completions", body | {"max_tokens": 32})
+    text = json.loads(content)["choices"][0]["text"]
+    assert text == generate(PROMPTS[0], max_tokens=32, ignore_eos=True).text
+    assert find_server(served.pid) != server
+
+
+@pytest.mark.parametrize("phase", [Phase.IDLE, Phase.TURN])
+def test_silence(phase: Phase) -> None:
+    """A generator that turns is asked nothing; one that is idle may answer instead."""
+    asked: list[float] = []
+    answering = True
+
+    async def watch() -> None:
+        async def ping() -> None:
+            asked.append(now)
+            if not answering:
+                raise ServedModelError("no answer", "unavailable")
+
+        start = now = time.monotonic()
+        heartbeat = Heartbeat(ping, HANG_S)
+        nonlocal answering
+        for turn in range(100):  # half an hour of turns of 18 s: none is a hang, none is asked
+            now = start + 18.0 * turn
+            assert heartbeat.find_trouble(Pulse(Phase.TURN, now, turn + 1), now) is None
+            await asyncio.sleep(0)
+        assert not asked
+        last = Pulse(phase, now, 1000)
+        began = now
+        while now < began + 2 * HANG_S and phase is Phase.IDLE:
+            assert heartbeat.find_trouble(last, now) is None
+            now += 1.0
+            await asyncio.sleep(0)
+        assert (len(asked) > 2 * HANG_S / (PING_S + 3)) == (phase is Phase.IDLE)
+        answering = False
+        silent_from = now
+        while (trouble := heartbeat.find_trouble(last, now)) is None:
+            now += 1.0
+            await asyncio.sleep(0)
+        assert HANG_S - PING_S - 3 < now - silent_from <= HANG_S + 2
+        what = "nothing was answered" if phase is Phase.IDLE else "no step has ended"
+        assert trouble == f"{what} for 300 s"
+        await heartbeat.close()
+
+    asyncio.run(watch())
+
+
+def test_phases_that_need_no_silence() -> None:
+    async def watch() -> None:
+        heartbeat = Heartbeat(lambda: asyncio.sleep(0), HANG_S)
+        later = time.monotonic() + 10 * HANG_S
+        assert heartbeat.find_trouble(None, later) is None, "a model of someone else"
+        assert heartbeat.find_trouble(Pulse(Phase.OPENING, 0.0, 1), later) is None
+        broken = heartbeat.find_trouble(Pulse(Phase.BROKEN, 0.0, 2), later)
+        assert broken == "the executor failed and could not be opened again"
+
+    asyncio.run(watch())
+
+
+def test_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "pulse"
+    PulseWriter().beat(Phase.TURN)  # nobody listens
+    monkeypatch.setenv(PULSE_VARIABLE, str(path))
+    assert read_pulse(path) is None
+    writer = PulseWriter()
+    assert read_pulse(path) is None
+    for count, phase in enumerate(Phase, 1):
+        before = time.monotonic()
+        writer.beat(phase)
+        pulse = read_pulse(path)
+        assert pulse is not None and (pulse.phase, pulse.count) == (phase, count)
+        assert before <= pulse.since <= time.monotonic()
