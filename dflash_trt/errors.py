@@ -8,6 +8,8 @@ from pathlib import Path
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+MAX_LINE = 1200
+"""Characters of an error: two long paths, and what is wrong with them."""
 
 
 class DflashError(Exception):
@@ -40,8 +42,7 @@ class DflashError(Exception):
         """The single line shown to the user: `where: what; fix`."""
         line = self.what if self.where is None else f"{self.where}: {self.what}"
         line = line if self.fix is None else f"{line}; {self.fix}"
-        # Names from files and paths may hold anything, line breaks and terminal codes included.
-        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+        return one_line(printable(line), MAX_LINE)
 
     @property
     def exit_code(self) -> int:
@@ -53,6 +54,11 @@ def refuse_options(given: Mapping[str, object], what: str, fix: str | None = Non
     for option, value in given.items():
         if value is not None and value is not False and value != ():
             raise DflashError(what, where=option, fix=fix, usage=True)
+
+
+def printable(text: str) -> str:
+    """`text` with all else escaped: names from files may hold line breaks and terminal codes."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def one_line(text: object, limit: int = 300) -> str:

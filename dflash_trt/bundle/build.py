@@ -30,7 +30,7 @@ from dflash_trt.core.files import FileKind, copy_small, exists
 from dflash_trt.core.hashing import blob_sha256, file_sha256
 from dflash_trt.core.limits import Limits, check_positions, choose_block, choose_pool
 from dflash_trt.core.progress import Progress
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, printable
 from dflash_trt.graph.draft import build_draft
 from dflash_trt.graph.draft_head import draft_head
 from dflash_trt.graph.form import CacheDtype, GraphForm
@@ -140,7 +140,7 @@ def build_bundle(
             origin = "copied" if graphs.has_copies else "linked"
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
-            name=name,
+            name=printable(name),
             created_by=f"dflash-trt {__version__}",
             executor="cpu" if options.engines is None else options.engines.library.executor,
             compute_dtype=form.precision.value,

@@ -47,13 +47,17 @@ class Bundle:
 
 
 def open_bundle(folder: str | Path) -> Bundle:
-    """Opens a bundle and checks that every file is there with its size.
+    """Opens a bundle and checks every file: its size, and its hash if that takes no time.
+
+    Weights' headers are looked at, their content and that of engines is not; see `verify_bundle`.
 
     Raises:
-        DflashError: not a bundle, or a file is missing or has another size.
+        DflashError: not a bundle, or a file is missing or is not as it was built.
     """
     folder = Path(folder)
     bundle = Bundle(folder, read_manifest(folder))
+    engines = bundle.manifest.engines
+    large = {engine.path for engine in engines.files} if engines is not None else set()
     for file in bundle.manifest.files:
         path = folder / file.path
         if not exists(path):
@@ -61,6 +65,9 @@ def open_bundle(folder: str | Path) -> Bundle:
         size = bundle.find(file.path).stat().st_size
         if size != file.bytes:
             raise _damaged(path, f"has {size:,} bytes, the manifest says {file.bytes:,}")
+        _check_header(bundle, file)
+        if file.header_sha256 is None and file.path not in large:
+            _check_content(bundle, file)
     return bundle
 
 
@@ -71,16 +78,29 @@ def verify_bundle(bundle: Bundle, on_bytes: Callable[[int], None]) -> list[str]:
     """
     lines: list[str] = []
     for file in bundle.manifest.files:
-        path, checked = bundle.folder / file.path, "sha256 matches"
-        if file.header_sha256 is not None and header_sha256(path) != file.header_sha256:
-            raise _damaged(path, "has another safetensors header than when it was built")
+        checked = "sha256 matches"
+        _check_header(bundle, file)
         if file.sha256 is None:
             checked = "header hash matches; content NOT checked, "
             checked += "build with --hash-weights to have it checked"
-        elif file_sha256(path, on_bytes) != file.sha256:
-            raise _damaged(path, "has another content than when it was built")
+        else:
+            _check_content(bundle, file, on_bytes)
         lines.append(f"{file.path}: {checked}")
     return lines
+
+
+def _check_header(bundle: Bundle, file: BundleFile) -> None:
+    path = bundle.find(file.path)
+    if file.header_sha256 is not None and header_sha256(path) != file.header_sha256:
+        raise _damaged(path, "has another safetensors header than when it was built")
+
+
+def _check_content(
+    bundle: Bundle, file: BundleFile, on_bytes: Callable[[int], None] | None = None
+) -> None:
+    path = bundle.find(file.path)
+    if file.sha256 is not None and file_sha256(path, on_bytes) != file.sha256:
+        raise _damaged(path, "has another content than when it was built")
 
 
 def _damaged(path: Path, what: str) -> DflashError:

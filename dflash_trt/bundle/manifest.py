@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from dflash_trt.backends.tensorrt.library import OperationForm
 from dflash_trt.checkpoints.decoder import DecoderSpec
@@ -24,7 +24,7 @@ from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.files import FileKind, exists
 from dflash_trt.core.limits import Limits, PagePool
 from dflash_trt.core.validation import StrictRecord, read_record
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, printable
 from dflash_trt.graph.bindings import GraphName
 from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 
@@ -33,6 +33,15 @@ TOKENIZER_FOLDER = "tokenizer"
 PROMPTS_NAME = "prompts.jsonl"
 SCHEMA_VERSION: Literal[1] = 1
 
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("has characters that cannot be printed")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_printable)]
+"""What may be shown: a terminal obeys other characters."""
 Positive = Annotated[int, Field(ge=1)]
 Origin = Literal["linked", "copied", "quantized"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -46,8 +55,8 @@ class QuantizationSummary(StrictRecord):
     """
 
     linears: dict[LinearFormat, Positive]
-    excluded: list[str]
-    kv_cache: str | None
+    excluded: list[Text]
+    kv_cache: Text | None
     kv_scales: Annotated[int, Field(ge=0)]
 
 
@@ -66,8 +75,8 @@ class ModelDims(StrictRecord):
     intermediate_size: Positive
     parameters: Positive
     weight_bytes: Positive
-    storage_dtypes: list[str]
-    checkpoint: str
+    storage_dtypes: list[Text]
+    checkpoint: Text
     quantization: QuantizationSummary | None = None
 
     @property
@@ -89,7 +98,7 @@ class ExpertDims(StrictRecord):
     experts: Positive
     chosen: Positive
     intermediate_size: Positive
-    storage_dtype: str
+    storage_dtype: Text
     parameters: Positive
     weight_bytes: Positive
 
@@ -101,7 +110,7 @@ class ExpertDims(StrictRecord):
 class TargetDims(ModelDims):
     """`layer_windows` is empty where every layer sees everything before it."""
 
-    family: str
+    family: Text
     layer_windows: list[int | None] = Field(default_factory=list)
     has_sinks: bool = False
     experts: ExpertDims | None = None
@@ -134,7 +143,7 @@ class DraftDims(ModelDims):
 class BundleFile(StrictRecord):
     """One file: always its size; weights their header's hash and, if asked for, the whole's."""
 
-    path: str
+    path: Text
     bytes: Annotated[int, Field(ge=0)]
     sha256: Sha256 | None = None
     header_sha256: Sha256 | None = None
@@ -159,14 +168,14 @@ class EngineFile(StrictRecord):
     """
 
     graph: GraphName
-    path: str
-    summary: str
+    path: Text
+    summary: Text
     layers: Positive
     fused_attentions: Annotated[int, Field(ge=0)]
     cache_updates: Annotated[int, Field(ge=0)]
     quantized_products: dict[LinearFormat, Positive] = Field(default_factory=dict)
-    operations: dict[str, OperationForm] = Field(default_factory=dict)
-    plugin_caches: list[str] = Field(default_factory=list)
+    operations: dict[Text, OperationForm] = Field(default_factory=dict)
+    plugin_caches: list[Text] = Field(default_factory=list)
 
 
 class EngineSet(StrictRecord):
@@ -175,8 +184,8 @@ class EngineSet(StrictRecord):
     With `draws` the target's draw tokens and settle steps themselves, sampled ones too.
     """
 
-    arch: str
-    library_version: str
+    arch: Text
+    library_version: Text
     cache_length: Positive
     draws: bool = False
     files: list[EngineFile]
@@ -192,8 +201,8 @@ class Manifest(StrictRecord):
     """
 
     schema_version: Literal[1]
-    name: str
-    created_by: str
+    name: Text
+    created_by: Text
     executor: Literal["cpu", "tensorrt-rtx", "tensorrt"]
     compute_dtype: Literal["float32", "float16", "bfloat16"]
     target: TargetDims
@@ -201,7 +210,7 @@ class Manifest(StrictRecord):
     limits: Limits
     weights: Origin
     tokenizer: bool
-    libraries: dict[str, str]
+    libraries: dict[Text, Text]
     files: list[BundleFile]
     engines: EngineSet | None = None
     page_pool: PagePool | None = None
@@ -251,6 +260,8 @@ class Manifest(StrictRecord):
         if self.engines is not None and self.engines.cache_length < self.limits.max_seq_len:
             raise ValueError("engines.cache_length does not hold limits.max_seq_len")
         known = {file.path for file in self.files}
+        if len(known) < len(self.files):
+            raise ValueError("files: a path is given twice")
         for engine in self.engines.files if self.engines else ():
             if engine.path not in known or engine.summary not in known:
                 raise ValueError(f"the {engine.graph} engine is not among the files")
@@ -317,7 +328,7 @@ def _decoder_dims(spec: DecoderSpec) -> dict[str, Any]:
         "storage_dtypes": sorted(
             {entry.dtype for role, entry in spec.weights.items() if not is_scale(role)}
         ),
-        "checkpoint": spec.checkpoint.path.name,
+        "checkpoint": printable(spec.checkpoint.path.name),
         "quantization": _quantization(spec),
     }
 
@@ -328,7 +339,7 @@ def _quantization(spec: DecoderSpec) -> QuantizationSummary | None:
         return None
     return QuantizationSummary(
         linears=dict(Counter(quantized_linears(spec.weights).values())),
-        excluded=list(stated.excluded),
+        excluded=[printable(one) for one in stated.excluded],
         kv_cache=stated.kv_cache_algorithm,
         kv_scales=sum(map(is_kv_scale, spec.checkpoint.tensors)),
     )

@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
             where = error.filename if error.filename is not None else "system"
             what = f"{where}: {error.strerror or error}"
-        click.echo(f"error: {what}", err=True)
+        click.echo(f"error: {DflashError(what).message}", err=True)
         return EXIT_FAILED
 
 

@@ -70,8 +70,7 @@ def find_file(
         status = real.stat()
     except (FileNotFoundError, NotADirectoryError):
         what = "is a link to nothing" if path.is_symlink() else "no such file"
-        fix = None if named else "download the checkpoint again"
-        raise DflashError(what, where=path, fix=fix, usage=named) from None
+        raise DflashError(what, where=path, usage=named) from None
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle
         raise _unreadable(path, error, named) from None
     if not stat.S_ISREG(status.st_mode):

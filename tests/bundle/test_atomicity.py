@@ -147,7 +147,7 @@ def test_files_that_cannot_be_read_are_named(pair: Path, tmp_path: Path) -> None
 
     with pytest.raises(DflashError) as caught:
         build_pair(pair, tmp_path / "b", watcher=Watcher(at=remove))
-    assert str(caught.value) == f"{weights}: no such file; download the checkpoint again"
+    assert str(caught.value) == f"{weights}: no such file"
 
 
 def test_the_bundle_has_the_usual_permissions(pair: Path, tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
 
-from tests.cli.conftest import Build, Run
+from tests.cli.conftest import Build, Run, edit_manifest
 
 LINKED = "is a link out of its folder"
 SECRET = "an API key"
@@ -136,3 +139,40 @@ def test_a_pipe_is_not_inspected(run: Run, tmp_path: Path) -> None:
     run("inspect", tmp_path / "pipe").fails(2, "pipe")
     os.mkfifo(tmp_path / "manifest.json")
     run("inspect", tmp_path).fails(1, "manifest.json", "is a pipe")
+
+
+@pytest.mark.parametrize(
+    ("change", "piece"),
+    [
+        (lambda one: one.update(name="\x1b[31mred"), "name: has characters"),
+        (lambda one: one["target"].update(checkpoint="a\u202eb"), "checkpoint: has characters"),
+        (lambda one: one["files"].append(one["files"][0]), "a path is given twice"),
+        (lambda one: one["target"].update(layers=65_536), "target.layers"),
+    ],
+    ids=["codes", "direction", "twice", "layers"],
+)
+def test_a_manifest_that_lies(
+    run: Run, copy: Path, change: Callable[[dict[str, Any]], object], piece: str
+) -> None:
+    edit_manifest(copy, change)
+    for command in (["inspect"], ["verify"], ["generate", "--prompt", "a"]):
+        line = run(command[0], copy, *command[1:]).fails(1, "manifest.json", piece)
+        assert line.isprintable()
+
+
+def test_a_graph_without_outputs(run: Run, copy: Path) -> None:
+    """In a bundle whose manifest has the hash of that graph."""
+    for path in copy.glob("*.onnx"):
+        model = onnx.load(path, load_external_data=False)
+        del model.graph.output[:]
+        path.write_bytes(model.SerializeToString())
+
+    def note(manifest: dict[str, Any]) -> None:
+        for file in manifest["files"]:
+            if file["path"].endswith(".onnx"):
+                content = (copy / file["path"]).read_bytes()
+                file |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+    edit_manifest(copy, note)
+    for command, *options in (["verify"], ["generate", "--prompt", "a"]):
+        run(command, copy, *options).fails(1, "target", ".onnx: its caches are not")

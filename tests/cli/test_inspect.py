@@ -18,6 +18,8 @@ LAYER = 2 * 64 * 32 + 2 * 64 * 16 + 3 * 64 * 24 + 2 * 64 + 2 * 8
 TARGET_PARAMETERS = 6 * LAYER + 2 * 300 * 64 + 64
 DRAFT_PARAMETERS = 2 * LAYER + 64 * 3 * 64 + 2 * 64
 WEIGHTS = "weights/draft/shard-00000.safetensors"
+TABLES = "weights/tables.safetensors"
+OTHER = ("another content", "build the bundle again")
 
 
 @pytest.fixture
@@ -82,6 +84,10 @@ def test_text(run: Run, bundle: Path) -> None:
         ("target.onnx", lambda data: data + b"x", ["target.onnx", "bytes, the manifest says"]),
         (WEIGHTS, lambda data: data[:-4], ["shard-00000.safetensors", "bytes, the manifest says"]),
         ("manifest.json", lambda data: data[:-9], ["manifest.json", "not valid JSON"]),
+        ("target_only.onnx", lambda data: data[:-1] + b"x", ["target_only.onnx", *OTHER]),
+        ("tokenizer/tokenizer.json", lambda data: b" " + data[:-1], ["tokenizer.json", *OTHER]),
+        (TABLES, lambda data: data[:-4096] + bytes(4096), ["tables.safetensors", *OTHER]),
+        (WEIGHTS, lambda data: data[:8] + b" " + data[9:], ["shard-00000.safetensors", "header"]),
     ],
 )
 def test_damage_is_found_on_opening(
@@ -103,20 +109,6 @@ def _flip(path: Path, position: int) -> None:
     data = bytearray(path.read_bytes())
     data[position] ^= 1
     path.write_bytes(data)
-
-
-@pytest.mark.parametrize("name", ["target_only.onnx", "tokenizer/tokenizer.json"])
-def test_changed_content_is_found_by_verify(run: Run, copy: Path, name: str) -> None:
-    _flip(copy / name, -1)
-    run.well("inspect", copy)
-    run("inspect", copy, "--verify").fails(1, name, "another content", "build the bundle again")
-
-
-def test_a_changed_weights_header_is_found_by_verify(run: Run, copy: Path) -> None:
-    weights = copy / WEIGHTS
-    data = weights.read_bytes()
-    weights.write_bytes(data.replace(b'"hidden_norm.weight"', b'"hidden_norm.weighs"'))
-    run("inspect", copy, "--verify").fails(1, "shard-00000", "another safetensors header")
 
 
 def test_changed_weights_are_found_where_they_were_hashed(
