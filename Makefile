@@ -34,10 +34,12 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(PYTEST)
 
-# What a daily run proves on one case for each kind, on all cases; and numbers without AVX-512.
+# What a daily run proves on one case for each kind, on all cases; numbers without AVX-512; and the
+# pinned packages, where the network answers.
 test-exhaustive: $(VENV)/.installed-test
 	$(BIN)/python -m tests.without_avx512 -n $(WORKERS) --dist loadgroup
 	$(PYTEST) -m exhaustive
+	$(BIN)/python -m tests.audit
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
