@@ -39,6 +39,7 @@ from dflash_trt.config import (
 )
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, refuse_options
+from dflash_trt.graph.form import CacheDtype
 from dflash_trt.hardware.gpus import DEFAULT_ARCH, find_gpu
 from dflash_trt.text.prompts import read_prompts
 
@@ -148,7 +149,13 @@ def _write_bundle(
     quantization = None
     if texts is not None:
         lm_head = options.quantize_lm_head
-        quantization = pair_quantization(recipe, pair, texts, quantize_lm_head=lm_head)
+        quantization = pair_quantization(
+            recipe,
+            pair,
+            texts,
+            quantize_lm_head=lm_head,
+            kv_scales=caches.dtype is CacheDtype.FP8,
+        )
     build_options = BuildOptions(
         copy_weights=request.output.copy_weights,
         hash_weights=request.output.hash_weights,

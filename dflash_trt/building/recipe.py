@@ -133,9 +133,14 @@ def find_texts(
 
 
 def pair_quantization(
-    recipe: PrecisionRecipe, pair: Pair, texts: Path, *, quantize_lm_head: bool
+    recipe: PrecisionRecipe,
+    pair: Pair,
+    texts: Path,
+    *,
+    quantize_lm_head: bool,
+    kv_scales: bool = False,
 ) -> PairQuantization:
-    """What the build quantises of `pair`, calibrated on `texts`.
+    """What the build quantises of `pair`, calibrated on `texts`; see `PairQuantization`.
 
     Raises:
         DflashError: the target has no tokenizer, or a text is empty.
@@ -151,4 +156,5 @@ def pair_quantization(
         observe=observe,
         exclude=recipe.exclude,
         quantize_lm_head=quantize_lm_head,
+        kv_scales=kv_scales,
     )

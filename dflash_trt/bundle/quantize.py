@@ -18,6 +18,7 @@ from dflash_trt.graph.bindings import Owner
 from dflash_trt.quantization.checkpoint import planned_bytes, quantize_checkpoint
 from dflash_trt.quantization.convert import linear_layout
 from dflash_trt.quantization.experts import has_mxfp4_experts
+from dflash_trt.quantization.kv_scales import states_scales
 from dflash_trt.quantization.linears import (
     Algorithm,
     QuantizeOptions,
@@ -35,7 +36,8 @@ PairAmax = Mapping[Owner, Mapping[str, float]]
 class PairQuantization:
     """What of a pair is quantised, and how.
 
-    `algorithms` holds the models that are; `exclude` patterns count for both of them.
+    `algorithms` holds the models that are; `exclude` patterns count for both of them. With
+    `kv_scales` they also get the scales of FP8 KV caches, where they have none.
     `observe` runs the pair as it is and may put temporary files into the folder given.
     """
 
@@ -43,6 +45,7 @@ class PairQuantization:
     observe: Callable[[Pair, Path, Progress], PairAmax]
     exclude: tuple[str, ...] = ()
     quantize_lm_head: bool = False
+    kv_scales: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ def plan_quantization(pair: Pair, wanted: PairQuantization) -> QuantizationPlan:
             algorithm,
             exclude=matched[owner],
             quantize_lm_head=wanted.quantize_lm_head and owner == "target",
+            kv_scales=wanted.kv_scales and not states_scales(specs[owner]),
         )
         for owner, algorithm in wanted.algorithms.items()
     }

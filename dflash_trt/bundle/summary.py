@@ -30,9 +30,9 @@ def cache_line(manifest: Manifest) -> str:
         if dims.quantization is not None and are_fp8(dims.quantization.kv_cache)
     )
     wanted = sum(2 * dims.layers for dims in models)
-    stated = (
-        f"{scales} of {wanted} scales from the checkpoints, else 1" if scales else "scales of 1"
-    )
+    stated = f"{scales} of {wanted} scales from the checkpoints, else 1"
+    if scales in (0, wanted):
+        stated = "scales from the checkpoints" if scales else "scales of 1"
     held = "codes"
     if manifest.engines is None:
         narrow = replace(manifest.graph_form, precision=Precision.BFLOAT16)
@@ -108,6 +108,18 @@ def quantization_line(dims: ModelDims, kv_dtype: str) -> str | None:
         stated = quantization.kv_cache or "quantised"
         parts.append(f"{stated} KV cache not used ({quantization.kv_scales} scales)")
     return "; ".join(parts)
+
+
+def unscaled_models(manifest: Manifest) -> list[str]:
+    """The models whose FP8 caches have no scale: what is beyond 448 there is clipped."""
+    if manifest.kv_dtype != "fp8":
+        return []
+    stated = {"target": manifest.target.quantization, "draft": manifest.draft.quantization}
+    return [
+        owner
+        for owner, quantization in stated.items()
+        if quantization is None or not quantization.kv_scales or not are_fp8(quantization.kv_cache)
+    ]
 
 
 def experts_line(manifest: Manifest) -> str | None:

@@ -69,16 +69,23 @@ class ObservedGraphs:
                     fix="the checkpoint's weights are damaged, or overflow float32",
                 )
             for linear in linears:
-                self._amax[linear] = max(amax, self._amax.get(linear, 0.0))
+                self._keep(linear, amax)
+        for name in self._layout.of(graph):
+            owner, kind, layer = name.rsplit("_", 2)
+            self._keep(f"{owner}/layers.{layer}.{kind}_cache", self._caches.largest(name))
 
     def amax(self, owner: Owner) -> dict[str, float]:
-        """The largest magnitude so far in the input of each of `owner`'s linears, by role."""
+        """The largest magnitude so far in the input of each of `owner`'s linears, by role, and in
+        the K and V caches of its layers, as "layers.0.k_cache"."""
         prefix = f"{owner}/"
         return {
             linear.removeprefix(prefix): value
             for linear, value in self._amax.items()
             if linear.startswith(prefix)
         }
+
+    def _keep(self, name: str, amax: float) -> None:
+        self._amax[name] = max(amax, self._amax.get(name, 0.0))
 
     def _open(self, folder: Path, graph: GraphName, vocab_size: int) -> ort.InferenceSession:
         path = folder / f"{graph}.onnx"

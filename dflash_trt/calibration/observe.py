@@ -36,10 +36,11 @@ BLOCKS_PER_SEQUENCE = 16
 
 @dataclass(frozen=True, slots=True)
 class ActivationAmax:
-    """The largest magnitude in each linear's input, by role, in float32.
+    """The largest magnitude in each linear's input and in each cache, by role, in float32.
 
-    The draft's k_proj and v_proj read the target's features besides its own blocks. The output head
-    is the target's and counts what both models give it; tied, its role is the embedding's.
+    A cache's role is "layers.0.k_cache" or v_cache; K counts as it is kept, rotated. The draft's
+    k_proj and v_proj read the target's features besides its own blocks. The output head is the
+    target's and counts what both models give it; tied, its role is the embedding's.
     """
 
     target: dict[str, float]
@@ -54,7 +55,7 @@ def observe_target(
     prefill_chunk: int = PREFILL_CHUNK,
     workspace: Path | None = None,
 ) -> dict[str, float]:
-    """The largest magnitude in each linear's input of `target`, by role, in float32.
+    """The largest magnitude in each linear's input and cache of `target`; see `ActivationAmax`.
 
     Args:
         sequences: token ids, cut to the model's context.

@@ -19,7 +19,12 @@ from dflash_trt.building.request import (
 )
 from dflash_trt.bundle.manifest import EngineSet, Manifest
 from dflash_trt.bundle.memory import bundle_scratch, cache_bytes, engine_bytes
-from dflash_trt.bundle.summary import cache_line, precision_line, quantization_line
+from dflash_trt.bundle.summary import (
+    cache_line,
+    precision_line,
+    quantization_line,
+    unscaled_models,
+)
 from dflash_trt.cli.options import FILE, FOLDER, option_group
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.core.limits import MAX_COUNT, PAGE_SIZE, PAGE_SIZES
@@ -228,6 +233,13 @@ def _show_bundle(built: BuiltBundle) -> None:
             click.echo(f"quantised {owner}: {line}")
     if manifest.page_pool is not None or manifest.kv_dtype != "auto":
         click.echo(f"KV caches: {cache_line(manifest)}")
+    if unscaled := unscaled_models(manifest):
+        click.echo(
+            f"note: no scales for an FP8 KV cache are stated for {' and '.join(unscaled)}: 1 is "
+            "taken, by which large values are clipped and answers may be nonsense; `quantize "
+            "--kv-scales` or `build --precision fp8 --kv-dtype fp8` observes them",
+            err=True,
+        )
     if manifest.engines is not None:
         sizes = engine_bytes(manifest)
         click.echo(

@@ -58,6 +58,11 @@ MODULES_SHOWN = 4
 )
 @click.option("--quantize-lm-head", is_flag=True, help="Quantize a target's lm_head too.")
 @click.option("--quantize-fc", is_flag=True, help="Quantize a draft's fc too.")
+@click.option(
+    "--kv-scales",
+    is_flag=True,
+    help="Add the scales of FP8 KV caches (`build --kv-dtype fp8`), from the same texts.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace a quantized checkpoint that exists.")
 @json_option
 @click.option("-o", "--output", type=FOLDER, required=True, help="The new checkpoint's folder.")
@@ -70,6 +75,7 @@ def command(
     exclude: tuple[str, ...],
     quantize_lm_head: bool,
     quantize_fc: bool,
+    kv_scales: bool,
     overwrite: bool,
     as_json: bool,
     output: Path,
@@ -97,6 +103,7 @@ def command(
             "--exclude": exclude,
             "--quantize-lm-head": quantize_lm_head,
             "--quantize-fc": quantize_fc,
+            "--kv-scales": kv_scales,
         }
         convert(checkpoint, precision, given, output, overwrite=overwrite, as_json=as_json)
         return
@@ -112,7 +119,7 @@ def command(
             "input scales come from texts", where="--calibration", fix="pass a file", usage=True
         )
     options = QuantizeOptions(
-        ALGORITHMS[precision], exclude, quantize_lm_head, quantize_fc, overwrite
+        ALGORITHMS[precision], exclude, quantize_lm_head, quantize_fc, kv_scales, overwrite
     )
     with StageBars() as bars:
         bars.stage("reading checkpoints", None)

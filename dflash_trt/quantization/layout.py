@@ -38,7 +38,7 @@ def quantization_config(algorithm: str, kept: Sequence[str]) -> dict[str, Any]:
 def hf_quant_config(algorithm: str, kept: Sequence[str], kv_cache: str | None) -> dict[str, Any]:
     """hf_quant_config.json, which older loaders read.
 
-    `kv_cache` is what the source states of its KV cache, whose scales are copied.
+    `kv_cache` is what the scales of the KV cache are for: the source's, copied, or new ones.
     """
     quantization: dict[str, Any] = {"quant_algo": algorithm, "kv_cache_quant_algo": kv_cache}
     if algorithm != Algorithm.FP8:

@@ -36,13 +36,15 @@ class Algorithm(StrEnum):
 class QuantizeOptions:
     """What to quantise, and how.
 
-    `exclude` holds shell patterns of module names ("*.mlp.*", "model.layers.0.*"), as ModelOpt's.
+    `exclude` holds shell patterns of module names ("*.mlp.*", "model.layers.0.*"), as ModelOpt's;
+    `kv_scales` adds the scales of an FP8 KV cache.
     """
 
     algorithm: Algorithm
     exclude: tuple[str, ...] = ()
     quantize_lm_head: bool = False
     quantize_fc: bool = False
+    kv_scales: bool = False
     overwrite: bool = False
 
 

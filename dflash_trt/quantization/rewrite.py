@@ -59,8 +59,9 @@ class Rewriting(ABC):
     @abstractmethod
     def write(
         self, entry: TensorEntry, shard: ShardWriter, on_bytes: Callable[[int], None]
-    ) -> tuple[str, TensorReport]:
-        """Writes the layout of a tensor; the module that it belongs to, and how it went."""
+    ) -> tuple[str, TensorReport] | None:
+        """Writes the layout of a tensor; the module that it belongs to, and how it went. None for
+        one that was not converted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,15 +241,21 @@ def _write_shard(
         for entry in shard.entries:
             layout = rewriting.layout(entry)
             if layout is None:
-                for data in entry.pieces(_COPY_CHUNK):
-                    writer.write(entry.name, data)
-                    progress.advance(len(data))
+                copy_tensor(entry, writer, progress.advance)
             elif layout:
-                module, report = rewriting.write(entry, writer, progress.advance)
-                reports[module] = report
+                written = rewriting.write(entry, writer, progress.advance)
+                if written is not None:
+                    reports[written[0]] = written[1]
             else:
                 progress.advance(entry.length)
     partial.finish(shard.name, reports)
+
+
+def copy_tensor(entry: TensorEntry, shard: ShardWriter, on_bytes: Callable[[int], None]) -> None:
+    """Writes a tensor as it is."""
+    for data in entry.pieces(_COPY_CHUNK):
+        shard.write(entry.name, data)
+        on_bytes(len(data))
 
 
 def _write_descriptions(

@@ -14,6 +14,8 @@ import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from dflash_trt.checkpoints.kv_scales import read_kv_scales
+from dflash_trt.checkpoints.target import read_target
 from dflash_trt.cli.main import main
 from tests.cli.conftest import Build, Run, edit_manifest
 
@@ -128,15 +130,27 @@ def test_whose_scales_are_used_is_told(
     assert fixed["target_kv_scales_1"] == [1, 1]
 
 
-def test_quantising_keeps_the_scales_and_what_they_are_of(build: Build, own_pair: Path) -> None:
-    """The scales of an NVFP4 cache stay those of one in the checkpoint that is written."""
-    add_scales(own_pair.parent / "target", "NVFP4", k=0.5, v=0.25)
+@pytest.mark.parametrize(
+    ("algorithm", "k", "told"),
+    [
+        ("FP8", 0.5, "6 of 16 scales from the checkpoints, else 1"),
+        ("NVFP4", None, "scales from the checkpoints"),
+    ],
+)
+def test_quantising_keeps_fp8s_scales_and_observes_others(
+    build: Build, own_pair: Path, algorithm: str, k: float | None, told: str
+) -> None:
+    """Scales of an NVFP4 cache are other codes'; the draft's context gets scales as well."""
+    add_scales(own_pair.parent / "target", algorithm, k=0.5, v=0.25)
     built = build.well(own_pair, "--precision", "fp8", "--kv-dtype", "fp8")
-    assert "NVFP4 KV cache not used (2 scales)" in built.out
-    assert built.out.splitlines()[-1].endswith(", scales of 1")
+    (caches,) = [line for line in built.out.splitlines() if line.startswith("KV caches: ")]
+    assert caches.endswith(f", {told}")
     written = build.folder / "weights" / "target"
     stated = json.loads((written / "hf_quant_config.json").read_text())["quantization"]
-    assert (stated["quant_algo"], stated["kv_cache_quant_algo"]) == ("FP8", "NVFP4")
+    assert (stated["quant_algo"], stated["kv_cache_quant_algo"]) == ("FP8", "FP8")
+    spec = read_target(written)
+    found = read_kv_scales(spec.checkpoint.tensors, spec.weights, spec.quantization, 0)[0]
+    assert found == k if k is not None else 0 < found < 0.4
 
 
 def test_a_scale_that_is_none_is_told_before_anything_is_written(

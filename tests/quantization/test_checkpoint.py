@@ -18,6 +18,7 @@ import torch
 
 from dflash_trt.checkpoints.draft import DraftSpec, read_draft
 from dflash_trt.checkpoints.folder import open_checkpoint
+from dflash_trt.checkpoints.kv_scales import read_kv_scales
 from dflash_trt.checkpoints.safetensors_header import ITEM_BYTES
 from dflash_trt.checkpoints.target import TargetSpec, read_target
 from dflash_trt.errors import DflashError
@@ -83,6 +84,34 @@ def test_shards_keep_their_names_and_tensors(
     assert written.source_bytes == sum(entry.length for entry in source.tensors.values())
     for stage in ("reading weights", f"quantizing to {algorithm}"):
         assert stages.done[stage] == stages.totals[stage]
+
+
+def test_scales_of_an_fp8_cache_lie_beside_their_projections(models: Path, tmp_path: Path) -> None:
+    """Those of a layer that stays as it is too."""
+    spec = read_target(models / "tied")
+    amax = amax_of_all(spec) | {
+        f"layers.{layer}.{kind}_cache": 44.8 * (layer + 1) * (1 + (kind == "v"))
+        for layer in range(6)
+        for kind in "kv"
+    }
+    options: dict[str, Any] = {"exclude": ("model.layers.0.*",), "kv_scales": True}
+    known = Activations.known(amax)
+    written = quantize(spec, tmp_path / "q", FP8, activations=known, **options)
+    assert not any(module.startswith("model.layers.0.") for module in written.errors)
+    again = read_target(tmp_path / "q")
+    tensors = again.checkpoint.tensors
+    for layer in range(6):
+        scales = read_kv_scales(tensors, again.weights, again.quantization, layer)
+        assert scales == pytest.approx((0.1 * (layer + 1), 0.2 * (layer + 1)), rel=1e-6)
+        module = f"model.layers.{layer}.self_attn.k_proj"
+        assert tensors[f"{module}.k_scale"].file == tensors[f"{module}.weight"].file
+    kept = "model.layers.0.self_attn.k_proj.weight"
+    old, new = (read_tensors(folder)[kept] for folder in (models / "tied", tmp_path / "q"))
+    assert (raw(old) == raw(new)).all()
+    stated = read_json(tmp_path / "q" / "hf_quant_config.json")["quantization"]
+    assert stated["kv_cache_quant_algo"] == "FP8"
+    with pytest.raises(DflashError, match=r"the largest value of layers\.0\.k_cache .* is 0"):
+        quantize(spec, tmp_path / "r", FP8, kv_scales=True)
 
 
 def test_other_files_come_along_but_no_code_and_no_pickle(

@@ -73,6 +73,11 @@ class LinearCaches:
         """What the named cache holds of a position, [kv heads, D]."""
         return self._arrays[name][slot, :, position]
 
+    def largest(self, name: str) -> float:
+        """The largest magnitude in the named cache; what was never written is zero."""
+        array = self._arrays[name]
+        return float(max(array.max(), -array.min()))
+
     def shape(self, name: str, batch: int) -> list[int]:
         """Shape [batch, kv heads, M, D] of a range of `batch` slots."""
         fixed = self._shapes[name]
