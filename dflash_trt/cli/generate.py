@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.cli.chat import PairSpeaker, ServedSpeaker, hold_chat
 from dflash_trt.cli.generate_remote import generate_remote, parse_url
 from dflash_trt.cli.generation_output import TextWriter
 from dflash_trt.cli.options import (
@@ -26,9 +27,10 @@ from dflash_trt.cli.options import (
 )
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import ThreadChoice
-from dflash_trt.pair import LoadedPair
+from dflash_trt.pair import LoadedPair, RequestOptions
 from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.serving.client.client import GenerationRequest
+from dflash_trt.serving.client.openai_chat import OpenAiChat
 from dflash_trt.tuning.break_even import (
     DraftedSteps,
     low_acceptance,
@@ -37,6 +39,8 @@ from dflash_trt.tuning.break_even import (
 )
 from dflash_trt.tuning.bundle_schedule import AUTO, NONE
 
+MAX_TOKENS = 128
+PROMPT_OPTIONS = {"prompt", "prompt_file", "raw", "view", "as_json"}
 LOCAL_OPTIONS = {"bundle", "block_size", "block_schedule", "no_speculation", "view", "threads"}
 
 
@@ -44,7 +48,14 @@ LOCAL_OPTIONS = {"bundle", "block_size", "block_schedule", "no_speculation", "vi
 @click.argument("bundle", required=False, type=FOLDER)
 @click.option("--url", help="Ask a served model (grpc://HOST:PORT) instead of a bundle.")
 @prompt_options
-@click.option("--max-tokens", type=click.IntRange(1), default=128)
+@click.option(
+    "--chat", "is_chat", is_flag=True, help="Talk in the terminal; --url http://HOST:PORT/v1 too."
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    help=f"Of an answer.  [default: {MAX_TOKENS}; --chat: what the context has room for]",
+)
 @sampling_options
 @click.option("--stop", "stops", multiple=True, help="Text that ends the output; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
@@ -62,7 +73,8 @@ def command(
     bundle: Path | None,
     url: str | None,
     prompts: PromptOptions,
-    max_tokens: int,
+    is_chat: bool,
+    max_tokens: int | None,
     sampling: SamplingParams,
     stops: tuple[str, ...],
     ignore_eos: bool,
@@ -77,6 +89,7 @@ def command(
 
     Text streams to stdout, statistics go to stderr. Several prompts run together and are
     printed in order. A prompt is a user's message where the tokenizer has a chat template.
+    With --chat, messages are read from the terminal, and the conversation is remembered.
     """
     if view and as_json:
         raise DflashError("--view and --json exclude each other", usage=True)
@@ -90,6 +103,19 @@ def command(
         )
     if url is not None:
         refuse_given(context, LOCAL_OPTIONS, "does not go with --url: the server decides")
+    if is_chat:
+        refuse_given(context, PROMPT_OPTIONS, "does not go with --chat")
+    elif max_tokens is None:
+        max_tokens = MAX_TOKENS
+    if url is not None and is_chat:
+        refuse_given(context, {"ignore_eos"}, "does not go with --url and --chat")
+        limits = {} if max_tokens is None else {"max_tokens": max_tokens}
+        stop = {"stop": list(stops)} if stops else {}
+        speaker = ServedSpeaker(OpenAiChat(url, sampling, {**limits, **stop}))
+        hold_chat(speaker, prompts.system, speaker.greeting)
+        return
+    if url is not None:
+        refuse_given(context, {"system"}, "does not go with --url: chats go to its OpenAI port")
         address = parse_url(url)
         remote = [
             GenerationRequest(
@@ -113,6 +139,12 @@ def command(
         block_schedule=block_schedule,
     )
     show_thread_note(pair.schedule, pair.threads)
+    if is_chat:
+        options: RequestOptions = {"max_tokens": max_tokens, "stop_strings": stops}
+        with pair:
+            talk = PairSpeaker(pair, sampling, {**options, "ignore_eos": ignore_eos})
+            hold_chat(talk, prompts.system, talk.greeting)
+        return
     requests = [
         Request(
             prompt_ids=tuple(ids),
@@ -123,8 +155,8 @@ def command(
         )
         for ids in prompts.encode(pair.tokenizer)
     ]
-    is_chat = pair.tokenizer.chat_template is not None and not prompts.raw
-    harmony = pair.harmony if is_chat else None
+    is_templated = pair.tokenizer.chat_template is not None and not prompts.raw
+    harmony = pair.harmony if is_templated else None
     channels = None if harmony is None else partial(harmony.open, stops)
     writer = TextWriter(view=view, quiet=as_json, count=len(requests), channels=channels)
     with pair:

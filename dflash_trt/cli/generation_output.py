@@ -12,6 +12,8 @@ from dflash_trt.runtime import RequestResult, TokenEvent, TotalStatistics, total
 from dflash_trt.text.harmony import HarmonyStream
 
 OpenChannels = Callable[[], HarmonyStream]
+ACCEPTED, OWN = "green", "yellow"
+"""Colours of accepted drafts and of the target's own tokens."""
 
 
 class TextWriter:
@@ -78,7 +80,7 @@ class TextWriter:
         if not self._view or not event.pieces:
             return event.text
         return "".join(
-            click.style(piece, fg="green" if index < event.accepted_tokens else "yellow")
+            click.style(piece, fg=ACCEPTED if index < event.accepted_tokens else OWN)
             for index, piece in enumerate(event.pieces)
         )
 

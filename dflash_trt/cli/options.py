@@ -19,7 +19,7 @@ from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.speculation.schedule import BlockSchedule
 from dflash_trt.text.hub_prompts import EXAMPLE
-from dflash_trt.text.prompts import encode_prompts, read_given
+from dflash_trt.text.prompts import STDIN, check_texts, encode_prompts, read_given, read_stdin
 from dflash_trt.text.task_sets import (
     Task,
     TaskSet,
@@ -75,19 +75,30 @@ def option_group(name: str, kind: type[Any], *options: Callable[[Any], Any]) -> 
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """The prompts that a command runs."""
+    """The prompts that a command runs, and the system message before each."""
 
-    prompt: str | None
+    prompt: tuple[str, ...]
     prompt_file: Path | None
+    system: str | None
     raw: bool
 
-    def encode(self, tokenizer: BundleTokenizer, default: Path | None = None) -> list[list[int]]:
-        """Token ids of the prompts, those of the file `default` if none are given."""
-        return encode_prompts(tokenizer, self.read(default), raw=self.raw)
+    def encode(self, tokenizer: BundleTokenizer) -> list[list[int]]:
+        """Token ids of the prompts."""
+        if self.system is not None and (self.raw or tokenizer.chat_template is None):
+            what = "does not go with --raw" if self.raw else "needs a chat template, there is none"
+            raise DflashError(what, where="--system", usage=True)
+        return encode_prompts(tokenizer, self.read(), raw=self.raw, system=self.system)
 
-    def read(self, default: Path | None = None) -> list[str]:
-        """The prompts as text, likewise."""
-        return [one.text for one in read_given(self.prompt, self.prompt_file, default)]
+    def read(self) -> list[str]:
+        """The prompts as text; "-" is what stands on stdin."""
+        if not self.prompt or self.prompt_file is not None:
+            given = self.prompt[0] if self.prompt else None
+            return [one.text for one in read_given(given, self.prompt_file)]
+        if self.prompt.count(STDIN) > 1:
+            raise DflashError("stdin can be read once", where="--prompt", usage=True)
+        texts = [read_stdin() if one == STDIN else one for one in self.prompt]
+        check_texts(texts, None)
+        return texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +163,18 @@ sets_option = click.option(
 limit_option = click.option(
     "--limit-prompts", type=click.IntRange(1), help="Only the first so many of every set."
 )
-prompt_options = option_group("prompts", PromptOptions, *_PROMPT, _RAW)
+prompt_options = option_group(
+    "prompts",
+    PromptOptions,
+    click.option(
+        "--prompt",
+        multiple=True,
+        help="The prompt's text; repeatable, and - is the text on stdin.",
+    ),
+    _PROMPT[1],
+    click.option("--system", help="A system message before every prompt."),
+    _RAW,
+)
 task_options = option_group("prompts", TaskOptions, *_PROMPT, sets_option, limit_option, _RAW)
 sampling_options = option_group(
     "sampling",

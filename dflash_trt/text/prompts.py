@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ from dflash_trt.core.files import FileKind, read_text
 from dflash_trt.core.strict_json import parse_json, quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.text.tokenizer import BundleTokenizer
+
+STDIN = "-"
+"""As a prompt: what stands on stdin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +102,30 @@ def read_given(
     return records
 
 
-def encode_prompts(tokenizer: BundleTokenizer, texts: list[str], *, raw: bool) -> list[list[int]]:
+def read_stdin() -> str:
+    """The text on stdin as one prompt, without one trailing newline.
+
+    Raises:
+        DflashError: stdin is closed, too large, or not UTF-8.
+    """
+    stream = None if sys.stdin is None else getattr(sys.stdin, "buffer", None)
+    data = b"" if stream is None else stream.read(FileKind.PROMPTS.limit + 1)
+    if len(data) > FileKind.PROMPTS.limit:
+        raise DflashError("has more bytes than prompts can", where="stdin", usage=True)
+    try:
+        return str(data.decode("utf-8")).removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise DflashError(
+            f"is not UTF-8 at byte {error.start}", where="stdin", usage=True
+        ) from error
+
+
+def encode_prompts(
+    tokenizer: BundleTokenizer, texts: list[str], *, raw: bool, system: str | None = None
+) -> list[list[int]]:
     """Token ids of prompts, through the chat template where there is one and not `raw`."""
     if tokenizer.chat_template is not None and not raw:
-        return tokenizer.encode_chats(texts)
+        return tokenizer.encode_chats(texts, system)
     return [tokenizer.encode(text) for text in texts]
 
 

@@ -39,8 +39,10 @@ class BundleTokenizer:
         """
         return encode(self.core, text, special=special)
 
-    def encode_chats(self, messages: Sequence[str]) -> list[list[int]]:
+    def encode_chats(self, messages: Sequence[str], system: str | None = None) -> list[list[int]]:
         """For each message, token ids of a conversation that begins with it, up to the answer.
+
+        A `system` message stands before each.
 
         Raises:
             DflashError: there is no template, or it fails.
@@ -49,7 +51,10 @@ class BundleTokenizer:
         if renderer is None:
             raise DflashError("the tokenizer has no chat template", usage=True)
         with closing(renderer):
-            texts = [renderer.render([{"role": "user", "content": text}]) for text in messages]
+            first = [] if system is None else [{"role": "system", "content": system}]
+            texts = [
+                renderer.render([*first, {"role": "user", "content": text}]) for text in messages
+            ]
         # The template writes the special tokens itself.
         return [self.encode(text, special=False) for text in texts]
 

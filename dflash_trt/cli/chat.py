@@ -1,0 +1,179 @@
+"""`dflash-trt generate --chat`: a conversation in the terminal, with a pair or a served model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Protocol
+
+import click
+
+from dflash_trt.cli.generation_output import ACCEPTED, OWN, TextWriter
+from dflash_trt.cli.options import name_threads
+from dflash_trt.errors import DflashError
+from dflash_trt.pair import LoadedPair, RequestOptions
+from dflash_trt.runtime import SamplingParams
+from dflash_trt.serving.client.openai_chat import OpenAiChat
+from dflash_trt.text.chat import Message
+
+NEW = "/new"
+
+
+class Speaker(Protocol):
+    """What answers a conversation, and prints the answer as it grows."""
+
+    def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
+        """What was said, for the history, and a line about it. Ctrl-C ends it early."""
+
+
+class PairSpeaker:
+    """The pair of a bundle in this process; accepted drafts are coloured."""
+
+    def __init__(self, pair: LoadedPair, sampling: SamplingParams, options: RequestOptions) -> None:
+        if pair.tokenizer.chat_template is None:
+            fix = "generate --prompt continues a text"
+            what = "its tokenizer has no chat template"
+            raise DflashError(what, where=pair.bundle.folder, fix=fix, usage=True)
+        self._pair, self._sampling, self._options = pair, sampling, options
+        self._threads = name_threads(pair.bundle.manifest, pair.threads)
+        self._colours = has_colours() and pair.harmony is None
+
+    @property
+    def greeting(self) -> str:
+        """The pair's name, and what colours mean where there are any."""
+        name = self._pair.bundle.manifest.name + self._threads
+        if not self._colours:
+            return name
+        accepted = click.style("accepted drafts", fg=ACCEPTED)
+        own = click.style("the target's own tokens", fg=OWN)
+        return f"{name}; {accepted}, {own}"
+
+    def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
+        harmony = self._pair.harmony
+        stops = self._options.get("stop_strings", ())
+        channels = None if harmony is None else lambda: harmony.open(stops)
+        writer = TextWriter(view=self._colours, quiet=False, count=1, channels=channels)
+        said, result = "", None
+        ids: list[int] = []
+        started = time.perf_counter()
+        events = self._pair.stream(messages, self._sampling, **self._options)
+        # A step is not torn apart: the request is cancelled between two of them.
+        with closing(events), _noted_interrupt() as interrupted:
+            for event in events:
+                writer.take(0, event)
+                said += event.text
+                ids += event.token_ids
+                result = event.result
+                if interrupted():
+                    break
+        if harmony is not None:
+            stream = harmony.open(stops)
+            said = (stream.push(ids) + stream.flush()).content
+        seconds = time.perf_counter() - started
+        line = f"{len(ids)} tokens, {len(ids) / seconds:,.1f} tokens/s"
+        length = None if result is None else result.statistics.acceptance_length
+        if length is not None:
+            line += f", acceptance length {length:.2f}"
+        return said, line if result is not None else f"ended; {line}"
+
+
+class ServedSpeaker:
+    """A model behind an OpenAI-compatible API."""
+
+    def __init__(self, server: OpenAiChat) -> None:
+        self._server = server
+
+    @property
+    def greeting(self) -> str:
+        return f"{self._server.model} at {self._server.base}"
+
+    def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
+        said, reasons, ended = "", False, ""
+        started = time.perf_counter()
+        with closing(self._server.answer(messages)) as pieces:
+            try:
+                for kind, text in pieces:
+                    if kind == "reasoning":
+                        reasons = True
+                        click.secho(text, nl=False, dim=True)
+                        continue
+                    click.echo("\n\n" + text if reasons else text, nl=False)
+                    said, reasons = said + text, False
+            except KeyboardInterrupt:
+                ended = "ended; "
+        return said, f"{ended}{time.perf_counter() - started:.1f} s"
+
+
+def has_colours() -> bool:
+    """Whether stdout is a terminal that shows them, and nobody asked for none."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stdout is not None and sys.stdout.isatty() and not plain
+
+
+def hold_chat(speaker: Speaker, system: str | None, greeting: str) -> None:
+    """Reads messages and prints answers until the end of stdin.
+
+    Raises:
+        DflashError: the first message already cannot be answered.
+    """
+    first = [] if system is None else [{"role": "system", "content": system}]
+    history: list[Message] = list(first)
+    click.echo(greeting, err=True)
+    hint = f"Ctrl-C ends an answer, Ctrl-D the chat; {NEW} forgets what was said"
+    click.secho(hint, err=True, dim=True)
+    for text in _messages():
+        if text == NEW:
+            history = list(first)
+            continue
+        asked = {"role": "user", "content": text}
+        try:
+            said, line = speaker.answer([*history, asked])
+        except DflashError as error:
+            if len(history) == len(first):
+                raise
+            click.echo(f"\nerror: {error.message}; {NEW} begins again", err=True)
+            continue
+        click.echo()
+        click.secho(line, err=True, dim=True)
+        history += [asked, {"role": "assistant", "content": said}]
+
+
+def _messages() -> Iterator[str]:
+    """What the user says, line by line."""
+    is_terminal = sys.stdin is not None and sys.stdin.isatty()
+    if is_terminal:
+        import readline  # noqa: F401  # input() edits lines and remembers them then
+    while True:
+        try:
+            text = input("\n> " if is_terminal else "").strip()
+        except (EOFError, RuntimeError):  # the latter where stdin is closed
+            return
+        except UnicodeDecodeError as error:
+            what = f"is not UTF-8 at byte {error.start}"
+            raise DflashError(what, where="stdin", usage=True) from error
+        except KeyboardInterrupt:
+            click.secho("\nCtrl-D ends the chat", err=True, dim=True)
+            continue
+        if text:
+            yield text
+
+
+@contextmanager
+def _noted_interrupt() -> Iterator[Callable[[], bool]]:
+    """Inside, Ctrl-C is only noted; a second one interrupts after all."""
+    pressed: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,131 @@
+"""A conversation with an OpenAI-compatible server, streamed; the standard library is enough."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from http.client import HTTPException, HTTPResponse
+from typing import Any
+
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.sampling.params import SamplingParams
+
+API_KEY = "OPENAI_API_KEY"
+"""The environment's variable that has the key, as OpenAI's own clients read it."""
+_QUESTION_S, _ANSWER_S = 20.0, 600.0
+_MAX_REPLY, _MAX_LINE = 16 << 20, 1 << 20
+
+
+class OpenAiChat:
+    """The server at `url`, with or without /v1, and the one model that it lists first.
+
+    Args:
+        url: begins with http:// or https://.
+        options: more keys of each request's body.
+
+    Raises:
+        DflashError: another kind of address (usage), no server, or one without models.
+    """
+
+    def __init__(
+        self, url: str, sampling: SamplingParams, options: Mapping[str, Any] | None = None
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            what = f"{one_line(repr(url), 80)} is no http:// or https:// address"
+            raise DflashError(what, where="--url", usage=True)
+        self.base = url.rstrip("/").removesuffix("/v1") + "/v1"
+        with self._open("/models", None, _QUESTION_S) as reply:
+            self.model = _first_model(reply, self.base)
+        self._body: dict[str, Any] = {
+            "model": self.model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+            **({} if sampling.top_k is None else {"top_k": sampling.top_k}),
+            **(options or {}),
+        }
+
+    def answer(
+        self, messages: Sequence[Mapping[str, str]]
+    ) -> Generator[tuple[str, str], None, None]:
+        """New text as it comes: ("content" | "reasoning", text). Closing it ends the answer.
+
+        Raises:
+            DflashError: the server refuses, or its stream breaks off.
+        """
+        body = json.dumps({**self._body, "messages": [dict(one) for one in messages]}).encode()
+        with closing(self._open("/chat/completions", body, _ANSWER_S)) as reply:
+            is_whole = False
+            for event in self._events(reply):
+                if event is None:
+                    is_whole = True
+                    break
+                yield from _pieces(event, self.base)
+        if not is_whole:
+            raise DflashError("the answer broke off", where=self.base, fix="ask again")
+
+    def _events(self, reply: HTTPResponse) -> Iterator[dict[str, Any] | None]:
+        """Server-sent events; None is the last."""
+        try:
+            while line := reply.readline(_MAX_LINE):
+                field, _, data = line.decode("utf-8", "replace").strip().partition(":")
+                if field != "data":
+                    continue
+                if data.strip() == "[DONE]":
+                    yield None
+                    return
+                event = json.loads(data)
+                if isinstance(event, dict):
+                    yield event
+        except (OSError, HTTPException, ValueError) as error:
+            what = f"the answer broke off ({one_line(error, 100)})"
+            raise DflashError(what, where=self.base, fix="ask again") from error
+
+    def _open(self, path: str, body: bytes | None, timeout: float) -> HTTPResponse:
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(API_KEY):
+            headers["Authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(self.base + path, body, headers)
+        try:
+            reply: HTTPResponse = urllib.request.urlopen(request, timeout=timeout)
+        except urllib.error.HTTPError as error:
+            with error:
+                detail = one_line(error.read(2000).decode(errors="replace"), 200)
+            fix = f"set {API_KEY}" if error.code == 401 else None
+            what = f"answers {error.code} to {path}: {detail}"
+            raise DflashError(what, where=self.base, fix=fix) from error
+        except (OSError, HTTPException, ValueError) as error:
+            what = f"does not answer {path} ({one_line(error, 120)})"
+            raise DflashError(what, where=self.base, fix="is the server there?") from error
+        return reply
+
+
+def _first_model(reply: HTTPResponse, base: str) -> str:
+    try:
+        listed = json.loads(reply.read(_MAX_REPLY))
+        name = listed["data"][0]["id"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DflashError("lists no model", where=base) from error
+    return str(name)
+
+
+def _pieces(event: Mapping[str, Any], base: str) -> Iterator[tuple[str, str]]:
+    if "error" in event:
+        raise DflashError(f"failed: {one_line(event['error'], 200)}", where=base)
+    choices = event.get("choices")
+    delta = choices[0].get("delta") if isinstance(choices, list) and choices else None
+    if not isinstance(delta, dict):
+        return
+    for kind, keys in (
+        ("reasoning", ("reasoning_content", "reasoning")),
+        ("content", ("content",)),
+    ):
+        text = next((delta[key] for key in keys if isinstance(delta.get(key), str)), "")
+        if text:
+            yield kind, text
