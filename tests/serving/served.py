@@ -78,6 +78,20 @@ def server_options(repository: Path, **options: Any) -> ServerOptions:
     return ServerOptions(repository=repository, **(ports | options))
 
 
+def measure_memory(pid: int) -> int:
+    """Bytes of the heaps of a process and of all that it has started.
+
+    KV caches are mappings of their own that follow what they hold; gauges show them.
+    """
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    heap = (
+        int(line.split()[1]) * 1024
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        if line.startswith("Pss_Anon:")
+    )
+    return sum(heap) + sum(measure_memory(int(child)) for child in children)
+
+
 def fetch(
     address: str, path: str, body: Any = None, method: str = "POST"
 ) -> tuple[int, bytes, http.client.HTTPMessage]:

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from dflash_trt.serving.server.launcher import ServerAddresses, TritonServer
 from tests.covering import exhaustive
 from tests.serving.client import CLASSIC, LLM, StreamClient, ask_grpc, make_fields, make_stop
 from tests.serving.conftest import Generate, count_ended, wait_idle
-from tests.serving.served import GREEDY, PROMPTS
+from tests.serving.served import GREEDY, PROMPTS, measure_memory
 
 REQUESTS = int(os.environ.get("DFLASH_STRESS_REQUESTS", "300"))
 CLIENTS = 32
@@ -125,20 +124,6 @@ def _run(address: str, cases: Iterator[Case]) -> Counter[str]:
     return outcomes
 
 
-def _memory(server: TritonServer) -> int:
-    """Bytes of the heaps of the server and its models.
-
-    KV caches are mappings of their own that follow what they hold; gauges show them.
-    """
-    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-    total = 0
-    for pid in (str(server.pid), *children):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss_Anon:"):
-                total += int(line.split()[1]) * 1024
-    return total
-
-
 @pytest.mark.parametrize("count", [100, exhaustive(REQUESTS)])
 def test_every_request_ends_once_and_right(
     server: TritonServer, addresses: ServerAddresses, pool_of_cases: list[Case], count: int
@@ -146,7 +131,7 @@ def test_every_request_ends_once_and_right(
     randoms = random.Random(3)
     warmed = _run(addresses.grpc, iter(randoms.choices(pool_of_cases, k=max(50, count // 2))))
     before = wait_idle(addresses)
-    memory = _memory(server)
+    memory = measure_memory(server.pid)
     cases = randoms.choices(pool_of_cases, k=count)
     outcomes = _run(addresses.grpc, iter(cases))
     wrong = [outcome for outcome in outcomes if ":" in outcome]
@@ -159,7 +144,7 @@ def test_every_request_ends_once_and_right(
     for outcome in ("failed", "overflow", "timed_out"):
         name = f'dflash_requests{{outcome="{outcome}"}}'
         assert after[name] == before[name], name
-    grown = _memory(server) / memory - 1
+    grown = measure_memory(server.pid) / memory - 1
     print(f"{count} requests: {dict(outcomes)}; memory {memory / 2**20:.0f} MiB, {grown:+.2%}")
     if count >= 2000:
         assert grown < MEMORY_MARGIN

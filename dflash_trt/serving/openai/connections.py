@@ -16,10 +16,13 @@ from dflash_trt.serving.openai.errors import ApiError
 HEAD_S = 10.0  # for the head of a request, once its first byte or the connection is there
 STALL_S = 30.0  # without taking anything of a reply
 MOST_CONNECTIONS = 4096
+MOST_CHUNKS = 20_000  # of a body; h11 takes 20 µs for each, however small
 ACCEPTED_AT_ONCE = 256
 # Files of this process that are no connections: those just accepted, the model's, libraries'.
 _OTHER_FILES = ACCEPTED_AT_ONCE + 128
 _TELL_AGAIN_S = 60.0
+_LINGER_S = 2.0
+_HEAD_BYTES = 16 << 10  # as h11 has it
 _logger = logging.getLogger("uvicorn.error")
 
 
@@ -33,7 +36,10 @@ class GuardedConnection(H11Protocol):
     _timer: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
     _heard = False
+    _refused = False
     _since = 0.0
+    _head = b""
+    _lines = 0
 
     @property
     def is_idle(self) -> bool:
@@ -58,12 +64,22 @@ class GuardedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         self._heard = True
+        if self.is_idle:
+            self._head = (self._head + data)[:_HEAD_BYTES]
+        if b"transfer-encoding" in self._head.lower():
+            self._lines += data.count(b"\r\n")  # two a chunk
+            if self._lines > 2 * MOST_CHUNKS:
+                self._refuse(ApiError(f"the body comes in more than {MOST_CHUNKS:,} chunks"))
+                return
         super().data_received(data)
         self._watch_head()
 
     def on_response_complete(self) -> None:
         self._heard, self._since = False, self.loop.time()
+        self._head, self._lines = b"", 0
         super().on_response_complete()
 
     def pause_writing(self) -> None:
@@ -104,6 +120,13 @@ class GuardedConnection(H11Protocol):
             self.drop()
 
     def _refuse(self, error: ApiError) -> None:
+        """Answers with the error, and takes nothing more."""
+        if not self.is_idle:
+            if self.cycle.response_started:  # an answer within an answer would be none
+                self.drop()
+                return
+            self.cycle.disconnected = True  # whoever reads the body hears that it ends
+            self.cycle.message_event.set()
         self._forget_timers()
         body = json.dumps(error.to_json()).encode()
         headers = {
@@ -115,7 +138,13 @@ class GuardedConnection(H11Protocol):
         lines = [f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
-        self.transport.close()
+        if self.transport.can_write_eof():
+            # To close while there is more to read would take the answer from the client again.
+            self._refused = True
+            self.transport.write_eof()
+            self._timer = self.loop.call_later(_LINGER_S, self.transport.abort)
+        else:
+            self.transport.close()
 
     def _forget_timers(self) -> None:
         for timer in (self._timer, self._stalled):
