@@ -89,6 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
     0 done, 1 a failed check or a run-time failure, 2 wrong usage, 130 interrupted. Every error
     is one line.
     """
+    os.environ["RUST_BACKTRACE"] = "0"  # or a tokenizer's panic writes a hundred lines before ours
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 is no reason to fail

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -59,6 +60,26 @@ def test_a_hostile_bundle_is_one_line(run: Run, bundle: Path, tmp_path: Path) ->
     hostile["decoder"] = {"type": "Strip", "content": "a", "start": 0, "stop": 1 << 40}
     attach_file(open_bundle(own), name, json.dumps(hostile).encode())
     run("generate", own, "--prompt", "cab").fails(1, name, "makes the tokenizers library panic")
+
+
+def test_a_prompt_that_panics_is_one_line(bundle: Path, tmp_path: Path) -> None:
+    """What no trial foresees: a match that needs a snowman first. Rust adds a note of its own."""
+    own = shutil.copytree(bundle, tmp_path / "b", symlinks=True)
+    name = "tokenizer/tokenizer.json"
+    hostile = json.loads((own / name).read_text())
+    pattern = {"Regex": "\\x{2603}(\\w\\w?)+!"}
+    hostile["normalizer"] = {"type": "Replace", "pattern": pattern, "content": "a"}
+    attach_file(open_bundle(own), name, json.dumps(hostile).encode())
+    command = [sys.executable, "-m", "dflash_trt", "generate", str(own), "--prompt"]
+    done = subprocess.run(
+        [*command, "☃" + "a" * 50],
+        env={**os.environ, "RUST_BACKTRACE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "stack backtrace" not in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: tokenizer: cannot encode")
 
 
 def test_text_stops_at_the_end_token(run: Run, bundle: Path) -> None:
