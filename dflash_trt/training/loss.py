@@ -41,13 +41,19 @@ class Head:
         self._drawn = drawn
         self._places = torch.zeros(len(weight), dtype=torch.int64, device=weight.device)
 
-    def select(self, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """Head rows [K, H], and `labels` [n] as indices into them."""
+    def select(
+        self, labels: Tensor, seed: int, among: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Head rows [K, H], and `labels` [n] as indices into them.
+
+        `among` are the labels of the whole batch, where `labels` are a part.
+        """
         if self._common is None:
             return self._weight, labels
         generator = torch.Generator().manual_seed(seed)
         others = torch.randint(len(self._weight), (self._drawn,), generator=generator)
-        ids = torch.unique(torch.cat([self._common, labels, others.to(labels.device)]))
+        wanted = labels if among is None else among
+        ids = torch.unique(torch.cat([self._common, wanted, others.to(wanted.device)]))
         self._places[ids] = torch.arange(len(ids), device=ids.device)
         return self._weight[ids], self._places[labels]
 
@@ -57,7 +63,8 @@ class BlockLoss:
     """A batch's loss.
 
     Args:
-        value: the mean over labels, weighted by slot; a scalar.
+        value: the mean over labels, weighted by slot; a scalar. Of a part of a batch, its share of
+            that mean: the parts' values add up.
         hits: [S - 1], labels that were the argmax.
         counts: [S - 1], labels.
     """
@@ -76,6 +83,7 @@ def block_loss(
     *,
     believed: Tensor | None = None,
     soft: float = 0.0,
+    whole: Tensor | None = None,
 ) -> BlockLoss:
     """The loss of hidden states [R, A, S - 1, H] against labels [R, A, S], slot 0 unused.
 
@@ -85,11 +93,14 @@ def block_loss(
         believed: [R, A, S - 1, H], the target's own states where it said the labels; its head
             makes probabilities of them, over the tokens that are looked at.
         soft: share of a label that is those probabilities.
+        whole: labels [R', A, S] of the whole batch, where these rows are a part of it.
     """
     wanted = labels[:, :, 1:]
     is_counted = wanted != IGNORED
     slots = torch.nonzero(is_counted)[:, 2]
-    rows, indices = head.select(wanted[is_counted], seed)
+    among = None if whole is None else whole[:, :, 1:]
+    all_labels = None if among is None else among[among != IGNORED]
+    rows, indices = head.select(wanted[is_counted], seed, all_labels)
     logits = functional.linear(hidden[is_counted].to(rows.dtype), rows).float()
     if believed is None:
         losses = functional.cross_entropy(logits, indices, reduction="none")
@@ -101,10 +112,13 @@ def block_loss(
             truth.scatter_add_(1, indices[:, None], hard)
         losses = functional.cross_entropy(logits, truth, reduction="none")
     share = weights.to(losses.device)[slots]
+    total = share.sum()
+    if among is not None:
+        total = weights.to(losses.device)[torch.nonzero(among != IGNORED)[:, 2]].sum()
     hit = (logits.detach().argmax(-1) == indices).to(losses.dtype)
     zeros = torch.zeros(wanted.shape[-1], device=losses.device)
     return BlockLoss(
-        value=(losses * share).sum() / share.sum(),
+        value=(losses * share).sum() / total,
         hits=zeros.index_add(0, slots, hit),
         counts=zeros.index_add(0, slots, torch.ones_like(hit)),
     )

@@ -14,6 +14,7 @@ from dflash_trt.core.hashing import file_sha256
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.rewrite import checkpoint_key
 from dflash_trt.training.answers import AnswerOptions
+from dflash_trt.training.crew import ALONE, Crew
 from dflash_trt.training.extras import training_module
 from dflash_trt.training.recipe_choice import ChosenRecipe, Scale, choose_recipe
 from dflash_trt.training.render import LEAST_ANSWER, PromptRenderer
@@ -38,6 +39,7 @@ class Preparation:
         hashes: SHA-256 of every set of prompts, of tokenizer.json and of the template.
         max_length: most tokens of a row.
         device: what trains, as PyTorch calls it.
+        crew: the processes that train together; this one is among them.
     """
 
     request: TrainRequest
@@ -49,6 +51,7 @@ class Preparation:
     hashes: dict[str, str | None]
     max_length: int
     device: str
+    crew: Crew
 
     @property
     def answers(self) -> AnswerOptions:
@@ -75,7 +78,10 @@ class Preparation:
 
     @property
     def reasons(self) -> dict[str, str]:
-        return {**self.chosen.reasons, **self.recipe.reasons}
+        why = {**self.chosen.reasons, **self.recipe.reasons}
+        if self.crew.count > 1:
+            why["processes"] = f"{self.crew.count} were started; each takes rows of every batch"
+        return why
 
     def target_parts(self) -> dict[str, Any]:
         """What the target's answers and features depend on."""
@@ -104,12 +110,16 @@ class Preparation:
         weights = None if start is None else file_sha256(start / "model.safetensors")
         return {"shape": self.chosen.shape.config(), "start": weights, "seed": self.request.seed}
 
+    def crew_parts(self) -> dict[str, Any]:
+        """The number of processes, where it is not one: sums are rounded in another order."""
+        return {} if self.crew.count == 1 else {"processes": self.crew.count}
+
     def answer_parts(self) -> dict[str, Any]:
         """What the answers depend on, beside prompts and target."""
         return {**asdict(self.answers), "endpoint": asdict(self.request.endpoint)}
 
 
-def prepare(request: TrainRequest) -> Preparation:
+def prepare(request: TrainRequest, crew: Crew = ALONE) -> Preparation:
     """Reads and checks everything that was asked for; nothing is written.
 
     Raises:
@@ -146,17 +156,33 @@ def prepare(request: TrainRequest) -> Preparation:
     hashes |= {f"held-out prompts {one.name}": one.sha256 for one in held_out}
     hashes["tokenizer.json"] = file_sha256(target.tokenizer_folder / "tokenizer.json")
     hashes["chat template"] = renderer.template_sha256
+    recipe = choose_recipe(request, chosen.shape.block_size, target.spec.vocab_size, scale)
+    _check_crew(crew, request, recipe.settings.rows)
     return Preparation(
         request=request,
         target=target,
         renderer=renderer,
         chosen=chosen,
-        recipe=choose_recipe(request, chosen.shape.block_size, target.spec.vocab_size, scale),
+        recipe=recipe,
         rows=rows,
         hashes=hashes,
         max_length=max_length,
         device=device,
+        crew=crew,
     )
+
+
+def _check_crew(crew: Crew, request: TrainRequest, rows: int) -> None:
+    """Raises DflashError (usage) for what several processes cannot do."""
+    if crew.count == 1:
+        return
+    if request.online:
+        what = f"does not go with {crew.count} processes, which share features on a disk"
+        raise DflashError(what, where="--online", usage=True)
+    if rows < crew.count:
+        what = f"{crew.count} processes share a batch of {rows} rows"
+        fix = f"give --batch-rows {crew.count} or more, or start fewer processes"
+        raise DflashError(what, fix=fix, usage=True)
 
 
 def check_outputs(preparation: Preparation, *, overwrite: bool) -> None:
@@ -197,5 +223,6 @@ def plan_key(preparation: Preparation) -> str:
             "online": request.online,
             "threads": request.threads,
             "device": preparation.device,
+            **preparation.crew_parts(),
         }
     )

@@ -19,6 +19,7 @@ from dflash_trt.replay import Answer, Replay
 from dflash_trt.training.answer_stage import AnswerStage
 from dflash_trt.training.capture import check_space, feature_bytes
 from dflash_trt.training.card import DraftRecord
+from dflash_trt.training.crew import ALONE, Crew
 from dflash_trt.training.draft_model import save_draft
 from dflash_trt.training.finish import Proof, TrainedPair, finish
 from dflash_trt.training.learner import Learner
@@ -53,15 +54,17 @@ _ANSWER_SHARE = 0.45
 
 
 def train_draft(
-    request: TrainRequest, watch: TrainingWatch, *, only_plan: bool = False
+    request: TrainRequest, watch: TrainingWatch, *, only_plan: bool = False, crew: Crew = ALONE
 ) -> TrainedPair | None:
     """Trains a draft and builds its pair; with `only_plan` shows the plan and returns None.
+
+    Of a `crew` the first process calls it while the others `follow` the same request.
 
     Raises:
         DflashError: whatever cannot be done; what was finished stays in the work folder.
     """
     watch.stage("reading prompts and target", None)
-    preparation = prepare(request)
+    preparation = prepare(request, crew)
     with open_work(preparation.work) as work:
         if (published := _read_published(preparation, work)) is not None and not only_plan:
             _clean(work)
@@ -251,6 +254,7 @@ class _Run:
             settings=preparation.recipe.settings,
             device=preparation.device,
             threads=self._request.threads,
+            crew=preparation.crew,
         )
 
     def _answer(self, stage: AnswerStage, rows: RenderedRows, noted: dict[str, Any]) -> None:
