@@ -34,7 +34,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 def test_the_plan_comes_first(trained: Trained) -> None:
     _, plan, _ = trained
-    assert plan.startswith("plan for 0.1 h: ")
+    threads, first, *_ = plan.splitlines()
+    assert "CPU thread" in threads and first.startswith("plan for 0.1 h: ")
     for stage in ("answers", "features", "training", "replay", "build and proof"):
         assert f"  {stage} " in plan
     assert "mask_token_id: <|mask|>" in plan
