@@ -229,7 +229,7 @@ def test_serve_may_open_as_many_files_as_it_is_allowed() -> None:
 
 
 def test_connections_leave_files_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    for files, most in ((1024, 640), (64, 16), (1 << 20, 4096)):
+    for files, most in ((1024, 512), (64, 16), (1 << 20, 4096)):
         monkeypatch.setattr(
             connections.resource, "getrlimit", lambda _, files=files: (files, files)
         )

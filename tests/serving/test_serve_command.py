@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -106,6 +107,21 @@ def test_runs_until_a_signal(start: Serve, tmp_path: Path, number: signal.Signal
     assert "error" not in err and err.startswith("starting ")
     assert "exiting" in log.read_text()
     assert not list(tmp_path.glob("dflash-trt-server-*"))
+
+
+def test_opens_as_many_files_as_it_may(start: Serve) -> None:
+    """The server has the same limit, which every connection counts against."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+        process = start("well")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    wait_ready(process, 3)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for pid in (process.pid, *map(int, children)):
+        soft, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        assert soft == min(1 << 16, before[1])
 
 
 def test_nohup_is_heeded(start: Serve) -> None:

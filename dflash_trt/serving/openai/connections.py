@@ -17,9 +17,10 @@ HEAD_S = 10.0  # for the head of a request, once its first byte or the connectio
 STALL_S = 30.0  # without taking anything of a reply
 MOST_CONNECTIONS = 4096
 MOST_CHUNKS = 20_000  # of a body; h11 takes 20 µs for each, however small
-ACCEPTED_AT_ONCE = 256
-# Files of this process that are no connections: those just accepted, the model's, libraries'.
-_OTHER_FILES = ACCEPTED_AT_ONCE + 128
+ACCEPTED_AT_ONCE = 128
+# Files of this process besides: libraries', the model's, and what asyncio has accepted but not
+# shown yet, or closes but has not closed yet.
+_OTHER_FILES = 3 * ACCEPTED_AT_ONCE + 128
 _TELL_AGAIN_S = 60.0
 _LINGER_S = 2.0
 _HEAD_BYTES = 16 << 10  # as h11 has it
