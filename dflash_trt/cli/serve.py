@@ -25,9 +25,12 @@ from dflash_trt.cli.options import (
     threads_option,
 )
 from dflash_trt.cli.progress import StageBars
+from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.core.machine import allow_more_files
 from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.hardware.cores import ThreadChoice, choose_threads
+from dflash_trt.serving.openai.keys import KEYS_VARIABLE
+from dflash_trt.serving.openai.options import FrontOptions, LogFormat
 from dflash_trt.serving.openai.server import OpenAiServer
 from dflash_trt.serving.server.exposure import LOOPBACK, choose_http_host
 from dflash_trt.serving.server.launcher import (
@@ -41,6 +44,15 @@ from dflash_trt.serving.server.supervisor import WINDOW_S, Restart, SupervisionO
 from dflash_trt.tuning.bundle_schedule import AUTO
 
 PORT = click.IntRange(0, 65535)
+COUNT = click.IntRange(1, MAX_COUNT)
+_FRONT_ONLY = {
+    "--served-model-name": "model_names",
+    "--api-key-file": "key_file",
+    "--key-requests": "key_requests",
+    "--key-tokens": "key_tokens",
+    "--tls-cert": "tls_cert",
+    "--tls-key": "tls_key",
+}
 
 
 @click.command("serve")
@@ -55,6 +67,41 @@ PORT = click.IntRange(0, 65535)
 @click.option("--http-port", type=PORT, default=8000)
 @click.option("--metrics-port", type=PORT, default=8002)
 @click.option("--openai-port", type=PORT, help="Speak OpenAI's HTTP API too, on this port.")
+@option_group(
+    "front",
+    FrontOptions,
+    click.option(
+        "--served-model-name",
+        "model_names",
+        metavar="NAME",
+        multiple=True,
+        help="What the OpenAI port's model is called; repeatable.  [default: the bundle's name]",
+    ),
+    click.option(
+        "--api-key-file",
+        "key_file",
+        type=FILE,
+        help="The OpenAI port's API keys, one a line; read again when it changes.  [default: "
+        f"${KEYS_VARIABLE}, else everyone may ask]",
+    ),
+    click.option(
+        "--key-requests", type=COUNT, help="Requests in flight of one API key.  [default: any]"
+    ),
+    click.option(
+        "--key-tokens",
+        type=COUNT,
+        help="Tokens of one API key, of prompts and answers, that may end in a minute.  "
+        "[default: any]",
+    ),
+    click.option("--tls-cert", type=FILE, help="The OpenAI port speaks TLS by this PEM file..."),
+    click.option("--tls-key", type=FILE, help="... and its key."),
+    click.option(
+        "--log-format",
+        type=click.Choice(get_args(LogFormat)),
+        default=FrontOptions().log_format,
+        help="A line on stderr for each request to the OpenAI port, without its text.",
+    ),
+)
 @click.option("--no-speculation", is_flag=True, help="Serve a BUNDLE's autoregressive baseline.")
 @block_schedule_option
 @threads_option
@@ -96,6 +143,7 @@ def command(
     http_port: int,
     metrics_port: int,
     openai_port: int | None,
+    front: FrontOptions,
     no_speculation: bool,
     block_schedule: str,
     threads: ThreadChoice,
@@ -117,6 +165,9 @@ def command(
             "--openai-port": (host, openai_port or 0),
         }
     )
+    if openai_port is None:
+        given = {name: getattr(front, field) for name, field in _FRONT_ONLY.items()}
+        refuse_options(given, "is for the OpenAI port", "add --openai-port, or leave it out")
     packaging = RepositoryOptions(
         speculation=not no_speculation, block_schedule=block_schedule, threads=threads
     )
@@ -133,11 +184,14 @@ def command(
             exit_timeout_s=drain_seconds,
             removed_with=() if repository == source else (repository.parent,),
         )
-        return asyncio.run(_serve(options, supervision, openai_port))
+        return asyncio.run(_serve(options, supervision, openai_port, front))
 
 
 async def _serve(
-    options: ServerOptions, supervision: SupervisionOptions, openai_port: int | None
+    options: ServerOptions,
+    supervision: SupervisionOptions,
+    openai_port: int | None,
+    front_options: FrontOptions,
 ) -> int:
     """Runs the server, and the front if there is one, to their end; returns the exit code."""
     started = time.monotonic()
@@ -148,6 +202,8 @@ async def _serve(
         if openai_port is not None:
             bundle = open_bundle(options.repository / BUNDLE_FOLDER)
             tokenizer = load_tokenizer(bundle)
+            front_options.check_tls()
+            front_options.open_keys()
             bound = stack.enter_context(bind_port(options.host, openai_port, "--openai-port"))
         service = stack.enter_context(Service())
         supervisor = Supervisor(options, supervision, lambda event: click.echo(event, err=True))
@@ -161,9 +217,17 @@ async def _serve(
         front = None
         if bound is not None:
             name = bundle.manifest.name
-            front = OpenAiServer(name, supervisor, tokenizer, bound)
+            front = OpenAiServer(
+                name,
+                supervisor,
+                tokenizer,
+                bound,
+                front_options,
+                lambda: supervisor.server.read_metrics(),  # that of now: it may be another
+            )
             address = client_address(options.host, bound.getsockname()[1])
-            lines.append(f"OpenAI   http://{address}/v1 (model {name})")
+            names = ", ".join(front_options.model_names or (name,))
+            lines.append(f"OpenAI   {front_options.scheme}://{address}/v1 (model {names})")
 
         def show() -> None:
             click.echo(f"ready after {time.monotonic() - started:.1f} s")

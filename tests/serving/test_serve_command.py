@@ -285,7 +285,8 @@ def serve_bundle(
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`serve` on a bundle with the real server, and its OpenAI front's URL."""
     packaged = set(long_bundle.parent.glob(".dflash-trt-serve-*"))
-    with starting(long_bundle, *FREE_PORTS, "--drain-seconds", 3) as process:
+    names = ("--served-model-name", "demo", "--served-model-name", "gpt-4o")
+    with starting(long_bundle, *FREE_PORTS, "--drain-seconds", 3, *names) as process:
         url = wait_ready(process)["OpenAI"]
         (mine,) = set(long_bundle.parent.glob(".dflash-trt-serve-*")) - packaged
         yield process, url
@@ -307,8 +308,14 @@ def test_requests_in_flight_end_before_the_server(
     """What is short ends, nothing more is taken, and what is too long ends with one error."""
     process, url = serve_bundle
     host = urlsplit(url).netloc
+    assert b"dflash_output_tokens" in fetch(host, "/metrics", b"", "GET")[1]
     whole: list[tuple[int, bytes]] = []
-    asked = {"model": "demo", "prompt": "host", "ignore_eos": True, "max_tokens": LONG_CONTEXT // 2}
+    asked = {
+        "model": "gpt-4o",
+        "prompt": "host",
+        "ignore_eos": True,
+        "max_tokens": LONG_CONTEXT // 2,
+    }
 
     def ask_whole() -> None:
         whole.append(fetch(host, "/v1/completions", asked)[:2])

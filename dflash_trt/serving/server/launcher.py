@@ -184,6 +184,13 @@ class TritonServer:
             and _get(self.addresses.metrics, "/metrics") is not None
         )
 
+    def read_metrics(self) -> bytes:
+        """Its figures, as Prometheus reads them; OSError where it tells none."""
+        found = _get(self.addresses.metrics, "/metrics")
+        if found is None:
+            raise OSError("the server tells no figures")
+        return found
+
     def wait_ready(self, timeout_s: float | None = None) -> None:
         """Returns once the server is ready, as `is_ready` has it.
 
