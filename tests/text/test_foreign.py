@@ -1,0 +1,71 @@
+"""The process for foreign code: what it bounds beside time and memory."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.errors import DflashError
+from dflash_trt.text import foreign
+from dflash_trt.text.chat import ChatRenderer
+from dflash_trt.text.foreign import ForeignLimits, ForeignProcess
+from tests.inspection import chat_worker
+
+LIMITS = ForeignLimits(max_seconds=1, max_bytes=512 << 20, max_answer_bytes=1000)
+
+
+@pytest.fixture
+def process() -> Iterator[ForeignProcess]:
+    with closing(ForeignProcess("chat_worker.py")) as opened:
+        yield opened
+
+
+def _ask(process: ForeignProcess, template: str) -> dict[str, str]:
+    job = {"template": template, "variables": {}, "max_characters": 1 << 20}
+    return process.ask(job, LIMITS)
+
+
+def test_an_answer_that_is_too_long_is_not_read(process: ForeignProcess) -> None:
+    answer = _ask(process, "{{ 'x' * 900000 }}")
+    assert answer == {"error": "answers with more than 1,000 bytes"}
+    assert _ask(process, "fine") == {"text": "fine"}
+
+
+def test_a_process_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(ChatRenderer("fine", {})) as renderer:
+        assert renderer.render([]) == "fine"
+        chat_worker(renderer).send_signal(signal.SIGSTOP)
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(DflashError, match="takes more than 10 s"),
+        ):
+            patch.setattr(foreign, "_WAIT_FACTOR", 0.02)
+            renderer.render([])
+        assert renderer.render([]) == "fine"
+
+
+def test_a_server_with_many_files_open(process: ForeignProcess) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2000:
+        pytest.skip("a process may open too few files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2000, hard))
+    try:
+        with ExitStack() as held:
+            for _ in range(1100):
+                held.enter_context(Path("/dev/null").open("rb"))
+            assert _ask(process, "fine") == {"text": "fine"}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_package_that_is_missing_is_named(
+    process: ForeignProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jinja2.py").write_text("raise ImportError('no jinja2 here')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert _ask(process, "x") == {"error": "its process lacks a package: no jinja2 here"}
