@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -39,7 +40,10 @@ _COUNT = click.IntRange(1, 1 << 20)
 @click.option("--draft-checkpoint", type=FOLDER, help="…and its DFlash draft's.")
 @click.option("--gpu", help=f"One of {', '.join(gpu_names())}.  [default: the one that is here]")
 @click.option("--gpus", type=click.IntRange(1, 72), default=1)
-@click.option("--interactivity", required=True, help="Tokens/s per user to answer at, as 500.")
+@click.option(
+    "--interactivity",
+    help="Tokens/s per user to answer at, as 500.  [default: the whole fronts]",
+)
 @click.option("--input-tokens", type=_COUNT, default=1024, help="A request's.")
 @click.option("--output-tokens", type=_COUNT, default=1024, help="A request's.")
 @click.option("--context", type=_COUNT, help="Tokens reserved per user.  [default: input + output]")
@@ -50,7 +54,8 @@ _COUNT = click.IntRange(1, 1 << 20)
 )
 @click.option(
     "--acceptance",
-    help="τ at the trained block, or a JSON with `conditional`.  [default: published or assumed]",
+    help="τ at the trained block, or what `generate --json`, `sweep` or `diagnose` wrote.  "
+    "[default: published or assumed]",
 )
 @click.option("--eagle3-tau", type=float, help="τ of an EAGLE-3 draft.  [default: likewise]")
 @click.option("--tensor-parallel", type=_COUNT, help="Only replicas of so many GPUs.")
@@ -80,7 +85,7 @@ def command(
     draft_checkpoint: Path | None,
     gpu: str | None,
     gpus: int,
-    interactivity: str,
+    interactivity: str | None,
     input_tokens: int,
     output_tokens: int,
     context: int | None,
@@ -104,7 +109,9 @@ def command(
     pair = _find_pair(target, folders)
     if precision is not None:
         pair = replace(pair, target=pair.target.in_format(precision))
-    asked = parse_numbers(interactivity, "--interactivity")
+    asked: Sequence[float | None] = [None]
+    if interactivity is not None:
+        asked = parse_numbers(interactivity, "--interactivity")
     if len(asked) > 1:
         raise DflashError("takes one number", where="--interactivity", usage=True)
     workload = _workload(pair, input_tokens, output_tokens, context)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dflash_trt.core.files import exists
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError, one_line
+
+DIAGNOSIS, RUN = "diagnosis.json", "summary.json"
+"""What `diagnose` and each run of a `sweep` write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +68,14 @@ class AcceptanceCurve:
 
 
 def read_acceptance(given: str, drafts: int) -> AcceptanceCurve:
-    """`--acceptance`: τ at the trained block as a number, or a JSON file.
+    """`--acceptance`: τ at the trained block as a number, a JSON file, or a folder with one.
 
-    The file has `conditional`, a list of shares by position, at its top or under `acceptance`:
-    what `sweep` writes as summary.json of a run.
+    The file has shares by position: `conditional` or `conditional_acceptance`, at its top, under
+    `acceptance` or under `total`. So write `generate --json`, a run of `sweep` (summary.json) and
+    `diagnose`; their folders will do, of a sweep's the first run that drafted.
 
     Raises:
-        DflashError: neither, or shares outside 0 … 1 (usage).
+        DflashError: none of these, or shares outside 0 … 1 (usage).
     """
     try:
         tau = float(given)
@@ -80,14 +85,15 @@ def read_acceptance(given: str, drafts: int) -> AcceptanceCurve:
 
 
 def _read_file(path: Path, drafts: int) -> AcceptanceCurve:
+    if path.is_dir():
+        return _read_folder(path, drafts)
     if not exists(path):
         what = f"{one_line(path, 80)!r} is neither a number nor a file"
         raise DflashError(what, where="--acceptance", usage=True)
-    raw = read_json_object(path, named=True)
-    inner = raw.get("acceptance")
-    shares = (inner if isinstance(inner, dict) else raw).get("conditional")
-    if not isinstance(shares, list) or not shares:
-        raise DflashError("has no list `conditional`", where=path, usage=True)
+    shares = _find_shares(read_json_object(path, named=True))
+    if not shares:
+        what = "has no list `conditional` or `conditional_acceptance`"
+        raise DflashError(what, where=path, usage=True)
     known = shares[: shares.index(None)] if None in shares else shares  # what blocks got to
     if not known or not all(
         isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share <= 1
@@ -95,3 +101,21 @@ def _read_file(path: Path, drafts: int) -> AcceptanceCurve:
     ):
         raise DflashError("conditional must hold shares from 0 to 1", where=path, usage=True)
     return AcceptanceCurve(tuple(map(float, known[:drafts])), f"measured: {path.name}")
+
+
+def _read_folder(folder: Path, drafts: int) -> AcceptanceCurve:
+    """What `diagnose -o` or `sweep -o` wrote there."""
+    for name in (DIAGNOSIS, RUN):
+        for path in sorted(folder.rglob(name)):
+            if _find_shares(read_json_object(path, named=True)):
+                return _read_file(path, drafts)
+    what = f"holds no {DIAGNOSIS}, and no {RUN} of a run that drafted"
+    raise DflashError(what, where=folder, usage=True)
+
+
+def _find_shares(raw: dict[str, Any]) -> list[Any]:
+    for inner in (raw, raw.get("acceptance"), raw.get("total")):
+        for key in ("conditional", "conditional_acceptance"):
+            if isinstance(inner, dict) and isinstance(inner.get(key), list) and inner[key]:
+                return list(inner[key])
+    return []

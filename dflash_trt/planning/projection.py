@@ -43,12 +43,15 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """Everything `plan` says; `points` are all that fit, `acceptance` says whose figures τ is."""
+    """Everything `plan` says; `points` are all that fit, `acceptance` says whose figures τ is.
+
+    Without an `interactivity` there are no answers, but the whole fronts.
+    """
 
     pair: PairShape
     site: Site
     workload: Workload
-    interactivity: float
+    interactivity: float | None
     decodings: Mapping[Kind, Decoding]
     acceptance: Mapping[Kind, str]
     points: Mapping[Kind, Sequence[PlanPoint]]
@@ -57,6 +60,8 @@ class Projection:
     def answer(self, kind: Kind, interactivity: float | None = None) -> PlanPoint | None:
         """The most throughput at an interactivity, the plan's own by default; None: none has it."""
         asked = interactivity or self.interactivity
+        if asked is None:
+            return None
         return answer(self.site, self.decodings[kind], self.workload, asked)
 
     def ratio(self, kind: Kind) -> float | None:
@@ -67,6 +72,17 @@ class Projection:
     def fastest(self, kind: Kind) -> PlanPoint:
         """The most interactive point."""
         return max(self.points[kind], key=lambda point: point.interactivity)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Formats of the target that the GPU lacks."""
+        gpu = self.site.gpu
+        return tuple(
+            f"{gpu.title} does not multiply {one.name}: weights are read in it, and multiplied in "
+            f"{one.math_on(gpu)}"
+            for one in dict.fromkeys(self.pair.target.formats)
+            if not one.is_native(gpu)
+        )
 
     @property
     def layout(self) -> GpuLayout:
@@ -96,9 +112,12 @@ class Projection:
             "gpus": self.site.gpus,
             "workload": asdict(self.workload),
             "interactivity": self.interactivity,
+            "notes": list(self.notes),
             "acceptance": dict(self.acceptance),
             "parameters": asdict(self.site.calibration),
-            "answers": {
+            "answers": None
+            if self.interactivity is None
+            else {
                 kind: None
                 if (point := self.answer(kind)) is None
                 else {**point_json(point), "ratio": self.ratio(kind)}
@@ -146,7 +165,7 @@ def make_projection(
     pair: PairShape,
     site: Site,
     workload: Workload,
-    interactivity: float,
+    interactivity: float | None,
     speculative: Sequence[DFlash | Eagle3],
 ) -> Projection:
     """Projects autoregressive decoding and `speculative` ones, DFlash among them.
@@ -175,8 +194,10 @@ def make_projection(
 
 
 def _sensitivity(
-    site: Site, decoding: DFlash, workload: Workload, interactivity: float
+    site: Site, decoding: DFlash, workload: Workload, interactivity: float | None
 ) -> tuple[Sensitivity, ...]:
+    if interactivity is None:
+        return ()
     base = answer(site, decoding, workload, interactivity)
     if base is None:
         return ()

@@ -96,3 +96,45 @@ def test_no_label_covers_another() -> None:
         assert any("PROJECTION" in words for words in boxes)
         for one, other in combinations(boxes, 2):
             assert not boxes[one].overlaps(boxes[other]), (one, other)
+
+
+def test_without_an_interactivity_the_whole_fronts(run: Run, tmp_path: Path) -> None:
+    asked = ("plan", "--target", "qwen3-8b", "--gpu", "h100")
+    shown = run.well(*asked, "--precision", "nvfp4")
+    assert "DFlash's configuration" in shown.out and "depends on parameters" not in shown.out
+    assert "note: H100 SXM does not multiply nvfp4" in shown.out
+    plan = run.well(*asked, "--json").json
+    assert plan["interactivity"] is plan["answers"] is None and plan["notes"] == []
+    assert len(plan["fronts"]["DFlash"]) > 5
+    pytest.importorskip("matplotlib", reason="the perf extra is not installed")
+    page = tmp_path / "plan.html"
+    run.well(*asked, "-o", page)
+    assert "Rings mark" not in page.read_text(encoding="utf-8")
+
+
+def test_acceptance_is_what_other_commands_write(run: Run, bundle: Path, tmp_path: Path) -> None:
+    """`generate --json` for real; the keys of the others are tested where they are written."""
+
+    def acceptance(given: Path) -> str:
+        plan = run.well(*QWEN, "--acceptance", given, "--json").json
+        return f"{plan['acceptance']['DFlash']}: {plan['most_interactive']['DFlash']['tau']:.3f}"
+
+    asked = ("generate", bundle, "--prompt", "b", "--max-tokens", 20, "--json")
+    measured = tmp_path / "generated.json"
+    measured.write_text(run.well(*asked).out)
+    assert acceptance(measured) == "measured: generated.json: 2.000"
+    measured.write_text(run.well(*asked, "--prompt", "b").out)
+    assert acceptance(measured) == "measured: generated.json: 2.000"
+    for name, text in (
+        ("diagnosis/diagnosis.json", {"acceptance": {"conditional_acceptance": [1.0, 0.0]}}),
+        ("sweep/a/run-1/summary.json", {"acceptance": None}),
+        ("sweep/b/run-1/summary.json", {"acceptance": {"conditional": [1.0, 0.0, None]}}),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(json.dumps(text))
+    assert acceptance(tmp_path / "diagnosis") == "measured: diagnosis.json: 2.000"
+    assert acceptance(tmp_path / "sweep") == "measured: summary.json: 2.000"
+    (tmp_path / "empty").mkdir()
+    run(*QWEN, "--acceptance", tmp_path / "empty").fails(2, "holds no diagnosis.json")
+    measured.write_text(run.well(*asked, "--no-speculation").out)
+    run(*QWEN, "--acceptance", measured).fails(2, "`conditional_acceptance`")

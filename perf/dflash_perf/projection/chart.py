@@ -38,9 +38,10 @@ def draw_plan(plan: Projection, measured: Sequence[SweepPoint] = ()) -> Chart:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xlabel("interactivity, tokens/s per user (1 / TPOT)")
     axes.set_ylabel(f"output throughput, {UNIT}")
-    answers = {kind: plan.answer(kind) for kind in plan.points}
-    found = {str(kind): point.throughput if point else None for kind, point in answers.items()}
-    mark_answers(axes, plan.interactivity, found, chosen, NOT_REACHABLE)
+    if plan.interactivity is not None:
+        answers = {kind: plan.answer(kind) for kind in plan.points}
+        found = {str(kind): point.throughput if point else None for kind, point in answers.items()}
+        mark_answers(axes, plan.interactivity, found, chosen, NOT_REACHABLE)
     label_lines(axes, ends, offset=8)
     axes.annotate(
         "dashed: PROJECTION, not measured" + ("; solid: measured" if fronts else ""),
@@ -58,7 +59,8 @@ def draw_plan(plan: Projection, measured: Sequence[SweepPoint] = ()) -> Chart:
         "Projected throughput against interactivity",
         "Dashed lines are projections of the model, not measurements: at each interactivity the "
         f"best layout, batch and block. Output {UNIT}, logarithmic; no input tokens in it, but the "
-        "time of their prefill. Rings mark the chosen interactivity."
+        "time of their prefill."
+        + ("" if plan.interactivity is None else " Rings mark the chosen interactivity.")
         + (" Solid lines are measured." if fronts else ""),
         f"Projected fronts of {', '.join(plan.points)}.",
         figure,

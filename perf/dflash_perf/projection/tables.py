@@ -10,7 +10,7 @@ from dflash_trt.memory.caches import USUAL_CONTEXTS, dense_draft_context_bytes
 from dflash_trt.planning.calibration import StoredCalibration
 from dflash_trt.planning.cost import Seconds
 from dflash_trt.planning.decoding import Kind
-from dflash_trt.planning.projection import TAU, Projection, Sensitivity, better
+from dflash_trt.planning.projection import BASELINE, TAU, Projection, Sensitivity, better
 
 NOT_REACHABLE = "not reachable"
 UNIT = "tokens/s per GPU"
@@ -51,14 +51,40 @@ def describe_limit(step: Seconds) -> str:
 
 def front_table(plan: Projection) -> Table:
     """Throughput of each decoding at round interactivities and at the chosen one."""
-    fastest = max(plan.fastest(kind).interactivity for kind in plan.points)
-    round_ones = (x for x in _GRID if fastest / _SPAN <= x <= fastest)
-    asked = sorted({*round_ones, plan.interactivity})
+    asked = sorted({*_round_ones(plan), *filter(None, [plan.interactivity])})
     rows = []
     for kind in plan.points:
         found = (plan.answer(kind, x) for x in asked)
         rows.append((kind, *(DASH if one is None else f"{one.throughput:,.0f}" for one in found)))
     return Table(("tokens/s per user", *(f"{x:g}" for x in asked)), tuple(rows))
+
+
+def whole_front_table(plan: Projection) -> Table:
+    """What each way of decoding gives at round interactivities, and how DFlash is run there."""
+    rows = []
+    for asked in _round_ones(plan):
+        found = {kind: plan.answer(kind, asked) for kind in plan.points}
+        dflash, plain = found["DFlash"], found[BASELINE]
+        ratio = None
+        if dflash is not None and plain is not None:
+            ratio = dflash.throughput / plain.throughput
+        rates = {
+            str(kind): DASH if one is None else f"{one.throughput:,.0f}"
+            for kind, one in found.items()
+        }
+        cells = {
+            "tokens/s per user": f"{asked:g}",
+            **rates,
+            "÷ autoregressive": format_ratio(ratio),
+            "DFlash's configuration": DASH if dflash is None else dflash.label,
+        }
+        rows.append(cells)
+    return Table.of(rows)
+
+
+def _round_ones(plan: Projection) -> list[int]:
+    fastest = max(plan.fastest(kind).interactivity for kind in plan.points)
+    return [x for x in _GRID if fastest / _SPAN <= x <= fastest]
 
 
 def block_table(plan: Projection) -> Table:
@@ -145,9 +171,14 @@ def plan_title(plan: Projection) -> str:
 
 def sections(plan: Projection, stored: StoredCalibration) -> list[tuple[str, Table]]:
     """Every table with its heading, in order."""
+    first = [(f"projected fronts, {UNIT}", whole_front_table(plan))]
+    if plan.interactivity is not None:
+        first = [
+            (f"at {plan.interactivity:g} tokens/s per user", answer_table(plan)),
+            (f"projected fronts, {UNIT}", front_table(plan)),
+        ]
     found = [
-        (f"at {plan.interactivity:g} tokens/s per user", answer_table(plan)),
-        (f"projected fronts, {UNIT}", front_table(plan)),
+        *first,
         (f"best block by users of a replica, {plan.layout.label}", block_table(plan)),
         ("memory of one GPU with DFlash, and users that all GPUs hold", memory_table(plan)),
         ("how DFlash's answer depends on parameters", sensitivity_table(plan, stored)),
@@ -167,12 +198,7 @@ def describe(plan: Projection) -> list[str]:
         f"{site.gpu.title}: {site.gpu.bandwidth / 1e12:g} TB/s, {site.gpu.memory_bytes / 1e9:,.0f} "
         f"GB, {site.gpu.link}; source: {site.gpu.source}",
     ]
-    foreign = [one for one in dict.fromkeys(target.formats) if not one.is_native(site.gpu)]
-    lines += [
-        f"{site.gpu.title} does not multiply {one.name}: weights are read in it, and multiplied in "
-        f"{one.math_on(site.gpu)}"
-        for one in foreign
-    ]
+    lines += [f"note: {note}" for note in plan.notes]
     for kind, source in plan.acceptance.items():
         decoding = plan.decodings[kind]
         most = max(decoding.drafts())
