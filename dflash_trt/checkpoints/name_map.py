@@ -21,6 +21,8 @@ from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError, first_few
 
 NAMES_SHOWN = 4
+MANY_WEIGHTS = 100_000
+"""Above what any one checkpoint here has: so many are named only where most of them exist."""
 
 
 def match_weights(
@@ -41,10 +43,12 @@ def match_weights(
         DflashError: names the missing, the unexpected and the wrongly shaped tensors, the
             first few of each and how many more; or a dtype that the tensor may not have.
     """
+    experts = symbols.get("experts", 0)
+    _refuse_many(checkpoint, _count(rules, num_layers, experts))
     weights: dict[str, TensorEntry] = {}
     missing: list[str] = []
     misshapen: list[str] = []
-    for role, (name, shape) in _expand(rules, num_layers, symbols.get("experts", 0)).items():
+    for role, (name, shape) in _expand(rules, num_layers, experts).items():
         entry = checkpoint.tensors.get(name)
         if entry is None:
             missing.append(quoted(name))
@@ -81,6 +85,24 @@ def match_weights(
             fix="config.json and the weights must come from the same checkpoint",
         )
     return weights | scales
+
+
+def _refuse_many(checkpoint: Checkpoint, count: int) -> None:
+    """Before millions of names are made, of which a config needs two numbers."""
+    held = len(checkpoint.tensors)
+    if count > MANY_WEIGHTS + 2 * held:
+        raise DflashError(
+            f"weights do not fit the config: it needs {count:,} tensors, the files hold {held:,}",
+            where=checkpoint.path,
+            fix="config.json and the weights must come from the same checkpoint",
+        )
+
+
+def _count(rules: Rules, num_layers: int, experts: int) -> int:
+    """How many there are in `_expand`."""
+    return sum(
+        (num_layers if "{i}" in role else 1) * (experts if "{e}" in role else 1) for role in rules
+    )
 
 
 def _expand(rules: Rules, num_layers: int, experts: int) -> Rules:

@@ -17,6 +17,9 @@ from dflash_trt.core.arrays import FloatArray
 DEFAULT_THETA = 10_000.0
 """transformers' base for a config that states none (Llama 2's are like that)."""
 
+LEAST = 1e-6
+"""What every number of a scaling is above: the inverse of a smaller one may leave float32."""
+
 UNDERSTOOD_KEYS = frozenset(
     "rope_type type rope_theta partial_rotary_factor factor low_freq_factor high_freq_factor "
     "original_max_position_embeddings beta_fast beta_slow truncate attention_factor".split()
@@ -88,12 +91,12 @@ def read_rope(config: ConfigFields, default_theta: float | None = DEFAULT_THETA)
         return RopeSpec(theta, _read_yarn(config, scaling))
     if kind != "llama3":
         raise scaling.unsupported(kind_key, SUPPORTED)
-    low = scaling.number("low_freq_factor")
-    high = scaling.number("high_freq_factor")
+    low = scaling.number("low_freq_factor", low=LEAST)
+    high = scaling.number("high_freq_factor", low=LEAST)
     if high <= low:
         raise scaling.error("high_freq_factor", f"must be above low_freq_factor ({low:g})")
     original = _read_original(config, scaling)
-    return RopeSpec(theta, Llama3Scaling(scaling.number("factor"), low, high, original))
+    return RopeSpec(theta, Llama3Scaling(scaling.number("factor", low=LEAST), low, high, original))
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> FloatArray:
@@ -139,12 +142,15 @@ def _read_original(config: ConfigFields, scaling: ConfigFields) -> int:
 
 
 def _read_yarn(config: ConfigFields, scaling: ConfigFields) -> YarnScaling:
-    factor = scaling.number("factor")
-    fast, slow = scaling.number("beta_fast", 32.0), scaling.number("beta_slow", 1.0)
+    factor = scaling.number("factor", low=LEAST)
+    fast, slow = (
+        scaling.number(key, default, low=LEAST)
+        for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    )
     if fast < slow:
         raise scaling.error("beta_fast", f"must not be below beta_slow ({slow:g})")
     stretched = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    attention_factor = scaling.number("attention_factor", stretched)
+    attention_factor = scaling.number("attention_factor", stretched, low=LEAST)
     truncate = scaling.flag("truncate", True)
     original = _read_original(config, scaling)
     return YarnScaling(factor, original, attention_factor, fast, slow, truncate)

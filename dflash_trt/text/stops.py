@@ -16,13 +16,22 @@ MAX_STOP_IDS = 256
 
 
 def check_stop_strings(stop_strings: Sequence[str], where: str = "stop_strings") -> None:
-    """Raises DflashError (usage) for more, or longer, stop strings than a request may have."""
+    """Raises DflashError (usage) for more, or longer, stop strings than a request may have.
+
+    Also for one that is not Unicode: it could never be found.
+    """
     if len(stop_strings) > MAX_STOP_STRINGS:
         raise _too_much(where, f"{len(stop_strings):,} stop strings", MAX_STOP_STRINGS)
     characters = sum(map(len, stop_strings))
     if characters > MAX_STOP_CHARACTERS:
         what = f"{characters:,} characters of stop strings"
         raise _too_much(where, what, MAX_STOP_CHARACTERS)
+    for text in stop_strings:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            what = f"{text[:40]!a} is not Unicode text at character {error.start}"
+            raise DflashError(what, where=where, usage=True) from error
 
 
 def check_stop_ids(token_ids: Sequence[int], where: str = "stop_token_ids") -> None:

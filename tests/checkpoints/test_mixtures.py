@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,19 @@ def test_what_a_qwen3_moe_checkpoint_says(tmp_path: Path) -> None:
     target = read_target(folder)
     assert target.moe == spec and target.layer_windows == (None, None)
     assert target.weights["layers.1.experts.7.down"].shape == (64, 96)
+
+
+def test_a_config_of_millions_of_experts(tmp_path: Path) -> None:
+    """Their names alone took a minute and gigabytes."""
+    folder = qwen(tmp_path)
+    edit_json(folder / "config.json", num_hidden_layers=1024, num_local_experts=4096)
+    tracemalloc.start()
+    try:
+        with refused("it needs 12,5", " tensors, the files hold "):
+            read_target(folder)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
 
 
 def test_experts_missing_in_one_shard(tmp_path: Path) -> None:

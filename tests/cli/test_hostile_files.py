@@ -176,3 +176,8 @@ def test_a_graph_without_outputs(run: Run, copy: Path) -> None:
     edit_manifest(copy, note)
     for command, *options in (["verify"], ["generate", "--prompt", "a"]):
         run(command, copy, *options).fails(1, "target", ".onnx: its caches are not")
+
+
+def test_a_stop_that_is_not_unicode(run: Run, bundle: Path) -> None:
+    line = run("generate", bundle, "--prompt", "cab", "--stop", "a\ud800").fails(2, "not Unicode")
+    assert "a\\ud800" in line
