@@ -14,7 +14,10 @@ FOLDER = "dflash-trt"
 def user_cache_file(name: str) -> Path:
     """Path of `name` in the user's cache folder (XDG Base Directory Specification)."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(base) if base.startswith("/") else Path.home() / ".cache"
+    try:
+        root = Path(base) if base.startswith("/") else Path.home() / ".cache"
+    except RuntimeError:  # a container's user without a home: nothing is found, nothing is kept
+        root = Path(os.devnull)
     return root / FOLDER / name
 
 

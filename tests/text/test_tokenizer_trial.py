@@ -180,6 +180,15 @@ def test_each_content_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         check_tokenizer(data, "here")
 
 
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", nowhere)
+    check_tokenizer(_text({}), "here")
+
+
 def test_a_prompt_that_panics_is_an_error(tmp_path: Path) -> None:
     """A pattern that waits for what no trial thinks of: the library ends its match by a panic."""
     (tmp_path / "tokenizer.json").write_bytes(_text(_split("\\x{2603}(\\w\\w?)+!")))
