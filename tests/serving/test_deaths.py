@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from dflash_trt.serving.server.launcher import TritonServer
 from dflash_trt.serving.server.liveness import LivenessWatch, is_model_running
-from dflash_trt.serving.server.processes import STOPPED_S, ProcessWatch
+from dflash_trt.serving.server.processes import STOPPED_S, ProcessWatch, has_dead_child
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.covering import exhaustive
 from tests.serving.client import (
@@ -188,6 +188,8 @@ def test_what_is_wrong_with_a_servers_processes(tmp_path: Path) -> None:
             assert watch.find_trouble(4 * STOPPED_S) == f"{name} is stopped"
             set_state(pid, "S", ppid)
             assert watch.find_trouble(4 * STOPPED_S) is None
+    assert not has_dead_child(7, tmp_path)
     for state, ppid in (("Z", 7), ("S", 1)):
         set_state(8, state, ppid)
         assert watch.find_trouble(0.0) == "the process of the model tensorrt_llm has died"
+        assert has_dead_child(7, tmp_path) == (state == "Z")

@@ -12,12 +12,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from dflash_perf.bench import kill_campaign
 
+from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.runtime.worker import Phase
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.server.heartbeat import PING_S, Heartbeat
 from dflash_trt.serving.server.processes import find_models, read_state
 from dflash_trt.serving.server.pulse import PULSE_VARIABLE, Pulse, PulseWriter, read_pulse
+from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.serving.client import LLM, ask_grpc, long_fields
 from tests.serving.conftest import Generate
 from tests.serving.served import PROMPTS, Served, fetch
@@ -146,3 +149,18 @@ def test_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pulse = read_pulse(path)
         assert pulse is not None and (pulse.phase, pulse.count) == (phase, count)
         assert before <= pulse.since <= time.monotonic()
+
+
+@pytest.mark.exhaustive
+def test_every_process_killed_and_stopped_under_load(
+    tritonserver: TritonServerBinary, bundle: Bundle, tmp_path: Path
+) -> None:
+    """And `serve` itself in the end, after its guard has been killed and replaced."""
+    figures = kill_campaign.measure(kill_campaign.Work(tmp_path, 1), bundle.folder, clients=4)
+    assert figures is not None and not figures["lost"]
+    assert len(figures["blows"]) == 6
+    for name, (blow,) in figures["blows"].items():
+        assert blow["told_s"] < 2 and blow["back_s"] < 30, name
+    assert figures["serve_gone_s"][0] < 5
+    for kind in ("whole", "streamed", "grpc"):
+        assert figures["outcomes"][f"{kind} right"] and figures["outcomes"][f"{kind} error"]

@@ -29,8 +29,8 @@ class ProcessWatch:
         return set(self._models.values())
 
     def find_models(self) -> None:
-        """Looks for the models' processes: when all are loaded."""
-        self._models = find_models(self._server_pid, self._proc)
+        """Looks for the models' processes; those found before are kept, dead or not."""
+        self._models |= find_models(self._server_pid, self._proc)
 
     def find_trouble(self, now: float) -> str | None:
         """What is wrong with one of them at the time `now`; None when all run."""
@@ -69,6 +69,12 @@ def find_models(server_pid: int, proc: Path = PROC) -> dict[int, str]:
         if ppid == server_pid and state not in _DEAD and (model := _find_model(process)):
             found[int(process.name)] = model
     return found
+
+
+def has_dead_child(pid: int, proc: Path = PROC) -> bool:
+    """Whether a child has ended and its parent has not asked why."""
+    states = (read_state(one) for one in proc.iterdir() if one.name.isdecimal())
+    return any(one is not None and one[1] == pid and one[0] in _DEAD for one in states)
 
 
 def read_state(process: Path) -> tuple[str, int] | None:

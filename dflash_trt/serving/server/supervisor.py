@@ -18,7 +18,7 @@ from dflash_trt.serving.client.client import GenerationRequest, ServedModel, Tex
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.server.heartbeat import Heartbeat
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
-from dflash_trt.serving.server.processes import ProcessWatch
+from dflash_trt.serving.server.processes import ProcessWatch, has_dead_child
 from dflash_trt.serving.server.pulse import read_pulse
 
 Restart = Literal["never", "on-failure"]
@@ -26,6 +26,7 @@ Restart = Literal["never", "on-failure"]
 LOOK_S = 0.25
 WINDOW_S = 600.0
 _LONGEST_DELAY_S = 8.0
+_LAST_WORDS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,10 +136,12 @@ class Supervisor:
         """Takes no more requests, lets those in flight end within their time; the exit code."""
         self._ending.set()
         self._refuse("the server is shutting down")
-        if self._restarting.locked():  # one that starts has no requests
+        is_idle = self._restarting.locked()  # one that starts has no requests
+        if is_idle:
             self.kill()
         async with self._restarting:
-            return await asyncio.to_thread(self.server.close)
+            code = await asyncio.to_thread(self.server.close)
+        return 0 if is_idle else code
 
     def kill(self) -> None:
         """Ends the server at once; whoever waits for an answer gets an error."""
@@ -187,13 +190,23 @@ class Supervisor:
         return None
 
     async def _await_ready(self, server: TritonServer) -> None:
-        """Waits for the server; one of which a process stays stopped meanwhile is killed."""
+        """Waits for the server; one of which a process stops or dies meanwhile is killed.
+
+        Triton server 2.51 waits for ever for a model whose process is killed while it loads. One
+        that fails to load ends its process too, and the server, which says why.
+        """
         waiting = asyncio.create_task(asyncio.to_thread(server.wait_ready))
         watch = ProcessWatch(server.pid)
+        dead_since: float | None = None
         while not waiting.done():
             await asyncio.wait({waiting}, timeout=LOOK_S)
             watch.find_models()
-            if watch.find_stopped(time.monotonic()) is not None:
+            now = time.monotonic()
+            is_dead = has_dead_child(server.pid) or watch.find_trouble(now) is not None
+            if is_dead and dead_since is None:
+                dead_since = now
+            is_lost = dead_since is not None and now - dead_since > _LAST_WORDS_S
+            if is_lost or watch.find_stopped(now) is not None:
                 await asyncio.to_thread(server.kill)
         await waiting
         if not self._ending.is_set():

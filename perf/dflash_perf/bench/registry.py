@@ -7,6 +7,7 @@ from dflash_perf.bench import (  # noqa: F401
     demo_speed,
     harness_timing,
     kernel_resources,
+    kill_campaign,
     paged_cost,
     planner_fit,
     quantization_quality,
