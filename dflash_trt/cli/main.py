@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -93,6 +93,8 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 is no reason to fail
+            with suppress(OSError, ValueError):  # a pipe that does not wait loses a long output
+                os.set_blocking(stream.fileno(), True)
     try:
         with _unwound_by_sigterm():
             result: Any = cli.main(arguments, prog_name="dflash-trt", standalone_mode=False)

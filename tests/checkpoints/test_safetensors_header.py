@@ -89,6 +89,7 @@ def test_padding_and_empty_tensors_are_fine(hostile: Hostile) -> None:
         ({"a": tensor()}, b"\0" * 5, "truncated: 3 of"),
         ({"a": tensor()}, b"\0" * 9, "1 bytes after its last tensor"),
         ({"__metadata__": {"a": 1}}, b"", "__metadata__ must map text to text"),
+        ({"__metadata__": {"a": {"b": "c"}}}, b"", "__metadata__ must map text to text"),
         ({"bad\nname\ud800": 1}, b"", r"bad\nname\ud800"),
     ],
 )

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import select
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +18,7 @@ import onnx
 import pytest
 
 from tests.cli.conftest import Build, Run, edit_manifest
+from tests.waiting import PATIENCE_S
 
 LINKED = "is a link out of its folder"
 SECRET = "an API key"
@@ -181,3 +187,20 @@ def test_a_graph_without_outputs(run: Run, copy: Path) -> None:
 def test_a_stop_that_is_not_unicode(run: Run, bundle: Path) -> None:
     line = run("generate", bundle, "--prompt", "cab", "--stop", "a\ud800").fails(2, "not Unicode")
     assert "a\\ud800" in line
+
+
+def test_a_long_output_is_whole_in_a_pipe_that_does_not_wait(bundle: Path, tmp_path: Path) -> None:
+    """As some parents leave it: 60,000 prompts gave JSON that ended at 64 KiB."""
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt": "ab"}\n' * 150)
+    arguments = ["generate", bundle, "--prompt-file", prompts, "--max-tokens", "1", "--json"]
+    code = "import sys; from dflash_trt.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    process = subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stdout=writing)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as output:
+        select.select([output], [], [], PATIENCE_S)
+        time.sleep(0.2)  # it is full now
+        assert len(json.loads(output.read())["requests"]) == 150
+    assert process.wait(PATIENCE_S) == 0
