@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import Progress
 
@@ -31,6 +32,7 @@ from dflash_trt.cli.options import (
 )
 from dflash_trt.cli.progress import StageBars
 from dflash_trt.cli.task_table import print_tasks
+from dflash_trt.cli.verify_progress import VerifyWatch
 from dflash_trt.errors import EXIT_FAILED, DflashError
 from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair
@@ -56,6 +58,7 @@ from dflash_trt.tuning.break_even import (
 )
 from dflash_trt.tuning.bundle_schedule import NONE
 
+QUICK_PROMPTS, QUICK_TOKENS = 4, 32
 PROOF_OPTIONS = {"blocks", "batches", "repeats"}
 COMPARISON_OPTIONS = {"text_file", "fail_below_agreement", "max_tau_loss"}
 
@@ -64,6 +67,12 @@ COMPARISON_OPTIONS = {"text_file", "fail_below_agreement", "max_tau_loss"}
 @bundle_argument
 @task_options
 @click.option("--max-tokens", type=click.IntRange(2), default=128)
+@click.option(
+    "--quick",
+    is_flag=True,
+    help=f"A first look: {QUICK_PROMPTS} prompts of each set, {QUICK_TOKENS} tokens, one timed "
+    "run, unless they are given.",
+)
 @sampling_options
 @click.option(
     "--block-size", "blocks", help="Block sizes to try, as 2,4,8.  [default: the bundle's]"
@@ -106,6 +115,7 @@ def command(
     bundle: Path,
     prompts: TaskOptions,
     max_tokens: int,
+    quick: bool,
     sampling: SamplingParams,
     blocks: str | None,
     batches: str | None,
@@ -138,6 +148,11 @@ def command(
     ):
         if bound is not None and math.isnan(bound):  # click's ranges let it pass
             raise DflashError("nan is no bound", where=option, usage=True)
+    if quick:
+        limit = prompts.limit_prompts or QUICK_PROMPTS
+        prompts = dataclasses.replace(prompts, limit_prompts=limit)
+        max_tokens = max_tokens if _is_given(context, "max_tokens") else QUICK_TOKENS
+        repeats = repeats if _is_given(context, "repeats") else 1
     pair = LoadedPair(open_bundle(bundle), threads=threads, block_schedule=NONE)
     limits = pair.bundle.manifest.limits
     tasks = prompts.encode(pair.tokenizer, pair.bundle.prompts)
@@ -183,19 +198,24 @@ def command(
     eos = pair.bundle.manifest.target.eos_token_ids
     with pair, Progress(console=Console(stderr=True), transient=True) as progress:
         prompts.check(pair, requests, tasks)
-        task = progress.add_task("comparing", total=len(requests) * (len(modes) + 1) * max_tokens)
+        tokens = len(requests) * max_tokens
+        runs = len(modes) + 1 + 2 * repeats
+        watch = VerifyWatch(progress, len(requests), tokens, runs)
+        executor = pair.executor  # which loads what is to run
+        watch.begin(tokens * (len(modes) + 1))
         reports = verify(
-            pair.executor,
+            executor,
             requests,
             modes,
             eos_token_ids=eos,
             prefill_chunk=limits.prefill_chunk,
-            on_tokens=lambda count: progress.advance(task, count),
+            on_tokens=watch.take,
+            on_compared=watch.compared,
         )
-        progress.remove_task(task)
+        watch.end()
         task = progress.add_task("timing", total=2 * repeats)
         timing = measure_speed(
-            pair.executor,
+            executor,
             requests,
             block_size=timed,
             repeats=repeats,
@@ -215,6 +235,10 @@ def command(
             print_tasks(figures, shown.mode)
     _point_to_diagnosis(pair.bundle, shown, timing, timed)
     return EXIT_FAILED if failed else 0
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _point_to_diagnosis(bundle: Bundle, shown: ModeReport, timing: Timing, block: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,26 @@ def test_identical(run: Run, bundle: Path) -> None:
     assert lines[2].endswith(f"24 tokens, 7,200 logits; acceptance length {22 / 17:.2f}")
     assert lines[4].startswith("speed at batch 1, 2 interleaved runs, 1 CPU thread: target_only ")
     assert len(lines) == 5
+
+
+def test_what_is_shown_while_it_runs(run: Run, bundle: Path) -> None:
+    shown = run.well("verify", bundle, "--max-tokens", 40, "--repeats", 0)
+    lines = [line for line in shown.err.splitlines() if line.strip()]
+    assert re.match(r"about \S+ (s|min) at [\d,]+ tokens/s, less where drafts", lines[0])
+    compared = [line for line in lines if "prompts identical" in line]
+    assert compared[0] == "target_only, batch 4: 2 of 2 prompts identical" and len(compared) == 3
+
+
+def test_a_first_look(run: Run, bundle: Path, tmp_path: Path) -> None:
+    many = tmp_path / "many.jsonl"
+    many.write_text('{"prompt": "b"}\n' * 9)
+    asked = ("verify", bundle, "--prompt-file", many, "--quick", "--json")
+    answer = run.well(*asked).json
+    assert {mode["tokens"] for mode in answer["modes"]} == {4 * 32}
+    assert len(answer["speed"]["dflash_tokens_per_second"]) == 1
+    answer = run.well(*asked, "--max-tokens", 3, "--limit-prompts", 2, "--repeats", 2).json
+    assert {mode["tokens"] for mode in answer["modes"]} == {2 * 3}
+    assert len(answer["speed"]["dflash_tokens_per_second"]) == 2
 
 
 def test_json(run: Run, bundle: Path) -> None:
