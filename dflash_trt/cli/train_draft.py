@@ -12,6 +12,7 @@ from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
 from dflash_trt.text.hub_prompts import EXAMPLE
+from dflash_trt.training.extras import training_module
 from dflash_trt.training.request import (
     ANSWER_TOKENS,
     MAX_LENGTH,
@@ -258,6 +259,7 @@ def command(only_plan: bool, as_json: bool, threads: ThreadChoice, **given: Any)
     comes first. A run that was interrupted goes on when the same command is given again.
     """
     # Imported here: PyTorch takes seconds, and `--help` needs none of it.
+    training_module("torch")
     from dflash_trt.training.crew import join_crew
     from dflash_trt.training.following import follow
     from dflash_trt.training.run import train_draft

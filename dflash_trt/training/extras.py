@@ -14,6 +14,6 @@ def training_module(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise DflashError(
-            f"training the demo pair needs {name}, which cannot be imported ({error})",
+            f"training needs {name}, which cannot be imported ({error})",
             fix="pip install 'dflash-trt[train]'",
         ) from error

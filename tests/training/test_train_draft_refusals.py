@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,6 +41,14 @@ def refused(tmp_path: Path, words: list[str], code: int, *pieces: str) -> None:
         ({"prompt": "\ud800"}, "is not Unicode text at character 0"),
     ],
 )
+def test_without_pytorch_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    options = ("--target", "x", "--prompts", "y.jsonl", "--hours", "1", "-o", tmp_path / "draft")
+    run("train-draft", *options).fails(1, "training needs torch", "dflash-trt[train]")
+
+
 def test_a_row_that_asks_nothing(tmp_path: Path, row: object, what: str) -> None:
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "hello"}, row])
     refused(tmp_path, command(prompts, tmp_path / "draft"), 2, f"{prompts}:2", what)
