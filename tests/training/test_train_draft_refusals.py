@@ -41,14 +41,6 @@ def refused(tmp_path: Path, words: list[str], code: int, *pieces: str) -> None:
         ({"prompt": "\ud800"}, "is not Unicode text at character 0"),
     ],
 )
-def test_without_pytorch_one_line_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    options = ("--target", "x", "--prompts", "y.jsonl", "--hours", "1", "-o", tmp_path / "draft")
-    run("train-draft", *options).fails(1, "training needs torch", "dflash-trt[train]")
-
-
 def test_a_row_that_asks_nothing(tmp_path: Path, row: object, what: str) -> None:
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "hello"}, row])
     refused(tmp_path, command(prompts, tmp_path / "draft"), 2, f"{prompts}:2", what)
@@ -147,3 +139,11 @@ def test_a_draft_that_is_there_stays(tmp_path: Path, prompts: Path) -> None:
     refused(tmp_path, command(prompts, draft), 2, "already exists")
     words = command(prompts, draft, "--overwrite")
     refused(tmp_path, words, 2, "is not a draft that was trained here; it is not overwritten")
+
+
+def test_without_pytorch_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    options = ("--target", "x", "--prompts", "y.jsonl", "--hours", "1", "-o", tmp_path / "draft")
+    run("train-draft", *options).fails(1, "training needs torch", "dflash-trt[train]")
