@@ -131,7 +131,7 @@ _FRONT_ONLY = {
         "--hang-seconds",
         type=click.FloatRange(1),
         default=SupervisionOptions().hang_seconds,
-        help="Silence after which a server has failed; a step is longer in a slow machine.",
+        help="Silence after which a server has failed; above the time of its longest step.",
     ),
 )
 def command(
