@@ -36,7 +36,7 @@ from dflash_trt.tuning.bundle_schedule import AUTO, choose_schedule
 
 @click.command("inspect")
 @bundle_argument
-@click.option("--verify", is_flag=True, help="Check every recorded hash, not only sizes.")
+@click.option("--verify", is_flag=True, help="Check all recorded hashes, large files' too.")
 @click.option("--batch", type=click.IntRange(1), help="Sequences to estimate memory for.")
 @click.option("--context", type=click.IntRange(1), help="Tokens per sequence to estimate for.")
 @click.option("--gpu", help="Also say how many users fit on it, as b200.")

@@ -23,8 +23,9 @@ from dflash_perf.harness.config import SweepConfig, to_slug
 from dflash_perf.harness.points import RunPlan, RunSummary, SweepPoint, group
 from dflash_perf.harness.records import RequestRecord, RunRecord
 from dflash_perf.record import describe_machine
+from dflash_trt.core.files import FileKind, exists, read_bytes
 from dflash_trt.core.publish import replace_file
-from dflash_trt.core.strict_json import parse_json
+from dflash_trt.core.strict_json import parse_json, read_json
 from dflash_trt.errors import DflashError
 
 FORMAT = "dflash-trt sweep 1"
@@ -70,12 +71,9 @@ class ResultStore:
         Raises:
             DflashError: it is missing or not a sweep's (usage).
         """
-        try:
-            plan = parse_json(self._plan.read_bytes(), self._plan)
-        except OSError as error:
-            raise DflashError(
-                "holds no sweep (no sweep.json)", where=self.folder, usage=True
-            ) from error
+        if not exists(self._plan):
+            raise DflashError("holds no sweep (no sweep.json)", where=self.folder, usage=True)
+        plan = read_json(self._plan)
         if not isinstance(plan, dict) or plan.get("format") != FORMAT:
             raise DflashError(f"is not of format {FORMAT!r}", where=self._plan, usage=True)
         return plan
@@ -109,7 +107,7 @@ class ResultStore:
             if path.parent.name.endswith(_PARTIAL):
                 continue
             try:
-                found.append(RunSummary.from_json(parse_json(path.read_bytes(), path)))
+                found.append(RunSummary.from_json(read_json(path)))
             except ValueError as error:
                 raise DflashError("is no summary of a run", where=path) from error
         known = [run for run in found if run.configuration in names]
@@ -126,9 +124,9 @@ class ResultStore:
         """
         path = self._run_folder(summary) / "requests.jsonl"
         try:
-            lines = path.read_bytes().splitlines()
+            lines = read_bytes(path, FileKind.DATA_SET).splitlines()
             return [RequestRecord.from_json(parse_json(line, path)) for line in lines]
-        except (OSError, TypeError) as error:
+        except TypeError as error:
             raise DflashError("cannot be read as a run's requests", where=path) from error
 
     def add_servers(self, servers: dict[str, Any]) -> None:
