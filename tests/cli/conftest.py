@@ -174,9 +174,10 @@ def full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PluginTensorRt:
 
 @pytest.fixture
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The user's cache folder of this test."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "dflash-trt"
+    """The user's cache folder of this test, outside of what it looks through for remains."""
+    home = tmp_path.with_name(f"{tmp_path.name}-cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    return home / "dflash-trt"
 
 
 @pytest.fixture(scope="session")

@@ -122,5 +122,5 @@ def stand_in_builder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> PluginTen
     monkeypatch.setitem(sys.modules, "tensorrt", trt)
     monkeypatch.setitem(sys.modules, "tensorrt.plugin", trt.plugin)
     monkeypatch.setattr("dflash_trt.hardware.device.load_cuda", lambda: FakeCuda())
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder.with_name(f"{folder.name}-cache")))
     return trt
