@@ -15,7 +15,7 @@ from tests.serving.served import PROMPTS, Served, measure_memory
 
 QUICK = [attack for attack in ATTACKS if not attack.slow]
 SEED = 20
-GOOD_REQUESTS = 1000
+GOOD_REQUESTS = 400
 MEMORY_MARGIN = 0.05
 
 
@@ -51,10 +51,9 @@ def test_quick_attacks(served: Served, right: list[str]) -> None:
 
 @pytest.mark.exhaustive
 def test_all_attacks(served: Served, right: list[str]) -> None:
-    """From several seeds; then a thousand good requests, and no more memory than before them."""
-    for seed in range(3):
-        assert not _attack(served, ATTACKS, seed, right)
-        wait_idle(served)
+    """Of another seed; then good requests, and no more memory than before them."""
+    assert not _attack(served, ATTACKS, SEED + 1, right)
+    wait_idle(served)
     with ThreadPoolExecutor(8) as pool:
         halves: list[int] = []
         for half in range(2):
