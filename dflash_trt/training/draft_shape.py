@@ -40,6 +40,12 @@ class DraftDesign:
         return len(self.windows)
 
     @property
+    def feature_width(self) -> int:
+        """Numbers that a token's features are: the tapped streams and the last layer's, as
+        `Replay.features` tells them."""
+        return self.hidden_size * (len(self.target_layer_ids) + 1)
+
+    @property
     def parameters(self) -> int:
         """Trained numbers."""
         hidden, size = self.hidden_size, self.head_dim

@@ -62,9 +62,8 @@ class Preparation:
 
     @property
     def width(self) -> int:
-        """Numbers that the features of a token are: see `Replay.features`."""
-        shape = self.chosen.shape
-        return shape.hidden_size * (len(shape.target_layer_ids) + 1)
+        """Numbers that the features of a token are."""
+        return self.chosen.shape.feature_width
 
     @property
     def work(self) -> Path:

@@ -49,7 +49,7 @@ def probe(
     folder: Path,
 ) -> Rates:
     """Rates over `rows`, answered prompts; what it writes below `folder` is removed again."""
-    width = setup.shape.hidden_size * (len(setup.shape.target_layer_ids) + 1)
+    width = setup.shape.feature_width
     some, tokens = [], 0
     for row in rows:
         some.append(row)
