@@ -174,7 +174,7 @@ def test_keys_change_while_it_runs(
         ("# nothing\n", "holds no key"),
         (f"{ONE}\nshort\n", "key 2 is not 16 or more characters"),
         ("é" * 20, "key 1 is not 16 or more characters of ASCII"),
-        (None, "No such file"),
+        (None, "no such file"),
     ],
 )
 def test_keys_that_are_none_are_refused(content: str | None, what: str, tmp_path: Path) -> None:

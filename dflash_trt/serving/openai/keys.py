@@ -9,10 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-from dflash_trt.errors import DflashError, one_line
+from dflash_trt.core.files import FileKind, open_file, read_text
+from dflash_trt.errors import DflashError
 
 KEYS_VARIABLE = "DFLASH_TRT_API_KEYS"
-LEAST_KEY, MOST_KEYS, MAX_FILE_BYTES = 16, 10_000, 4 << 20
+LEAST_KEY, MOST_KEYS = 16, 10_000
 _LOOK_S = 1.0
 _NAME_DIGITS = 8
 
@@ -74,22 +75,13 @@ class KeyRing:
 
 def _stamp(file: Path) -> tuple[int, int, int]:
     """Another one whenever the file is written or replaced."""
-    try:
-        found = file.stat()
-    except OSError as error:
-        raise DflashError(one_line(error), where=file, usage=True) from error
+    with open_file(file, named=True) as opened:
+        found = os.fstat(opened.fileno())
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _read_keys(file: Path) -> list[bytes]:
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(MAX_FILE_BYTES + 1)
-        lines = content.decode("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DflashError(one_line(error), where=file, usage=True) from error
-    if len(content) > MAX_FILE_BYTES:
-        raise DflashError(f"is larger than {MAX_FILE_BYTES >> 20} MiB", where=file, usage=True)
+    lines = read_text(file, FileKind.KEYS, named=True).splitlines()
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     return _hash_keys(keys, file)
 
