@@ -74,7 +74,6 @@ def test_files(bundle: Bundle, tmp_path: Path) -> None:
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     inner = {f"tensorrt_llm/1/bundle/{file.path}" for file in bundle.manifest.files}
     assert files == inner | {
-        "Dockerfile",
         "tensorrt_llm/config.pbtxt",
         "tensorrt_llm/1/model.py",
         "tensorrt_llm/1/bundle/manifest.json",

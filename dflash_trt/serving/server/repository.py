@@ -75,7 +75,6 @@ def write_repository(
         "threads": options.threads,
     }
     with staged_folder(destination, overwrite=options.overwrite, kind=REPOSITORY) as folder:
-        shutil.copyfile(template / "Dockerfile", folder / "Dockerfile")
         for model in (LLM_MODEL, ENSEMBLE_MODEL):
             (folder / model / "1").mkdir(parents=True)
             shutil.copyfile(template / model / "1" / "model.py", folder / model / "1" / "model.py")
