@@ -4,7 +4,8 @@ As root, on Linux, with Debian's mmdebstrap. A minimal Debian is made in a tempo
 stays with --root; deploy/install.sh runs in it over the files that .dockerignore lets in. Then the
 image's command runs as the image's user on BUNDLE, first in its process namespace and alone in its
 network: nothing can be written but /tmp and /dev/shm, and there are no capabilities. It must answer
-on all its ports, come back when a model's process is killed, leave no zombies, and end well.
+on all its ports, come back when a model's process is killed, leave no zombies, and end well. All of
+it again with the arguments of the Kubernetes manifest, which ask for an API key.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.core.yaml_files import read_yaml
+
 TREE = Path(__file__).parents[2]
 DOCKERFILE = TREE / "deploy" / "Dockerfile"
 OPENAI = "http://127.0.0.1:9000"
+KEY = "clean-root-" + "k" * 16
+AS_CLIENT = {"Authorization": f"Bearer {KEY}"}
 _MINUTE_S = 60.0
 
 
@@ -85,11 +90,11 @@ def mount_devices(root: Path) -> list[str]:
     ]
 
 
-def start_image(root: Path, bundle: Path) -> subprocess.Popen[bytes]:
+def start_image(root: Path, bundle: Path, arguments: list[str]) -> subprocess.Popen[bytes]:
     """What the image does when it is run, with `bundle` on /bundle and a root that is read-only."""
     image = read_dockerfile()
     user, _, group = image["USER"].partition(":")
-    command = [*json.loads(image["ENTRYPOINT"]), *json.loads(image["CMD"])]
+    command = [*json.loads(image["ENTRYPOINT"]), *arguments]
     (root / "bundle").mkdir(exist_ok=True)
     script = [
         f"mount --bind {root} {root} && mount -o remount,bind,ro {root}",
@@ -124,7 +129,8 @@ def status(pid: int) -> dict[str, str]:
 def fetch(url: str, body: Any = None) -> tuple[int, str]:
     """Status and content; status 0 where nobody answers."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json"} | (AS_CLIENT if "/v1/" in url else {})
+    request = urllib.request.Request(url, data, headers)
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, answer.read().decode()
@@ -162,9 +168,20 @@ def ask_all_ports() -> str:
 
 
 def serve(root: Path, bundle: Path) -> None:
-    """Runs the image's command and holds it to what it promises; alone in its network."""
+    """Runs the image's command, and the manifest's; alone in its network."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    process = start_image(root, bundle)
+    deployment = read_yaml(TREE / "deploy" / "kubernetes" / "deployment.yaml")
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    (root / "etc/dflash-trt").mkdir(exist_ok=True)
+    (root / "etc/dflash-trt/keys").write_text(f"{KEY}\n")
+    for given in (json.loads(read_dockerfile()["CMD"]), arguments):
+        print("with", *given, flush=True)
+        hold(root, bundle, given)
+
+
+def hold(root: Path, bundle: Path, arguments: list[str]) -> None:
+    """Holds the image to what it promises."""
+    process = start_image(root, bundle, arguments)
     try:
         wait_for("ready", is_healthy)
         print(f"all ports answer: {ask_all_ports()!r}")
