@@ -163,7 +163,7 @@ def ask_all_ports() -> str:
     assert json.dumps(text) in subprocess.check_output(command, text=True)
     for url in (f"{OPENAI}/metrics", "http://127.0.0.1:8002/metrics"):
         code, figures = fetch(url)
-        assert code == 200 and "# TYPE dflash_requests" in figures, url
+        assert code == 200 and "# TYPE dflash_requests_total" in figures, url
     return str(text)
 
 

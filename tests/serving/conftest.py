@@ -144,7 +144,7 @@ def wait_idle(addresses: ServerAddresses | Served, ended: float | None = None) -
 
 def count_ended(metrics: dict[str, float]) -> float:
     """Requests that have ended, whatever the outcome."""
-    return sum(value for name, value in metrics.items() if name.startswith("dflash_requests"))
+    return sum(value for name, value in metrics.items() if name.startswith("dflash_requests_total"))
 
 
 @contextmanager

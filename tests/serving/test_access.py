@@ -24,7 +24,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 ONE, TWO = "one-" + "k" * 20, "two-" + "k" * 20
 TOKENS = 17  # of a request of `ScriptedModel`, prompt and answer
-METRICS = b"# TYPE dflash_input_tokens counter\n"
+METRICS = b"# TYPE dflash_prompt_tokens_total counter\n"
 
 
 @pytest.fixture(scope="module")

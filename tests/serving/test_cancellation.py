@@ -30,7 +30,7 @@ from tests.serving.conftest import Generate, count_ended, counting, running_serv
 from tests.serving.served import LONG_CONTEXT, PROMPTS, package
 from tests.waiting import PATIENCE_S, wait_until
 
-CANCELLED = 'dflash_requests{outcome="cancelled"}'
+CANCELLED = 'dflash_requests_total{outcome="cancelled"}'
 
 
 def count_held(addresses: ServerAddresses) -> tuple[float, float]:
@@ -55,7 +55,7 @@ def test_a_closed_stream_frees_the_slot(
         client.close(cancel=True)
     assert grown[CANCELLED] == 1
     # It had more than 2,000 steps to go.
-    assert grown["dflash_verify_steps"] < 1000
+    assert grown["dflash_verify_steps_total"] < 1000
 
 
 @pytest.mark.parametrize("model", [LLM, CLASSIC])
@@ -110,7 +110,7 @@ def test_a_deadline(long_addresses: ServerAddresses) -> None:
             fields = long_fields(model, PROMPTS[0])
             answer = ask_grpc(long_addresses.grpc, model, fields, **options)
             assert "the deadline has passed" in answer.failure
-    assert grown['dflash_requests{outcome="timed_out"}'] == 2
+    assert grown['dflash_requests_total{outcome="timed_out"}'] == 2
 
 
 def test_a_slow_reader_delays_nobody(addresses: ServerAddresses, generate: Generate) -> None:

@@ -114,7 +114,7 @@ def test_who_leaves_frees_the_slot(served: Served, streaming: bool) -> None:
 
     with counting(served, 1) as grown:
         asyncio.run(leave())
-    assert grown['dflash_requests{outcome="cancelled"}'] == 1
+    assert grown['dflash_requests_total{outcome="cancelled"}'] == 1
 
 
 def test_refusals(served: Served) -> None:

@@ -11,10 +11,12 @@ import pytest
 
 from dflash_trt.runtime import RequestResult, SamplingParams
 from dflash_trt.serving.server.launcher import ServerAddresses
+from dflash_trt.serving.server.metrics import KINDS
+from dflash_trt.version import __version__
 from tests.serving.client import CLASSIC, LLM, ask_grpc, make_fields, post
 from tests.serving.conftest import Generate, counting, wait_idle
 from tests.serving.fronts import openai_client
-from tests.serving.served import GREEDY, PROMPTS, SAMPLINGS, Served
+from tests.serving.served import GREEDY, PROMPTS, SAMPLINGS, Served, fetch
 
 GREEDY_CHOICES: dict[str, Any] = {"top_k": 1, "top_p": 0.0, "temperature": 1.0}
 
@@ -120,21 +122,27 @@ def test_metrics_count(addresses: ServerAddresses, generate: Generate) -> None:
     with counting(addresses, 1) as grown:
         assert ask_grpc(addresses.grpc, LLM, make_fields(LLM, PROMPTS[4])).error is None
     expected = {
-        'dflash_requests{outcome="completed"}': 1,
-        "dflash_input_tokens": statistics.prompt_tokens,
-        "dflash_output_tokens": 48,
-        "dflash_verify_steps": statistics.steps,
-        "dflash_step_tokens": 47,
-        "dflash_draft_tokens": statistics.drafted_tokens,
-        "dflash_accepted_draft_tokens": statistics.accepted_tokens,
+        'dflash_requests_total{outcome="completed"}': 1,
+        "dflash_prompt_tokens_total": statistics.prompt_tokens,
+        "dflash_output_tokens_total": 48,
+        "dflash_verify_steps_total": statistics.steps,
+        "dflash_step_tokens_total": 47,
+        "dflash_draft_tokens_total": statistics.drafted_tokens,
+        "dflash_accepted_draft_tokens_total": statistics.accepted_tokens,
         "dflash_queue_seconds_count": 1,
         "dflash_time_to_first_token_seconds_count": 1,
         "dflash_time_per_output_token_seconds_count": 1,
     }
     assert {name: grown[name] for name in expected} == expected
     figures = wait_idle(addresses)
-    tau = figures["dflash_step_tokens"] / figures["dflash_verify_steps"]
+    tau = figures["dflash_step_tokens_total"] / figures["dflash_verify_steps_total"]
     assert figures["dflash_acceptance_length"] == pytest.approx(tau)
+    assert (figures["dflash_slots"], figures["dflash_waiting_requests_limit"]) == (8, 64)
+    text = fetch(addresses.metrics, "/metrics", b"", "GET")[1].decode()
+    said = {line for line in text.splitlines() if line.startswith("# TYPE dflash_")}
+    assert said == {f"# TYPE {name} {kind}" for name, kind in KINDS.items()}
+    assert text.count("# HELP dflash_") == len(KINDS)
+    assert f'dflash_build_info{{version="{__version__}"}} 1\n' in text
 
 
 @pytest.fixture

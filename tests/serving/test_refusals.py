@@ -158,4 +158,4 @@ def test_more_tokens_than_fit_end_with_the_context(
 def test_refusals_are_counted(addresses: ServerAddresses) -> None:
     with counting(addresses, 1) as grown:
         ask_grpc(addresses.grpc, LLM, {"text_input": ""})
-    assert grown['dflash_requests{outcome="refused"}'] == 1
+    assert grown['dflash_requests_total{outcome="refused"}'] == 1

@@ -308,7 +308,7 @@ def test_requests_in_flight_end_before_the_server(
     """What is short ends, nothing more is taken, and what is too long ends with one error."""
     process, url = serve_bundle
     host = urlsplit(url).netloc
-    assert b"dflash_output_tokens" in fetch(host, "/metrics", b"", "GET")[1]
+    assert b"dflash_output_tokens_total" in fetch(host, "/metrics", b"", "GET")[1]
     whole: list[tuple[int, bytes]] = []
     asked = {
         "model": "gpt-4o",

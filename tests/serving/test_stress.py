@@ -142,7 +142,7 @@ def test_every_request_ends_once_and_right(
     after = wait_idle(addresses, count_ended(before) + count - outcomes["left"])
     assert count_ended(after) - count_ended(before) <= count + warmed["left"]
     for outcome in ("failed", "overflow", "timed_out"):
-        name = f'dflash_requests{{outcome="{outcome}"}}'
+        name = f'dflash_requests_total{{outcome="{outcome}"}}'
         assert after[name] == before[name], name
     grown = measure_memory(server.pid) / memory - 1
     print(f"{count} requests: {dict(outcomes)}; memory {memory / 2**20:.0f} MiB, {grown:+.2%}")

@@ -42,7 +42,7 @@ def test_texts_of_speculation_one_token_a_step(baseline: Served, generate: Gener
                 assert answer.last["acceptance_histogram"][0] == tokens - 1
         assert expected.statistics.steps < tokens - 1
     metrics = read_metrics(baseline.metrics)
-    assert metrics["dflash_draft_tokens"] == 0 < metrics["dflash_verify_steps"]
+    assert metrics["dflash_draft_tokens_total"] == 0 < metrics["dflash_verify_steps_total"]
 
 
 def test_there_is_no_block_to_choose(baseline: Served) -> None:

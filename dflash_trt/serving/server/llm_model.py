@@ -59,7 +59,7 @@ class TritonPythonModel:
             speculation=speculation,
             block_schedule=AUTO if follows else NONE,
         )
-        limits = pair.bundle.manifest.limits
+        limits, queue = pair.bundle.manifest.limits, settings.count("max_queue_size", 0)
         self._reader = GenerationReader(
             pair.tokenizer,
             limits.max_seq_len,
@@ -68,11 +68,11 @@ class TritonPythonModel:
         )
         self._worker = GeneratorWorker(
             pair.open_runner,
-            limits.max_batch + settings.count("max_queue_size", 0),
+            limits.max_batch + queue,
             on_phase=PulseWriter().beat,
         )
         self._worker.start()
-        self._metrics = Metrics(utils, lambda: self._worker.load)
+        self._metrics = Metrics(utils, lambda: self._worker.load, limits.max_batch, queue)
         self._acceptance = AcceptanceWatch(pair.schedule, utils.Logger.log_warn)
         self._replies = ReplyPool(_REPLY_THREADS)
         self._watch = CancellationWatch()

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from dflash_trt.runtime import RequestStatistics
 from dflash_trt.runtime.jobs import Load, Outcome
+from dflash_trt.version import __version__
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 TOKEN_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
 _GAUGE_PERIOD_S = 0.1
 
+REQUESTS = ("dflash_requests_total", "Requests by outcome.")
+BUILD_INFO = ("dflash_build_info", "1, with the version of dflash-trt that serves.")
 # By field of RequestStatistics: the family's name and description.
 COUNTERS = {
-    "prompt_tokens": ("dflash_input_tokens", "Prompt tokens of requests that ended with a result."),
+    "prompt_tokens": (
+        "dflash_prompt_tokens_total",
+        "Prompt tokens of requests that ended with a result.",
+    ),
     "cached_prompt_tokens": (
-        "dflash_cached_prompt_tokens",
+        "dflash_cached_prompt_tokens_total",
         "Prompt tokens that came from the prefix cache.",
     ),
-    "preemptions": ("dflash_preemptions", "Times a request lost its pages and was computed again."),
+    "preemptions": (
+        "dflash_preemptions_total",
+        "Times a request lost its pages and was computed again.",
+    ),
     "output_tokens": (
-        "dflash_output_tokens",
+        "dflash_output_tokens_total",
         "Output tokens of requests that ended with a result.",
     ),
-    "steps": ("dflash_verify_steps", "Verify steps of the target, counted per request."),
+    "steps": ("dflash_verify_steps_total", "Verify steps of the target, counted per request."),
     "step_tokens": (
-        "dflash_step_tokens",
+        "dflash_step_tokens_total",
         "Tokens that verify steps emitted; divided by verify steps: tau.",
     ),
-    "drafted_tokens": ("dflash_draft_tokens", "Draft tokens verified."),
-    "accepted_tokens": ("dflash_accepted_draft_tokens", "Draft tokens accepted."),
+    "drafted_tokens": ("dflash_draft_tokens_total", "Draft tokens verified."),
+    "accepted_tokens": ("dflash_accepted_draft_tokens_total", "Draft tokens accepted."),
 }
 HISTOGRAMS = {
     "queue_s": ("dflash_queue_seconds", "From arrival to the first prefill pass.", SECONDS),
@@ -48,26 +57,34 @@ HISTOGRAMS = {
     ),
 }
 GAUGES = {
+    "dflash_slots": "Slots that there are: requests that run at a time.",
     "dflash_active_slots": "Slots that hold a request.",
     "dflash_waiting_requests": "Requests that wait for a slot.",
+    "dflash_waiting_requests_limit": "Requests that may wait; beyond them they are refused.",
     "dflash_cached_tokens": "Positions of the KV caches that hold tokens.",
-    "dflash_cache_usage": "Share of the KV caches that requests hold: positions, or pages.",
+    "dflash_cache_usage_ratio": "Share of the KV caches that requests hold: positions, or pages.",
     "dflash_acceptance_length": "Tokens per verify step (tau) since the start.",
 }
+KINDS = {
+    **dict.fromkeys((REQUESTS[0], *(name for name, _ in COUNTERS.values())), "counter"),
+    **dict.fromkeys((name for name, _, _ in HISTOGRAMS.values()), "histogram"),
+    **dict.fromkeys((BUILD_INFO[0], *GAUGES), "gauge"),
+}
+"""What a model exports: Prometheus's kind of each family."""
 
 
 class Metrics:
     """Counts what ends, and shows the generator's `load` ten times a second, in its own thread.
 
     Every figure is a message to the server and takes it about 0.2 ms. `utils` is the module
-    `triton_python_backend_utils`.
+    `triton_python_backend_utils`; `slots` requests run at a time, and `queue` may wait.
     """
 
-    def __init__(self, utils: Any, load: Callable[[], Load]) -> None:
+    def __init__(self, utils: Any, load: Callable[[], Load], slots: int, queue: int) -> None:
         self._load = load
         self._families: list[Any] = []  # a family must outlive its metrics
         family = utils.MetricFamily
-        requests = self._family(utils, "dflash_requests", "Requests by outcome.", family.COUNTER)
+        requests = self._family(utils, *REQUESTS, family.COUNTER)
         self._outcomes = {
             outcome: requests.Metric(labels={"outcome": outcome.value}) for outcome in Outcome
         }
@@ -85,10 +102,17 @@ class Metrics:
             )
             for field, (name, text, buckets) in HISTOGRAMS.items()
         }
+        info = self._family(utils, *BUILD_INFO, family.GAUGE).Metric(
+            labels={"version": __version__}
+        )
+        info.set(1)
+        self._gauges["dflash_slots"].set(slots)
+        self._gauges["dflash_waiting_requests_limit"].set(queue)
+        self._gauges[BUILD_INFO[0]] = info
         self._shown: dict[str, float] = {}
         self._steps = self._step_tokens = 0
-        self._ended: queue.SimpleQueue[tuple[Outcome, RequestStatistics | None] | None]
-        self._ended = queue.SimpleQueue()
+        self._ended: SimpleQueue[tuple[Outcome, RequestStatistics | None] | None]
+        self._ended = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
 
@@ -113,7 +137,7 @@ class Metrics:
         while True:
             try:
                 ended = self._ended.get(timeout=_GAUGE_PERIOD_S)
-            except queue.Empty:
+            except Empty:
                 self._show_load()
                 continue
             if ended is None:
@@ -141,7 +165,7 @@ class Metrics:
             "dflash_active_slots": load.active,
             "dflash_waiting_requests": load.waiting,
             "dflash_cached_tokens": load.cached_tokens,
-            "dflash_cache_usage": load.cache_usage,
+            "dflash_cache_usage_ratio": load.cache_usage,
         }
         if self._steps:
             figures["dflash_acceptance_length"] = self._step_tokens / self._steps
