@@ -29,6 +29,7 @@ from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.core.machine import allow_more_files
 from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.hardware.cores import ThreadChoice, choose_threads
+from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.keys import KEYS_VARIABLE
 from dflash_trt.serving.openai.options import FrontOptions, LogFormat
 from dflash_trt.serving.openai.server import OpenAiServer
@@ -223,7 +224,8 @@ async def _serve(
                 tokenizer,
                 bound,
                 front_options,
-                lambda: supervisor.server.read_metrics(),  # that of now: it may be another
+                # The server of now: it may be another.
+                FrontFigures(lambda: supervisor.server.read_metrics(), lambda: supervisor.failures),
             )
             address = client_address(options.host, bound.getsockname()[1])
             names = ", ".join(front_options.model_names or (name,))

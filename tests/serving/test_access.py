@@ -16,6 +16,7 @@ import pytest
 
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.openai import access, keys
+from dflash_trt.serving.openai.figures import ANSWERS, FRONT_KINDS, FrontFigures
 from dflash_trt.serving.openai.keys import KEYS_VARIABLE, KeyRing
 from dflash_trt.serving.openai.options import FrontOptions
 from tests.cli.bigram import write_tokenizer
@@ -44,7 +45,7 @@ def front(folder: Path) -> Iterator[Front]:
         key_tokens=3 * TOKENS,
         log_format="json",
     )
-    with switching_front(folder, options, metrics=lambda: METRICS) as front:
+    with switching_front(folder, options, figures=FrontFigures(lambda: METRICS)) as front:
         yield front
 
 
@@ -95,10 +96,17 @@ def test_only_a_good_key_is_let_in(front: Front, log: Log) -> None:
     with urllib.request.urlopen(f"{url}/health") as health:
         assert health.status == 200  # who watches it needs no key
     with urllib.request.urlopen(f"{url}/metrics") as metrics:
-        assert metrics.read() == METRICS
+        text = metrics.read()
+    assert text.endswith(METRICS)
+    for name, kind in FRONT_KINDS.items():
+        assert f"# TYPE {name} {kind}\n".encode() in text and f"# HELP {name} ".encode() in text
+    counted = f'{ANSWERS}{{path="/v1/completions",code="401"}} 4\n'
+    assert counted.encode() in text and b"dflash_ready 1\n" in text
     lines = log(10)
     assert [line["status"] for line in lines] == [401] * 7 + [200] * 3
     assert not any(key in json.dumps(lines) for key in (ONE, TWO))
+    with urllib.request.urlopen(f"{front(ScriptedModel(ready=False))}/metrics") as metrics:
+        assert b"dflash_ready 0\n" in metrics.read()
 
 
 def test_a_key_has_its_share_of_tokens_and_requests(

@@ -82,6 +82,9 @@ def test_a_stopped_model_is_told_and_replaced(served: Served, generate: Generate
     text = json.loads(content)["choices"][0]["text"]
     assert text == generate(PROMPTS[0], max_tokens=32, ignore_eos=True).text
     assert find_server(served.pid) != server
+    figures = fetch(address, "/metrics", b"", "GET")[1]
+    assert b"\ndflash_ready 1\n" in figures and b"\ndflash_server_failures_total 1\n" in figures
+    assert b"\ndflash_slots 8\n" in figures
 
 
 @pytest.mark.parametrize("phase", [Phase.IDLE, Phase.TURN])

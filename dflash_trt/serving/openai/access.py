@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dflash_trt.serving.client.client import TextDelta
 from dflash_trt.serving.openai.errors import ApiError
+from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.options import FrontOptions, LogFormat
 
 REQUEST_ID = "X-Request-Id"
@@ -60,6 +61,8 @@ class AccessRecord:
 class Gate:
     """Lets requests through to `app`, with an id each; a request's state has its "record".
 
+    `figures` count them.
+
     Args:
         write: what becomes of a request's line; None prints it to stderr.
 
@@ -68,9 +71,13 @@ class Gate:
     """
 
     def __init__(
-        self, app: ASGIApp, options: FrontOptions, write: Callable[[str], None] | None = None
+        self,
+        app: ASGIApp,
+        options: FrontOptions,
+        figures: FrontFigures,
+        write: Callable[[str], None] | None = None,
     ) -> None:
-        self._app, self._options = app, options
+        self._app, self._options, self._figures = app, options, figures
         self._keys = options.open_keys()
         self._write = write or _write_line
         self._running: Counter[str] = Counter()
@@ -104,6 +111,7 @@ class Gate:
             await answer(scope, receive, mark)
         finally:
             self._spend(record)
+            self._figures.count(record.path, record.status)
             record.seconds = round(time.perf_counter() - started, 6)
             if self._options.log_format != "none":
                 self._write(record.line(self._options.log_format))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -23,6 +23,7 @@ from dflash_trt.serving.client.client import GenerationRequest, TextDelta
 from dflash_trt.serving.openai.access import counted
 from dflash_trt.serving.openai.body import BodyReader
 from dflash_trt.serving.openai.errors import ApiError, as_api_error
+from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.reply import ReplyWriter, error_event
 from dflash_trt.serving.openai.request import CompletionRequest, read_chat, read_completion
 from dflash_trt.text.chat import ChatRenderer
@@ -45,7 +46,7 @@ class Upstream(Protocol):
 class OpenAiApp:
     """The routes of the API; `models` are the names it answers to. Without a renderer, no chats.
 
-    `metrics` reads the server's figures for Prometheus; requests come through a `Gate`.
+    `figures` are for Prometheus; requests come through a `Gate`, which counts them there.
     `harmony` tells answers from reasoning in the chats of a model that has channels.
     """
 
@@ -53,7 +54,7 @@ class OpenAiApp:
     upstream: Upstream
     renderer: ChatRenderer | None
     harmony: HarmonyFormat | None = None
-    metrics: Callable[[], bytes] | None = None
+    figures: FrontFigures = field(default_factory=FrontFigures)
     render_thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="chat-template")
     )
@@ -92,12 +93,8 @@ class OpenAiApp:
         return JSONResponse(self._describe_model(request.path_params["model"]))
 
     async def show_metrics(self, request: Request) -> Response:
-        if self.metrics is None:
-            raise HTTPException(404)
-        try:
-            text = await asyncio.to_thread(self.metrics)
-        except OSError as error:
-            raise ApiError("the server tells no figures now", status=503) from error
+        ready = await self.upstream.is_ready()
+        text = await asyncio.to_thread(self.figures.text, ready=ready)
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def complete(self, request: Request) -> Response:

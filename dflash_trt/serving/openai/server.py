@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.options import FrontOptions
 from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.tokenizer import BundleTokenizer
@@ -38,7 +38,7 @@ class OpenAiServer:
         tokenizer: BundleTokenizer,
         bound: socket.socket,
         options: FrontOptions = FrontOptions(),  # noqa: B008 - it is frozen
-        metrics: Callable[[], bytes] | None = None,
+        figures: FrontFigures | None = None,
     ) -> None:
         try:
             import uvicorn
@@ -57,15 +57,16 @@ class OpenAiServer:
                 fix="pip install 'dflash-trt[serve]'",
             ) from error
         self._socket = bound
+        figures = figures or FrontFigures()
         self._renderer = tokenizer.open_renderer()
         app = OpenAiApp(
             options.model_names or (name,),
             upstream,
             self._renderer,
             HarmonyFormat.find(tokenizer.core),
-            metrics,
+            figures,
         )
-        self._requests = Cuttable(Gate(app.starlette(), options))
+        self._requests = Cuttable(Gate(app.starlette(), options, figures))
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self._requests,

@@ -83,6 +83,7 @@ class Supervisor:
             grpc_port=_port(addresses.grpc),
             metrics_port=_port(addresses.metrics),
         )
+        self.failures = 0  # of servers, since the start
         self._expected: set[str] = set()
         self._failures: deque[float] = deque()
         self._model: ServedModel | None = None
@@ -159,6 +160,7 @@ class Supervisor:
     def _plan_restart(self, trouble: str, code: int | None) -> float:
         """How long to wait before the next start; the longer, the more of them have failed."""
         now = time.monotonic()
+        self.failures += 1
         self._failures.append(now)
         while now - self._failures[0] > WINDOW_S:
             self._failures.popleft()

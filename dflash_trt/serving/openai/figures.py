@@ -1,0 +1,55 @@
+"""Figures of the front itself for Prometheus, which it tells while there is no server too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+READY = "dflash_ready"
+FAILURES = "dflash_server_failures_total"
+ANSWERS = "dflash_http_requests_total"
+FRONT_KINDS = {READY: "gauge", FAILURES: "counter", ANSWERS: "counter"}
+_TEXTS = {
+    READY: "1 while a request would be answered, as at /health.",
+    FAILURES: "Times that the Triton server has failed.",
+    ANSWERS: "Requests to the OpenAI port by path and status, none where the client left before.",
+}
+_PATHS = ("/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions")
+
+
+def _no_server() -> bytes:
+    raise OSError
+
+
+@dataclass(frozen=True, slots=True)
+class FrontFigures:
+    """Counts answers; `read_server` reads the server's figures, with OSError where there are none.
+
+    `count_failures` says how often the server has failed.
+    """
+
+    read_server: Callable[[], bytes] = _no_server
+    count_failures: Callable[[], int] = lambda: 0
+    _answers: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def count(self, path: str, status: int | None) -> None:
+        """Counts a request that has ended."""
+        known = path if path in _PATHS else "other"  # clients choose paths, and no labels
+        self._answers[known, "none" if status is None else str(status)] += 1
+
+    def text(self, *, ready: bool) -> bytes:
+        """All figures in Prometheus's text format, the server's after ours."""
+        lines = []
+        for name, kind in FRONT_KINDS.items():
+            lines += [f"# HELP {name} {_TEXTS[name]}", f"# TYPE {name} {kind}"]
+            if name == ANSWERS:
+                for (path, code), count in sorted(self._answers.items()):
+                    lines.append(f'{name}{{path="{path}",code="{code}"}} {count}')
+            else:
+                lines.append(f"{name} {int(ready) if name == READY else self.count_failures()}")
+        own = "\n".join([*lines, ""]).encode()
+        with suppress(OSError):
+            own += self.read_server()
+        return own
