@@ -7,19 +7,13 @@ from pathlib import Path
 import click
 
 from dflash_trt.bundle.staging import check_destination
-from dflash_trt.cli.options import (
-    FOLDER,
-    block_schedule_option,
-    bundle_argument,
-    show_thread_note,
-    threads_option,
-)
+from dflash_trt.cli.options import FOLDER, bundle_argument, show_thread_note
+from dflash_trt.cli.packaging import packaging_options
 from dflash_trt.cli.progress import StageBars
-from dflash_trt.hardware.cores import AUTO, ThreadChoice, choose_threads
+from dflash_trt.hardware.cores import AUTO, choose_threads
 from dflash_trt.serving.server.repository import (
     ENSEMBLE_MODEL,
     LLM_MODEL,
-    MAX_QUEUE_SIZE,
     REPOSITORY,
     RepositoryOptions,
     write_repository,
@@ -28,27 +22,14 @@ from dflash_trt.serving.server.repository import (
 
 @click.command("package")
 @bundle_argument
-@click.option(
-    "--no-speculation", is_flag=True, help="Serve the autoregressive baseline, the target alone."
-)
-@block_schedule_option
-@click.option(
-    "--max-queue-size",
-    type=click.IntRange(0, 1 << 20),
-    default=MAX_QUEUE_SIZE,
-    help="Requests that may wait for a slot.",
-)
-@threads_option
+@packaging_options
 @click.option("--overwrite", is_flag=True, help="Replace a repository that exists.")
 @click.option(
     "-o", "--output", type=FOLDER, help="The repository's folder.  [default: ./NAME-repository]"
 )
 def command(
     bundle: Path,
-    no_speculation: bool,
-    block_schedule: str,
-    max_queue_size: int,
-    threads: ThreadChoice,
+    packaging: RepositoryOptions,
     overwrite: bool,
     output: Path | None,
 ) -> None:
@@ -58,21 +39,16 @@ def command(
     """
     output = output or Path(f"{bundle.resolve().name.removesuffix('-bundle')}-repository")
     check_destination(output, overwrite=overwrite, kind=REPOSITORY)
-    options = RepositoryOptions(
-        speculation=not no_speculation,
-        block_schedule=block_schedule,
-        max_queue_size=max_queue_size,
-        threads=threads,
-        overwrite=overwrite,
-    )
     with StageBars() as bars:
-        packed, schedule = write_repository(bundle, output, options, bars)
+        packed, schedule = write_repository(bundle, output, packaging, bars, overwrite=overwrite)
+    threads, queue = packaging.threads, packaging.max_queue_size
     chosen = choose_threads(threads, packed.manifest.target.parameters)
     show_thread_note(schedule, chosen)
     limits = packed.manifest.limits
     click.echo(
         f"{output}: models {LLM_MODEL} (LLM-API contract) and {ENSEMBLE_MODEL} (classic contract), "
-        f"{limits.max_batch} slots of {limits.max_seq_len} tokens, a queue of {max_queue_size}"
+        f"{limits.max_batch} slots of {limits.max_seq_len} tokens, a queue of {queue}"
         + (", threads by the machine that serves" if threads == AUTO else f", {threads} threads")
-        + (", no speculation" if no_speculation else "")
+        + (f", {limit} s for a request" if (limit := packaging.request_seconds) else "")
+        + (", no speculation" if not packaging.speculation else "")
     )

@@ -18,17 +18,16 @@ from dflash_trt.bundle.manifest import MANIFEST_NAME
 from dflash_trt.cli.options import (
     FILE,
     FOLDER,
-    block_schedule_option,
     name_threads,
     option_group,
     show_thread_note,
-    threads_option,
 )
+from dflash_trt.cli.packaging import packaging_options, refuse_packaging
 from dflash_trt.cli.progress import StageBars
 from dflash_trt.core.limits import MAX_COUNT
 from dflash_trt.core.machine import allow_more_files
 from dflash_trt.errors import DflashError, refuse_options
-from dflash_trt.hardware.cores import ThreadChoice, choose_threads
+from dflash_trt.hardware.cores import choose_threads
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.keys import KEYS_VARIABLE
 from dflash_trt.serving.openai.options import FrontOptions, LogFormat
@@ -42,7 +41,6 @@ from dflash_trt.serving.server.launcher import (
 from dflash_trt.serving.server.repository import BUNDLE_FOLDER, RepositoryOptions, write_repository
 from dflash_trt.serving.server.service import Service
 from dflash_trt.serving.server.supervisor import WINDOW_S, Restart, SupervisionOptions, Supervisor
-from dflash_trt.tuning.bundle_schedule import AUTO
 
 PORT = click.IntRange(0, 65535)
 COUNT = click.IntRange(1, MAX_COUNT)
@@ -103,9 +101,7 @@ _FRONT_ONLY = {
         help="A line on stderr for each request to the OpenAI port, without its text.",
     ),
 )
-@click.option("--no-speculation", is_flag=True, help="Serve a BUNDLE's autoregressive baseline.")
-@block_schedule_option
-@threads_option
+@packaging_options
 @click.option("--log-file", type=FILE, help="Append what the server prints to FILE.")
 @click.option(
     "--drain-seconds",
@@ -145,9 +141,7 @@ def command(
     metrics_port: int,
     openai_port: int | None,
     front: FrontOptions,
-    no_speculation: bool,
-    block_schedule: str,
-    threads: ThreadChoice,
+    packaging: RepositoryOptions,
     log_file: Path | None,
     drain_seconds: int,
     supervision: SupervisionOptions,
@@ -169,9 +163,6 @@ def command(
     if openai_port is None:
         given = {name: getattr(front, field) for name, field in _FRONT_ONLY.items()}
         refuse_options(given, "is for the OpenAI port", "add --openai-port, or leave it out")
-    packaging = RepositoryOptions(
-        speculation=not no_speculation, block_schedule=block_schedule, threads=threads
-    )
     with _open_repository(source, packaging) as repository:
         options = ServerOptions(
             repository=repository,
@@ -250,15 +241,7 @@ def _open_repository(source: Path, packaging: RepositoryOptions) -> Generator[Pa
                 fix="`dflash-trt build` makes the one, `dflash-trt package` the other",
                 usage=True,
             )
-        what = "is a model repository, whose config.pbtxt says how to decode"
-        given = {
-            "--no-speculation": not packaging.speculation,
-            "--block-schedule": packaging.block_schedule != AUTO,
-            "--threads": packaging.threads != AUTO,
-        }
-        for option in given:
-            fix = f"pass a BUNDLE, or use `dflash-trt package {option}`"
-            refuse_options({option: given[option]}, what, fix)
+        refuse_packaging(packaging)
         yield source
         return
     # Beside the bundle its files can be linked instead of copied.

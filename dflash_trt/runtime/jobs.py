@@ -56,7 +56,8 @@ class Job:
         return self.deadline is not None and time.perf_counter() > self.deadline
 
 
-_TOO_LATE = Failure(Outcome.TIMED_OUT, DflashError("the deadline has passed", where="timeout"))
+TOO_LATE = "the deadline has passed"
+_OVERDUE = Failure(Outcome.TIMED_OUT, DflashError(TOO_LATE, where="timeout"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class JobRunner:
             if request_id in self._failures:
                 continue
             if job.overdue:
-                self._drop(request_id, _TOO_LATE)
+                self._drop(request_id, _OVERDUE)
             elif job.cancelled:
                 self.generator.cancel(request_id)
 

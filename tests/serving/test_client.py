@@ -177,7 +177,7 @@ def test_outputs_by_type() -> None:
     [
         ("StatusCode.INVALID_ARGUMENT", "the prompt is empty", "refused", False),
         ("UNAVAILABLE", "the queue is full", "unavailable", False),
-        ("UNAVAILABLE", "the deadline has passed", "unavailable", False),
+        ("UNAVAILABLE", "timeout: the deadline has passed", "overdue", False),
         ("UNAVAILABLE", "failed to connect to all addresses", "unavailable", True),
         ("UNAVAILABLE", "Socket closed", "unavailable", True),
         ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded", "unavailable", True),

@@ -186,6 +186,7 @@ def test_a_model_without_a_template_does_not_chat(tmp_path: Path) -> None:
     [
         (ServedModelError("top_k: wrong", "refused"), 400, "invalid_request_error"),
         (ServedModelError("the queue is full", "unavailable", where="h:1"), 503, "server_error"),
+        (ServedModelError("the deadline has passed", "overdue", where="h:1"), 504, "server_error"),
         (ServedModelError("the executor failed", "failed", where="h:1"), 500, "server_error"),
         (ServedModelError("was cancelled", "cancelled"), 500, "server_error"),
     ],
@@ -198,6 +199,7 @@ def test_what_the_model_says_no_to(
     told = json.loads(answer)["error"]
     assert (got, told["type"], told["message"]) == (status, kind, error.what)
     assert ("retry-after" in headers) == (status == 503)
+    assert headers.get("x-should-retry") == ("false" if status == 504 else None)
 
 
 def test_an_error_in_the_middle_of_a_stream(front: Front) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.runtime.jobs import TOO_LATE
 
-Problem = Literal["refused", "unavailable", "cancelled", "failed"]
+Problem = Literal["refused", "unavailable", "overdue", "cancelled", "failed"]
 _PROBLEMS: dict[str, Problem] = {
     "INVALID_ARGUMENT": "refused",
     "INVALID_ARG": "refused",
@@ -33,8 +34,9 @@ class ServedModelError(DflashError):
     """A request that a served model did not answer.
 
     `problem` says whose fault it was: `refused` (the request's), `unavailable` (no server, no
-    model, or a full queue: try later), `cancelled` (somebody else ended it), `failed` (the
-    server's). `unreachable` says that nobody answers there (any more).
+    model, or a full queue: try later), `overdue` (it took longer than it may: again it would),
+    `cancelled` (somebody else ended it), `failed` (the server's). `unreachable` says that nobody
+    answers there (any more).
     """
 
     def __init__(
@@ -65,7 +67,9 @@ def explain(status: str | None, message: str | None, address: str) -> ServedMode
             where=address,
             fix="start one with `dflash-trt serve`",
         )
-    return ServedModelError(what, problem, where=address)
+    # For which Triton server has no status of its own.
+    overdue = name == "UNAVAILABLE" and what.endswith(TOO_LATE)
+    return ServedModelError(what, "overdue" if overdue else problem, where=address)
 
 
 def guess_status(message: str) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client.errors import Problem, ServedModelError
 
-_STATUS_OF: dict[Problem, int] = {"refused": 400, "unavailable": 503}  # others: 500
-_CODE_OF = {503: "unavailable", 500: "failed"}
+# Others: 500.
+_STATUS_OF: dict[Problem, int] = {"refused": 400, "unavailable": 503, "overdue": 504}
+_CODE_OF = {504: "timeout", 503: "unavailable", 500: "failed"}
 RETRY_AFTER_S = 1
 
 
@@ -35,6 +36,8 @@ class ApiError(DflashError):
         """When to come back, where coming back helps; what to show, where a key is missing."""
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
+        if self.status == 504:  # else OpenAI's clients ask twice more, for as long each time
+            return {"x-should-retry": "false"}
         return {"Retry-After": str(self._retry_after_s)} if self.status in (429, 503) else {}
 
     def to_json(self) -> dict[str, Any]:

@@ -71,6 +71,7 @@ class TritonPythonModel:
             limits.max_batch + queue,
             on_phase=PulseWriter().beat,
         )
+        self._request_seconds = settings.count("request_seconds", 0)
         self._worker.start()
         self._metrics = Metrics(utils, lambda: self._worker.load, limits.max_batch, queue)
         self._acceptance = AcceptanceWatch(pair.schedule, utils.Logger.log_warn)
@@ -110,7 +111,8 @@ class TritonPythonModel:
             return
         generation = self._reader.read(tensors, parameters)
         self._worker.check(generation.request)
-        timeout_us = request.timeout() or read_count(parameters, "timeout_us")
+        own_us = request.timeout() or read_count(parameters, "timeout_us")
+        limits_s = [one for one in (own_us / 1e6, self._request_seconds) if one]
 
         def forget(last: TokenEvent | Failure) -> None:
             self._forget(request_id, job, channel)
@@ -123,7 +125,7 @@ class TritonPythonModel:
         job = Job(
             request=generation.request,
             listener=reply.take,
-            deadline=arrived_at + timeout_us / 1e6 if timeout_us else None,
+            deadline=arrived_at + min(limits_s) if limits_s else None,
             arrived_at=arrived_at,
         )
         with self._lock:

@@ -34,19 +34,25 @@ class RepositoryOptions:
 
     Without `speculation` the target is served alone. `block_schedule` is "auto" (the bundle's own
     where it has one), "none", or a file, which becomes that of the bundle in the repository.
-    `max_queue_size` requests may wait for a slot; a step takes `threads` CPU threads, "auto" what
-    the machine that serves has.
+    `max_queue_size` requests may wait for a slot; one that is not done `request_seconds` after its
+    arrival ends with an error (0: never). A step takes `threads` CPU threads, "auto" what the
+    machine that serves has.
     """
 
     speculation: bool = True
     block_schedule: str = AUTO
     max_queue_size: int = MAX_QUEUE_SIZE
+    request_seconds: int = 0
     threads: ThreadChoice = ALL_CORES
-    overwrite: bool = False
 
 
 def write_repository(
-    bundle: Path, destination: Path, options: RepositoryOptions, progress: Progress
+    bundle: Path,
+    destination: Path,
+    options: RepositoryOptions,
+    progress: Progress,
+    *,
+    overwrite: bool = False,
 ) -> tuple[Bundle, BlockSchedule | None]:
     """Writes a repository of `bundle` to `destination`, whole or not at all.
 
@@ -70,11 +76,12 @@ def write_repository(
         "block_schedule": "off" if options.block_schedule == NONE else "on",
         "max_batch": limits.max_batch,
         "max_queue_size": options.max_queue_size,
+        "request_seconds": options.request_seconds,
         "max_requests": limits.max_batch + options.max_queue_size,
         "chat_template": "false" if tokenizer.chat_template is None else "true",
         "threads": options.threads,
     }
-    with staged_folder(destination, overwrite=options.overwrite, kind=REPOSITORY) as folder:
+    with staged_folder(destination, overwrite=overwrite, kind=REPOSITORY) as folder:
         for model in (LLM_MODEL, ENSEMBLE_MODEL):
             (folder / model / "1").mkdir(parents=True)
             shutil.copyfile(template / model / "1" / "model.py", folder / model / "1" / "model.py")
