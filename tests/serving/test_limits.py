@@ -15,58 +15,57 @@ import pytest
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
 from tests.cli.conftest import Run
-from tests.serving.client import CLASSIC, LLM, ask_grpc, long_fields, read_metrics
+from tests.serving.client import CLASSIC, LLM, ask_grpc, long_fields
 from tests.serving.conftest import wait_idle
-from tests.serving.served import PROMPTS, SLOTS, Served, fetch, serving
-from tests.waiting import wait_until
+from tests.serving.served import PROMPTS, Served, fetch, serving
 
-SECONDS = 4
-ENDLESS: dict[str, Any] = {"model": "demo", "prompt": "host", "ignore_eos": True}
+SECONDS, QUEUE = 2, 3
+ENDLESS = {"ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def limited(tritonserver: TritonServerBinary, long_bundle: Path) -> Iterator[Served]:
-    options = ["--max-queue-size", "0", "--request-seconds", str(SECONDS)]
+    options = ["--max-queue-size", str(QUEUE), "--request-seconds", str(SECONDS)]
     with serving(long_bundle, long_bundle, *options) as running:
         yield running
 
 
-def test_who_finds_no_place_is_told_and_nobody_runs_for_ever(limited: Served) -> None:
+def test_nobody_runs_for_ever(limited: Served) -> None:
     front = urlsplit(limited.openai).netloc
 
     def ask(streaming: bool) -> tuple[int, bytes, Any]:
-        return fetch(front, "/v1/completions", ENDLESS | {"stream": streaming, "max_tokens": 16000})
+        body = {"model": "demo", "prompt": "host", "max_tokens": 16000, "stream": streaming}
+        return fetch(front, "/v1/completions", body | ENDLESS)
 
-    with ThreadPoolExecutor(SLOTS) as pool:
-        running = [pool.submit(ask, slot % 2 == 0) for slot in range(SLOTS)]
-        wait_until(lambda: read_metrics(limited.metrics)["dflash_active_slots"] == SLOTS)
-        status, content, headers = ask(False)
-        assert status == 503 and headers["Retry-After"] and b"the queue is full" in content
-        for slot, answer in enumerate(one.result() for one in running):
-            status, content, headers = answer
-            if slot % 2 == 0:  # a stream, which had begun
-                assert status == 200 and content.count(b'"error"') == 1
-                *_, content = content.removesuffix(b"\n\n").split(b"data: ")
-            else:
-                assert status == 504 and headers["x-should-retry"] == "false"
-            told = json.loads(content)["error"]
-            assert told["code"] == "timeout" and "the deadline has passed" in told["message"]
+    with ThreadPoolExecutor(2) as pool:
+        streamed, whole = pool.map(ask, (True, False))
+    for status, content, headers in (streamed, whole):
+        assert content.count(b'"error"') == 1
+        if status == 200:  # a stream, which had begun
+            *_, content = content.removesuffix(b"\n\n").split(b"data: ")
+        else:
+            assert status == 504 and headers["x-should-retry"] == "false"
+        told = json.loads(content)["error"]
+        assert told["code"] == "timeout" and "the deadline has passed" in told["message"]
+    assert whole[0] == 504
     figures = wait_idle(limited)
-    assert figures['dflash_requests_total{outcome="timed_out"}'] == SLOTS
-    assert figures['dflash_requests_total{outcome="overflow"}'] == 1
+    assert figures['dflash_requests_total{outcome="timed_out"}'] == 2
+    assert figures["dflash_waiting_requests_limit"] == QUEUE
 
 
 @pytest.mark.parametrize("model", [LLM, CLASSIC])
 def test_a_client_may_be_less_patient_and_not_more(limited: Served, model: str) -> None:
     fields = long_fields(model, PROMPTS[0])
-    for own_s, least, most in ((0.1, 0.1, SECONDS), (100, SECONDS, 100)):
+
+    def measure(own_s: float) -> float:
+        options: dict[str, Any] = {"timeout_us": int(own_s * 1e6), "parameters": ENDLESS}
         started = time.monotonic()
-        options: dict[str, Any] = {"timeout_us": int(own_s * 1e6)}
-        answer = ask_grpc(
-            limited.address, model, fields, parameters={"ignore_eos": True}, **options
-        )
+        answer = ask_grpc(limited.address, model, fields, **options)
         assert "the deadline has passed" in answer.failure
-        assert least <= time.monotonic() - started < most
+        return time.monotonic() - started
+
+    # The machine may have much else to do, but not each time.
+    assert min(measure(0.1) for _ in range(3)) < SECONDS <= measure(100)
 
 
 def test_a_repository_has_decided(run: Run, bundle: Bundle, tmp_path: Path) -> None:
