@@ -20,11 +20,22 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for number, key in enumerate(keys):
-            if key in keys[:number]:
-                raise yaml.YAMLError(f"key {one_line(key, 60)!r} is given twice")
+        seen = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.YAMLError(f"key {one_line(key.value, 60)!r} is given twice")
+                seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    value: int = loader.construct_yaml_int(node)
+    str(value)  # an error here of more digits than Python prints, and not in the middle of another
+    return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 
 
 def read_yaml(path: Path, within: Path | None = None) -> dict[str, Any]:

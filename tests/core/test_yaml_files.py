@@ -1,0 +1,20 @@
+"""YAML whose values would fail somewhere else."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_trt.core.yaml_files import parse_yaml
+from dflash_trt.errors import DflashError
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 5000, "9" * 5000])
+def test_a_number_that_cannot_be_printed(number: str) -> None:
+    """An error message that quotes it would be a traceback."""
+    with pytest.raises(DflashError, match="is not valid YAML: Exceeds the limit"):
+        parse_yaml(f"max_batch: {number}", "pair.yaml")
+
+
+def test_a_key_given_twice() -> None:
+    with pytest.raises(DflashError, match="key 'a' is given twice"):
+        parse_yaml("a: 1\nb: 2\na: 3", "pair.yaml")
