@@ -39,6 +39,7 @@ class FileKind(Enum):
     DATA_SET = ("a data set", 256 * _MIB)
     GRAPH = ("a graph", 256 * _MIB)
     KEYS = ("API keys", 4 * _MIB)
+    PEM = ("a certificate or its key", 4 * _MIB)
 
     def __init__(self, text: str, limit: int) -> None:
         self.text, self.limit = text, limit

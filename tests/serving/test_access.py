@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import subprocess
 import urllib.error
@@ -221,3 +222,20 @@ def test_it_speaks_tls(folder: Path) -> None:
         swapped.check_tls()
     with pytest.raises(DflashError, match="needs --tls-cert too"):
         FrontOptions(tls_key=folder / "key.pem").check_tls()
+
+
+def test_a_certificate_that_never_ends_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cert.pem").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "key.pem")
+    with pytest.raises(DflashError, match=r"cert\.pem: is a device"):
+        FrontOptions(tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem").check_tls()
+
+
+def test_a_locked_key_is_refused_without_a_question(tmp_path: Path) -> None:
+    made = (
+        "openssl req -x509 -newkey rsa:2048 -passout pass:secret -subj /CN=localhost "
+        "-keyout key.pem -out cert.pem"
+    )
+    subprocess.run(made.split(), cwd=tmp_path, check=True, capture_output=True)
+    with pytest.raises(DflashError, match="is no certificate that fits its key"):
+        FrontOptions(tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem").check_tls()

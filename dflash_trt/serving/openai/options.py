@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dflash_trt.core.files import FileKind, find_file
 from dflash_trt.errors import DflashError, one_line, refuse_options
 from dflash_trt.serving.openai.keys import KEYS_VARIABLE, KeyRing
 
@@ -61,8 +62,11 @@ class FrontOptions:
             if self.tls_cert is None:
                 given, other = other, given
             raise DflashError(f"needs {other} too", where=given, usage=True)
+        certificate = find_file(self.tls_cert, FileKind.PEM, named=True)
+        key = find_file(self.tls_key, FileKind.PEM, named=True)
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.tls_cert, self.tls_key)
+            # Without a password given, one that is needed would be asked for at the terminal.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
         except (OSError, ValueError) as error:
             what = f"is no certificate that fits its key ({one_line(error)})"
             raise DflashError(what, where=self.tls_cert, usage=True) from error
