@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
+import onnx
 import onnxruntime as ort
 
 from dflash_trt.core.files import FileKind, find_file
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import LOGITS, OBSERVED_PREFIX
+from dflash_trt.graph.ending import check_ending
 from dflash_trt.graph.tensors import GraphTensor
 
 # 0: fold Casts of any size. Most output heads exceed 1 GiB; cast at every step and not prepacked,
@@ -26,6 +28,9 @@ _NO_QDQ = "session.disable_quant_qdq"
 # threads a block of 8 took twice as long.
 _STOP_SPINNING = "session.force_spinning_stop"
 
+# A session's errors arrive as exceptions; what an allocator of all sessions logs is a second line.
+ort.set_default_logger_severity(4)
+
 # Where the weights of a graph lie that is not read from a file.
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
@@ -39,9 +44,15 @@ def open_session(
     runs in place of the file's content, over the weights beside it.
 
     Raises:
-        DflashError: it cannot be opened.
+        DflashError: it cannot be opened, or need not end.
     """
-    find_file(path, FileKind.GRAPH)
+    found = find_file(path, FileKind.GRAPH)
+    try:
+        parsed = onnx.load_from_string(model or found.read_bytes())
+    except Exception as error:  # protobuf's own class
+        raise DflashError("is not a readable graph", where=path) from error
+    check_ending(parsed, path)
+    del parsed
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors arrive as exceptions; no second line beside them
     options.add_session_config_entry(_FOLDING_LIMIT, "0")
