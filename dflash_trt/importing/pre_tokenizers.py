@@ -10,14 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+from dflash_trt.text.bounded import LLAMA3, QWEN2
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +48,11 @@ def _split(pattern: str) -> tuple[Mapping[str, Any], ...]:
 
 
 _GPT2 = PreTokenizer((_bytes(use_regex=True),))
-_LLAMA_BPE = PreTokenizer(_split(_LLAMA3), ignore_merges=True, adds_bos=True)
+_LLAMA_BPE = PreTokenizer(_split(LLAMA3), ignore_merges=True, adds_bos=True)
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "gpt-2": _GPT2,
     "smollm": PreTokenizer(({"type": "Digits", "individual_digits": True}, *_GPT2.steps)),
-    "qwen2": PreTokenizer(_split(_QWEN2), normalizer={"type": "NFC"}),
+    "qwen2": PreTokenizer(_split(QWEN2), normalizer={"type": "NFC"}),
     "llama-bpe": _LLAMA_BPE,
     "llama3": _LLAMA_BPE,
     "llama-v3": _LLAMA_BPE,

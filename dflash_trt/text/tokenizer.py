@@ -10,8 +10,10 @@ from typing import Any
 from dflash_trt.core.files import FileKind, exists, read_bytes, read_text
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError
+from dflash_trt.text.bounded import BoundedEncoder
 from dflash_trt.text.chat import ChatRenderer
-from dflash_trt.text.tokenizer_calls import encode, open_tokenizer
+from dflash_trt.text.tokenizer_calls import encode, load_tokenizer
+from dflash_trt.text.tokenizer_trial import check_tokenizer
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -27,7 +29,10 @@ class BundleTokenizer:
 
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
-        self.core = open_tokenizer(read_bytes(path, FileKind.TOKENIZER), path)
+        data = read_bytes(path, FileKind.TOKENIZER)
+        is_known = check_tokenizer(data, path)
+        self.core = load_tokenizer(data, path)
+        self._encoder = self.core if is_known else BoundedEncoder(data)
         config_path = folder / "tokenizer_config.json"
         self._config = read_json_object(config_path) if exists(config_path) else {}
         self.chat_template = _read_template(folder, self._config)
@@ -37,7 +42,7 @@ class BundleTokenizer:
 
         `special` False leaves those out: for text of a chat template, which writes its own.
         """
-        return encode(self.core, text, special=special)
+        return encode(self._encoder, text, special=special)
 
     def encode_chats(self, messages: Sequence[str], system: str | None = None) -> list[list[int]]:
         """For each message, token ids of a conversation that begins with it, up to the answer.

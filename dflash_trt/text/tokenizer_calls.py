@@ -12,6 +12,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.text.bounded import BoundedEncoder
 from dflash_trt.text.tokenizer_trial import check_tokenizer
 
 
@@ -22,6 +23,11 @@ def open_tokenizer(data: bytes, where: str | Path) -> Tokenizer:
         DflashError: see `check_tokenizer`.
     """
     check_tokenizer(data, where)
+    return load_tokenizer(data, where)
+
+
+def load_tokenizer(data: bytes, where: str | Path) -> Tokenizer:
+    """The same where `check_tokenizer` has said that it passed."""
     with _one_error("is not a readable tokenizer", where):
         tokenizer = Tokenizer.from_buffer(data)
     # Settings of its training that would cut or lengthen prompts.
@@ -30,13 +36,15 @@ def open_tokenizer(data: bytes, where: str | Path) -> Tokenizer:
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, text: str, *, special: bool = True) -> list[int]:
+def encode(tokenizer: Tokenizer | BoundedEncoder, text: str, *, special: bool = True) -> list[int]:
     """Token ids of a text; `special` adds those that the tokenizer adds by itself.
 
     Raises:
         DflashError: the tokenizer fails.
     """
     with _one_error(f"cannot encode {one_line(ascii(text[:60]), 40)}"):
+        if isinstance(tokenizer, BoundedEncoder):
+            return tokenizer.encode(text, special=special)
         return list(tokenizer.encode(text, add_special_tokens=special).ids)
 
 

@@ -21,6 +21,7 @@ _SENTENCE = (
 )
 _RUNS = "aA0 _.!-(\n\t\x01é日🙂"
 _RUN_LENGTH, _LONG_TEXT, _MOST_RUNS, _MOST_IDS = 48, 8192, 96, 256
+_MOST_EXPRESSIONS, _LONGEST_EXPRESSION = 16, 1000
 
 
 _STEPS = ("normalizer", "pre_tokenizer", "decoder")
@@ -36,10 +37,13 @@ class _UnfitError(Exception):
 
 
 def answer(job: dict[str, Any], payload: bytes) -> dict[str, Any]:
-    """{"error": …} unless the tokenizer that `payload` holds behaves."""
+    """{"expressions": its regular expressions} if the tokenizer that `payload` holds behaves.
+
+    {"error": …} if not. An expression is told by its first characters, and many as an empty one.
+    """
     try:
-        patterns = _inspect(payload)
-        _try(_load(payload), patterns)
+        literals, expressions = _inspect(payload)
+        _try(_load(payload), literals + expressions)
     except _UnfitError as error:
         return {"error": str(error)}
     except MemoryError:
@@ -50,29 +54,35 @@ def answer(job: dict[str, Any], payload: bytes) -> dict[str, Any]:
         if isinstance(error, Exception):
             return {"error": f"fails when it is tried: {error}"}
         raise
-    return {}
+    told = expressions if len(expressions) <= _MOST_EXPRESSIONS else [""]
+    return {"expressions": [one[:_LONGEST_EXPRESSION] for one in told]}
 
 
-def _inspect(payload: bytes) -> list[str]:
-    """Its patterns, once no step is found unfit by what the file says."""
+def _inspect(payload: bytes) -> tuple[list[str], list[str]]:
+    """Its literal patterns and its others, once no step is found unfit by what the file says."""
     try:
         root = json.loads(payload, object_pairs_hook=_object)
     except (ValueError, RecursionError):
-        return []  # the library will say what is wrong with it
+        root = None
     if not isinstance(root, dict):
-        return []
+        _load(payload)  # mostly it says what is wrong
+        raise _UnfitError("is no JSON object to Python, whatever the library reads in it")
     model = root.get("model")
     if isinstance(model, dict) and model.get("dropout"):
         raise _UnfitError(
             f"its model has a dropout of {model['dropout']!r}, which gives a text other tokens "
             'each time: set "dropout" to null'
         )
-    patterns: list[str] = []
+    literals: list[str] = []
+    expressions: list[str] = []
     for part in _STEPS:
-        growth = _growth(root.get(part), patterns)
+        before = len(expressions)
+        growth = _growth(root.get(part), literals, expressions)
+        if part == "decoder" and len(expressions) > before:
+            raise _UnfitError("its decoder has a regular expression, which may go on without end")
         if growth > MAX_GROWTH:
             raise _UnfitError(f"its {part} may make a text more than {MAX_GROWTH:,} times as long")
-    return patterns
+    return literals, expressions
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -86,7 +96,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return built
 
 
-def _growth(part: Any, patterns: list[str]) -> int:
+def _growth(part: Any, literals: list[str], expressions: list[str]) -> int:
     """How many times as long a text may come out of a step and all inside it; notes patterns.
 
     Told by the keys: the library reads steps that do not say their type, too.
@@ -95,11 +105,13 @@ def _growth(part: Any, patterns: list[str]) -> int:
         return 1
     growth = 1
     if isinstance(part, dict):
+        for kind, found in (("String", literals), ("Regex", expressions)):
+            if isinstance(part.get(kind), str):
+                found.append(part[kind])
         pattern, content = part.get("pattern"), part.get("content")
         literal = None
         if isinstance(pattern, dict):
             literal = pattern.get("String")
-            patterns += [one for one in pattern.values() if isinstance(one, str)]
         if pattern is not None and isinstance(content, str):
             # A regular expression may match between any two bytes.
             shortest = len(literal.encode()) if isinstance(literal, str) else 0
@@ -108,7 +120,7 @@ def _growth(part: Any, patterns: list[str]) -> int:
         if isinstance(part.get("precompiled_charsmap"), str):
             growth = _longest_piece(part["precompiled_charsmap"])
     for inner in part.values() if isinstance(part, dict) else part:
-        growth = min(max(growth, 1) * _growth(inner, patterns), MAX_GROWTH + 1)
+        growth = min(max(growth, 1) * _growth(inner, literals, expressions), MAX_GROWTH + 1)
     return growth
 
 

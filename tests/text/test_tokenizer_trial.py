@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from dflash_trt.errors import DflashError
-from dflash_trt.text import tokenizer_trial
+from dflash_trt.text import bounded, tokenizer_trial
+from dflash_trt.text.bounded import GPT_OSS, LLAMA3, QWEN2
 from dflash_trt.text.detokenise import UNDECODED, Detokenizer
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.text.tokenizer_trial import check_tokenizer
@@ -94,6 +96,10 @@ HOSTILE: dict[str, tuple[Json, str]] = {
         "panic",
     ),
     "dropout": ({"model": {"dropout": 0.5}}, 'dropout of 0.5.*set "dropout" to null'),
+    "a decoder that may go on": (
+        {"decoder": _replace({"Regex": "(x+x+)+y"}, "b")},
+        "its decoder has a regular expression",
+    ),
     "no tokenizer": ({"model": {"type": "none"}}, "is not a readable tokenizer"),
 }
 
@@ -121,6 +127,16 @@ def test_hostile_tokenizers(name: str, tmp_path: Path) -> None:
         BundleTokenizer(tmp_path)
     message = caught.value.message
     assert message.startswith(f"{path}: ") and message.isprintable() and len(message) < 500
+
+
+def test_what_python_cannot_read_is_not_taken(tmp_path: Path) -> None:
+    """The library reads a number of 5,000 digits; what stands beside it would not be seen here."""
+    hidden = _text(_sequence("normalizer", DOUBLE))
+    for digits in ("9" * 5000, "[" * 120_000 + "]" * 120_000):
+        data = hidden.replace(b'"truncation"', f'"x": {digits}, "truncation"'.encode())
+        assert data != hidden
+        with pytest.raises(DflashError, match=r"is no JSON object|is not a readable tokenizer"):
+            check_tokenizer(data, "here")
 
 
 def test_limits_of_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +180,7 @@ def test_what_published_tokenizers_need() -> None:
             r"|\s*[\r\n]+|\s+(?!\S)|\s+"
         ),
     ):
-        check_tokenizer(_text(parts), "published")
+        assert check_tokenizer(_text(parts), "published")
 
 
 def test_each_content_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,13 +207,52 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_prompt_that_panics_is_an_error(tmp_path: Path) -> None:
     """A pattern that waits for what no trial thinks of: the library ends its match by a panic."""
-    (tmp_path / "tokenizer.json").write_bytes(_text(_split("\\x{2603}(\\w\\w?)+!")))
+    (tmp_path / "tokenizer.json").write_bytes(_text(_split(WAITING)))
     tokenizer = BundleTokenizer(tmp_path)
     assert tokenizer.encode("a" * 50)
     for _ in range(2):
         with pytest.raises(DflashError, match=r"cannot encode .*retry-limit"):
             tokenizer.encode("☃" + "a" * 50)
     assert tokenizer.encode("a" * 50)
+
+
+WAITING = "\\x{2603}(\\w\\w?)+!"
+"""What no trial stumbles over: a snowman, and then letters."""
+
+
+@pytest.mark.parametrize("expressions", [["x+y"], [QWEN2] * 16 + ["x+y"], [GPT_OSS + "|(a|a)*b"]])
+def test_expressions_of_its_own_are_told(expressions: list[str]) -> None:
+    """However many known ones stand before them; twice, for the cache says so too."""
+    steps = [_split(one)["pre_tokenizer"] for one in expressions]
+    several = {"type": "Sequence", "pretokenizers": steps}
+    for parts in ({"pre_tokenizer": several}, {"normalizer": _replace({"Regex": "x+y"}, "z")}):
+        assert not check_tokenizer(_text(parts), "here")
+        assert not check_tokenizer(_text(parts), "here")
+
+
+@pytest.mark.parametrize("known", [QWEN2, LLAMA3, GPT_OSS])
+def test_known_expressions_take_no_longer_for_longer_texts(known: str) -> None:
+    """A tenth of a second for what a backtracking one would take hours for."""
+    tokenizer = Tokenizer.from_buffer(_text(_split(known)))
+    for one in (" ", "a", "A", "1", "\n", "'", " \n", "aA", "日A", " a", "\u0300", "!\r", "x1"):
+        text = one * (20_000 // len(one)) + "\x01"
+        started = time.process_time()
+        assert len(tokenizer.pre_tokenizer.pre_tokenize_str(text)) > 0
+        assert time.process_time() - started < 5, one
+
+
+def test_a_text_that_goes_on_is_an_error_of_that_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each snowman costs a part of a second that no limit of the library's counts."""
+    monkeypatch.setattr(bounded, "MAX_SECONDS", 1)
+    (tmp_path / "tokenizer.json").write_bytes(_text(_split(WAITING)))
+    tokenizer = BundleTokenizer(tmp_path)
+    good = tokenizer.encode("é☃", special=False)
+    assert good == Tokenizer.from_buffer(_text(_split(WAITING))).encode("é☃").ids
+    with pytest.raises(DflashError, match=r"cannot encode .*: takes more than 1 s"):
+        tokenizer.encode(("☃" + "a" * 28) * 500)
+    assert tokenizer.encode("é☃") == good
 
 
 def test_a_token_that_panics_is_an_error() -> None:
