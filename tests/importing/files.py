@@ -11,9 +11,10 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Kind
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from dflash_trt.checkpoints.safetensors_header import read_header
+from tests.checkpoints.conftest import DTYPES
 from tests.text.tokenizers import make_byte_level
 
 VOCAB = make_byte_level().get_vocab_size()
@@ -45,8 +46,11 @@ Array = npt.NDArray[Any]
 
 def read_arrays(checkpoint: Path) -> dict[str, Array]:
     """Every tensor of a checkpoint's one file, as float32."""
-    tensors = load_file(checkpoint / "model.safetensors")
-    return {name: tensor.float().numpy() for name, tensor in tensors.items()}
+    arrays: dict[str, Array] = {}
+    for name, entry in read_header(checkpoint / "model.safetensors").items():
+        stored = np.frombuffer(b"".join(entry.pieces(1 << 24)), DTYPES[entry.dtype])
+        arrays[name] = stored.reshape(entry.shape).astype(np.float32)
+    return arrays
 
 
 def gguf_tensors(arrays: Mapping[str, Array], config: Mapping[str, Any]) -> dict[str, Array]:

@@ -1,0 +1,31 @@
+"""The good files that hostile ones are made from: a pair, its bundle, and a GGUF file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.checkpoints.conftest import TARGET_CONFIG, merged, target_shapes, write_checkpoint
+from tests.cli.bigram import write_bigram_pair
+from tests.importing.files import VOCAB, write_gguf
+
+_GGUF_CONFIG = merged(
+    TARGET_CONFIG,
+    {
+        "vocab_size": VOCAB,
+        "num_hidden_layers": 2,
+        "model_type": "qwen3",
+        "rope_parameters": {"rope_theta": 10000.0},
+    },
+)
+
+
+def write_base(folder: Path) -> None:
+    """Writes pair/, bundle/ and hf/ with m.gguf."""
+    from dflash_trt.cli.main import main
+
+    config = write_bigram_pair(folder / "pair")
+    assert main(["build", "--target", str(config), "-o", str(folder / "bundle")]) == 0
+    hf = write_checkpoint(folder / "hf", _GGUF_CONFIG, target_shapes(_GGUF_CONFIG))
+    (hf / "config.json").write_text(json.dumps(_GGUF_CONFIG))
+    write_gguf(hf / "m.gguf", hf)
