@@ -22,7 +22,7 @@ from dflash_trt.backends.base import (
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.admission import check_block_size, check_request
 from dflash_trt.runtime.options import GeneratorOptions
-from dflash_trt.runtime.pacing import Pacer
+from dflash_trt.runtime.pacers import open_pacer
 from dflash_trt.runtime.paging import open_page_tables
 from dflash_trt.runtime.request import Request, RequestResult, RequestState, TokenEvent
 from dflash_trt.runtime.scheduler import DecodeBatch, PrefillChunk, Scheduler
@@ -75,8 +75,7 @@ class Generator:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
         check_block_size(self._options.block_size, self._limits)
-        schedule = self._options.schedule
-        self._pacer = None if schedule is None else Pacer(schedule, self._limits)
+        self._pacer = open_pacer(self._options, self._limits, clock)
         self._graph: TargetGraph = "target" if self._options.speculation else "target_only"
         self._chunk = self._limits.chunk(self._options.prefill_chunk)
         # A step whose logits are wanted brings them to the host before the next one begins.
@@ -132,12 +131,9 @@ class Generator:
 
     def warm_up(self) -> None:
         """Lets the executor get ready for the steps of this generator."""
-        options, batches = self._options, range(1, self._limits.max_batch + 1)
-        block = (options.block_size or self._limits.block_size) if options.speculation else 1
-        rows, plain = dict.fromkeys(batches, block), self._graph
-        if self._pacer is not None:
-            rows, plain = {b: self._pacer.block_size(b) for b in batches}, self._pacer.fallback
-        self._executor.warm_up(rows, plain)
+        batches = range(1, self._limits.max_batch + 1)
+        rows = {batch: self._pacer.block_size(batch) for batch in batches}
+        self._executor.warm_up(rows, self._pacer.fallback)
 
     def check(self, request: Request) -> None:
         """Raises DflashError (usage) when this generator cannot run `request`."""
@@ -204,7 +200,7 @@ class Generator:
             chunk = self._scheduler.plan_prefill()
             if chunk is not None:
                 self._prefill(chunk)
-            elif self._pacer is not None:
+            else:
                 states = self._scheduler.slots.decoding
                 self._pacer.fill_gap(self._run, self._limits, states, self._chunk)
         events, self._events = self._events, []
@@ -245,14 +241,15 @@ class Generator:
 
     def _decode_all(self) -> None:
         """One decode step of every running request; those that end give up their slots."""
-        most_rows = None
-        if self._pacer is not None and self._scheduler.slots.decoding:
-            most_rows = self._pacer.begin_step(self._scheduler.slots.decoding)
+        states = self._scheduler.slots.decoding
+        most_rows = self._pacer.begin_step(states) if states else None
         try:
             batches = self._scheduler.plan_decode(most_rows)
             for batch in batches:
                 alone = self._looks_ahead and len(batches) == 1
                 self._decode(batch, goes_on=alone and not self._scheduler.will_prefill)
+            if batches:
+                self._pacer.end_step()
         finally:
             # Slots move only after the last pass: the planned batches name them.
             for state in self._scheduler.slots.decoding:
@@ -275,7 +272,7 @@ class Generator:
                 output = self._executor.speculate(step)
             drafts = output.token_ids[:, 1:].tolist()
         else:
-            graph = self._graph if self._pacer is None else self._pacer.fallback
+            graph = self._pacer.fallback
             output = self._forward(graph, batch.first_slot, states, anchors[:, None], scores)
             drafts = [[] for _ in states]
         for state, draft, known in zip(states, drafts, self._rows(output), strict=True):
@@ -283,7 +280,7 @@ class Generator:
                 tokens = accept_block(draft, _make_chooser(state, known))
                 emitted = self._take(state, tokens, known)
             trials, accepted = state.recorder.record_step(rows, len(tokens), emitted)
-            if self._pacer is not None and trials:
+            if trials:
                 self._pacer.count(rows, trials, accepted)
             self._emit(state, emitted, min(len(tokens) - 1, emitted))
 
@@ -297,9 +294,7 @@ class Generator:
         reads_logits = self._options.record_logits or not self._limits.draws
         if state.recorder.started_at is None:
             state.recorder.started_at = self._clock()
-        graph = self._graph
-        if self._pacer is not None:
-            graph = self._pacer.prefill_graph(state, self._scheduler.upcoming)
+        graph = self._pacer.prefill_graph(state, self._scheduler.upcoming)
         # Of a greedy request too: one row shows whether the target's logits are finite.
         scores = Scores.LOGITS if chooses and reads_logits else Scores.NONE
         token_ids = np.array([chunk.token_ids], dtype=np.int64)

@@ -21,9 +21,12 @@ class GeneratorOptions:
         record_logits: keep the logits row of every output token (float32, [V] each).
         schedule: the block by the number of decoding sequences; a request's own block size stays
             its upper limit. None is `block_size` throughout.
+        live: leave drafts out while they cost more time than they save. Then statistics, never
+            outputs, depend on how long steps take.
 
     Raises:
-        DflashError: `prefill_chunk` is below 1, or a schedule beside what it would decide (usage).
+        DflashError: `prefill_chunk` is below 1, or a schedule, or `live`, beside what it would
+            decide (usage).
     """
 
     speculation: bool = True
@@ -31,6 +34,7 @@ class GeneratorOptions:
     prefill_chunk: int = PREFILL_CHUNK
     record_logits: bool = False
     schedule: BlockSchedule | None = None
+    live: bool = False
 
     def __post_init__(self) -> None:
         if type(self.prefill_chunk) is not int or self.prefill_chunk < 1:
@@ -39,9 +43,10 @@ class GeneratorOptions:
                 where="prefill_chunk",
                 usage=True,
             )
-        if self.schedule is not None and (self.block_size is not None or not self.speculation):
-            raise DflashError(
-                "does not go with a fixed block size or without speculation",
-                where="schedule",
-                usage=True,
-            )
+        is_fixed = self.block_size is not None or not self.speculation
+        for where, is_asked in (("schedule", self.schedule is not None), ("live", self.live)):
+            if is_asked and is_fixed:
+                what = "does not go with a fixed block size or without speculation"
+                raise DflashError(what, where=where, usage=True)
+        if self.live and self.schedule is not None:
+            raise DflashError("does not go with a schedule", where="live", usage=True)

@@ -84,6 +84,9 @@ class Pacer:
         """Takes one request's step: `trials` drafts were reached, `accepted` of them good."""
         self._seen[rows, trials, accepted] += 1
 
+    def end_step(self) -> None:
+        """Nothing: it looks back when a step begins."""
+
     def prefill_graph(self, state: RequestState, batch: int) -> TargetGraph:
         """The graph for `state`'s next prompt chunk when `batch` sequences will decode."""
         drafts = state.rows > 1 and self.block_size(batch) != NO_SPECULATION

@@ -102,6 +102,35 @@ def test_random_schedules_keep_every_bit(
     assert compared > 60 * OUTPUT and refilled >= 5
 
 
+def test_drafts_that_come_and_go_keep_every_bit(
+    pair: TinyPair, executor: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a schedule, on a clock that says anything; pauses are short, so that much changes."""
+    monkeypatch.setattr("dflash_trt.runtime.live_pacing.FIRST_PAUSE", 12)
+    monkeypatch.setattr("dflash_trt.runtime.live_pacing.LONGEST_PAUSE", 24)
+    requests = make_requests(64, SLOTS)
+    expected = run_baseline(executor, requests)  # type: ignore[arg-type]
+    executor.kinds.clear()
+    steps = drafted = 0
+    for seed in range(4):
+        rng = random.Random(seed)
+        now = 0.0
+
+        def clock(rng: random.Random = rng) -> float:
+            nonlocal now
+            now += rng.choice([0.1, 1.0, 5.0])
+            return now
+
+        options = GeneratorOptions(record_logits=True, prefill_chunk=17, live=True)
+        generator = Generator(executor, options=options, clock=clock)  # type: ignore[arg-type]
+        results = run_traffic(generator, requests, expected, rng, arrivals=0.1)
+        assert count_tokens(results) > 5 * OUTPUT
+        steps += sum(one.statistics.steps for one in results)
+        drafted += sum(one.statistics.position_trials[0] for one in results)
+    assert 0.2 < drafted / steps < 0.8
+    assert "target_only" not in executor.kinds
+
+
 def count_refills(kinds: list[str]) -> int:
     """How often drafting began again behind plain decoding (and an injecting call)."""
     interesting = [kind for kind in kinds if kind != "move"]

@@ -1,0 +1,188 @@
+"""Drafts are left out while they do not pay, without a schedule: what that loses and keeps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime import Generator, GeneratorOptions, Request
+from dflash_trt.runtime.live_pacing import FIRST_PAUSE, LivePacer
+from tests.runtime.reference import decode_plainly
+from tests.standins.executor import FakeExecutor
+
+# What a plain step costs more than target_only's, for the drafter's context.
+FED = 1.035
+# Tokens of a step on the demo pair's prompts, as README shows them.
+DEMO = [1] * 6 + [2] * 2 + [3] * 2 + [5] * 3 + [6] + [8] * 14
+
+
+class Machine:
+    """Runs a pacer's steps on a clock of its own, in which target_only's step takes 1 second.
+
+    Args:
+        ratio: what a drafted step takes, by its batch.
+        tokens: those of a drafted step, by the number of steps before it.
+    """
+
+    def __init__(self, ratio: Callable[[int], float], tokens: Callable[[int], float]) -> None:
+        self.now = 0.0
+        self.kinds: list[str] = []
+        self._ratio, self._tokens = ratio, tokens
+        self.pacer = LivePacer(FakeExecutor(max_batch=32).limits, lambda: self.now)
+
+    def step(self, batch: int = 1, noise: float = 1.0) -> float:
+        """One step of `batch` sequences; returns the tokens of each."""
+        states: list[Any] = [None] * batch
+        rows = self.pacer.begin_step(states)
+        tokens = 1.0
+        if rows > 1:
+            tokens = self._tokens(len(self.kinds))
+            for _ in states:
+                self.pacer.count(rows, rows - 1, int(tokens) - 1)
+        # Whatever the batch, the first step of a kind is slow.
+        kind = "drafted" if rows > 1 else "plain"
+        first = 1.0 if f"{kind} {batch}" in self.kinds else 3.0
+        self.now += noise * first * (self._ratio(batch) if rows > 1 else FED)
+        self.pacer.end_step()
+        self.kinds.append(f"{kind} {batch}")
+        return tokens
+
+    def run(self, tokens: int, batch: int = 1) -> list[str]:
+        """Decodes so many tokens of each sequence; the kinds of the steps."""
+        before, made = len(self.kinds), 0.0
+        while made < tokens:
+            made += self.step(batch)
+        return [kind.split()[0] for kind in self.kinds[before:]]
+
+
+def useless(_: int) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize("ratio", [1.5, 2.0, 3.0])
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_useless_draft_costs_at_most_a_tenth_of_200_tokens(ratio: float, batch: int) -> None:
+    machine = Machine(lambda _: ratio, useless)
+    kinds = machine.run(200, batch)
+    slow_first_steps = 2 * ratio + 2 * FED  # they are the machine's, drafts or not
+    assert machine.now - slow_first_steps <= 1.10 * 200
+    assert "plain" in kinds[:20]
+    # From then on they are tried more and more seldom.
+    kinds = machine.run(20_000, batch)
+    assert kinds.count("drafted") * ratio < 0.01 * 20_000
+
+
+def test_a_good_draft_drafts_at_every_step_and_is_checked_seldom() -> None:
+    rng = random.Random(3)
+    machine = Machine(lambda _: 1.57, lambda _: rng.choice(DEMO))
+    assert set(machine.run(200)) == {"drafted"}
+    kinds = machine.run(20_000)
+    assert 0 < kinds.count("plain") < 0.01 * len(kinds)
+
+
+def test_a_modest_draft_is_kept_once_it_was_timed() -> None:
+    """It brings less than was assumed to be needed, and more than it costs."""
+    rng = random.Random(5)
+    machine = Machine(lambda _: 1.3, lambda _: rng.choice([1, 2, 3, 4]))
+    tokens = 200
+    kinds = machine.run(tokens)
+    assert kinds.count("plain") == 4
+    spent = machine.now - 2 * 1.3 - 2 * FED
+    assert spent * 0.97 <= tokens / 2.5 * 1.3 * 1.05  # chance has its say in 200 tokens
+
+
+def test_drafts_that_bring_much_and_cost_more_are_found_by_the_check_without_cause() -> None:
+    machine = Machine(lambda _: 6.0, lambda step: 3 + step % 2)
+    kinds = machine.run(1000, batch=32)
+    assert kinds[:128] == ["drafted"] * 128
+    assert kinds[150:].count("plain") > 0.9 * len(kinds[150:])
+
+
+def test_drafts_come_back_when_they_are_of_use_again() -> None:
+    machine = Machine(lambda _: 2.0, lambda step: 1.0 if step < 300 else 6.0)
+    machine.run(300)
+    kinds = machine.run(FIRST_PAUSE * 4)
+    back = kinds.index("drafted")
+    assert back < 2 * FIRST_PAUSE + 8
+    assert set(kinds[back : back + 60]) == {"drafted"}
+
+
+def test_poor_drafts_are_left_out_where_many_decode_and_kept_where_few_do() -> None:
+    machine = Machine(lambda batch: 1.2 if batch < 4 else 3.5, lambda step: 1 + step % 3)
+    machine.run(100, batch=1)
+    machine.run(100, batch=8)
+    assert machine.run(50, batch=8).count("drafted") == 0
+    assert set(machine.run(50, batch=1)) == {"drafted"}
+    assert machine.run(20, batch=16).count("drafted") == 0, "it costs no less where more decode"
+    assert machine.run(50, batch=8).count("drafted") == 0
+
+
+def test_useless_drafts_end_at_every_batch_at_once() -> None:
+    machine = Machine(lambda batch: 1.5 + batch / 8, useless)
+    machine.run(30, batch=8)
+    for batch in (7, 1, 3, 8):
+        assert set(machine.run(20, batch)) == {"plain"}
+
+
+def test_a_machine_that_stutters_does_not_end_good_drafts() -> None:
+    rng = random.Random(7)
+    machine = Machine(lambda _: 1.57, lambda _: rng.choice(DEMO))
+    tokens = 0.0
+    for _ in range(4000):
+        tokens += machine.step(noise=10.0 if rng.random() < 0.1 else rng.uniform(0.8, 1.3))
+    assert tokens / 4000 > 0.97 * sum(DEMO) / len(DEMO)
+
+
+class TimedExecutor(FakeExecutor):
+    """A fake one that takes time: 1 for a plain step, 2 for a drafted one."""
+
+    now = 0.0
+
+    def _begin(self, kind: str, call: Any) -> None:
+        super()._begin(kind, call)
+        self.now += 2.0 if kind == "speculate" else 1.0
+
+
+@pytest.mark.parametrize(("skill", "most"), [(0.0, 40), (1.0, 300)])
+def test_a_generator_follows_it_and_says_the_same(skill: float, most: int) -> None:
+    """Requests that draft and some that do not, one after the other and together."""
+    executor = TimedExecutor(max_batch=4, max_seq_len=256, draft_skill=skill)
+    options = GeneratorOptions(live=True, prefill_chunk=7)
+    generator = Generator(executor, options=options, clock=lambda: executor.now)
+    requests = [
+        Request(prompt_ids=(index, 1, 2, 3), max_tokens=200, speculate=index != 3)
+        for index in range(6)
+    ]
+    for result, request in zip(generator.generate(requests), requests, strict=True):
+        assert result.token_ids == decode_plainly(request, executor)[0]
+    kinds = [call.kind for call in executor.calls]
+    assert "target_only" not in kinds, "the drafter's context has no gaps"
+    assert 0 < kinds.count("speculate") < most
+    if skill:  # what may draft does, but for the checks
+        assert all(one.statistics.steps < 60 for one in generator.generate(requests[:3]))
+
+
+def test_a_step_that_fails_teaches_nothing() -> None:
+    executor = TimedExecutor(draft_skill=1.0)
+    generator = Generator(executor, options=GeneratorOptions(live=True), clock=lambda: executor.now)
+    request = Request(prompt_ids=(1, 2), max_tokens=40)
+    generator.submit(request)
+    generator.step()
+    executor.error = DflashError("broken", where="here")
+    for _ in range(50):
+        with pytest.raises(DflashError):
+            generator.step()
+    executor.error = None
+    while generator.has_work:
+        generator.step()
+    assert {call.kind for call in executor.calls[1:]} == {"speculate"}
+
+
+def test_what_would_be_fixed_is_not_watched() -> None:
+    for fields in ({"block_size": 4}, {"speculation": False}):
+        with pytest.raises(DflashError, match="live"):
+            GeneratorOptions(live=True, **fields)  # type: ignore[arg-type]
