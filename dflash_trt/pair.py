@@ -74,7 +74,8 @@ class LoadedPair:
         speculation: False decodes with the baseline graph, target_only.
         block_size: rows of every verify step, anchor included; None is the trained block.
         block_schedule: which block at how many sequences: "auto" (the bundle's own, unless what it
-            would decide is fixed), "none", or a file.
+            would decide is fixed; without one, no drafts while they cost more than they bring),
+            "none", or a file.
         graphs: to open from the start beside those that decoding needs, so that no measurement
             waits for one.
 
@@ -105,6 +106,7 @@ class LoadedPair:
             block_size=block_size,
             prefill_chunk=bundle.manifest.limits.prefill_chunk,
             schedule=self.schedule,
+            live=self.schedule is None and str(block_schedule) == AUTO,
         )
         needed = needed_graphs(speculation=speculation, schedule=self.schedule)
         self._graphs = dict.fromkeys([*needed, *graphs])

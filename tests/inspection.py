@@ -13,6 +13,7 @@ from dflash_trt.backends.onnxruntime.caches import LinearCaches, PagedCaches
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.runtime import Generator
+from dflash_trt.runtime.live_pacing import LivePacer
 from dflash_trt.runtime.pacing import Pacer
 from dflash_trt.runtime.paging import PageAllocator
 from dflash_trt.runtime.worker import GeneratorWorker
@@ -78,6 +79,11 @@ def free_pages(generator: Generator) -> list[int]:
 def factors(pacer: Pacer) -> list[float]:
     """Live acceptance by draft position, as a share of what was measured."""
     return list(pacer._factors)
+
+
+def is_live(generator: Generator) -> bool:
+    """Whether it weighs what drafts bring against what they cost."""
+    return isinstance(generator._pacer, LivePacer)
 
 
 def poison_free_pages(generator: Generator, pools: dict[str, FloatArray]) -> None:

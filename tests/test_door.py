@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,11 +20,14 @@ import pytest
 
 import dflash_trt
 from dflash_trt import CacheOptions, DflashError, LoadedPair, SamplingParams
+from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.cli.main import main
-from dflash_trt.runtime import TokenEvent
+from dflash_trt.runtime import GeneratorOptions, TokenEvent
+from dflash_trt.speculation.schedule import BlockSchedule, merge_ranges
 from dflash_trt.text.harmony import HarmonyFormat
+from dflash_trt.tuning.bundle_schedule import write_schedule
 from tests.cli.bigram import END, token, write_bigram_pair
-from tests.inspection import loaded_graphs
+from tests.inspection import is_live, loaded_graphs
 from tests.text.harmony import encode, make_harmony
 from tests.waiting import wait_until
 
@@ -82,7 +86,6 @@ def test_importing_costs_nothing() -> None:
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED])
 def test_results_are_the_commands(
-    pair: LoadedPair,
     folder: Path,
     sampling: SamplingParams,
     tmp_path: Path,
@@ -92,10 +95,14 @@ def test_results_are_the_commands(
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
     arguments = ["--prompt-file", str(file), "--raw", "--max-tokens", "12", "--json"]
     arguments += ["--temperature", str(sampling.temperature), "--top-p", str(sampling.top_p)]
+    arguments += ["--block-schedule", "none"]  # else a step's time has a say in the figures
     capsys.readouterr()
     assert main(["generate", str(folder), *arguments, "--seed", str(sampling.seed)]) == 0
     answers = json.loads(capsys.readouterr().out)["requests"]
-    results = pair.generate(PROMPTS, sampling, max_tokens=12)
+    with dflash_trt.load(folder, block_schedule="none") as pair:
+        results = pair.generate(PROMPTS, sampling, max_tokens=12)
+        ids = [pair.tokenizer.encode(text) for text in PROMPTS]
+        again = pair.generate(ids, sampling, max_tokens=12)
     for result, answer in zip(results, answers, strict=True):
         assert (result.text, list(result.token_ids)) == (answer["text"], answer["token_ids"])
         assert result.finish_reason == answer["finish_reason"]
@@ -103,9 +110,27 @@ def test_results_are_the_commands(
         assert list(figures.acceptance_histogram) == answer["acceptance_histogram"]
         assert figures.acceptance_length == answer["acceptance_length"]
         assert figures.time_to_first_token_s is not None
-    ids = [pair.tokenizer.encode(text) for text in PROMPTS]
-    again = pair.generate(ids, sampling, max_tokens=12)
     assert [one.token_ids for one in again] == [one.token_ids for one in results]
+
+
+def test_drafts_are_watched_where_nothing_says_when_to_draft(folder: Path, tmp_path: Path) -> None:
+    ways: list[dict[str, Any]] = [
+        {},
+        {"block_schedule": "none"},
+        {"block_size": 4},
+        {"speculation": False},
+    ]
+    watched = []
+    for way in ways:
+        with LoadedPair(open_bundle(folder), **way) as pair:
+            watched.append(is_live(pair.open_runner().generator))
+            assert not is_live(pair.make_generator(GeneratorOptions())), "a measurement's"
+    assert watched == [True, False, False, False]
+    tuned = open_bundle(shutil.copytree(folder, tmp_path / "tuned", symlinks=True))
+    blocks = merge_ranges([4] * tuned.manifest.limits.max_batch)
+    tuned = write_schedule(tuned, BlockSchedule(blocks=blocks, executor="cpu"))
+    with LoadedPair(tuned) as pair:
+        assert not is_live(pair.open_runner().generator), "it has a schedule of its own"
 
 
 def test_without_speculation_only_the_baseline_graph_opens(folder: Path, pair: LoadedPair) -> None:

@@ -219,7 +219,8 @@ block_schedule_option = click.option(
     "--block-schedule",
     metavar="auto|none|FILE",
     default="auto",
-    help="Block size by batch: the bundle's own from `tune`, none, or that in a file.",
+    help="Block size by batch: the bundle's own from `tune` (without one, no drafts while they "
+    "cost more than they bring), none: the trained block always, or that in a file.",
 )
 
 

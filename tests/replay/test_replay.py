@@ -53,7 +53,7 @@ def _build(folder: Path, *options: str) -> None:
 )
 def pair(request: pytest.FixtureRequest, shared: Shared) -> Any:
     folder = shared.folder(_build, *BUILDS[request.param])
-    with dflash_trt.load(folder / "bundle") as loaded:
+    with dflash_trt.load(folder / "bundle", block_schedule="none") as loaded:
         yield loaded
 
 
@@ -189,7 +189,7 @@ def test_features_are_the_tapped_residual_streams(name: str, make_pair: PairFact
 @pytest.mark.parametrize("name", ["sliding", "one_tap", "quantised"])
 def test_random_pairs_are_replayed_too(name: str, make_pair: PairFactory) -> None:
     tiny = make_pair(**(VARIANTS | {"quantised": QUANTISED})[name])
-    with dflash_trt.load(tiny.bundle.folder) as loaded:
+    with dflash_trt.load(tiny.bundle.folder, block_schedule="none") as loaded:
         prompts = [[3, 1, 4, 1, 5], list(range(1, 90))]
         results = loaded.generate(prompts, max_tokens=40)
     answers = [Answer(ids, result.token_ids) for ids, result in zip(prompts, results, strict=True)]

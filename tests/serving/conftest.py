@@ -59,7 +59,8 @@ def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def repository(bundle: Bundle) -> Path:
-    return package(bundle.folder, bundle.folder.parent / "repository")
+    """Of blocks that do not change: what a test counts is what `generate` counts."""
+    return package(bundle.folder, bundle.folder.parent / "repository", block_schedule="none")
 
 
 @pytest.fixture(scope="session")
@@ -112,7 +113,7 @@ def served(
 @pytest.fixture(scope="session")
 def generate(chat_bundle: Path) -> Iterator[Generate]:
     """What the demo pair answers in this process, which served answers must equal."""
-    with dflash_trt.load(chat_bundle) as pair:
+    with dflash_trt.load(chat_bundle, block_schedule="none") as pair:
 
         def call(
             prompt: Prompt, sampling: SamplingParams | None = None, **options: object

@@ -69,7 +69,8 @@ def measure(
         return Rate(run.values["output_throughput"])
 
     by_clients: Figures = {}
-    with serve(bundle, work.folder / "repository", RepositoryOptions()) as address:
+    options = RepositoryOptions(block_schedule=NONE)
+    with serve(bundle, work.folder / "repository", options) as address:
         for streams in clients:
             ways = {
                 "alone": partial(run_in_process, generator, queue, streams),
