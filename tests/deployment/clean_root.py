@@ -152,6 +152,14 @@ def is_healthy() -> bool:
     return fetch(f"{OPENAI}/health")[0] == 200
 
 
+def is_healthy_to_docker(root: Path) -> bool:
+    image = read_dockerfile()
+    command = json.loads(image["HEALTHCHECK"].partition("CMD ")[2])
+    return not subprocess.run(
+        ["chroot", root, "env", "-i", *image["ENV"].split(), *command]
+    ).returncode
+
+
 def ask_all_ports() -> str:
     """A question to each port; the text of the OpenAI port's answer."""
     fields = {"model": "demo", "prompt": "jobs: red fox gold", "max_tokens": 24, "temperature": 0}
@@ -185,6 +193,7 @@ def hold(root: Path, bundle: Path, arguments: list[str]) -> None:
     try:
         wait_for("ready", is_healthy)
         print(f"all ports answer: {ask_all_ports()!r}")
+        assert is_healthy_to_docker(root)
         (first,) = children(process.pid)
         running = descendants(first)
         for pid in (first, *running):
