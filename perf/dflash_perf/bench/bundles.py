@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
 from dflash_trt.bundle.bundle import Bundle, load_tokenizer
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Generator, Request, SamplingParams
-from dflash_trt.text.prompts import read_prompts
+from dflash_trt.text.prompts import encode_prompts, read_prompts
 
 
 def prompt_file(bundle: Bundle) -> Path:
@@ -23,16 +25,31 @@ def prompt_file(bundle: Bundle) -> Path:
     return bundle.prompts
 
 
+def rendered_prompts(bundle: Bundle, folder: Path) -> Path:
+    """The bundle's prompts as a Triton server takes them, which reads a text as it is: rendered
+    into a file in `folder` where the bundle has a chat template."""
+    file = prompt_file(bundle).resolve()
+    renderer = load_tokenizer(bundle).open_renderer()
+    if renderer is None:
+        return file
+    rendered = folder / "prompts.jsonl"
+    with closing(renderer), rendered.open("w", encoding="utf-8") as lines:
+        for text in read_prompts(file):
+            sent = renderer.render([{"role": "user", "content": text}])
+            lines.write(json.dumps({"prompt": sent}) + "\n")
+    return rendered
+
+
 def requests_of(bundle: Bundle, max_tokens: int, temperature: float = 0.0) -> list[Request]:
-    """A request for each of the bundle's prompts."""
-    encode = load_tokenizer(bundle).encode
+    """A request for each of the bundle's prompts, through its chat template where it has one."""
+    texts = read_prompts(prompt_file(bundle))
     return [
         Request(
-            prompt_ids=tuple(encode(text)),
+            prompt_ids=tuple(ids),
             max_tokens=max_tokens,
             sampling=SamplingParams(temperature=temperature, seed=seed),
         )
-        for seed, text in enumerate(read_prompts(prompt_file(bundle)))
+        for seed, ids in enumerate(encode_prompts(load_tokenizer(bundle), texts, raw=False))
     ]
 
 

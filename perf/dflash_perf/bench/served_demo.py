@@ -2,8 +2,8 @@
 
 Starts Triton servers on free ports: one with the bundle's target_only graph, one with DFlash at
 whatever block a request asks for, and one that follows the bundle's block schedule, where `tune`
-wrote one. Then runs `dflash-trt sweep` and `dflash-trt report` on them. Each server has one
-executor thread; only the one that is asked works.
+wrote one. Then runs `dflash-trt sweep` and `dflash-trt report` on them. Only the server that is
+asked works.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Annotated
 import yaml
 
 from dflash_perf.bench.base import Work, bench
-from dflash_perf.bench.bundles import prompt_file
+from dflash_perf.bench.bundles import rendered_prompts
 from dflash_perf.bench.served import serve
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.errors import DflashError
@@ -35,10 +35,11 @@ def measure(
     concurrency: str = "1,2,4,8,16",
     blocks: Annotated[str, "Fixed blocks to compare."] = "4,8",
     osl: Annotated[int, "Most output tokens."] = 128,
-    interactivity: Annotated[str, "Tokens/s per user."] = "600",
+    ignore_eos: Annotated[bool, "Go on past the end of an answer: all have one length."] = True,
+    interactivity: Annotated[str | None, "Tokens/s per user; else what all of them reach."] = None,
 ) -> None:
     opened = open_bundle(bundle)
-    prompts = prompt_file(opened).resolve()
+    prompts = rendered_prompts(opened, work.folder)
     served = {
         "target_only": RepositoryOptions(speculation=False),
         "DFlash": RepositoryOptions(block_schedule=NONE),
@@ -47,6 +48,7 @@ def measure(
         served["DFlash, tuned"] = RepositoryOptions()
     output_dir.mkdir(parents=True, exist_ok=True)
     results = output_dir / "sweep"
+    marked = ["--interactivity", interactivity] if interactivity else []
     # On the results' disk, so that weights are linked and not copied.
     with tempfile.TemporaryDirectory(dir=output_dir) as scratch, ExitStack() as servers:
         configurations: list[dict[str, object]] = []
@@ -61,11 +63,10 @@ def measure(
         config = work.folder / "sweep.yaml"
         settings = {"input_file": str(prompts), "configurations": configurations}
         config.write_text(yaml.safe_dump(settings), "utf-8")
-        options = ["--concurrency", concurrency, "--osl", str(osl), "--ignore-eos"]
-        options += ["--repeats", str(work.runs), "--interactivity", interactivity]
-        _run("sweep", "--config", str(config), *options, "-o", str(results))
-    report = str(output_dir / "report.html")
-    _run("report", str(results), "--interactivity", interactivity, "-o", report)
+        options = ["--concurrency", concurrency, "--osl", str(osl), "--repeats", str(work.runs)]
+        options += ["--ignore-eos"] * ignore_eos
+        _run("sweep", "--config", str(config), *options, *marked, "-o", str(results))
+    _run("report", str(results), *marked, "-o", str(output_dir / "report.html"))
 
 
 def _run(*arguments: str) -> None:

@@ -2,10 +2,10 @@
 
 Closed loop in process: as many requests as `--concurrency` says are in flight until all of a fixed
 number are done, so every way of decoding does the same work and emits the same tokens, ramp-up and
-ramp-down included. Ways are interleaved, run after run, each run in another order. The figure is
-tokens/s of the tuned runtime / the best of target_only and every fixed block, by medians; the
-spread is that of the neighbouring runs. Seconds are the wall's, or with `--clock cpu` those that
-this process computed on its one thread, which holds on a busy machine.
+ramp-down included. Ways are interleaved, run after run, each run in another order. The figures are
+tokens/s of the tuned runtime / the best of target_only and every fixed block, and / target_only,
+by medians; the spread is that of the neighbouring runs. Seconds are the wall's, or with
+`--clock cpu` those that this process computed, which with one thread hold on a busy machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Annotated, Literal
 
 import click
 
@@ -41,6 +41,8 @@ def summarize(rates: dict[str, list[float]]) -> Figures:
         "tuned_to_best": median(rates[TUNED]) / others[best],
         "best": best,
         "run_by_run": spread_of_ratios(rates[TUNED], rates[best]),
+        "tuned_to_target_only": median(rates[TUNED]) / others[PLAIN],
+        "target_only_run_by_run": spread_of_ratios(rates[TUNED], rates[PLAIN]),
         "tokens_per_second": {name: spread(values) for name, values in rates.items()},
     }
 
@@ -54,9 +56,11 @@ def measure(
     least_requests: int = 16,
     max_tokens: int = 128,
     temperature: float = 0.0,
+    threads: int = 1,
+    fixed_blocks: Annotated[bool, "Measure every fixed block too, not target_only alone."] = True,
     clock: Literal["wall", "cpu"] = "wall",
 ) -> Figures:
-    pair = LoadedPair(open_bundle(bundle), threads=1, graphs=GRAPH_NAMES)
+    pair = LoadedPair(open_bundle(bundle), threads=threads, graphs=GRAPH_NAMES)
     limits, schedule = pair.bundle.manifest.limits, pair.schedule
     if schedule is None or schedule.measured is None:
         raise DflashError("has no schedule", where=bundle, fix="`dflash-trt tune` it", usage=True)
@@ -66,7 +70,7 @@ def measure(
     requests = requests_of(pair.bundle, max_tokens, temperature)
     common = GeneratorOptions(prefill_chunk=limits.prefill_chunk)
     options = {TUNED: replace(common, schedule=schedule), PLAIN: replace(common, speculation=False)}
-    for block in schedule.measured.block_sizes:
+    for block in schedule.measured.block_sizes if fixed_blocks else ():
         options[f"block {block}"] = replace(common, block_size=block)
     click.echo(f"schedule: {schedule.describe()}")
 
@@ -94,6 +98,7 @@ def measure(
     return {
         "pair": pair.bundle.manifest.name,
         "prompts": len(requests),
+        "threads": threads,
         "schedule": [entry.model_dump() for entry in schedule.blocks],
         "fallback": schedule.fallback,
         "worst_tuned_to_best": worst,
@@ -102,11 +107,12 @@ def measure(
 
 
 def _show(level: int, figures: Figures) -> None:
-    around, best = figures["run_by_run"], figures["best"]
+    around, best, plain = (figures[key] for key in ("run_by_run", "best", "target_only_run_by_run"))
     rates = {name: row["median"] for name, row in figures["tokens_per_second"].items()}
     click.echo(
         f"concurrency {level}: tuned / best fixed {figures['tuned_to_best']:.3f}, run by run "
-        f"{show(around, '.2f')} in {around['runs']} interleaved runs; "
+        f"{show(around, '.2f')} in {around['runs']} interleaved runs; / target_only "
+        f"{figures['tuned_to_target_only']:.2f}, run by run {show(plain, '.2f')}; "
         f"tuned {rates[TUNED]:,.0f}, {best} {rates[best]:,.0f}, "
         f"target_only {rates[PLAIN]:,.0f} tokens/s"
     )
