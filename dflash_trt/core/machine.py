@@ -7,6 +7,7 @@ import platform
 import resource
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 
@@ -18,6 +19,16 @@ def describe_host(libraries: Iterable[str]) -> dict[str, Any]:
         "python": platform.python_version(),
         "libraries": {name: found for name in libraries if (found := installed_version(name))},
     }
+
+
+def processor() -> str:
+    """The CPU's name, as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown"
 
 
 def installed_version(distribution: str) -> str | None:

@@ -20,6 +20,8 @@ class DraftRecord:
         hashes: SHA-256 of the prompt files by name, of tokenizer.json and of the template.
         rows, held_out: prompts trained and measured on.
         answers: who gave them.
+        hours: what all of it was given; a run that ended early took fewer.
+        machine: what trained.
         template_options: what serving has to tell the chat template.
         reasons: why each default was chosen.
         steps: of the schedule; the best is at `best.step`.
@@ -33,6 +35,8 @@ class DraftRecord:
     held_out: int
     tokens: int
     answers: str
+    hours: float
+    machine: str
     system_prompt: str | None
     template_options: dict[str, bool | str]
     shape: DraftDesign
@@ -74,6 +78,8 @@ def write_card(record: DraftRecord, name: str, *, curves: str | None) -> str:
         f"{shape.num_target_layers} |",
         f"| mask token | {shape.mask_token_id} |",
         f"| data | {record.rows:,} prompts, {record.tokens:,} tokens; answers: {record.answers} |",
+        f"| training | {record.settings.steps:,} steps of {record.settings.rows} rows; "
+        f"{record.hours:g} h were given, {record.machine} |",
         "",
         "τ was measured through the graphs that serve, by replaying the target's own answers.",
         "",

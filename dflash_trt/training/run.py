@@ -12,8 +12,11 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, cast
 
+import torch
+
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.core.machine import processor
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.replay import Answer, Replay
 from dflash_trt.training.answer_stage import AnswerStage
@@ -147,6 +150,8 @@ class _Run:
             held_out=len(rows.held_out),
             tokens=tokens,
             answers=_describe_answers(preparation),
+            hours=request.hours,
+            machine=_describe_machine(preparation),
             system_prompt=request.data.system_prompt,
             template_options=preparation.renderer.variables,
             shape=preparation.chosen.shape,
@@ -309,3 +314,14 @@ def _describe_answers(preparation: Preparation) -> str:
     how = "greedy" if data.temperature == 0 else f"at temperature {data.temperature:g}"
     by = "dflash-trt" if endpoint.url is None else "an OpenAI-compatible server"
     return f"the target's own, {how}, from {by}, {data.answer_tokens} tokens at most"
+
+
+def _describe_machine(preparation: Preparation) -> str:
+    """What trains: one name, as a crew's processes have one kind of GPU."""
+    if preparation.device == "cpu":
+        threads, name = preparation.request.threads, processor()
+        what = f"{name}, {threads} thread{'s' * (threads > 1)}"
+    else:
+        count, name = preparation.crew.count, torch.cuda.get_device_name()
+        what = f"{count} × {name}"
+    return f"{what}, torch {torch.__version__}"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.core.machine import describe_host
+from dflash_trt.core.machine import describe_host, processor
 
 LIBRARIES = (
     "dflash-trt",
@@ -28,7 +27,7 @@ LIBRARIES = (
 def describe_machine() -> dict[str, Any]:
     """The machine that figures depend on: processor, cores, memory, system, library versions."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         **describe_host(LIBRARIES),
     }
@@ -59,12 +58,3 @@ def write_record(
 def _plain(argument: str) -> str:
     """An argument; of an absolute path only the last part, as records name no local folders."""
     return Path(argument).name if argument.startswith("/") else argument
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"

@@ -61,6 +61,7 @@ def test_a_draft_is_trained_measured_built_and_proven(trained: Trained) -> None:
     assert [json.loads(line) for line in lines] == told["evaluations"]
     card = (draft / "README.md").read_text()
     assert record["hashes"]["prompts shifts"] in card and "| 7 |" in card
+    assert f"{record['hours']:g} h were given, {record['machine']} |" in card
     page = (draft / "curves.html").read_text()
     assert "step 8 of 8, epoch 4.0; ended by the schedule&#39;s last step" in page
     assert "[curves.html](curves.html)" in card
