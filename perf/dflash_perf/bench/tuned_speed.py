@@ -57,7 +57,7 @@ def measure(
     max_tokens: int = 128,
     temperature: float = 0.0,
     threads: int = 1,
-    fixed_blocks: Annotated[bool, "Measure every fixed block too, not target_only alone."] = True,
+    plain_only: Annotated[bool, "Compare with target_only alone, with no fixed block."] = False,
     clock: Literal["wall", "cpu"] = "wall",
 ) -> Figures:
     pair = LoadedPair(open_bundle(bundle), threads=threads, graphs=GRAPH_NAMES)
@@ -70,7 +70,7 @@ def measure(
     requests = requests_of(pair.bundle, max_tokens, temperature)
     common = GeneratorOptions(prefill_chunk=limits.prefill_chunk)
     options = {TUNED: replace(common, schedule=schedule), PLAIN: replace(common, speculation=False)}
-    for block in schedule.measured.block_sizes if fixed_blocks else ():
+    for block in () if plain_only else schedule.measured.block_sizes:
         options[f"block {block}"] = replace(common, block_size=block)
     click.echo(f"schedule: {schedule.describe()}")
 
