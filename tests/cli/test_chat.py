@@ -167,6 +167,8 @@ def test_in_a_terminal(talker: Path) -> None:
             read_until(b"\x1b[32mb\x1b[0m")  # a draft that was accepted
             os.kill(chat.pid, signal.SIGINT)
             read_until(b"ended; ")
+            seen = seen.partition(b"ended; ")[2]
+            read_until(b"> ")  # what is typed before the prompt is there may be lost
             seen = b""
             os.write(ours, b"/new\n")
             read_until(b"> ")

@@ -32,6 +32,7 @@ _STOP_SPINNING = "session.force_spinning_stop"
 ort.set_default_logger_severity(4)
 
 # Where the weights of a graph lie that is not read from a file.
+_CHECK_IT = "check the bundle with `dflash-trt inspect --verify`"
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -50,7 +51,7 @@ def open_session(
     try:
         parsed = onnx.load_from_string(model or found.read_bytes())
     except Exception as error:  # protobuf's own class
-        raise DflashError("is not a readable graph", where=path) from error
+        raise DflashError("is not a readable graph", where=path, fix=_CHECK_IT) from error
     check_ending(parsed, path)
     del parsed
     options = ort.SessionOptions()
@@ -72,7 +73,7 @@ def open_session(
         raise DflashError(
             f"ONNX Runtime cannot open it: {one_line(error)}",
             where=path,
-            fix="check the bundle with `dflash-trt inspect --verify`",
+            fix=_CHECK_IT,
         ) from error
 
 
