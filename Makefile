@@ -39,7 +39,7 @@ real: $(SMOLLM2)/config.json
 	$(BIN)/dflash-trt build --target smollm2-135m --target-checkpoint $(SMOLLM2) --overwrite -o $(REAL)
 	$(BIN)/dflash-trt generate $(REAL) --view --prompt 'A farmer sells 12 melons at $$3 each and 9 pumpkins at $$5 each. How much does he earn?'
 	$(BIN)/dflash-trt verify $(REAL) --max-tokens 96 --limit-prompts 8
-	$(BIN)/dflash-trt tune $(REAL)
+	$(BIN)/dflash-trt tune $(REAL) --limit-prompts 12
 	$(BENCH) served-demo $(REAL) --output-dir build/real --runs 1 --osl 64 --concurrency 1,2,4,8 --end-at-eos
 	@echo 'talk to it: $(BIN)/dflash-trt generate $(REAL) --chat; open build/real/report.html'
 
