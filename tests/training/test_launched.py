@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from dflash_trt.training.recipe_choice import multiplies_bf16
 from tests.frozen.command_line import run_well
 from tests.training.prompts import command, write_prompts
 from tests.waiting import PATIENCE_S, wait_until
@@ -64,7 +65,8 @@ def test_a_killed_crew_goes_on_to_what_one_process_trains(tmp_path: Path) -> Non
     assert told["reasons"]["processes"].startswith("2 were started")
     for one, other in zip(told["evaluations"], alone["evaluations"], strict=True):
         assert (one["step"], one["tokens"]) == (other["step"], other["tokens"])
-        assert one["loss"] == pytest.approx(other["loss"], abs=1e-3)
+        # Gradients add up in another order; where products are bfloat16, that is seen sooner.
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-2 if multiplies_bf16() else 1e-3)
         assert one["acceptance_length"] == pytest.approx(other["acceptance_length"], abs=0.05)
     mine, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("draft", "alone"))
     for name, weight in theirs.items():  # bfloat16: a last bit may fall the other way
