@@ -104,9 +104,10 @@ def addresses(server: TritonServer) -> ServerAddresses:
 def served(
     tritonserver: TritonServerBinary, chat_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """`chat_bundle` packaged with a short queue, and served with the OpenAI front."""
+    """`chat_bundle` with a short queue and blocks that do not change, behind the OpenAI front."""
     repository = tmp_path_factory.mktemp("served") / "repository"
-    with serving(package(chat_bundle, repository, max_queue_size=QUEUE), chat_bundle) as running:
+    options = {"max_queue_size": QUEUE, "block_schedule": "none"}
+    with serving(package(chat_bundle, repository, **options), chat_bundle) as running:
         yield running
 
 
