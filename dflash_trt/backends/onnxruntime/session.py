@@ -32,8 +32,9 @@ _STOP_SPINNING = "session.force_spinning_stop"
 ort.set_default_logger_severity(4)
 
 # Where the weights of a graph lie that is not read from a file.
-_CHECK_IT = "check the bundle with `dflash-trt inspect --verify`"
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+
+_CHECK_IT = "check the bundle with `dflash-trt inspect --verify`"
 
 
 def open_session(
