@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from dflash_trt.backends.base import ExecutorLimits, TargetCall, TargetGraph
+from dflash_trt.backends.base import ExecutorLimits
+from dflash_trt.runtime.fixed_pacing import FixedPacer
+from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.request import RequestState
 from dflash_trt.speculation.schedule import NO_SPECULATION
 
@@ -100,7 +102,7 @@ class _Account:
         return self.tokens / self.steps.total()
 
 
-class LivePacer:
+class LivePacer(FixedPacer):
     """Drafts the trained block, or nothing while drafts cost more than they bring.
 
     Plain steps inject into the drafter's context, so that it has no gaps.
@@ -109,10 +111,8 @@ class LivePacer:
         clock: seconds, monotonic; read twice a step.
     """
 
-    fallback: TargetGraph = "target"
-
     def __init__(self, limits: ExecutorLimits, clock: Callable[[], float]) -> None:
-        self._block = limits.block_size
+        super().__init__(GeneratorOptions(), limits)
         self._clock = clock
         self._ratios = StepRatios()
         self._account = _Account()
@@ -127,15 +127,11 @@ class LivePacer:
         self._batch, self._started = 0, 0.0
         self._accepted: int | None = None
 
-    def block_size(self, batch: int) -> int:
-        """Rows of a step of `batch` sequences that drafts; for whoever prepares for it."""
-        return self._block
-
     def begin_step(self, states: Sequence[RequestState]) -> int:
         """The most rows of the step that `states`, all that decode, are about to make."""
         self._batch, self._accepted = len(states), None
         self._started = self._clock()
-        return NO_SPECULATION if self._is_off(self._batch) else self._block
+        return NO_SPECULATION if self._is_off(self._batch) else self._most
 
     def count(self, rows: int, trials: int, accepted: int) -> None:
         """Takes one request's part of the step, in which `accepted` drafts were good."""
@@ -149,19 +145,6 @@ class LivePacer:
             self._weigh(self._batch, 1 + self._accepted / self._batch)
         elif self._is_off(self._batch):
             self._rest()
-
-    def prefill_graph(self, state: RequestState, batch: int) -> TargetGraph:
-        """Always the one that injects."""
-        return "target"
-
-    def fill_gap(
-        self,
-        forward: Callable[[TargetCall], object],
-        limits: ExecutorLimits,
-        states: Sequence[RequestState],
-        chunk_tokens: int,
-    ) -> None:
-        """Nothing: there are no gaps."""
 
     @property
     def _credit(self) -> float:
