@@ -23,12 +23,22 @@ def describe_host(libraries: Iterable[str]) -> dict[str, Any]:
 
 def processor() -> str:
     """The CPU's name, as the system tells it."""
+    return _cpu_fields().get("model name") or platform.processor() or "unknown"
+
+
+def multiplies_bf16() -> bool:
+    """Whether this CPU has instructions for bfloat16 products."""
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(_cpu_fields().get("flags", "").split())
+
+
+def _cpu_fields() -> dict[str, str]:
+    """What Linux tells of the first CPU; nothing elsewhere."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
     except OSError:
-        return platform.processor() or "unknown"
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def installed_version(distribution: str) -> str | None:

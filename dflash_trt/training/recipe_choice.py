@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
+from dflash_trt.core.machine import multiplies_bf16
 from dflash_trt.training.request import RecipeOptions, TrainRequest
 from dflash_trt.training.trainer import TrainerSettings
 
@@ -17,8 +17,6 @@ DRAFT_TOKENS = 4096
 """Of a vocabulary four times as large or larger, on a CPU: 99.6 % of what SmolLM2 answers to
 questions in English are among its own 4,096 commonest tokens there."""
 GPU_ROWS, CPU_ROWS = 16, 4
-_CPU_FLAGS = ("avx512_bf16", "amx_bf16")
-_CPU_INFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +114,3 @@ def _draft_tokens(given: int | None, vocab_size: int, scale: Scale) -> int | Non
     if given is None:
         given = DRAFT_TOKENS if scale.is_cpu and vocab_size >= 4 * DRAFT_TOKENS else 0
     return given if 0 < given < vocab_size else None
-
-
-def multiplies_bf16() -> bool:
-    """Whether this CPU has instructions for bfloat16 products."""
-    try:
-        return any(flag in _CPU_INFO.read_text() for flag in _CPU_FLAGS)
-    except OSError:
-        return False

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from dflash_trt.training.recipe_choice import multiplies_bf16
+from dflash_trt.core.machine import multiplies_bf16
 from tests.frozen.command_line import run_well
 from tests.training.prompts import command, write_prompts
 from tests.waiting import PATIENCE_S, wait_until
