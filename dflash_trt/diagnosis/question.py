@@ -41,15 +41,10 @@ class Form:
 
 def encode(tokenizer: BundleTokenizer, texts: Sequence[str], form: Form) -> list[list[int]]:
     """Token ids of `texts` in a form; without a template all are raw."""
-    renderer = None if form.raw else tokenizer.open_renderer()
-    if renderer is None:
+    if form.raw or tokenizer.chat_template is None:
         return [tokenizer.encode(text) for text in texts]
     variables = {} if form.thinking is None else {THINKING: form.thinking}
-    with closing(renderer):
-        rendered = [
-            renderer.render([{"role": "user", "content": text}], variables) for text in texts
-        ]
-    return [tokenizer.encode(text, special=False) for text in rendered]
+    return tokenizer.encode_chats(texts, variables=variables)
 
 
 def other_forms(tokenizer: BundleTokenizer, served: Form) -> list[Form]:

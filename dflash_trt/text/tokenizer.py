@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,15 @@ class BundleTokenizer:
         """
         return encode(self._encoder, text, special=special)
 
-    def encode_chats(self, messages: Sequence[str], system: str | None = None) -> list[list[int]]:
-        """For each message, token ids of a conversation that begins with it, up to the answer.
+    def render_chats(
+        self,
+        messages: Sequence[str],
+        system: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """For each message, the text of a conversation that begins with it, up to the answer.
 
-        A `system` message stands before each.
+        A `system` message stands before each; `variables` are the template's own.
 
         Raises:
             DflashError: there is no template, or it fails.
@@ -55,12 +60,21 @@ class BundleTokenizer:
         renderer = self.open_renderer()
         if renderer is None:
             raise DflashError("the tokenizer has no chat template", usage=True)
+        first = [] if system is None else [{"role": "system", "content": system}]
         with closing(renderer):
-            first = [] if system is None else [{"role": "system", "content": system}]
-            texts = [
-                renderer.render([*first, {"role": "user", "content": text}]) for text in messages
+            return [
+                renderer.render([*first, {"role": "user", "content": text}], variables)
+                for text in messages
             ]
-        # The template writes the special tokens itself.
+
+    def encode_chats(
+        self,
+        messages: Sequence[str],
+        system: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[list[int]]:
+        """Token ids of `render_chats`; the template writes the special tokens itself."""
+        texts = self.render_chats(messages, system, variables)
         return [self.encode(text, special=False) for text in texts]
 
     def open_renderer(self) -> ChatRenderer | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -29,14 +28,13 @@ def rendered_prompts(bundle: Bundle, folder: Path) -> Path:
     """The bundle's prompts as a Triton server takes them, which reads a text as it is: rendered
     into a file in `folder` where the bundle has a chat template."""
     file = prompt_file(bundle).resolve()
-    renderer = load_tokenizer(bundle).open_renderer()
-    if renderer is None:
+    tokenizer = load_tokenizer(bundle)
+    if tokenizer.chat_template is None:
         return file
     rendered = folder / "prompts.jsonl"
-    with closing(renderer), rendered.open("w", encoding="utf-8") as lines:
-        for text in read_prompts(file):
-            sent = renderer.render([{"role": "user", "content": text}])
-            lines.write(json.dumps({"prompt": sent}) + "\n")
+    sent = tokenizer.render_chats(read_prompts(file))
+    lines = (json.dumps({"prompt": text}) + "\n" for text in sent)
+    rendered.write_text("".join(lines), encoding="utf-8")
     return rendered
 
 
