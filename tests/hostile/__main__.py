@@ -94,7 +94,11 @@ def _run(
     folder.mkdir(exist_ok=True)
     case = make_case(name)
     started = time.monotonic()
-    ending = Bench(base, folder).run(case)
+    try:
+        ending = Bench(base, folder).run(case)
+    except Exception as error:
+        error.add_note(f"making {name}")  # a pool says nothing of whose work failed
+        raise
     fault = find_fault(case, ending, good)
     if verbose:
         last = ending.err.splitlines()[-1:] or [""]

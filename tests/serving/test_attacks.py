@@ -15,7 +15,7 @@ from tests.serving.served import PROMPTS, Served, measure_memory
 
 QUICK = [attack for attack in ATTACKS if not attack.slow]
 SEED = 20
-GOOD_REQUESTS = 400
+GOOD_REQUESTS = 1000
 MEMORY_MARGIN = 0.05
 
 
@@ -64,4 +64,5 @@ def test_all_attacks(served: Served, right: list[str]) -> None:
             print(f"{len(good)} right in {time.monotonic() - started:.1f} s")
             wait_idle(served)
             halves.append(measure_memory(served.pid))
+    print(f"heaps {halves[0] >> 20} and {halves[1] >> 20} MiB")
     assert halves[1] < halves[0] * (1 + MEMORY_MARGIN), halves
