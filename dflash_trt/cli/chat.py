@@ -12,9 +12,9 @@ from typing import Protocol
 
 import click
 
-from dflash_trt.cli.generation_output import ACCEPTED, OWN, TextWriter
+from dflash_trt.cli.generation_output import ACCEPTED, OWN, TextWriter, showable
 from dflash_trt.cli.options import name_threads
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, printable
 from dflash_trt.pair import LoadedPair, RequestOptions
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.client.openai_chat import OpenAiChat
@@ -89,7 +89,7 @@ class ServedSpeaker:
 
     @property
     def greeting(self) -> str:
-        return f"{self._server.model} at {self._server.base}"
+        return printable(f"{self._server.model} at {self._server.base}")
 
     def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
         said, reasons, ended = "", False, ""
@@ -99,9 +99,9 @@ class ServedSpeaker:
                 for kind, text in pieces:
                     if kind == "reasoning":
                         reasons = True
-                        click.secho(text, nl=False, dim=True)
+                        click.secho(showable(text), nl=False, dim=True)
                         continue
-                    click.echo("\n\n" + text if reasons else text, nl=False)
+                    click.echo(("\n\n" if reasons else "") + showable(text), nl=False)
                     said, reasons = said + text, False
             except KeyboardInterrupt:
                 ended = "ended; "

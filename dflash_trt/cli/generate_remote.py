@@ -7,7 +7,7 @@ import time
 from contextlib import aclosing
 from urllib.parse import urlsplit
 
-from dflash_trt.cli.generation_output import TextWriter
+from dflash_trt.cli.generation_output import TextWriter, showable
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import RequestResult
 from dflash_trt.serving.client.client import GenerationRequest, ServedModel
@@ -58,7 +58,7 @@ async def _run(
     async def run_one(index: int, request: GenerationRequest) -> RequestResult:
         async with turn, aclosing(model.stream(request)) as deltas:
             async for delta in deltas:
-                writer.write(index, delta.text, finished=delta.result is not None)
+                writer.write(index, showable(delta.text), finished=delta.result is not None)
                 result = delta.result
         assert result is not None
         return result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +16,17 @@ from dflash_trt.text.harmony import HarmonyStream
 OpenChannels = Callable[[], HarmonyStream]
 ACCEPTED, OWN = "green", "yellow"
 """Colours of accepted drafts and of the target's own tokens."""
+_CODES = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+
+def showable(text: str) -> str:
+    """A model's text; where stdout is a terminal, without the codes that one obeys.
+
+    Any token of a stranger's tokenizer, and any server, may say some.
+    """
+    if sys.stdout is None or not sys.stdout.isatty():
+        return text
+    return _CODES.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class TextWriter:
@@ -78,9 +91,9 @@ class TextWriter:
 
     def _paint(self, event: TokenEvent) -> str:
         if not self._view or not event.pieces:
-            return event.text
+            return showable(event.text)
         return "".join(
-            click.style(piece, fg=ACCEPTED if index < event.accepted_tokens else OWN)
+            click.style(showable(piece), fg=ACCEPTED if index < event.accepted_tokens else OWN)
             for index, piece in enumerate(event.pieces)
         )
 
@@ -96,11 +109,11 @@ class _Answer:
         piece = self._stream.push(token_ids)
         if finished:
             piece += self._stream.flush()
-        shown = click.style(piece.reasoning, dim=True) if piece.reasoning else ""
+        shown = click.style(showable(piece.reasoning), dim=True) if piece.reasoning else ""
         self._reasons |= bool(piece.reasoning)
         if piece.content and self._reasons:
             shown, self._reasons = f"{shown}\n\n", False
-        return shown + piece.content
+        return shown + showable(piece.content)
 
 
 def print_results(

@@ -7,14 +7,14 @@ from typing import Any, cast, get_args
 
 import click
 
-from dflash_trt.cli.options import FOLDER, json_option, print_json
+from dflash_trt.cli.options import FOLDER, PATH, json_option, print_json
 from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.importing.importer import Imported, import_gguf
 from dflash_trt.importing.weights import ImportedType
 
 
 @click.command("import-gguf")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @click.option(
     "--dtype",
     type=click.Choice(get_args(ImportedType)),

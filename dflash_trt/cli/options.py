@@ -38,14 +38,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _GivenPath(click.Path):
-    """A path that is not empty: `Path("")` would be the folder one is in."""
+    """A path that is not empty, `Path("")` would be the folder one is in, and that can be one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and not value.strip():
             self.fail("is empty; name one.", param, ctx)
-        return super().convert(value, param, ctx)
+        try:
+            return super().convert(value, param, ctx)
+        except ValueError:  # a null character, or what no file system can encode
+            self.fail(f"{value!a} can be no path.", param, ctx)
 
 
+PATH = _GivenPath(path_type=Path)
+PATH_TEXT = _GivenPath()
 FILE = _GivenPath(dir_okay=False, path_type=Path)
 FOLDER = _GivenPath(file_okay=False, path_type=Path)
 

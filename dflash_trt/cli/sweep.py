@@ -11,6 +11,7 @@ import click
 from dflash_trt.cli.options import (
     FILE,
     FOLDER,
+    PATH_TEXT,
     json_option,
     limit_option,
     parse_numbers,
@@ -43,7 +44,7 @@ _COUNT = click.IntRange(1)
 @click.option("--baseline", help="The configuration others are compared with.  [default: first]")
 @click.option(
     "--input-file",
-    type=click.Path(),
+    type=PATH_TEXT,
     help='Prompts: .jsonl with a "prompt" each, or a local SPEED-Bench split.',
 )
 @sets_option
@@ -52,7 +53,7 @@ _COUNT = click.IntRange(1)
 @click.option("--category", "categories", multiple=True, help="SPEED-Bench category; repeatable.")
 @click.option(
     "--tokenizer",
-    type=click.Path(),
+    type=PATH_TEXT,
     help="tokenizer.json, checkpoint or bundle; for --isl, and servers that tell no counts.",
 )
 @click.option("--isl", type=_COUNT, help="Input tokens of every prompt.  [default: its own]")

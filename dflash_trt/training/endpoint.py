@@ -7,8 +7,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from http.client import HTTPException
 from typing import Any
 
+from dflash_trt.core.replies import read_reply
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.answers import AnswerOptions
@@ -17,7 +19,6 @@ from dflash_trt.training.request import EndpointOptions
 
 _QUESTION_S, _ANSWER_S = 20.0, 900.0
 _ROUND = 4
-_MAX_REPLY = 64 << 20
 
 
 class AnswerServer:
@@ -96,6 +97,8 @@ class AnswerServer:
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             what = f"its reply has no answer or no usage ({one_line(repr(error), 60)})"
             raise DflashError(what, where=self._base) from error
+        if not isinstance(text, str):
+            raise DflashError(f"answers with a {type(text).__name__}", where=self._base)
         if said.get("reasoning_content") or said.get("reasoning"):
             fix = "start it without a reasoning parser, so that answers come as they were said"
             raise DflashError("takes the reasoning out of answers", where=self._base, fix=fix)
@@ -111,7 +114,8 @@ class AnswerServer:
 
     def _find_model(self, wanted: str | None) -> str:
         listed = self._open("/models", None, _QUESTION_S).get("data")
-        names = [one.get("id") for one in listed if isinstance(one, dict)] if listed else []
+        found = listed if isinstance(listed, list) else []
+        names = [one.get("id") for one in found if isinstance(one, dict)]
         if wanted is None and len(names) == 1 and isinstance(names[0], str):
             return names[0]
         if wanted in names and wanted is not None:
@@ -130,15 +134,12 @@ class AnswerServer:
         request = urllib.request.Request(self._base + path, body, headers)
         try:
             with urllib.request.urlopen(request, timeout=timeout) as response:
-                reply = json.loads(response.read(_MAX_REPLY))
+                return read_reply(response, self._base + path)
         except urllib.error.HTTPError as error:
             detail = one_line(error.read(2000).decode(errors="replace"), 200)
             what = f"answers {error.code} to {path}: {detail}"
             raise DflashError(what, where=self._base) from error
-        except (OSError, ValueError) as error:
+        except (OSError, HTTPException, ValueError) as error:
             what = f"does not answer {path} ({one_line(error, 120)})"
             fix = "start the server, or leave out --answers-from"
             raise DflashError(what, where=self._base, fix=fix) from error
-        if not isinstance(reply, dict):
-            raise DflashError(f"answers {path} with no object", where=self._base)
-        return reply

@@ -98,6 +98,7 @@ class _Server(BaseHTTPRequestHandler):
         deltas += [{"content": last}]
         lines = [f"data: {json.dumps({'choices': [{'delta': one}]})}\n\n" for one in deltas]
         lines += [": a comment\n\n", 'data: {"choices": [], "usage": {}}\n\n']
+        lines += [f"data: {'[' * 90_000}\n\n"] if last == "nest" else []
         lines += [] if last == "break" else ["data: [DONE]\n\n"]
         self._send("".join(lines).encode())
 
@@ -128,11 +129,12 @@ def test_with_a_served_model(
 ) -> None:
     url, handler = server
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    _type(monkeypatch, "one\nrefuse\ntwo\nbreak\n")
+    _type(monkeypatch, "one\nrefuse\ntwo\nbreak\nnest\n")
     options = ("--system", "s", "--temperature", 0.5, "--max-tokens", 7, "--stop", "zz")
     shown = run.well("generate", "--chat", "--url", url, *options)
-    assert shown.out.replace("hm\n\n", "").split() == ["2one", "4two", "6break"]
+    assert shown.out.replace("hm\n\n", "").split() == ["2one", "4two", "6break6nest"]
     assert "error: " in shown.err and "answers 400" in shown.err and "broke off" in shown.err
+    assert "answers JSON is nested too deeply" in shown.err
     assert handler.keys == ["Bearer secret"]
     second = handler.bodies[2]
     assert (second["model"], second["temperature"], second["max_tokens"]) == ("m", 0.5, 7)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from functools import partial
 
+import click
 import pytest
 
-from dflash_trt.cli.generation_output import TextWriter, print_results
+from dflash_trt.cli.generation_output import OWN, TextWriter, print_results, showable
 from dflash_trt.runtime import TokenEvent, total
 from dflash_trt.text.harmony import HarmonyFormat
 from tests.serving.fronts import result_of
@@ -34,6 +36,30 @@ def test_reasoning_stands_before_the_answer(capsys: pytest.CaptureFixture[str]) 
         )
         writer.take(0, event)
     assert capsys.readouterr().out == f"{REASONING}\n\n2 + 2 "
+
+
+CODES = "a\x1b]0;b\x07\x9bc\t\n\u200dé\x7f"
+
+
+def test_no_token_tells_a_terminal_what_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere a text is as it was said."""
+    event = TokenEvent(
+        request_id=0,
+        token_ids=(1,),
+        accepted_tokens=0,
+        text=CODES,
+        pieces=(CODES,),
+        finish_reason="stop",
+    )
+    assert showable(CODES) == CODES
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = "a\\x1b]0;b\\x07\\x9bc\t\n\u200dé\\x7f"
+    assert showable(CODES) == shown
+    for view, expected in ((False, shown), (True, click.style(shown, fg=OWN))):
+        TextWriter(view=view, quiet=False, count=1).take(0, event)
+        assert capsys.readouterr().out == expected
 
 
 def test_json_has_both(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -230,6 +231,9 @@ def test_records_are_not_mixed(
     for broken in ("{", "[]", '{"parts": {"a": {}}}'):
         (tmp_path / "record.json").write_text(broken)
         run("doctor", "--gpu-check", "-o", tmp_path).fails(2, "is not a record of this check")
+    (tmp_path / "record.json").unlink()
+    os.mkfifo(tmp_path / "record.json")
+    run("doctor", "--gpu-check", "-o", tmp_path).fails(2, "record.json: is a pipe")
 
 
 def test_without_a_gpu(

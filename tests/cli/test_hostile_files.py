@@ -189,6 +189,12 @@ def test_a_stop_that_is_not_unicode(run: Run, bundle: Path) -> None:
     assert "a\\ud800" in line
 
 
+@pytest.mark.parametrize("name", ["a\ud800", "a\0b"])
+def test_a_name_that_no_file_can_have(run: Run, bundle: Path, name: str) -> None:
+    for command in (["generate", bundle, "--prompt-file"], ["import-gguf"], ["inspect"]):
+        run(*command, name).fails(2, "can be no path")
+
+
 def test_a_long_output_is_whole_in_a_pipe_that_does_not_wait(bundle: Path, tmp_path: Path) -> None:
     """As some parents leave it: 60,000 prompts gave JSON that ended at 64 KiB."""
     prompts = tmp_path / "p.jsonl"

@@ -109,7 +109,14 @@ def test_what_is_not_speed_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         _write_rows(tmp_path / "test.jsonl", [row])
         with pytest.raises(DflashError, match="no category and turns"):
             read_speed_bench(tmp_path)
+    with (tmp_path / "test.jsonl").open("r+b") as sparse:
+        sparse.truncate(5 << 29)
+    with pytest.raises(DflashError, match="too large for a data set"):
+        read_speed_bench(tmp_path)
     (tmp_path / "test.jsonl").rename(tmp_path / "test.parquet")
+    with pytest.raises(DflashError, match="too large for a data set"):
+        read_speed_bench(tmp_path)
+    (tmp_path / "test.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(DflashError, match="pip install pyarrow"):
         read_speed_bench(tmp_path)

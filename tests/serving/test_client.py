@@ -172,6 +172,29 @@ def test_outputs_by_type() -> None:
     assert response.text("absent") == b"" and response.numbers("absent") == ()
 
 
+def test_outputs_that_lie() -> None:
+    """A server may be anybody's: each is an error of that request, and no traceback."""
+    response = _respond(
+        long=("BYTES", b"\xff\xff\xff\x7fabc"),
+        short=("BYTES", b"\1"),
+        word=("BYTES", b"\3\0\0\0abc"),
+        odd=("INT64", b"123"),
+        float=("FP32", b"1234"),
+        unknown=("INT7", b"1234"),
+        digits=("BYTES", b"\x88\x13\0\0" + b"9" * 5000),
+    )
+    for name in ("long", "short"):
+        with pytest.raises(ServedModelError, match="no answer of such a model"):
+            response.texts(name)
+    for name in ("long", "word", "odd", "float", "unknown", "digits"):
+        with pytest.raises(ServedModelError, match="no answer of such a model"):
+            response.numbers(name)
+    message = service_pb2.ModelInferResponse()
+    message.outputs.add(name="text_output", datatype="BYTES")
+    with pytest.raises(ServedModelError, match="no answer of such a model"):
+        Response(message)
+
+
 @pytest.mark.parametrize(
     ("status", "message", "problem", "unreachable"),
     [

@@ -85,6 +85,13 @@ def test_a_conversation_brings_the_templates_variables(tokenizer: BundleTokenize
     [
         (completion("a", 99), "reads 99 tokens where serving sends "),
         ({"choices": []}, "its reply has no answer or no usage"),
+        (
+            {
+                "choices": [{"text": {"a": 1}, "finish_reason": "stop"}],
+                "usage": {"prompt_tokens": 1},
+            },
+            "answers with a dict",
+        ),
         ({"status": 500, "error": "broken\n"}, "answers 500 to /completions"),
         (
             {

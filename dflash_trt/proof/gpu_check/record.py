@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.core.files import FileKind, exists, read_text
 from dflash_trt.core.publish import replace_file
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.proof.gpu_check.contracts import judge_contracts
@@ -71,13 +72,14 @@ def open_record(folder: Path, machine: dict[str, Any]) -> CheckRecord:
         DflashError: it is of others, or no record (usage).
     """
     path = folder / RECORD_NAME
-    if not path.exists():
+    if not exists(path):
         return CheckRecord(machine, source_hash(), datetime.now(UTC).isoformat(timespec="seconds"))
+    text = read_text(path, FileKind.MANIFEST, named=True)
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(text)
         parts = {name: PartOutcome.from_json(one) for name, one in raw["parts"].items()}
         record = CheckRecord(raw["machine"], raw["source"], raw["date"], parts)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DflashError(
             f"is not a record of this check ({one_line(error, 80)})",
             where=path,

@@ -147,13 +147,13 @@ class ServedModel:
         async with aclosing(self._wire.stream(_to_inputs(request), parameters)) as responses:
             async for response in responses:
                 if told := response.texts("error"):
-                    status, message = (item.decode(errors="replace") for item in told)
+                    status, message = (told[at].decode(errors="replace") for at in (0, -1))
                     failure = explain(status, message, self._wire.address)
                 if not response.raw.get("text_output"):  # the empty final response
                     continue
                 if first_at is None:
                     first_at = response.at
-                reason = response.text("finish_reason").decode()
+                reason = response.text("finish_reason").decode(errors="replace")
                 if reason == "cancelled":
                     failure = ServedModelError("was cancelled on the server", "cancelled")
                     continue

@@ -11,13 +11,14 @@ from contextlib import closing
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 
+from dflash_trt.core.replies import parse_object, read_reply
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.sampling.params import SamplingParams
 
 API_KEY = "OPENAI_API_KEY"
 """The environment's variable that has the key, as OpenAI's own clients read it."""
 _QUESTION_S, _ANSWER_S = 20.0, 600.0
-_MAX_REPLY, _MAX_LINE = 16 << 20, 1 << 20
+_MAX_LINE = 1 << 20
 
 
 class OpenAiChat:
@@ -80,9 +81,7 @@ class OpenAiChat:
                 if data.strip() == "[DONE]":
                     yield None
                     return
-                event = json.loads(data)
-                if isinstance(event, dict):
-                    yield event
+                yield parse_object(data.encode(), self.base)
         except (OSError, HTTPException, ValueError) as error:
             what = f"the answer broke off ({one_line(error, 100)})"
             raise DflashError(what, where=self.base, fix="ask again") from error
@@ -107,10 +106,10 @@ class OpenAiChat:
 
 
 def _first_model(reply: HTTPResponse, base: str) -> str:
+    listed = read_reply(reply, base)
     try:
-        listed = json.loads(reply.read(_MAX_REPLY))
         name = listed["data"][0]["id"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (LookupError, TypeError) as error:
         raise DflashError("lists no model", where=base) from error
     return str(name)
 

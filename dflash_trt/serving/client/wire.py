@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dflash_trt.errors import DflashError, one_line
-from dflash_trt.serving.client.errors import explain, guess_status
+from dflash_trt.serving.client.errors import ServedModelError, explain, guess_status
 
 if TYPE_CHECKING:
     from tritonclient.grpc import InferInput, InferRequestedOutput
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MODEL = "tensorrt_llm"
 # Of the questions about the model; requests have no limit here.
 _TIMEOUT_S = 10.0
+_MAX_MESSAGE = 64 << 20  # an answer of a million tokens, said anew at each of them, has less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,8 @@ class Response:
         self.at = time.perf_counter()
         self._outputs = message.outputs
         contents = message.raw_output_contents
+        if len(contents) != len(self._outputs):
+            raise _malformed()
         self.raw: dict[str, bytes] = {
             output.name: contents[index] for index, output in enumerate(self._outputs)
         }
@@ -60,6 +63,8 @@ class Response:
         content, texts, start = self.raw.get(name, b""), [], 0
         while start < len(content):
             end = start + 4 + int.from_bytes(content[start : start + 4], "little")
+            if end > len(content):
+                raise _malformed()
             texts.append(content[start + 4 : end])
             start = end
         return texts
@@ -74,10 +79,16 @@ class Response:
 
         if name not in self.raw:
             return ()
-        (datatype,) = (output.datatype for output in self._outputs if output.name == name)
-        if datatype == "BYTES":  # TensorRT-LLM's own model sends its figures as text
-            return tuple(map(int, self.texts(name)))
-        return tuple(np.frombuffer(self.raw[name], triton_to_np_dtype(datatype)).tolist())
+        datatype = next(output.datatype for output in self._outputs if output.name == name)
+        try:
+            if datatype == "BYTES":  # TensorRT-LLM's own model sends its figures as text
+                return tuple(map(int, self.texts(name)))
+            kind = np.dtype(triton_to_np_dtype(datatype))
+            if not np.issubdtype(kind, np.integer):
+                raise _malformed()
+            return tuple(np.frombuffer(self.raw[name], kind).tolist())
+        except ValueError:
+            raise _malformed() from None
 
 
 class WireClient:
@@ -195,6 +206,10 @@ class WireClient:
         return answer
 
 
+def _malformed() -> ServedModelError:
+    return ServedModelError("sends what is no answer of such a model", "failed")
+
+
 def make_input(name: str, datatype: str, items: Sequence[object]) -> InferInput:
     """A tensor of shape [n] and of Triton server's type: the model has max_batch_size 0.
 
@@ -223,5 +238,8 @@ def _connect(address: str) -> InferenceServerClient:
             fix="pip install 'dflash-trt[serve]'",
         ) from error
     # A pool of its own: gRPC would lay channels of one address on one connection.
-    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+    options = [
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_receive_message_length", _MAX_MESSAGE),
+    ]
     return InferenceServerClient(address.removeprefix("grpc://"), channel_args=options)

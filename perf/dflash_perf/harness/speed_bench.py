@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.core.files import FileKind, find_file, read_bytes
 from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError, nearest, one_line
 
@@ -56,15 +57,12 @@ def _files(path: Path) -> list[Path]:
 
 def _rows(file: Path) -> Iterator[Any]:
     if file.suffix == ".jsonl":
-        try:
-            lines = file.read_bytes().split(b"\n")
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise DflashError(f"cannot be read: {reason}", where=file, usage=True) from error
+        lines = read_bytes(file, FileKind.DATA_SET, named=True).split(b"\n")
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield parse_json(line, f"{file}:{number}")
         return
+    found = find_file(file, FileKind.DATA_SET, named=True)
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
@@ -72,7 +70,7 @@ def _rows(file: Path) -> Iterator[Any]:
             "is Parquet, which needs pyarrow", where=file, fix="pip install pyarrow"
         ) from error
     try:
-        yield from parquet.read_table(file, columns=["category", "turns"]).to_pylist()
+        yield from parquet.read_table(found, columns=["category", "turns"]).to_pylist()
     except Exception as error:  # pyarrow raises types of its own; the file is at fault
         raise DflashError(f"is not SPEED-Bench: {one_line(error)}", where=file) from error
 
