@@ -14,17 +14,21 @@ import runpy
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 _SYSCALL_SOCKET = {"x86_64": 41, "aarch64": 198}
-_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2
+_SYSCALL_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_NO_NEW_PRIVILEGES, _SET_FILTER, _NEW_LISTENER = 38, 1, 8
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _KILL_PROCESS, _ALLOW = 0x80000000, 0x7FFF0000
+UNSET = {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE"}
+"""What a user who is to be kept local might have set."""
 _NUMBER_AT, _FIRST_ARGUMENT_AT = 0, 16
 
 
-class _Instruction(ctypes.Structure):
+class Instruction(ctypes.Structure):
     _fields_: ClassVar = [
         ("code", ctypes.c_ushort),
         ("if_true", ctypes.c_ubyte),
@@ -34,7 +38,7 @@ class _Instruction(ctypes.Structure):
 
 
 class _Program(ctypes.Structure):
-    _fields_: ClassVar = [("length", ctypes.c_ushort), ("first", ctypes.POINTER(_Instruction))]
+    _fields_: ClassVar = [("length", ctypes.c_ushort), ("first", ctypes.POINTER(Instruction))]
 
 
 def refuse_network() -> None:
@@ -48,20 +52,29 @@ def refuse_network() -> None:
         (_RETURN, 0, 0, _KILL_PROCESS),
         (_RETURN, 0, 0, _ALLOW),
     ]
-    program = _Program(len(steps), (_Instruction * len(steps))(*steps))
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    for call in (
-        (_NO_NEW_PRIVILEGES, 1, 0, 0, 0),
-        (_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0),
-    ):
-        if prctl(*call):
-            raise OSError(ctypes.get_errno(), "the kernel takes no filter")
+    set_filter([Instruction(*step) for step in steps])
+
+
+def set_filter(steps: Sequence[Instruction], *, asks: bool = False) -> int:
+    """The kernel does as `steps` say, in this process and its children; where one `asks`, the
+    descriptor at which it does."""
+    program = _Program(len(steps), (Instruction * len(steps))(*steps))
+    library = ctypes.CDLL(None, use_errno=True)
+    failed = library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    set_mode = _SYSCALL_SECCOMP[platform.machine()]
+    found = -1
+    if not failed:
+        found = library.syscall(
+            set_mode, _SET_FILTER, _NEW_LISTENER if asks else 0, ctypes.byref(program)
+        )
+    if found < 0:
+        raise OSError(ctypes.get_errno(), "the kernel takes no filter")
+    return int(found)
 
 
 def run_offline(*command: str, home: Path) -> subprocess.CompletedProcess[str]:
     """`python -m COMMAND` so guarded, by a user whose home is `home` and who has set nothing."""
-    unset = {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE"}
-    environment = {key: value for key, value in os.environ.items() if key not in unset}
+    environment = {key: value for key, value in os.environ.items() if key not in UNSET}
     return subprocess.run(
         [sys.executable, "-m", __name__, *command],
         env={**environment, "HOME": str(home)},

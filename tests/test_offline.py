@@ -7,10 +7,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from tests.offline import run_offline
+from dflash_trt.cli.main import main
+from dflash_trt.serving.server.tritonserver import TritonServerBinary
+from tests.offline import UNSET, run_offline
+from tests.serving.client import LLM, ask_grpc, make_fields
+from tests.serving.served import FREE_PORTS, fetch, starting, wait_ready
+from tests.waiting import PATIENCE_S
 
 
 def test_build_and_generate_ask_nobody(tmp_path: Path) -> None:
@@ -53,3 +59,53 @@ def test_telemetry_is_off_unless_its_user_set_it(given: dict[str, str], kept: st
         [sys.executable, "-c", show], env=environment, capture_output=True, text=True
     )
     assert done.stdout == f"{kept}\n", done.stderr
+
+
+def test_serving_asks_nobody(
+    tritonserver: TritonServerBinary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a local bundle to answers on both ports, the server's own libraries included."""
+    bundle, asked = tmp_path / "bundle", tmp_path / "asked"
+    assert main(["build", "--target", "demo", "-o", str(bundle)]) == 0
+    for name in UNSET:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with starting(bundle, *FREE_PORTS, run=("tests.watched", str(asked), "dflash_trt")) as process:
+        urls = wait_ready(process)
+        body = {"model": "demo", "prompt": "host", "max_tokens": 4}
+        host = urlsplit(urls["OpenAI"]).netloc
+        assert fetch(host, "/v1/completions", body)[0] == 200
+        fields = make_fields(LLM, "host", max_tokens=4)
+        assert ask_grpc(urls["gRPC"].removeprefix("grpc://"), LLM, fields).error is None
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+    assert asked.read_text() == ""
+    assert not list((tmp_path / "home").rglob("*.db*"))
+
+
+def test_the_watch_sees_who_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "calls.py").write_text(
+        "import socket, threading\n"
+        "def call(way, host):\n"
+        "    try:\n"
+        "        way(host)\n"
+        "    except OSError:\n"
+        "        pass\n"
+        "def send(host):\n"
+        "    socket.socket(socket.AF_INET6, socket.SOCK_DGRAM).sendto(b'x', (host, 11))\n"
+        "ours = socket.create_server(('127.0.0.1', 0))\n"
+        "call(lambda host: socket.create_connection(ours.getsockname()), '')\n"
+        "call(lambda host: socket.create_connection((host, 9), timeout=0.1), '192.0.2.7')\n"
+        "one = threading.Thread(target=call, args=(send, '2001:db8::1'))\n"
+        "one.start(), one.join()\n"
+        "ask = socket.socket(type=socket.SOCK_DGRAM).connect\n"
+        "call(lambda host: ask((host, 53)), '127.0.0.53')\n"
+        "raise SystemExit(3)\n"
+    )
+    asked = tmp_path / "asked"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.watched", str(asked), "calls"], env=environment
+    )
+    assert done.returncode == 3
+    assert asked.read_text().split("\n")[:-1] == ["192.0.2.7 9", "2001:db8::1 11", "127.0.0.53 53"]

@@ -104,10 +104,12 @@ def fetch(
 
 
 @contextmanager
-def starting(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+def starting(
+    *arguments: object, run: tuple[str, ...] = ("dflash_trt",)
+) -> Iterator[subprocess.Popen[str]]:
     """Runs `serve` with these arguments; it is killed at the end where it has not ended."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "dflash_trt", "serve", *map(str, arguments)],
+        [sys.executable, "-m", *run, "serve", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
