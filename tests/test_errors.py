@@ -8,6 +8,17 @@ from dflash_trt.cli.main import main
 from dflash_trt.errors import MAX_LINE, DflashError
 
 
+def test_the_command_lines_own_errors_are_printable(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["plan", "--gpu", "b200", "\u202eabc\x1b[31m"],
+        ["\x1b[31m"],
+        ["plan", "--\u202e"],
+    ):
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.isprintable()
+
+
 @pytest.mark.parametrize("part", ["what", "where", "fix"])
 def test_a_line_has_a_limit(part: str) -> None:
     given = {"what": "is wrong", "where": "a", "fix": "mend it"} | {part: "\x1b[31m" * 5000}

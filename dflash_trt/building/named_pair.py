@@ -24,6 +24,7 @@ from dflash_trt.config import (
     target_names,
     targets_not_yet,
 )
+from dflash_trt.core.files import resolved
 from dflash_trt.errors import DflashError
 
 ROLES = ("target", "draft")
@@ -99,7 +100,7 @@ def _is_checkpoint(folder: Path) -> bool:
 def _plain_config(target: Path, draft: Path, home: Path | None = None) -> tuple[BuildConfig, Path]:
     """The defaults for two folders, called after `home` or else after the target's."""
     target, draft = target.absolute(), draft.absolute()
-    named = (home or target).resolve()
+    named = resolved(home or target)
     if home is None and named.name == "target":  # as in my-pair/target
         named = named.parent
     config = BuildConfig(

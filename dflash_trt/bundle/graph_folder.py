@@ -16,7 +16,7 @@ from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME, Checkpoint
 from dflash_trt.checkpoints.quantization import QUANT_CONFIG_NAME
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, read_header
 from dflash_trt.checkpoints.target import GENERATION_CONFIG_NAME
-from dflash_trt.core.files import FileKind, copy_small, exists
+from dflash_trt.core.files import FileKind, copy_small, exists, resolved
 from dflash_trt.core.links import check_space, clone_file, copy_file, link_file
 from dflash_trt.core.progress import Progress
 from dflash_trt.graph.bindings import Owner
@@ -68,7 +68,7 @@ class GraphFolder:
         linked = {
             path: shard
             for path, shard in rest.items()
-            if not copy or (written is not None and shard.is_relative_to(written.resolve()))
+            if not copy or (written is not None and shard.is_relative_to(resolved(written)))
         }
         rest = {p: s for p, s in rest.items() if p not in linked or not link_file(s, p)}
         self.has_copies = bool(rest)
@@ -106,7 +106,7 @@ class GraphFolder:
         path = self.folder / TABLES_LOCATION
         # Not save_file: on a full disk it raises an error of its own, not an OSError.
         path.write_bytes(save(dict(tables)))
-        self._locations[path.resolve()] = TABLES_LOCATION
+        self._locations[resolved(path)] = TABLES_LOCATION
         return read_header(path)
 
     def locate(self, entry: TensorEntry) -> str:

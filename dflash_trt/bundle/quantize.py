@@ -12,6 +12,7 @@ from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.target import read_target
+from dflash_trt.core.files import resolved
 from dflash_trt.core.progress import Progress, Unit
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import Owner
@@ -127,7 +128,7 @@ def quantize_pair(
         for owner, options in plan.options.items():
             spec = plan.spec(owner)
             # The name is the checkpoint's: it is what a bundle says that it was built from.
-            quantized[owner] = folder / owner / spec.checkpoint.path.resolve().name
+            quantized[owner] = folder / owner / resolved(spec.checkpoint.path).name
             quantize_checkpoint(
                 spec,
                 options,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.core import publish
+from dflash_trt.core.files import resolved
 
 # Inside the temporary folder, beside its lock: what is being built, and what that replaces.
 _NEW_NAME = "new"
@@ -42,7 +43,7 @@ def staged_folder(
         DflashError: `destination` exists (without `overwrite`), is no folder to replace, cannot
             be written, or was built by another process in the meantime.
     """
-    destination = destination.resolve()
+    destination = resolved(destination)
     _remove_abandoned(destination)
     check_destination(destination, overwrite=overwrite, kind=kind)
     created = publish.missing_folders(destination.parent)

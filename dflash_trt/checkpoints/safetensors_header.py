@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.core.files import open_file
+from dflash_trt.core.files import open_file, resolved
 from dflash_trt.core.strict_json import parse_json, quoted
 from dflash_trt.errors import DflashError, one_line
 
@@ -89,8 +89,8 @@ def read_header(path: str | Path) -> dict[str, TensorEntry]:
     _check_metadata(header.pop("__metadata__", None), path)
 
     data_start = len(raw)
-    resolved = path.resolve()
-    entries = [_entry(name, fields, path, resolved, data_start) for name, fields in header.items()]
+    real = resolved(path)
+    entries = [_entry(name, fields, path, real, data_start) for name, fields in header.items()]
     entries.sort(key=lambda entry: (entry.offset, entry.length))
     _check_layout(entries, path, data_start, file_size)
     return {entry.name: entry for entry in entries}

@@ -12,6 +12,7 @@ import click
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.cli.options import print_json
 from dflash_trt.cli.progress import StageBars, format_size
+from dflash_trt.core.files import resolved
 from dflash_trt.errors import DflashError, refuse_options
 from dflash_trt.quantization.experts import ExpertFormat, convert_experts
 from dflash_trt.quantization.partial import partial_folder
@@ -77,7 +78,7 @@ def interruption_note(output: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if partial_folder(output.resolve()).is_dir():
+        if partial_folder(resolved(output)).is_dir():
             click.echo(
                 f"note: what is finished stays in {partial_folder(output)}; the same command "
                 "continues from there",

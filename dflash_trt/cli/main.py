@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from dflash_trt.cli.unknown_names import describe_unknown
-from dflash_trt.errors import EXIT_FAILED, EXIT_USAGE, DflashError, nearest, one_line
+from dflash_trt.errors import EXIT_FAILED, EXIT_USAGE, DflashError, nearest, one_line, printable
 from dflash_trt.version import __version__
 
 COMMANDS = {
@@ -108,10 +108,10 @@ def main(arguments: list[str] | None = None) -> int:
         click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
         return EXIT_USAGE
     except click.NoSuchOption as error:
-        click.echo(f"error: {one_line(describe_unknown(error))}", err=True)
+        click.echo(f"error: {one_line(printable(one_line(describe_unknown(error))))}", err=True)
         return EXIT_USAGE
     except click.ClickException as error:
-        click.echo(f"error: {one_line(error.format_message())}", err=True)
+        click.echo(f"error: {one_line(printable(one_line(error.format_message())))}", err=True)
         return EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)

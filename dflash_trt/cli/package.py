@@ -10,6 +10,7 @@ from dflash_trt.bundle.staging import check_destination
 from dflash_trt.cli.options import FOLDER, bundle_argument, show_thread_note
 from dflash_trt.cli.packaging import packaging_options
 from dflash_trt.cli.progress import StageBars
+from dflash_trt.core.files import resolved
 from dflash_trt.hardware.cores import AUTO, choose_threads
 from dflash_trt.serving.server.repository import (
     ENSEMBLE_MODEL,
@@ -37,7 +38,7 @@ def command(
 
     The same repository runs in a server started here and in NVIDIA's container.
     """
-    output = output or Path(f"{bundle.resolve().name.removesuffix('-bundle')}-repository")
+    output = output or Path(f"{resolved(bundle).name.removesuffix('-bundle')}-repository")
     check_destination(output, overwrite=overwrite, kind=REPOSITORY)
     with StageBars() as bars:
         packed, schedule = write_repository(bundle, output, packaging, bars, overwrite=overwrite)

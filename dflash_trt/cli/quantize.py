@@ -21,6 +21,7 @@ from dflash_trt.checkpoints.target import TargetSpec, read_target
 from dflash_trt.cli.convert_experts import BF16, convert, describe_files, interruption_note
 from dflash_trt.cli.options import FILE, FOLDER, json_option, print_json
 from dflash_trt.cli.progress import StageBars, format_size
+from dflash_trt.core.files import resolved
 from dflash_trt.errors import DflashError, first_few
 from dflash_trt.quantization.checkpoint import quantize_checkpoint
 from dflash_trt.quantization.experts import has_mxfp4_experts
@@ -96,7 +97,7 @@ def command(
             fix="a draft is calibrated with its target; a target alone",
             usage=True,
         )
-    check_destination(output.resolve(), overwrite=overwrite)
+    check_destination(resolved(output), overwrite=overwrite)
     if not is_draft and has_mxfp4_experts(read_config(checkpoint)):
         given = {
             "--calibration": calibration,

@@ -50,6 +50,12 @@ def exists(path: Path) -> bool:
     return os.path.lexists(path)
 
 
+def resolved(path: str | Path) -> Path:
+    """`path` without links. Links in a circle stay, and whatever opens them fails: `Path.resolve`
+    ends in a RuntimeError there."""
+    return Path(os.path.realpath(path))
+
+
 def find_file(
     path: str | Path,
     kind: FileKind | None = None,
@@ -68,7 +74,7 @@ def find_file(
     """
     path = Path(path)
     try:
-        real = path.resolve()
+        real = path.resolve()  # in a circle of links this fails
         status = real.stat()
     except (FileNotFoundError, NotADirectoryError):
         what = "is a link to nothing" if path.is_symlink() else "no such file"
@@ -78,7 +84,7 @@ def find_file(
     if not stat.S_ISREG(status.st_mode):
         raise _not_regular(path, status.st_mode, named)
     if not named:
-        _check_links(path, real, (within or path.parent).resolve())
+        _check_links(path, real, resolved(within or path.parent))
     if kind is not None and status.st_size > kind.limit:
         raise _too_large(path, kind, named)
     return real

@@ -12,6 +12,7 @@ from typing import Any
 from dflash_trt.bundle.staging import StagedKind, check_destination, staged_folder
 from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME
 from dflash_trt.checkpoints.target import GENERATION_CONFIG_NAME, read_target
+from dflash_trt.core.files import resolved
 from dflash_trt.core.progress import Progress
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
@@ -76,8 +77,8 @@ def import_gguf(
             that are not finite; a destination that exists or holds the file; a full disk.
     """
     path = Path(path)
-    check_destination(destination.resolve(), overwrite=overwrite, kind=IMPORTED)
-    if destination.resolve() in path.resolve().parents:
+    check_destination(resolved(destination), overwrite=overwrite, kind=IMPORTED)
+    if resolved(destination) in resolved(path).parents:
         what = f"holds {path.name}, which would be gone with it"
         raise DflashError(what, where=destination, fix="choose another -o", usage=True)
     progress.stage("reading the header", None)

@@ -19,6 +19,7 @@ from dflash_trt.checkpoints.moe import MoeSpec
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.target import read_target
 from dflash_trt.config import BuildConfig, CheckpointSource
+from dflash_trt.core.files import resolved
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError, first_few, one_line
 from dflash_trt.graph.form import CacheDtype
@@ -93,7 +94,7 @@ def crossed_bundles(twins: Twins, progress: Progress) -> Iterator[tuple[Bundle, 
     Each needs its own graphs: a draft's projections are part of the target's. KV caches are as in
     the target's own bundle. They lie beside it where possible, so that weights are linked.
     """
-    parent = twins.bundle.folder.resolve().parent
+    parent = resolved(twins.bundle.folder).parent
     beside = parent if access(parent, W_OK) else None
     pairs = {
         "twin-target": check_pair(twins.twin_pair.target, twins.bundle_pair.draft),

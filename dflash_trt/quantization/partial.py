@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dflash_trt.checkpoints.quantization import QUANT_CONFIG_NAME
 from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.core import publish
+from dflash_trt.core.files import resolved
 from dflash_trt.core.validation import StrictRecord
 from dflash_trt.errors import DflashError
 
@@ -123,7 +124,7 @@ def partial_checkpoint(
         DflashError: `destination` exists (without `overwrite`), is not a quantised checkpoint,
             cannot be written, or is being written by another process.
     """
-    destination = destination.resolve()
+    destination = resolved(destination)
     check_destination(destination, overwrite=overwrite)
     root = partial_folder(destination)
     created = publish.missing_folders(destination.parent)

@@ -14,7 +14,7 @@ from typing import Any
 from dflash_trt.checkpoints.folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, Checkpoint
 from dflash_trt.checkpoints.quantization import CONFIG_KEY, QUANT_CONFIG_NAME
 from dflash_trt.checkpoints.safetensors_header import TensorEntry, header_sha256
-from dflash_trt.core.files import FileKind, copy_small
+from dflash_trt.core.files import FileKind, copy_small, resolved
 from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.layout import hf_quant_config, quantization_config
@@ -163,7 +163,7 @@ def checkpoint_key(checkpoint: Checkpoint) -> str:
         status = file.stat()
         # The time tells weights apart that were saved again under the same header.
         shards.append([file.name, status.st_size, status.st_mtime_ns, header_sha256(file)])
-    parts = {"path": str(checkpoint.path.resolve()), "config": checkpoint.config, "shards": shards}
+    parts = {"path": str(resolved(checkpoint.path)), "config": checkpoint.config, "shards": shards}
     return _digest(parts)
 
 
@@ -173,7 +173,7 @@ def _digest(parts: Mapping[str, Any]) -> str:
 
 def _check_apart(source: Path, destination: Path) -> None:
     """Refuses to write into, over or around the source."""
-    old, new = source.resolve(), destination.resolve()
+    old, new = resolved(source), resolved(destination)
     if old == new or old in new.parents or new in old.parents:
         raise DflashError(
             f"overlaps the checkpoint {source}",
@@ -189,7 +189,7 @@ def _plan_shards(checkpoint: Checkpoint, rewriting: Rewriting) -> list[_Shard]:
         by_file.setdefault(entry.file, []).append(entry)
     shards = []
     for file in checkpoint.files:
-        entries = sorted(by_file.get(file.resolve(), []), key=lambda entry: entry.offset)
+        entries = sorted(by_file.get(resolved(file), []), key=lambda entry: entry.offset)
         layout: list[TensorLayout] = []
         for entry in entries:
             replaced = rewriting.layout(entry)

@@ -12,6 +12,7 @@ from pathlib import Path
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.bundle.staging import StagedKind, staged_folder
+from dflash_trt.core.files import resolved
 from dflash_trt.errors import DflashError
 from dflash_trt.proof.verification import Mode, measure_speed, verify
 from dflash_trt.runtime import Request
@@ -80,7 +81,7 @@ def finish(
     measured = builder.build(trained.folder, trained.folder.parent.parent / "proven")
     most = min(PROOF_TOKENS, preparation.request.data.answer_tokens)
     proof = prove(measured, held_out, most, preparation.request.threads)
-    output = preparation.request.output.resolve()
+    output = resolved(preparation.request.output)
     watch.stage("publishing", None)
     with staged_folder(output, overwrite=overwrite, kind=_DRAFT) as folder:
         for file in sorted(trained.folder.iterdir()):
@@ -95,7 +96,7 @@ def finish(
         card = write_card(record, output.name, curves=None if page is None else CURVES_NAME)
         (folder / "README.md").write_text(card, "utf-8")
     bundle = builder.build(
-        output, preparation.bundle.resolve(), prompts=prompts_of(held_out), overwrite=overwrite
+        output, resolved(preparation.bundle), prompts=prompts_of(held_out), overwrite=overwrite
     )
     return TrainedPair(
         draft=preparation.request.output,

@@ -10,6 +10,7 @@ from dflash_trt.bundle.manifest import MANIFEST_NAME
 from dflash_trt.checkpoints.folder import Checkpoint
 from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.core import publish
+from dflash_trt.core.files import resolved
 from dflash_trt.core.hashing import file_sha256
 from dflash_trt.errors import DflashError
 from dflash_trt.quantization.rewrite import checkpoint_key
@@ -67,7 +68,7 @@ class Preparation:
 
     @property
     def work(self) -> Path:
-        return self.request.work or work_folder(self.request.output.resolve())
+        return self.request.work or work_folder(resolved(self.request.output))
 
     @property
     def bundle(self) -> Path:
@@ -186,15 +187,15 @@ def _check_crew(crew: Crew, request: TrainRequest, rows: int) -> None:
 
 def check_outputs(preparation: Preparation, *, overwrite: bool) -> None:
     """Raises DflashError (usage) when the draft or its bundle could not be put where they go."""
-    output = preparation.request.output.resolve()
+    output = resolved(preparation.request.output)
     publish.check_destination(
         output, overwrite=overwrite, marker=RECORD_NAME, kind="a draft that was trained here"
     )
     publish.check_destination(
-        preparation.bundle.resolve(), overwrite=overwrite, marker=MANIFEST_NAME, kind="a bundle"
+        resolved(preparation.bundle), overwrite=overwrite, marker=MANIFEST_NAME, kind="a bundle"
     )
     for other in (preparation.target.folder, preparation.request.start):
-        if other is not None and other.resolve() in (output, *output.parents):
+        if other is not None and resolved(other) in (output, *output.parents):
             what = f"lies in {other}"
             raise DflashError(what, where=output, fix="choose another -o", usage=True)
 

@@ -16,6 +16,7 @@ import torch
 
 from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.core.files import resolved
 from dflash_trt.core.machine import processor
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.replay import Answer, Replay
@@ -160,7 +161,7 @@ class _Run:
             evaluations=trained.evaluations,
             best=trained.best,
             ended=trained.ended,
-            start=None if request.start is None else request.start.resolve().name,
+            start=None if request.start is None else resolved(request.start).name,
         )
 
     @cached_property

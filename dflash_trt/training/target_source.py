@@ -11,6 +11,7 @@ from dflash_trt.bundle.manifest import MANIFEST_NAME, TOKENIZER_FOLDER
 from dflash_trt.checkpoints.hub import find_checkpoint
 from dflash_trt.checkpoints.target import TargetSpec, read_target
 from dflash_trt.config import load_config, resolve_builtin, target_names
+from dflash_trt.core.files import resolved
 from dflash_trt.errors import DflashError, nearest
 from dflash_trt.graph.form import CacheDtype
 from dflash_trt.text.tokenizer import BundleTokenizer
@@ -69,7 +70,7 @@ def find_target(name: str) -> TrainingTarget:
             found = find_checkpoint(name, base=Path(), revision=None, option="--target")
         folder = found
     target = TrainingTarget(
-        read_target(folder), folder, CacheDtype.COMPUTE, options, folder.resolve().name
+        read_target(folder), folder, CacheDtype.COMPUTE, options, resolved(folder).name
     )
     _check_tokenizer(target)
     return target

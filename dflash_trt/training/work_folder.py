@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.core import publish
+from dflash_trt.core.files import resolved
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.errors import DflashError
 
@@ -137,7 +138,7 @@ def open_work(root: Path) -> Iterator[WorkFolder]:
     Raises:
         DflashError: it cannot be written, is something else, or is in use.
     """
-    root = root.resolve()
+    root = resolved(root)
     created = publish.missing_folders(root)
     is_new = bool(created)
     if root.exists() and not root.is_dir():

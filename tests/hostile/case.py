@@ -28,6 +28,23 @@ BUILD: Command = ("build", "--target", "pair/pair.yaml", "-o", "out/b")
 PROMPT = ("--prompt", "cab", "--max-tokens", "4", *THREAD)
 BUILT: tuple[Command, ...] = (BUILD, ("generate", "out/b", *PROMPT))
 """A pair is built, and if that is done, asked."""
+_CALIBRATED = ("--precision", "fp8", "--calibration", "pair/prompts.jsonl")
+_OTHERS: tuple[tuple[Command, ...], ...] = (
+    (("plan", "--target", "pair/pair.yaml", "--gpu", "b200"),),
+    (("quantize", "--checkpoint", "pair/target", "-o", "out/q", *_CALIBRATED),),
+    (("build", "--target", "pair/pair.yaml", "-o", "out/b", *_CALIBRATED),),
+    (
+        (
+            *("build", "--target", "pair/pair.yaml", "-o", "out/d"),
+            *("--executor", "trtllm", "--profile", "h100x1"),
+        ),
+    ),
+)
+
+
+def draw_readers(random: Random) -> tuple[Command, ...]:
+    """Commands that read a pair: mostly those that build it."""
+    return random.choice(_OTHERS) if random.random() < 0.3 else BUILT
 
 
 @dataclass(frozen=True, slots=True)

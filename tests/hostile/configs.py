@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from random import Random
 
-from tests.hostile.case import BUILT, HostileCase
+from tests.hostile.case import HostileCase, draw_readers
 from tests.hostile.values import changed, encode, odd_value, spoil_json
 
 COUNT = 260
@@ -54,7 +54,7 @@ def make(random: Random, number: int) -> HostileCase:
             path = folder / "pair" / name
             path.write_bytes(_damaged(random, path.read_bytes()))
 
-    return HostileCase(name, ("pair",), damage, BUILT)
+    return HostileCase(name, ("pair",), damage, draw_readers(random))
 
 
 def _damaged(random: Random, data: bytes) -> bytes:

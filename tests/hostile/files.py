@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 from tests.hostile.bundles import COMMANDS
-from tests.hostile.case import BUILT, OUTSIDE, SECRET, THREAD, Command, HostileCase
+from tests.hostile.case import BUILT, OUTSIDE, SECRET, THREAD, Command, HostileCase, draw_readers
 
 COUNT = 240
 _PAIR = (
@@ -50,7 +50,7 @@ def make(random: Random, number: int) -> HostileCase:
     owner = random.choice(("pair", "pair", "bundle", "bundle", "named"))
     replace = random.choice(_WAYS)
     if owner == "pair":
-        path, needs, commands = f"pair/{random.choice(_PAIR)}", ("pair",), BUILT
+        path, needs, commands = f"pair/{random.choice(_PAIR)}", ("pair",), draw_readers(random)
     elif owner == "bundle":
         path, needs = f"bundle/{random.choice(_BUNDLE)}", ("bundle",)
         commands = (random.choice(COMMANDS),)

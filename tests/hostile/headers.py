@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.hostile.case import BUILT, HostileCase
+from tests.hostile.case import HostileCase, draw_readers
 from tests.hostile.values import NUMBERS, TEXTS, changed, encode, odd_value, spoil, spoil_json
 
 COUNT = 170
@@ -24,7 +24,9 @@ def make(random: Random, number: int) -> HostileCase:
         path = folder / "pair" / owner / "model.safetensors"
         path.write_bytes(_damaged(random, path.read_bytes()))
 
-    return HostileCase(f"the header of the {owner}'s weights", ("pair",), damage, BUILT)
+    return HostileCase(
+        f"the header of the {owner}'s weights", ("pair",), damage, draw_readers(random)
+    )
 
 
 def _damaged(random: Random, data: bytes) -> bytes:

@@ -8,7 +8,7 @@ from random import Random
 
 import yaml
 
-from tests.hostile.case import BUILT, HostileCase
+from tests.hostile.case import HostileCase, draw_readers
 from tests.hostile.values import changed, encode, spoil, spoil_json
 
 COUNT = 150
@@ -68,7 +68,7 @@ def make(random: Random, number: int) -> HostileCase:
         (folder / "pair/target/generation_config.json").write_bytes(data)
 
     name = "pair.yaml" if number % 2 else "generation_config.json"
-    return HostileCase(name, ("pair",), damage, BUILT)
+    return HostileCase(name, ("pair",), damage, draw_readers(random))
 
 
 def _damaged_yaml(random: Random, data: bytes) -> bytes:

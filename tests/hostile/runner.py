@@ -149,7 +149,10 @@ def _tree(place: Path) -> set[str]:
 
 
 def _holds_secret(path: Path) -> bool:
-    return path.is_file() and SECRET.encode() in path.read_bytes()
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return SECRET.encode() in file.read(_MOST_OUTPUT)
 
 
 def _collect(place: Path, status: int, used: Any) -> Ending:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-from tests.hostile.case import BUILT, HostileCase
+from tests.hostile.case import HostileCase, draw_readers
 from tests.hostile.values import NUMBERS, TEXTS, encode, odd_value, spoil
 
 COUNT = 110
@@ -95,7 +95,9 @@ def make(random: Random, number: int) -> HostileCase:
         config = {"eos_token": "<end>", "chat_template": template}
         (target / "tokenizer_config.json").write_bytes(encode(config))
 
-    return HostileCase(f"template {text[:60]!r}", ("pair",), damage, BUILT, is_slow=way == 0)
+    return HostileCase(
+        f"template {text[:60]!r}", ("pair",), damage, draw_readers(random), is_slow=way == 0
+    )
 
 
 def _text(random: Random, way: int) -> str:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 
-from dflash_trt.core.files import FileKind, find_file
+from dflash_trt.core.files import FileKind, find_file, resolved
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import LOGITS, OBSERVED_PREFIX
 from dflash_trt.graph.ending import check_ending
@@ -66,7 +66,7 @@ def open_session(
     if threads is not None:
         options.intra_op_num_threads = threads
     if model is not None:
-        options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent.resolve()))
+        options.add_session_config_entry(_WEIGHTS_FOLDER, str(resolved(path.parent)))
     source = str(path) if model is None else model
     try:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from dflash_trt.core.files import resolved
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.runtime.worker import Phase
 from dflash_trt.serving.server.exposure import LOOPBACK, choose_http_host, restriction_options
@@ -132,7 +133,7 @@ class TritonServer:
         command = [
             str(binary.path),
             f"--id={self._name}",
-            f"--model-repository={self._spaceless(options.repository.resolve())}",
+            f"--model-repository={self._spaceless(resolved(options.repository))}",
             *prepare_backends(binary, self._folder),
             f"--backend-config=python,shm-region-prefix-name={self._name}",
             "--disable-auto-complete-config",
