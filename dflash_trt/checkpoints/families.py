@@ -16,6 +16,7 @@ Rules = Mapping[str, tuple[str, Shape]]
 
 ExpertStorage = Literal["float", "MXFP4", "NVFP4"]
 Routing = Literal["chosen", "all"]
+WindowRule = Literal["none", "alternate", "qwen2", "every"]
 
 ATTENTION_WEIGHTS: Rules = {
     "layers.{i}.input_layernorm": ("layers.{i}.input_layernorm.weight", ("hidden",)),
@@ -47,6 +48,7 @@ ATTENTION_BIASES: Rules = {
     "layers.{i}.v_proj.bias": ("layers.{i}.self_attn.v_proj.bias", ("kv_heads*head_dim",)),
     "layers.{i}.o_proj.bias": ("layers.{i}.self_attn.o_proj.bias", ("hidden",)),
 }
+QKV_BIASES: Rules = {role: rule for role, rule in ATTENTION_BIASES.items() if "o_proj" not in role}
 
 SINK_WEIGHTS: Rules = {"layers.{i}.sinks": ("layers.{i}.self_attn.sinks", ("heads",))}
 
@@ -174,8 +176,10 @@ class Family:
     prefix: str = "model."
     must_be_off: tuple[str, ...] = ()
     """Config flags that change the computation in a way that is not supported."""
-    has_windows: bool = False
-    """Layers that `layer_types` calls sliding_attention see `sliding_window` positions."""
+    has_output_bias: bool = True
+    """Whether o_proj has a bias too where q, k and v have theirs."""
+    windows: WindowRule = "none"
+    """Which layers see `sliding_window` positions; windows.py has the rules."""
     has_sinks: bool = False
     experts: ExpertRules | None = None
 
@@ -190,12 +194,27 @@ FAMILIES: list[Family] = [
     ),
     Family("llama", "LlamaForCausalLM", qk_norm=False, must_be_off=("mlp_bias",)),
     Family(
+        "qwen2",
+        "Qwen2ForCausalLM",
+        qk_norm=False,
+        default_attention_bias=True,
+        has_output_bias=False,
+        windows="qwen2",
+    ),
+    Family(
+        "mistral",
+        "MistralForCausalLM",
+        qk_norm=False,
+        must_be_off=("attention_bias",),
+        windows="every",
+    ),
+    Family(
         "gpt_oss",
         "GptOssForCausalLM",
         qk_norm=False,
         default_head_dim=64,
         default_attention_bias=True,
-        has_windows=True,
+        windows="alternate",
         has_sinks=True,
         experts=ExpertRules(
             count_keys=("num_local_experts", "num_experts"),
@@ -224,8 +243,14 @@ FAMILIES: list[Family] = [
 ]
 """All that are known; programs may append their own."""
 
+REFUSED_FAMILIES: Mapping[str, tuple[str, str]] = {
+    "Phi3ForCausalLM": ("Phi-3 or Phi-4", "q, k and v are one matrix, as are gate and up"),
+}
+"""Architecture → what it is, and what of it is not known here."""
+
 FOREIGN_KEYS = (
     "attn_logit_softcapping",
+    "dual_chunk_attention_config",
     "final_logit_softcapping",
     "first_k_dense_replace",
     "full_attention_interval",
@@ -264,7 +289,7 @@ def target_rules(
     if family.qk_norm:
         body |= QK_NORM_WEIGHTS
     if attention_bias:
-        body |= ATTENTION_BIASES
+        body |= ATTENTION_BIASES if family.has_output_bias else QKV_BIASES
     if family.has_sinks:
         body |= SINK_WEIGHTS
     rules = {role: (family.prefix + name, shape) for role, (name, shape) in body.items()}

@@ -14,19 +14,20 @@ from dflash_trt.checkpoints.families import (
     FOREIGN_KEYS,
     HEAD_NAME,
     NORM_EPS,
+    REFUSED_FAMILIES,
     Family,
     find_family,
     target_rules,
 )
 from dflash_trt.checkpoints.folder import CONFIG_NAME, Checkpoint, open_checkpoint, read_config
-from dflash_trt.checkpoints.layer_types import FULL, SLIDING, read_layer_types
 from dflash_trt.checkpoints.moe import MoeSpec, read_moe
 from dflash_trt.checkpoints.name_map import match_weights
 from dflash_trt.checkpoints.quantization import read_quantization
 from dflash_trt.checkpoints.relatives import read_architecture
 from dflash_trt.checkpoints.rope import read_rope
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
-from dflash_trt.checkpoints.sizes import Windows, read_sizes
+from dflash_trt.checkpoints.sizes import read_sizes
+from dflash_trt.checkpoints.windows import read_windows
 from dflash_trt.core.files import exists, open_file
 from dflash_trt.core.strict_json import quoted, read_json_object
 from dflash_trt.errors import DflashError
@@ -134,21 +135,6 @@ def read_target(folder: str | Path) -> TargetSpec:
     )
 
 
-def read_windows(config: ConfigFields, family: Family, num_layers: int) -> Windows:
-    """Per layer, None where it sees everything; DflashError where the family has no such layers."""
-    if not family.has_windows:
-        kinds = config.values.get("layer_types") or []
-        if not isinstance(kinds, list) or any(kind != FULL for kind in kinds):
-            raise config.unsupported("layer_types", f"a target's layers must all be {FULL}")
-        return (None,) * num_layers
-    if config.has("layer_types"):
-        kinds = read_layer_types(config, num_layers)
-    else:  # as transformers' GptOssConfig: sliding first, then in turn
-        kinds = [FULL if i % 2 else SLIDING for i in range(num_layers)]
-    window = config.integer("sliding_window") if SLIDING in kinds else None
-    return tuple(window if kind == SLIDING else None for kind in kinds)
-
-
 def _find_family(config: ConfigFields) -> Family:
     architecture = read_architecture(config)
     if (family := find_family(architecture)) is not None:
@@ -158,6 +144,9 @@ def _find_family(config: ConfigFields) -> Family:
         what = f"is a DFlash draft ({architecture}), not a target"
         raise DflashError(what, where=config.where, fix="pass it as the draft checkpoint")
     what = f"architecture {quoted(architecture)} is not supported as a target"
+    if architecture in REFUSED_FAMILIES:
+        name, reason = REFUSED_FAMILIES[architecture]
+        what = f"is a {name} model (architecture {quoted(architecture)}), not supported: {reason}"
     raise DflashError(what, where=config.where, fix=f"supported are {supported}")
 
 

@@ -17,7 +17,8 @@ from dflash_trt.checkpoints.layer_types import SLIDING, read_layer_attention
 from dflash_trt.checkpoints.moe import MAX_EXPERTS, read_expert_sizes
 from dflash_trt.checkpoints.relatives import read_architecture
 from dflash_trt.checkpoints.sizes import MAX_WIDTH, ExpertSizes, Windows, read_sizes
-from dflash_trt.checkpoints.target import MAX_VOCAB, read_windows
+from dflash_trt.checkpoints.target import MAX_VOCAB
+from dflash_trt.checkpoints.windows import read_windows
 from dflash_trt.errors import DflashError
 from dflash_trt.memory.shape import DFlashShape, FormatName, ModelShape
 from dflash_trt.planning.known_pairs import PairShape

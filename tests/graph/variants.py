@@ -84,7 +84,31 @@ MIXTURES: dict[str, Variant] = {
     ),
 }
 
-VARIANTS = _variants() | MIXTURES
+WINDOWED: dict[str, Variant] = {
+    "qwen2-bfloat16-upper_layers_slide-tied": (
+        "qwen2",
+        {"dtype": "bfloat16", "rope_style": "rope_theta", "vocab": 192, "tie": True},
+        {"target_layer_ids": [0, 5]},
+    ),
+    "qwen2-float32-yarn-no_windows": (
+        "qwen2",
+        {"rope": "yarn", "vocab": 192, "window": None, "rope_theta": 1e6},
+        {"target_layer_ids": [4, 2, 3]},
+    ),
+    "mistral-float32-every_layer_slides": (
+        "mistral",
+        {"vocab": 192, "shards": 3, "rope_style": "rope_theta"},
+        {"target_layer_ids": [1, 5]},
+    ),
+    "mistral-bfloat16-wide_heads-no_windows": (
+        "mistral",
+        {"dtype": "bfloat16", "vocab": 192, "window": None, "head_dim": 32, "kv_heads": 1},
+        {"target_layer_ids": [0, 3]},
+    ),
+}
+"""Layers that slide, in the layouts of these families' configs, and without: tests run past 24."""
+
+VARIANTS = _variants() | MIXTURES | WINDOWED
 
 
 def build(make_pair: PairFactory, name: str) -> TinyPair:

@@ -14,13 +14,22 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from tests.checkpoints.conftest import draft_shapes
 
 from .experts import YARN_SCALING, make_moe, pack_experts
 
-Family = Literal["qwen3", "llama", "gpt_oss", "qwen3_moe"]
+Family = Literal["qwen3", "llama", "qwen2", "mistral", "gpt_oss", "qwen3_moe"]
 Storage = Literal["float32", "bfloat16", "float16"]
 Rope = Literal["default", "llama3", "yarn"]
 RopeStyle = Literal["rope_theta", "rope_parameters"]
@@ -60,7 +69,7 @@ def write_target(
     seed: int = 0,
     experts: int = 8,
     chosen: int = 3,
-    window: int = 24,
+    window: int | None = 24,
     normalized: bool = True,
     mxfp4: bool = False,
 ) -> Path:
@@ -69,8 +78,9 @@ def write_target(
     `attention_bias` gives q, k, v and o_proj a bias. `rope_style` chooses between the keys of
     transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`,
     `dtype`). `shards` > 1 writes at least two files and an index. `logit_gain` scales the lm_head,
-    which a tied embedding shares. The last five are for mixtures of experts, whose MLPs are
-    `intermediate` wide; `mxfp4` packs gpt-oss's experts.
+    which a tied embedding shares. `window` is that of gpt-oss, Mistral and the upper half of a
+    Qwen2. The others are for mixtures of experts, whose MLPs are `intermediate` wide; `mxfp4`
+    packs gpt-oss's experts.
     """
     folder = Path(folder)
     common: dict[str, Any] = {
@@ -93,6 +103,14 @@ def write_target(
         model = Qwen3ForCausalLM(Qwen3Config(**common))
     elif family == "llama":
         model = LlamaForCausalLM(LlamaConfig(**common))
+    elif family == "qwen2":
+        # Its configs state neither a head size nor whether there are biases.
+        own = {key: common[key] for key in common.keys() - {"head_dim", "attention_bias"}}
+        slides = {"sliding_window": window, "max_window_layers": num_layers // 2}
+        model = Qwen2ForCausalLM(Qwen2Config(**own, **slides, use_sliding_window=bool(window)))
+    elif family == "mistral":
+        own = {key: common[key] for key in common.keys() - {"attention_bias"}}
+        model = MistralForCausalLM(MistralConfig(**own, sliding_window=window))
     else:
         model = make_moe(family, common, experts, chosen, window=window, normalized=normalized)
 
@@ -149,7 +167,7 @@ def write_draft(
     hidden, vocab, depth = base["hidden_size"], base["vocab_size"], base["num_hidden_layers"]
     heads = heads or base["num_attention_heads"]
     kv_heads = kv_heads or base["num_key_value_heads"]
-    head_dim = head_dim or base["head_dim"]
+    head_dim = head_dim or base.get("head_dim") or hidden // base["num_attention_heads"]
     intermediate = intermediate or base["intermediate_size"]
     types = list(layer_types) if layer_types is not None else ["full_attention"] * num_layers
     if len(types) != num_layers:

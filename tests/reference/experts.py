@@ -32,7 +32,7 @@ def make_moe(
     experts: int,
     chosen: int,
     *,
-    window: int,
+    window: int | None,
     normalized: bool,
 ) -> Any:
     """A transformers model with untouched weights; `common` are keys of any config."""

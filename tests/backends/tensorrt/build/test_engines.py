@@ -47,10 +47,17 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Precision, str]] = {
     "qwen3_moe-64-bf16": ("qwen3_moe", {"head_dim": 64, "dtype": "bfloat16"}, {}, BF16, "sm_120"),
     "gpt_oss-mxfp4-64-fp16": ("gpt_oss", {**GPT_OSS, "mxfp4": True}, {}, FP16, "sm_120"),
     "gpt_oss-64-bf16": ("gpt_oss", {**GPT_OSS, "dtype": "bfloat16"}, {}, BF16, "sm_120"),
+    "qwen2-64-fp16": ("qwen2", {"hidden": 256, "head_dim": 64}, TWO_KINDS, FP16, "sm_120"),
+    "mistral-64-bf16": ("mistral", {"head_dim": 64, "dtype": "bfloat16"}, {}, BF16, "sm_120"),
 }
+EXHAUSTIVE = 3
+"""As many of them, the last ones."""
 
 
-@pytest.fixture(scope="module", params=[*list(CASES)[:-1], exhaustive("gpt_oss-64-bf16")])
+@pytest.fixture(
+    scope="module",
+    params=[*list(CASES)[:-EXHAUSTIVE], *map(exhaustive, list(CASES)[-EXHAUSTIVE:])],
+)
 def case(
     request: pytest.FixtureRequest, make_pair: PairFactory, build_engines: BuildEngines
 ) -> tuple[Pair, Bundle, RecordedProgress, Precision, str]:
