@@ -165,7 +165,10 @@ def _limits(pair: Pair, config: BuildConfig) -> Limits:
         config.max_seq_len,
         min(pair.target.max_position_embeddings, pair.draft.max_position_embeddings),
     )
-    tables = sum(2 * 4 * config.max_seq_len * spec.head_dim for spec in (pair.target, pair.draft))
+    specs = [pair.target, pair.draft]
+    if pair.target.local_rope is not None:
+        specs.append(pair.target)
+    tables = sum(2 * 4 * config.max_seq_len * spec.head_dim for spec in specs)
     if tables > MAX_TABLE_BYTES:  # they are computed in memory
         raise DflashError(
             f"RoPE tables for {config.max_seq_len:,} positions take {tables:,} bytes",

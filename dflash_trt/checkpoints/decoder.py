@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_trt.checkpoints.families import Activation
 from dflash_trt.checkpoints.folder import Checkpoint
 from dflash_trt.checkpoints.quantization import Quantization
 from dflash_trt.checkpoints.rope import RopeSpec
@@ -15,7 +16,9 @@ from dflash_trt.checkpoints.sizes import DecoderSizes, Windows
 class DecoderSpec:
     """A decoder of a checkpoint; `rms_norm_eps` is added to the mean square.
 
-    `weights` maps roles ("norm", "layers.{i}.q_proj" …) to tensors.
+    `weights` maps roles ("norm", "layers.{i}.q_proj" …) to tensors. Norms multiply by
+    `norm_offset` + w. Layers with a window turn by `local_rope` where it is given. Queries are
+    multiplied by `query_scale`, 1/sqrt(D) where it is None.
     """
 
     sizes: DecoderSizes
@@ -25,6 +28,11 @@ class DecoderSpec:
     weights: dict[str, TensorEntry]
     quantization: Quantization | None
     checkpoint: Checkpoint
+    norm_offset: float = 0.0
+    embedding_scale: float = 1.0
+    activation: Activation = "silu"
+    local_rope: RopeSpec | None = None
+    query_scale: float | None = None
 
     @property
     def hidden_size(self) -> int:

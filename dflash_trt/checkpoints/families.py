@@ -16,7 +16,8 @@ Rules = Mapping[str, tuple[str, Shape]]
 
 ExpertStorage = Literal["float", "MXFP4", "NVFP4"]
 Routing = Literal["chosen", "all"]
-WindowRule = Literal["none", "alternate", "qwen2", "every"]
+WindowRule = Literal["none", "alternate", "qwen2", "every", "pattern"]
+Activation = Literal["silu", "gelu_tanh"]
 
 ATTENTION_WEIGHTS: Rules = {
     "layers.{i}.input_layernorm": ("layers.{i}.input_layernorm.weight", ("hidden",)),
@@ -49,6 +50,20 @@ ATTENTION_BIASES: Rules = {
     "layers.{i}.o_proj.bias": ("layers.{i}.self_attn.o_proj.bias", ("hidden",)),
 }
 QKV_BIASES: Rules = {role: rule for role, rule in ATTENTION_BIASES.items() if "o_proj" not in role}
+
+OUTPUT_NORM_WEIGHTS: Rules = {
+    "layers.{i}.attention_output_norm": (
+        "layers.{i}.post_attention_layernorm.weight",
+        ("hidden",),
+    ),
+    "layers.{i}.post_attention_layernorm": (
+        "layers.{i}.pre_feedforward_layernorm.weight",
+        ("hidden",),
+    ),
+    "layers.{i}.mlp_output_norm": ("layers.{i}.post_feedforward_layernorm.weight", ("hidden",)),
+}
+"""Gemma's four norms a layer. What other families call post_attention_layernorm, the norm before
+the MLP, has another name there, and the norm of that name is another one."""
 
 SINK_WEIGHTS: Rules = {"layers.{i}.sinks": ("layers.{i}.self_attn.sinks", ("heads",))}
 
@@ -181,6 +196,11 @@ class Family:
     windows: WindowRule = "none"
     """Which layers see `sliding_window` positions; windows.py has the rules."""
     has_sinks: bool = False
+    is_gemma: bool = False
+    """Norms multiply by 1 + w and there are four a layer; embeddings take √hidden; layers that
+    slide have a RoPE of their own; `query_pre_attn_scalar` scales queries."""
+    activation: Activation = "silu"
+    default_tied: bool = False
     experts: ExpertRules | None = None
 
 
@@ -207,6 +227,17 @@ FAMILIES: list[Family] = [
         qk_norm=False,
         must_be_off=("attention_bias",),
         windows="every",
+    ),
+    Family(
+        "gemma3",
+        "Gemma3ForCausalLM",
+        qk_norm=True,
+        default_head_dim=256,
+        must_be_off=("use_bidirectional_attention",),
+        windows="pattern",
+        is_gemma=True,
+        activation="gelu_tanh",
+        default_tied=True,
     ),
     Family(
         "gpt_oss",
@@ -244,6 +275,7 @@ FAMILIES: list[Family] = [
 """All that are known; programs may append their own."""
 
 REFUSED_FAMILIES: Mapping[str, tuple[str, str]] = {
+    "Gemma3ForConditionalGeneration": ("Gemma 3 vision", "its text part alone would be"),
     "Phi3ForCausalLM": ("Phi-3 or Phi-4", "q, k and v are one matrix, as are gate and up"),
 }
 """Architecture → what it is, and what of it is not known here."""
@@ -288,6 +320,8 @@ def target_rules(
     body = {**BODY_WEIGHTS, **layer}
     if family.qk_norm:
         body |= QK_NORM_WEIGHTS
+    if family.is_gemma:
+        body |= OUTPUT_NORM_WEIGHTS
     if attention_bias:
         body |= ATTENTION_BIASES if family.has_output_bias else QKV_BIASES
     if family.has_sinks:

@@ -17,6 +17,9 @@ from dflash_trt.core.arrays import FloatArray
 DEFAULT_THETA = 10_000.0
 """transformers' base for a config that states none (Llama 2's are like that)."""
 
+GEMMA_THETA = 1_000_000.0
+"""The same of a Gemma's layers that see everything."""
+
 LEAST = 1e-6
 """What every number of a scaling is above: the inverse of a smaller one may leave float32."""
 
@@ -97,6 +100,26 @@ def read_rope(config: ConfigFields, default_theta: float | None = DEFAULT_THETA)
         raise scaling.error("high_freq_factor", f"must be above low_freq_factor ({low:g})")
     original = _read_original(config, scaling)
     return RopeSpec(theta, Llama3Scaling(scaling.number("factor", low=LEAST), low, high, original))
+
+
+def read_ropes_by_kind(config: ConfigFields) -> tuple[RopeSpec, RopeSpec]:
+    """Gemma's RoPE of layers that see everything, and of those that slide.
+
+    transformers 5 has both under `rope_parameters`, by layer kind; before, the first was stated as
+    any model's, and of the second `rope_local_base_freq` alone.
+    """
+    stated = config.child("rope_parameters")
+    values = {key: config.values[key] for key in config.values if key != "rope_parameters"}
+    full = {**values, "rope_parameters": stated.values.get("full_attention")}
+    sliding = stated.values.get("sliding_attention")
+    if sliding is None:
+        sliding = {"rope_theta": config.number("rope_local_base_freq", DEFAULT_THETA, low=1.0)}
+    local = {"max_position_embeddings": values.get("max_position_embeddings")}
+    local["rope_parameters"] = sliding
+    return (
+        read_rope(ConfigFields(full, config.where), GEMMA_THETA),
+        read_rope(ConfigFields(local, config.where)),
+    )
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> FloatArray:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
+from dflash_trt.checkpoints.families import Activation
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 2**24
@@ -125,7 +126,9 @@ def _kinds(layers: tuple[LayerSizes, ...]) -> Mapping[LayerSizes, Sequence[Layer
     return found
 
 
-def read_sizes(config: ConfigFields, default_head_dim: int | None) -> DecoderSizes:
+def read_sizes(
+    config: ConfigFields, default_head_dim: int | None, activation: Activation = "silu"
+) -> DecoderSizes:
     """Sizes, each checked and against each other; experts and windows are not read.
 
     `default_head_dim` is the family's for a config that states none; None means
@@ -143,8 +146,11 @@ def read_sizes(config: ConfigFields, default_head_dim: int | None) -> DecoderSiz
     head_dim = config.integer("head_dim", default_head_dim or hidden // heads, high=MAX_WIDTH)
     if head_dim % 2:
         raise config.error("head_dim", f"must be even for RoPE, not {head_dim}")
-    if config.text("hidden_act", "silu") != "silu":
-        raise config.unsupported("hidden_act", "only silu is")
+    key, name = ("hidden_act", "silu")
+    if activation == "gelu_tanh":
+        key, name = ("hidden_activation", "gelu_pytorch_tanh")
+    if config.text(key, name) != name:
+        raise config.unsupported(key, f"only {name} is")
     layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
     return DecoderSizes(
         hidden_size=hidden,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import ml_dtypes
+import numpy as np
 
 from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.decoder import DecoderSpec
@@ -24,7 +28,7 @@ from dflash_trt.checkpoints.moe import MoeSpec, read_moe
 from dflash_trt.checkpoints.name_map import match_weights
 from dflash_trt.checkpoints.quantization import read_quantization
 from dflash_trt.checkpoints.relatives import read_architecture
-from dflash_trt.checkpoints.rope import read_rope
+from dflash_trt.checkpoints.rope import read_rope, read_ropes_by_kind
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.sizes import read_sizes
 from dflash_trt.checkpoints.windows import read_windows
@@ -34,6 +38,7 @@ from dflash_trt.errors import DflashError
 
 GENERATION_CONFIG_NAME = "generation_config.json"
 MAX_VOCAB = 2**24
+GEMMA_QUERY_SCALAR = 256
 TIED_SAMPLE_BYTES = 64 * 1024
 
 
@@ -78,14 +83,17 @@ def read_target(folder: str | Path) -> TargetSpec:
     experts = family.experts
     has_packed_experts = experts is not None and "MXFP4" in experts.experts
     quantization = read_quantization(config, has_packed_experts=has_packed_experts)
-    sizes = read_sizes(config, family.default_head_dim)
+    sizes = read_sizes(config, family.default_head_dim, family.activation)
     rms_norm_eps = config.number("rms_norm_eps", NORM_EPS, high=1.0)
     max_positions = config.integer("max_position_embeddings")
     vocab_size = config.integer("vocab_size", high=MAX_VOCAB)
     moe = read_moe(config, family, sizes.hidden_size, quantization)
     attention_bias = config.flag("attention_bias", family.default_attention_bias)
-    tied = config.flag("tie_word_embeddings", False)
-    rope = read_rope(config)
+    tied = config.flag("tie_word_embeddings", family.default_tied)
+    rope, local_rope = read_ropes_by_kind(config) if family.is_gemma else (read_rope(config), None)
+    query_scale = None
+    if family.is_gemma:
+        query_scale = config.number("query_pre_attn_scalar", GEMMA_QUERY_SCALAR) ** -0.5
     windows = read_windows(config, family, len(sizes.layers))
     sizes = replace(sizes.with_layers(windows, has_sinks=family.has_sinks), experts=moe)
     eos_token_ids = _read_eos_token_ids(folder, config)
@@ -132,6 +140,11 @@ def read_target(folder: str | Path) -> TargetSpec:
         weights=weights,
         quantization=quantization,
         checkpoint=checkpoint,
+        norm_offset=1.0 if family.is_gemma else 0.0,
+        embedding_scale=_embedding_scale(weights["embed_tokens"]) if family.is_gemma else 1.0,
+        activation=family.activation,
+        local_rope=local_rope,
+        query_scale=query_scale,
     )
 
 
@@ -157,6 +170,13 @@ def _refuse_variants(config: ConfigFields, family: Family) -> None:
     for key in FOREIGN_KEYS:
         if config.values.get(key) not in (None, False, 0):
             raise config.unsupported(key, f"{family.architecture} as it is known here has none")
+
+
+def _embedding_scale(embedding: TensorEntry) -> float:
+    """√hidden in the type that the table is stored in, which is how Gemmas were trained."""
+    exact = np.float32(math.sqrt(embedding.shape[1]))
+    narrow = {"BF16": ml_dtypes.bfloat16, "F16": np.float16}.get(embedding.dtype, np.float32)
+    return float(exact.astype(narrow))
 
 
 def _check_tied_head(checkpoint: Checkpoint, embedding: TensorEntry) -> None:

@@ -13,6 +13,8 @@ from dflash_trt.checkpoints.sizes import Windows
 
 MISTRAL_WINDOW = 4096
 """A Mistral config without the key has it; null says that there is none."""
+GEMMA_PERIOD = 6
+"""Of so many layers of a Gemma the last sees everything."""
 FIRST_QWEN2_WINDOW = 28
 """`max_window_layers` of a Qwen2 config that slides and does not state it."""
 
@@ -22,6 +24,9 @@ def read_windows(config: ConfigFields, family: Family, num_layers: int) -> Windo
     match family.windows:
         case "alternate":
             kinds = [FULL if i % 2 else SLIDING for i in range(num_layers)]
+        case "pattern":
+            period = config.integer("sliding_window_pattern", GEMMA_PERIOD)
+            kinds = [SLIDING if (i + 1) % period else FULL for i in range(num_layers)]
         case "qwen2" if config.flag("use_sliding_window", False):
             first = config.integer("max_window_layers", FIRST_QWEN2_WINDOW, low=0)
             kinds = [SLIDING if i >= first else FULL for i in range(num_layers)]

@@ -11,7 +11,7 @@ from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, DRAFT_TOKEN_IDS
 from dflash_trt.graph.draft_head import choose_among
 from dflash_trt.graph.form import CPU_FORM, GraphForm
-from dflash_trt.graph.layers import attention, embed, swiglu_mlp
+from dflash_trt.graph.layers import attention, embed, gated_mlp
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.model_builder import ModelBuilder
 from dflash_trt.graph.rows import Rows
@@ -43,7 +43,7 @@ def build_draft(
     for index in range(draft.num_layers):
         layer = model.layer(index)
         with b.scope(f"draft_layers.{index}"):
-            x = swiglu_mlp(layer, attention(layer, x))
+            x = gated_mlp(layer, attention(layer, x))
 
     with b.scope("head"):
         blocks = b.node("Reshape", [x, rows.shape(draft.hidden_size)], "blocks")

@@ -51,6 +51,14 @@ swiglu (gate, up) => (y)
 }
 """
 
+_GEGLU = """
+geglu (gate, up) => (y)
+{
+    gelu = Gelu <approximate = "tanh"> (gate)
+    y = Mul (gelu, up)
+}
+"""
+
 # ONNX Runtime's ReduceMax skips NaN. x - x is 0 where x is finite, else NaN.
 _AMAX = """
 amax (x) => (y)
@@ -124,6 +132,11 @@ def read_attention_facts(node: onnx.NodeProto) -> dict[str, int] | None:
 def swiglu_function() -> onnx.FunctionProto:
     """`dflash::swiglu`: silu(gate) * up, elementwise."""
     return define(_SWIGLU)
+
+
+def geglu_function() -> onnx.FunctionProto:
+    """`dflash::geglu`: gelu(gate) * up, elementwise, by the tanh approximation."""
+    return define(_GEGLU)
 
 
 def amax_function() -> onnx.FunctionProto:

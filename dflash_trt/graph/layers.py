@@ -6,7 +6,7 @@ from onnx import TensorProto
 
 from dflash_trt.graph.caches import cache_strategy
 from dflash_trt.graph.form import Precision
-from dflash_trt.graph.functions import swiglu_function
+from dflash_trt.graph.functions import geglu_function, swiglu_function
 from dflash_trt.graph.model_builder import LayerBuilder, ModelBuilder
 
 
@@ -20,11 +20,16 @@ def embed(model: ModelBuilder) -> str:
     with b.scope("embed"):
         flat = b.node("Reshape", [model.rows.ids, b.integers(-1)], "ids")
         if b.form.precision is not Precision.FLOAT32:
-            return b.node("Gather", [model.weight(role), flat], "lookup", axis=0)
-        x = b.node("Gather", [model.stored(role), flat], "lookup", axis=0)
-        if model.entry(role).dtype == "F32":
+            x = b.node("Gather", [model.weight(role), flat], "lookup", axis=0)
+        else:
+            x = b.node("Gather", [model.stored(role), flat], "lookup", axis=0)
+            if model.entry(role).dtype != "F32":
+                x = b.node("Cast", [x], "rows", to=TensorProto.FLOAT)
+        factor = model.spec.embedding_scale
+        if factor == 1.0:
             return x
-        return b.node("Cast", [x], "rows", to=TensorProto.FLOAT)
+        wide = b.node("Constant", [], "factor_wide", value_float=factor)
+        return b.node("Mul", [x, b.narrow(wide, "factor")], "scaled")
 
 
 def lm_head(model: ModelBuilder, normed: str) -> str:
@@ -33,13 +38,18 @@ def lm_head(model: ModelBuilder, normed: str) -> str:
     return model.linear(normed, role, name="lm_head")
 
 
-def swiglu_mlp(layer: LayerBuilder, x: str) -> str:
-    """x [T,H] + down(silu(gate(n)) * up(n)) of n = post_attention_layernorm(x)."""
+def gated_mlp(layer: LayerBuilder, x: str) -> str:
+    """x [T,H] + down(act(gate(n)) * up(n)) of n = post_attention_layernorm(x).
+
+    Where the layer has an output norm, it is taken of what is added to x.
+    """
     with layer.b.scope("mlp"):
         normed = layer.rms_norm(x, "post_attention_layernorm", "norm")
         gate, up = layer.linear(normed, "gate_proj"), layer.linear(normed, "up_proj")
-        (activated,) = layer.b.call(swiglu_function(), [gate, up], "swiglu")
-        return layer.linear(activated, "down_proj", residual=x)
+        is_silu = layer.spec.activation == "silu"
+        function, name = (swiglu_function(), "swiglu") if is_silu else (geglu_function(), "geglu")
+        (activated,) = layer.b.call(function, [gate, up], name)
+        return _add_output(layer, x, activated, "down_proj", "mlp_output_norm")
 
 
 def attention(layer: LayerBuilder, x: str) -> str:
@@ -57,7 +67,15 @@ def attention(layer: LayerBuilder, x: str) -> str:
         merged = b.node("Transpose", [attended], "by_row", perm=[0, 2, 1, 3])
         width = sizes.heads * sizes.head_dim
         flat = b.node("Reshape", [merged, b.integers(-1, width)], "rows")
-        return layer.linear(flat, "o_proj", residual=x)
+        return _add_output(layer, x, flat, "o_proj", "attention_output_norm")
+
+
+def _add_output(layer: LayerBuilder, x: str, rows: str, role: str, norm: str) -> str:
+    """x [T,H] + the linear `role` of `rows`, with the norm of that where the layer has one."""
+    if not layer.has(norm):
+        return layer.linear(rows, role, residual=x)
+    normed = layer.rms_norm(layer.linear(rows, role), norm, norm)
+    return layer.b.node("Add", [x, normed], f"{norm}_add")
 
 
 def _heads(layer: LayerBuilder, x: str, kind: str, heads: int) -> str:

@@ -33,7 +33,9 @@ class ModelBuilder:
 
     def layer(self, index: int) -> LayerBuilder:
         """The same for one layer, whose roles need not say so."""
-        shared = self.b, self.owner, self.spec, self.rows, self.tables
+        is_local = self.spec.local_rope is not None and self.spec.sizes.layers[index].window
+        tables = self.tables.local() if is_local else self.tables
+        shared = self.b, self.owner, self.spec, self.rows, tables
         return LayerBuilder(*shared, f"layers.{index}.", index=index)
 
     def has(self, role: str) -> bool:
@@ -61,6 +63,9 @@ class ModelBuilder:
         """
         b = self.b
         scale = self.weight(role, Precision.FLOAT32)
+        if self.spec.norm_offset:
+            offset = b.node("Constant", [], f"{name}_offset", value_float=self.spec.norm_offset)
+            scale = b.node("Add", [scale, offset], f"{name}_scale")
         wide = x if is_wide else b.widen(x, f"{name}_input")
         inner = name if b.form.precision is Precision.FLOAT32 else f"{name}_float32"
         epsilon = self.spec.rms_norm_eps

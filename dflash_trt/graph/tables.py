@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from dflash_trt.graph.bindings import Owner
 from dflash_trt.graph.model import GraphBuilder
 
 TABLE_KINDS = ("cos", "sin", "q_cos", "q_sin")
+LOCAL = "local"
 
 MAX_STORED_SCALED = 1 << 16
 """Positions beyond which a graph scales the tables itself, which halves a bundle's own bytes."""
@@ -34,6 +35,9 @@ def compute_tables(
     computed = _compute("target", target, positions)
     if draft is not None and draft_tables(target, draft) == "draft":
         computed |= _compute("draft", draft, positions)
+    if target.local_rope is not None:
+        local = replace(target, rope=target.local_rope, local_rope=None)
+        computed |= _compute(f"target.{LOCAL}", local, positions)
     return computed
 
 
@@ -46,8 +50,13 @@ def draft_tables(target: TargetSpec, draft: DraftSpec) -> Owner:
 class RopeTables:
     """The stored tables of one owner, as graph values on demand."""
 
-    owner: Owner
+    owner: str
     entries: Mapping[str, TensorEntry]
+    query_scale: float | None = None
+
+    def local(self) -> RopeTables:
+        """Those of layers with a window, of a model that has others for them."""
+        return replace(self, owner=f"{self.owner}.{LOCAL}")
 
     def keys(self, b: GraphBuilder) -> list[str]:
         """cos and sin [P,D/2] for keys."""
@@ -67,22 +76,27 @@ class RopeTables:
         """A table of queries, in float32 before it is narrowed, as a stored one is."""
         base = f"rope.{self.owner}.{kind.removeprefix('q_')}"
         entry = self.entries[base]
-        scale = b.node("Constant", [], f"{kind}_scale", value_float=_scale(2 * entry.shape[1]))
+        scale = b.node(
+            "Constant",
+            [],
+            f"{kind}_scale",
+            value_float=_scale(2 * entry.shape[1], self.query_scale),
+        )
         return b.narrow(b.node("Mul", [b.stored(base, entry), scale], f"{kind}_wide"), kind)
 
 
-def _compute(owner: Owner, spec: DecoderSpec, positions: int) -> dict[str, FloatArray]:
-    cos, sin = tables(*_rope(spec), positions)
+def _compute(owner: str, spec: DecoderSpec, positions: int) -> dict[str, FloatArray]:
+    cos, sin = tables(spec.rope, spec.head_dim, positions)
     arrays = [cos, sin]
     if positions <= MAX_STORED_SCALED:
-        scale = np.float32(_scale(spec.head_dim))
+        scale = np.float32(_scale(spec.head_dim, spec.query_scale))
         arrays += [cos * scale, sin * scale]
     return {f"rope.{owner}.{kind}": a for kind, a in zip(TABLE_KINDS, arrays, strict=False)}
 
 
-def _scale(head_dim: int) -> float:
-    return 1 / math.sqrt(head_dim)
+def _scale(head_dim: int, stated: float | None) -> float:
+    return 1 / math.sqrt(head_dim) if stated is None else stated
 
 
-def _rope(spec: DecoderSpec) -> tuple[RopeSpec, int]:
-    return spec.rope, spec.head_dim
+def _rope(spec: DecoderSpec) -> tuple[RopeSpec, int, float]:
+    return spec.rope, spec.head_dim, _scale(spec.head_dim, spec.query_scale)

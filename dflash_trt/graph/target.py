@@ -25,7 +25,7 @@ from dflash_trt.graph.caches.strategy import cache_values, paging
 from dflash_trt.graph.drawing import draw_tokens, settle_step
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
-from dflash_trt.graph.layers import attention, embed, lm_head, swiglu_mlp
+from dflash_trt.graph.layers import attention, embed, gated_mlp, lm_head
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.model_builder import ModelBuilder
 from dflash_trt.graph.moe import mixture_mlp
@@ -51,14 +51,15 @@ def build_target(
     layout = cache_layout(form, target.sizes, None if draft is None else draft.sizes)
     declare(b, graph_tensors(name, form, layout, target.vocab_size))
     rows = Rows(b, TOKEN_IDS, CACHE_START)
-    model = ModelBuilder(b, "target", target, rows, RopeTables("target", tables))
+    ropes = RopeTables("target", tables, target.query_scale)
+    model = ModelBuilder(b, "target", target, rows, ropes)
     x = embed(model)
     taps: dict[int, str] = {}
     for index in range(target.num_layers):
         layer = model.layer(index)
         with b.scope(f"layers.{index}"):
             x = attention(layer, x)
-            x = swiglu_mlp(layer, x) if target.moe is None else mixture_mlp(layer, x, target.moe)
+            x = gated_mlp(layer, x) if target.moe is None else mixture_mlp(layer, x, target.moe)
         taps[index] = x
 
     with b.scope("head"):

@@ -56,13 +56,18 @@ def read_target_shape(folder: Path) -> ModelShape:
     if architecture in DRAFT_ARCHITECTURES:
         raise DflashError("is a DFlash draft, not a target", where=config.where, usage=True)
     family = find_family(architecture)
-    sizes = read_sizes(config, None if family is None else family.default_head_dim)
+    sizes = (
+        read_sizes(config, None)
+        if family is None
+        else read_sizes(config, family.default_head_dim, family.activation)
+    )
     if family is None:
         windows = _guess_windows(config, len(sizes.layers))
         experts = _guess_experts(config, sizes.intermediate_size)
     else:
         windows = read_windows(config, family, len(sizes.layers))
         experts = None if family.experts is None else read_expert_sizes(config, family.experts)
+    is_tied = family is not None and family.default_tied
     sizes = sizes.with_layers(windows)
     if experts is not None:
         sizes = replace(sizes, experts=experts, intermediate_size=experts.intermediate_size)
@@ -74,7 +79,7 @@ def read_target_shape(folder: Path) -> ModelShape:
         sizes=sizes,
         vocab=config.integer("vocab_size", high=MAX_VOCAB),
         max_context=config.integer("max_position_embeddings"),
-        tied_embeddings=config.flag("tie_word_embeddings", False),
+        tied_embeddings=config.flag("tie_word_embeddings", is_tied),
         mlp_format=(_WHOLE | _EXPERTS).get(name, "bf16"),
         attention_format=_WHOLE.get(name, "bf16"),
     )

@@ -44,7 +44,9 @@ def load_ends(target: TargetSpec) -> TargetEnds:
     """Reads them; a quantised head is decoded: those are the weights that serving multiplies."""
     embedding = _float_weight(target.weights["embed_tokens"])
     head = embedding if target.tie_word_embeddings else _head(target)
-    norm = _float_weight(target.weights["norm"])
+    norm = _float_weight(target.weights["norm"]) + target.norm_offset
+    if target.embedding_scale != 1.0:
+        embedding = embedding * target.embedding_scale
     return TargetEnds(embedding, head, norm, target.rms_norm_eps)
 
 

@@ -46,6 +46,8 @@ def windows(name: str, **config: Any) -> Windows:
         ("mistral", {"sliding_window": None}, (None,) * 4),
         ("mistral", {}, (4096,) * 4),
         ("mistral", {"sliding_window": None, "layer_types": [FULL] * 4}, (None,) * 4),
+        ("gemma3", {"sliding_window": 512}, (512,) * 4),
+        ("gemma3", {"sliding_window": 512, "sliding_window_pattern": 2}, (512, None, 512, None)),
         ("gpt_oss", {"sliding_window": 128}, (128, None, 128, None)),
         ("llama", {"layer_types": None, "sliding_window": 128}, (None,) * 4),
     ],

@@ -105,6 +105,16 @@ WINDOWED: dict[str, Variant] = {
         {"dtype": "bfloat16", "vocab": 192, "window": None, "head_dim": 32, "kv_heads": 1},
         {"target_layer_ids": [0, 3]},
     ),
+    "gemma3-float32-tied": (
+        "gemma3",
+        {"vocab": 192, "tie": True},
+        {"target_layer_ids": [1, 5]},
+    ),
+    "gemma3-bfloat16-not_tied-rope_theta": (
+        "gemma3",
+        {"dtype": "bfloat16", "vocab": 192, "rope_style": "rope_theta", "head_dim": 32},
+        {"target_layer_ids": [0, 3], "dtype": "bfloat16", "heads": 2, "kv_heads": 1},
+    ),
 }
 """Layers that slide, in the layouts of these families' configs, and without: tests run past 24."""
 

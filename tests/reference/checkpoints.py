@@ -15,6 +15,8 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -29,7 +31,7 @@ from tests.checkpoints.conftest import draft_shapes
 
 from .experts import YARN_SCALING, make_moe, pack_experts
 
-Family = Literal["qwen3", "llama", "qwen2", "mistral", "gpt_oss", "qwen3_moe"]
+Family = Literal["qwen3", "llama", "qwen2", "mistral", "gemma3", "gpt_oss", "qwen3_moe"]
 Storage = Literal["float32", "bfloat16", "float16"]
 Rope = Literal["default", "llama3", "yarn"]
 RopeStyle = Literal["rope_theta", "rope_parameters"]
@@ -111,6 +113,8 @@ def write_target(
     elif family == "mistral":
         own = {key: common[key] for key in common.keys() - {"attention_bias"}}
         model = MistralForCausalLM(MistralConfig(**own, sliding_window=window))
+    elif family == "gemma3":
+        model = Gemma3ForCausalLM(_gemma_config(common, window))
     else:
         model = make_moe(family, common, experts, chosen, window=window, normalized=normalized)
 
@@ -127,7 +131,8 @@ def write_target(
     config = _read_json(folder / "config.json")
     for key in ("rope_parameters", "rope_theta", "rope_scaling", "dtype", "torch_dtype"):
         config.pop(key, None)
-    config |= _rope_keys(rope, rope_theta, rope_style)
+    keys = _gemma_rope_keys if family == "gemma3" else _rope_keys
+    config |= keys(rope, rope_theta, rope_style)
     config["torch_dtype" if rope_style == "rope_theta" else "dtype"] = dtype
     _write_json(folder / "config.json", config)
     if mxfp4:
@@ -227,6 +232,31 @@ def _random(
     # A tied embedding is the lm_head too, so it takes the lm_head's scale, tied or not.
     scale = logit_gain if "lm_head" in name or "embed_tokens" in name else 1.0
     return values * (scale / math.sqrt(shape[-1]))
+
+
+def _gemma_config(common: dict[str, Any], window: int | None) -> Any:
+    """Queries scaled by other than their head size, as the 27B's; every third layer is full."""
+    own = {
+        "sliding_window": window,
+        "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 21,
+        "rope_parameters": _gemma_rope_keys("default", 10_000.0, "rope_parameters")[
+            "rope_parameters"
+        ],
+    }
+    return Gemma3TextConfig(**(common | own))
+
+
+def _gemma_rope_keys(rope: Rope, theta: float, style: RopeStyle) -> dict[str, Any]:
+    """The layers that slide turn faster; `rope` is default."""
+    if style == "rope_theta":
+        return {"rope_theta": theta, "rope_local_base_freq": theta / 100, "rope_scaling": None}
+    kinds = {"full_attention": theta, "sliding_attention": theta / 100}
+    return {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": base} for kind, base in kinds.items()
+        }
+    }
 
 
 def _rope_parameters(rope: Rope, theta: float) -> dict[str, Any]:

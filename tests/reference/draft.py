@@ -112,7 +112,9 @@ class ReferenceDraft:
         expected = 3 + 11 * config.layers
         if len(weights) != expected:
             raise ValueError(f"{folder}: {len(weights)} tensors, expected {expected}")
-        embed = target.get_input_embeddings().weight.detach().to(dtype)
+        # Looked up: a Gemma's table is scaled on the way.
+        module = target.get_input_embeddings()
+        embed = module(torch.arange(module.num_embeddings)).detach().to(dtype)
         lm_head = target.get_output_embeddings().weight.detach().to(dtype)
         return cls(config, weights, embed, lm_head)
 

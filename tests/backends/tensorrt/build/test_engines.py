@@ -49,8 +49,9 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Precision, str]] = {
     "gpt_oss-64-bf16": ("gpt_oss", {**GPT_OSS, "dtype": "bfloat16"}, {}, BF16, "sm_120"),
     "qwen2-64-fp16": ("qwen2", {"hidden": 256, "head_dim": 64}, TWO_KINDS, FP16, "sm_120"),
     "mistral-64-bf16": ("mistral", {"head_dim": 64, "dtype": "bfloat16"}, {}, BF16, "sm_120"),
+    "gemma3-64-bf16": ("gemma3", {"head_dim": 64, "dtype": "bfloat16"}, {}, BF16, "sm_120"),
 }
-EXHAUSTIVE = 3
+EXHAUSTIVE = 4
 """As many of them, the last ones."""
 
 
