@@ -50,12 +50,12 @@ def test_tokens_are_those_of_transformers(pair: LoadedPair, prompts: list[Any]) 
     tokenizer = transformers.AutoTokenizer.from_pretrained(CHECKPOINT)
     model = transformers.AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
     equal = 0
-    for prompt in prompts[:8]:
-        ids = list(pair.request(prompt).prompt_ids)
+    asked = [list(pair.request(prompt).prompt_ids) for prompt in prompts]
+    results = pair.generate(asked, max_tokens=64)
+    for prompt, ids, result in zip(prompts, asked, results, strict=True):
         assert ids == tokenizer.apply_chat_template(
             prompt, add_generation_prompt=True, return_dict=False
         )
-        [result] = pair.generate([ids], max_tokens=64)
         with torch.no_grad():
             logits = model(torch.tensor([[*ids, *result.token_ids]])).logits[0, len(ids) - 1 : -1]
         said = torch.tensor(result.token_ids)
@@ -64,7 +64,7 @@ def test_tokens_are_those_of_transformers(pair: LoadedPair, prompts: list[Any]) 
         if len(differs):  # what comes after another token of theirs is not compared
             assert gaps[differs[0, 0]] < TIE
         equal += not len(differs)
-    assert equal >= 6
+    assert equal >= 28
 
 
 def test_the_draft_changes_no_token_and_is_accepted(pair: LoadedPair, prompts: list[Any]) -> None:
