@@ -97,10 +97,11 @@ def write_card(record: DraftRecord, name: str, *, curves: str | None) -> str:
         if len(parts) > 1:
             lines += ["", f"## By {what}", "", f"| {what} | τ |", "|---|---|"]
             lines += [f"| {name} | {_number(tau)} |" for name, tau in sorted(parts.items())]
-    lines += ["", "## Curve", "", "| step | epoch | loss | τ | slot 1 |", "|---|---|---|---|---|"]
+    columns = "| step | epoch | training tokens | loss | τ | slot 1 |"
+    lines += ["", "## Curve", "", columns, "|---|---|---|---|---|---|"]
     lines += [
         f"| {one.step:,}{' (kept)' if one.step == best.step else ''} | {one.epoch:.1f} | "
-        f"{_number(one.loss)} | {one.acceptance_length:.2f} | "
+        f"{one.tokens:,} | {_number(one.loss)} | {one.acceptance_length:.2f} | "
         f"{_percent(one.conditional_acceptance[0])} |"
         for one in record.evaluations
     ]
