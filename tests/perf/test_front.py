@@ -108,7 +108,9 @@ def test_an_interactivity_that_all_reach_is_chosen() -> None:
     (chosen,) = choose_interactivity(fronts, "base")
     assert chosen == 40  # they part at 40 and 60: the most that all reach
     (chosen,) = choose_interactivity({name: fronts[name] for name in ("base", "one")}, "base")
-    assert 33 <= chosen <= 35
+    assert chosen == 35
+    narrow = Front([FrontPoint(33.81, 9, ""), FrontPoint(33.99, 1, "")])
+    assert choose_interactivity({"base": narrow}, "base") == [33.9]
     (chosen,) = choose_interactivity({"base": fronts["two"], "slow": fronts["base"]}, "base")
     assert chosen == 60  # below, nothing is known of the baseline
     assert choose_interactivity({}, "base") == []

@@ -23,6 +23,7 @@ from dflash_perf.report.style import (
     log_axis,
     looks,
     mark_answers,
+    name_corner,
     name_row,
     new_chart,
     white_halo,
@@ -65,7 +66,6 @@ def draw_fronts(data: ChartData) -> Figure | None:
     if not fronts:
         return None
     figure, (axes,) = new_chart(height=4.8)
-    ends: list[tuple[float, float, str, str]] = []
     for name, front in fronts.items():
         look = data.looks[name]
         xs, ys = zip(*front.curve(), strict=True)
@@ -74,7 +74,6 @@ def draw_fronts(data: ChartData) -> Figure | None:
         for point in data.points:
             if point.configuration == name:
                 _draw_point(axes, point, look, on_front=on_front)
-        ends.append((xs[-1], ys[-1], name, look.colour))
     axes.margins(x=0.05, y=0.08)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
@@ -82,7 +81,7 @@ def draw_fronts(data: ChartData) -> Figure | None:
     axes.set_ylabel(f"output throughput, {throughput_unit(data.points)}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     _mark_answer(axes, data)
-    label_lines(axes, ends, offset=18)
+    name_corner(axes, data.looks, list(fronts))
     return figure
 
 

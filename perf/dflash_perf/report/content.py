@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -137,16 +136,19 @@ def choose_interactivity(fronts: dict[str, Front], baseline: str) -> list[float]
     reached = min(points[-1].interactivity for points in known.values())
     covered = max(points[0].interactivity for points in known.values())
     chosen = (covered * reached) ** 0.5 if covered < reached else reached
+    least = covered if covered < reached else 0.99 * reached
     if baseline in known:  # below its range nothing is known of it, and so of any ratio
-        chosen = max(chosen, known[baseline][0].interactivity)
-    return [_round_down(chosen)]
+        least = max(least, known[baseline][0].interactivity)
+    return [_rounded(max(chosen, least), least, reached)]
 
 
-def _round_down(value: float) -> float:
-    """Two digits of it, unless so few would lie below a front of a single point."""
-    digit = 10.0 ** (math.floor(math.log10(value)) - 1)
-    rounded = float(f"{math.floor(value / digit) * digit:.2g}")
-    return rounded if rounded >= 0.99 * value else float(f"{value:.6g}")
+def _rounded(value: float, least: float, most: float) -> float:
+    """With as few digits, two or more, as lie between the bounds; 6 where none do."""
+    for digits in (2, 3, 4):
+        rounded = float(f"{value:.{digits}g}")
+        if least <= rounded <= most:
+            return rounded
+    return float(f"{value:.6g}")
 
 
 def _subtitle(plan: dict[str, Any], points: Sequence[SweepPoint]) -> str:

@@ -118,6 +118,17 @@ def label_lines(
 
 def name_row(axes: Axes, chosen: dict[str, Look], names: Sequence[str]) -> None:
     """Names in their colours above the axes, for charts without line ends to label."""
+    _legend(
+        axes, chosen, names, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(len(names), 4)
+    )
+
+
+def name_corner(axes: Axes, chosen: dict[str, Look], names: Sequence[str]) -> None:
+    """Names in their colours at the top right, which falling lines leave free."""
+    _legend(axes, chosen, names, loc="upper right")
+
+
+def _legend(axes: Axes, chosen: dict[str, Look], names: Sequence[str], **place: Any) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
@@ -127,9 +138,7 @@ def name_row(axes: Axes, chosen: dict[str, Look], names: Sequence[str]) -> None:
     axes.legend(
         handles,
         names,
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        ncols=min(len(names), 4),
+        **place,
         frameon=False,
         handletextpad=0.3,
         columnspacing=1.4,
