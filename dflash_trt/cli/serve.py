@@ -213,6 +213,7 @@ async def _serve(
                 name,
                 supervisor,
                 tokenizer,
+                bundle.manifest.limits.max_seq_len,
                 bound,
                 front_options,
                 # The server of now: it may be another.

@@ -13,6 +13,7 @@ import pytest
 
 from dflash_trt.core.yaml_files import read_yaml
 from dflash_trt.serving.openai.app import OpenAiApp
+from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.version import __version__
 from tests.deployment.clean_root import TREE, read_dockerfile
 from tests.deployment.test_image import read_serve
@@ -50,9 +51,9 @@ def test_probes_ask_what_the_front_has(container: Any) -> None:
     assert {one["name"]: one["containerPort"] for one in container["ports"]} == {
         "openai": options["openai_port"]
     }
-    routes = {
-        route.path for route in OpenAiApp(("demo",), ScriptedModel(), None).starlette().routes
-    }
+    tokenizer = BundleTokenizer(TREE / "demo_pair/target")
+    app = OpenAiApp(("demo",), ScriptedModel(), None, tokenizer, 512).starlette()
+    routes = {route.path for route in app.routes}
     probes = [container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")]
     for probe in probes:
         assert probe["httpGet"] == {"path": "/health", "port": "openai"}

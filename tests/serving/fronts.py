@@ -127,7 +127,7 @@ def switching_front(
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         tokenizer, switch = BundleTokenizer(tokenizer_folder), Switch()
-        server = OpenAiServer("demo", switch, tokenizer, bound, options, **given)
+        server = OpenAiServer("demo", switch, tokenizer, 512, bound, options, **given)
         thread = threading.Thread(target=lambda: asyncio.run(server.run()), daemon=True)
         thread.start()
         wait_until(lambda: server.started or not thread.is_alive())

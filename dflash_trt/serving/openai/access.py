@@ -25,7 +25,7 @@ from dflash_trt.serving.openai.options import FrontOptions, LogFormat
 
 REQUEST_ID = "X-Request-Id"
 MINUTE_S = 60.0
-_GUARDED = "/v1/"
+_GUARDED = ("/v1/", "/tokenize", "/detokenize")
 _GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -26,8 +26,15 @@ from dflash_trt.serving.openai.errors import ApiError, as_api_error
 from dflash_trt.serving.openai.figures import FrontFigures
 from dflash_trt.serving.openai.reply import ReplyWriter, error_event
 from dflash_trt.serving.openai.request import CompletionRequest, read_chat, read_completion
-from dflash_trt.text.chat import ChatRenderer
+from dflash_trt.serving.openai.tokenization import (
+    detokenize,
+    read_detokenize,
+    read_tokenize,
+    tokenize,
+)
+from dflash_trt.text.chat import ChatRenderer, Message
 from dflash_trt.text.harmony import HarmonyFormat
+from dflash_trt.text.tokenizer import BundleTokenizer
 
 EFFORT = "reasoning_effort"
 
@@ -46,6 +53,8 @@ class Upstream(Protocol):
 class OpenAiApp:
     """The routes of the API; `models` are the names it answers to. Without a renderer, no chats.
 
+    `tokenizer` and `max_seq_len` are those of the model.
+
     `figures` are for Prometheus; requests come through a `Gate`, which counts them there.
     `harmony` tells answers from reasoning in the chats of a model that has channels.
     """
@@ -53,10 +62,15 @@ class OpenAiApp:
     models: tuple[str, ...]
     upstream: Upstream
     renderer: ChatRenderer | None
+    tokenizer: BundleTokenizer
+    max_seq_len: int
     harmony: HarmonyFormat | None = None
     figures: FrontFigures = field(default_factory=FrontFigures)
     render_thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="chat-template")
+    )
+    token_thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="tokenize")
     )
     bodies: BodyReader = field(default_factory=BodyReader)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -71,6 +85,8 @@ class OpenAiApp:
                 Route("/v1/models/{model:path}", self.show_model),
                 Route("/v1/completions", self.complete, methods=["POST"]),
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
+                Route("/tokenize", self.tokenize, methods=["POST"]),
+                Route("/detokenize", self.detokenize, methods=["POST"]),
             ],
             exception_handlers={
                 DflashError: _answer_error,
@@ -105,9 +121,30 @@ class OpenAiApp:
     async def chat(self, request: Request) -> Response:
         asked = await self.bodies.read(request, read_chat)
         self._check_model(asked.model)
-        prompt = await _unless_gone(request, self._render(asked))
+        prompt = await _unless_gone(
+            request, self._render(asked.model, asked.messages, asked.reasoning_effort)
+        )
         generation = replace(asked.generation, prompt=prompt)
         return await self._answer(request, replace(asked, generation=generation))
+
+    async def tokenize(self, request: Request) -> Response:
+        asked = await self.bodies.read(request, read_tokenize)
+        model = self._check_model(asked.model)
+        text = asked.prompt
+        if asked.messages:
+            text = await _unless_gone(request, self._render(model, asked.messages, None))
+        return await self._in_token_thread(tokenize, asked, text, self.max_seq_len)
+
+    async def detokenize(self, request: Request) -> Response:
+        asked = await self.bodies.read(request, read_detokenize)
+        self._check_model(asked.model)
+        return await self._in_token_thread(detokenize, asked)
+
+    async def _in_token_thread(self, work: Callable[..., dict[str, Any]], *given: Any) -> Response:
+        def answer() -> Response:
+            return JSONResponse(work(self.tokenizer, *given))
+
+        return await asyncio.get_running_loop().run_in_executor(self.token_thread, answer)
 
     async def _answer(self, request: Request, asked: CompletionRequest) -> Response:
         channels = None
@@ -121,26 +158,30 @@ class OpenAiApp:
         first = await _unless_gone(request, anext(deltas))
         return _EventStream(deltas, _events(first, deltas, writer))
 
-    async def _render(self, asked: CompletionRequest) -> str:
+    async def _render(self, model: str, messages: tuple[Message, ...], effort: str | None) -> str:
         if self.renderer is None:
-            what = f"{asked.model} has no chat template; use /v1/completions"
+            what = f"{model} has no chat template; use /v1/completions"
             raise ApiError(what, param="messages")
         variables: dict[str, str] = {}
-        if asked.reasoning_effort is not None:
+        if effort is not None:
             if not self.renderer.knows(EFFORT):
-                raise ApiError(f"{asked.model} reasons at no given effort", param=EFFORT)
-            variables[EFFORT] = asked.reasoning_effort
+                raise ApiError(f"{model} reasons at no given effort", param=EFFORT)
+            variables[EFFORT] = effort
         prompt = await asyncio.get_running_loop().run_in_executor(
-            self.render_thread, self.renderer.render, asked.messages, variables
+            self.render_thread, self.renderer.render, messages, variables
         )
         if not prompt:
             raise ApiError("the chat template makes no text of them", param="messages")
         return prompt
 
-    def _check_model(self, name: str) -> None:
+    def _check_model(self, name: str | None) -> str:
+        """The name, or the model's first one where a client may leave it out."""
+        if name is None:
+            return self.models[0]
         if name not in self.models:
             what = f"there is no such model here, only {', '.join(map(repr, self.models))}"
             raise ApiError(what, status=404, param="model", code="model_not_found")
+        return name
 
     async def _check_ready(self) -> None:
         if not await self.upstream.is_ready():

@@ -16,7 +16,10 @@ _TEXTS = {
     FAILURES: "Times that the Triton server has failed.",
     ANSWERS: "Requests to the OpenAI port by path and status, none where the client left before.",
 }
-_PATHS = ("/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions")
+_PATHS = (
+    *("/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions"),
+    *("/tokenize", "/detokenize"),
+)
 
 
 def _no_server() -> bytes:

@@ -85,7 +85,7 @@ def read_completion(body: Any) -> CompletionRequest:
     Raises:
         ApiError: a parameter that is missing, wrong or not supported.
     """
-    fields = _open(body, {*_UNDERSTOOD, "prompt"}, _NEUTRAL_COMPLETION)
+    fields = open_fields(body, {*_UNDERSTOOD, "prompt"}, _NEUTRAL_COMPLETION)
     prompt = fields.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
@@ -93,7 +93,7 @@ def read_completion(body: Any) -> CompletionRequest:
         raise ApiError("one text a request, no list of texts or token ids", param="prompt")
     max_tokens = _read_count(fields, "max_tokens")
     max_tokens = DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens
-    return CompletionRequest(**_read_common(fields, _check_text(prompt, "prompt"), max_tokens))
+    return CompletionRequest(**_read_common(fields, check_text(prompt, "prompt"), max_tokens))
 
 
 def read_chat(body: Any) -> CompletionRequest:
@@ -103,10 +103,8 @@ def read_chat(body: Any) -> CompletionRequest:
         ApiError: a parameter that is missing, wrong or not supported.
     """
     understood = {*_UNDERSTOOD, "messages", "max_completion_tokens", "reasoning_effort"}
-    fields = _open(body, understood, _NEUTRAL_CHAT)
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise ApiError("must be a list of at least one message", param="messages")
+    fields = open_fields(body, understood, _NEUTRAL_CHAT)
+    messages = read_messages(fields)
     max_tokens = _read_count(fields, "max_completion_tokens")
     effort = fields.get("reasoning_effort")
     if effort is not None and effort not in EFFORTS:
@@ -115,13 +113,13 @@ def read_chat(body: Any) -> CompletionRequest:
     if max_tokens is not None and older is not None and max_tokens != older:
         raise ApiError("differs from max_completion_tokens", param="max_tokens")
     return CompletionRequest(
-        messages=tuple(_read_message(item, f"messages[{i}]") for i, item in enumerate(messages)),
+        messages=messages,
         reasoning_effort=effort,
         **_read_common(fields, None, older if max_tokens is None else max_tokens),
     )
 
 
-def _open(
+def open_fields(
     body: Any, understood: set[str], neutral: Mapping[str, tuple[Any, ...]]
 ) -> dict[str, Any]:
     """The fields that say something; null is as good as absent."""
@@ -150,9 +148,9 @@ def _read_common(
         max_tokens=max_tokens,
         sampling=_read_sampling(fields),
         stop_strings=_read_stops(fields.get("stop")),
-        ignore_eos=_read_flag(fields, "ignore_eos"),
+        ignore_eos=read_flag(fields, "ignore_eos"),
         add_special_tokens=prompt is not None,  # a chat's template writes them itself
-        streaming=_read_flag(fields, "stream"),
+        streaming=read_flag(fields, "stream"),
     )
     usage = _read_stream_options(fields.get("stream_options"), generation.streaming)
     return {"model": model, "generation": generation, "include_usage": usage}
@@ -177,7 +175,7 @@ def _read_stops(stop: Any) -> tuple[str, ...]:
     stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or len(stops) > MAX_STOPS:
         raise ApiError(f"must be a text or a list of at most {MAX_STOPS}", param="stop")
-    texts = tuple(_check_text(one, "stop") for one in stops)
+    texts = tuple(check_text(one, "stop") for one in stops)
     try:
         check_stop_strings(texts, "stop")
     except DflashError as error:
@@ -198,7 +196,15 @@ def _read_stream_options(options: Any, stream: bool) -> bool:
     if unknown:
         name = quoted(min(unknown)).strip('"')
         raise ApiError("this parameter is not supported", param=f"stream_options.{name}")
-    return _read_flag(options, "include_usage")
+    return read_flag(options, "include_usage")
+
+
+def read_messages(fields: dict[str, Any]) -> tuple[Message, ...]:
+    """The messages of a chat, at least one."""
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ApiError("must be a list of at least one message", param="messages")
+    return tuple(_read_message(item, f"messages[{i}]") for i, item in enumerate(messages))
 
 
 def _read_message(message: Any, where: str) -> Message:
@@ -223,9 +229,9 @@ def _read_content(content: Any, where: str) -> str:
         for number, part in enumerate(content):
             if not isinstance(part, dict) or part.get("type") != "text":
                 raise ApiError("only parts of type text are supported", param=f"{where}[{number}]")
-            parts.append(_check_text(part.get("text"), f"{where}[{number}].text", empty=True))
+            parts.append(check_text(part.get("text"), f"{where}[{number}].text", empty=True))
         return "".join(parts)
-    return _check_text(content, where, empty=True)
+    return check_text(content, where, empty=True)
 
 
 def _read_count(fields: dict[str, Any], name: str) -> int | None:
@@ -245,7 +251,8 @@ def _read_number(fields: dict[str, Any], name: str, default: float) -> float:
         raise ApiError("is too large", param=name) from None
 
 
-def _read_flag(fields: dict[str, Any], name: str) -> bool:
+def read_flag(fields: dict[str, Any], name: str) -> bool:
+    """A flag; absent is false."""
     return bool(_read(fields, name, "true or false", bool))
 
 
@@ -257,7 +264,8 @@ def _read(fields: dict[str, Any], name: str, what: str, *kinds: type) -> Any:
     return value
 
 
-def _check_text(value: Any, where: str, *, empty: bool = False) -> str:
+def check_text(value: Any, where: str, *, empty: bool = False) -> str:
+    """The value, a text that Unicode knows."""
     if not isinstance(value, str) or not (value or empty):
         raise ApiError("must be a text" if empty else "must be a text, not empty", param=where)
     try:

@@ -36,6 +36,7 @@ class OpenAiServer:
         name: str,
         upstream: Upstream,
         tokenizer: BundleTokenizer,
+        max_seq_len: int,
         bound: socket.socket,
         options: FrontOptions = FrontOptions(),  # noqa: B008 - it is frozen
         figures: FrontFigures | None = None,
@@ -63,6 +64,8 @@ class OpenAiServer:
             options.model_names or (name,),
             upstream,
             self._renderer,
+            tokenizer,
+            max_seq_len,
             HarmonyFormat.find(tokenizer.core),
             figures,
         )
