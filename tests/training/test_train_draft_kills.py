@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -56,11 +57,13 @@ def _kill(process: subprocess.Popen[bytes], folder: Path, changes: int, delay: f
 
 
 def _state(folder: Path) -> set[tuple[str, int]]:
-    """Every file below `folder` with its size."""
+    """Every file below `folder` with its size; what goes away while one looks is left out."""
     found: set[tuple[str, int]] = set()
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):
-            found.add((str(path), path.stat().st_size))
+    for parent, _, files in os.walk(folder):  # unlike rglob, it passes over vanished folders
+        for name in files:
+            path = Path(parent, name)
+            with suppress(FileNotFoundError):
+                found.add((str(path), path.stat().st_size))
     return found
 
 
