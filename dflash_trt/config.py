@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -147,25 +146,29 @@ class PublishedDraft(PublishedDecoder):
     max_context: Count | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedTau:
-    """An acceptance length (tokens per verify step, bonus included), of what, and who says so."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-
-    tau: float
-    workload: str
-    source: str
+Tau = Annotated[float, Field(ge=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedTree(PublishedTau):
-    """The same of an EAGLE-3 drafter, whose `tree` is [depth, width, verified rows].
+class PublishedAcceptance(_Strict):
+    """Acceptance lengths (tokens per verify step, bonus included) that one `source` states.
 
-    The DFlash paper states trees of 60 rows; their depth and width are assumed.
+    By drafter and workload. `drafts` is how many tokens DFlash and DSpark drafted, None where it
+    was the whole block. EAGLE-3's `tree` is [depth, width, verified rows]: the DFlash paper states
+    trees of 60 rows, their depth and width are assumed.
     """
 
-    tree: tuple[Count, Count, Count]
+    source: str
+    dflash: dict[str, Tau] = {}
+    eagle3: dict[str, Tau] = {}
+    dspark: dict[str, Tau] = {}
+    drafts: Count | None = None
+    tree: tuple[Count, Count, Count] | None = None
+
+    @model_validator(mode="after")
+    def _tree_of_eagle3(self) -> Self:
+        if (self.tree is None) == bool(self.eagle3):
+            raise ValueError("eagle3 and tree go together")
+        return self
 
 
 class PublishedPair(_Strict):
@@ -173,8 +176,7 @@ class PublishedPair(_Strict):
 
     target: PublishedTarget
     draft: PublishedDraft
-    dflash: PublishedTau
-    eagle3: PublishedTree
+    acceptance: tuple[PublishedAcceptance, ...]
 
     @model_validator(mode="after")
     def _draft_of_target(self) -> Self:

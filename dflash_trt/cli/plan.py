@@ -17,6 +17,7 @@ from dflash_trt.cli.options import FILE, FOLDER, json_option, parse_numbers, pri
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.card import Card, choose_card
 from dflash_trt.hardware.gpus import Gpu, gpu_names
+from dflash_trt.memory.caches import KV_ITEM_BYTES
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.shape import FORMATS, FormatName
 from dflash_trt.planning.calibration import StoredCalibration, read_calibration
@@ -53,9 +54,21 @@ _COUNT = click.IntRange(1, 1 << 20)
     help="Of the target's linears.  [default: as published]",
 )
 @click.option(
+    "--kv-dtype",
+    type=click.Choice(["auto", "fp8"]),
+    default="auto",
+    help="Of both models' KV caches; auto is bf16.  [default: auto]",
+)
+@click.option(
     "--acceptance",
     help="τ at the trained block, or what `generate --json`, `sweep` or `diagnose` wrote.  "
     "[default: published or assumed]",
+)
+@click.option(
+    "--workload",
+    metavar="NAME",
+    help="Take the τ published for it, as HumanEval; a wrong name lists all.  "
+    "[default: the first that is published]",
 )
 @click.option("--eagle3-tau", type=float, help="τ of an EAGLE-3 draft.  [default: likewise]")
 @click.option("--tensor-parallel", type=_COUNT, help="Only replicas of so many GPUs.")
@@ -90,7 +103,9 @@ def command(
     output_tokens: int,
     context: int | None,
     precision: FormatName | None,
+    kv_dtype: str,
     acceptance: str | None,
+    workload: str | None,
     eagle3_tau: float | None,
     tensor_parallel: int | None,
     expert_parallel: int | None,
@@ -101,8 +116,9 @@ def command(
 ) -> None:
     """Project a pair's throughput per GPU at a fixed interactivity, from first principles.
 
-    Autoregressive decoding, an EAGLE-3-like draft and DFlash, on every layout of the GPUs: bytes,
-    FLOPs and overheads, calibrated on published measurements. No figure of it is measured.
+    Autoregressive decoding, DFlash, and EAGLE-3-like and DSpark drafts where their τ is published,
+    on every layout of the GPUs: bytes, FLOPs and overheads, calibrated on published measurements.
+    No figure of it is measured.
     """
     card, chosen = _find_gpu(gpu)
     folders = Checkpoints(target_checkpoint=target_checkpoint, draft_checkpoint=draft_checkpoint)
@@ -114,18 +130,19 @@ def command(
         asked = parse_numbers(interactivity, "--interactivity")
     if len(asked) > 1:
         raise DflashError("takes one number", where="--interactivity", usage=True)
-    workload = _workload(pair, input_tokens, output_tokens, context)
+    requests = _workload(pair, input_tokens, output_tokens, context)
     stored = read_calibration()
     calibration = stored.parameters
     for item in overrides:
         name, _, value = item.partition("=")
         calibration = calibration.with_value(name.strip(), _number(value))
     layouts = _layouts(chosen, gpus, pair, tensor_parallel, expert_parallel)
-    site = Site(chosen, gpus, layouts, calibration)
-    decodings = published_decodings(pair, acceptance, eagle3_tau)
+    kv_bytes = 1 if kv_dtype == "fp8" else KV_ITEM_BYTES
+    site = Site(chosen, gpus, layouts, calibration, kv_bytes)
+    decodings = published_decodings(pair, acceptance, eagle3_tau, workload)
     if output is not None and output.suffix not in (".html", ".png"):
         raise DflashError("must end in .html or .png", where=output, usage=True)
-    plan = make_projection(pair, site, workload, asked[0], decodings)
+    plan = make_projection(pair, site, requests, asked[0], decodings)
     if output is not None:
         from dflash_perf.projection.write import write_plan
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, fields
 
 from dflash_trt.hardware.gpus import Gpu
-from dflash_trt.memory.caches import kv_bytes
+from dflash_trt.memory.caches import KV_ITEM_BYTES, kv_bytes
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.shape import ModelShape
 from dflash_trt.memory.weights import attention_bytes
@@ -93,11 +93,20 @@ class Replica:
     gpu: Gpu
     layout: GpuLayout
     calibration: Calibration
+    kv_item_bytes: int = KV_ITEM_BYTES
 
     @property
     def step_overhead(self) -> Seconds:
         """Of a speculative step, besides its passes."""
         return Seconds(host=self.calibration.step_overhead_us * 1e-6)
+
+    def matrix(self, sequences: int, weights: int) -> Seconds:
+        """Duration of one row of each of the replica's `sequences` through a bf16 matrix."""
+        ways, rows = self.layout.attention_ways, self.layout.sequences_per_gpu(sequences)
+        return Seconds(
+            weights=2 * weights / ways / (self.gpu.bandwidth * self.calibration.bandwidth_fraction),
+            compute=self._arithmetic(2 * rows * weights / ways, self.gpu.bf16),
+        )
 
     def time(self, work: PassCost) -> Seconds:
         """Duration of one pass; every GPU of the replica takes as long."""
@@ -122,7 +131,7 @@ class Replica:
         dense = 2 * rows * work.extra_weights + 2 * local * work.head_rows * work.head_weights
         compute += self._arithmetic(dense / ways, self.gpu.bf16)
 
-        cache = kv_bytes(model.sizes, work.context, layout)
+        cache = kv_bytes(model.sizes, work.context, layout, self.kv_item_bytes)
         scores = 4 * rows * model.sizes.seen_elements(work.context) / ways
         compute += self._arithmetic(scores, self.gpu.bf16)
         reach = self.gpu.bandwidth * self.calibration.bandwidth_fraction

@@ -1,4 +1,4 @@
-"""Three ways to decode, each as the passes that one of its steps takes."""
+"""Ways to decode, each as the passes that one of its steps takes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from dflash_trt.memory.shape import DraftShape, ModelShape
 from dflash_trt.planning.acceptance import AcceptanceCurve
 from dflash_trt.planning.cost import PassCost, Replica, Seconds
 
-Kind = Literal["autoregressive", "EAGLE-3", "DFlash"]
+Kind = Literal["autoregressive", "EAGLE-3", "DFlash", "DSpark"]
 EAGLE_TAPS = 3
 EAGLE_VOCAB = 32_000
 """EAGLE-3 drafts choose among this many frequent tokens (as published heads do)."""
+MARKOV_RANK = 256
+"""Of a DSpark draft's head that corrects a slot's logits by the token before (arXiv 2607.05147)."""
 
 
 def _target_pass(
@@ -84,6 +86,38 @@ class DFlash:
 
 
 @dataclass(frozen=True, slots=True)
+class DSpark:
+    """DFlash's passes, then a Markov head of low rank over its logits, slot after slot.
+
+    The head is read once for every slot. Its launches are not counted: its paper measures at most
+    1.3 % of a step for all of it. Neither is the confidence head, nor the memory of both.
+    """
+
+    target: ModelShape
+    draft: DraftShape
+    acceptance: AcceptanceCurve
+    kind: ClassVar[Kind] = "DSpark"
+
+    @property
+    def block(self) -> DFlash:
+        """The drafter without its head."""
+        return DFlash(self.target, self.draft, self.acceptance)
+
+    def drafts(self) -> range:
+        return self.block.drafts()
+
+    def verified(self, drafts: int) -> int:
+        return self.block.verified(drafts)
+
+    def tau(self, drafts: int) -> float:
+        return self.acceptance.tau(drafts)
+
+    def step(self, replica: Replica, batch: int, context: float, drafts: int) -> Seconds:
+        head = replica.matrix(batch, MARKOV_RANK * self.target.vocab)
+        return self.block.step(replica, batch, context, drafts) + head * drafts
+
+
+@dataclass(frozen=True, slots=True)
 class DraftTree:
     """What EAGLE-3 drafts: `depth` passes of `width` rows, of which `verified` tokens are verified.
 
@@ -140,7 +174,8 @@ class Eagle3:
         return verify + levels + replica.step_overhead
 
 
-Decoding = Autoregressive | DFlash | Eagle3
+Speculative = DFlash | DSpark | Eagle3
+Decoding = Autoregressive | Speculative
 """A way to decode a target; a value, so that answers about it can be kept."""
 
 

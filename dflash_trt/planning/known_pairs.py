@@ -9,10 +9,10 @@ from pathlib import Path
 
 from dflash_trt.checkpoints.sizes import DecoderSizes, ExpertSizes, LayerSizes
 from dflash_trt.config import (
+    PublishedAcceptance,
     PublishedDecoder,
     PublishedPair,
     PublishedTarget,
-    PublishedTau,
     data_folder,
     load_config,
     target_names,
@@ -20,24 +20,29 @@ from dflash_trt.config import (
 from dflash_trt.errors import DflashError, nearest, one_line
 from dflash_trt.memory.shape import DFlashShape, ModelShape
 from dflash_trt.planning.acceptance import AcceptanceCurve, read_acceptance
-from dflash_trt.planning.decoding import DFlash, DraftTree, Eagle3
+from dflash_trt.planning.decoding import DFlash, DraftTree, DSpark, Eagle3, Speculative
+
+USUAL_TREE = 7, 10, 60
+"""EAGLE-3's at batch 1 where no other is published (arXiv 2602.06036)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairShape:
-    """A target with its DFlash draft; τ of DFlash and of an EAGLE-3 drafter where known.
+    """A target with its DFlash draft, and what is published of how much is accepted.
 
-    `architecture` is the target's, None where nothing states it. `eagle3_tree` is that drafter's:
-    levels, rows of each, rows that are verified.
+    `architecture` is the target's, None where nothing states it.
     """
 
     name: str
     target: ModelShape
     draft: DFlashShape
     architecture: str | None = None
-    dflash: PublishedTau | None = None
-    eagle3: PublishedTau | None = None
-    eagle3_tree: tuple[int, int, int] = (7, 10, 60)
+    published: tuple[PublishedAcceptance, ...] = ()
+
+    @property
+    def workloads(self) -> list[str]:
+        """Those that DFlash's τ is published for; the first is the one to take unasked."""
+        return list(dict.fromkeys(name for one in self.published for name in one.dflash))
 
 
 def pair_names() -> list[str]:
@@ -71,7 +76,7 @@ def _read(folder: Path) -> dict[str, PairShape]:
 
 def as_pair(name: str, shape: PublishedPair) -> PairShape:
     """A configuration's `shape` as what bytes and FLOPs are computed from."""
-    target, draft, eagle3 = shape.target, shape.draft, shape.eagle3
+    target, draft = shape.target, shape.draft
     sizes = _sizes(draft)
     return PairShape(
         name=name,
@@ -89,9 +94,7 @@ def as_pair(name: str, shape: PublishedPair) -> PairShape:
             mask_token_id=draft.mask_token_id,
         ),
         architecture=target.architecture,
-        dflash=shape.dflash,
-        eagle3=PublishedTau(eagle3.tau, eagle3.workload, eagle3.source),
-        eagle3_tree=eagle3.tree,
+        published=shape.acceptance,
     )
 
 
@@ -120,18 +123,26 @@ def _sizes(decoder: PublishedDecoder) -> DecoderSizes:
 
 
 def published_decodings(
-    pair: PairShape, acceptance: str | None = None, eagle3_tau: float | None = None
-) -> list[DFlash | Eagle3]:
-    """EAGLE-3 (only where its τ is known) and DFlash, whose `acceptance` `read_acceptance` reads.
+    pair: PairShape,
+    acceptance: str | None = None,
+    eagle3_tau: float | None = None,
+    workload: str | None = None,
+) -> list[Speculative]:
+    """DFlash, whose `acceptance` `read_acceptance` reads, and drafters whose τ is known there.
+
+    Args:
+        workload: one of the pair's; the first where none is named.
 
     Raises:
         DflashError: DFlash's τ is neither given nor published, or one is impossible (usage).
     """
     drafts = pair.draft.block_size - 1
+    name = _workload(pair, workload)
     if acceptance is not None:
         curve = read_acceptance(acceptance, drafts)
-    elif pair.dflash is not None:
-        curve = _published(pair.dflash, drafts)
+    elif name is not None:
+        tau, one = next((x.dflash[name], x) for x in pair.published if name in x.dflash)
+        curve = _published(name, tau, one.drafts or drafts, one)
     else:
         raise DflashError(
             f"no τ is published for {pair.name}",
@@ -139,16 +150,49 @@ def published_decodings(
             fix="give τ at the trained block, or a sweep's acceptance",
             usage=True,
         )
-    dflash = DFlash(pair.target, pair.draft, curve)
-    tree = DraftTree(*pair.eagle3_tree)
-    if eagle3_tau is not None:
-        eagle = AcceptanceCurve.of_tau(eagle3_tau, tree.depth, "given", "--eagle3-tau")
-    elif pair.eagle3 is not None:
-        eagle = _published(pair.eagle3, tree.depth)
-    else:
-        return [dflash]
-    return [Eagle3(pair.target, eagle, tree), dflash]
+    found: list[Speculative] = []
+    if (eagle := _eagle3(pair, name, eagle3_tau)) is not None:
+        found.append(eagle)
+    found.append(DFlash(pair.target, pair.draft, curve))
+    for one in pair.published:
+        if name is not None and name in one.dspark:
+            markov = _published(name, one.dspark[name], one.drafts or drafts, one)
+            found.append(DSpark(pair.target, pair.draft, markov))
+    return found
 
 
-def _published(one: PublishedTau, drafts: int) -> AcceptanceCurve:
-    return AcceptanceCurve.of_tau(one.tau, drafts, f"{one.workload}; {one.source}")
+def _workload(pair: PairShape, asked: str | None) -> str | None:
+    """The published workload that is meant, however it is cased and punctuated."""
+    known = {_plain(name): name for name in pair.workloads}
+    if asked is None:
+        return next(iter(known.values()), None)
+    if _plain(asked) not in known:
+        raise DflashError(
+            f"no τ of {one_line(asked, 60)!r} is published for {pair.name}",
+            where="--workload",
+            fix=f"choose one of {', '.join(known.values())}" if known else "give --acceptance",
+            usage=True,
+        )
+    return known[_plain(asked)]
+
+
+def _plain(name: str) -> str:
+    return "".join(filter(str.isalnum, name.casefold()))
+
+
+def _eagle3(pair: PairShape, workload: str | None, given: float | None) -> Eagle3 | None:
+    """An EAGLE-3 drafter with the τ that is given, or published for `workload`."""
+    one = next((one for one in pair.published if workload in one.eagle3), None)
+    if given is not None:
+        one = one or next((one for one in pair.published if one.eagle3), None)
+        tree = DraftTree(*(USUAL_TREE if one is None or one.tree is None else one.tree))
+        curve = AcceptanceCurve.of_tau(given, tree.depth, "given", "--eagle3-tau")
+        return Eagle3(pair.target, curve, tree)
+    if one is None or one.tree is None or workload is None:
+        return None
+    tree = DraftTree(*one.tree)
+    return Eagle3(pair.target, _published(workload, one.eagle3[workload], tree.depth, one), tree)
+
+
+def _published(workload: str, tau: float, drafts: int, one: PublishedAcceptance) -> AcceptanceCurve:
+    return AcceptanceCurve.of_tau(tau, drafts, f"{workload}; {one.source}")

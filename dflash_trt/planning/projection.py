@@ -9,7 +9,7 @@ from typing import Any
 from dflash_trt.errors import DflashError
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.users import MemoryFit
-from dflash_trt.planning.decoding import Autoregressive, Decoding, DFlash, Eagle3, Kind
+from dflash_trt.planning.decoding import Autoregressive, Decoding, DFlash, Kind, Speculative
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.planning.search import (
     PlanPoint,
@@ -111,6 +111,7 @@ class Projection:
             "gpu": self.site.gpu.name,
             "gpus": self.site.gpus,
             "workload": asdict(self.workload),
+            "kv_item_bytes": self.site.kv_item_bytes,
             "interactivity": self.interactivity,
             "notes": list(self.notes),
             "acceptance": dict(self.acceptance),
@@ -166,7 +167,7 @@ def make_projection(
     site: Site,
     workload: Workload,
     interactivity: float | None,
-    speculative: Sequence[DFlash | Eagle3],
+    speculative: Sequence[Speculative],
 ) -> Projection:
     """Projects autoregressive decoding and `speculative` ones, DFlash among them.
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import Gpu
+from dflash_trt.memory.caches import KV_ITEM_BYTES
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.shape import ModelShape
 from dflash_trt.memory.users import MemoryFit, fit_memory
@@ -67,12 +68,20 @@ class PlanPoint:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a pair is to run: on `gpus` of one kind, which replicas of one of `layouts` fill."""
+    """Where a pair is to run: on `gpus` of one kind, which replicas of one of `layouts` fill.
+
+    `kv_item_bytes` are an element's of both KV caches.
+    """
 
     gpu: Gpu
     gpus: int
     layouts: tuple[GpuLayout, ...]
     calibration: Calibration
+    kv_item_bytes: int = KV_ITEM_BYTES
+
+    def replica(self, layout: GpuLayout) -> Replica:
+        """One of those that fill the GPUs."""
+        return Replica(self.gpu, layout, self.calibration, self.kv_item_bytes)
 
 
 def possible_layouts(gpu: Gpu, gpus: int, models: Sequence[ModelShape]) -> tuple[GpuLayout, ...]:
@@ -113,6 +122,7 @@ def memory_of(site: Site, layout: GpuLayout, decoding: Decoding, workload: Workl
         context=workload.context,
         layout=layout,
         rows=max(decoding.verified(drafts) for drafts in decoding.drafts()),
+        kv_item_bytes=site.kv_item_bytes,
     )
 
 
@@ -157,7 +167,7 @@ def best_at(
     site: Site, layout: GpuLayout, decoding: Decoding, workload: Workload, batch: int
 ) -> PlanPoint:
     """The best number of drafts for `batch` sequences of one replica, whether they fit or not."""
-    replica = Replica(site.gpu, layout, site.calibration)
+    replica = site.replica(layout)
     prompt = prefill(replica, decoding.target, workload.input_tokens)
     ways = (
         _point(replica, decoding, batch, drafts, workload, prompt) for drafts in decoding.drafts()

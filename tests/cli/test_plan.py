@@ -138,3 +138,27 @@ def test_acceptance_is_what_other_commands_write(run: Run, bundle: Path, tmp_pat
     run(*QWEN, "--acceptance", tmp_path / "empty").fails(2, "holds no diagnosis.json")
     measured.write_text(run.well(*asked, "--no-speculation").out)
     run(*QWEN, "--acceptance", measured).fails(2, "`conditional_acceptance`")
+
+
+def test_a_workload_has_its_own_acceptance(run: Run) -> None:
+    """Three drafters of one training; one whose τ is not published there is not projected."""
+    plan = run.well(*QWEN, "--workload", "humaneval, T=1", "--json").json
+    known = {kind: one["tau"] for kind, one in plan["most_interactive"].items()}
+    known.pop("autoregressive")
+    assert known == pytest.approx({"EAGLE-3": 4.33, "DFlash": 4.64, "DSpark": 5.52})
+    steps = {kind: one["step_seconds"] for kind, one in plan["most_interactive"].items()}
+    markov = sum(steps["DSpark"].values()) / sum(steps["DFlash"].values())
+    assert 1 < markov < 1.05
+    plan = run.well(*ASKED, "500", "--gpus", "8", "--workload", "math500", "--json").json
+    assert set(plan["answers"]) == {"autoregressive", "DFlash"}
+    run(*QWEN, "--workload", "chat").fails(2, "no τ of 'chat'", "MT-Bench, average")
+
+
+def test_narrow_caches_hold_more_users(run: Run) -> None:
+    wide, narrow = (run.well(*QWEN, "--kv-dtype", name, "--json").json for name in ("auto", "fp8"))
+    for one, other in zip(wide["memory"], narrow["memory"], strict=True):
+        assert other["target_kv"] == one["target_kv"] / 2 and other["users"] > one["users"]
+    assert (
+        narrow["answers"]["DFlash"]["throughput_per_gpu"]
+        > wide["answers"]["DFlash"]["throughput_per_gpu"]
+    )

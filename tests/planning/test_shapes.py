@@ -117,7 +117,7 @@ def test_gpt_oss_from_its_configs(tmp_path: Path, change: dict[str, Any]) -> Non
     target = _write(tmp_path / "target", {**GPT_OSS, **change})
     draft = _write(tmp_path / "draft", GPT_OSS_DRAFT)
     read, known = read_pair_shape(target, draft), find_pair("gpt-oss-120b")
-    assert (read.target, read.draft, read.dflash) == (known.target, known.draft, None)
+    assert (read.target, read.draft, read.published) == (known.target, known.draft, ())
     assert read.architecture == known.architecture
 
 

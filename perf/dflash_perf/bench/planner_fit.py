@@ -72,7 +72,7 @@ class Planner:
         return self.rates(row, decoding) / self.rates(row, _plain(row))
 
     def ratio(self, row: PublishedRow) -> float | None:
-        """Throughput ratio of two decodings at the τ that `plan` assumes; None if unreachable."""
+        """Throughput ratio of two decodings at the τ that `plan` takes; None if unreachable."""
         pair, gpu = find_pair(row["pair"]), find_gpu(row["gpu"])
         layouts = possible_layouts(gpu, row["gpus"], [pair.target, pair.draft.model])
         workload = Workload(1024, 1024, 2048)
@@ -134,7 +134,7 @@ def judge(tables: dict[str, Any], parameters: Calibration) -> list[ProjectionAcc
         error = curve.tau(row["shorter"]) / row["published"] - 1
         found.append(_accuracy(row["table"], np.array([error]), note="acceptance only"))
     for row in tables["ratios"]:
-        note = f"another engine, τ assumed; {row['published']:g} published"
+        note = f"another engine, EAGLE-3's τ assumed; {row['published']:g} published"
         ratio = planner.ratio(row)
         if ratio is None:
             note += ", not reachable here"

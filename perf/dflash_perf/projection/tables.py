@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dflash_perf.front import FrontPoint, pareto_front
 from dflash_perf.report.tables import DASH, Table, format_ratio
-from dflash_trt.memory.caches import USUAL_CONTEXTS, dense_draft_context_bytes
+from dflash_trt.memory.caches import KV_ITEM_BYTES, USUAL_CONTEXTS, dense_draft_context_bytes
 from dflash_trt.planning.calibration import StoredCalibration
 from dflash_trt.planning.cost import Seconds
 from dflash_trt.planning.decoding import Kind
@@ -190,11 +190,12 @@ def sections(plan: Projection, stored: StoredCalibration) -> list[tuple[str, Tab
 def describe(plan: Projection) -> list[str]:
     """The question and the assumptions behind the answer, one line each."""
     target, site, work = plan.pair.target, plan.site, plan.workload
+    wide = site.kv_item_bytes == KV_ITEM_BYTES
     lines = [
         f"requests of {work.input_tokens:,} + {work.output_tokens:,} tokens, {work.context:,} "
         f"reserved for each; target: attention in {target.attention_format}, "
-        f"{'MLP' if target.experts is None else 'experts'} in {target.mlp_format}; drafts and KV "
-        "caches in bf16",
+        f"{'MLP' if target.experts is None else 'experts'} in {target.mlp_format}; "
+        + ("drafts and KV caches in bf16" if wide else "drafts in bf16, KV caches in fp8"),
         f"{site.gpu.title}: {site.gpu.bandwidth / 1e12:g} TB/s, {site.gpu.memory_bytes / 1e9:,.0f} "
         f"GB, {site.gpu.link}; source: {site.gpu.source}",
     ]
