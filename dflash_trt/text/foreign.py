@@ -14,8 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.errors import DflashError
+
 _WAIT_FACTOR = 6
 _PIECE_BYTES = 1 << 16
+# Its limits end it otherwise: by SIGXCPU, or as a crash where memory is short.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,10 @@ class ForeignLimits:
     max_seconds: int
     max_bytes: int
     max_answer_bytes: int
+
+
+class ForeignProcessLostError(DflashError):
+    """The process was ended from outside, twice; who asked is not at fault, and may try again."""
 
 
 class ForeignProcess:
@@ -44,11 +52,28 @@ class ForeignProcess:
     def ask(
         self, job: Mapping[str, Any], limits: ForeignLimits, payload: bytes = b""
     ) -> dict[str, Any]:
-        """The script's answer; {"error": …} also when the process ended or exceeded a limit."""
+        """The script's answer; {"error": …} also when the process ended or exceeded a limit.
+
+        One that is killed or stopped from outside is started again, once.
+
+        Raises:
+            ForeignProcessLostError: it was killed again, or cannot be started.
+        """
+        for _ in range(2):
+            answer = self._ask_once(job, limits, payload)
+            if answer is not None:
+                return answer
+        raise ForeignProcessLostError("the process that does this was killed, twice")
+
+    def _ask_once(
+        self, job: Mapping[str, Any], limits: ForeignLimits, payload: bytes
+    ) -> dict[str, Any] | None:
+        """None where the process was killed or stopped from outside."""
         try:
             worker = self._start()
         except OSError as error:
-            return {"error": f"its process cannot be started: {error.strerror or error}"}
+            what = f"the process that does this cannot be started: {error.strerror or error}"
+            raise ForeignProcessLostError(what) from error
         head = {**job, **asdict(limits), "payload_bytes": len(payload)}
         assert worker.stdin is not None
         output = b""
@@ -59,7 +84,8 @@ class ForeignProcess:
         except BrokenPipeError:
             pass
         if not output.endswith(b"\n"):
-            return {"error": self._end(worker, limits, len(output))}
+            reason = self._end(worker, limits, len(output))
+            return None if reason is None else {"error": reason}
         try:
             answer = json.loads(output)
         except ValueError:
@@ -114,17 +140,21 @@ class ForeignProcess:
 
     def _end(
         self, worker: subprocess.Popen[bytes], limits: ForeignLimits, answer_bytes: int
-    ) -> str:
-        """Ends the process, which gave no whole answer, and says why there is none."""
+    ) -> str | None:
+        """Ends the process, which gave no whole answer, and says why; None where others did it."""
         if answer_bytes > limits.max_answer_bytes:
             self.close()
             return f"answers with more than {limits.max_answer_bytes:,} bytes"
         try:
             code = worker.wait(1)
         except subprocess.TimeoutExpired:
-            code = -signal.SIGKILL
+            flags = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+            stopped = os.waitid(os.P_PID, worker.pid, flags) is not None
+            code = -signal.SIGKILL if stopped else -signal.SIGXCPU
         self.close()
-        if code in (-signal.SIGXCPU, -signal.SIGKILL):
+        if -code in _FROM_OUTSIDE:
+            return None
+        if code == -signal.SIGXCPU:
             return f"takes more than {limits.max_seconds} s or {limits.max_bytes >> 20} MiB"
         if code < 0:
             name = signal.Signals(-code).name

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.text.bounded import BoundedEncoder
+from dflash_trt.text.foreign import ForeignProcessLostError
 from dflash_trt.text.tokenizer_trial import check_tokenizer
 
 
@@ -62,6 +63,8 @@ def decode(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
 def _one_error(what: str, where: str | Path = "tokenizer") -> Iterator[None]:
     try:
         yield
+    except ForeignProcessLostError:
+        raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise

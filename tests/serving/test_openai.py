@@ -17,6 +17,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.openai.body import MAX_BODY_BYTES, MAX_VALUES
+from dflash_trt.text.foreign import ForeignProcess, ForeignProcessLostError
 from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import Front, ScriptedModel, openai_client, post, switching_front
 from tests.serving.served import fetch
@@ -87,6 +88,20 @@ def test_chat(front: Front) -> None:
     # The template has written them.
     assert not asked.add_special_tokens
     assert asked.max_tokens is None
+
+
+def test_a_template_whose_process_is_killed_is_not_the_clients_fault(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object) -> None:
+        raise ForeignProcessLostError("the process that does this was killed, twice")
+
+    url = front(ScriptedModel())
+    with monkeypatch.context() as patch:
+        patch.setattr(ForeignProcess, "ask", lose)
+        status, content, headers = post(url, "/v1/chat/completions", CHAT)
+    assert status == 503 and headers["Retry-After"] and b"was killed, twice" in content
+    assert post(url, "/v1/chat/completions", CHAT)[0] == 200
 
 
 def test_chat_stream_with_usage(front: Front) -> None:

@@ -28,6 +28,7 @@ from dflash_trt.serving.server.pulse import PulseWriter
 from dflash_trt.serving.server.replies import Channel, Reply, ReplyPool
 from dflash_trt.serving.server.settings import ModelSettings
 from dflash_trt.serving.server.watch import CancellationWatch
+from dflash_trt.text.foreign import ForeignProcessLostError
 from dflash_trt.tuning.bundle_schedule import AUTO, NONE
 
 _REPLY_THREADS = 2
@@ -87,8 +88,10 @@ class TritonPythonModel:
             try:
                 self._take(request, channel)
             except DflashError as error:
-                self._metrics.record(Outcome.REFUSED)
-                channel.fail(Failure(Outcome.REFUSED, error))
+                at_fault = not isinstance(error, ForeignProcessLostError)
+                outcome = Outcome.REFUSED if at_fault else Outcome.FAILED
+                self._metrics.record(outcome)
+                channel.fail(Failure(outcome, error))
             except Exception as error:
                 self._metrics.record(Outcome.FAILED)
                 channel.fail(Failure(Outcome.FAILED, DflashError(one_line(repr(error)))))
