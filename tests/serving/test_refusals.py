@@ -66,6 +66,14 @@ def test_refused_by_name(
         assert client.ask(model, least).error is None  # on the same stream
 
 
+def test_between_models_a_refusal_is_an_output(addresses: ServerAddresses) -> None:
+    """An error that one Python model sends another can crash Triton server 2.51."""
+    for fields in ({"text_input": ""}, {"text_input": "abc", MAX: 0}):
+        answer = ask_grpc(addresses.grpc, LLM, fields, parameters={"errors_as_output": True})
+        assert answer.error is None
+        assert answer.last["error"].startswith("INVALID_ARG"), answer.last
+
+
 def test_parameters_are_checked(addresses: ServerAddresses) -> None:
     for name, value, piece in (
         ("streaming_text", "words", ""),

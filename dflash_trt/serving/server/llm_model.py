@@ -90,11 +90,10 @@ class TritonPythonModel:
             except DflashError as error:
                 at_fault = not isinstance(error, ForeignProcessLostError)
                 outcome = Outcome.REFUSED if at_fault else Outcome.FAILED
-                self._metrics.record(outcome)
-                channel.fail(Failure(outcome, error))
+                self._fail(request, channel, Failure(outcome, error))
             except Exception as error:
-                self._metrics.record(Outcome.FAILED)
-                channel.fail(Failure(Outcome.FAILED, DflashError(one_line(repr(error)))))
+                failed = DflashError(one_line(repr(error)))
+                self._fail(request, channel, Failure(Outcome.FAILED, failed))
 
     def finalize(self) -> None:
         """Ends what is still running."""
@@ -102,6 +101,12 @@ class TritonPythonModel:
         self._replies.close()
         self._watch.close()
         self._metrics.close()
+
+    def _fail(self, request: Any, channel: Channel, failure: Failure) -> None:
+        """Ends a request that the generator never had."""
+        self._metrics.record(failure.outcome)
+        wanted = read_parameters(request.parameters()).get("errors_as_output")
+        channel.fail(failure, as_output=wanted in (True, "true"))
 
     def _take(self, request: Any, channel: Channel) -> None:
         arrived_at, arrived_ns = time.perf_counter(), time.time_ns()

@@ -64,9 +64,19 @@ class Channel:
         else:
             self._sender.send(response)
 
-    def fail(self, failure: Failure) -> None:
-        """Ends the request with an error."""
-        self.fail_with(ERROR_CODES[failure.outcome], failure.error.message)
+    def fail(self, failure: Failure, *, as_output: bool = False) -> None:
+        """Ends the request with an error; as an output where who asked is another Python model.
+
+        An error on its way from one to the other is lost by Triton server 2.51 after another
+        response; as the first it may take a third request along, and the server with it
+        (docs/design/ending-a-request.md).
+        """
+        code, message = ERROR_CODES[failure.outcome], failure.error.message
+        if as_output:
+            error = as_strings([code, message])
+            self.send({"text_output": as_strings([""]), "error": error}, final=True)
+        else:
+            self.fail_with(code, message)
 
     def fail_with(self, code: str, message: str) -> None:
         """Ends the request with an error of TritonError's `code`."""
@@ -194,7 +204,7 @@ class Reply:
     def _send(self, events: list[TokenEvent | Failure]) -> None:
         last = events[-1]
         if isinstance(last, Failure):
-            self._fail(last)
+            self._channel.fail(last, as_output=self._generation.errors_as_output)
             return
         for event in events:
             if isinstance(event, TokenEvent):
@@ -211,18 +221,6 @@ class Reply:
         if last.result is not None:
             outputs |= self._describe(last.result)
         self._channel.send(outputs, final=last.result is not None)
-
-    def _fail(self, failure: Failure) -> None:
-        """Ends the request; of a forwarded one the error is an output.
-
-        Triton server 2.51 loses an error that follows another response on its way from one Python
-        model to another, and the other waits for ever.
-        """
-        if not self._generation.errors_as_output:
-            self._channel.fail(failure)
-            return
-        error = as_strings([ERROR_CODES[failure.outcome], failure.error.message])
-        self._channel.send({"text_output": as_strings([""]), "error": error}, final=True)
 
     def _describe(self, result: RequestResult) -> Outputs:
         """What only the last message has."""
