@@ -28,7 +28,7 @@ from dflash_trt.checkpoints.moe import MoeSpec, read_moe
 from dflash_trt.checkpoints.name_map import match_weights
 from dflash_trt.checkpoints.quantization import read_quantization
 from dflash_trt.checkpoints.relatives import read_architecture
-from dflash_trt.checkpoints.rope import read_rope, read_ropes_by_kind
+from dflash_trt.checkpoints.rope import LEAST, read_rope, read_ropes_by_kind
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.sizes import read_sizes
 from dflash_trt.checkpoints.windows import read_windows
@@ -93,7 +93,7 @@ def read_target(folder: str | Path) -> TargetSpec:
     rope, local_rope = read_ropes_by_kind(config) if family.is_gemma else (read_rope(config), None)
     query_scale = None
     if family.is_gemma:
-        query_scale = config.number("query_pre_attn_scalar", GEMMA_QUERY_SCALAR) ** -0.5
+        query_scale = config.number("query_pre_attn_scalar", GEMMA_QUERY_SCALAR, low=LEAST) ** -0.5
     windows = read_windows(config, family, len(sizes.layers))
     sizes = replace(sizes.with_layers(windows, has_sinks=family.has_sinks), experts=moe)
     eos_token_ids = _read_eos_token_ids(folder, config)

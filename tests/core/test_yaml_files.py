@@ -15,6 +15,13 @@ def test_a_number_that_cannot_be_printed(number: str) -> None:
         parse_yaml(f"max_batch: {number}", "pair.yaml")
 
 
+@pytest.mark.parametrize("end", ["", ".5"])
+def test_numbers_in_base_60(end: str) -> None:
+    """A megabyte of one took 20 s, or was a traceback."""
+    with pytest.raises(DflashError, match="is a number in base 60"):
+        parse_yaml(f"max_batch: 1{':59' * 300_000}{end}", "pair.yaml")
+
+
 def test_a_key_given_twice() -> None:
     with pytest.raises(DflashError, match="key 'a' is given twice"):
         parse_yaml("a: 1\nb: 2\na: 3", "pair.yaml")

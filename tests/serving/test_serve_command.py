@@ -250,6 +250,8 @@ def test_ports(run: Run, repository: Path) -> None:
             outcome = run("serve", repository, *SERVER_PORTS, option, port)
             outcome.fails(2, f"error: {option}: 127.0.0.1:{port}: Address already in use")
             assert (outcome.out, len(outcome.err.splitlines())) == ("", 1)
+    for host in ("a" * 3000, "\0"):
+        run("serve", repository, *SERVER_PORTS, "--host", host).fails(2, "--host")
 
 
 class _DyingFront:

@@ -48,6 +48,6 @@ def is_loopback(host: str) -> bool:
     """Whether only this machine reaches `host`; False too where it is no address at all."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, ValueError):
         return False
     return all(ipaddress.ip_address(str(one[4][0])).is_loopback for one in found)

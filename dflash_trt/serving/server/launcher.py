@@ -320,8 +320,10 @@ def bind_port(host: str, port: int, option: str) -> socket.socket:
             host, port, type=socket.SOCK_STREAM
         )[0]
         bound = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise DflashError(f"{host!r}: {error.strerror}", where="--host", usage=True) from error
+    except (OSError, ValueError) as error:  # ValueError: no name can be like that
+        reason = getattr(error, "strerror", None) or one_line(error, 80)
+        what = f"{one_line(repr(host), 80)}: {reason}"
+        raise DflashError(what, where="--host", usage=True) from error
     try:
         # As servers do: connections that a former one has just closed do not hold the port.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
