@@ -23,6 +23,7 @@ from dflash_trt.errors import DflashError
 
 _MANIFEST, _CLOCK = "stage.json", "clock.json"
 _KEY_CHARACTERS = 12
+_MOST_SECONDS = 1e9
 _GONE = ".gone-"
 
 
@@ -78,7 +79,7 @@ class WorkFolder:
         for gone in root.glob(f"{_GONE}*"):
             shutil.rmtree(gone, ignore_errors=True)
         path = root / _CLOCK
-        self._before = float(read_json_object(path)["seconds"]) if path.is_file() else 0.0
+        self._before = _read_clock(path) if path.is_file() else 0.0
 
     @property
     def spent(self) -> float:
@@ -124,6 +125,13 @@ class WorkFolder:
         return not any(answers) and next(self.root.glob(f"features-*/{_MANIFEST}"), None) is None
 
 
+def _read_clock(path: Path) -> float:
+    seconds: Any = read_json_object(path).get("seconds")
+    if type(seconds) not in (int, float) or not 0 <= seconds <= _MOST_SECONDS:
+        raise DflashError('must say "seconds"', where=path, fix="remove it: the time begins anew")
+    return float(seconds)
+
+
 def work_folder(output: Path) -> Path:
     """Where the training of `output` works if nothing is said."""
     return output.parent / f".{output.name}.work"
@@ -155,7 +163,11 @@ def open_work(root: Path) -> Iterator[WorkFolder]:
     except OSError as error:
         publish.remove_empty(created)
         raise publish.file_error(error, root) from error
-    work = WorkFolder(root, is_new=is_new)
+    try:
+        work = WorkFolder(root, is_new=is_new)
+    except BaseException:
+        os.close(lock)
+        raise
     try:
         yield work
     except OSError as error:

@@ -254,3 +254,7 @@ def test_time_counts_over_runs(tmp_path: Path) -> None:
         work.forget_time()
     with open_work(root) as work:
         assert work.spent < 60
+    for said in ("{}", '{"seconds": "x"}', '{"seconds": 1e308}', '{"seconds": -5}'):
+        (root / "clock.json").write_text(said)
+        with pytest.raises(DflashError, match=r"clock.json: must say"):
+            open_work(root).__enter__()
