@@ -21,6 +21,7 @@ from dflash_trt.serving.client.openai_chat import OpenAiChat
 from dflash_trt.text.chat import Message
 
 NEW = "/new"
+_MOST_CHARACTERS = 16 << 20
 
 
 class Speaker(Protocol):
@@ -149,8 +150,8 @@ def _messages() -> Iterator[str]:
         import readline  # noqa: F401  # input() edits lines and remembers them then
     while True:
         try:
-            text = input("\n> " if is_terminal else "").strip()
-        except (EOFError, RuntimeError):  # the latter where stdin is closed
+            text = input("\n> ").strip() if is_terminal else _read_line()
+        except EOFError:
             return
         except UnicodeDecodeError as error:
             what = f"is not UTF-8 at byte {error.start}"
@@ -160,6 +161,17 @@ def _messages() -> Iterator[str]:
             continue
         if text:
             yield text
+
+
+def _read_line() -> str:
+    """A line of stdin where that is no terminal; EOFError behind the last, or without any."""
+    line = "" if sys.stdin is None else sys.stdin.readline(_MOST_CHARACTERS + 1)
+    if len(line) > _MOST_CHARACTERS:
+        what = f"a message has more than {_MOST_CHARACTERS:,} characters"
+        raise DflashError(what, where="stdin", usage=True)
+    if not line:
+        raise EOFError
+    return line.strip()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from http.client import HTTPException
 from typing import Any
 
-from dflash_trt.core.replies import read_reply
+from dflash_trt.core.replies import error_detail, open_reply, read_reply
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.answers import AnswerOptions
@@ -133,11 +133,10 @@ class AnswerServer:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         request = urllib.request.Request(self._base + path, body, headers)
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as response:
+            with open_reply(request, timeout) as response:
                 return read_reply(response, self._base + path)
         except urllib.error.HTTPError as error:
-            detail = one_line(error.read(2000).decode(errors="replace"), 200)
-            what = f"answers {error.code} to {path}: {detail}"
+            what = f"answers {error.code} to {path}: {error_detail(error)}"
             raise DflashError(what, where=self._base) from error
         except (OSError, HTTPException, ValueError) as error:
             what = f"does not answer {path} ({one_line(error, 120)})"

@@ -11,7 +11,7 @@ from contextlib import closing
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 
-from dflash_trt.core.replies import parse_object, read_reply
+from dflash_trt.core.replies import error_detail, open_reply, parse_object, read_reply
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.sampling.params import SamplingParams
 
@@ -19,6 +19,9 @@ API_KEY = "OPENAI_API_KEY"
 """The environment's variable that has the key, as OpenAI's own clients read it."""
 _QUESTION_S, _ANSWER_S = 20.0, 600.0
 _MAX_LINE = 1 << 20
+_MAX_ANSWER = 256 << 20
+"""Bytes of a stream: an event for each of a million tokens."""
+_MAX_NAME = 500
 
 
 class OpenAiChat:
@@ -73,8 +76,13 @@ class OpenAiChat:
 
     def _events(self, reply: HTTPResponse) -> Iterator[dict[str, Any] | None]:
         """Server-sent events; None is the last."""
+        left = _MAX_ANSWER
         try:
             while line := reply.readline(_MAX_LINE):
+                left -= len(line)
+                if left < 0:
+                    what = f"answers with more than {_MAX_ANSWER >> 20} MiB"
+                    raise DflashError(what, where=self.base)
                 field, _, data = line.decode("utf-8", "replace").strip().partition(":")
                 if field != "data":
                     continue
@@ -92,17 +100,14 @@ class OpenAiChat:
             headers["Authorization"] = f"Bearer {key}"
         request = urllib.request.Request(self.base + path, body, headers)
         try:
-            reply: HTTPResponse = urllib.request.urlopen(request, timeout=timeout)
+            return open_reply(request, timeout)
         except urllib.error.HTTPError as error:
-            with error:
-                detail = one_line(error.read(2000).decode(errors="replace"), 200)
             fix = f"set {API_KEY}" if error.code == 401 else None
-            what = f"answers {error.code} to {path}: {detail}"
+            what = f"answers {error.code} to {path}: {error_detail(error)}"
             raise DflashError(what, where=self.base, fix=fix) from error
         except (OSError, HTTPException, ValueError) as error:
             what = f"does not answer {path} ({one_line(error, 120)})"
             raise DflashError(what, where=self.base, fix="is the server there?") from error
-        return reply
 
 
 def _first_model(reply: HTTPResponse, base: str) -> str:
@@ -111,14 +116,17 @@ def _first_model(reply: HTTPResponse, base: str) -> str:
         name = listed["data"][0]["id"]
     except (LookupError, TypeError) as error:
         raise DflashError("lists no model", where=base) from error
-    return str(name)
+    if not isinstance(name, str) or not name or len(name) > _MAX_NAME:
+        raise DflashError(f"lists a model by the name {one_line(repr(name), 60)}", where=base)
+    return name
 
 
 def _pieces(event: Mapping[str, Any], base: str) -> Iterator[tuple[str, str]]:
     if "error" in event:
         raise DflashError(f"failed: {one_line(event['error'], 200)}", where=base)
     choices = event.get("choices")
-    delta = choices[0].get("delta") if isinstance(choices, list) and choices else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    delta = choice.get("delta") if isinstance(choice, dict) else None
     if not isinstance(delta, dict):
         return
     for kind, keys in (
