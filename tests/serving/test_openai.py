@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.client.errors import ServedModelError
 from dflash_trt.serving.openai.body import MAX_BODY_BYTES, MAX_VALUES
+from dflash_trt.serving.openai.ending import Cuttable
 from dflash_trt.text.foreign import ForeignProcess, ForeignProcessLostError
 from tests.cli.bigram import write_tokenizer
 from tests.serving.fronts import Front, ScriptedModel, openai_client, post, switching_front
@@ -245,3 +247,24 @@ def test_a_surprise_is_an_error_too(front: Front, caplog: pytest.LogCaptureFixtu
     status, answer, _ = post(url, "/v1/completions", PROMPT)
     assert status == 500 and json.loads(answer)["error"]["message"] == "internal error"
     wait_until(lambda: "RuntimeError" in caplog.text)  # it is logged once the answer has gone
+
+
+def test_what_is_cut_is_told() -> None:
+    """Cancelling a request would be a plain-text 500, and a traceback."""
+    sent: list[Any] = []
+
+    async def wait(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def run() -> None:
+        requests = Cuttable(wait)
+        one = asyncio.create_task(requests({"type": "http"}, wait, send))
+        await asyncio.sleep(0)
+        requests.cut()
+        await one
+
+    asyncio.run(run())
+    assert sent[0]["status"] == 503 and b"the server is shutting down" in sent[1]["body"]
