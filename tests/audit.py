@@ -78,7 +78,7 @@ def main() -> int:
         with TemporaryDirectory() as folder:
             wrong = judge(ask(Path(folder)), ACCEPTED)
     except NotAuditedError as reason:
-        print(f"audit: skipped: {reason}")
+        print(f"audit: NO PACKAGE WAS LOOKED UP: {reason}", f"({UNSEEN})", sep="\n")
         return 0
     print(*(wrong or ["audit: no advisory that is not accepted"]), f"({UNSEEN})", sep="\n")
     return 1 if wrong else 0

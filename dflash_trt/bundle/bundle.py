@@ -18,6 +18,7 @@ from dflash_trt.bundle.manifest import (
 )
 from dflash_trt.checkpoints.safetensors_header import header_sha256
 from dflash_trt.core.files import exists, find_file
+from dflash_trt.core.free_memory import stay_within_memory
 from dflash_trt.core.hashing import file_sha256
 from dflash_trt.core.publish import file_error, replace_file
 from dflash_trt.errors import DflashError
@@ -69,6 +70,12 @@ def open_bundle(folder: str | Path) -> Bundle:
         if file.header_sha256 is None and file.path not in large:
             _check_content(bundle, file)
     return bundle
+
+
+def bound_memory(bundle: Bundle) -> None:
+    """Lets this process, which will run the bundle's graphs, take no more memory than is free."""
+    if bundle.manifest.executor == "cpu":
+        stay_within_memory(bundle.find(file.path) for file in bundle.manifest.files)
 
 
 def verify_bundle(bundle: Bundle, on_bytes: Callable[[int], None]) -> list[str]:

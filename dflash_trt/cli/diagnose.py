@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dflash_trt.bundle.bundle import Bundle, load_tokenizer, open_bundle
+from dflash_trt.bundle.bundle import Bundle, bound_memory, load_tokenizer, open_bundle
 from dflash_trt.cli.diagnosis_output import print_diagnosis, write_diagnosis
 from dflash_trt.cli.options import (
     FILE,
@@ -95,6 +95,7 @@ def command(
     without prompts, those that came with the pair.
     """
     opened = open_bundle(bundle)
+    bound_memory(opened)
     twin = None if against is None else open_bundle(against)
     tokenizer = load_tokenizer(opened)
     limit = prompts.limit_prompts or PROMPTS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.bundle.bundle import bound_memory, open_bundle
 from dflash_trt.cli.chat import PairSpeaker, ServedSpeaker, hold_chat
 from dflash_trt.cli.generate_remote import generate_remote, parse_url
 from dflash_trt.cli.generation_output import TextWriter
@@ -131,8 +131,10 @@ def command(
         return
     if bundle is None:
         raise DflashError("no model", fix="pass a BUNDLE, or the --url of a server", usage=True)
+    opened = open_bundle(bundle)
+    bound_memory(opened)
     pair = LoadedPair(
-        open_bundle(bundle),
+        opened,
         threads=threads,
         speculation=not no_speculation,
         block_size=block_size,

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dflash_trt.backends.base import TargetGraph
-from dflash_trt.bundle.bundle import Bundle, detach_file, open_bundle
+from dflash_trt.bundle.bundle import Bundle, bound_memory, detach_file, open_bundle
 from dflash_trt.cli.options import (
     FILE,
     TaskOptions,
@@ -113,6 +113,7 @@ def command(
     if remove:
         _remove(opened, context)
         return
+    bound_memory(opened)
     pair = LoadedPair(opened, threads=threads, block_schedule=NONE, graphs=GRAPH_NAMES)
     manifest, limits = opened.manifest, opened.manifest.limits
     longest, most = limits.block_size, limits.max_batch

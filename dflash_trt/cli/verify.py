@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from dflash_trt.backends.registry import check_runnable
-from dflash_trt.bundle.bundle import Bundle, open_bundle
+from dflash_trt.bundle.bundle import Bundle, bound_memory, open_bundle
 from dflash_trt.cli.against import print_comparison, print_comparison_json
 from dflash_trt.cli.options import (
     FILE,
@@ -153,7 +153,9 @@ def command(
         prompts = dataclasses.replace(prompts, limit_prompts=limit)
         max_tokens = max_tokens if _is_given(context, "max_tokens") else QUICK_TOKENS
         repeats = repeats if _is_given(context, "repeats") else 1
-    pair = LoadedPair(open_bundle(bundle), threads=threads, block_schedule=NONE)
+    opened = open_bundle(bundle)
+    bound_memory(opened)
+    pair = LoadedPair(opened, threads=threads, block_schedule=NONE)
     limits = pair.bundle.manifest.limits
     tasks = prompts.encode(pair.tokenizer, pair.bundle.prompts)
     sequences = [task.ids for task in tasks]

@@ -18,6 +18,7 @@ from dflash_trt.calibration.observe import BLOCKS_PER_SEQUENCE, place_anchors
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import read_target
+from dflash_trt.core import free_memory
 from dflash_trt.errors import DflashError
 from tests.pairs import PairFactory, SilentProgress, TinyPair
 from tests.quantization.running import Stages
@@ -274,7 +275,7 @@ def test_too_little_memory_is_known_before_anything_is_loaded(
     needed = memory.estimate_memory(target, draft, positions, 256)
     assert needed > memory.estimate_memory(target, None, 75, 256) > 4 * 6 * 64 * 96 * 3
     meminfo = tmp_path / "meminfo"
-    monkeypatch.setattr(memory, "MEMORY_FILE", meminfo)
+    monkeypatch.setattr(free_memory, "MEMORY_FILE", meminfo)
     work = tmp_path / "work"
     work.mkdir()
 
@@ -286,6 +287,6 @@ def test_too_little_memory_is_known_before_anything_is_loaded(
         observe(needed >> 11)
     assert not list(work.iterdir())
     observe((needed >> 10) + 1)
-    monkeypatch.setattr(memory, "MEMBERSHIP_FILE", tmp_path / "none")
+    monkeypatch.setattr(free_memory, "MEMBERSHIP_FILE", tmp_path / "none")
     meminfo.unlink()  # a system that does not say
     observe_pair(built.pair, sequences(), SilentProgress(), workspace=work)

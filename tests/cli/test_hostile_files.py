@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import select
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
@@ -166,6 +168,14 @@ def test_a_manifest_that_lies(
         assert line.isprintable()
 
 
+def _note(manifest: dict[str, Any], bundle: Path, end: str) -> None:
+    """The hashes that files have now, by the end of their names."""
+    for file in manifest["files"]:
+        if file["path"].endswith(end):
+            content = (bundle / file["path"]).read_bytes()
+            file |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
 def test_a_graph_without_outputs(run: Run, copy: Path) -> None:
     """In a bundle whose manifest has the hash of that graph."""
     for path in copy.glob("*.onnx"):
@@ -173,15 +183,36 @@ def test_a_graph_without_outputs(run: Run, copy: Path) -> None:
         del model.graph.output[:]
         path.write_bytes(model.SerializeToString())
 
-    def note(manifest: dict[str, Any]) -> None:
-        for file in manifest["files"]:
-            if file["path"].endswith(".onnx"):
-                content = (copy / file["path"]).read_bytes()
-                file |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-    edit_manifest(copy, note)
+    edit_manifest(copy, lambda manifest: _note(manifest, copy, ".onnx"))
     for command, *options in (["verify"], ["generate", "--prompt", "a"]):
         run(command, copy, *options).fails(1, "target", ".onnx: its caches are not")
+
+
+def test_a_graph_that_takes_all_memory(
+    run: Run, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets what is free, and then one error; this process takes no part of it."""
+    path = copy / "target_only.onnx"
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer.append(
+        onnx.numpy_helper.from_array(np.array([1 << 28], np.int64), "length")
+    )
+    nodes = model.graph.node
+    nodes.insert(0, onnx.helper.make_node("ConstantOfShape", ["length"], ["gibibyte"]))
+    nodes.insert(1, onnx.helper.make_node("ReduceSum", ["gibibyte"], ["zero"], keepdims=0))
+    for node in nodes:
+        node.output[:] = ["own" if name == "logits" else name for name in node.output]
+    nodes.append(onnx.helper.make_node("Add", ["own", "zero"], ["logits"]))
+    path.write_bytes(model.SerializeToString())
+    edit_manifest(copy, lambda manifest: _note(manifest, copy, path.name))
+    (tmp_path / "meminfo").write_text("MemAvailable: 786432 kB\n")
+    monkeypatch.setattr("dflash_trt.core.free_memory.MEMORY_FILE", tmp_path / "meminfo")
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    monkeypatch.setattr("dflash_trt.core.free_memory._ours", before[0])
+    try:
+        run("generate", copy, "--prompt", "a", "--no-speculation").fails(1, "alloc")
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def test_a_stop_that_is_not_unicode(run: Run, bundle: Path) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.bundle.bundle import bound_memory, open_bundle
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime import RequestStatistics, TokenEvent
@@ -54,8 +54,10 @@ class TritonPythonModel:
         settings = ModelSettings(args)
         speculation = settings.switch("speculation")
         follows = speculation and settings.switch("block_schedule")
+        bundle = open_bundle(settings.version_folder / "bundle")
+        bound_memory(bundle)
         pair = LoadedPair(
-            open_bundle(settings.version_folder / "bundle"),
+            bundle,
             threads=settings.threads("threads"),
             speculation=speculation,
             block_schedule=AUTO if follows else NONE,

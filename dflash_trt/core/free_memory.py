@@ -1,0 +1,91 @@
+"""How much memory is free, and the promise of a process to take no more."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterable
+from pathlib import Path
+
+MEMORY_FILE = Path("/proc/meminfo")
+MEMBERSHIP_FILE = Path("/proc/self/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+_STATUS_FILE = Path("/proc/self/status")
+_KEPT = 16  # one part of so many stays free for others
+_BLOCK_BYTES = 512  # of which Linux counts what a file takes on disk
+_MAPPINGS = 3  # each of a bundle's graphs maps the weights for itself
+
+_ours: int | None = None
+
+
+def stay_within_memory(mapped: Iterable[Path] = ()) -> None:
+    """Bounds what this process may take from now on by what is free now, swap included.
+
+    A bundle's graph is a program, and may ask for any amount. Beyond the bound it gets none, which
+    is one error; without it the kernel would end whatever process it chose. `mapped` are files
+    that are mapped beside that, and read again when memory is short. A limit that somebody else
+    has set stays as it is.
+    """
+    global _ours
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft not in (resource.RLIM_INFINITY, _ours):
+        return
+    free, held = available_memory(), _read_field(_STATUS_FILE, "VmData:", unit=1 << 10)
+    if free is None or held is None:
+        return
+    swap = _read_field(MEMORY_FILE, "SwapFree:", unit=1 << 10) or 0
+    files = sum(path.stat().st_blocks for path in mapped) * _BLOCK_BYTES * _MAPPINGS
+    limit = held + free - free // _KEPT + swap + files
+    _ours = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (_ours, hard))
+
+
+def available_memory() -> int | None:
+    """Bytes that can be had without swapping; None where the system does not say."""
+    found = [left for left in (_system_memory(), _cgroup_memory()) if left is not None]
+    return min(found, default=None)
+
+
+def _system_memory() -> int | None:
+    """MemAvailable: the whole machine's, even inside a container."""
+    return _read_field(MEMORY_FILE, "MemAvailable:", unit=1 << 10)
+
+
+def _cgroup_memory() -> int | None:
+    """What the tightest cgroup (version 2) around this process has left; None without a limit."""
+    try:
+        membership = MEMBERSHIP_FILE.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    path = next((line.removeprefix("0::") for line in membership if line.startswith("0::")), None)
+    if path is None:
+        return None
+    group = CGROUP_ROOT / path.lstrip("/")
+    left = [
+        _group_memory(one) for one in (group, *group.parents) if one.is_relative_to(CGROUP_ROOT)
+    ]
+    return min((one for one in left if one is not None), default=None)
+
+
+def _group_memory(group: Path) -> int | None:
+    try:
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # the root has neither file
+        return None
+    if not limit.isdecimal():  # "max"
+        return None
+    # memory.current counts the files that were read; those not in use give way at once.
+    cached = _read_field(group / "memory.stat", "inactive_file", unit=1) or 0
+    return max(0, int(limit) - used + cached)
+
+
+def _read_field(path: Path, name: str, *, unit: int) -> int | None:
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    for line in lines:
+        words = line.split()
+        if len(words) > 1 and words[0] == name and words[1].isdecimal():
+            return int(words[1]) * unit
+    return None
