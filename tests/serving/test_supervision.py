@@ -159,9 +159,9 @@ def test_every_process_killed_and_stopped_under_load(
     tritonserver: TritonServerBinary, bundle: Bundle, tmp_path: Path
 ) -> None:
     """And `serve` itself in the end, after its guard has been killed and replaced."""
-    figures = kill_campaign.measure(kill_campaign.Work(tmp_path, 1), bundle.folder, clients=4)
+    figures = kill_campaign.measure(kill_campaign.Work(tmp_path, 1), bundle.folder, clients=12)
     assert figures is not None and not figures["lost"]
-    assert len(figures["blows"]) == 6
+    assert len(figures["blows"]) == 6 and len(figures["memory_mib"][0]) == 4
     for name, (blow,) in figures["blows"].items():
         assert blow["told_s"] < 2 and blow["back_s"] < 30, name
     assert figures["serve_gone_s"][0] < 5

@@ -1,9 +1,10 @@
 """Every process of a served pair killed and stopped under load, and what clients see.
 
-Each run starts `serve`, lets clients ask over OpenAI's port (streamed or not) and gRPC all the
-time, and kills and stops the Triton server and each model's process in turn. Then it kills `serve`
-itself. A request ends right (with the text it should have), or with one error; anything else is
-lost.
+One `serve` is asked by clients over OpenAI's port (streamed or not) and gRPC all the time. Each run
+kills the Triton server and each model's process in turn, the first ones stop them too, and notes
+the memory of every process when all is well again. Then `serve` itself is killed, and in each
+further run another one. A request ends right (with the text it should have), or with one error;
+anything else is lost.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from urllib.parse import urlsplit
 import click
 
 from dflash_perf.bench.base import Figures, Work, bench
+from dflash_perf.bench.process import own_memory
 from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.core.machine import allow_more_files
 from dflash_trt.errors import DflashError
@@ -40,6 +42,7 @@ PATIENCE_S = 120.0
 _POLL_S = 0.02
 # An error's client waits, so that a restart has the machine's cores.
 _PAUSE_S = 0.5
+_CALM_S = 2.0
 _KINDS = ("whole", "streamed")
 _PORTS = ("grpc", "http", "metrics", "openai")
 
@@ -78,6 +81,12 @@ class ServeProcess:
         if name == "guard":
             return next(pid for pid, text in self.children().items() if "guard.py" in text)
         return next(pid for pid, model in find_models(self.server()).items() if model == name)
+
+    def memory(self) -> dict[str, float]:
+        """MiB of each process, but for what files hold."""
+        pids = {"serve": self.process.pid, "server": self.server()}
+        pids |= {name: pid for pid, name in find_models(self.server()).items()}
+        return {name: round(own_memory(pid) / 2**20, 1) for name, pid in pids.items()}
 
     def health(self) -> int:
         connection = http.client.HTTPConnection(self.address, timeout=PATIENCE_S)
@@ -153,15 +162,15 @@ class Clients:
 
     @contextmanager
     def running(self, count: int) -> Iterator[None]:
-        """`count` clients in each of three ways."""
+        """`count` clients, a third of them in each of three ways."""
         self.expected = self.ask("whole") or ""
+        over_grpc, over_http = count // 3, count - count // 3
         threads = [
-            threading.Thread(target=self._run, args=[kind], daemon=True)
-            for kind in _KINDS
-            for _ in range(count)
+            threading.Thread(target=self._run, args=[_KINDS[number % 2]], daemon=True)
+            for number in range(over_http)
         ]
         # All calls of gRPC's asynchronous client belong to one loop.
-        threads.append(threading.Thread(target=asyncio.run, args=[self._run_grpc(count)]))
+        threads.append(threading.Thread(target=asyncio.run, args=[self._run_grpc(over_grpc)]))
         for thread in threads:
             thread.start()
         try:
@@ -272,40 +281,57 @@ def _is_free(url: str) -> bool:
     return True
 
 
-@bench(runs=3)
+@bench(runs=10)
 def measure(
-    work: Work, bundle: Path, *, clients: Annotated[int, "Of each kind."] = 8, max_tokens: int = 64
+    work: Work,
+    bundle: Path,
+    *,
+    clients: int = 32,
+    stops: Annotated[int, "Runs that stop processes too."] = 3,
+    max_tokens: int = 64,
 ) -> Figures:
     allow_more_files()
     manifest = open_bundle(bundle).manifest
     blows: dict[str, list[Figures]] = {}
-    outcomes: Counter[str] = Counter()
-    lost: list[str] = []
-    gone, longest_s = [], 0.0
-    for _ in range(work.runs):
+    memory: list[Figures] = []
+    loads: list[Clients] = []
+    gone = []
+    for serve_number in range(work.runs):
         with serving(bundle, "--max-restarts", "1000") as serve:
             load = Clients(serve, manifest.name, max_tokens)
+            loads.append(load)
             with load.running(clients):
-                for name in ("server", "tensorrt_llm", "ensemble"):
-                    for number in (signal.SIGKILL, signal.SIGSTOP):
-                        time.sleep(2.0)  # something is in flight
-                        blow = strike(serve, load, name, number)
-                        blows.setdefault(f"{name} {number.name}", []).append(blow)
-                        click.echo(f"{name} {number.name}: {blow}")
+                for run in range(0 if serve_number else work.runs):
+                    _strike_all(serve, load, blows, stop=run < stops)
+                    time.sleep(_CALM_S)
+                    memory.append(serve.memory())
+                    click.echo(f"MiB: {memory[-1]}")
                 os.kill(serve.find("guard"), signal.SIGKILL)  # which another replaces
                 time.sleep(1.0)
                 load.stopping.set()
                 gone.append(kill_serve(serve))
                 click.echo(f"serve SIGKILL: all is gone after {gone[-1]} s")
-        lost += load.lost
-        outcomes.update(load.outcomes)
-        longest_s = max(longest_s, load.longest_s)
+    lost = [one for load in loads for one in load.lost]
+    outcomes = sum((load.outcomes for load in loads), Counter[str]())
     click.echo(f"{dict(outcomes)}; lost: {lost[:5]}")
     return {
         "pair": manifest.name,
         "blows": blows,
+        "memory_mib": memory,
         "serve_gone_s": gone,
         "outcomes": dict(sorted(outcomes.items())),
         "lost": lost,
-        "longest_request_s": round(longest_s, 3),
+        "longest_request_s": round(max(load.longest_s for load in loads), 3),
     }
+
+
+def _strike_all(
+    serve: ServeProcess, load: Clients, blows: dict[str, list[Figures]], *, stop: bool
+) -> None:
+    """Kills each process of the server in turn; stops each, too."""
+    for name in ("server", "tensorrt_llm", "ensemble"):
+        for number in (signal.SIGKILL, signal.SIGSTOP) if stop else (signal.SIGKILL,):
+            time.sleep(_CALM_S)  # something is in flight
+            blow = strike(serve, load, name, number)
+            blows.setdefault(f"{name} {number.name}", []).append(blow)
+            click.echo(f"{name} {number.name}: {blow}")
