@@ -20,6 +20,7 @@ from dflash_trt.training.work_folder import write_json
 _DONE = "done.json"
 # Rows are noted as done after this many tokens: what a kill costs.
 _NOTE_TOKENS = 4096
+_BLOCK_BYTES = 512  # what st_blocks counts in, whatever the file system's own blocks are
 
 Features = Callable[[Sequence[int]], FloatArray]
 """Token ids of a row to float32 [tokens, (taps + 1) · hidden]; see `Replay.features`."""
@@ -56,7 +57,9 @@ def check_space(tokens: int, width: int, folder: Path) -> None:
     """
     needed = feature_bytes(tokens, width)
     there = folder / FEATURES
-    free = shutil.disk_usage(folder).free + (there.stat().st_size if there.is_file() else 0)
+    free = shutil.disk_usage(folder).free
+    if there.is_file():  # its blocks, as what was not written yet of it is a hole
+        free += min(there.stat().st_blocks * _BLOCK_BYTES, needed)
     if needed > free:
         raise DflashError(
             f"features of {tokens:,} tokens take {needed:,} bytes, {free:,} are free",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,7 @@ class Preparation:
     @property
     def bundle(self) -> Path:
         """Where the pair's bundle goes."""
-        output = self.request.output
-        return self.request.bundle or output.with_name(f"{output.name}-bundle")
+        return self.request.bundle or _bundle_beside(self.request.output)
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -127,6 +127,7 @@ def prepare(request: TrainRequest, crew: Crew = ALONE) -> Preparation:
     """
     if not 0 < request.hours <= 10_000:
         raise DflashError(f"{request.hours:g} is no time", where="--hours", usage=True)
+    _check_apart(request)
     torch = training_module("torch")
     device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
@@ -170,6 +171,24 @@ def prepare(request: TrainRequest, crew: Crew = ALONE) -> Preparation:
         device=device,
         crew=crew,
     )
+
+
+def _check_apart(request: TrainRequest) -> None:
+    """Raises DflashError (usage) for folders of which one would be written over another."""
+    output = resolved(request.output)
+    folders = {
+        "--output": output,
+        "--bundle": resolved(request.bundle or _bundle_beside(output)),
+        "--work": resolved(request.work or work_folder(output)),
+    }
+    for (one, inner), (other, outer) in permutations(folders.items(), 2):
+        if outer in (inner, *inner.parents):
+            what = f"{inner} is, or lies in, the folder of {other}"
+            raise DflashError(what, where=one, fix="keep the three apart", usage=True)
+
+
+def _bundle_beside(output: Path) -> Path:
+    return output.with_name(f"{output.name}-bundle")
 
 
 def _check_crew(crew: Crew, request: TrainRequest, rows: int) -> None:

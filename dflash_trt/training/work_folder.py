@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ from dflash_trt.errors import DflashError
 
 _MANIFEST, _CLOCK = "stage.json", "clock.json"
 _KEY_CHARACTERS = 12
+_STAGE = re.compile(rf"([a-z]+)-[0-9a-f]{{{_KEY_CHARACTERS}}}")
 _MOST_SECONDS = 1e9
 _GONE = ".gone-"
 
@@ -100,16 +102,19 @@ class WorkFolder:
         """The stage `name` of `parts`; what it left for other parts goes, unless `keep_others`."""
         stage = StageFolder(self.root, name, digest(parts))
         if not keep_others:
-            for other in self.root.glob(f"{name}-*"):
-                if other != stage.folder:
+            for other in self._stages():
+                if _stage_name(other) == name and other != stage.folder:
                     self._remove(other)
         return stage
 
     def keep_only(self, *names: str) -> None:
-        """Removes every stage but those."""
-        for folder in self.root.iterdir():
-            if folder.is_dir() and folder.name.rpartition("-")[0] not in names:
+        """Removes every stage but those; what somebody else put here stays."""
+        for folder in self._stages():
+            if _stage_name(folder) not in names:
                 self._remove(folder)
+
+    def _stages(self) -> list[Path]:
+        return [one for one in self.root.iterdir() if one.is_dir() and _stage_name(one)]
 
     def _remove(self, folder: Path) -> None:
         """Removes a stage: a kill meanwhile leaves no half of it under its name."""
@@ -123,6 +128,12 @@ class WorkFolder:
         """Whether it holds nothing that took long: no answer and no features."""
         answers = (path.stat().st_size for path in self.root.glob("answers-*/*.jsonl"))
         return not any(answers) and next(self.root.glob(f"features-*/{_MANIFEST}"), None) is None
+
+
+def _stage_name(folder: Path) -> str | None:
+    """The stage whose folder that may be; None for others."""
+    found = _STAGE.fullmatch(folder.name)
+    return None if found is None else found[1]
 
 
 def _read_clock(path: Path) -> float:

@@ -11,6 +11,9 @@ from unittest import mock
 
 import pytest
 
+from dflash_trt.errors import DflashError
+from dflash_trt.training.capture import check_space
+from dflash_trt.training.feature_store import FEATURES
 from tests.frozen.command_line import run
 from tests.training.prompts import TARGET, command, write_prompts, write_rows
 
@@ -131,6 +134,34 @@ def test_a_disk_that_is_too_small(tmp_path: Path, prompts: Path) -> None:
         outcome = run(*command(prompts, tmp_path / "draft"))
     outcome.fails(1, "features of", "tokens take", "4,096 are free", "--online")
     assert not (tmp_path / "draft").exists()
+
+
+def test_features_that_were_begun_are_mostly_a_hole(tmp_path: Path) -> None:
+    with (tmp_path / FEATURES).open("wb") as file:
+        file.truncate(1 << 20)
+    usage = shutil._ntuple_diskusage(1 << 30, 1 << 30, 4096)  # type: ignore[attr-defined]
+    with mock.patch("dflash_trt.training.capture.shutil.disk_usage", return_value=usage):
+        with pytest.raises(DflashError, match="4,096 are free"):
+            check_space(1 << 10, 512, tmp_path)
+        (tmp_path / FEATURES).write_bytes(b"a" * (1 << 20))
+        check_space(1 << 10, 512, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("more", "pieces"),
+    [
+        (["--work", "draft"], ["--output", "the folder of --work"]),
+        (["--work", "."], ["--output", "lies in, the folder of --work"]),
+        (["--bundle", "draft"], ["--output", "the folder of --bundle"]),
+        (["--bundle", "draft/pair"], ["--bundle", "lies in, the folder of --output"]),
+        (["--work", "draft-bundle/work"], ["--work", "lies in, the folder of --bundle"]),
+    ],
+)
+def test_folders_that_would_be_written_over(
+    tmp_path: Path, prompts: Path, more: list[str], pieces: list[str]
+) -> None:
+    words = command(prompts, tmp_path / "draft", more[0], tmp_path / more[1])
+    refused(tmp_path, words, 2, *pieces, "keep the three apart")
 
 
 def test_a_draft_that_is_there_stays(tmp_path: Path, prompts: Path) -> None:

@@ -243,6 +243,21 @@ def test_a_work_folder_is_one_processs_and_nothing_elses(tmp_path: Path) -> None
         open_work(root).__enter__()
 
 
+def test_a_work_folder_removes_stages_alone(tmp_path: Path) -> None:
+    root = tmp_path / "work"
+    with open_work(root) as work:
+        gone = work.stage("train", {"a": 1}).folder
+        kept = work.stage("answers", {"a": 1}).folder
+        (kept / "answers.jsonl").write_text("{}\n")
+        others = [root / name for name in ("draft", "train-data", "draft-bundle")]
+        for other in others:
+            other.mkdir()
+        now = work.stage("train", {"a": 2}).folder
+        assert now.is_dir() and not gone.exists()
+        work.keep_only("answers")
+        assert not now.exists() and all(one.is_dir() for one in (kept, *others))
+
+
 def test_time_counts_over_runs(tmp_path: Path) -> None:
     root = tmp_path / "work"
     with open_work(root) as work:
