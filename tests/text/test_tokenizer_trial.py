@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dflash_trt.text import bounded, tokenizer_trial
 from dflash_trt.text.bounded import GPT_OSS, LLAMA3, QWEN2
 from dflash_trt.text.detokenise import UNDECODED, Detokenizer
 from dflash_trt.text.tokenizer import BundleTokenizer
+from dflash_trt.text.tokenizer_calls import encode
 from dflash_trt.text.tokenizer_trial import check_tokenizer
 from tests.text.tokenizers import make_plain
 
@@ -253,6 +255,27 @@ def test_a_text_that_goes_on_is_an_error_of_that_text(
     with pytest.raises(DflashError, match=r"cannot encode .*: takes more than 1 s"):
         tokenizer.encode(("☃" + "a" * 28) * 500)
     assert tokenizer.encode("é☃") == good
+
+
+def test_others_go_on_while_a_long_text_is_encoded() -> None:
+    """A megabyte to /tokenize stopped every answer of the process for 3 s."""
+    tokenizer = Tokenizer.from_buffer(_text({}))
+    turns, ended = 0, threading.Event()
+
+    def turn() -> None:
+        nonlocal turns
+        while not ended.wait(0.001):
+            turns += 1
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    try:
+        found = encode(tokenizer, "é☃" * 200_000)
+    finally:
+        ended.set()
+        thread.join()
+    assert found == tokenizer.encode("é☃" * 200_000).ids
+    assert turns > 20
 
 
 def test_a_token_that_panics_is_an_error() -> None:
