@@ -10,6 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+MANY_FILES = 1 << 16
+"""More than connections can use up that nobody keeps from it."""
+
 
 def describe_host(libraries: Iterable[str]) -> dict[str, Any]:
     """Cores, system, Python and the versions of those `libraries` that are installed."""
@@ -49,9 +52,15 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
+def may_open_files() -> int:
+    """How many files this process may have open at a time."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MANY_FILES if soft == resource.RLIM_INFINITY else soft
+
+
 def allow_more_files() -> None:
     """Raises this process's limit of open files, and that of its children, to what it may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
+    wanted = MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, MANY_FILES)
     if soft != resource.RLIM_INFINITY and wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

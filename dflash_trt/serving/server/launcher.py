@@ -15,11 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dflash_trt.core.files import resolved
+from dflash_trt.core.machine import MANY_FILES, may_open_files
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.runtime.worker import Phase
 from dflash_trt.serving.server.exposure import LOOPBACK, choose_http_host, restriction_options
 from dflash_trt.serving.server.guard import Guard
 from dflash_trt.serving.server.pulse import PULSE_VARIABLE, read_pulse
+from dflash_trt.serving.server.server_log import ServerLog
 from dflash_trt.serving.server.tritonserver import (
     TritonServerBinary,
     find_tritonserver,
@@ -113,12 +115,12 @@ class TritonServer:
             stack.callback(self._guard.end_group)
             self.pulse_file = self._folder / "pulse"
             # Appended to: what a former server said last is why there is another.
-            with self.log_file.open("ab") as log:
-                self._log_start = log.tell()
+            self._log = ServerLog(self.log_file, is_bounded=may_open_files() < MANY_FILES)
+            try:
                 self._process = subprocess.Popen(
                     self._command(binary, options),
                     stdin=subprocess.DEVNULL,
-                    stdout=log,
+                    stdout=self._log.output,
                     stderr=subprocess.STDOUT,
                     env=server_environment(binary) | {PULSE_VARIABLE: str(self.pulse_file)},
                     # The stub looks for modules in its working folder first: an empty one.
@@ -126,6 +128,8 @@ class TritonServer:
                     # A terminal's Ctrl-C reaches the launcher alone, which decides what follows.
                     process_group=self._guard.group,
                 )
+            finally:
+                self._log.hand_over()
             self._resources = stack.pop_all()
         self._closed_with: int | None = None
 
@@ -284,8 +288,10 @@ class TritonServer:
         return _reason(lines[-1]) if lines else "it printed nothing"
 
     def _last_lines(self) -> deque[str]:
+        if self.exit_code is not None:
+            self._log.settle()
         with self.log_file.open(encoding="utf-8", errors="replace") as log:
-            log.seek(self._log_start)
+            log.seek(self._log.start)
             return deque((line for line in log if line.strip()), maxlen=200)
 
 
