@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from dflash_perf.bench.process import own_memory
+
 from dflash_trt.cli.main import main
 from dflash_trt.config import data_folder
 from dflash_trt.runtime import SamplingParams
@@ -78,18 +80,21 @@ def server_options(repository: Path, **options: Any) -> ServerOptions:
     return ServerOptions(repository=repository, **(ports | options))
 
 
-def measure_memory(pid: int) -> int:
-    """Bytes of the heaps of a process and of all that it has started.
+def measure_processes(pid: int) -> dict[int, int]:
+    """Bytes of the heap of a process, and of each that it or another thread of it has started.
 
     KV caches are mappings of their own that follow what they hold; gauges show them.
     """
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    heap = (
-        int(line.split()[1]) * 1024
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        if line.startswith("Pss_Anon:")
-    )
-    return sum(heap) + sum(measure_memory(int(child)) for child in children)
+    found = {pid: own_memory(pid)}
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            found |= measure_processes(int(child))
+    return found
+
+
+def measure_memory(pid: int) -> int:
+    """Bytes of all these heaps."""
+    return sum(measure_processes(pid).values())
 
 
 def fetch(
