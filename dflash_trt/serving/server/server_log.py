@@ -11,7 +11,7 @@ from pathlib import Path
 BURST_BYTES = 1 << 20
 BYTES_PER_S = 16 << 10
 _PIECE = 1 << 16
-# A model outlives its server, and keeps the pipe open, until the supervisor has told the loss: soon.
+# A model outlives its server, and keeps the pipe open, until the supervisor has told the loss.
 _SETTLE_S = 0.2
 
 
