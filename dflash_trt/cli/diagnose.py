@@ -122,7 +122,9 @@ def command(
             service,
             bars,
             questions=asked,
-            reference=_reference(opened, tokenizer, questions, service, training_rows, bars),
+            reference=_reference(
+                opened, tokenizer, questions, service, training_rows, bars, decodes=bool(asked)
+            ),
             twin=twin,
         )
     if output is not None:
@@ -151,14 +153,17 @@ def _reference(
     service: Serving,
     training_rows: Path | None,
     bars: StageBars,
+    *,
+    decodes: bool,
 ) -> Reference | None:
-    """Rows that the draft should be good at: of its training, or what came with the pair."""
+    """Rows that the draft should be good at: of its training, or, if it `decodes`, answers to the
+    prompts that came with the pair."""
     if training_rows is not None:
         records = read_records(training_rows)[:PROMPTS]
         asked = [Question(record.text) for record in records]
         answers = _known(tokenizer, records, asked, service.form, str(training_rows))
         return Reference("training rows", answers, is_training=True)
-    if bundle.prompts is None:
+    if bundle.prompts is None or not decodes:
         return None
     own = [Question(record.text) for record in read_records(bundle.prompts)[:PROMPTS]]
     if {one.text for one in own} & {one.text for one in questions}:

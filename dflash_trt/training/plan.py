@@ -141,10 +141,16 @@ def check_plan(plan: Plan, spent: float) -> None:
     if needed > plan.hours:
         raise DflashError(
             f"{plan.hours:g} h are too few on this machine: {plan.rows} prompts and {plan.steps} "
-            f"steps would take {needed:.1f} h",
+            f"steps would take {_round_up(needed):g} h",
             where="--hours",
             fix="give more, shorten --answer-tokens, or say --rows and --steps yourself",
         )
+
+
+def _round_up(hours: float) -> float:
+    """To a tenth, or to two digits where that is less."""
+    scale = 10 ** max(1, 1 - math.floor(math.log10(hours)))
+    return math.ceil(hours * scale) / scale
 
 
 def make_plan(rates: Rates, asked: PlanInput) -> Plan:

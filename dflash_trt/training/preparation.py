@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,9 @@ class Preparation:
 
     def answer_parts(self) -> dict[str, Any]:
         """What the answers depend on, beside prompts and target."""
-        return {**asdict(self.answers), "endpoint": asdict(self.request.endpoint)}
+        # How many are asked at a time changes no answer.
+        endpoint = replace(self.request.endpoint, concurrency=1)
+        return {**asdict(self.answers), "endpoint": asdict(endpoint)}
 
 
 def prepare(request: TrainRequest, crew: Crew = ALONE) -> Preparation:
@@ -139,9 +141,8 @@ def prepare(request: TrainRequest, crew: Crew = ALONE) -> Preparation:
         [row for one in prompts for row in one.rows],
         [row for one in held_out for row in one.rows] or None,
     )
-    if data.given_answers and not any(row.answer is not None for row in rows.train):
-        what = 'no prompt has an "answer"'
-        raise DflashError(what, where="--given-answers", fix="leave it out", usage=True)
+    if data.given_answers:
+        _check_given(rows, target.spec.vocab_size)
     scale = Scale(request.hours, is_cpu=device == "cpu")
     chosen = choose_shape(request, target, scale)
     positions = min(target.spec.max_position_embeddings, chosen.shape.max_position_embeddings)
@@ -185,6 +186,17 @@ def _check_apart(request: TrainRequest) -> None:
         if outer in (inner, *inner.parents):
             what = f"{inner} is, or lies in, the folder of {other}"
             raise DflashError(what, where=one, fix="keep the three apart", usage=True)
+
+
+def _check_given(rows: SplitRows, vocab_size: int) -> None:
+    """Raises DflashError (usage) where no answer was given, or one that the target cannot say."""
+    if not any(row.answer is not None for row in rows.train):
+        what = 'no prompt has an "answer"'
+        raise DflashError(what, where="--given-answers", fix="leave it out", usage=True)
+    for row in (*rows.train, *rows.held_out):
+        if isinstance(row.answer, tuple) and max(row.answer) >= vocab_size:
+            what = f"its answer's token id {max(row.answer)} is outside the vocabulary"
+            raise DflashError(f"{what} of {vocab_size:,}", where=row.where, usage=True)
 
 
 def _bundle_beside(output: Path) -> Path:

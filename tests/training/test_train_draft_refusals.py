@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,6 +15,8 @@ import pytest
 from dflash_trt.errors import DflashError
 from dflash_trt.training.capture import check_space
 from dflash_trt.training.feature_store import FEATURES
+from dflash_trt.training.preparation import prepare
+from dflash_trt.training.request import DataOptions, EndpointOptions, TrainRequest
 from tests.frozen.command_line import run
 from tests.training.prompts import TARGET, command, write_prompts, write_rows
 
@@ -68,6 +71,24 @@ def test_rows_of_another_template_or_tokenizer(tmp_path: Path) -> None:
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
     words = command(prompts, tmp_path / "draft")
     refused(tmp_path, words, 2, f"{prompts}:8: ", "are not what serving sends", "part at token 0")
+
+
+def test_a_given_answer_that_the_target_cannot_say(tmp_path: Path) -> None:
+    rows = [{"prompt": f"shift #{i}", "answer": [5, 464 if i == 9 else 6]} for i in range(30)]
+    prompts = write_rows(tmp_path / "prompts.jsonl", rows)
+    words = command(prompts, tmp_path / "draft", "--given-answers")
+    refused(tmp_path, words, 2, f"{prompts}:10: ", "token id 464 is outside the vocabulary of 464")
+
+
+def test_answers_stay_when_a_server_is_asked_less(tmp_path: Path, prompts: Path) -> None:
+    data = DataOptions(prompts=(str(prompts),))
+    request = TrainRequest(target=str(TARGET), hours=1, output=tmp_path / "draft", data=data)
+    asked = EndpointOptions(url="http://127.0.0.1:9", concurrency=32)
+    one, less, other = (
+        prepare(replace(request, endpoint=endpoint)).answer_parts()
+        for endpoint in (asked, replace(asked, concurrency=2), replace(asked, model="other"))
+    )
+    assert one == less != other
 
 
 @pytest.mark.parametrize(

@@ -221,8 +221,11 @@ def test_a_plan_fits_its_hours(hours: float) -> None:
 def test_hours_that_pay_for_nothing_are_refused() -> None:
     plan = make_plan(RATES, asked(0.03))
     assert plan.held_out == 16
-    with pytest.raises(DflashError, match=r"0.03 h are too few .* would take 0.\d h"):
+    with pytest.raises(DflashError, match=r"0.03 h are too few .* would take 0\.041 h"):
         check_plan(plan, 30)
+    for hours, said in ((0.1234, "0.13"), (1.0001, "1.1"), (11.97, "12")):
+        with pytest.raises(DflashError, match=f"would take {said} h"):
+            check_plan(plan, 3600 * hours - plan.seconds)
     check_plan(make_plan(RATES, asked(0.2)), 30)
 
 
