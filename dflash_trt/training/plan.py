@@ -149,7 +149,7 @@ def check_plan(plan: Plan, spent: float) -> None:
 
 def _round_up(hours: float) -> float:
     """To a tenth, or to two digits where that is less."""
-    scale = 10 ** max(1, 1 - math.floor(math.log10(hours)))
+    scale = 10.0 ** max(1, 1 - math.floor(math.log10(hours)))
     return math.ceil(hours * scale) / scale
 
 
