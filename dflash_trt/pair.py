@@ -32,10 +32,17 @@ from dflash_trt.runtime import (
 )
 from dflash_trt.runtime.host import GeneratorHost
 from dflash_trt.runtime.jobs import JobRunner
+from dflash_trt.speculation.drafters import DFLASH, DrafterKind
 from dflash_trt.text.chat import ChatRenderer, Message
 from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.tokenizer import BundleTokenizer
-from dflash_trt.tuning.bundle_schedule import AUTO, NONE, choose_schedule, needed_graphs
+from dflash_trt.tuning.bundle_schedule import (
+    AUTO,
+    NONE,
+    check_drafter,
+    choose_schedule,
+    needed_graphs,
+)
 
 Prompt = str | Sequence[int] | Sequence[Message]
 """A text as it is, token ids, or a conversation for the chat template: {"role", "content"} each."""
@@ -76,6 +83,8 @@ class LoadedPair:
         block_schedule: which block at how many sequences: "auto" (the bundle's own, unless what it
             would decide is fixed; without one, no drafts while they cost more than they bring),
             "none", or a file.
+        drafter: who fills the blocks: "dflash", the bundle's draft, or "prompt-lookup", what
+            followed the same tokens before; "auto" then stands for no schedule of the bundle's.
         graphs: to open from the start beside those that decoding needs, so that no measurement
             waits for one.
 
@@ -91,15 +100,20 @@ class LoadedPair:
         speculation: bool = True,
         block_size: int | None = None,
         block_schedule: str | Path = AUTO,
+        drafter: DrafterKind = DFLASH,
         graphs: Iterable[GraphName] = (),
     ) -> None:
         check_value("threads", threads, Threads | Literal["auto"])
         check_runnable(bundle)
+        check_value("drafter", drafter, DrafterKind)
+        check_drafter(bundle, drafter, str(block_schedule))
         is_fixed = block_size is not None or not speculation
         if is_fixed and block_schedule == AUTO:
             block_schedule = NONE
         self.bundle = bundle
-        self.schedule = choose_schedule(bundle, str(block_schedule))
+        # The bundle's own schedule was measured with its own draft.
+        is_own = drafter == DFLASH or block_schedule != AUTO
+        self.schedule = choose_schedule(bundle, str(block_schedule) if is_own else NONE)
         self.threads = choose_threads(threads, bundle.manifest.target.parameters)
         self._options = GeneratorOptions(
             speculation=speculation,
@@ -107,8 +121,10 @@ class LoadedPair:
             prefill_chunk=bundle.manifest.limits.prefill_chunk,
             schedule=self.schedule,
             live=self.schedule is None and str(block_schedule) == AUTO,
+            drafter=drafter,
         )
-        needed = needed_graphs(speculation=speculation, schedule=self.schedule)
+        drafts = self._options.graph == "target"
+        needed = needed_graphs(speculation=drafts, schedule=self.schedule)
         self._graphs = dict.fromkeys([*needed, *graphs])
         self._host = GeneratorHost(self.open_runner)
         self._renderer: ChatRenderer | None = None
@@ -343,6 +359,7 @@ def load(
     speculation: bool = True,
     block_size: int | None = None,
     block_schedule: str | Path = AUTO,
+    drafter: DrafterKind = DFLASH,
 ) -> LoadedPair:
     """Opens the bundle in `folder` and loads it; see `LoadedPair`.
 
@@ -356,6 +373,7 @@ def load(
         speculation=speculation,
         block_size=block_size,
         block_schedule=block_schedule,
+        drafter=drafter,
     )
     pair.open()
     return pair

@@ -16,6 +16,7 @@ from dflash_trt.cli.options import (
     FOLDER,
     PromptOptions,
     block_schedule_option,
+    drafter_option,
     json_option,
     name_threads,
     prompt_options,
@@ -31,6 +32,7 @@ from dflash_trt.pair import LoadedPair, RequestOptions
 from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.serving.client.client import GenerationRequest
 from dflash_trt.serving.client.openai_chat import OpenAiChat
+from dflash_trt.speculation.drafters import DFLASH, DrafterKind
 from dflash_trt.tuning.break_even import (
     DraftedSteps,
     low_acceptance,
@@ -41,7 +43,8 @@ from dflash_trt.tuning.bundle_schedule import AUTO, NONE
 
 MAX_TOKENS = 128
 PROMPT_OPTIONS = {"prompt", "prompt_file", "raw", "view", "as_json"}
-LOCAL_OPTIONS = {"bundle", "block_size", "block_schedule", "no_speculation", "view", "threads"}
+LOCAL_OPTIONS = {"bundle", "block_size", "block_schedule", "no_speculation", "view"}
+LOCAL_OPTIONS |= {"drafter", "threads"}
 
 
 @click.command("generate")
@@ -61,6 +64,7 @@ LOCAL_OPTIONS = {"bundle", "block_size", "block_schedule", "no_speculation", "vi
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
 @click.option("--block-size", type=click.IntRange(2), help="Rows of every verify step.")
 @block_schedule_option
+@drafter_option
 @click.option("--no-speculation", is_flag=True, help="Plain decoding, with the baseline graph.")
 @click.option(
     "--view", is_flag=True, help="Colour accepted drafts (green) and the target's own (yellow)."
@@ -80,6 +84,7 @@ def command(
     ignore_eos: bool,
     block_size: int | None,
     block_schedule: str,
+    drafter: DrafterKind,
     no_speculation: bool,
     view: bool,
     threads: ThreadChoice,
@@ -95,6 +100,8 @@ def command(
         raise DflashError("--view and --json exclude each other", usage=True)
     if no_speculation and block_size is not None:
         raise DflashError("--block-size needs speculation; drop --no-speculation", usage=True)
+    if no_speculation:
+        refuse_given(context, {"drafter"}, "does not go with --no-speculation")
     if (block_size is not None or no_speculation) and block_schedule not in (AUTO, NONE):
         raise DflashError(
             "does not go with --block-size or --no-speculation",
@@ -139,6 +146,7 @@ def command(
         speculation=not no_speculation,
         block_size=block_size,
         block_schedule=block_schedule,
+        drafter=drafter,
     )
     show_thread_note(pair.schedule, pair.threads)
     if is_chat:
@@ -168,6 +176,6 @@ def command(
         wall_s = time.perf_counter() - started
     writer.end(results, wall_s, name_threads(pair.bundle.manifest, pair.threads))
     steps = DraftedSteps(*(result.statistics for result in results))
-    if steps.count:
+    if steps.count and drafter == DFLASH:
         schedule = pair.schedule or own_schedule(pair.bundle)
         show_hint(low_acceptance(steps, schedule_break_even(schedule, steps.block), str(bundle)))

@@ -17,6 +17,7 @@ from dflash_trt.core.limits import MAX_THREADS
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import AUTO, ThreadChoice, available_cores
 from dflash_trt.sampling.params import SamplingParams
+from dflash_trt.speculation.drafters import DFLASH, DRAFTERS
 from dflash_trt.speculation.schedule import BlockSchedule
 from dflash_trt.text.hub_prompts import EXAMPLE
 from dflash_trt.text.prompts import STDIN, check_texts, encode_prompts, read_given, read_stdin
@@ -219,6 +220,13 @@ threads_option = click.option(
     default=AUTO,
     help="CPU threads per step; auto: the physical cores that this process may use, one where "
     "the target is too small to split. No bit of a result depends on it.",
+)
+drafter_option = click.option(
+    "--drafter",
+    type=click.Choice(list(DRAFTERS)),
+    default=DFLASH,
+    help="Who fills a block: the bundle's draft, or what followed the same tokens before, in "
+    "prompt or answer (vLLM's ngram).",
 )
 block_schedule_option = click.option(
     "--block-schedule",

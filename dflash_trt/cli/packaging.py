@@ -6,7 +6,12 @@ from dataclasses import fields
 
 import click
 
-from dflash_trt.cli.options import block_schedule_option, option_group, threads_option
+from dflash_trt.cli.options import (
+    block_schedule_option,
+    drafter_option,
+    option_group,
+    threads_option,
+)
 from dflash_trt.errors import refuse_options
 from dflash_trt.serving.server.repository import RepositoryOptions
 
@@ -25,6 +30,7 @@ packaging_options = option_group(
         help="Serve the autoregressive baseline, the target alone.",
     ),
     block_schedule_option,
+    drafter_option,
     click.option(
         "--max-queue-size",
         type=click.IntRange(0, 1 << 20),

@@ -20,6 +20,7 @@ from dflash_trt.cli.options import (
     FOLDER,
     TaskOptions,
     bundle_argument,
+    drafter_option,
     json_option,
     name_threads,
     parse_counts,
@@ -48,6 +49,7 @@ from dflash_trt.proof.verification import (
     verify,
 )
 from dflash_trt.runtime import Request, SamplingParams
+from dflash_trt.speculation.drafters import DFLASH, DRAFTERS, DrafterKind
 from dflash_trt.text.prompts import read_prompts
 from dflash_trt.tuning.break_even import (
     DraftedSteps,
@@ -59,7 +61,7 @@ from dflash_trt.tuning.break_even import (
 from dflash_trt.tuning.bundle_schedule import NONE
 
 QUICK_PROMPTS, QUICK_TOKENS = 4, 32
-PROOF_OPTIONS = {"blocks", "batches", "repeats"}
+PROOF_OPTIONS = {"blocks", "batches", "repeats", "drafter"}
 COMPARISON_OPTIONS = {"text_file", "fail_below_agreement", "max_tau_loss"}
 
 
@@ -86,6 +88,7 @@ COMPARISON_OPTIONS = {"text_file", "fail_below_agreement", "max_tau_loss"}
     default=3,
     help="Timed runs of baseline and speculation at batch 1; 0 skips them.",
 )
+@drafter_option
 @click.option(
     "--against",
     type=FOLDER,
@@ -120,6 +123,7 @@ def command(
     blocks: str | None,
     batches: str | None,
     repeats: int,
+    drafter: DrafterKind,
     against: Path | None,
     text_file: Path | None,
     fail_below_agreement: float | None,
@@ -155,7 +159,7 @@ def command(
         repeats = repeats if _is_given(context, "repeats") else 1
     opened = open_bundle(bundle)
     bound_memory(opened)
-    pair = LoadedPair(opened, threads=threads, block_schedule=NONE)
+    pair = LoadedPair(opened, threads=threads, block_schedule=NONE, drafter=drafter)
     limits = pair.bundle.manifest.limits
     tasks = prompts.encode(pair.tokenizer, pair.bundle.prompts)
     sequences = [task.ids for task in tasks]
@@ -192,7 +196,7 @@ def command(
         Mode(speculation=False, batch=batch, block_size=None) for batch in batch_sizes if batch > 1
     ]
     modes += [
-        Mode(speculation=True, batch=batch, block_size=block)
+        Mode(speculation=True, batch=batch, block_size=block, drafter=drafter)
         for block in block_sizes
         for batch in batch_sizes
     ]
@@ -221,6 +225,7 @@ def command(
             requests,
             block_size=timed,
             repeats=repeats,
+            drafter=drafter,
             eos_token_ids=eos,
             on_run=lambda: progress.advance(task),
         )
@@ -232,10 +237,12 @@ def command(
         _print_json(reports, timing.speed(), figures, failed)
     else:
         named = name_threads(pair.bundle.manifest, pair.threads)
-        _print_report(reports, timing.speed(), len(requests), timed, named)
+        name = f"{DRAFTERS[drafter]} block {timed}"
+        _print_report(reports, timing.speed(), len(requests), name, named)
         if prompts.are_named:
             print_tasks(figures, shown.mode)
-    _point_to_diagnosis(pair.bundle, shown, timing, timed)
+    if drafter == DFLASH:
+        _point_to_diagnosis(pair.bundle, shown, timing, timed)
     return EXIT_FAILED if failed else 0
 
 
@@ -255,7 +262,7 @@ def _point_to_diagnosis(bundle: Bundle, shown: ModeReport, timing: Timing, block
 
 
 def _print_report(
-    reports: list[ModeReport], speed: Speed, prompts: int, block: int, threads: str
+    reports: list[ModeReport], speed: Speed, prompts: int, timed: str, threads: str
 ) -> None:
     click.echo(f"{prompts} prompts against target_only, batch 1:")
     for report in reports:
@@ -276,7 +283,7 @@ def _print_report(
         ratios = sorted(speed.ratios)
         click.echo(
             f"speed at batch 1, {len(ratios)} interleaved runs{threads}: target_only "
-            f"{median(speed.baseline):,.0f} tokens/s, DFlash block {block} "
+            f"{median(speed.baseline):,.0f} tokens/s, {timed} "
             f"{median(speed.speculative):,.0f}, ratio {speed.speedup:.2f} "
             f"({ratios[0]:.2f} … {ratios[-1]:.2f})"
         )

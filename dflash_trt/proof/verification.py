@@ -20,6 +20,7 @@ from dflash_trt.runtime.loops import is_looping
 from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.request import Request, RequestResult, TokenEvent
 from dflash_trt.runtime.statistics import RequestStatistics, TotalStatistics, total
+from dflash_trt.speculation.drafters import DFLASH, DRAFTERS, DrafterKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +30,11 @@ class Mode:
     speculation: bool
     batch: int
     block_size: int | None
+    drafter: DrafterKind = DFLASH
 
     def __str__(self) -> str:
-        name = f"DFlash block {self.block_size}" if self.speculation else "target_only"
+        drafter = DRAFTERS[self.drafter]
+        name = f"{drafter} block {self.block_size}" if self.speculation else "target_only"
         return f"{name}, batch {self.batch}"
 
 
@@ -203,6 +206,7 @@ def verify(
         options = GeneratorOptions(
             speculation=mode.speculation,
             block_size=mode.block_size,
+            drafter=mode.drafter,
             prefill_chunk=prefill_chunk,
             record_logits=True,
         )
@@ -269,6 +273,7 @@ def measure_speed(
     *,
     block_size: int | None,
     repeats: int,
+    drafter: DrafterKind = DFLASH,
     eos_token_ids: Sequence[int] = (),
     on_run: Callable[[], None] = lambda: None,
 ) -> Timing:
@@ -276,7 +281,9 @@ def measure_speed(
 
     def run(speculation: bool) -> tuple[RequestStatistics, ...]:
         options = GeneratorOptions(
-            speculation=speculation, block_size=block_size if speculation else None
+            speculation=speculation,
+            block_size=block_size if speculation else None,
+            drafter=drafter,
         )
         generator = Generator(executor, eos_token_ids=eos_token_ids, options=options)
         statistics = [generator.generate([request])[0].statistics for request in requests]

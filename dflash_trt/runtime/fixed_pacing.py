@@ -14,7 +14,7 @@ class FixedPacer:
     """Every step has the rows that its requests ask for; `fallback` decodes what does not draft."""
 
     def __init__(self, options: GeneratorOptions, limits: ExecutorLimits) -> None:
-        self.fallback: TargetGraph = "target" if options.speculation else "target_only"
+        self.fallback: TargetGraph = options.graph
         block = options.block_size or limits.block_size
         self._usual = block if options.speculation else NO_SPECULATION
         self._most = limits.block_size

@@ -21,6 +21,7 @@ from dflash_trt.backends.base import (
 )
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.admission import check_block_size, check_request
+from dflash_trt.runtime.drafters import open_drafter
 from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.pacers import open_pacer
 from dflash_trt.runtime.paging import open_page_tables
@@ -76,7 +77,8 @@ class Generator:
         self._clock = clock
         check_block_size(self._options.block_size, self._limits)
         self._pacer = open_pacer(self._options, self._limits, clock)
-        self._graph: TargetGraph = "target" if self._options.speculation else "target_only"
+        self._drafter = open_drafter(self._options.drafter, executor)
+        self._graph = self._options.graph
         self._chunk = self._limits.chunk(self._options.prefill_chunk)
         # A step whose logits are wanted brings them to the host before the next one begins.
         may_draft = self._options.speculation and not self._options.record_logits
@@ -132,7 +134,8 @@ class Generator:
     def warm_up(self) -> None:
         """Lets the executor get ready for the steps of this generator."""
         batches = range(1, self._limits.max_batch + 1)
-        rows = {batch: self._pacer.block_size(batch) for batch in batches}
+        drafts = self._graph == "target"
+        rows = {batch: self._pacer.block_size(batch) if drafts else 1 for batch in batches}
         self._executor.warm_up(rows, self._pacer.fallback)
 
     def check(self, request: Request) -> None:
@@ -269,8 +272,7 @@ class Generator:
             ahead = goes_on and not any(state.ends_next for state in states)
             step = StepCall(batch.first_slot, anchors, starts, rows, scores, sampling, ahead)
             with self._executor_time:
-                output = self._executor.speculate(step)
-            drafts = output.token_ids[:, 1:].tolist()
+                output, drafts = self._drafter.speculate(step, states)
         else:
             graph = self._pacer.fallback
             output = self._forward(graph, batch.first_slot, states, anchors[:, None], scores)
@@ -279,7 +281,7 @@ class Generator:
             with _blaming(state):
                 tokens = accept_block(draft, _make_chooser(state, known))
                 emitted = self._take(state, tokens, known)
-            trials, accepted = state.recorder.record_step(rows, len(tokens), emitted)
+            trials, accepted = state.recorder.record_step(1 + len(draft), len(tokens), emitted)
             if trials:
                 self._pacer.count(rows, trials, accepted)
             self._emit(state, emitted, min(len(tokens) - 1, emitted))
@@ -358,6 +360,7 @@ class Generator:
     def _finish(self, state: RequestState) -> None:
         self._scheduler.release(state)
         self._release_slots()
+        self._drafter.forget(state)
         del self._live[state.request_id]
 
     def _release_slots(self) -> None:

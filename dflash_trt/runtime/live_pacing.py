@@ -111,8 +111,10 @@ class LivePacer(FixedPacer):
         clock: seconds, monotonic; read twice a step.
     """
 
-    def __init__(self, limits: ExecutorLimits, clock: Callable[[], float]) -> None:
-        super().__init__(GeneratorOptions(), limits)
+    def __init__(
+        self, options: GeneratorOptions, limits: ExecutorLimits, clock: Callable[[], float]
+    ) -> None:
+        super().__init__(options, limits)
         self._clock = clock
         self._ratios = StepRatios()
         self._account = _Account()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_trt.backends.base import TargetGraph
 from dflash_trt.core.limits import PREFILL_CHUNK
 from dflash_trt.errors import DflashError
+from dflash_trt.speculation.drafters import DFLASH, DrafterKind
 from dflash_trt.speculation.schedule import BlockSchedule
 
 
@@ -23,10 +25,11 @@ class GeneratorOptions:
             its upper limit. None is `block_size` throughout.
         live: leave drafts out while they cost more time than they save. Then statistics, never
             outputs, depend on how long steps take.
+        drafter: who fills the blocks.
 
     Raises:
         DflashError: `prefill_chunk` is below 1, or a schedule, or `live`, beside what it would
-            decide (usage).
+            decide, or a schedule for another drafter than DFlash (usage).
     """
 
     speculation: bool = True
@@ -35,6 +38,7 @@ class GeneratorOptions:
     record_logits: bool = False
     schedule: BlockSchedule | None = None
     live: bool = False
+    drafter: DrafterKind = DFLASH
 
     def __post_init__(self) -> None:
         if type(self.prefill_chunk) is not int or self.prefill_chunk < 1:
@@ -50,3 +54,10 @@ class GeneratorOptions:
                 raise DflashError(what, where=where, usage=True)
         if self.live and self.schedule is not None:
             raise DflashError("does not go with a schedule", where="live", usage=True)
+        if self.drafter != DFLASH and self.schedule is not None:
+            raise DflashError("is for DFlash drafts", where="schedule", usage=True)
+
+    @property
+    def graph(self) -> TargetGraph:
+        """The target that prefills and decodes; only a draft graph needs the one that injects."""
+        return "target" if self.speculation and self.drafter == DFLASH else "target_only"

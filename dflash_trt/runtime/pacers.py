@@ -21,4 +21,4 @@ def open_pacer(
     """
     if options.schedule is not None:
         return Pacer(options.schedule, limits)
-    return LivePacer(limits, clock) if options.live else FixedPacer(options, limits)
+    return LivePacer(options, limits, clock) if options.live else FixedPacer(options, limits)

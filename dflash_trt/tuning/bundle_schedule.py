@@ -10,6 +10,7 @@ from dflash_trt.bundle.bundle import Bundle, attach_file
 from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import GraphName
+from dflash_trt.speculation.drafters import DFLASH, DrafterKind
 from dflash_trt.speculation.schedule import SCHEDULE_NAME, BlockSchedule
 
 AUTO, NONE = "auto", "none"
@@ -46,6 +47,16 @@ def choose_schedule(bundle: Bundle, choice: str) -> BlockSchedule | None:
     schedule = BlockSchedule.read(path)
     _check_fit(schedule, bundle, path)
     return schedule
+
+
+def check_drafter(bundle: Bundle, drafter: DrafterKind, block_schedule: str) -> None:
+    """Raises DflashError (usage) where `bundle` cannot run so."""
+    executor = bundle.manifest.executor
+    if drafter != DFLASH and executor != "cpu":
+        what = f"{drafter} runs with executor cpu, the bundle is for {executor}"
+        raise DflashError(what, where="drafter", usage=True)
+    if drafter != DFLASH and block_schedule not in (AUTO, NONE):
+        raise DflashError(f"{drafter} follows no block schedule", where="drafter", usage=True)
 
 
 def write_schedule(bundle: Bundle, schedule: BlockSchedule) -> Bundle:

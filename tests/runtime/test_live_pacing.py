@@ -32,7 +32,9 @@ class Machine:
         self.now = 0.0
         self.kinds: list[str] = []
         self._ratio, self._tokens = ratio, tokens
-        self.pacer = LivePacer(FakeExecutor(max_batch=32).limits, lambda: self.now)
+        self.pacer = LivePacer(
+            GeneratorOptions(live=True), FakeExecutor(max_batch=32).limits, lambda: self.now
+        )
 
     def step(self, batch: int = 1, noise: float = 1.0) -> float:
         """One step of `batch` sequences; returns the tokens of each."""

@@ -61,6 +61,7 @@ class TritonPythonModel:
             threads=settings.threads("threads"),
             speculation=speculation,
             block_schedule=AUTO if follows else NONE,
+            drafter=settings.drafter("drafter"),
         )
         limits, queue = pair.bundle.manifest.limits, settings.count("max_queue_size", 0)
         self._reader = GenerationReader(

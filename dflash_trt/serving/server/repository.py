@@ -17,8 +17,15 @@ from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import AUTO as ALL_CORES
 from dflash_trt.hardware.cores import ThreadChoice
+from dflash_trt.speculation.drafters import DFLASH, DrafterKind
 from dflash_trt.speculation.schedule import BlockSchedule
-from dflash_trt.tuning.bundle_schedule import AUTO, NONE, choose_schedule, write_schedule
+from dflash_trt.tuning.bundle_schedule import (
+    AUTO,
+    NONE,
+    check_drafter,
+    choose_schedule,
+    write_schedule,
+)
 
 LLM_MODEL = "tensorrt_llm"
 ENSEMBLE_MODEL = "ensemble"
@@ -34,6 +41,7 @@ class RepositoryOptions:
 
     Without `speculation` the target is served alone. `block_schedule` is "auto" (the bundle's own
     where it has one), "none", or a file, which becomes that of the bundle in the repository.
+    `drafter` says who fills the blocks.
     `max_queue_size` requests may wait for a slot; one that is not done `request_seconds` after its
     arrival ends with an error (0: never). A step takes `threads` CPU threads, "auto" what the
     machine that serves has.
@@ -41,6 +49,7 @@ class RepositoryOptions:
 
     speculation: bool = True
     block_schedule: str = AUTO
+    drafter: DrafterKind = DFLASH
     max_queue_size: int = MAX_QUEUE_SIZE
     request_seconds: int = 0
     threads: ThreadChoice = ALL_CORES
@@ -68,12 +77,17 @@ def write_repository(
     tokenizer = load_tokenizer(opened)
     if not options.speculation and options.block_schedule not in (AUTO, NONE):
         raise DflashError("needs speculation", where="--block-schedule", usage=True)
-    schedule = choose_schedule(opened, options.block_schedule)
+    if not options.speculation and options.drafter != DFLASH:
+        raise DflashError("needs speculation", where="--drafter", usage=True)
+    check_drafter(opened, options.drafter, options.block_schedule)
+    is_own = options.drafter == DFLASH
+    schedule = choose_schedule(opened, options.block_schedule) if is_own else None
     template = data_folder("triton_repo")
     limits = opened.manifest.limits
     values = {
         "speculation": "on" if options.speculation else "off",
         "block_schedule": "off" if options.block_schedule == NONE else "on",
+        "drafter": options.drafter,
         "max_batch": limits.max_batch,
         "max_queue_size": options.max_queue_size,
         "request_seconds": options.request_seconds,

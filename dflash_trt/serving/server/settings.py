@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.hardware.cores import AUTO, ThreadChoice
+from dflash_trt.speculation.drafters import DRAFTERS, DrafterKind
 
 
 class ModelSettings:
@@ -45,6 +46,14 @@ class ModelSettings:
     def threads(self, name: str) -> ThreadChoice:
         """A parameter that is a number of CPU threads, or "auto"."""
         return AUTO if self.text(name) == AUTO else self.count(name, 1)
+
+    def drafter(self, name: str) -> DrafterKind:
+        """A parameter that is a kind of drafter."""
+        text = self.text(name)
+        for kind in DRAFTERS:
+            if text == kind:
+                return kind
+        raise _wrong(name, f"{one_line(repr(text), 40)} is none of {', '.join(DRAFTERS)}")
 
 
 def _wrong(name: str, what: str) -> DflashError:

@@ -1,0 +1,11 @@
+"""The kinds of drafters: who fills a block with drafts. The runtime's drafters.py runs them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+DrafterKind = Literal["dflash", "prompt-lookup"]
+DFLASH: DrafterKind = "dflash"
+PROMPT_LOOKUP: DrafterKind = "prompt-lookup"
+DRAFTERS: dict[DrafterKind, str] = {DFLASH: "DFlash", PROMPT_LOOKUP: "prompt lookup"}
+"""What each kind is called in what is printed."""
