@@ -277,12 +277,15 @@ class TritonServer:
         return self._closed_with
 
     def last_error(self) -> str:
-        """What the log gives as the reason: of a model, else of the server, else its last line."""
+        """What the log gives as the reason: a model's, else the server's, else its last line.
+
+        That may be of a model that has outlived its server by a moment, and tells nothing.
+        """
         try:
             lines = self._last_lines()
         except OSError as error:
             return f"its log cannot be read ({error.strerror})"
-        for mark in ("failed to load '", "error: "):
+        for mark in ("failed to load '", "error: ", "failed to start "):
             if found := [line for line in lines if mark in line and line[0] in "Ee"]:
                 return _reason(found[-1])
         return _reason(lines[-1]) if lines else "it printed nothing"
