@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from dflash_trt.backends.tensorrt.library import OperationForm
 from dflash_trt.checkpoints.decoder import DecoderSpec
+from dflash_trt.checkpoints.draft import DraftKind
 from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.quantization import LinearFormat
 from dflash_trt.checkpoints.quantized_weights import (
@@ -126,8 +127,13 @@ class TargetDims(ModelDims):
 
 
 class DraftDims(ModelDims):
-    """`token_count` is how many tokens the draft chooses among; None is all of them."""
+    """`token_count` is how many tokens the draft chooses among; None is all of them.
 
+    `anchor_drafts`: the anchor's slot drafts too, as in DeepSpec's layout.
+    """
+
+    kind: DraftKind = "DFlash"
+    anchor_drafts: bool = False
     trained_block_size: Positive
     mask_token_id: Annotated[int, Field(ge=0)]
     target_layer_ids: list[int]
@@ -304,6 +310,8 @@ def draft_dims(pair: Pair) -> DraftDims:
     draft, ids = pair.draft, pair.draft_token_ids
     return DraftDims(
         **_decoder_dims(draft),
+        kind=draft.kind,
+        anchor_drafts=draft.anchor_drafts,
         trained_block_size=draft.block_size,
         mask_token_id=draft.mask_token_id,
         target_layer_ids=list(draft.target_layer_ids),

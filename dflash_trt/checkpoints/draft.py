@@ -1,13 +1,16 @@
-"""A DFlash draft as z-lab publishes it (arXiv 2602.06036): config, attention kinds, weights."""
+"""A draft as z-lab (arXiv 2602.06036) or DeepSpec publishes it: config, attention, weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
+from dflash_trt.checkpoints import deepspec
 from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.decoder import DecoderSpec
-from dflash_trt.checkpoints.draft_tokens import read_draft_tokens
+from dflash_trt.checkpoints.draft_tokens import DRAFT_TOKENS_NAME, read_draft_tokens
 from dflash_trt.checkpoints.families import (
     DRAFT_ARCHITECTURES,
     DRAFT_DEFAULT_HEAD_DIM,
@@ -30,6 +33,8 @@ from dflash_trt.core.limits import MAX_BLOCK
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 
+DraftKind = Literal["DFlash", "DSpark"]
+
 UNDERSTOOD_KEYS = frozenset(
     "attention_sink_bias block_size causal mask_token_id projector_type swa_window_size "
     "target_layer_ids use_aux_hidden_state use_swa".split()
@@ -39,11 +44,12 @@ UNDERSTOOD_KEYS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSpec(DecoderSpec):
-    """A DFlash draft.
+    """A block drafter over the target's features.
 
     `block_size` counts the anchor. `target_layer_ids` are the target's layers, from 0, whose
     outputs are tapped, in the order of `fc`'s columns. `vocab_size` and `num_target_layers` are
     None where the config is silent. `token_ids` are what it chooses among; None: everything.
+    `anchor_drafts`: every slot drafts the token behind its own, the anchor's too (see deepspec.py).
     """
 
     block_size: int
@@ -52,6 +58,12 @@ class DraftSpec(DecoderSpec):
     num_target_layers: int | None
     vocab_size: int | None
     token_ids: tuple[int, ...] | None = None
+    anchor_drafts: bool = False
+    markov_rank: int = 0
+
+    @property
+    def kind(self) -> DraftKind:
+        return "DSpark" if self.markov_rank else "DFlash"
 
     @property
     def fc_input_size(self) -> int:
@@ -80,7 +92,7 @@ def read_draft(folder: str | Path) -> DraftSpec:
     """
     folder = Path(folder)
     config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
-    _check_architecture(config)
+    is_deepspec = _read_layout(config)
     inner = config.child("dflash_config")
     _refuse_variants(config, inner)
     quantization = read_quantization(config)
@@ -91,15 +103,32 @@ def read_draft(folder: str | Path) -> DraftSpec:
     num_target_layers = None
     if config.has("num_target_layers"):
         num_target_layers = config.integer("num_target_layers", high=MAX_LAYERS)
-    block_size = read_block_size(config, inner)
+    read_block = deepspec.read_block if is_deepspec else partial(read_block_size, inner=inner)
+    block_size = read_block(config)
+    markov_rank = deepspec.read_markov_rank(config) if is_deepspec else 0
     mask_token_id = read_mask_token_id(config, inner)
     target_layer_ids = read_target_layer_ids(config, inner, num_target_layers, len(sizes.layers))
     rope = read_rope(config, default_theta=None)
 
     checkpoint = open_checkpoint(folder)
-    refuse_relative_tensors(config, checkpoint.tensors)
-    layers, symbols = len(sizes.layers), sizes.symbols()
-    weights = match_weights(checkpoint, DRAFT_WEIGHTS, layers, symbols, quantization=quantization)
+    known = "DSpark" if is_deepspec else None
+    refuse_relative_tensors(config, checkpoint.tensors, known)
+    rules, symbols = DRAFT_WEIGHTS, sizes.symbols()
+    vocab_size = config.integer("vocab_size") if config.has("vocab_size") else None
+    if markov_rank:
+        rules = {**rules, **deepspec.MARKOV_WEIGHTS}
+        symbols |= {"rank": markov_rank, "vocab": config.integer("vocab_size")}
+    ignored = deepspec.UNUSED if is_deepspec else ()
+    weights = match_weights(
+        checkpoint, rules, len(sizes.layers), symbols, ignored, quantization=quantization
+    )
+    token_ids = read_draft_tokens(folder)
+    if markov_rank and token_ids is not None:
+        raise DflashError(
+            "chooses among some tokens, which its Markov head does not know",
+            where=folder / DRAFT_TOKENS_NAME,
+            fix="remove the file",
+        )
     return DraftSpec(
         block_size=block_size,
         mask_token_id=mask_token_id,
@@ -108,12 +137,14 @@ def read_draft(folder: str | Path) -> DraftSpec:
         sizes=sizes,
         rms_norm_eps=rms_norm_eps,
         rope=rope,
-        vocab_size=config.integer("vocab_size") if config.has("vocab_size") else None,
+        vocab_size=vocab_size,
         max_position_embeddings=max_positions,
         weights=weights,
         quantization=quantization,
         checkpoint=checkpoint,
-        token_ids=read_draft_tokens(folder),
+        token_ids=token_ids,
+        anchor_drafts=is_deepspec,
+        markov_rank=markov_rank,
     )
 
 
@@ -142,13 +173,18 @@ def read_target_layer_ids(
     return ids
 
 
-def _check_architecture(config: ConfigFields) -> None:
+def _read_layout(config: ConfigFields) -> bool:
+    """Whether the layout is DeepSpec's, not z-lab's."""
     architecture = read_architecture(config)
+    if architecture == deepspec.ARCHITECTURE:
+        refuse_relative_config(config, architecture, "DSpark")
+        return True
     refuse_relative_config(config, architecture)
     if architecture not in DRAFT_ARCHITECTURES:
         what = f"architecture {quoted(architecture)} is not a DFlash draft"
         fix = f"pass a draft with architecture {DRAFT_ARCHITECTURES[0]}"
         raise DflashError(what, where=config.where, fix=fix)
+    return False
 
 
 def _refuse_variants(config: ConfigFields, inner: ConfigFields) -> None:

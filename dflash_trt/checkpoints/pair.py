@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_trt.checkpoints.deepspec import differing_copies
 from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.draft_tokens import DRAFT_TOKENS_NAME
 from dflash_trt.checkpoints.quantized_weights import linear_algorithm
@@ -43,7 +44,10 @@ def check_pair(target: TargetSpec, draft: DraftSpec) -> Pair:
     Raises:
         DflashError: lists everything that does not fit, with both values.
     """
-    check_draft(draft, target.sizes, target.vocab_size, f"the target {target.checkpoint.path}")
+    name = f"the target {target.checkpoint.path}"
+    check_draft(draft, target.sizes, target.vocab_size, name)
+    if draft.anchor_drafts:
+        _refuse_misfits(draft, name, differing_copies(draft.checkpoint.tensors, target.weights))
     return Pair(target, draft)
 
 
@@ -81,6 +85,10 @@ def check_draft(draft: DraftSpec, target: DecoderSizes, vocab_size: int, name: s
         problems.append(f"{what} vocabulary of {vocab_size}")
     if draft.vocab_size not in (None, vocab_size):
         problems.append(f"vocab_size {draft.vocab_size} is not the target's {vocab_size}")
+    _refuse_misfits(draft, name, problems)
+
+
+def _refuse_misfits(draft: DraftSpec, name: str, problems: list[str]) -> None:
     if problems:
         raise DflashError(
             f"draft does not fit {name}: {', '.join(problems)}",

@@ -1,5 +1,7 @@
 """Drafters that look like DFlash but compute something else: known by name, to be refused.
 
+DSpark is read in DeepSpec's layout alone (see deepspec.py), and refused in every other.
+
 Sources: z-lab/dflash (DFlash2), NVIDIA Model Optimizer's exporters (DSpark, EAGLE-3),
 arXiv 2605.29707 (Domino), 2606.18394 (JetSpec), 2504.18583 (PARD), 2401.10774 (Medusa).
 """
@@ -61,11 +63,13 @@ def read_architecture(config: ConfigFields) -> str:
     return names[0]
 
 
-def refuse_relative_config(config: ConfigFields, architecture: str) -> None:
-    """Raises DflashError when config.json is that of a relative."""
+def refuse_relative_config(
+    config: ConfigFields, architecture: str, known: str | None = None
+) -> None:
+    """Raises DflashError when config.json is that of a relative other than `known`."""
     inner = config.child("dflash_config")
     projector = str(inner.values.get("projector_type") or "").lower()
-    for relative in RELATIVES:
+    for relative in _others(known):
         if any(mark in architecture.lower() for mark in relative.architecture_marks):
             raise _refusal(config, relative, f"architecture {quoted(architecture)}")
         for key in relative.config_keys:
@@ -75,17 +79,25 @@ def refuse_relative_config(config: ConfigFields, architecture: str) -> None:
             raise _refusal(config, relative, f"projector_type {quoted(projector)}")
 
 
-def refuse_relative_tensors(config: ConfigFields, names: Iterable[str]) -> None:
-    """Raises DflashError when a tensor name belongs to a relative, whatever the config claims."""
+def refuse_relative_tensors(
+    config: ConfigFields, names: Iterable[str], known: str | None = None
+) -> None:
+    """Raises DflashError when a tensor name belongs to a relative other than `known`, whatever the
+    config claims."""
     for name in names:
-        for relative in RELATIVES:
+        for relative in _others(known):
             if any(mark in name.lower() for mark in relative.tensor_marks):
                 raise _refusal(config, relative, f"tensor {quoted(name)}")
+
+
+def _others(known: str | None) -> list[Relative]:
+    return [relative for relative in RELATIVES if relative.name != known]
 
 
 def _refusal(config: ConfigFields, relative: Relative, evidence: str) -> DflashError:
     return DflashError(
         f"is a {relative.name} drafter ({evidence}), which is not supported",
         where=config.where,
-        fix="pass a DFlash draft (architecture DFlashDraftModel)",
+        fix="pass a DFlash draft (architecture DFlashDraftModel), or a DSpark draft in DeepSpec's "
+        "layout (Qwen3DSparkModel)",
     )

@@ -220,11 +220,11 @@ def command(request: BuildRequest) -> None:
 
 
 def _show_bundle(built: BuiltBundle) -> None:
-    manifest = built.manifest
+    manifest, draft = built.manifest, built.manifest.draft
     click.echo(
         f"{built.folder}: {manifest.target.family} target of {manifest.target.layers} layers "
-        f"({manifest.target.parameters:,} parameters), DFlash draft of {manifest.draft.layers} "
-        f"({manifest.draft.parameters:,}), block {manifest.limits.block_size}, "
+        f"({manifest.target.parameters:,} parameters), {draft.kind} draft of {draft.layers} "
+        f"({draft.parameters:,}), block {manifest.limits.block_size}, "
         f"{precision_line(manifest)}weights {manifest.weights}"
     )
     for owner, dims in (("target", manifest.target), ("draft", manifest.draft)):

@@ -93,7 +93,7 @@ def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
     per_token = cache_bytes(manifest)
     head = f" + {format_size(memory.draft_head)} (the output head, held by both sessions)"
     return [
-        f"{manifest.name}: {target.family} target with a DFlash draft, for executor "
+        f"{manifest.name}: {target.family} target with a {draft.kind} draft, for executor "
         f"{manifest.executor} ({manifest.compute_dtype} compute), by {manifest.created_by}",
         f"target  {_dims(target)}, vocabulary {target.vocab_size:,}",
         *_indented(experts_line(manifest)),

@@ -12,6 +12,7 @@ from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, DRAFT_TOKEN_IDS
 from dflash_trt.graph.draft_head import choose_among
 from dflash_trt.graph.form import CPU_FORM, GraphForm
 from dflash_trt.graph.layers import attention, embed, gated_mlp
+from dflash_trt.graph.markov_chain import choose_in_turn
 from dflash_trt.graph.model import GraphBuilder
 from dflash_trt.graph.model_builder import ModelBuilder
 from dflash_trt.graph.rows import Rows
@@ -25,7 +26,7 @@ def build_draft(
     locate: Callable[[TensorEntry], str],
     form: GraphForm = CPU_FORM,
 ) -> onnx.ModelProto:
-    """Builds the draft graph of `pair` (arXiv 2602.06036).
+    """Builds the draft graph of `pair` (arXiv 2602.06036, 2607.05147).
 
     block_ids [B,S] are the anchor and masks, token_ids [B,S] the anchor and a draft per mask.
     Caches hold injected features below cache_start; the block's own K and V behind them are scratch
@@ -36,7 +37,8 @@ def build_draft(
     b = GraphBuilder("draft", locate, form)
     layout = cache_layout(form, target.sizes, draft.sizes)
     declare(b, graph_tensors("draft", form, layout, target.vocab_size))
-    rows = Rows(b, BLOCK_IDS, CACHE_START)
+    ids = _drafting_slots(b) if draft.anchor_drafts else BLOCK_IDS
+    rows = Rows(b, ids, CACHE_START)
     model = ModelBuilder(b, "draft", draft, rows, RopeTables(draft_tables(target, draft), tables))
     head = ModelBuilder(b, "target", target, rows, RopeTables("target", tables))
     x = embed(head)
@@ -46,17 +48,33 @@ def build_draft(
             x = gated_mlp(layer, attention(layer, x))
 
     with b.scope("head"):
-        blocks = b.node("Reshape", [x, rows.shape(draft.hidden_size)], "blocks")
-        one, end, slot_axis = b.integers(1), b.integers(2**31 - 1), b.integers(1)
-        slots = b.node("Slice", [blocks, one, end, slot_axis], "masked_slots")
-        flat = b.node("Reshape", [slots, b.integers(-1, draft.hidden_size)], "masked_rows")
+        flat = x if draft.anchor_drafts else _masked_rows(b, x, rows, draft.hidden_size)
         normed = model.rms_norm(flat, "norm", "norm")
         logits, token_ids = choose_among(head, tables, normed)
-        choice = b.node("ArgMax", [logits], "choice", axis=1, keepdims=0)
+        if draft.markov_rank:
+            choice = choose_in_turn(model, logits, target.vocab_size, draft.block_size - 1)
+        else:
+            choice = b.node("ArgMax", [logits], "choice", axis=1, keepdims=0)
         if token_ids is not None:
             choice = b.node("Gather", [token_ids, choice], "chosen_ids", axis=0)
         shape = b.node("Concat", [rows.batch, b.integers(-1)], "drafts_shape", axis=0)
         drafts = b.node("Reshape", [choice, shape], "drafts")
-        anchor = b.node("Slice", [BLOCK_IDS, b.integers(0), one, slot_axis], "anchor")
+        bounds = [b.integers(0), b.integers(1), b.integers(1)]
+        anchor = b.node("Slice", [BLOCK_IDS, *bounds], "anchor")
         b.node("Concat", [anchor, drafts], "token_ids", output=DRAFT_TOKEN_IDS, axis=1)
     return b.finish()
+
+
+def _drafting_slots(b: GraphBuilder) -> str:
+    """block_ids [B,S-1] without the last mask: S - 1 slots draft what S rows verify."""
+    with b.scope("rows"):
+        bounds = [b.integers(0), b.integers(-1), b.integers(1)]
+        return b.node("Slice", [BLOCK_IDS, *bounds], "drafting_slots")
+
+
+def _masked_rows(b: GraphBuilder, x: str, rows: Rows, hidden_size: int) -> str:
+    """Of x [B·S,H] the rows [B·(S-1),H] of masks: the anchor's drafts nothing."""
+    blocks = b.node("Reshape", [x, rows.shape(hidden_size)], "blocks")
+    one, end, slot_axis = b.integers(1), b.integers(2**31 - 1), b.integers(1)
+    slots = b.node("Slice", [blocks, one, end, slot_axis], "masked_slots")
+    return b.node("Reshape", [slots, b.integers(-1, hidden_size)], "masked_rows")

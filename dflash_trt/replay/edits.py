@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 
 import onnx
 
 from dflash_trt.core.files import FileKind, find_file
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.markov_chain import CHOICE
 
 GraphEdit = Callable[[onnx.ModelProto], None]
 """Changes a graph in place."""
@@ -82,8 +85,15 @@ def residual_after(model: onnx.ModelProto, layer: int, layers: int) -> str:
 
 
 def draft_logits(model: onnx.ModelProto) -> str:
-    """The value [B·(S-1),V] of `draft.onnx` whose argmax are the drafts."""
-    return _first_input(model, "head/choice")
+    """The value of `draft.onnx` whose argmax are the drafts: [B·(S-1),V], of a Markov chain
+    [B,n·V] with n at least S - 1, which is added."""
+    if has_node(model, "head/choice"):
+        return _first_input(model, "head/choice")
+    names = takewhile(partial(has_node, model), (f"head/{CHOICE.format(slot)}" for slot in count()))
+    parts = [_first_input(model, name) for name in names]
+    node = onnx.helper.make_node("Concat", parts, ["chain"], name="chain", axis=1)
+    model.graph.node.append(node)
+    return "chain"
 
 
 def add_output(model: onnx.ModelProto, value: str) -> None:

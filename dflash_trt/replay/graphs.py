@@ -146,7 +146,8 @@ class ReplayGraphs:
             wide = np.full((len(logits), self.vocab_size), -np.inf, np.float32)
             wide[:, self._token_ids] = logits
             logits = wide
-        return tokens[:, 1:], logits.reshape(batch, rows - 1, self.vocab_size)
+        logits = logits.reshape(batch, -1, self.vocab_size)  # a chain tells more slots than it has
+        return tokens[:, 1:], logits[:, : rows - 1]
 
     def close(self) -> None:
         """Releases sessions and caches."""

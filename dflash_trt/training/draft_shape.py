@@ -96,8 +96,15 @@ def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> Draft
     """The shape of a draft that exists, to go on training it.
 
     Raises:
-        DflashError: scaled rotary embeddings or causal blocks, which are not trained here.
+        DflashError: DeepSpec's layout, scaled rotary embeddings or causal blocks, which are not
+            trained here.
     """
+    if draft.anchor_drafts:
+        raise DflashError(
+            "is in DeepSpec's layout, which training does not know",
+            where=draft.checkpoint.path,
+            fix="continue a draft in z-lab's layout (DFlashDraftModel)",
+        )
     if draft.rope.scaling is not None:
         raise DflashError(
             "has scaled rotary embeddings, which training does not know", where="draft"

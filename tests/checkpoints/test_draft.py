@@ -135,7 +135,7 @@ def test_config_errors(make_draft: MakeCheckpoint, changes: dict[str, Any], piec
 MODELS = {
     "DFlash2DraftModel": "DFlash2",
     "DSparkDraftModel": "DSpark",
-    "Qwen3DSparkModel": "DSpark",
+    "Gemma4DSparkModel": "DSpark",
     "LlamaForCausalLMEagle3": "EAGLE",
     "Eagle3DeepseekV2ForCausalLM": "EAGLE",
     "EagleLlamaForCausalLM": "EAGLE",

@@ -55,8 +55,10 @@ def check_blocks(
     reference: ReferenceDraft,
     starts: Sequence[tuple[int, int]],
     block_sizes: Sequence[int],
+    scratch: int = 0,
 ) -> None:
-    """Drafts at `starts` against `reference`: ids, and each layer's K and V of the block."""
+    """Drafts at `starts` against `reference`: ids, and each layer's K and V of the block, which
+    has `scratch` more rows than are verified."""
     vocab = built.pair.target.vocab_size
     ids = tokens(vocab, 2, CONTEXT, seed=5)
     anchors = ids[:, -1].tolist()
@@ -86,7 +88,7 @@ def check_blocks(
                 for layer, kv in enumerate(block.block_kv):
                     for kind, expected in zip("kv", kv, strict=True):
                         cache = outputs[f"draft_{kind}_{layer}_out"][b]
-                        rows = cache[:, start : start + block_size]
+                        rows = cache[:, start : start + block_size + scratch]
                         what = f"{kind} of layer {layer}, start {start}, block {block_size}"
                         assert max_relative_error(rows, expected[0]) <= BOUND, what
     assert unsure < 0.05 * compared, "too many ties to say that the drafts agree"

@@ -1,0 +1,95 @@
+"""DeepSpec's drafts in plain PyTorch, and z-lab's checkpoints written anew in their layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from .draft import DraftOutput, KeyValue, ReferenceDraft
+
+
+def write_deepspec(
+    folder: Path, draft: Path, target: Path, markov: tuple[Tensor, Tensor] | None, **changes: Any
+) -> Path:
+    """The draft of z-lab's layout in `draft`, as DeepSpec would have saved it for `target`.
+
+    `markov` is W1 and W2, each [V, rank]; `changes` are to the config, ... leaves a key out.
+    """
+    config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
+    inner = config.pop("dflash_config")
+    rank = 0 if markov is None else markov[0].shape[1]
+    config |= {
+        "architectures": ["Qwen3DSparkModel"],
+        "block_size": config["block_size"] - 1,
+        "mask_token_id": inner["mask_token_id"],
+        "target_layer_ids": inner["target_layer_ids"],
+        "num_anchors": 512,
+        "enable_confidence_head": markov is not None,
+        "markov_rank": rank,
+    }
+    tensors = _load(draft)
+    owned = _load(target)
+    embedding = owned["model.embed_tokens.weight"]
+    tensors["embed_tokens.weight"] = embedding
+    tensors["lm_head.weight"] = owned.get("lm_head.weight", embedding.clone())
+    if markov is not None:
+        config |= {"confidence_head_with_markov": True, "markov_head_type": "vanilla"}
+        hidden = embedding.shape[1]
+        for name, tensor in zip(("markov_w1", "markov_w2"), markov, strict=True):
+            tensors[f"markov_head.{name}.weight"] = tensor.to(embedding.dtype).contiguous()
+        tensors["confidence_head.proj.weight"] = torch.ones(1, hidden + rank, dtype=embedding.dtype)
+        tensors["confidence_head.proj.bias"] = torch.zeros(1, dtype=embedding.dtype)
+    folder.mkdir(parents=True)
+    kept = {key: value for key, value in (config | changes).items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(kept), encoding="utf-8")
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def _load(folder: Path) -> dict[str, Tensor]:
+    return {
+        name: tensor
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
+
+
+class DeepSpecDraft(ReferenceDraft):
+    """A drafter whose N slots draft N tokens; with W1 and W2, one after another."""
+
+    def __init__(self, base: ReferenceDraft, markov: tuple[Tensor, Tensor] | None) -> None:
+        """`base` is the same drafter in z-lab's layout, whose slots draft their own positions."""
+        super().__init__(base.config, base.weights, base.embed, base.lm_head)
+        self.markov = markov
+
+    @property
+    def block(self) -> int:
+        return self.config.block_size
+
+    def draft(
+        self,
+        anchors: Tensor,
+        start: int,
+        context: Sequence[KeyValue],
+        block_size: int | None = None,
+    ) -> DraftOutput:
+        """As ReferenceDraft.draft; `block_size` counts the anchor, logits row j drafts j."""
+        rows = self.block if block_size is None else block_size
+        plain = super().draft(anchors, start, context, rows - 1)
+        before, ids, logits = anchors, [anchors], [torch.zeros_like(plain.logits[:, 0])]
+        for slot in range(rows - 1):
+            moved = plain.logits[:, slot]
+            if self.markov is not None:
+                first, second = self.markov
+                moved = moved + first[before] @ second.T
+            before = moved.argmax(-1)
+            ids.append(before)
+            logits.append(moved)
+        return replace(plain, ids=torch.stack(ids, 1), logits=torch.stack(logits, 1))
