@@ -91,6 +91,7 @@ def build_bundle(
         DflashError: limits do not fit the pair, it cannot be quantised, an engine cannot be built,
             or a file cannot be read or written.
     """
+    _check_kind(pair, options)
     limits = _limits(pair, config)
     _check_tokenizer(pair)
     if options.cache_dtype is CacheDtype.FP8:
@@ -157,6 +158,26 @@ def build_bundle(
         )
         (folder / MANIFEST_NAME).write_bytes(manifest.encode())
     return manifest
+
+
+def _check_kind(pair: Pair, options: BuildOptions) -> None:
+    """Refuses what has no graph for the kind of draft; DflashError (usage)."""
+    refused = {
+        "engines": (
+            options.engines,
+            "leave out --executor and --profile; trtllm takes heads itself",
+        ),
+        "FP8 KV caches": (options.cache_dtype is CacheDtype.FP8, "leave out --kv-dtype"),
+        "quantising the pair": (options.quantization, "quantize the target first, build that"),
+    }
+    for what, (given, fix) in refused.items():
+        if given and pair.draft.kind == "EAGLE-3":
+            raise DflashError(
+                f"is an EAGLE-3 head, for which {what} cannot be built yet",
+                where=pair.draft.checkpoint.path,
+                fix=fix,
+                usage=True,
+            )
 
 
 def _limits(pair: Pair, config: BuildConfig) -> Limits:

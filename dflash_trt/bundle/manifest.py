@@ -143,7 +143,8 @@ class DraftDims(ModelDims):
 
     @property
     def sizes(self) -> DecoderSizes:
-        return super().sizes.with_layers(self.layer_windows, self.layer_causal)
+        sizes = super().sizes.with_layers(self.layer_windows, self.layer_causal)
+        return replace(sizes, features=self.hidden_size if self.kind == "EAGLE-3" else 0)
 
 
 class BundleFile(StrictRecord):

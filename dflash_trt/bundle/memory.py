@@ -68,7 +68,9 @@ def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstim
         context=context,
         target_weights=engines.get("target", stored + decoded * item),
         draft_weights=engines.get("draft", draft.parameters * item),
-        draft_head=0 if engines else tokens_drafted * target.hidden_size * item,
+        draft_head=0
+        if engines or draft.kind == "EAGLE-3"
+        else tokens_drafted * target.hidden_size * item,
         target_cache=tokens * target_token,
         draft_cache=tokens * draft_token,
     )

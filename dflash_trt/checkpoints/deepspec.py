@@ -7,7 +7,7 @@ that slots are chosen one after another. Sources: arXiv 2607.05147, deepseek-ai/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import ml_dtypes
 import numpy as np
@@ -55,15 +55,18 @@ def read_markov_rank(config: ConfigFields) -> int:
 
 
 def differing_copies(
-    draft: Mapping[str, TensorEntry], target: Mapping[str, TensorEntry]
+    draft: Mapping[str, TensorEntry],
+    target: Mapping[str, TensorEntry],
+    roles: Iterable[str] = COPIES,
 ) -> list[str]:
-    """Which of the draft's `COPIES` are other matrices than the target's.
+    """Which of the draft's copies of the target's `roles` are other matrices than the target's.
 
     `draft` has tensors by name, `target` by role. Graphs read the target's, so a draft that was
     trained with matrices of its own would draft nonsense. A quantised matrix is not compared.
     """
     found: list[str] = []
-    for role, name in COPIES.items():
+    for role in roles:
+        name = COPIES[role]
         copy = draft.get(name)
         own = target.get(role, target["embed_tokens"])
         if copy is None or not {copy.dtype, own.dtype} <= set(_DTYPES):

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from dflash_trt.checkpoints import deepspec
+from dflash_trt.checkpoints import deepspec, eagle
 from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft_tokens import DRAFT_TOKENS_NAME, read_draft_tokens
@@ -33,7 +33,7 @@ from dflash_trt.core.limits import MAX_BLOCK
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 
-DraftKind = Literal["DFlash", "DSpark"]
+DraftKind = Literal["DFlash", "DSpark", "EAGLE-3"]
 
 UNDERSTOOD_KEYS = frozenset(
     "attention_sink_bias block_size causal mask_token_id projector_type swa_window_size "
@@ -50,6 +50,8 @@ class DraftSpec(DecoderSpec):
     outputs are tapped, in the order of `fc`'s columns. `vocab_size` and `num_target_layers` are
     None where the config is silent. `token_ids` are what it chooses among; None: everything.
     `anchor_drafts`: every slot drafts the token behind its own, the anchor's too (see deepspec.py).
+    An EAGLE-3 head has no masks, and `target_layer_ids` only with its target where its config names
+    none; `carries_norm` as eagle.py has it.
     """
 
     block_size: int
@@ -60,10 +62,8 @@ class DraftSpec(DecoderSpec):
     token_ids: tuple[int, ...] | None = None
     anchor_drafts: bool = False
     markov_rank: int = 0
-
-    @property
-    def kind(self) -> DraftKind:
-        return "DSpark" if self.markov_rank else "DFlash"
+    kind: DraftKind = "DFlash"
+    carries_norm: bool = False
 
     @property
     def fc_input_size(self) -> int:
@@ -92,6 +92,9 @@ def read_draft(folder: str | Path) -> DraftSpec:
     """
     folder = Path(folder)
     config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
+    layout = eagle.LAYOUTS.get(read_architecture(config))
+    if layout is not None:
+        return _read_eagle(folder, config, layout)
     is_deepspec = _read_layout(config)
     inner = config.child("dflash_config")
     _refuse_variants(config, inner)
@@ -145,6 +148,33 @@ def read_draft(folder: str | Path) -> DraftSpec:
         token_ids=token_ids,
         anchor_drafts=is_deepspec,
         markov_rank=markov_rank,
+        kind="DSpark" if markov_rank else "DFlash",
+    )
+
+
+def _read_eagle(folder: Path, config: ConfigFields, layout: eagle.EagleLayout) -> DraftSpec:
+    refuse_relative_config(config, read_architecture(config), "EAGLE")
+    head = eagle.read_eagle_config(config, layout)
+    checkpoint = open_checkpoint(folder)
+    refuse_relative_tensors(config, checkpoint.tensors, "EAGLE")
+    rules, symbols = eagle.eagle_rules(checkpoint, head)
+    ignored = (eagle.D2T, eagle.T2D, eagle.EMBEDDING)
+    return DraftSpec(
+        kind="EAGLE-3",
+        block_size=1 + eagle.MAX_DRAFTS,
+        mask_token_id=0,
+        target_layer_ids=head.target_layer_ids,
+        num_target_layers=None,
+        sizes=head.sizes,
+        rms_norm_eps=head.fields.number("rms_norm_eps", NORM_EPS, high=1.0),
+        rope=read_rope(head.fields, default_theta=10_000.0),
+        vocab_size=head.vocab_size,
+        max_position_embeddings=head.fields.integer("max_position_embeddings"),
+        weights=match_weights(checkpoint, rules, 1, symbols, ignored),
+        quantization=None,
+        checkpoint=checkpoint,
+        token_ids=eagle.read_draft_vocabulary(checkpoint, head),
+        carries_norm=head.carries_norm,
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dflash_trt.checkpoints.deepspec import differing_copies
+from dflash_trt.checkpoints.deepspec import COPIES, differing_copies
 from dflash_trt.checkpoints.draft import DraftSpec
 from dflash_trt.checkpoints.draft_tokens import DRAFT_TOKENS_NAME
+from dflash_trt.checkpoints.eagle import default_taps
 from dflash_trt.checkpoints.quantized_weights import linear_algorithm
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.sizes import DecoderSizes
@@ -30,8 +31,13 @@ class Pair:
     def draft_token_ids(self) -> tuple[int, ...] | None:
         """What the draft chooses among; None for all, as with a head that is quantised."""
         weights = self.target.weights
-        is_plain = linear_algorithm(weights, self._head_role) is None
+        is_plain = linear_algorithm(weights, self._head_role) is None or self.has_own_head
         return self.draft.token_ids if is_plain else None
+
+    @property
+    def has_own_head(self) -> bool:
+        """Whether the draft makes logits by a matrix of its own, not the target's."""
+        return "lm_head" in self.draft.weights
 
     @property
     def _head_role(self) -> str:
@@ -45,9 +51,13 @@ def check_pair(target: TargetSpec, draft: DraftSpec) -> Pair:
         DflashError: lists everything that does not fit, with both values.
     """
     name = f"the target {target.checkpoint.path}"
+    if draft.kind == "EAGLE-3" and not draft.target_layer_ids:
+        draft = replace(draft, target_layer_ids=default_taps(target.num_layers))
     check_draft(draft, target.sizes, target.vocab_size, name)
-    if draft.anchor_drafts:
-        _refuse_misfits(draft, name, differing_copies(draft.checkpoint.tensors, target.weights))
+    if draft.anchor_drafts or draft.kind == "EAGLE-3":
+        copies = COPIES if draft.anchor_drafts else ("embed_tokens",)
+        held = draft.checkpoint.tensors
+        _refuse_misfits(draft, name, differing_copies(held, target.weights, copies))
     return Pair(target, draft)
 
 
@@ -80,7 +90,7 @@ def check_draft(draft: DraftSpec, target: DecoderSizes, vocab_size: int, name: s
     if draft.mask_token_id >= vocab_size:
         what = f"mask_token_id {draft.mask_token_id} is outside the target's vocabulary"
         problems.append(f"{what} of {vocab_size}")
-    if draft.token_ids is not None and draft.token_ids[-1] >= vocab_size:
+    if draft.kind != "EAGLE-3" and draft.token_ids and draft.token_ids[-1] >= vocab_size:
         what = f"{DRAFT_TOKENS_NAME} names token {draft.token_ids[-1]}, outside the target's"
         problems.append(f"{what} vocabulary of {vocab_size}")
     if draft.vocab_size not in (None, vocab_size):

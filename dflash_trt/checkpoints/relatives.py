@@ -1,6 +1,7 @@
 """Drafters that look like DFlash but compute something else: known by name, to be refused.
 
-DSpark is read in DeepSpec's layout alone (see deepspec.py), and refused in every other.
+DSpark is read in DeepSpec's layout alone (deepspec.py), EAGLE-3 in those of eagle.py; in others
+they are refused.
 
 Sources: z-lab/dflash (DFlash2), NVIDIA Model Optimizer's exporters (DSpark, EAGLE-3),
 arXiv 2605.29707 (Domino), 2606.18394 (JetSpec), 2504.18583 (PARD), 2401.10774 (Medusa).
@@ -98,6 +99,6 @@ def _refusal(config: ConfigFields, relative: Relative, evidence: str) -> DflashE
     return DflashError(
         f"is a {relative.name} drafter ({evidence}), which is not supported",
         where=config.where,
-        fix="pass a DFlash draft (architecture DFlashDraftModel), or a DSpark draft in DeepSpec's "
-        "layout (Qwen3DSparkModel)",
+        fix="pass a DFlash draft (architecture DFlashDraftModel), a DSpark draft in DeepSpec's "
+        "layout (Qwen3DSparkModel) or an EAGLE-3 head (LlamaForCausalLMEagle3)",
     )

@@ -53,12 +53,16 @@ class ExpertSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSizes:
-    """Sizes in elements; `intermediate_size` is the width of an MLP without experts."""
+    """Sizes in elements; `intermediate_size` is the width of an MLP without experts.
+
+    `features` is the width of what an EAGLE-3 head keeps of its target for each token.
+    """
 
     hidden_size: int
     intermediate_size: int
     layers: tuple[LayerSizes, ...]
     experts: ExpertSizes | None = None
+    features: int = 0
 
     @property
     def layer(self) -> LayerSizes:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dflash_trt.bundle.bundle import Bundle, open_bundle, verify_bundle
-from dflash_trt.bundle.manifest import Manifest, ModelDims
+from dflash_trt.bundle.manifest import DraftDims, Manifest, ModelDims
 from dflash_trt.bundle.memory import (
     BundleFit,
     MemoryEstimate,
@@ -32,6 +32,8 @@ from dflash_trt.cli.progress import StageBars, format_size
 from dflash_trt.hardware.gpus import find_gpu
 from dflash_trt.trtllm.record import Deployment, check_deployment, is_deployment, read_deployment
 from dflash_trt.tuning.bundle_schedule import AUTO, choose_schedule
+
+_KINDS = {"DFlash": "a DFlash draft", "DSpark": "a DSpark draft", "EAGLE-3": "an EAGLE-3 head"}
 
 
 @click.command("inspect")
@@ -93,14 +95,13 @@ def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
     per_token = cache_bytes(manifest)
     head = f" + {format_size(memory.draft_head)} (the output head, held by both sessions)"
     return [
-        f"{manifest.name}: {target.family} target with a {draft.kind} draft, for executor "
+        f"{manifest.name}: {target.family} target with {_KINDS[draft.kind]}, for executor "
         f"{manifest.executor} ({manifest.compute_dtype} compute), by {manifest.created_by}",
         f"target  {_dims(target)}, vocabulary {target.vocab_size:,}",
         *_indented(experts_line(manifest)),
         *_indented(attention_line(target)),
         *_indented(quantization_line(target, manifest.kv_dtype)),
-        f"draft   {_dims(draft)}, trained block {draft.trained_block_size}, mask token "
-        f"{draft.mask_token_id}",
+        f"draft   {_dims(draft)}, {_block(draft)}",
         *_indented(quantization_line(draft, manifest.kv_dtype)),
         *_indented(draft_tokens_line(manifest)),
         f"        taps layers {taps} of {target.layers}; sliding windows "
@@ -117,6 +118,12 @@ def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         f"{format_size(memory.target_cache)} + {format_size(memory.draft_cache)}",
         *_describe_engines(manifest),
     ]
+
+
+def _block(draft: DraftDims) -> str:
+    if draft.kind == "EAGLE-3":
+        return f"a chain of up to {draft.trained_block_size - 1}"
+    return f"trained block {draft.trained_block_size}, mask token {draft.mask_token_id}"
 
 
 def _describe_fit(fit: BundleFit, *, is_cpu: bool) -> str:

@@ -10,6 +10,7 @@ from dflash_trt.checkpoints.pair import Pair
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.graph.bindings import BLOCK_IDS, CACHE_START, DRAFT_TOKEN_IDS
 from dflash_trt.graph.draft_head import choose_among
+from dflash_trt.graph.eagle_chain import EagleChain
 from dflash_trt.graph.form import CPU_FORM, GraphForm
 from dflash_trt.graph.layers import attention, embed, gated_mlp
 from dflash_trt.graph.markov_chain import choose_in_turn
@@ -37,6 +38,8 @@ def build_draft(
     b = GraphBuilder("draft", locate, form)
     layout = cache_layout(form, target.sizes, draft.sizes)
     declare(b, graph_tensors("draft", form, layout, target.vocab_size))
+    if draft.kind == "EAGLE-3":
+        return _build_chain(b, pair, tables)
     ids = _drafting_slots(b) if draft.anchor_drafts else BLOCK_IDS
     rows = Rows(b, ids, CACHE_START)
     model = ModelBuilder(b, "draft", draft, rows, RopeTables(draft_tables(target, draft), tables))
@@ -59,10 +62,27 @@ def build_draft(
             choice = b.node("Gather", [token_ids, choice], "chosen_ids", axis=0)
         shape = b.node("Concat", [rows.batch, b.integers(-1)], "drafts_shape", axis=0)
         drafts = b.node("Reshape", [choice, shape], "drafts")
-        bounds = [b.integers(0), b.integers(1), b.integers(1)]
-        anchor = b.node("Slice", [BLOCK_IDS, *bounds], "anchor")
-        b.node("Concat", [anchor, drafts], "token_ids", output=DRAFT_TOKEN_IDS, axis=1)
+        _write_drafts(b, drafts)
     return b.finish()
+
+
+def _build_chain(b: GraphBuilder, pair: Pair, tables: Mapping[str, TensorEntry]) -> onnx.ModelProto:
+    """The draft graph of an EAGLE-3 head (arXiv 2503.01840), whose slots are all drafts."""
+    target, draft = pair.target, pair.draft
+    rows = Rows(b, _drafting_slots(b), CACHE_START)
+    base = ModelBuilder(b, "draft", draft, rows, RopeTables(draft_tables(target, draft), tables))
+    head = ModelBuilder(b, "target", target, rows, RopeTables("target", tables))
+    drafts = EagleChain(base, head, draft, tables).drafts()
+    with b.scope("head"):
+        _write_drafts(b, drafts)
+    return b.finish()
+
+
+def _write_drafts(b: GraphBuilder, drafts: str) -> None:
+    """The anchors, and drafts [B,S-1] behind them."""
+    bounds = [b.integers(0), b.integers(1), b.integers(1)]
+    anchor = b.node("Slice", [BLOCK_IDS, *bounds], "anchor")
+    b.node("Concat", [anchor, drafts], "token_ids", output=DRAFT_TOKEN_IDS, axis=1)
 
 
 def _drafting_slots(b: GraphBuilder) -> str:

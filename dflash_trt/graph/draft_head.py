@@ -19,10 +19,15 @@ _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
 def draft_head(pair: Pair) -> dict[str, NDArray[Any]]:
-    """The head's rows [K,H] as stored and the tokens [K] that they stand for; empty for all."""
+    """The head's rows [K,H] as stored and the tokens [K] that they stand for; empty for all.
+
+    A head of the draft's own has its rows in the draft's checkpoint.
+    """
     ids, entry = pair.draft_token_ids, pair.head
     if ids is None:
         return {}
+    if pair.has_own_head:
+        return {TOKEN_IDS: np.array(ids, np.int64)}
     head = np.memmap(entry.file, _DTYPES[entry.dtype], "r", entry.offset, entry.shape)
     chosen = np.array(ids, np.int64)
     return {ROWS: np.array(head[chosen]), TOKEN_IDS: chosen}

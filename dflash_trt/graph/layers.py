@@ -57,9 +57,9 @@ def attention(layer: LayerBuilder, x: str) -> str:
     b, sizes, tables, rows = layer.b, layer.sizes, layer.tables, layer.rows
     with b.scope("attention"):
         normed = layer.rms_norm(x, "input_layernorm", "norm")
-        q = _heads(layer, normed, "q", sizes.heads)
-        k = _heads(layer, normed, "k", sizes.kv_heads)
-        v = _heads(layer, normed, "v", sizes.kv_heads)
+        q = split_heads(layer, normed, "q", sizes.heads)
+        k = split_heads(layer, normed, "k", sizes.kv_heads)
+        v = split_heads(layer, normed, "v", sizes.kv_heads)
         # The query tables carry 1/sqrt(D), so that no node has to scale q.
         q = b.node("RotaryEmbedding", [q, *tables.queries(b), rows.positions], "q_rope")
         k = b.node("RotaryEmbedding", [k, *tables.keys(b), rows.positions], "k_rope")
@@ -78,7 +78,7 @@ def _add_output(layer: LayerBuilder, x: str, rows: str, role: str, norm: str) ->
     return layer.b.node("Add", [x, normed], f"{norm}_add")
 
 
-def _heads(layer: LayerBuilder, x: str, kind: str, heads: int) -> str:
+def split_heads(layer: LayerBuilder, x: str, kind: str, heads: int) -> str:
     """Projects rows [T,H] to [B,heads,S,D], with the per-head norm where the layer has one."""
     b, norm = layer.b, f"{kind}_norm"
     projected = layer.linear(x, f"{kind}_proj")

@@ -58,6 +58,11 @@ class GraphBuilder:
         yield
         self._scopes.pop()
 
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """Those that what is built now is in."""
+        return tuple(self._scopes)
+
     def input(self, name: str, element_type: int, shape: Sequence[Dim]) -> str:
         self._inputs.append(helper.make_tensor_value_info(name, element_type, list(shape)))
         return name
@@ -122,6 +127,43 @@ class GraphBuilder:
         )
         for name, value in (facts or {}).items():
             self._nodes[-1].metadata_props.add(key=name, value=str(value))
+        return results
+
+    def loop(
+        self,
+        name: str,
+        trips: str,
+        carried: Sequence[tuple[str, int, Sequence[Dim]]],
+        step: Callable[[str, list[str]], list[str]],
+    ) -> list[str]:
+        """Runs `step` as often as the scalar `trips` says; returns the last of what is carried,
+        and behind it the first of it after each step, stacked [trips,…].
+
+        `carried` are the values before the first step with their types and shapes. `step` is given
+        the number of the step and what is carried, and adds the nodes of a body, which may read
+        everything that the graph has so far. What it adds is known in the body alone.
+        """
+        full_name, graph_nodes, once = self._full(name), self._nodes, dict(self._once)
+        with self.scope(name):
+            number, going = self._full("number"), self._full("going")
+            before = [self._full(f"before_{index}") for index in range(len(carried))]
+            self._nodes = []
+            after = step(number, before)
+            after = [self.node("Identity", [one], f"after_{at}") for at, one in enumerate(after)]
+            kept = self.node("Identity", [after[0]], "kept")
+            goes_on = self.node("Identity", [going], "goes_on")
+            kinds = [(kind, list(shape)) for _, kind, shape in carried]
+            info = helper.make_tensor_value_info
+            inputs = [info(number, TensorProto.INT64, []), info(going, TensorProto.BOOL, [])]
+            inputs += [info(one, *kind) for one, kind in zip(before, kinds, strict=True)]
+            outputs = [info(goes_on, TensorProto.BOOL, [])]
+            outputs += [info(one, *kind) for one, kind in zip(after, kinds, strict=True)]
+            outputs.append(info(kept, *kinds[0]))
+            body = helper.make_graph(self._nodes, "body", inputs, outputs)
+            self._nodes, self._once = graph_nodes, once
+            results = [self._full(f"last_{at}") for at in range(len(carried))] + [self._full("all")]
+        operands = [trips, "", *(value for value, _, _ in carried)]
+        self._nodes.append(helper.make_node("Loop", operands, results, name=full_name, body=body))
         return results
 
     def observe(self, x: str, key: str) -> None:

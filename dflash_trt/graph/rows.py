@@ -15,9 +15,10 @@ class Rows:
     ids [B,S]; start [B]; positions [B,S] int64; lengths [B] int32 = start + S.
     """
 
-    def __init__(self, b: GraphBuilder, ids: str, start: str) -> None:
-        self.builder, self.ids, self.start = b, ids, start
-        with b.scope("rows"):
+    def __init__(self, b: GraphBuilder, ids: str, start: str, label: str = "rows") -> None:
+        """`label` tells the rows of one graph's several calls apart."""
+        self.builder, self.ids, self.start, self._label = b, ids, start, label
+        with b.scope(label):
             zero, one = b.integers(0, scalar=True), b.integers(1, scalar=True)
             self.batch = b.node("Shape", [ids], "batch", start=0, end=1)
             self.count = b.node("Shape", [ids], "count", start=1, end=2)
@@ -30,7 +31,7 @@ class Rows:
 
     def shape(self, *trailing: int) -> str:
         """The shape value [B, S, *trailing]."""
-        b, name = self.builder, "rows/shape_" + "x".join(map(str, trailing))
+        b, name = self.builder, f"{self._label}/shape_" + "x".join(map(str, trailing))
         sizes = [self.batch, self.count, b.integers(*trailing)]
         return b.once(name, lambda: b.node("Concat", sizes, name, axis=0))
 

@@ -23,6 +23,7 @@ from dflash_trt.graph.bindings import (
 )
 from dflash_trt.graph.caches.strategy import cache_values, paging
 from dflash_trt.graph.drawing import draw_tokens, settle_step
+from dflash_trt.graph.eagle import inject_context
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
 from dflash_trt.graph.kv_feature_injection import kv_feature_injection_function
 from dflash_trt.graph.layers import attention, embed, gated_mlp, lm_head
@@ -53,7 +54,7 @@ def build_target(
     rows = Rows(b, TOKEN_IDS, CACHE_START)
     ropes = RopeTables("target", tables, target.query_scale)
     model = ModelBuilder(b, "target", target, rows, ropes)
-    x = embed(model)
+    x = embedded = embed(model)
     taps: dict[int, str] = {}
     for index in range(target.num_layers):
         layer = model.layer(index)
@@ -78,7 +79,11 @@ def build_target(
     if draft is not None:
         features = [taps[layer] for layer in draft.target_layer_ids]
         rope = RopeTables(draft_tables(target, draft), tables)
-        _inject_features(ModelBuilder(b, "draft", draft, rows, rope), features)
+        head = ModelBuilder(b, "draft", draft, rows, rope)
+        if draft.kind == "EAGLE-3":
+            inject_context(head, features, embedded, carries_norm=draft.carries_norm)
+        else:
+            _inject_features(head, features)
     return b.finish()
 
 

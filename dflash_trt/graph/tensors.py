@@ -90,10 +90,13 @@ def cache_layout(
 
 
 def _shapes(sizes: DecoderSizes, form: GraphForm) -> tuple[CacheShape, ...]:
-    return tuple(
+    shapes = [
         CacheShape(one.kv_heads, cache_head_dim(one.head_dim, one.has_sinks, form))
         for one in sizes.layers
-    )
+    ]
+    if sizes.features:  # one half beside the other, as if they were K and V of one more layer
+        shapes.append(CacheShape(1, sizes.features // 2))
+    return tuple(shapes)
 
 
 _NamedTensor = tuple[str, int, tuple[Dim, ...]]

@@ -54,7 +54,7 @@ class ReplayGraphs:
         edits: changes to the graphs in memory.
 
     Raises:
-        DflashError: a bundle of engines (usage).
+        DflashError: a bundle of engines, or one with an EAGLE-3 head (usage).
     """
 
     def __init__(self, bundle: Bundle, threads: int, edits: Edits) -> None:
@@ -64,6 +64,13 @@ class ReplayGraphs:
                 f"was built for {manifest.executor}; answers are replayed on the CPU",
                 where=bundle.folder,
                 fix="build the pair with --executor cpu",
+                usage=True,
+            )
+        if manifest.draft.kind == "EAGLE-3":
+            raise DflashError(
+                "has an EAGLE-3 head, whose chain cannot be replayed yet",
+                where=bundle.folder,
+                fix="verify tells its acceptance",
                 usage=True,
             )
         self._bundle, self._threads, self._edits = bundle, threads, edits

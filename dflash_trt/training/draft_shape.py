@@ -96,12 +96,12 @@ def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> Draft
     """The shape of a draft that exists, to go on training it.
 
     Raises:
-        DflashError: DeepSpec's layout, scaled rotary embeddings or causal blocks, which are not
-            trained here.
+        DflashError: another layout than z-lab's, scaled rotary embeddings or causal blocks, which
+            are not trained here.
     """
-    if draft.anchor_drafts:
+    if draft.anchor_drafts or draft.kind != "DFlash":
         raise DflashError(
-            "is in DeepSpec's layout, which training does not know",
+            f"is a {draft.kind} draft in a layout that training does not know",
             where=draft.checkpoint.path,
             fix="continue a draft in z-lab's layout (DFlashDraftModel)",
         )

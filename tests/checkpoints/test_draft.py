@@ -136,7 +136,6 @@ MODELS = {
     "DFlash2DraftModel": "DFlash2",
     "DSparkDraftModel": "DSpark",
     "Gemma4DSparkModel": "DSpark",
-    "LlamaForCausalLMEagle3": "EAGLE",
     "Eagle3DeepseekV2ForCausalLM": "EAGLE",
     "EagleLlamaForCausalLM": "EAGLE",
     "JetSpecDraftModel": "JetSpec",

@@ -67,6 +67,13 @@ class PagedStrategy(CacheStrategy):
         function = paged_attention_function(function)
         return b.call(function, [*operands, PAGE_TABLE], "attend", **attributes)[0]
 
+    def linear_view(self, layer: LayerBuilder) -> tuple[str, str]:
+        names = [f"{cache}_view" for cache in layer.caches]
+        operands = [*layer.caches, PAGE_TABLE]
+        attributes = paging(layer) | {"kv_heads": layer.sizes.kv_heads}
+        k, v = layer.b.call(define(_VIEW), operands, "view", outputs=names, **attributes)
+        return k, v
+
 
 def _length(layer: LayerBuilder) -> str:
     """Positions [1] that the page table has room for."""

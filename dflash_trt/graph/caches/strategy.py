@@ -42,6 +42,17 @@ class CacheStrategy(ABC):
         the cache, so that one kernel sees context and block alike.
         """
 
+    def linear_view(self, layer: LayerBuilder) -> tuple[str, str]:
+        """K and V before the call, [B,kv heads,M,D], for a draft that attends to them itself."""
+        k, v = layer.caches
+        return k, v
+
+
+def store_rows(layer: LayerBuilder, k: str, v: str) -> list[str]:
+    """Writes rows by whatever operation the form has for it; returns the caches after."""
+    form = layer.b.form
+    return (write_rows if form.is_paged or form.is_fp8 else scatter_rows)(layer, k, v)
+
 
 def write_rows(layer: LayerBuilder, k: str, v: str) -> list[str]:
     """Writes rows in one operation, `kv_cache_update`; returns the caches after."""

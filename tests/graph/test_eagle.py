@@ -1,0 +1,87 @@
+"""EAGLE-3 chains against the head as published, row by row, over ragged contexts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.bundle.quantize import PairQuantization
+from dflash_trt.errors import DflashError
+from dflash_trt.graph.bindings import DRAFT_TOKEN_IDS
+from dflash_trt.graph.form import CacheDtype
+from dflash_trt.replay import Replay
+from dflash_trt.training.draft_shape import shape_of
+from tests.graph.runner import BOUND, GraphRunner, chunks, tokens
+from tests.pairs import PairFactory, TinyPair, bundle_pair
+from tests.reference.eagle import ReferenceEagle, write_eagle
+from tests.reference.generate import forward_with_taps
+
+pytestmark = pytest.mark.numeric
+
+CONTEXT = 60
+STARTS = [(1, 2), (7, 33), (58, 40)]
+HEADS: dict[str, dict[str, Any]] = {
+    "eagle": {"layout": "eagle"},
+    "bfloat16, rope of its own": {"layout": "eagle", "dtype": "bfloat16", "rope_theta": 5e4},
+    "modelopt, default taps": {"layout": "modelopt", "taps": None},
+    "speculators": {"layout": "speculators", "carries_norm": True},
+    "deepspec": {"layout": "deepspec", "draft_vocab": None, "taps": (1, 2, 3, 4, 5)},
+}
+
+
+def eagle_pair(make_pair: PairFactory, folder: Path, **head: Any) -> TinyPair:
+    base = make_pair("qwen3", {"vocab": 192})
+    (folder / "target").symlink_to(base.folder / "target")
+    write_eagle(folder / "draft", base.folder / "target", **head)
+    return bundle_pair(folder, BuildOptions())
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_every_draft_is_the_published_heads(
+    name: str, make_pair: PairFactory, tmp_path: Path
+) -> None:
+    pair = eagle_pair(make_pair, tmp_path, **HEADS[name])
+    assert pair.bundle.manifest.draft.kind == "EAGLE-3"
+    taps = pair.pair.draft.target_layer_ids
+    assert taps == tuple(HEADS[name].get("taps", (1, 2, 4)) or (1, 2, 2))
+    reference = ReferenceEagle.load(tmp_path / "draft", pair.reference, taps)
+    ids = tokens(192, 2, CONTEXT, seed=5)
+    runner = GraphRunner(pair, batch=2)
+    # Chunks begin with the last one's feature; positions behind a start are scratch.
+    for first, last in chunks(CONTEXT, [17, 1, 5]):
+        runner.target(ids[:, first:last], [first, first])
+    _, features = forward_with_taps(pair.reference, torch.tensor(ids), taps)
+    unsure = compared = 0
+    for starts in STARTS:
+        anchors = [int(ids[b, start]) for b, start in enumerate(starts)]
+        for block in (2, 5, 8):
+            got = runner.draft(anchors, starts, block)[DRAFT_TOKEN_IDS]
+            for b, start in enumerate(starts):
+                known = torch.tensor(ids[b, : start + 1])
+                want, logits = reference.drafts(known, features[b, :start], block - 1)
+                assert got[b, 0] == anchors[b]
+                for at, (draft, scores) in enumerate(zip(want, logits, strict=True), start=1):
+                    best = scores.topk(2).values
+                    compared += 1
+                    if best[0] - best[1] <= 4 * BOUND * scores.abs().max():
+                        unsure += 1
+                        break  # a chain goes on from a token that may be another
+                    assert got[b, at] == draft, (name, starts, block, at)
+    assert unsure < 0.05 * compared
+
+
+def test_what_has_no_graph_yet_is_refused(make_pair: PairFactory, tmp_path: Path) -> None:
+    pair = eagle_pair(make_pair, tmp_path)
+    with pytest.raises(DflashError, match="EAGLE-3 head, for which FP8 KV caches cannot be built"):
+        bundle_pair(tmp_path, BuildOptions(overwrite=True, cache_dtype=CacheDtype.FP8))
+    wanted = PairQuantization({"target": "FP8"}, lambda *_: pytest.fail("nothing is observed"))
+    with pytest.raises(DflashError, match="for which quantising the pair cannot be built"):
+        bundle_pair(tmp_path, BuildOptions(overwrite=True, quantization=wanted))
+    with pytest.raises(DflashError, match="whose chain cannot be replayed yet"):
+        Replay(pair.bundle)
+    with pytest.raises(DflashError, match="a layout that training does not know"):
+        shape_of(pair.pair.draft, 192, 6)

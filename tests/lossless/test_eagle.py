@@ -1,0 +1,83 @@
+"""Rung 2 for EAGLE-3: chains change no bit of any logit, and pages that are shared hold a head's
+context too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dflash_trt.backends.base import Executor
+from dflash_trt.backends.registry import open_executor
+from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.runtime import Generator, SamplingParams
+from tests.inspection import poison_free_pages, pools
+from tests.lossless.runs import check_groups, check_shared_prefix, make_requests, run, run_baseline
+from tests.pairs import PairFactory, bundle_pair
+from tests.reference.eagle import ReferenceEagle, write_eagle
+from tests.reference.generate import forward_with_taps
+
+VOCAB, SLOTS, TAPS, SIZE = 64, 8, (1, 2, 4), 8
+SAMPLED = SamplingParams(temperature=0.8, seed=5)
+FORMS: dict[str, dict[str, Any]] = {"linear": {}, "paged": {"page_size": SIZE, "pages": 61}}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(make_pair: PairFactory, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair whose head was fitted to the target's own answers, by least squares."""
+    base = make_pair("qwen3", {"vocab": VOCAB}, max_seq_len=192)
+    folder = tmp_path_factory.mktemp("eagle")
+    (folder / "target").symlink_to(base.folder / "target")
+    draft = write_eagle(folder / "draft", base.folder / "target", taps=TAPS, draft_vocab=None)
+    head = ReferenceEagle.load(draft, base.reference, TAPS)
+    inputs, wanted = [], []
+    asked = make_requests(VOCAB, SLOTS)
+    for request, one in zip(asked, run_baseline(base.open(), asked), strict=True):
+        ids = torch.tensor([*request.prompt_ids, *one.token_ids])
+        _, features = forward_with_taps(base.reference, ids[None], TAPS)
+        answer = len(request.prompt_ids)  # prompts are noise
+        inputs.append(head.hidden(ids[:-1], features[0, :-2])[answer - 1 :])
+        wanted.append(ids[answer + 1 :])
+    x, y = torch.cat(inputs), torch.nn.functional.one_hot(torch.cat(wanted), VOCAB).float()
+    fitted = torch.linalg.solve(x.T @ x + 0.1 * torch.eye(x.shape[1]), x.T @ y).T
+    tensors = load_file(draft / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": fitted.contiguous()}, draft / "model.safetensors")
+    return folder
+
+
+def build(folder: Path, form: str) -> Executor:
+    place = folder / form
+    if not place.exists():
+        place.mkdir()
+        for owner in ("target", "draft"):
+            (place / owner).symlink_to(folder / owner)
+    options = BuildOptions(overwrite=True, **FORMS[form])
+    pair = bundle_pair(place, options, max_batch=SLOTS, max_seq_len=192)
+    return open_executor(pair.bundle, threads=1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "drawn"])
+def test_a_chain_keeps_every_bit(form: str, sampling: SamplingParams, checkpoints: Path) -> None:
+    executor = build(checkpoints, form)
+    asked = make_requests(VOCAB, SLOTS, sampling)
+    expected = run_baseline(executor, asked)
+    for batch, live in ((1, False), (SLOTS, False), (SLOTS, True)):
+        check_groups(executor, asked, expected, batch, live=live)
+    if not sampling.temperature:
+        statistics = [one.statistics for one in run(executor, asked)]
+        accepted = sum(one.accepted_tokens for one in statistics)
+        assert 2 * accepted > sum(one.steps for one in statistics), "drafts are taken"
+
+
+def test_a_shared_page_holds_the_heads_context(checkpoints: Path) -> None:
+    """Prompts part right behind a page: its last row depends on no token behind it."""
+    linear, paged = build(checkpoints, "linear"), build(checkpoints, "paged")
+
+    def poison(generator: Generator) -> None:
+        poison_free_pages(generator, pools(paged))
+
+    check_shared_prefix(linear, paged, (1, 3, 8, 9, 20), poison)
