@@ -122,6 +122,8 @@ def _mistakes(
             misspelt.update(".".join([*outer, meant]) for meant in close)
             continue
         key = ".".join(_follow(kind, location)[0])
+        if one["type"] == "too_short" and any(name.startswith(f"{key}.") for name in found):
+            continue  # pydantic does not count an item that has a mistake
         # What is misspelt is missing under its own name too, and one of a union fails as each.
         if key not in found and not (one["type"] == "missing" and key in misspelt):
             found[key] = _describe(key, one)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from http.client import HTTPException
 from typing import Any
 
-from dflash_trt.core.replies import error_detail, open_reply, read_reply
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.serving.client.openai_connection import OpenAiConnection
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.training.answers import AnswerOptions
 from dflash_trt.training.render import RenderedRow
@@ -41,10 +37,9 @@ class AnswerServer:
         end_ids: tuple[int, ...],
     ) -> None:
         assert options.url is not None
-        self._base = options.url.rstrip("/").removesuffix("/v1") + "/v1"
-        if not self._base.startswith(("http://", "https://")):
-            what = f"{options.url!r} is no http:// or https:// address"
-            raise DflashError(what, where="--answers-from", usage=True)
+        unreachable = "start the server, or leave out --answers-from"
+        self._server = OpenAiConnection(options.url, "--answers-from", unreachable)
+        self._base = self._server.base
         self._options, self._answers, self._tokenizer = options, answers, tokenizer
         self._variables, self._end_ids = dict(variables), end_ids
         self.model = self._find_model(options.model)
@@ -83,9 +78,9 @@ class AnswerServer:
             body["messages"] = [dict(message) for message in row.messages]
             if self._variables:
                 body["chat_template_kwargs"] = self._variables
-            reply = self._post("/chat/completions", body)
+            reply = self._server.read("/chat/completions", body, _ANSWER_S)
         else:
-            reply = self._post("/completions", {**body, "prompt": row.text})
+            reply = self._server.read("/completions", {**body, "prompt": row.text}, _ANSWER_S)
         return self._read_answer(reply, row)
 
     def _read_answer(self, reply: dict[str, Any], row: RenderedRow) -> list[int]:
@@ -113,7 +108,7 @@ class AnswerServer:
         return [*ids, *self._end_ids[:1]] if reason == "stop" else ids or list(self._end_ids[:1])
 
     def _find_model(self, wanted: str | None) -> str:
-        listed = self._open("/models", None, _QUESTION_S).get("data")
+        listed = self._server.read("/models", None, _QUESTION_S).get("data")
         found = listed if isinstance(listed, list) else []
         names = [one.get("id") for one in found if isinstance(one, dict)]
         if wanted is None and len(names) == 1 and isinstance(names[0], str):
@@ -125,20 +120,3 @@ class AnswerServer:
         raise DflashError(
             f"{what} it lists {shown}", where=self._base, fix="pass --endpoint-model", usage=True
         )
-
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        return self._open(path, json.dumps(body).encode(), _ANSWER_S)
-
-    def _open(self, path: str, body: bytes | None, timeout: float) -> dict[str, Any]:
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        request = urllib.request.Request(self._base + path, body, headers)
-        try:
-            with open_reply(request, timeout) as response:
-                return read_reply(response, self._base + path)
-        except urllib.error.HTTPError as error:
-            what = f"answers {error.code} to {path}: {error_detail(error)}"
-            raise DflashError(what, where=self._base) from error
-        except (OSError, HTTPException, ValueError) as error:
-            what = f"does not answer {path} ({one_line(error, 120)})"
-            fix = "start the server, or leave out --answers-from"
-            raise DflashError(what, where=self._base, fix=fix) from error

@@ -54,6 +54,43 @@ def test_mistakes(tmp_path: Path, text: str, pieces: list[str]) -> None:
         assert piece in message, message
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "sweep: --url is missing, a required key"),
+        (GOOD | {"isl": 5}, "sweep: --isl needs a --tokenizer to count with"),
+        (
+            GOOD | {"duration_s": 3.0, "request_count": 4},
+            "sweep: give --request-count or --duration, not both",
+        ),
+        (GOOD | {"categories": ("x",)}, "sweep: --category belong to --dataset speed-bench"),
+        (GOOD | {"baseline": "c"}, "sweep: --baseline 'c' is no configuration's name"),
+        (
+            {"configurations": [ONE]},
+            "sweep: give --input-file, or --prompts by name",
+        ),
+        (
+            GOOD | {"timeout_s": -2.0, "top_p": 3.0},
+            "sweep: 2 errors: --top-p: Input should be less than or equal to 1, got 3.0; "
+            "--timeout: Input should be greater than 0, got -2.0",
+        ),
+        (
+            GOOD | {"configurations": [{**ONE, "name": "a/b"}]},
+            "sweep: --name: String should match pattern",
+        ),
+    ],
+)
+def test_the_command_line_reads_of_options(given: dict[str, Any], said: str) -> None:
+    assert refusal_of(read_sweep_config, None, given).startswith(said)
+
+
+def test_a_file_with_options_reads_of_both(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(YAML + "top_p: 3.0\n")
+    said = refusal_of(read_sweep_config, path, {"timeout_s": -2.0})
+    assert "top_p: Input" in said and "--timeout: Input" in said
+
+
 def test_paths_of_the_file_are_relative_to_it(tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text(YAML)

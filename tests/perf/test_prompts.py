@@ -59,7 +59,7 @@ def test_prompts_that_cannot_be_used(tmp_path: Path) -> None:
             load_prompts(_config(input_file=str(path)), None)
     path.write_text('{"prompt": "a few words"}\n')
     config = _config(input_file=str(path), isl=1000, tokenizer="t")
-    with pytest.raises(DflashError, match="isl 1,000 needs more"):
+    with pytest.raises(DflashError, match="prompts of 1,000 need more"):
         load_prompts(config, tokenizer)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(DflashError, match="not a readable tokenizer"):
@@ -81,7 +81,7 @@ def test_named_sets_are_cut_from_their_own_text(tmp_path: Path) -> None:
     assert prompts.set_names == ("b", "a")
     assert {tokenizer.count(text) for text in prompts.texts} == {40}
     length = 1 + sum(tokenizer.count(text) for text in whole.texts[:2])
-    with pytest.raises(DflashError, match="needs more"):
+    with pytest.raises(DflashError, match="need more"):
         load_prompts(_config(**given, isl=length), tokenizer)
 
 

@@ -131,7 +131,7 @@ def test_named_sets_of_prompts(stub: Stub, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_sets_that_cannot_be_swept(sweep: Sweep, prompts: Path, tmp_path: Path) -> None:
-    sweep("--prompts", f"a={prompts}").fails(2, "give input_file, or prompts by name")
+    sweep("--prompts", f"a={prompts}").fails(2, "give --input-file, or --prompts by name")
     config = tmp_path / "sweep.yaml"
     config.write_text("prompts: {a: none.jsonl}\nconfigurations: [{name: x, url: 'h:1'}]\n")
     run("sweep", "--config", config, "-o", tmp_path / "r").fails(2, str(tmp_path / "none.jsonl"))
@@ -151,6 +151,9 @@ def test_openai_endpoints(sweep: Sweep, stub: Stub, tmp_path: Path) -> None:
     for record in _records(tmp_path / "results"):
         assert (record.output_tokens, record.token_source) == (OSL, "counts")
         assert record.input_tokens == 9 and record.messages < OSL
+        assert (record.verify_steps, record.drafted_tokens, record.accepted_tokens) == (4, 7, 2)
+    lengths = [one.value("acceptance_length") for one in ResultStore(tmp_path / "results").points()]
+    assert lengths and {None if one is None else one.mean for one in lengths} == {(OSL - 1) / 4}
     config = tmp_path / "sweep.yaml"
     config.write_text(
         "configurations:\n- name: chat\n  kind: chat\n  model: tensorrt_llm\n"

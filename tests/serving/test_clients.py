@@ -163,6 +163,7 @@ def _check_usage(usage: Any, result: RequestResult) -> None:
     assert usage.total_tokens == one.prompt_tokens + one.output_tokens
     assert details.accepted_prediction_tokens == one.accepted_tokens
     assert details.rejected_prediction_tokens == one.drafted_tokens - one.accepted_tokens
+    assert details.num_verify_steps == one.steps
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

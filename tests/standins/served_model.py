@@ -274,7 +274,9 @@ async def _stream_http(
             choice["token_ids"] = list(range(before, count))
         write([{**choice, "finish_reason": "length" if final else None}])
     if behaviour.counts:
-        write([], usage={"prompt_tokens": 9, "completion_tokens": answer.tokens[-1]})
+        drafts = {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 5}
+        usage = {"prompt_tokens": 9, "completion_tokens": answer.tokens[-1]}
+        write([], usage={**usage, "completion_tokens_details": {**drafts, "num_verify_steps": 4}})
     writer.write(b"data: [DONE]\n\n")
 
 

@@ -22,8 +22,10 @@ def completion(text: str, prompt_tokens: int, reason: str = "length") -> dict[st
 
 
 @contextmanager
-def openai_server(answer: Answer, models: tuple[str, ...] = ("target",)) -> Iterator[str]:
-    """Its address."""
+def openai_server(
+    answer: Answer, models: tuple[str, ...] = ("target",), key: str | None = None
+) -> Iterator[str]:
+    """Its address; without the `key` it answers 401."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -37,6 +39,8 @@ def openai_server(answer: Answer, models: tuple[str, ...] = ("target",)) -> Iter
             pass
 
         def _reply(self, value: dict[str, Any]) -> None:
+            if key is not None and self.headers["Authorization"] != f"Bearer {key}":
+                value = {"status": 401, "error": {"message": "no such key"}}
             content = json.dumps(value).encode()
             self.send_response(value.get("status", 200))
             self.send_header("Content-Length", str(len(content)))

@@ -141,3 +141,15 @@ def test_a_server_of_another_model_is_found_out(tmp_path: Path, tokenizer: Bundl
         outcome = run(*command(prompts, tmp_path / "draft", "--answers-from", url))
     outcome.fails(1, url, "serves another model: of its greedy tokens on 4 prompts only")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_key_of_the_environment_opens_a_server(
+    tokenizer: BundleTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = rendered(tokenizer, "shift #2001")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with openai_server(lambda *_: completion(" in", len(row.prompt_ids)), key="s3") as url:
+        with pytest.raises(DflashError, match=r"answers 401 to /models: .*; set OPENAI_API_KEY"):
+            connect(url, tokenizer)
+        monkeypatch.setenv("OPENAI_API_KEY", "s3")
+        assert connect(url, tokenizer).ask(row) == tokenizer.encode(" in", special=False)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import urllib.error
-import urllib.request
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 
-from dflash_trt.core.replies import error_detail, open_reply, parse_object, read_reply
+from dflash_trt.core.replies import parse_object
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.sampling.params import SamplingParams
+from dflash_trt.serving.client.openai_connection import OpenAiConnection
 
-API_KEY = "OPENAI_API_KEY"
-"""The environment's variable that has the key, as OpenAI's own clients read it."""
 _QUESTION_S, _ANSWER_S = 20.0, 600.0
 _MAX_LINE = 1 << 20
 _MAX_ANSWER = 256 << 20
@@ -38,12 +33,9 @@ class OpenAiChat:
     def __init__(
         self, url: str, sampling: SamplingParams, options: Mapping[str, Any] | None = None
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            what = f"{one_line(repr(url), 80)} is no http:// or https:// address"
-            raise DflashError(what, where="--url", usage=True)
-        self.base = url.rstrip("/").removesuffix("/v1") + "/v1"
-        with self._open("/models", None, _QUESTION_S) as reply:
-            self.model = _first_model(reply, self.base)
+        self._server = OpenAiConnection(url, "--url", "is the server there?")
+        self.base = self._server.base
+        self.model = _first_model(self._server.read("/models", None, _QUESTION_S), self.base)
         self._body: dict[str, Any] = {
             "model": self.model,
             "stream": True,
@@ -63,8 +55,8 @@ class OpenAiChat:
         Raises:
             DflashError: the server refuses, or its stream breaks off.
         """
-        body = json.dumps({**self._body, "messages": [dict(one) for one in messages]}).encode()
-        with closing(self._open("/chat/completions", body, _ANSWER_S)) as reply:
+        body = {**self._body, "messages": [dict(one) for one in messages]}
+        with closing(self._server.open("/chat/completions", body, _ANSWER_S)) as reply:
             is_whole = False
             for event in self._events(reply):
                 if event is None:
@@ -94,24 +86,8 @@ class OpenAiChat:
             what = f"the answer broke off ({one_line(error, 100)})"
             raise DflashError(what, where=self.base, fix="ask again") from error
 
-    def _open(self, path: str, body: bytes | None, timeout: float) -> HTTPResponse:
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(API_KEY):
-            headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(self.base + path, body, headers)
-        try:
-            return open_reply(request, timeout)
-        except urllib.error.HTTPError as error:
-            fix = f"set {API_KEY}" if error.code == 401 else None
-            what = f"answers {error.code} to {path}: {error_detail(error)}"
-            raise DflashError(what, where=self.base, fix=fix) from error
-        except (OSError, HTTPException, ValueError) as error:
-            what = f"does not answer {path} ({one_line(error, 120)})"
-            raise DflashError(what, where=self.base, fix="is the server there?") from error
 
-
-def _first_model(reply: HTTPResponse, base: str) -> str:
-    listed = read_reply(reply, base)
+def _first_model(listed: dict[str, Any], base: str) -> str:
     try:
         name = listed["data"][0]["id"]
     except (LookupError, TypeError) as error:

@@ -115,6 +115,7 @@ def _describe_usage(statistics: RequestStatistics) -> dict[str, Any]:
         "completion_tokens_details": {
             "accepted_prediction_tokens": statistics.accepted_tokens,
             "rejected_prediction_tokens": statistics.drafted_tokens - statistics.accepted_tokens,
+            "num_verify_steps": statistics.steps,
         },
     }
 

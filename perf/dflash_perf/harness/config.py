@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -17,6 +18,7 @@ from pydantic import (
 
 from dflash_trt.core.validation import validate
 from dflash_trt.core.yaml_files import read_yaml
+from dflash_trt.errors import DflashError
 from dflash_trt.text.hub_prompts import is_hub_address
 from dflash_trt.text.task_sets import check_set_name
 
@@ -30,6 +32,15 @@ Text = Annotated[str, Field(min_length=1, max_length=4096)]
 MAX_CONCURRENCY = 4096
 # A request's seed is (seed << 20) + index, which must stay an integer that JSON readers keep.
 MAX_SEED = 1 << 32
+
+
+# Options whose names are not their keys'; of several configurations an option gives one.
+_OPTIONS = {
+    "categories": "--category",
+    "configurations": "--url",
+    "duration_s": "--duration",
+    "timeout_s": "--timeout",
+}
 
 
 class _Settings(BaseModel):
@@ -144,24 +155,24 @@ class SweepConfig(_Settings):
                 raise ValueError(f"{name!r} and another configuration are both {slug!r}")
             folders.add(slug)
         if self.baseline is not None and self.baseline not in names:
-            raise ValueError(f"baseline {self.baseline!r} is no configuration's name")
+            raise ValueError(f"<baseline> {self.baseline!r} is no configuration's name")
         if len({configuration.gpus is None for configuration in self.configurations}) > 1:
-            raise ValueError("give gpus for all configurations, or for none")
+            raise ValueError("give <gpus> for all configurations, or for none")
         for one in self.configurations:
             if one.inputs and one.kind != "llm-api":
-                raise ValueError(f"{one.name}: inputs belong to kind llm-api; use parameters")
+                raise ValueError(f"{one.name}: <inputs> belong to kind llm-api; use <parameters>")
         if self.request_count is not None and self.duration_s is not None:
-            raise ValueError("give request_count or duration_s, not both")
+            raise ValueError("give <request_count> or <duration_s>, not both")
         if self.isl is not None and self.tokenizer is None:
-            raise ValueError("isl needs a tokenizer to count with")
+            raise ValueError("<isl> needs a <tokenizer> to count with")
         if (self.input_file is None) == (not self.prompts):
-            raise ValueError("give input_file, or prompts by name")
+            raise ValueError("give <input_file>, or <prompts> by name")
         for name in self.prompts:
             check_set_name(name, "prompts")
         if self.prompts and self.dataset != "prompts":
-            raise ValueError(f"dataset {self.dataset} is read from an input_file")
+            raise ValueError(f"<dataset> {self.dataset} is read from an <input_file>")
         if self.categories and self.dataset != "speed-bench":
-            raise ValueError("categories belong to dataset speed-bench")
+            raise ValueError("<categories> belong to <dataset> speed-bench")
         return self
 
     @property
@@ -231,7 +242,31 @@ def read_sweep_config(path: Path | None, given: dict[str, Any]) -> SweepConfig:
     ):
         if either & given.keys():
             raw = {key: raw[key] for key in raw if key not in either}
-    return validate(SweepConfig, {**raw, **given}, path or "sweep", usage=True)
+    try:
+        return validate(SweepConfig, {**raw, **given}, path or "sweep", usage=True)
+    except DflashError as error:
+        what = _name_settings(error.what, lambda key: path is None or key in given)
+        raise DflashError(what, where=error.where, usage=True) from error
+
+
+def _name_settings(text: str, is_option: Callable[[str], bool]) -> str:
+    """`text` with each setting called as the user gave it: an option, or a key of the file.
+
+    Settings stand in <> where a sentence names them, and before the mistake that is theirs.
+    """
+
+    def name(key: str, outer: str = "") -> str:
+        known = SweepConfig.model_fields | (Configuration.model_fields if outer else {})
+        if key not in known or not is_option("configurations" if outer else key):
+            return outer + key
+        return _OPTIONS.get(key, "--" + key.replace("_", "-"))
+
+    text = re.sub(r"<(\w+)>", lambda found: name(found[1]), text)
+    return re.sub(
+        r"(^|errors: |; )(configurations\.0\.)?(\w+)(\.\d+)?(?=: | is missing)",
+        lambda found: found[1] + name(found[3], found[2] or "") + (found[4] or ""),
+        text,
+    )
 
 
 def _beside(path: Path, source: Any) -> Any:

@@ -174,7 +174,8 @@ def _open_session(headers: dict[str, str]) -> ClientSession:
 
 
 def _read_usage(usage: dict[str, Any]) -> ServerCounts:
-    """The counts in a `usage` object; drafts have OpenAI's names for predicted outputs."""
+    """The counts in a `usage` object; drafts have OpenAI's names for predicted outputs, steps the
+    name that Triton server's outputs have."""
     details = usage.get("completion_tokens_details")
     details = details if isinstance(details, dict) else {}
     accepted, rejected = (
@@ -183,11 +184,13 @@ def _read_usage(usage: dict[str, Any]) -> ServerCounts:
     drafted = None
     if isinstance(accepted, int) and isinstance(rejected, int) and accepted + rejected > 0:
         drafted = accepted + rejected
+    steps = details.get("num_verify_steps")  # counts of drafts do not tell how an answer ended
     return ServerCounts(
         input_tokens=usage.get("prompt_tokens"),
         output_tokens=usage.get("completion_tokens"),
         accepted_tokens=None if drafted is None else accepted,
         drafted_tokens=drafted,
+        verify_steps=steps if isinstance(steps, int) else None,
     )
 
 

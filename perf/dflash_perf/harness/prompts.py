@@ -117,8 +117,7 @@ def _prepare(
             raise DflashError(f"prompt {number} is empty", where=source, usage=True)
     if config.isl is None:
         return tuple(prompts)
-    if tokenizer is None:
-        raise DflashError("needs a tokenizer to count with", where="isl", usage=True)
+    assert tokenizer is not None, "the settings say so"
     return tuple(cut_to_length(prompts, tokenizer, config.isl, source))
 
 
@@ -135,7 +134,7 @@ def cut_to_length(
     lengths = [tokenizer.count(prompt) for prompt in prompts]
     if sum(lengths) < length:
         raise DflashError(
-            f"all prompts together have {sum(lengths):,} tokens, isl {length:,} needs more",
+            f"all prompts together have {sum(lengths):,} tokens, prompts of {length:,} need more",
             where=source,
             usage=True,
         )
