@@ -56,7 +56,11 @@ _COUNT = click.IntRange(1)
     type=PATH_TEXT,
     help="tokenizer.json, checkpoint or bundle; for --isl, and servers that tell no counts.",
 )
-@click.option("--isl", type=_COUNT, help="Input tokens of every prompt.  [default: its own]")
+@click.option(
+    "--isl",
+    type=_COUNT,
+    help="Input tokens of every prompt; without prompts, of random words.  [default: its own]",
+)
 @click.option("--osl", type=_COUNT, help="Most output tokens.  [default: 128]")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Always --osl output tokens.")
 @click.option("--temperature", type=float, help="0 is greedy.  [default: 0]")

@@ -92,8 +92,15 @@ def test_no_label_covers_another() -> None:
         with chart_style():
             figure = draw_plan(plan).figure
             figure.canvas.draw()
-            boxes = {text.get_text(): text.get_window_extent() for text in figure.axes[0].texts}
-        assert any("PROJECTION" in words for words in boxes)
+            (axes,) = figure.axes
+            boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
+            legend = axes.get_legend()
+            assert legend is not None and "PROJECTION" in legend.get_title().get_text()
+            boxes["legend"] = legend.get_window_extent()
+        drawn = [line.get_xydata().tolist() for line in axes.lines if len(line.get_xdata()) > 2]
+        for answer in filter(None, map(plan.answer, plan.points)):
+            ring = [plan.interactivity, answer.throughput]
+            assert any(ring in line for line in drawn), "a ring lies on its line"
         for one, other in combinations(boxes, 2):
             assert not boxes[one].overlaps(boxes[other]), (one, other)
 

@@ -67,7 +67,7 @@ def test_mistakes(tmp_path: Path, text: str, pieces: list[str]) -> None:
         (GOOD | {"baseline": "c"}, "sweep: --baseline 'c' is no configuration's name"),
         (
             {"configurations": [ONE]},
-            "sweep: give --input-file, or --prompts by name",
+            "sweep: give --input-file, --prompts by name, or --isl and --tokenizer",
         ),
         (
             GOOD | {"timeout_s": -2.0, "top_p": 3.0},

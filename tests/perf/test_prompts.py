@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from dflash_perf.harness.config import SweepConfig
-from dflash_perf.harness.prompts import PromptSet, Tokenizer, load_prompts
+from dflash_perf.harness.prompts import PromptSet, Tokenizer, load_prompts, random_prompts
 from dflash_perf.harness.speed_bench import read_speed_bench
 
 from dflash_trt.config import data_folder
@@ -44,6 +44,19 @@ def test_prompts_of_a_length_are_text_of_the_file(isl: int) -> None:
     original = load_prompts(_config(**given), tokenizer).texts[0]
     shorter = min(len(original), len(prompts.texts[0])) - 4
     assert prompts.texts[0][:shorter] == original[:shorter]
+
+
+def test_random_prompts_have_their_length_and_begin_apart() -> None:
+    tokenizer = Tokenizer(DEMO / "target")
+    given = {"tokenizer": str(DEMO / "target"), "limit_prompts": 20}
+    prompts = load_prompts(_config(**given, isl=50), tokenizer)
+    assert len(set(prompts.texts)) == 20
+    assert {tokenizer.count(text) for text in prompts.texts} == {50}
+    assert len({" ".join(text.split()[:3]) for text in prompts.texts}) == 20
+    assert load_prompts(_config(**given, isl=50), tokenizer) == prompts
+    assert load_prompts(_config(**given, isl=50, seed=1), tokenizer).texts[0] not in prompts.texts
+    with pytest.raises(DflashError, match="random prompts of 1 tokens, of 1,000"):
+        random_prompts(tokenizer, 1, 1000, 0)
 
 
 def test_prompts_that_cannot_be_used(tmp_path: Path) -> None:

@@ -139,10 +139,21 @@ def test_sets_that_cannot_be_swept(sweep: Sweep, prompts: Path, tmp_path: Path) 
         ("prompts: {all: p.jsonl}", "prompts: 'all' cannot name a set"),
         ("prompts: {a b: p.jsonl}", "prompts: 'a b' cannot name a set"),
         ("prompts: {a: p.jsonl}\ndataset: speed-bench", "is read from an input_file"),
-        ("prompts: {}", "give input_file, or prompts by name"),
+        ("prompts: {}", "give input_file, prompts by name, or isl and tokenizer"),
     ]:
         config.write_text(f"{text}\nconfigurations: [{{name: x, url: 'h:1'}}]\n")
         run("sweep", "--config", config, "-o", tmp_path / "r").fails(2, piece)
+
+
+def test_random_words_are_said_to_be_that(stub: Stub, tmp_path: Path) -> None:
+    fixed = ["--url", stub.grpc, "--osl", OSL, "--concurrency", "1", "--repeats", "1"]
+    fixed += ["--request-count", "3", "-o", tmp_path / "r", "--isl", "24", "--limit-prompts", "3"]
+    run("sweep", *fixed).fails(2, "--isl needs a --tokenizer to count with")
+    tokenizer = data_folder("demo_pair") / "target"
+    outcome = run("sweep", *fixed, "--tokenizer", tokenizer)
+    assert outcome.code == 0, outcome.err
+    assert "prompts are random words: acceptance, and speed with it, mean nothing" in outcome.err
+    assert {one.set_name for one in _records(tmp_path / "r")} == {"random words"}
 
 
 def test_openai_endpoints(sweep: Sweep, stub: Stub, tmp_path: Path) -> None:

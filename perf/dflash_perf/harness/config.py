@@ -106,6 +106,7 @@ class SweepConfig(_Settings):
         categories: of SPEED-Bench; all by default.
         tokenizer: a tokenizer.json, or a folder or bundle that has one.
         isl: input tokens of every prompt, cut from the prompts' text; by default prompts are whole.
+            Without prompts they are random words of the tokenizer, `limit_prompts` of them.
         osl: most output tokens of a request, and exactly that many with `ignore_eos`.
         concurrency: closed loop: requests in flight at any time.
         request_rate: open loop: requests per second with Poisson arrivals, answered or not.
@@ -165,8 +166,12 @@ class SweepConfig(_Settings):
             raise ValueError("give <request_count> or <duration_s>, not both")
         if self.isl is not None and self.tokenizer is None:
             raise ValueError("<isl> needs a <tokenizer> to count with")
-        if (self.input_file is None) == (not self.prompts):
+        if self.input_file is not None and self.prompts:
             raise ValueError("give <input_file>, or <prompts> by name")
+        if self.is_synthetic and self.isl is None:
+            raise ValueError(
+                "give <input_file>, <prompts> by name, or <isl> and <tokenizer> for random words"
+            )
         for name in self.prompts:
             check_set_name(name, "prompts")
         if self.prompts and self.dataset != "prompts":
@@ -174,6 +179,11 @@ class SweepConfig(_Settings):
         if self.categories and self.dataset != "speed-bench":
             raise ValueError("<categories> belong to <dataset> speed-bench")
         return self
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether prompts are made up."""
+        return self.input_file is None and not self.prompts
 
     @property
     def baseline_name(self) -> str:

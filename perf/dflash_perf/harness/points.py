@@ -14,6 +14,7 @@ from dflash_perf.harness.config import OfferedLoad
 from dflash_perf.harness.distribution import Spread, describe
 from dflash_perf.harness.load import REQUESTS_PER_STREAM
 from dflash_perf.harness.metrics import REQUEST_METRICS, RUN_METRICS, AcceptanceProfile
+from dflash_perf.harness.prompts import RANDOM_WORDS
 from dflash_perf.harness.records import RunRecord
 from dflash_perf.harness.sets import SET_METRICS, SetSummary, summarize_sets
 from dflash_trt.text.task_sets import ALL
@@ -172,6 +173,8 @@ class SweepPoint:
         busiest = max(run.values.get("client_cpu_share", 0.0) for run in self.runs)
         if busiest > BUSY_CLIENT:
             notes.append(f"the client used {busiest:.0%} of a core: it may be the bottleneck")
+        if self.set_names == (RANDOM_WORDS,):
+            notes.append("prompts are random words: acceptance, and speed with it, mean nothing")
         if differing := sum(run.count_differs for run in self.runs):
             notes.append(f"output_ids and the server's own count differ in {differing} requests")
         if early := sum(run.ended_early for run in self.runs):

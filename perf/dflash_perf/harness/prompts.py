@@ -17,6 +17,9 @@ from dflash_trt.text.prompts import read_prompts
 from dflash_trt.text.task_sets import read_task_sets
 from dflash_trt.text.tokenizer_calls import decode, encode, open_tokenizer
 
+RANDOM_WORDS = "random words"
+"""The set that prompts belong to which nobody wrote."""
+_RANDOM_PROMPTS, _TRIES = 128, 32
 _SEAM = "\n\n"
 _MARGIN = 8
 
@@ -46,6 +49,13 @@ class Tokenizer:
             if "\ufffd" not in cut and self.count(cut) == length:
                 return cut
         return None
+
+    def words(self) -> list[str]:
+        """Words of letters alone that are one token each, in the order of their ids."""
+        texts = (
+            decode(self._core, [index]).strip() for index in range(self._core.get_vocab_size())
+        )
+        return [text for text in texts if len(text) > 1 and text.isascii() and text.isalpha()]
 
     def _encode(self, text: str) -> list[int]:
         return encode(self._core, text, special=False)
@@ -90,8 +100,15 @@ def load_prompts(config: SweepConfig, tokenizer: Tokenizer | None) -> PromptSet:
     """The prompts that `config` asks for.
 
     Raises:
-        DflashError: a file that cannot be used, an empty prompt, too little text for `isl`.
+        DflashError: a file that cannot be used, an empty prompt, too little text for `isl`, or a
+            tokenizer of too few words for random ones.
     """
+    if config.is_synthetic:
+        assert tokenizer is not None and config.isl is not None, "the settings say so"
+        texts = random_prompts(
+            tokenizer, config.isl, config.limit_prompts or _RANDOM_PROMPTS, config.seed
+        )
+        return PromptSet(tuple(texts), (RANDOM_WORDS,) * len(texts))
     if config.input_file is not None:
         path = Path(config.input_file)
         if config.dataset == "speed-bench":
@@ -99,8 +116,7 @@ def load_prompts(config: SweepConfig, tokenizer: Tokenizer | None) -> PromptSet:
         else:
             prompts = read_prompts(path)
         return PromptSet(_prepare(prompts[: config.limit_prompts], config, tokenizer, path))
-    texts: list[str] = []
-    names: list[str] = []
+    texts, names = [], []
     for one in read_task_sets(config.prompts, config.limit_prompts):
         prompts = [prompt.text for prompt in one.prompts]
         texts += _prepare(prompts, config, tokenizer, config.prompts[one.name])
@@ -119,6 +135,31 @@ def _prepare(
         return tuple(prompts)
     assert tokenizer is not None, "the settings say so"
     return tuple(cut_to_length(prompts, tokenizer, config.isl, source))
+
+
+def random_prompts(tokenizer: Tokenizer, length: int, count: int, seed: int) -> list[str]:
+    """`count` different prompts of `length` tokens each, of words drawn by `seed`.
+
+    They differ from the first word on, so that no server finds one in another's cache. What a model
+    says to them is like nothing that people ask: their acceptance means nothing.
+
+    Raises:
+        DflashError: the tokenizer has too few words, or no words of so many tokens are found.
+    """
+    words, generator = tokenizer.words(), random.Random(f"{seed}:{length}")
+    found: dict[str, None] = {}
+    for _ in range(count * _TRIES):
+        if len(found) == count or not words:
+            break
+        drawn = " ".join(generator.choices(words, k=length + _MARGIN))
+        cut = tokenizer.cut(drawn, length)
+        if cut is not None:
+            found.setdefault(cut)
+    if len(found) < count:
+        what = f"makes only {len(found):,} random prompts of {length:,} tokens, of {count:,}"
+        fix = "give prompts with --prompts NAME=FILE"
+        raise DflashError(what, where="the tokenizer", fix=fix, usage=True)
+    return list(found)
 
 
 def cut_to_length(

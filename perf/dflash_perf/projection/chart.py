@@ -10,10 +10,25 @@ from dflash_perf.harness.answers import build_fronts
 from dflash_perf.harness.points import SweepPoint
 from dflash_perf.projection.tables import NOT_REACHABLE, UNIT, projected_front
 from dflash_perf.report.content import Chart
-from dflash_perf.report.style import FAINT, label_lines, log_axis, looks, mark_answers, new_chart
+from dflash_perf.report.style import (
+    label_lines,
+    log_axis,
+    looks,
+    mark_answers,
+    name_corner,
+    new_chart,
+)
+from dflash_trt.planning.decoding import Kind
 from dflash_trt.planning.projection import BASELINE, Projection
 
-DASHES = (0, (5, 2.5))
+DASHES = (
+    (0, (5, 2.5)),
+    (0, (1.2, 1.4)),
+    (0, (7, 2, 1.2, 2)),
+    (0, (3, 1.4, 1.2, 1.4, 1.2, 1.4)),
+)
+"""A line's pattern tells it apart where its colour does not."""
+_MARKS = 7
 
 
 def draw_plan(plan: Projection, measured: Sequence[SweepPoint] = ()) -> Chart:
@@ -28,8 +43,11 @@ def draw_plan(plan: Projection, measured: Sequence[SweepPoint] = ()) -> Chart:
         axes.plot(xs, ys, color=chosen[name].colour, **style)
         ends.append((xs[-1], ys[-1], f"{name}, {what}", chosen[name].colour))
 
+    dashes = {str(kind): DASHES[at % len(DASHES)] for at, kind in enumerate(plan.points)}
     for kind in plan.points:
-        draw(kind, projected_front(plan, kind), "projection", linestyle=DASHES)
+        projected = _with_answer(plan, kind)
+        marks = {"marker": chosen[kind].marker, "markevery": max(1, len(projected) // _MARKS)}
+        draw(kind, projected, "projection", linestyle=dashes[kind], **marks)
     for name, front in fronts.items():
         draw(name, front, "measured", marker=chosen[name].marker)
     axes.set_xlim(left=0)
@@ -43,17 +61,9 @@ def draw_plan(plan: Projection, measured: Sequence[SweepPoint] = ()) -> Chart:
         found = {str(kind): point.throughput if point else None for kind, point in answers.items()}
         mark_answers(axes, plan.interactivity, found, chosen, NOT_REACHABLE)
     label_lines(axes, ends, offset=8)
-    axes.annotate(
-        "dashed: PROJECTION, not measured" + ("; solid: measured" if fronts else ""),
-        (1, 1),  # fronts fall: nothing is drawn in that corner
-        xycoords="axes fraction",
-        xytext=(-2, -6),
-        textcoords="offset points",
-        ha="right",
-        va="top",
-        fontsize=8.5,
-        color=FAINT,
-    )
+    patterns = dashes | dict.fromkeys(fronts, "solid")
+    said = "dashed: PROJECTION, not measured" + ("; solid: measured" if fronts else "")
+    name_corner(axes, chosen, [*plan.points, *fronts], patterns, title=said)
     return Chart(
         "projection",
         "Projected throughput against interactivity",
@@ -65,3 +75,13 @@ def draw_plan(plan: Projection, measured: Sequence[SweepPoint] = ()) -> Chart:
         f"Projected fronts of {', '.join(plan.points)}.",
         figure,
     )
+
+
+def _with_answer(plan: Projection, kind: Kind) -> list[FrontPoint]:
+    """A projected front, and on it the answer, which is searched between the sampled points."""
+    front, answer = projected_front(plan, kind), plan.answer(kind)
+    if answer is None or plan.interactivity is None:
+        return list(front)
+    ends = {plan.interactivity, answer.interactivity}
+    more = [FrontPoint(at, answer.throughput, "answer") for at in ends]
+    return sorted([*front, *more], key=lambda one: (one.interactivity, -one.throughput))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -123,16 +123,39 @@ def name_row(axes: Axes, chosen: dict[str, Look], names: Sequence[str]) -> None:
     )
 
 
-def name_corner(axes: Axes, chosen: dict[str, Look], names: Sequence[str]) -> None:
-    """Names in their colours at the top right, which falling lines leave free."""
-    _legend(axes, chosen, names, loc="upper right")
+def name_corner(
+    axes: Axes,
+    chosen: dict[str, Look],
+    names: Sequence[str],
+    lines: Mapping[str, Any] | None = None,
+    title: str | None = None,
+) -> None:
+    """Names in their colours at the top right, which falling lines leave free.
+
+    `lines` are the styles of lines that tell names apart too.
+    """
+    place = {"loc": "upper right", "title": title, "title_fontsize": 8.5, "alignment": "left"}
+    _legend(axes, chosen, names, lines, **place)
 
 
-def _legend(axes: Axes, chosen: dict[str, Look], names: Sequence[str], **place: Any) -> None:
+def _legend(
+    axes: Axes,
+    chosen: dict[str, Look],
+    names: Sequence[str],
+    lines: Mapping[str, Any] | None = None,
+    **place: Any,
+) -> None:
     from matplotlib.lines import Line2D
 
+    styles = lines or {}
     handles = [
-        Line2D([], [], color=chosen[name].colour, marker=chosen[name].marker, linestyle="")
+        Line2D(
+            [],
+            [],
+            color=chosen[name].colour,
+            marker=chosen[name].marker,
+            linestyle=styles.get(name, ""),
+        )
         for name in names
     ]
     axes.legend(
@@ -140,7 +163,8 @@ def _legend(axes: Axes, chosen: dict[str, Look], names: Sequence[str], **place: 
         names,
         **place,
         frameon=False,
-        handletextpad=0.3,
+        handletextpad=0.6 if lines else 0.3,
+        handlelength=4.5 if lines else 2.0,
         columnspacing=1.4,
         borderaxespad=0.2,
         labelcolor=[chosen[name].colour for name in names],
