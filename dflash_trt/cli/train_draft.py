@@ -134,6 +134,11 @@ _shape = option_group(
     "shape",
     ShapeOptions,
     click.option(
+        "--kind",
+        type=click.Choice(["dflash", "dspark"]),
+        help="Of draft: DSpark has a head that knows the token before.  [default: dflash]",
+    ),
+    click.option(
         "--layers",
         type=click.IntRange(1, 64),
         help="Of the draft.  [default: 5, the paper's; up to 4 h on a CPU 2, which cost less]",

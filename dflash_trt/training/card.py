@@ -51,6 +51,9 @@ class DraftRecord:
         return {**asdict(self), "shape": self.shape.config()}
 
 
+_PAPERS = {"DFlash": "2602.06036", "DSpark": "2607.05147"}
+
+
 def write_card(record: DraftRecord, name: str, *, curves: str | None) -> str:
     """README.md of the draft; `name` is the folder's, `curves` that of the page beside it."""
     best, shape = record.best, record.shape
@@ -63,9 +66,9 @@ def write_card(record: DraftRecord, name: str, *, curves: str | None) -> str:
         "",
         f"# {name}",
         "",
-        f"A DFlash draft (arXiv 2602.06036) for **{record.target}**, trained with `dflash-trt "
-        "train-draft`. It has no embedding and no head: it borrows the target's, and is of no use "
-        "with another target.",
+        f"A {shape.kind} draft (arXiv {_PAPERS[shape.kind]}) for **{record.target}**, trained with "
+        "`dflash-trt train-draft`. It has no embedding and no head of its own: it borrows the "
+        "target's, and is of no use with another target.",
         "",
         "| | |",
         "|---|---|",
@@ -131,11 +134,18 @@ def _serving(record: DraftRecord) -> list[str]:
             lines += [f"- system prompt: {record.system_prompt!r}"]
         lines += [""]
     drafts = record.shape.block_size - 1
-    return [
-        *lines,
+    layout = (
         "The checkpoint has z-lab's layout, which vLLM (`num_speculative_tokens` "
         f"{drafts}), SGLang (`--speculative-num-draft-tokens {record.shape.block_size}`) and "
-        f"TensorRT-LLM (`max_draft_len` {drafts}) read; here:",
+        f"TensorRT-LLM (`max_draft_len` {drafts}) read; here:"
+    )
+    if record.shape.markov_rank:
+        layout = (
+            "The checkpoint has DeepSpec's layout, copies of the target's matrices included; here:"
+        )
+    return [
+        *lines,
+        layout,
         "",
         "```",
         "dflash-trt build --target-checkpoint TARGET --draft-checkpoint DRAFT",

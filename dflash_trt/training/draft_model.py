@@ -1,7 +1,8 @@
-"""A DFlash draft in PyTorch, for training: every block of a row in one pass.
+"""A draft in PyTorch, for training: every block of a row in one pass.
 
-DFlash: Block Diffusion for Flash Speculative Decoding, arXiv 2602.06036. Parameters are
-named as in z-lab's checkpoints. Shapes: R rows, T tokens, A anchors, S slots, H hidden.
+DFlash: Block Diffusion for Flash Speculative Decoding, arXiv 2602.06036; DSpark, arXiv 2607.05147.
+Parameters are named as in z-lab's and DeepSpec's checkpoints. Shapes: R rows,
+T tokens, A anchors, S slots, H hidden.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dflash_trt.checkpoints.deepspec import COPIES
 from dflash_trt.training.draft_shape import DraftDesign
+from dflash_trt.training.target_head import TargetEnds
 
 WEIGHTS_NAME = "model.safetensors"
 UNSEEN = -1e30
@@ -131,7 +134,7 @@ class Masks:
 
     def __init__(self, anchors: Tensor, tokens: int, shape: DraftDesign) -> None:
         device = anchors.device
-        slots = torch.arange(shape.block_size, device=device)
+        slots = torch.arange(shape.slots, device=device)
         self.positions = anchors[..., None] + slots  # [R, A, S]
         self._anchors = anchors
         self._keys = torch.arange(tokens, device=device)
@@ -161,8 +164,24 @@ class Masks:
         return angles.cos(), angles.sin()
 
 
+class MarkovHead(nn.Module):
+    """What the token before adds to a slot's logits: W2 W1[token]."""
+
+    def __init__(self, shape: DraftDesign) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(shape.vocab_size, shape.markov_rank)
+        self.markov_w2 = nn.Linear(shape.markov_rank, shape.vocab_size, bias=False)
+
+    def forward(self, before: Tensor, tokens: Tensor | slice) -> Tensor:
+        """Of tokens before [n], for the logits of some `tokens` [K]: [n, K]."""
+        moved: Tensor = functional.linear(self.markov_w1(before), self.markov_w2.weight[tokens])
+        return moved
+
+
 class DraftModel(nn.Module):
     """The draft without embedding and head, which are the target's."""
+
+    markov_head: MarkovHead | None
 
     def __init__(self, shape: DraftDesign) -> None:
         super().__init__()
@@ -172,20 +191,22 @@ class DraftModel(nn.Module):
         self.hidden_norm = RMSNorm(hidden, shape.rms_norm_eps)
         self.norm = RMSNorm(hidden, shape.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(shape, window) for window in shape.windows)
+        self.markov_head = MarkovHead(shape) if shape.markov_rank else None
 
     def forward(self, features: Tensor, anchors: Tensor, blocks: Tensor) -> Tensor:
-        """Hidden states for the target's head, [R, A, S - 1, H]: of the masked slots.
+        """Hidden states for the target's head [R, A, S - 1, H], of the slots that draft: DFlash's
+        masks, and all of DSpark's.
 
         Args:
             features: [R, T, taps · H], the target's.
             anchors: [R, A] int64; a block sees features of positions below its anchor.
-            blocks: [R, A, S, H], embeddings of the anchor's token and of masks.
+            blocks: [R, A, `shape.slots`, H], embeddings of the anchor's token and of masks.
         """
         context = self.hidden_norm(self.fc(features))
         masks = Masks(anchors, features.shape[1], self.shape)
         for layer in self.layers:
             blocks = layer(blocks, context, masks)
-        hidden: Tensor = self.norm(blocks[:, :, 1:])
+        hidden: Tensor = self.norm(blocks[:, :, 1 + blocks.shape[2] - self.shape.block_size :])
         return hidden
 
 
@@ -200,6 +221,8 @@ def new_draft(shape: DraftDesign, seed: int) -> DraftModel:
                 weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 weight.mul_(depth)
+            if name.endswith("markov_w2.weight"):
+                weight.zero_()  # at first nothing depends on the token before
     return model
 
 
@@ -207,15 +230,24 @@ def load_draft(shape: DraftDesign, folder: Path) -> DraftModel:
     """The draft in `folder`, in float32."""
     model = DraftModel(shape)
     tensors = load_file(folder / WEIGHTS_NAME)
-    model.load_state_dict({name: weight.float() for name, weight in tensors.items()})
+    model.load_state_dict({name: tensors[name].float() for name in model.state_dict()})
     return model
 
 
-def save_draft(model: DraftModel, folder: Path) -> None:
-    """Writes config.json and bfloat16 weights into `folder`, in z-lab's layout."""
+def save_draft(model: DraftModel, folder: Path, ends: TargetEnds | None = None) -> None:
+    """Writes config.json and bfloat16 weights into `folder`, in the layout of its kind.
+
+    With `ends` a DSpark draft repeats the target's embedding and head, as DeepSpec's loader wants.
+    """
+    held: dict[str, Tensor] = dict(model.state_dict())
+    if model.markov_head is not None and ends is not None:
+        held |= {
+            COPIES["embed_tokens"]: ends.embedding / ends.embedding_scale,
+            COPIES["lm_head"]: ends.head,
+        }
     weights = {
-        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, weight in model.state_dict().items()
+        name: weight.detach().to("cpu", torch.bfloat16).clone().contiguous()
+        for name, weight in held.items()
     }
     save_file(weights, folder / WEIGHTS_NAME, metadata={"format": "pt"})
     config = json.dumps(model.shape.config(), indent=2, sort_keys=True)

@@ -5,17 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_trt.checkpoints.draft import DraftSpec
+from dflash_trt.checkpoints import deepspec
+from dflash_trt.checkpoints.draft import DraftKind, DraftSpec
 from dflash_trt.checkpoints.rope import RopeSpec
 from dflash_trt.errors import DflashError
+
+DEEPSPEC_ANCHORS = 512
+"""What DeepSpec's configs state for its own trainer, whose loader wants the key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftDesign:
-    """A DFlash draft's sizes. Its hidden size is the target's, whose embedding and head it uses.
+    """A draft's sizes. Its hidden size is the target's, whose embedding and head it uses.
 
     Args:
-        block_size: slots of a block, the anchor's included.
+        block_size: rows that a step verifies, the anchor's included.
+        markov_rank: of DSpark's head, in whose layout every slot drafts the token behind it, the
+            anchor's too; 0 makes a DFlash draft.
         target_layer_ids: target layers, from 0, whose outputs are tapped, ascending.
         windows: for each layer, how far back it sees; None sees everything.
     """
@@ -34,6 +40,16 @@ class DraftDesign:
     max_position_embeddings: int
     rope_theta: float
     rms_norm_eps: float = 1e-6
+    markov_rank: int = 0
+
+    @property
+    def kind(self) -> DraftKind:
+        return "DSpark" if self.markov_rank else "DFlash"
+
+    @property
+    def slots(self) -> int:
+        """Of a block: the anchor's and the masks'."""
+        return self.block_size - 1 if self.markov_rank else self.block_size
 
     @property
     def layers(self) -> int:
@@ -51,10 +67,12 @@ class DraftDesign:
         hidden, size = self.hidden_size, self.head_dim
         attention = 2 * hidden * size * (self.heads + self.kv_heads) + 2 * size
         layer = attention + 3 * hidden * self.intermediate_size + 2 * hidden
-        return self.layers * layer + hidden * hidden * len(self.target_layer_ids) + 2 * hidden
+        around = hidden * hidden * len(self.target_layer_ids) + 2 * hidden
+        return self.layers * layer + around + 2 * self.vocab_size * self.markov_rank
 
     def config(self) -> dict[str, Any]:
-        """config.json in z-lab's layout, which vLLM, SGLang and TensorRT-LLM read too."""
+        """config.json in z-lab's layout, which vLLM, SGLang and TensorRT-LLM read too; of DSpark
+        in DeepSpec's."""
         windows = {one for one in self.windows if one is not None}
         if len(windows) > 1:
             raise DflashError(f"layers of several windows, {sorted(windows)}", where="draft")
@@ -65,12 +83,24 @@ class DraftDesign:
         if windows:
             inner["causal"] = False  # else readers take sliding layers for causal ones
         kinds = ["full_attention" if one is None else "sliding_attention" for one in self.windows]
-        return {
+        kind: dict[str, Any] = {
             "architectures": ["DFlashDraftModel"],
-            "attention_bias": False,
-            "attention_dropout": 0.0,
             "block_size": self.block_size,
             "dflash_config": inner,
+        }
+        if self.markov_rank:
+            kind = inner | {
+                "architectures": [deepspec.ARCHITECTURE],
+                "block_size": self.slots,
+                "enable_confidence_head": False,
+                "markov_head_type": "vanilla",
+                "markov_rank": self.markov_rank,
+                "num_anchors": DEEPSPEC_ANCHORS,
+            }
+        return {
+            **kind,
+            "attention_bias": False,
+            "attention_dropout": 0.0,
             "dtype": "bfloat16",
             "head_dim": self.head_dim,
             "hidden_act": "silu",
@@ -99,11 +129,11 @@ def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> Draft
         DflashError: another layout than z-lab's, scaled rotary embeddings or causal blocks, which
             are not trained here.
     """
-    if draft.anchor_drafts or draft.kind != "DFlash":
+    if draft.kind == "EAGLE-3" or (draft.anchor_drafts and not draft.markov_rank):
         raise DflashError(
             f"is a {draft.kind} draft in a layout that training does not know",
             where=draft.checkpoint.path,
-            fix="continue a draft in z-lab's layout (DFlashDraftModel)",
+            fix="continue a draft in z-lab's layout (DFlashDraftModel), or DSpark's",
         )
     if draft.rope.scaling is not None:
         raise DflashError(
@@ -128,4 +158,5 @@ def shape_of(draft: DraftSpec, vocab_size: int, num_target_layers: int) -> Draft
         max_position_embeddings=draft.max_position_embeddings,
         rope_theta=rope.theta,
         rms_norm_eps=draft.rms_norm_eps,
+        markov_rank=draft.markov_rank,
     )

@@ -8,6 +8,7 @@ Shapes: R rows, A anchors, S slots, H hidden, V vocabulary, K of it that are loo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -43,19 +44,19 @@ class Head:
 
     def select(
         self, labels: Tensor, seed: int, among: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Head rows [K, H], and `labels` [n] as indices into them.
+    ) -> tuple[Tensor, Tensor, Tensor | slice]:
+        """Head rows [K, H], `labels` [n] as indices into them, and what picks the rows' tokens.
 
         `among` are the labels of the whole batch, where `labels` are a part.
         """
         if self._common is None:
-            return self._weight, labels
+            return self._weight, labels, slice(None)
         generator = torch.Generator().manual_seed(seed)
         others = torch.randint(len(self._weight), (self._drawn,), generator=generator)
         wanted = labels if among is None else among
         ids = torch.unique(torch.cat([self._common, wanted, others.to(wanted.device)]))
         self._places[ids] = torch.arange(len(ids), device=ids.device)
-        return self._weight[ids], self._places[labels]
+        return self._weight[ids], self._places[labels], ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ def block_loss(
     believed: Tensor | None = None,
     soft: float = 0.0,
     whole: Tensor | None = None,
+    markov: tuple[Callable[[Tensor, Tensor | slice], Tensor], Tensor] | None = None,
 ) -> BlockLoss:
     """The loss of hidden states [R, A, S - 1, H] against labels [R, A, S], slot 0 unused.
 
@@ -94,14 +96,18 @@ def block_loss(
             makes probabilities of them, over the tokens that are looked at.
         soft: share of a label that is those probabilities.
         whole: labels [R', A, S] of the whole batch, where these rows are a part of it.
+        markov: DSpark's head, and the token before each label [R, A, S - 1].
     """
     wanted = labels[:, :, 1:]
     is_counted = wanted != IGNORED
     slots = torch.nonzero(is_counted)[:, 2]
     among = None if whole is None else whole[:, :, 1:]
     all_labels = None if among is None else among[among != IGNORED]
-    rows, indices = head.select(wanted[is_counted], seed, all_labels)
+    rows, indices, tokens = head.select(wanted[is_counted], seed, all_labels)
     logits = functional.linear(hidden[is_counted].to(rows.dtype), rows).float()
+    if markov is not None:
+        move, before = markov
+        logits = logits + move(before[is_counted], tokens).float()
     if believed is None:
         losses = functional.cross_entropy(logits, indices, reduction="none")
     else:

@@ -158,7 +158,13 @@ def prepare(request: TrainRequest, crew: Crew = ALONE) -> Preparation:
     hashes |= {f"held-out prompts {one.name}": one.sha256 for one in held_out}
     hashes["tokenizer.json"] = file_sha256(target.tokenizer_folder / "tokenizer.json")
     hashes["chat template"] = renderer.template_sha256
-    recipe = choose_recipe(request, chosen.shape.block_size, target.spec.vocab_size, scale)
+    recipe = choose_recipe(
+        request,
+        chosen.shape.block_size,
+        target.spec.vocab_size,
+        scale,
+        is_markov=chosen.shape.markov_rank > 0,
+    )
     _check_crew(crew, request, recipe.settings.rows)
     return Preparation(
         request=request,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_trt.core.machine import multiplies_bf16
+from dflash_trt.errors import DflashError
 from dflash_trt.training.request import RecipeOptions, TrainRequest
 from dflash_trt.training.trainer import TrainerSettings
 
@@ -41,9 +42,15 @@ class ChosenRecipe:
 
 
 def choose_recipe(
-    request: TrainRequest, block_size: int, vocab_size: int, scale: Scale
+    request: TrainRequest, block_size: int, vocab_size: int, scale: Scale, *, is_markov: bool
 ) -> ChosenRecipe:
-    """The recipe for a draft with blocks of `block_size` over a vocabulary of `vocab_size`."""
+    """The recipe for a draft with blocks of `block_size` over a vocabulary of `vocab_size`.
+
+    `is_markov`: it has DSpark's head.
+
+    Raises:
+        DflashError: tokens to choose among for DSpark's head, which has all (usage).
+    """
     given: RecipeOptions = request.recipe
     default = TrainerSettings(steps=0)
     reasons: dict[str, str] = {}
@@ -82,7 +89,7 @@ def choose_recipe(
             "half of a fresh draft's" if request.start is not None else "Muon's, as measured",
         ),
         head_tokens=default.head_tokens if scale.is_cpu else None,
-        draft_tokens=_draft_tokens(given.draft_tokens, vocab_size, scale),
+        draft_tokens=_draft_tokens(given.draft_tokens, vocab_size, scale, is_markov=is_markov),
         seed=request.seed,
         is_bf16=is_bf16,
     )
@@ -109,8 +116,15 @@ def choose_recipe(
     return ChosenRecipe(settings, reasons)
 
 
-def _draft_tokens(given: int | None, vocab_size: int, scale: Scale) -> int | None:
+def _draft_tokens(
+    given: int | None, vocab_size: int, scale: Scale, *, is_markov: bool
+) -> int | None:
     """How many tokens the draft chooses among; None for all."""
+    if is_markov:
+        if given:
+            what = "is for DFlash drafts: a Markov head has all tokens"
+            raise DflashError(what, where="--draft-tokens", fix="leave it out", usage=True)
+        return None
     if given is None:
         given = DRAFT_TOKENS if scale.is_cpu and vocab_size >= 4 * DRAFT_TOKENS else 0
     return given if 0 < given < vocab_size else None

@@ -56,8 +56,9 @@ class EndpointOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeOptions:
-    """The draft's shape; None is chosen."""
+    """The draft's shape; None is chosen. `kind` is "dflash" or "dspark"."""
 
+    kind: str | None = None
     layers: int | None = None
     block_size: int | None = None
     taps: tuple[int, ...] | None = None
@@ -68,6 +69,7 @@ class ShapeOptions:
     def given(self) -> dict[str, object]:
         """Those that are not left to be chosen, by the option's name."""
         values = {
+            "--kind": self.kind,
             "--layers": self.layers,
             "--block-size": self.block_size,
             "--taps": self.taps,

@@ -18,6 +18,7 @@ from dflash_trt.training.target_source import TrainingTarget
 PAPER_LAYERS, SMALL_LAYERS = 5, 2
 PAPER_BLOCK, SMALL_BLOCK = 16, 8
 TAPS = 5
+MARKOV_RANK = 256
 EXPERT_FFN = 3
 """Hidden sizes that the MLP of a mixture's draft is wide, as in published ones."""
 
@@ -94,6 +95,10 @@ def _fresh(request: TrainRequest, target: TrainingTarget, scale: Scale) -> Chose
     )
     reasons["mask_token_id"] = mask.why
     reasons["heads"] = "the target's"
+    rank = 0
+    if given.kind == "dspark":
+        rank = min(MARKOV_RANK, spec.hidden_size)
+        reasons["markov_rank"] = "the paper's, or the hidden size"
     shape = DraftDesign(
         hidden_size=spec.hidden_size,
         intermediate_size=ffn,
@@ -109,6 +114,7 @@ def _fresh(request: TrainRequest, target: TrainingTarget, scale: Scale) -> Chose
         max_position_embeddings=spec.max_position_embeddings,
         rope_theta=spec.rope.theta,
         rms_norm_eps=spec.rms_norm_eps,
+        markov_rank=rank,
     )
     return ChosenShape(shape, reasons)
 

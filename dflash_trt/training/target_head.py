@@ -27,12 +27,14 @@ class TargetEnds:
     Args:
         embedding, head: [V, H]; the same tensor where they are tied.
         norm: [H], before the head; `eps` is its.
+        embedding_scale: what the stored embedding is multiplied by in `embedding`.
     """
 
     embedding: Tensor
     head: Tensor
     norm: Tensor
     eps: float
+    embedding_scale: float = 1.0
 
     def states(self, stream: Tensor) -> Tensor:
         """What the head reads of the last layer's residual stream [..., H]; float32."""
@@ -47,7 +49,7 @@ def load_ends(target: TargetSpec) -> TargetEnds:
     norm = _float_weight(target.weights["norm"]) + target.norm_offset
     if target.embedding_scale != 1.0:
         embedding = embedding * target.embedding_scale
-    return TargetEnds(embedding, head, norm, target.rms_norm_eps)
+    return TargetEnds(embedding, head, norm, target.rms_norm_eps, target.embedding_scale)
 
 
 def _head(target: TargetSpec) -> Tensor:

@@ -23,7 +23,7 @@ from dflash_trt.training.blocks import (
     tokens_before,
 )
 from dflash_trt.training.crew import ALONE, Crew
-from dflash_trt.training.draft_model import DraftModel, save_draft
+from dflash_trt.training.draft_model import DraftModel, MarkovHead, save_draft
 from dflash_trt.training.feature_store import FeatureStore
 from dflash_trt.training.loss import BlockLoss, Head, block_loss, slot_weights
 from dflash_trt.training.muon import Muon
@@ -186,7 +186,8 @@ class Trainer:
         """The loss of a batch, with gradients to come."""
         device, is_bf16 = self._device, self.settings.is_bf16
         width, anchors = self.model.shape.hidden_size, batch.anchors.to(self._device)
-        ids = torch.full_like(batch.labels, self.model.shape.mask_token_id)
+        shape = self.model.shape
+        ids = torch.full_like(batch.labels[:, :, : shape.slots], shape.mask_token_id)
         ids[:, :, 0] = batch.anchor_ids
         with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
             features = batch.features.to(device)
@@ -202,7 +203,16 @@ class Trainer:
                 believed=self._believed(features[..., -width:], anchors),
                 soft=self.settings.soft,
                 whole=None if batch.whole is None else batch.whole.to(device),
+                markov=self._markov(batch),
             )
+
+    def _markov(self, batch: Batch) -> tuple[MarkovHead, Tensor] | None:
+        """DSpark's head, and the tokens that it is given: as they are, not as they were drafted."""
+        if self.model.markov_head is None:
+            return None
+        before = batch.labels[:, :, :-1].clamp(min=0)
+        before[:, :, 0] = batch.anchor_ids
+        return self.model.markov_head, before.to(self._device)
 
     def _believed(self, last: Tensor, anchors: Tensor) -> Tensor | None:
         """The target's states [R, A, S - 1, H] where it said each slot's token."""
@@ -247,7 +257,7 @@ class Trainer:
 
     def export(self, folder: Path) -> None:
         """Writes the draft as it is now, as a checkpoint."""
-        save_draft(self.model, folder)
+        save_draft(self.model, folder, self._ends)
         count = self.settings.draft_tokens
         if count is not None:
             write_draft_tokens(common_tokens(self.store, count).tolist(), folder)
@@ -264,9 +274,12 @@ def learning_rate(settings: TrainerSettings, step: int) -> float:
 
 
 def _optimizers(model: DraftModel, settings: TrainerSettings) -> list[torch.optim.Optimizer]:
-    """Muon for matrices, AdamW for norms."""
-    matrices = [one for one in model.parameters() if one.ndim == 2]
-    norms = [one for one in model.parameters() if one.ndim != 2]
+    """Muon for matrices, AdamW for norms, and for tables of tokens, most of whose rows rest."""
+    named = dict(model.named_parameters())
+    matrices = [
+        one for name, one in named.items() if one.ndim == 2 and not name.startswith("markov_head.")
+    ]
+    norms = [one for name, one in named.items() if one.ndim != 2 or name.startswith("markov_head.")]
     rate, dtype = settings.learning_rate, torch.bfloat16 if settings.is_bf16 else torch.float32
     return [
         Muon(matrices, lr=rate, weight_decay=settings.weight_decay, dtype=dtype),

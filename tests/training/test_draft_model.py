@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.errors import DflashError
@@ -27,6 +29,7 @@ from dflash_trt.training.loss import Head, block_loss, slot_weights
 from dflash_trt.training.muon import orthogonal
 from dflash_trt.training.target_head import TargetEnds
 from dflash_trt.training.trainer import StepReport, Trainer, TrainerSettings, learning_rate
+from tests.reference.deepspec import DeepSpecDraft
 from tests.reference.draft import DraftConfig, ReferenceDraft
 
 HIDDEN, VOCAB = 16, 50
@@ -86,6 +89,44 @@ def test_every_block_is_what_the_reference_drafts(tmp_path: Path) -> None:
                 context = reference.project(features[row : row + 1, :start])
                 wanted = reference.draft(ids[row, index, :1], start, context)
                 torch.testing.assert_close(hidden[row, index], wanted.final_hidden[0, 1:])
+
+
+def test_every_slot_of_dsparks_block_is_what_the_reference_drafts(tmp_path: Path) -> None:
+    shape = replace(SHAPE, windows=(None, None), markov_rank=5)
+    model = new_draft(shape, seed=3)
+    head = model.markov_head
+    assert head is not None and not head.markov_w2.weight.any(), "it learns what it moves"
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1).copy_(weight.bfloat16().float())
+    plain = replace(shape, markov_rank=0)
+    (tmp_path / "config.json").write_text(json.dumps(plain.config()))
+    table = embedding()
+    weights = dict(model.state_dict())
+    base = ReferenceDraft(DraftConfig.read(tmp_path), weights, table, table)
+    reference = DeepSpecDraft(base, (head.markov_w1.weight.data, head.markov_w2.weight.data))
+    features, anchors = torch.randn(1, 12, 2 * HIDDEN), torch.tensor([[4, 11]])
+    ids = torch.full((1, 2, shape.slots), shape.mask_token_id)
+    ids[:, :, 0] = torch.tensor([[5, 6]])
+    with torch.no_grad():
+        hidden = model(features, anchors, table[ids])
+        for index, start in enumerate(anchors[0].tolist()):
+            context = reference.project(features[:, :start])
+            wanted = reference.draft(ids[0, index, :1], start, context)
+            before = wanted.ids[0, :-1]
+            logits = hidden[0, index] @ table.T + head(before, slice(None))
+            torch.testing.assert_close(logits, wanted.logits[0, 1:])
+
+
+def test_dsparks_checkpoint_repeats_the_targets_matrices(tmp_path: Path) -> None:
+    shape = replace(SHAPE, windows=(None, None), markov_rank=5)
+    save_draft(new_draft(shape, seed=0), tmp_path, ends())
+    spec = read_draft(tmp_path)
+    assert (spec.kind, spec.block_size, spec.markov_rank) == ("DSpark", shape.block_size, 5)
+    assert shape_of(spec, VOCAB, shape.num_target_layers) == shape
+    held = load_file(tmp_path / "model.safetensors")
+    assert held["embed_tokens.weight"].equal(ends().embedding.bfloat16())
+    assert sum(one.numel() for one in load_draft(shape, tmp_path).parameters()) == shape.parameters
 
 
 def test_what_is_saved_is_a_checkpoint_of_the_same_shape(tmp_path: Path) -> None:
@@ -166,10 +207,10 @@ def test_a_matrix_is_made_orthogonal() -> None:
 def test_a_cut_head_keeps_every_label_and_its_logits() -> None:
     table = embedding()
     labels = torch.tensor([3, 49, 3, 20])
-    rows, places = Head(table, torch.tensor([0, 1, 2]), drawn=4).select(labels, seed=1)
+    rows, places, _ids = Head(table, torch.tensor([0, 1, 2]), drawn=4).select(labels, seed=1)
     assert torch.equal(rows[places], table[labels])
     assert 6 <= len(rows) <= 10  # 3 common, 3 labels, up to 4 others
-    other, _ = Head(table, torch.tensor([0, 1, 2]), drawn=4).select(labels, seed=2)
+    other, _, _ = Head(table, torch.tensor([0, 1, 2]), drawn=4).select(labels, seed=2)
     assert rows.shape != other.shape or not torch.equal(rows, other)
 
 
@@ -263,6 +304,27 @@ def test_it_learns_what_can_be_learnt() -> None:
     trainer.train(150, reports.append)
     assert min(reports[-1].accuracy) > 0.9
     assert trainer.is_done
+
+
+def test_dspark_learns_what_only_the_token_before_tells() -> None:
+    """Tokens come in pairs: the first is anything, the second follows from it."""
+    store = make_store(rows=24)
+    generator = np.random.default_rng(3)
+    for offset, _, length in store.rows.tolist():
+        first = generator.integers(0, 8, length)
+        store.tokens[offset : offset + length] = np.where(
+            np.arange(length) % 2, np.roll(first, 1) + 8, first
+        )
+    settings = TrainerSettings(
+        steps=120, rows=8, anchors=8, soft=0.0, head_tokens=None, learning_rate=2e-2
+    )
+    hits = []
+    for rank in (0, 8):
+        shape = replace(SHAPE, windows=(None,), markov_rank=rank)
+        trainer, reports = Trainer(new_draft(shape, 0), ends(), store, settings), []
+        trainer.train(120, reports.append)
+        hits.append(np.mean([one.accuracy[1:] for one in reports[-10:]]))
+    assert hits[1] > hits[0] + 0.15, hits
 
 
 def test_a_loss_that_is_not_finite_ends_the_run() -> None:

@@ -152,3 +152,24 @@ def test_features_that_are_computed_online_train_the_same_draft(
     run_well(*command(folder / "shifts.jsonl", tmp_path / "draft", "--online"))
     weights = [path / "draft" / "model.safetensors" for path in (folder, tmp_path)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.exhaustive
+def test_a_dspark_draft_is_trained_and_goes_on(tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "shifts.jsonl", 24)
+    told = json.loads(
+        run_well(*command(prompts, tmp_path / "draft"), "--kind", "dspark", "--json").out
+    )
+    assert told["proof"]["tokens"] > 0 and len(told["best"]["conditional_acceptance"]) == 7
+    spec = read_draft(tmp_path / "draft")
+    check_pair(read_target(TARGET), spec)  # its copies are the target's matrices
+    assert (spec.kind, spec.block_size, spec.markov_rank) == ("DSpark", 8, 64)
+    card = (tmp_path / "draft" / "README.md").read_text()
+    assert "A DSpark draft (arXiv 2607.05147)" in card and "DeepSpec's layout" in card
+    words = command(prompts, tmp_path / "further")
+    start = ("--from", tmp_path / "draft")
+    assert "is fixed by the draft" in run(*words, *start, "--kind", "dspark").err
+    assert json.loads(run_well(*words, *start, "--json").out)["proof"]["tokens"] > 0
+    assert read_draft(tmp_path / "further").kind == "DSpark"
+    refused = run(*command(prompts, tmp_path / "no"), "--kind", "dspark", "--draft-tokens", "9")
+    assert "a Markov head has all tokens" in refused.err
