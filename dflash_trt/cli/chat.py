@@ -17,6 +17,7 @@ from dflash_trt.cli.options import name_threads
 from dflash_trt.errors import DflashError, printable
 from dflash_trt.pair import LoadedPair, RequestOptions
 from dflash_trt.runtime import SamplingParams
+from dflash_trt.serving.client.grpc_chat import GrpcChat
 from dflash_trt.serving.client.openai_chat import OpenAiChat
 from dflash_trt.text.chat import Message
 
@@ -83,14 +84,14 @@ class PairSpeaker:
 
 
 class ServedSpeaker:
-    """A model behind an OpenAI-compatible API."""
+    """A model that is served elsewhere."""
 
-    def __init__(self, server: OpenAiChat) -> None:
+    def __init__(self, server: OpenAiChat | GrpcChat) -> None:
         self._server = server
 
     @property
     def greeting(self) -> str:
-        return printable(f"{self._server.model} at {self._server.base}")
+        return printable(self._server.greeting)
 
     def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
         said, reasons, ended = "", False, ""

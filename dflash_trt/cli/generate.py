@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dflash_trt.bundle.bundle import bound_memory, open_bundle
+from dflash_trt.bundle.bundle import bound_memory, load_tokenizer, open_bundle
 from dflash_trt.cli.chat import PairSpeaker, ServedSpeaker, hold_chat
 from dflash_trt.cli.generate_remote import generate_remote, parse_url
 from dflash_trt.cli.generation_output import TextWriter
@@ -31,6 +31,7 @@ from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair, RequestOptions
 from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.serving.client.client import GenerationRequest
+from dflash_trt.serving.client.grpc_chat import GrpcChat
 from dflash_trt.serving.client.openai_chat import OpenAiChat
 from dflash_trt.speculation.drafters import DFLASH, DrafterKind
 from dflash_trt.tuning.break_even import (
@@ -52,7 +53,10 @@ LOCAL_OPTIONS |= {"drafter", "threads"}
 @click.option("--url", help="Ask a served model (grpc://HOST:PORT) instead of a bundle.")
 @prompt_options
 @click.option(
-    "--chat", "is_chat", is_flag=True, help="Talk in the terminal; --url http://HOST:PORT/v1 too."
+    "--chat",
+    "is_chat",
+    is_flag=True,
+    help="Talk in the terminal; --url http://HOST:PORT/v1 too, or grpc:// and the BUNDLE served.",
 )
 @click.option(
     "--max-tokens",
@@ -108,17 +112,30 @@ def command(
             where="--block-schedule",
             usage=True,
         )
+    is_grpc_chat = is_chat and url is not None and url.startswith("grpc:")
     if url is not None:
-        refuse_given(context, LOCAL_OPTIONS, "does not go with --url: the server decides")
+        local = LOCAL_OPTIONS - {"bundle"} if is_grpc_chat else LOCAL_OPTIONS
+        refuse_given(context, local, "does not go with --url: the server decides")
     if is_chat:
         refuse_given(context, PROMPT_OPTIONS, "does not go with --chat")
     elif max_tokens is None:
         max_tokens = MAX_TOKENS
     if url is not None and is_chat:
         refuse_given(context, {"ignore_eos"}, "does not go with --url and --chat")
-        limits = {} if max_tokens is None else {"max_tokens": max_tokens}
-        stop = {"stop": list(stops)} if stops else {}
-        speaker = ServedSpeaker(OpenAiChat(url, sampling, {**limits, **stop}))
+        server: GrpcChat | OpenAiChat
+        if is_grpc_chat:
+            if bundle is None:
+                fix = "pass the BUNDLE that is served: its chat template is used"
+                raise DflashError("a chat over gRPC needs a template", fix=fix, usage=True)
+            tokenizer = load_tokenizer(open_bundle(bundle))
+            server = GrpcChat(
+                parse_url(url), tokenizer, sampling, max_tokens=max_tokens, stop_strings=stops
+            )
+        else:
+            limits = {} if max_tokens is None else {"max_tokens": max_tokens}
+            stop = {"stop": list(stops)} if stops else {}
+            server = OpenAiChat(url, sampling, {**limits, **stop})
+        speaker = ServedSpeaker(server)
         hold_chat(speaker, prompts.system, speaker.greeting)
         return
     if url is not None:

@@ -73,7 +73,7 @@ def test_what_a_chat_is_not(run: Run, talker: Path, bundle: Path) -> None:
     run("generate", talker, "--chat", "--prompt", "a").fails(2, "--prompt", "--chat")
     run("generate", bundle, "--chat").fails(2, "no chat template")
     run("generate", "--chat").fails(2, "no model")
-    run("generate", "--chat", "--url", "grpc://a:1").fails(2, "--url", "http://")
+    run("generate", "--chat", "--url", "ftp://a:1").fails(2, "--url", "http://")
     run("generate", "--chat", "--url", "http://127.0.0.1:1").fails(1, "does not answer /models")
 
 

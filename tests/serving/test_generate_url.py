@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,19 @@ def test_wrong_addresses(run: Run) -> None:
         run("generate", "--url", url, "--prompt", "x").fails(2, "--url", "grpc://HOST:PORT")
     gone = run("generate", "--url", "grpc://localhost:1", "--prompt", "x")
     gone.fails(1, "no server answers", "dflash-trt serve")
+
+
+def test_a_chat(run: Run, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both remember what was said: the second answer continues the first."""
+    typed = f"{PROMPTS[1]}\n{PROMPTS[2]}\n"
+    options = ("--chat", "--max-tokens", 12, "--stop", "silver", "--system", "crew")
+    said = []
+    for source in ((served.bundle,), (served.bundle, "--url", served.grpc)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
+        said.append(run.well("generate", *source, *options))
+    assert said[0].out == said[1].out and len(said[0].out) > 20
+    assert f"the model at {served.grpc}" in said[1].err
+    run("generate", "--chat", "--url", served.grpc).fails(2, "needs a template", "pass the BUNDLE")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x\n")))
+    nobody = ("--url", "grpc://127.0.0.1:9")
+    run("generate", served.bundle, "--chat", *nobody).fails(1, "127.0.0.1:9")

@@ -47,6 +47,10 @@ class OpenAiChat:
             **(options or {}),
         }
 
+    @property
+    def greeting(self) -> str:
+        return f"{self.model} at {self.base}"
+
     def answer(
         self, messages: Sequence[Mapping[str, str]]
     ) -> Generator[tuple[str, str], None, None]:
