@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dflash_trt.runtime.generator import Generator, RequestFailedError
+from dflash_trt.runtime.failure import RequestFailedError
+from dflash_trt.runtime.generator import Generator
 from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.request import FinishReason, Request, RequestResult, TokenEvent
 from dflash_trt.runtime.statistics import RequestStatistics, TotalStatistics, total

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -22,6 +21,7 @@ from dflash_trt.backends.base import (
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.admission import check_block_size, check_request
 from dflash_trt.runtime.drafters import open_drafter
+from dflash_trt.runtime.failure import blaming
 from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.pacers import open_pacer
 from dflash_trt.runtime.paging import open_page_tables
@@ -32,14 +32,6 @@ from dflash_trt.runtime.statistics import StatisticsRecorder
 from dflash_trt.runtime.timing import Stopwatch
 from dflash_trt.sampling.acceptance import accept_block
 from dflash_trt.text.detokenise import TextStream
-
-
-class RequestFailedError(DflashError):
-    """Request `request_id` cannot continue. The others can, once it is cancelled."""
-
-    def __init__(self, request_id: int, error: DflashError) -> None:
-        super().__init__(error.what, where=error.where, fix=error.fix, usage=error.usage)
-        self.request_id = request_id
 
 
 class Generator:
@@ -278,7 +270,7 @@ class Generator:
             output = self._forward(graph, batch.first_slot, states, anchors[:, None], scores)
             drafts = [[] for _ in states]
         for state, draft, known in zip(states, drafts, self._rows(output), strict=True):
-            with _blaming(state):
+            with blaming(state.request_id):
                 tokens = accept_block(draft, _make_chooser(state, known))
                 emitted = self._take(state, tokens, known)
             trials, accepted = state.recorder.record_step(1 + len(draft), len(tokens), emitted)
@@ -307,7 +299,7 @@ class Generator:
                 self._start_decoding()
             return
         (known,) = self._rows(output)
-        with _blaming(state):
+        with blaming(state.request_id):
             token = _make_chooser(state, known)(0)
             self._take(state, [token], known)
         state.prefilled += length
@@ -381,15 +373,6 @@ class Generator:
 def _starts(states: Sequence[RequestState]) -> Int64Array:
     """Cache positions [B] where the next rows of `states` begin."""
     return np.array([state.cached_length for state in states], dtype=np.int64)
-
-
-@contextmanager
-def _blaming(state: RequestState) -> Iterator[None]:
-    """Turns an error about `state` into one that names its request."""
-    try:
-        yield
-    except DflashError as error:
-        raise RequestFailedError(state.request_id, error) from error
 
 
 def _make_chooser(state: RequestState, known: RowScores) -> Callable[[int], int]:
