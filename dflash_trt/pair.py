@@ -57,6 +57,7 @@ class RequestOptions(TypedDict, total=False):
     ignore_eos: bool
     speculate: bool
     block_size: int | None
+    logprobs: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

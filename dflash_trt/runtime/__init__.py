@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dflash_trt.runtime.failure import RequestFailedError
 from dflash_trt.runtime.generator import Generator
+from dflash_trt.runtime.logprobs import TokenLogprob
 from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.request import FinishReason, Request, RequestResult, TokenEvent
 from dflash_trt.runtime.statistics import RequestStatistics, TotalStatistics, total
@@ -20,6 +21,7 @@ __all__ = [
     "RequestStatistics",
     "SamplingParams",
     "TokenEvent",
+    "TokenLogprob",
     "TotalStatistics",
     "choose_tokens",
     "total",

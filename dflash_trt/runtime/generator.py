@@ -18,7 +18,6 @@ from dflash_trt.backends.base import (
     TargetGraph,
     TargetOutput,
 )
-from dflash_trt.errors import DflashError
 from dflash_trt.runtime.admission import check_block_size, check_request
 from dflash_trt.runtime.drafters import open_drafter
 from dflash_trt.runtime.failure import blaming
@@ -257,7 +256,7 @@ class Generator:
         anchors = np.array([state.token_ids[-1] for state in states], dtype=np.int64)
         scores = Scores.LOGITS
         if not self._options.record_logits:
-            scores = max(needed_scores(self._limits, state.request.sampling) for state in states)
+            scores = max(self._needed_scores(state.request) for state in states)
         output: SpeculationOutput | TargetOutput
         if rows > 1:
             starts, sampling = _starts(states), self._pack_sampling(states)
@@ -286,6 +285,7 @@ class Generator:
         state, length = chunk.state, len(chunk.token_ids)
         chooses = chunk.is_last and not state.token_ids
         reads_logits = self._options.record_logits or not self._limits.draws
+        reads_logits |= state.request.logprobs is not None
         if state.recorder.started_at is None:
             state.recorder.started_at = self._clock()
         graph = self._pacer.prefill_graph(state, self._scheduler.upcoming)
@@ -344,6 +344,8 @@ class Generator:
         taken = state.append_tokens(tokens)
         if self._options.record_logits and known.logits is not None:
             state.logits.extend(row.copy() for row in known.logits[:taken])
+        if state.request.logprobs is not None:
+            state.logprobs += known.score(tokens[:taken], state.request.logprobs)
         return taken
 
     def _emit(self, state: RequestState, taken: int, accepted_tokens: int) -> None:
@@ -362,6 +364,10 @@ class Generator:
     def _move_slot(self, source: int, destination: int, length: int) -> None:
         with self._executor_time:
             self._executor.move_slot(source, destination, length)
+
+    def _needed_scores(self, request: Request) -> Scores:
+        logprobs = request.logprobs is not None
+        return needed_scores(self._limits, request.sampling, logprobs=logprobs)
 
     def _rows(self, output: SpeculationOutput | TargetOutput) -> list[RowScores]:
         return rows_by_sequence(output, is_drawn=self._limits.draws)

@@ -11,6 +11,7 @@ import numpy as np
 
 from dflash_trt.backends.base import FloatArray
 from dflash_trt.errors import DflashError
+from dflash_trt.runtime.logprobs import MAX_TOP_LOGPROBS, TokenLogprob
 from dflash_trt.runtime.statistics import RequestStatistics, StatisticsRecorder
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.text.detokenise import TextStream
@@ -35,6 +36,8 @@ class Request:
         ignore_eos: do not end at the model's end-of-sequence ids.
         speculate: False decodes this request one token a step.
         block_size: rows of its verify steps, 2 … the trained block; None takes the generator's.
+        logprobs: log-probabilities of the output's tokens are wanted, and of so many of the
+            likeliest tokens at the place of each (0 … 20); None: no log-probabilities.
 
     Raises:
         DflashError: a value that no generator could accept, or more to stop at than
@@ -49,6 +52,7 @@ class Request:
     ignore_eos: bool = False
     speculate: bool = True
     block_size: int | None = None
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt_ids", _as_ids("prompt", self.prompt_ids))
@@ -65,6 +69,10 @@ class Request:
                 raise DflashError(
                     f"{value!r} is not an integer of at least {least}", where=name, usage=True
                 )
+        top = self.logprobs
+        if top is not None and (type(top) is not int or not 0 <= top <= MAX_TOP_LOGPROBS):
+            what = f"{top!r} is not an integer from 0 to {MAX_TOP_LOGPROBS}"
+            raise DflashError(what, where="logprobs", usage=True)
         object.__setattr__(self, "stop_strings", _as_texts("stop_strings", self.stop_strings))
         check_stop_strings(self.stop_strings)
         check_stop_ids(self.stop_token_ids)
@@ -77,6 +85,8 @@ class RequestResult:
     `token_ids` are the output's, `text` is None when the generator has no tokenizer. `stop_reason`
     is the stop string, or the one of the request's own stop tokens, that ended it. `logits`
     [len(token_ids), V] are the rows the tokens were chosen from, when the generator records them.
+    `logprobs` are those of the tokens, in order, where the request wants them; tokens that a stop
+    string cut off entirely have none.
     """
 
     request_id: int
@@ -86,6 +96,7 @@ class RequestResult:
     statistics: RequestStatistics
     stop_reason: str | int | None = None
     logits: FloatArray | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +106,8 @@ class TokenEvent:
     Of `token_ids` the first `accepted_tokens` were drafted; the other one is the prefill's first
     token or a step's bonus. `text` is what became visible and `pieces` the same per token; what
     was held back until the end belongs to the last. `result` comes with the finish reason.
+    `logprobs`, where wanted, are of the next tokens whose text begins in what is visible by now:
+    they may come later than the token's id.
     """
 
     request_id: int
@@ -104,6 +117,7 @@ class TokenEvent:
     pieces: tuple[str, ...]
     finish_reason: FinishReason | None = None
     result: RequestResult | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,6 +129,8 @@ class RequestState:
     After a preemption the first `recomputed` of those are prefilled too, behind the prompt.
     From cache position `injected_until` on the drafter's context is missing; None: it is whole.
     `forgone_s` are the seconds that drafts would have saved since they would pay.
+    `logprobs` are wanted ones, the first `told` of which events had; the text of their tokens
+    begins at `starts`, and `shown` characters of it are visible.
     """
 
     request_id: int
@@ -132,6 +148,10 @@ class RequestState:
     finish_reason: FinishReason | None = None
     injected_until: int | None = None
     forgone_s: float = 0.0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    told: int = 0
+    shown: int = 0
 
     @property
     def cached_length(self) -> int:
@@ -205,6 +225,9 @@ class RequestState:
             if pieces:
                 pieces[-1] += tail
             self.recorder.finished_at = now
+        self.shown += len(text)
+        logprobs = self._tell_logprobs()
+        if self.finish_reason is not None:
             result = self._to_result()
         return TokenEvent(
             request_id=self.request_id,
@@ -214,7 +237,17 @@ class RequestState:
             pieces=tuple(pieces),
             finish_reason=self.finish_reason,
             result=result,
+            logprobs=logprobs,
         )
+
+    def _tell_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Those whose tokens no stop string can cut off any more."""
+        begin, end = self.told, len(self.logprobs)
+        stopped = self.stream is not None and self.stream.stopped
+        if self.stream is not None and (stopped or self.finish_reason is None):
+            end = begin + sum(start < self.shown for start in self.starts[begin:end])
+        self.told = end
+        return tuple(self.logprobs[begin:end])
 
     def _flush_text(self) -> str:
         """Releases held-back text; a stop string that it completes is why the output ended."""
@@ -237,6 +270,7 @@ class RequestState:
             statistics=self.recorder.freeze(len(self.request.prompt_ids), len(self.token_ids)),
             stop_reason=self._stop_reason(),
             logits=np.stack(self.logits) if self.logits else None,
+            logprobs=None if self.request.logprobs is None else tuple(self.logprobs[: self.told]),
         )
 
     def _stop_reason(self) -> str | int | None:
@@ -249,6 +283,8 @@ class RequestState:
 
     def _append_token(self, token_id: int) -> None:
         self.token_ids.append(token_id)
+        if self.request.logprobs is not None and self.stream is not None:
+            self.starts.append(self.stream.decoded)
         if token_id in self.stop_ids:
             self.pieces.append("")
             self.finish_reason = "stop"

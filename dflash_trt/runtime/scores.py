@@ -16,6 +16,8 @@ from dflash_trt.backends.base import (
     SpeculationOutput,
     TargetOutput,
 )
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime.logprobs import TokenLogprob, score_token
 from dflash_trt.sampling.choice import choose_candidate, choose_tokens, find_highest, not_finite
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 
@@ -64,6 +66,14 @@ class RowScores:
             positions: Int64Array = np.arange(first_position, first_position + rows)
             find_highest(known[:rows], positions)
 
+    def score(self, token_ids: Sequence[int], top: int) -> list[TokenLogprob]:
+        """Log-probabilities of the tokens chosen from the first rows (see `score_token`)."""
+        if self.logits is None:
+            what = "this back end hands out no logits, which log-probabilities need"
+            raise DflashError(what, where="logprobs", fix="leave them out", usage=True)
+        rows = zip(self.logits, token_ids, strict=False)
+        return [score_token(row, token_id, top) for row, token_id in rows]
+
 
 def rows_by_sequence(
     output: SpeculationOutput | TargetOutput, *, is_drawn: bool
@@ -81,8 +91,15 @@ def rows_by_sequence(
     ]
 
 
-def needed_scores(limits: ExecutorLimits, sampling: SamplingParams) -> Scores:
-    """How much of a row choosing needs: nothing, its candidates (a small top-k), or all of it."""
+def needed_scores(
+    limits: ExecutorLimits, sampling: SamplingParams, *, logprobs: bool = False
+) -> Scores:
+    """How much of a row choosing needs: nothing, its candidates (a small top-k), or all of it.
+
+    Log-probabilities need all of it, whoever chooses.
+    """
+    if logprobs:
+        return Scores.LOGITS
     if limits.draws or sampling.greedy:
         return Scores.NONE
     is_small = sampling.top_k is not None and sampling.top_k <= MAX_CANDIDATE_TOP_K

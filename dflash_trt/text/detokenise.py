@@ -115,6 +115,8 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._stop_strings = StopStrings(stop_strings)
+        self.decoded = 0
+        """Characters so far, whether they are certain to be shown or not."""
 
     @property
     def stopped(self) -> bool:
@@ -127,7 +129,9 @@ class TextStream:
         return self._stop_strings.match
 
     def push(self, token_id: int) -> str:
-        return self._stop_strings.push(self._detokenizer.push(token_id))
+        text = self._detokenizer.push(token_id)
+        self.decoded += len(text)
+        return self._stop_strings.push(text)
 
     def flush(self) -> str:
         """What is still held back; a stop string completed only here sets `stopped` too."""

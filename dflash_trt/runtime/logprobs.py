@@ -1,0 +1,47 @@
+"""Log-probabilities of an output's tokens, from the logits that they were chosen from.
+
+They are of the model itself: at temperature 1, before top-k and top-p, in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash_trt.backends.base import FloatArray
+
+MAX_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely the target found a token of the output: the natural logarithm.
+
+    `top_ids` are the likeliest tokens at its place, as many as were asked for and the likeliest
+    first, the lower id among equals; `top_logprobs` are theirs.
+    """
+
+    token_id: int
+    logprob: float
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+def score_token(logits: FloatArray, token_id: int, top: int) -> TokenLogprob:
+    """The token's log-probability by its row of logits [V], and those of the `top` likeliest."""
+    row = logits.astype(np.float64)
+    highest = row.max()
+    row -= highest + np.log(np.exp(row - highest).sum())
+    ids = _find_likeliest(logits, min(top, len(row)))
+    return TokenLogprob(token_id, float(row[token_id]), tuple(ids), tuple(row[ids].tolist()))
+
+
+def _find_likeliest(logits: FloatArray, count: int) -> list[int]:
+    if not count:
+        return []
+    least = np.partition(logits, -count)[-count]
+    ids = np.flatnonzero(logits >= least)
+    order = np.argsort(-logits[ids], kind="stable")[:count]
+    likeliest: list[int] = ids[order].tolist()
+    return likeliest

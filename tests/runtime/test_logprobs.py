@@ -1,0 +1,58 @@
+"""Log-probabilities: the target's own, the same however the tokens came about."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult
+from tests.runtime.test_generator import make_requests
+from tests.standins.executor import FakeExecutor
+
+
+def run(
+    requests: list[Request], *, max_batch: int = 4, speculation: bool = True
+) -> list[RequestResult]:
+    options = GeneratorOptions(speculation=speculation, prefill_chunk=7)
+    return Generator(FakeExecutor(max_batch=max_batch), options=options).generate(requests)
+
+
+def test_are_the_log_softmax_of_the_logits() -> None:
+    options = GeneratorOptions(record_logits=True)
+    requests = make_requests(logprobs=3)
+    for result in Generator(FakeExecutor(max_batch=4), options=options).generate(requests):
+        assert result.logits is not None and result.logprobs is not None
+        assert [one.token_id for one in result.logprobs] == list(result.token_ids)
+        for row, one in zip(result.logits.astype(np.longdouble), result.logprobs, strict=True):
+            expected = row - np.log(np.exp(row).sum())
+            best = sorted(range(len(row)), key=lambda token: (-row[token], token))[:3]
+            assert one.top_ids == tuple(best)
+            assert one.logprob == pytest.approx(float(expected[one.token_id]), abs=1e-12)
+            assert one.top_logprobs == pytest.approx(expected[best].astype(float), abs=1e-12)
+
+
+def test_speculation_and_batch_change_no_bit() -> None:
+    requests = make_requests(logprobs=20)
+    together, plain = run(requests), run(requests, max_batch=1, speculation=False)
+    assert [one.logprobs for one in together] == [one.logprobs for one in plain]
+    assert sum(one.statistics.accepted_tokens for one in together) > 20
+
+
+def test_neither_tokens_nor_neighbours_change() -> None:
+    requests = make_requests()
+    mixed = [
+        dataclasses.replace(request, logprobs=2 if index % 2 else None)
+        for index, request in enumerate(requests)
+    ]
+    for index, (bare, other) in enumerate(zip(run(requests), run(mixed), strict=True)):
+        assert bare.token_ids == other.token_ids and bare.logprobs is None
+        assert (other.logprobs is not None) == (index % 2 == 1)
+
+
+@pytest.mark.parametrize("top", [-1, 21, True, 1.0])
+def test_bounds(top: object) -> None:
+    with pytest.raises(DflashError, match=r"logprobs: .* from 0 to 20"):
+        Request(prompt_ids=(1,), logprobs=top)  # type: ignore[arg-type]
