@@ -11,19 +11,20 @@ from dflash_trt.proof.task_table import TaskFigures
 from dflash_trt.runtime.loops import LOOP_TIMES, LOOP_TOKENS
 
 _NONE = "–"
-_HEADER = ("prompts", "output tokens", "steps", "τ", "target_only", "DFlash", "speed-up")
+_HEADER = ("prompts", "output tokens", "steps", "τ", "target_only")
 
 
-def print_tasks(figures: Sequence[TaskFigures], mode: str) -> None:
+def print_tasks(figures: Sequence[TaskFigures], mode: str, drafter: str = "DFlash") -> None:
     """A line per set, then what is not in them; `mode` is the one that was measured."""
+    header = (*_HEADER, drafter, "speed-up")
     width = max(len("set"), *(len(one.name) for one in figures))
     click.echo(
         f"by set of prompts, {mode} (τ = output tokens after the first ÷ steps; tokens/s at "
         "batch 1):"
     )
-    click.echo(f"  {'set':<{width}}" + "".join(f"  {title:>{_width(title)}}" for title in _HEADER))
+    click.echo(f"  {'set':<{width}}" + "".join(f"  {title:>{_width(title)}}" for title in header))
     for one in figures:
-        cells = zip(_cells(one), _HEADER, strict=True)
+        cells = zip(_cells(one), header, strict=True)
         line = "".join(f"  {cell:>{_width(title)}}" for cell, title in cells)
         click.echo(f"  {one.name:<{width}}{line}")
     for note in loop_notes(figures):

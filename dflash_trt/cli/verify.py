@@ -49,7 +49,7 @@ from dflash_trt.proof.verification import (
     verify,
 )
 from dflash_trt.runtime import Request, SamplingParams
-from dflash_trt.speculation.drafters import DFLASH, DRAFTERS, DrafterKind
+from dflash_trt.speculation.drafters import DFLASH, DrafterKind, name_drafter
 from dflash_trt.text.prompts import read_prompts
 from dflash_trt.tuning.break_even import (
     DraftedSteps,
@@ -192,11 +192,12 @@ def command(
     requests = [
         Request(prompt_ids=ids, max_tokens=max_tokens, sampling=sampling) for ids in sequences
     ]
+    title = name_drafter(drafter, pair.bundle.manifest.draft.kind)
     modes = [
         Mode(speculation=False, batch=batch, block_size=None) for batch in batch_sizes if batch > 1
     ]
     modes += [
-        Mode(speculation=True, batch=batch, block_size=block, drafter=drafter)
+        Mode(speculation=True, batch=batch, block_size=block, drafter=drafter, title=title)
         for block in block_sizes
         for batch in batch_sizes
     ]
@@ -237,11 +238,11 @@ def command(
         _print_json(reports, timing.speed(), figures, failed)
     else:
         named = name_threads(pair.bundle.manifest, pair.threads)
-        name = f"{DRAFTERS[drafter]} block {timed}"
+        name = f"{title} block {timed}"
         _print_report(reports, timing.speed(), len(requests), name, named)
         if prompts.are_named:
-            print_tasks(figures, shown.mode)
-    if drafter == DFLASH:
+            print_tasks(figures, shown.mode, title)
+    if drafter == DFLASH and pair.bundle.manifest.draft.kind != "EAGLE-3":
         _point_to_diagnosis(pair.bundle, shown, timing, timed)
     return EXIT_FAILED if failed else 0
 

@@ -25,16 +25,19 @@ from dflash_trt.speculation.drafters import DFLASH, DRAFTERS, DrafterKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """One way of running the prompts that must give what the baseline gives."""
+    """One way of running the prompts that must give what the baseline gives.
+
+    `title` is what drafts are called.
+    """
 
     speculation: bool
     batch: int
     block_size: int | None
     drafter: DrafterKind = DFLASH
+    title: str = DRAFTERS[DFLASH]
 
     def __str__(self) -> str:
-        drafter = DRAFTERS[self.drafter]
-        name = f"{drafter} block {self.block_size}" if self.speculation else "target_only"
+        name = f"{self.title} block {self.block_size}" if self.speculation else "target_only"
         return f"{name}, batch {self.batch}"
 
 

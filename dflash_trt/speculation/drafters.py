@@ -9,3 +9,8 @@ DFLASH: DrafterKind = "dflash"
 PROMPT_LOOKUP: DrafterKind = "prompt-lookup"
 DRAFTERS: dict[DrafterKind, str] = {DFLASH: "DFlash", PROMPT_LOOKUP: "prompt lookup"}
 """What each kind is called in what is printed."""
+
+
+def name_drafter(kind: DrafterKind, draft: str) -> str:
+    """What drafts are called in what is printed; `draft` is the kind of the bundle's own."""
+    return draft if kind == DFLASH else DRAFTERS[kind]

@@ -166,6 +166,10 @@ def test_a_dspark_draft_is_trained_and_goes_on(tmp_path: Path) -> None:
     assert (spec.kind, spec.block_size, spec.markov_rank) == ("DSpark", 8, 64)
     card = (tmp_path / "draft" / "README.md").read_text()
     assert "A DSpark draft (arXiv 2607.05147)" in card and "DeepSpec's layout" in card
+    shown = run_well(
+        "verify", tmp_path / "draft-bundle", "--quick", "--prompts", f"a={prompts}"
+    ).out
+    assert "DSpark block 8, batch 1" in shown and "  DSpark  speed-up" in shown
     words = command(prompts, tmp_path / "further")
     start = ("--from", tmp_path / "draft")
     assert "is fixed by the draft" in run(*words, *start, "--kind", "dspark").err
