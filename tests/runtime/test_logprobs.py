@@ -7,10 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+from dflash_trt.backends.base import Scores
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, TokenEvent
+from tests.runtime.test_drawing import DrawingExecutor
 from tests.runtime.test_generator import make_requests
 from tests.standins.executor import FakeExecutor
+from tests.text.tokenizers import make_byte_level
 
 
 def run(
@@ -56,3 +59,40 @@ def test_neither_tokens_nor_neighbours_change() -> None:
 def test_bounds(top: object) -> None:
     with pytest.raises(DflashError, match=r"logprobs: .* from 0 to 20"):
         Request(prompt_ids=(1,), logprobs=top)  # type: ignore[arg-type]
+
+
+def test_an_executor_that_draws_is_asked_for_logits() -> None:
+    executor = DrawingExecutor(max_batch=4)
+    requests = make_requests(6, logprobs=1)
+    results = Generator(executor).generate(requests)
+    assert Scores.LOGITS in executor.scores
+    assert [one.logprobs for one in results] == [one.logprobs for one in run(requests)]
+
+
+def test_what_a_stop_string_cuts_off_has_none() -> None:
+    """Events tell what the result has, in its order, and take nothing back."""
+    tokenizer = make_byte_level()
+
+    def generate(**fields: object) -> tuple[RequestResult, list[int]]:
+        executor = FakeExecutor(vocab_size=tokenizer.get_vocab_size(), draft_skill=0.9)
+        told: list[int] = []
+
+        def listen(_: int, event: TokenEvent) -> None:
+            told.extend(one.token_id for one in event.logprobs)
+
+        request = Request(prompt_ids=(1,), max_tokens=40, logprobs=0, **fields)  # type: ignore
+        [result] = Generator(executor, tokenizer=tokenizer).generate([request], listen)
+        return result, told
+
+    free, told = generate()
+    assert free.text is not None and told == list(free.token_ids)
+    for start in range(1, len(free.text) - 4, 3):
+        stop = free.text[start : start + 4]
+        if "\N{REPLACEMENT CHARACTER}" in free.text[: start + 4]:
+            continue
+        cut, told = generate(stop_strings=(stop,))
+        kept = len(told)
+        assert cut.text is not None and cut.logprobs is not None
+        assert told == [one.token_id for one in cut.logprobs] == list(free.token_ids[:kept])
+        assert tokenizer.decode(told, skip_special_tokens=True).startswith(cut.text)
+        assert len(tokenizer.decode(told[:-1])) < max(len(cut.text), 1) or not told

@@ -76,7 +76,17 @@ class Answer:
         return str(self.error.message())
 
 
-LISTS = ("output_ids", "acceptance_histogram", "position_trials", "position_accepts")
+LISTS = (
+    "output_ids",
+    "acceptance_histogram",
+    "position_trials",
+    "position_accepts",
+    "logprob_ids",
+    "logprobs",
+    "top_logprob_ids",
+    "top_logprobs",
+    "output_log_probs",
+)
 
 
 def read_message(result: grpcclient.InferResult) -> dict[str, Any]:

@@ -36,7 +36,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (LLM, {"image_url": "http://x/y.png"}, 'image_url: "http://x/y.png" is not supported'),
     (LLM, {"lora_id": 7}, "lora_id: 7 is not supported; leave it out"),
-    (LLM, {"return_cumulative_logprob": True}, "return_cumulative_logprob: true is not"),
     (CLASSIC, {"beam_width": 4}, "beam_width: 4 is not supported; leave it out or pass 1"),
     (CLASSIC, {"bad_words": ["no"]}, 'bad_words: "no" is not supported'),
     (CLASSIC, {"bad_words": [""] * 65}, "bad_words: 65 values are more than 64"),

@@ -83,6 +83,7 @@ def make_reply(
         return_finish_reason=False,
         return_stop_reason=False,
         return_perf_metrics=False,
+        return_cumulative_logprob=False,
     )
     sent = threading.Event()
 

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import numpy as np
 
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import FinishReason, RequestResult, RequestStatistics, SamplingParams
+from dflash_trt.runtime import (
+    FinishReason,
+    RequestResult,
+    RequestStatistics,
+    SamplingParams,
+    TokenLogprob,
+)
 from dflash_trt.serving.client.errors import ServedModelError, explain
 from dflash_trt.serving.client.wire import MODEL, Response, WireClient, make_input
 from dflash_trt.text.detokenise import UNDECODED
@@ -34,6 +40,7 @@ class GenerationRequest:
         ignore_eos: do not end at the model's end-of-sequence ids.
         add_special_tokens: False for a rendered chat template, which writes them itself.
         streaming: False asks for one answer at the end, which costs the server less.
+        logprobs: as `runtime.Request` has it.
 
     Raises:
         DflashError: a stop string is empty, or there is too much of them (usage).
@@ -46,6 +53,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     add_special_tokens: bool = True
     streaming: bool = True
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if not all(self.stop_strings):
@@ -63,6 +71,7 @@ class TextDelta:
     text: str
     token_ids: tuple[int, ...] = ()
     result: RequestResult | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class TextAssembler:
@@ -137,10 +146,14 @@ class ServedModel:
         """
         # TensorRT-LLM's own model streams all text so far and cannot be asked for less.
         cumulative = await self._parameter("streaming_text") is None
+        if cumulative and request.logprobs is not None:
+            what = "the served model sends no log-probabilities of single tokens"
+            raise DflashError(what, where="logprobs", fix="leave them out", usage=True)
         assembler = TextAssembler(cumulative=cumulative)
         submitted_at, first_at = time.perf_counter(), None
         token_ids: tuple[int, ...] = ()
-        shown = 0
+        shown = sent = 0
+        logprobs: tuple[TokenLogprob, ...] = ()
         result: RequestResult | None = None
         failure: ServedModelError | None = None  # raised at the end: see wire.py
         parameters = _to_parameters(request, extended=not cumulative)
@@ -162,6 +175,8 @@ class ServedModel:
                 text = assembler.push(output, final=final)
                 newest = response.numbers("output_ids")
                 token_ids = newest if cumulative else token_ids + newest
+                if request.logprobs is not None:
+                    logprobs += _read_logprobs(response, request.logprobs)
                 if final:
                     times = (first_at - submitted_at, time.perf_counter() - submitted_at)
                     result = RequestResult(
@@ -170,10 +185,12 @@ class ServedModel:
                         text=assembler.text,
                         finish_reason=cast(FinishReason, reason),
                         statistics=_read_statistics(response, *times),
+                        logprobs=None if request.logprobs is None else logprobs,
                     )
                 if text or final:
                     newest, shown = token_ids[shown:], len(token_ids)
-                    yield TextDelta(text=text, token_ids=newest, result=result)
+                    scored, sent = logprobs[sent:], len(logprobs)
+                    yield TextDelta(text=text, token_ids=newest, result=result, logprobs=scored)
         if failure is not None:
             raise failure
         if result is None:
@@ -233,9 +250,29 @@ def _to_parameters(request: GenerationRequest, *, extended: bool) -> dict[str, A
         wanted |= {"streaming_text": "delta", "errors_as_output": True}
     if request.ignore_eos:
         wanted["ignore_eos"] = True
+    if request.logprobs is not None:
+        wanted["logprobs"] = request.logprobs
     if not request.add_special_tokens:
         wanted["add_special_tokens"] = False
     return wanted
+
+
+def _read_logprobs(response: Response, top: int) -> tuple[TokenLogprob, ...]:
+    """Those that came with a response, `top` alternatives each."""
+    ids, values = response.numbers("logprob_ids"), response.reals("logprobs")
+    top_ids, top_values = response.numbers("top_logprob_ids"), response.reals("top_logprobs")
+    most = len(top_ids) // len(ids) if ids else 0  # a vocabulary may have fewer than `top`
+    if not len(ids) * most == len(top_ids) == len(top_values) or most > top:
+        raise ServedModelError("sends what are no log-probabilities", "failed", where=MODEL)
+    return tuple(
+        TokenLogprob(
+            token_id,
+            value,
+            top_ids[place * most : (place + 1) * most],
+            top_values[place * most : (place + 1) * most],
+        )
+        for place, (token_id, value) in enumerate(zip(ids, values, strict=True))
+    )
 
 
 def _read_statistics(response: Response, first_s: float, end_s: float) -> RequestStatistics:

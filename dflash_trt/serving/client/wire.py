@@ -90,6 +90,13 @@ class Response:
         except ValueError:
             raise _malformed() from None
 
+    def reals(self, name: str) -> tuple[float, ...]:
+        """The elements of an FP64 output; none where there is no such output."""
+        try:
+            return tuple(np.frombuffer(self.raw.get(name, b""), "<f8").tolist())
+        except ValueError:
+            raise _malformed() from None
+
 
 class WireClient:
     """The model `model` of the server at `address` ([grpc://]host:port).

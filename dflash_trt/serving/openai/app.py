@@ -34,6 +34,7 @@ from dflash_trt.serving.openai.tokenization import (
 )
 from dflash_trt.text.chat import ChatRenderer, Message
 from dflash_trt.text.harmony import HarmonyFormat
+from dflash_trt.text.token_bytes import TokenBytes
 from dflash_trt.text.tokenizer import BundleTokenizer
 
 EFFORT = "reasoning_effort"
@@ -74,6 +75,10 @@ class OpenAiApp:
     )
     bodies: BodyReader = field(default_factory=BodyReader)
     created: int = field(default_factory=lambda: int(time.time()))
+    token_bytes: TokenBytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token_bytes", TokenBytes(self.tokenizer.core))
 
     def starlette(self) -> Starlette:
         """The application."""
@@ -150,7 +155,7 @@ class OpenAiApp:
         channels = None
         if asked.is_chat and self.harmony is not None:
             channels = self.harmony.open(asked.generation.stop_strings)
-        writer = ReplyWriter(asked, channels)
+        writer = ReplyWriter(asked, channels, self.token_bytes)
         deltas = counted(self.upstream.stream(asked.generation), request.state.record)
         if not asked.generation.streaming:
             return JSONResponse(writer.whole(await _unless_gone(request, _finish(deltas))))

@@ -9,20 +9,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import RequestResult, RequestStatistics
+from dflash_trt.runtime import RequestResult, RequestStatistics, TokenLogprob
 from dflash_trt.serving.client.client import TextDelta
 from dflash_trt.serving.openai.errors import as_api_error
+from dflash_trt.serving.openai.logprobs import LogprobsWriter
 from dflash_trt.serving.openai.request import CompletionRequest
 from dflash_trt.text.harmony import HarmonyPiece, HarmonyStream
+from dflash_trt.text.token_bytes import TokenBytes
 
 
 class ReplyWriter:
     """A request's replies; all of them carry the same id.
 
-    `channels` tells a chat's answer from its reasoning, where the model has channels.
+    `channels` tells a chat's answer from its reasoning, where the model has channels; `tokens` has
+    the bytes of log-probabilities' tokens.
     """
 
-    def __init__(self, asked: CompletionRequest, channels: HarmonyStream | None) -> None:
+    def __init__(
+        self, asked: CompletionRequest, channels: HarmonyStream | None, tokens: TokenBytes
+    ) -> None:
+        self._logprobs: LogprobsWriter | None = None
+        self._untold: list[TokenLogprob] = []
+        if (top := asked.generation.logprobs) is not None:
+            self._logprobs = LogprobsWriter(tokens, chat=asked.is_chat, top=top)
         self._chat = asked.is_chat
         self._channels = channels
         self._include_usage = asked.include_usage
@@ -42,7 +51,8 @@ class ReplyWriter:
             if self._chat
             else {"text": result.text or ""}
         )
-        choice = {"index": 0, **shown, "logprobs": None, "finish_reason": result.finish_reason}
+        self._untold += result.logprobs or ()
+        choice = self._choice(shown, result.finish_reason)
         return {
             **self._head,
             "object": self._object,
@@ -56,6 +66,7 @@ class ReplyWriter:
 
     def piece(self, delta: TextDelta) -> bytes:
         """The chunks of a delta; none while there is nothing to show yet."""
+        self._untold += delta.logprobs
         if self._channels is not None and delta.token_ids:
             chunks = self._chunks(self._channels.push(delta.token_ids))
         else:
@@ -87,8 +98,14 @@ class ReplyWriter:
 
     def _chunk(self, delta: Mapping[str, str], reason: str | None = None) -> bytes:
         shown = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
-        choice = {"index": 0, **shown, "logprobs": None, "finish_reason": reason}
-        return self._event([choice], None)
+        return self._event([self._choice(shown, reason)], None)
+
+    def _choice(self, shown: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
+        """With the log-probabilities that no chunk has had yet."""
+        logprobs = None
+        if self._logprobs is not None and (self._untold or reason is not None):
+            logprobs, self._untold = self._logprobs.write(self._untold), []
+        return {"index": 0, **shown, "logprobs": logprobs, "finish_reason": reason}
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
         body: dict[str, Any] = {

@@ -12,6 +12,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.client.client import GenerationRequest
 from dflash_trt.serving.openai.errors import ApiError
+from dflash_trt.serving.openai.logprobs import read_chat_logprobs, read_completion_logprobs
 from dflash_trt.text.chat import Message
 from dflash_trt.text.stops import check_stop_strings
 
@@ -27,6 +28,10 @@ _UNDERSTOOD = (
     # They change nothing about an answer.
     "user metadata safety_identifier prompt_cache_key"
 ).split()
+_CHAT = {*_UNDERSTOOD, "messages", "max_completion_tokens", "reasoning_effort"} | {
+    "logprobs",
+    "top_logprobs",
+}
 # Parameters without an implementation, and the values that ask for nothing (null always does).
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -39,13 +44,10 @@ _NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {
     **_NEUTRAL,
     "best_of": (1,),
     "echo": (False,),
-    "logprobs": (),
     "suffix": ("",),
 }
 _NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
     **_NEUTRAL,
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -85,7 +87,7 @@ def read_completion(body: Any) -> CompletionRequest:
     Raises:
         ApiError: a parameter that is missing, wrong or not supported.
     """
-    fields = open_fields(body, {*_UNDERSTOOD, "prompt"}, _NEUTRAL_COMPLETION)
+    fields = open_fields(body, {*_UNDERSTOOD, "prompt", "logprobs"}, _NEUTRAL_COMPLETION)
     prompt = fields.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
@@ -93,7 +95,8 @@ def read_completion(body: Any) -> CompletionRequest:
         raise ApiError("one text a request, no list of texts or token ids", param="prompt")
     max_tokens = _read_count(fields, "max_tokens")
     max_tokens = DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens
-    return CompletionRequest(**_read_common(fields, check_text(prompt, "prompt"), max_tokens))
+    text, logprobs = check_text(prompt, "prompt"), read_completion_logprobs(fields)
+    return CompletionRequest(**_read_common(fields, text, max_tokens, logprobs))
 
 
 def read_chat(body: Any) -> CompletionRequest:
@@ -102,8 +105,7 @@ def read_chat(body: Any) -> CompletionRequest:
     Raises:
         ApiError: a parameter that is missing, wrong or not supported.
     """
-    understood = {*_UNDERSTOOD, "messages", "max_completion_tokens", "reasoning_effort"}
-    fields = open_fields(body, understood, _NEUTRAL_CHAT)
+    fields = open_fields(body, _CHAT, _NEUTRAL_CHAT)
     messages = read_messages(fields)
     max_tokens = _read_count(fields, "max_completion_tokens")
     effort = fields.get("reasoning_effort")
@@ -115,7 +117,9 @@ def read_chat(body: Any) -> CompletionRequest:
     return CompletionRequest(
         messages=messages,
         reasoning_effort=effort,
-        **_read_common(fields, None, older if max_tokens is None else max_tokens),
+        **_read_common(
+            fields, None, older if max_tokens is None else max_tokens, read_chat_logprobs(fields)
+        ),
     )
 
 
@@ -137,7 +141,7 @@ def open_fields(
 
 
 def _read_common(
-    fields: dict[str, Any], prompt: str | None, max_tokens: int | None
+    fields: dict[str, Any], prompt: str | None, max_tokens: int | None, logprobs: int | None
 ) -> dict[str, Any]:
     """Keywords of CompletionRequest that both kinds of request fill alike; a chat has no prompt."""
     model = fields.get("model")
@@ -151,6 +155,7 @@ def _read_common(
         ignore_eos=read_flag(fields, "ignore_eos"),
         add_special_tokens=prompt is not None,  # a chat's template writes them itself
         streaming=read_flag(fields, "stream"),
+        logprobs=logprobs,
     )
     usage = _read_stream_options(fields.get("stream_options"), generation.streaming)
     return {"model": model, "generation": generation, "include_usage": usage}

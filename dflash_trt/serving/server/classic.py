@@ -46,7 +46,6 @@ UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "lora_config": (),
     "guided_decoding_guide_type": ("",),
     "guided_decoding_guide": ("",),
-    "return_log_probs": (False,),
     "return_context_logits": (False,),
     "return_generation_logits": (False,),
 }
@@ -58,6 +57,12 @@ ALWAYS = (
     "total_draft_tokens",
     "total_accepted_draft_tokens",
 )
+
+# Outputs of both contracts: the classic one's name and shape, [batch, beams, …] of one each.
+_LOG_PROBS = {
+    "cumulative_logprob": ("cum_log_probs", (1, 1)),
+    "logprobs": ("output_log_probs", (1, 1, -1)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,9 @@ def read_forward(tensors: Tensors, parameters: Mapping[str, Any], timeout_us: in
             names += (name,)
     if read_scalar(tensors, "return_perf_metrics", bool):
         names += TIMES
+    if read_scalar(tensors, "return_log_probs", bool):
+        forwarded["return_cumulative_logprob"] = np.array([True])
+        names += tuple(_LOG_PROBS)
     return Forward(forwarded, parameters, names, timeout_us)
 
 
@@ -103,4 +111,7 @@ def to_classic(outputs: Outputs, forward: Forward) -> Outputs:
         for name, values in outputs.items()
         if name in forward.output_names
     }
+    for name, (theirs, shape) in _LOG_PROBS.items():
+        if name in classic:
+            classic[theirs] = classic.pop(name).astype(np.float32).reshape(shape)
     return classic | {"sequence_index": np.zeros((1, 1), dtype=np.int32)}

@@ -51,7 +51,7 @@ _PARAMETERS = {
     "block_size",
 }
 # For clients of ours, the other model among them.
-_BETWEEN_US = {"timeout_us", "errors_as_output", "acknowledge", STOP_IDS}
+_BETWEEN_US = {"timeout_us", "errors_as_output", "acknowledge", "logprobs", STOP_IDS}
 LLM_PARAMETERS = frozenset(_PARAMETERS | _BETWEEN_US)
 CLASSIC_PARAMETERS = frozenset(_PARAMETERS)
 _OF_THE_SERVER = "triton_"

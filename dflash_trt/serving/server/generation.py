@@ -32,7 +32,6 @@ UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "sampling_param_best_of": (1,),
     "sampling_param_frequency_penalty": (0.0,),
     "sampling_param_presence_penalty": (0.0,),
-    "return_cumulative_logprob": (False,),
     "image_url": ("",),
     "lora_id": (),
     "lora_name": ("",),
@@ -57,6 +56,7 @@ class Generation:
     return_finish_reason: bool
     return_stop_reason: bool
     return_perf_metrics: bool
+    return_cumulative_logprob: bool
     errors_as_output: bool
     acknowledge: bool
 
@@ -97,6 +97,8 @@ class GenerationReader:
             raise refuse(f"{_SAMPLING}max_tokens", f"{max_tokens} is not at least 1")
         exclude = read_scalar(tensors, f"{_SAMPLING}exclude_input_from_output", bool)
 
+        sums = bool(read_scalar(tensors, "return_cumulative_logprob", bool))
+
         def is_set(name: str) -> bool:
             return bool(read_scalar(tensors, name, bool))
 
@@ -109,6 +111,7 @@ class GenerationReader:
                 stop_strings=stop_strings,
                 ignore_eos=read_flag(parameters, "ignore_eos", False),
                 block_size=self._read_block_size(parameters),
+                logprobs=parameters.get("logprobs", 0 if sums else None),
             ),
             streaming=is_set("streaming"),
             streaming_text=check_streaming_text(
@@ -118,6 +121,7 @@ class GenerationReader:
             return_finish_reason=is_set("return_finish_reason"),
             return_stop_reason=is_set("return_stop_reason"),
             return_perf_metrics=is_set(f"{_SAMPLING}return_perf_metrics"),
+            return_cumulative_logprob=sums,
             errors_as_output=read_flag(parameters, "errors_as_output", False),
             acknowledge=read_flag(parameters, "acknowledge", False),
         )

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import RequestResult, TokenEvent
+from dflash_trt.runtime import RequestResult, TokenEvent, TokenLogprob
 from dflash_trt.runtime.jobs import Failure, Outcome
 from dflash_trt.serving.server.generation import Generation
 from dflash_trt.serving.server.inputs import as_strings
@@ -154,6 +154,8 @@ class Reply:
         self._scheduled = False
         self._text = generation.lead
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._sum = 0.0
 
     def begin(self) -> None:
         """Lets the pool send an empty message, where one is wanted; before the first `take`."""
@@ -210,14 +212,20 @@ class Reply:
             if isinstance(event, TokenEvent):
                 self._text += event.text
                 self._token_ids += event.token_ids
+                self._logprobs += event.logprobs
+                self._sum += sum(one.logprob for one in event.logprobs)
         if last.result is None and not self._text:
             return  # half a character, or what may become a stop string
         outputs: Outputs = {
             "text_output": as_strings([self._text]),
             "output_ids": np.array(self._token_ids, dtype=np.int32),
         }
+        if self._generation.request.logprobs is not None:
+            outputs |= _describe_logprobs(self._logprobs)
+        if self._generation.return_cumulative_logprob:
+            outputs["cumulative_logprob"] = np.array([self._sum], dtype=np.float32)
         if self._generation.streaming_text == "delta":
-            self._text, self._token_ids = "", []
+            self._text, self._token_ids, self._logprobs = "", [], []
         if last.result is not None:
             outputs |= self._describe(last.result)
         self._channel.send(outputs, final=last.result is not None)
@@ -256,3 +264,17 @@ class Reply:
                     moment = self._arrived_ns + round(seconds * 1e9)
                     outputs[name] = np.array([moment], dtype=np.int64)
         return outputs
+
+
+def _describe_logprobs(logprobs: list[TokenLogprob]) -> Outputs:
+    """Columns; those of the alternatives are flat, as many for each token."""
+    columns: Outputs = {
+        "logprob_ids": np.array([one.token_id for one in logprobs], dtype=np.int32),
+        "logprobs": np.array([one.logprob for one in logprobs], dtype=np.float64),
+    }
+    top_ids = [token_id for one in logprobs for token_id in one.top_ids]
+    if top_ids:
+        top = [value for one in logprobs for value in one.top_logprobs]
+        columns["top_logprob_ids"] = np.array(top_ids, dtype=np.int32)
+        columns["top_logprobs"] = np.array(top, dtype=np.float64)
+    return columns

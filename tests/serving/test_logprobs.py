@@ -1,0 +1,88 @@
+"""Served log-probabilities are those of the runtime, through every door."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_trt.runtime import SamplingParams
+from dflash_trt.text.token_bytes import TokenBytes
+from tests.serving.client import CLASSIC, LLM, StreamClient
+from tests.serving.conftest import Generate
+from tests.serving.fronts import openai_client
+from tests.serving.served import Served
+from tests.text.tokenizers import make_byte_level, make_plain
+
+PROMPT = "the red fox"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_chats_are_the_runtimes(served: Served, generate: Generate, temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=5)
+    chat = [{"role": "user", "content": PROMPT}]
+    own = generate(chat, sampling, max_tokens=12, logprobs=3)
+    asked: dict[str, Any] = {"model": "demo", "messages": chat, "max_tokens": 12, "seed": 5}
+    asked |= {"temperature": temperature, "logprobs": True, "top_logprobs": 3}
+    client = openai_client(served.openai.removesuffix("/v1"))
+    (choice,) = client.chat.completions.create(**asked).choices
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    content = choice.logprobs.content
+    assert [one.logprob for one in content] == [one.logprob for one in own.logprobs or ()]
+    for one, other in zip(content, own.logprobs or (), strict=True):
+        assert tuple(top.logprob for top in one.top_logprobs) == other.top_logprobs
+    said = b"".join(bytes(one.bytes or []) for one in content)
+    assert said.decode() == choice.message.content == own.text
+    streamed = [
+        one
+        for chunk in client.chat.completions.create(**asked, stream=True)
+        if chunk.choices[0].logprobs is not None
+        for one in chunk.choices[0].logprobs.content or []
+    ]
+    assert [one.model_dump() for one in streamed] == [one.model_dump() for one in content]
+
+
+def test_a_completions_columns(served: Served, generate: Generate) -> None:
+    own = generate(PROMPT, max_tokens=9, logprobs=2)
+    asked: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 9}
+    asked |= {"temperature": 0, "logprobs": 2}
+    client = openai_client(served.openai.removesuffix("/v1"))
+    (choice,) = client.completions.create(**asked).choices
+    columns = choice.logprobs
+    assert columns is not None and columns.tokens is not None
+    assert columns.token_logprobs == [one.logprob for one in own.logprobs or ()]
+    assert "".join(columns.tokens) == choice.text
+    ends = np.cumsum([0, *map(len, columns.tokens)]).tolist()
+    assert columns.text_offset == ends[:-1]
+    assert columns.top_logprobs is not None and len(columns.top_logprobs) == 9
+    parts = [one.choices[0].logprobs for one in client.completions.create(**asked, stream=True)]
+    joined = [text for part in parts if part is not None for text in part.tokens or ()]
+    offsets = [at for part in parts if part is not None for at in part.text_offset or ()]
+    assert (joined, offsets) == (columns.tokens, columns.text_offset)
+
+
+def test_tensors_of_both_contracts(served: Served, generate: Generate) -> None:
+    own = generate(PROMPT, max_tokens=9, logprobs=0)
+    values = [one.logprob for one in own.logprobs or ()]
+    with StreamClient(served.address) as client:
+        fields: dict[str, Any] = {"text_input": PROMPT}
+        llm = {"sampling_param_max_tokens": 9, "return_cumulative_logprob": True}
+        answer = client.ask(LLM, fields | llm)
+        total = float(np.ravel(answer.messages[-1]["cumulative_logprob"])[0])
+        assert math.isclose(total, sum(values), rel_tol=1e-6)
+        answer = client.ask(CLASSIC, fields | {"max_tokens": 9, "return_log_probs": True})
+        last = answer.messages[-1]
+        assert np.allclose(np.ravel(last["output_log_probs"]), values, rtol=1e-6)
+        assert math.isclose(np.ravel(last["cum_log_probs"])[0], sum(values), rel_tol=1e-6)
+
+
+def test_bytes_of_tokens() -> None:
+    plain, trained = make_plain("<end>"), make_byte_level()
+    tokens = TokenBytes(plain)
+    assert b"".join(tokens[one] for one in plain.encode("é \n<end>").ids) == "é \n<end>".encode()
+    tokens = TokenBytes(trained)
+    text = "深い <think>🙂"
+    assert b"".join(tokens[one] for one in trained.encode(text).ids) == text.encode()
+    assert tokens[10**6] == b""
