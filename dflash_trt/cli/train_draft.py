@@ -135,8 +135,9 @@ _shape = option_group(
     ShapeOptions,
     click.option(
         "--kind",
-        type=click.Choice(["dflash", "dspark"]),
-        help="Of draft: DSpark has a head that knows the token before.  [default: dflash]",
+        type=click.Choice(["dflash", "dspark", "eagle3"]),
+        help="Of draft: dspark has a head that knows the token before, eagle3 is a chain.  "
+        "[default: dflash]",
     ),
     click.option(
         "--layers",

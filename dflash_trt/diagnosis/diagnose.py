@@ -104,6 +104,13 @@ def diagnose(
     """
     if questions and len(questions) != len(answers):
         raise DflashError(f"{len(questions)} questions have {len(answers)} answers", usage=True)
+    if bundle.manifest.draft.kind == "EAGLE-3":
+        raise DflashError(
+            "has an EAGLE-3 head, of whose chain nothing can be changed yet",
+            where=bundle.folder,
+            fix="verify tells its acceptance",
+            usage=True,
+        )
     bench = TrialBench(bundle, answers, threads=service.threads, progress=progress)
     base = bench.base
     trials = bench.try_all()

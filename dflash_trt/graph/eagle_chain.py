@@ -22,6 +22,8 @@ from dflash_trt.graph.layers import embed, gated_mlp, split_heads
 from dflash_trt.graph.model_builder import LayerBuilder, ModelBuilder
 from dflash_trt.graph.rows import Rows
 
+STEPS = "chain/steps"
+"""Name of the loop, where the chain is one."""
 _HIDDEN = {Precision.FLOAT32: -1e30, Precision.BFLOAT16: -1e30, Precision.FLOAT16: -6e4}
 """Scores that no softmax sees."""
 

@@ -12,6 +12,7 @@ import onnx
 
 from dflash_trt.core.files import FileKind, find_file
 from dflash_trt.errors import DflashError
+from dflash_trt.graph.eagle_chain import STEPS
 from dflash_trt.graph.markov_chain import CHOICE
 
 GraphEdit = Callable[[onnx.ModelProto], None]
@@ -85,8 +86,10 @@ def residual_after(model: onnx.ModelProto, layer: int, layers: int) -> str:
 
 
 def draft_logits(model: onnx.ModelProto) -> str:
-    """The value of `draft.onnx` whose argmax are the drafts: [B·(S-1),V], of a Markov chain
-    [B,n·V] with n at least S - 1, which is added."""
+    """The value of `draft.onnx` whose argmax are the drafts: [B·(S-1),V]; of a Markov chain
+    [B,n·V] with n at least S - 1, of an EAGLE-3 chain [S-1,B,V]. Those of chains are added."""
+    if has_node(model, STEPS):
+        return _tell_steps(find_node(model, STEPS))
     if has_node(model, "head/choice"):
         return _first_input(model, "head/choice")
     names = takewhile(partial(has_node, model), (f"head/{CHOICE.format(slot)}" for slot in count()))
@@ -94,6 +97,16 @@ def draft_logits(model: onnx.ModelProto) -> str:
     node = onnx.helper.make_node("Concat", parts, ["chain"], name="chain", axis=1)
     model.graph.node.append(node)
     return "chain"
+
+
+def _tell_steps(loop: onnx.NodeProto) -> str:
+    """Lets the loop of an EAGLE-3 chain tell each step's logits; the value's name."""
+    (body,) = (one.g for one in loop.attribute if one.name == "body")
+    (logits,) = (one.input[0] for one in body.node if one.name == f"{STEPS}/choice")
+    kind = onnx.TensorProto.FLOAT
+    body.output.append(onnx.helper.make_tensor_value_info(logits, kind, None))
+    loop.output.append("step_logits")
+    return "step_logits"
 
 
 def add_output(model: onnx.ModelProto, value: str) -> None:

@@ -12,7 +12,7 @@ import onnxruntime as ort
 from dflash_trt.backends.base import FloatArray, Int64Array
 from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
 from dflash_trt.bundle.bundle import Bundle
-from dflash_trt.checkpoints.draft_tokens import read_draft_tokens
+from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,
@@ -54,7 +54,7 @@ class ReplayGraphs:
         edits: changes to the graphs in memory.
 
     Raises:
-        DflashError: a bundle of engines, or one with an EAGLE-3 head (usage).
+        DflashError: a bundle of engines (usage).
     """
 
     def __init__(self, bundle: Bundle, threads: int, edits: Edits) -> None:
@@ -66,13 +66,6 @@ class ReplayGraphs:
                 fix="build the pair with --executor cpu",
                 usage=True,
             )
-        if manifest.draft.kind == "EAGLE-3":
-            raise DflashError(
-                "has an EAGLE-3 head, whose chain cannot be replayed yet",
-                where=bundle.folder,
-                fix="verify tells its acceptance",
-                usage=True,
-            )
         self._bundle, self._threads, self._edits = bundle, threads, edits
         self.form = manifest.graph_form
         self.limits = manifest.limits
@@ -80,8 +73,9 @@ class ReplayGraphs:
         self.mask_token_id = manifest.draft.mask_token_id
         self._token_ids: Int64Array | None = None
         if manifest.draft.token_count is not None:
-            ids = read_draft_tokens(bundle.folder / "weights" / "draft")
+            ids = read_draft(bundle.folder / "weights" / "draft").token_ids
             self._token_ids = np.array(ids, np.int64)
+        self._is_chain = manifest.draft.kind == "EAGLE-3"
         self._target_layers = len(manifest.target.sizes.layers)
         self._layout = cache_layout(self.form, manifest.target.sizes, manifest.draft.sizes)
         self._opened: dict[GraphName, _Opened] = {}
@@ -150,9 +144,11 @@ class ReplayGraphs:
         inputs = {BLOCK_IDS: blocks, CACHE_START: np.asarray(starts, np.int64)}
         logits = self._run("draft", inputs, {DRAFT_TOKEN_IDS: tokens}, caches, first, batch)
         if self._token_ids is not None:
-            wide = np.full((len(logits), self.vocab_size), -np.inf, np.float32)
-            wide[:, self._token_ids] = logits
+            wide = np.full((*logits.shape[:-1], self.vocab_size), -np.inf, np.float32)
+            wide[..., self._token_ids] = logits
             logits = wide
+        if self._is_chain:  # step by step
+            logits = logits.transpose(1, 0, 2)
         logits = logits.reshape(batch, -1, self.vocab_size)  # a chain tells more slots than it has
         return tokens[:, 1:], logits[:, : rows - 1]
 

@@ -29,6 +29,7 @@ class Batch:
         anchor_ids: [R, A] int64, the tokens there.
         labels: [R, A, S] int64: slot j's own token, the one at anchor + j; IGNORED for slot 0 and
             behind the row's end.
+        tokens: [R, T] int64, the rows' own; 0 behind their ends.
         whole: the labels of all rows of the step, where other processes have some of them.
     """
 
@@ -36,6 +37,7 @@ class Batch:
     anchors: Tensor
     anchor_ids: Tensor
     labels: Tensor
+    tokens: Tensor
     whole: Tensor | None = None
 
 
@@ -92,14 +94,17 @@ def draw_batch(
         for slot in range(1, block_size):
             inside = drawn + slot < length
             labels[row, :count, slot][inside] = tokens[drawn[inside] + slot]
+    ids = np.zeros((len(spans[own]), longest), np.int64)
     for place, (offset, _, length) in enumerate(spans[own]):
         features[place, :length] = store.features[offset : offset + length]
+        ids[place, :length] = store.tokens[offset : offset + length]
     whole = torch.from_numpy(labels)
     return Batch(
         features=torch.from_numpy(features).view(torch.bfloat16),
         anchors=torch.from_numpy(places[own]),
         anchor_ids=torch.from_numpy(anchor_ids[own]),
         labels=whole[own],
+        tokens=torch.from_numpy(ids),
         whole=whole if crew.count > 1 else None,
     )
 

@@ -51,7 +51,12 @@ class DraftRecord:
         return {**asdict(self), "shape": self.shape.config()}
 
 
-_PAPERS = {"DFlash": "2602.06036", "DSpark": "2607.05147"}
+_KINDS = {
+    "DFlash": "A DFlash draft",
+    "DSpark": "A DSpark draft",
+    "EAGLE-3": "An EAGLE-3 head",
+}
+_PAPERS = {"DFlash": "2602.06036", "DSpark": "2607.05147", "EAGLE-3": "2503.01840"}
 
 
 def write_card(record: DraftRecord, name: str, *, curves: str | None) -> str:
@@ -66,7 +71,7 @@ def write_card(record: DraftRecord, name: str, *, curves: str | None) -> str:
         "",
         f"# {name}",
         "",
-        f"A {shape.kind} draft (arXiv {_PAPERS[shape.kind]}) for **{record.target}**, trained with "
+        f"{_KINDS[shape.kind]} (arXiv {_PAPERS[shape.kind]}) for **{record.target}**, trained with "
         "`dflash-trt train-draft`. It has no embedding and no head of its own: it borrows the "
         "target's, and is of no use with another target.",
         "",
@@ -139,6 +144,8 @@ def _serving(record: DraftRecord) -> list[str]:
         f"{drafts}), SGLang (`--speculative-num-draft-tokens {record.shape.block_size}`) and "
         f"TensorRT-LLM (`max_draft_len` {drafts}) read; here:"
     )
+    if record.shape.is_chain:
+        layout = "The checkpoint has EAGLE's layout, which others serve as EAGLE-3; here:"
     if record.shape.markov_rank:
         layout = (
             "The checkpoint has DeepSpec's layout, copies of the target's matrices included; here:"

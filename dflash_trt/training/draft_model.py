@@ -210,11 +210,10 @@ class DraftModel(nn.Module):
         return hidden
 
 
-def new_draft(shape: DraftDesign, seed: int) -> DraftModel:
-    """A fresh draft: normal matrices, of a width that keeps a unit input at unit scale."""
-    model = DraftModel(shape)
+def initialise(model: nn.Module, depth: float, seed: int) -> None:
+    """Normal matrices, of a width that keeps a unit input at unit scale; those that add to the
+    stream are `depth` times as large."""
     generator = torch.Generator().manual_seed(seed)
-    depth = (2 * shape.layers) ** -0.5
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 2:
@@ -223,6 +222,12 @@ def new_draft(shape: DraftDesign, seed: int) -> DraftModel:
                 weight.mul_(depth)
             if name.endswith("markov_w2.weight"):
                 weight.zero_()  # at first nothing depends on the token before
+
+
+def new_draft(shape: DraftDesign, seed: int) -> DraftModel:
+    """A fresh draft."""
+    model = DraftModel(shape)
+    initialise(model, (2 * shape.layers) ** -0.5, seed)
     return model
 
 

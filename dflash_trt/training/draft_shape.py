@@ -22,6 +22,7 @@ class DraftDesign:
         block_size: rows that a step verifies, the anchor's included.
         markov_rank: of DSpark's head, in whose layout every slot drafts the token behind it, the
             anchor's too; 0 makes a DFlash draft.
+        is_chain: an EAGLE-3 head, which drafts one token after another.
         target_layer_ids: target layers, from 0, whose outputs are tapped, ascending.
         windows: for each layer, how far back it sees; None sees everything.
     """
@@ -41,15 +42,18 @@ class DraftDesign:
     rope_theta: float
     rms_norm_eps: float = 1e-6
     markov_rank: int = 0
+    is_chain: bool = False
 
     @property
     def kind(self) -> DraftKind:
+        if self.is_chain:
+            return "EAGLE-3"
         return "DSpark" if self.markov_rank else "DFlash"
 
     @property
     def slots(self) -> int:
-        """Of a block: the anchor's and the masks'."""
-        return self.block_size - 1 if self.markov_rank else self.block_size
+        """Of a block: the anchor's and the masks'; of a chain its steps."""
+        return self.block_size if self.kind == "DFlash" else self.block_size - 1
 
     @property
     def layers(self) -> int:
@@ -65,10 +69,13 @@ class DraftDesign:
     def parameters(self) -> int:
         """Trained numbers."""
         hidden, size = self.hidden_size, self.head_dim
+        taps = hidden * hidden * len(self.target_layer_ids)
+        if self.is_chain:
+            attention = hidden * size * (3 * self.heads + 4 * self.kv_heads)
+            return attention + 3 * hidden * self.intermediate_size + 4 * hidden + taps
         attention = 2 * hidden * size * (self.heads + self.kv_heads) + 2 * size
         layer = attention + 3 * hidden * self.intermediate_size + 2 * hidden
-        around = hidden * hidden * len(self.target_layer_ids) + 2 * hidden
-        return self.layers * layer + around + 2 * self.vocab_size * self.markov_rank
+        return self.layers * layer + taps + 2 * hidden + 2 * self.vocab_size * self.markov_rank
 
     def config(self) -> dict[str, Any]:
         """config.json in z-lab's layout, which vLLM, SGLang and TensorRT-LLM read too; of DSpark
@@ -88,6 +95,15 @@ class DraftDesign:
             "block_size": self.block_size,
             "dflash_config": inner,
         }
+        if self.is_chain:
+            tapped = list(self.target_layer_ids)
+            kind = {
+                "architectures": ["LlamaForCausalLMEagle3"],
+                "eagle_config": {
+                    "eagle_aux_hidden_state_layer_ids": tapped,
+                    "use_aux_hidden_state": True,
+                },
+            }
         if self.markov_rank:
             kind = inner | {
                 "architectures": [deepspec.ARCHITECTURE],
@@ -108,7 +124,7 @@ class DraftDesign:
             "intermediate_size": self.intermediate_size,
             "layer_types": kinds,
             "max_position_embeddings": self.max_position_embeddings,
-            "model_type": "qwen3",
+            "model_type": "llama" if self.is_chain else "qwen3",
             "num_attention_heads": self.heads,
             "num_hidden_layers": self.layers,
             "num_key_value_heads": self.kv_heads,

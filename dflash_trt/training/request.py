@@ -56,7 +56,7 @@ class EndpointOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeOptions:
-    """The draft's shape; None is chosen. `kind` is "dflash" or "dspark"."""
+    """The draft's shape; None is chosen. `kind` is "dflash", "dspark" or "eagle3"."""
 
     kind: str | None = None
     layers: int | None = None

@@ -25,6 +25,7 @@ from dflash_trt.training.capture import check_space, feature_bytes
 from dflash_trt.training.card import DraftRecord
 from dflash_trt.training.crew import ALONE, Crew
 from dflash_trt.training.draft_model import save_draft
+from dflash_trt.training.eagle_model import EagleModel, save_eagle
 from dflash_trt.training.finish import Proof, TrainedPair, finish
 from dflash_trt.training.learner import Learner
 from dflash_trt.training.pair_bundle import PairBuilder, choose_batch, join_target
@@ -46,6 +47,7 @@ from dflash_trt.training.preparation import (
 from dflash_trt.training.probe import ProbeSetup, probe
 from dflash_trt.training.render_stage import RenderedRows, render_rows
 from dflash_trt.training.request import TrainRequest
+from dflash_trt.training.target_head import load_ends
 from dflash_trt.training.teacher import find_source, open_features
 from dflash_trt.training.train_stage import TrainedDraft, read_evaluation
 from dflash_trt.training.trainer_setup import start_draft
@@ -190,7 +192,11 @@ class _Run:
             draft = stage.folder / "draft"
             draft.mkdir(exist_ok=True)
             shape, request = preparation.chosen.shape, self._request
-            save_draft(start_draft(shape, request.start, request.seed), draft)
+            model = start_draft(shape, request.start, request.seed)
+            if isinstance(model, EagleModel):
+                save_eagle(model, draft, load_ends(preparation.target.spec))
+            else:
+                save_draft(model, draft)
             started = time.perf_counter()
             self._builder.build(draft, folder, progress=self._watch)
             stage.finish({"build_s": time.perf_counter() - started})

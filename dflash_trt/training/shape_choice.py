@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_trt.checkpoints.draft import read_draft
+from dflash_trt.checkpoints.eagle import MAX_DRAFTS
+from dflash_trt.checkpoints.eagle import default_taps as eagle_taps
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.limits import MAX_BLOCK
@@ -69,6 +71,8 @@ def _fresh(request: TrainRequest, target: TrainingTarget, scale: Scale) -> Chose
 
     is_small = scale.is_small
     few = f"{request.hours:g} h on a CPU pay for no more"
+    if given.kind == "eagle3":
+        return _head(request, target)
     layers = choose(
         "layers",
         given.layers,
@@ -117,6 +121,45 @@ def _fresh(request: TrainRequest, target: TrainingTarget, scale: Scale) -> Chose
         markov_rank=rank,
     )
     return ChosenShape(shape, reasons)
+
+
+def _head(request: TrainRequest, target: TrainingTarget) -> ChosenShape:
+    """The shape of an EAGLE-3 head: one layer, the target's widths, three taps."""
+    spec, given = target.spec, request.shape
+    refuse_options(
+        {"--layers": given.layers, "--mask-token-id": given.mask_token_id},
+        "is for blocks of masks: an EAGLE-3 head is one layer, and drafts token by token",
+        "leave it out",
+    )
+    block = given.block_size or 1 + MAX_DRAFTS
+    if not 2 <= block <= 1 + MAX_DRAFTS:
+        what = f"{block} is not 2 … {1 + MAX_DRAFTS}, for a chain of up to {MAX_DRAFTS}"
+        raise DflashError(what, where="--block-size", usage=True)
+    if given.taps is None and spec.num_layers < 6:
+        what = f"a target of {spec.num_layers} layers has not the three of the default"
+        raise DflashError(what, fix="give --taps", usage=True)
+    sizes = spec.sizes.layers[0]
+    taps = _taps(given.taps, spec) if given.taps else eagle_taps(spec.num_layers)
+    ffn = given.intermediate_size or spec.sizes.intermediate_size or EXPERT_FFN * spec.hidden_size
+    shape = DraftDesign(
+        hidden_size=spec.hidden_size,
+        intermediate_size=ffn,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        windows=(None,),
+        block_size=block,
+        mask_token_id=0,
+        target_layer_ids=taps,
+        num_target_layers=spec.num_layers,
+        vocab_size=spec.vocab_size,
+        max_position_embeddings=spec.max_position_embeddings,
+        rope_theta=spec.rope.theta,
+        rms_norm_eps=spec.rms_norm_eps,
+        is_chain=True,
+    )
+    why = "given" if given.taps else "the inputs of layers 2, N/2 and N - 3: EAGLE's"
+    return ChosenShape(shape, {"taps": why, "heads": "the target's", "layers": "EAGLE-3's one"})
 
 
 def _taps(given: tuple[int, ...] | None, spec: TargetSpec) -> tuple[int, ...]:

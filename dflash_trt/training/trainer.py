@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dflash_trt.checkpoints.draft_tokens import write_draft_tokens
 from dflash_trt.core.publish import replacing
@@ -24,6 +24,7 @@ from dflash_trt.training.blocks import (
 )
 from dflash_trt.training.crew import ALONE, Crew
 from dflash_trt.training.draft_model import DraftModel, MarkovHead, save_draft
+from dflash_trt.training.eagle_model import EagleModel, save_eagle
 from dflash_trt.training.feature_store import FeatureStore
 from dflash_trt.training.loss import BlockLoss, Head, block_loss, slot_weights
 from dflash_trt.training.muon import Muon
@@ -90,7 +91,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: DraftModel,
+        model: DraftModel | EagleModel,
         ends: TargetEnds,
         store: FeatureStore,
         settings: TrainerSettings,
@@ -186,14 +187,10 @@ class Trainer:
         """The loss of a batch, with gradients to come."""
         device, is_bf16 = self._device, self.settings.is_bf16
         width, anchors = self.model.shape.hidden_size, batch.anchors.to(self._device)
-        shape = self.model.shape
-        ids = torch.full_like(batch.labels[:, :, : shape.slots], shape.mask_token_id)
-        ids[:, :, 0] = batch.anchor_ids
         with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
             features = batch.features.to(device)
-            blocks = self._embedding[ids.to(device)].float()
             features = features if is_bf16 else features.float()
-            hidden = self.model(features[..., :-width], anchors, blocks)
+            hidden = self._states(batch, features[..., :-width], anchors)
             return block_loss(
                 hidden,
                 batch.labels.to(device),
@@ -206,13 +203,26 @@ class Trainer:
                 markov=self._markov(batch),
             )
 
+    def _states(self, batch: Batch, features: Tensor, anchors: Tensor) -> Tensor:
+        """What the draft gives the output head, [R, A, S - 1, H]."""
+        if isinstance(self.model, EagleModel):
+            blocks = self._embedded(_tokens_before(batch))
+            chain: Tensor = self.model(features, anchors, blocks, self._embedded(batch.tokens))
+            return chain
+        shape = self.model.shape
+        ids = torch.full_like(batch.labels[:, :, : shape.slots], shape.mask_token_id)
+        ids[:, :, 0] = batch.anchor_ids
+        states: Tensor = self.model(features, anchors, self._embedded(ids))
+        return states
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        return self._embedding[ids.to(self._device)].float()
+
     def _markov(self, batch: Batch) -> tuple[MarkovHead, Tensor] | None:
         """DSpark's head, and the tokens that it is given: as they are, not as they were drafted."""
         if self.model.markov_head is None:
             return None
-        before = batch.labels[:, :, :-1].clamp(min=0)
-        before[:, :, 0] = batch.anchor_ids
-        return self.model.markov_head, before.to(self._device)
+        return self.model.markov_head, _tokens_before(batch).to(self._device)
 
     def _believed(self, last: Tensor, anchors: Tensor) -> Tensor | None:
         """The target's states [R, A, S - 1, H] where it said each slot's token."""
@@ -257,10 +267,21 @@ class Trainer:
 
     def export(self, folder: Path) -> None:
         """Writes the draft as it is now, as a checkpoint."""
-        save_draft(self.model, folder, self._ends)
         count = self.settings.draft_tokens
-        if count is not None:
-            write_draft_tokens(common_tokens(self.store, count).tolist(), folder)
+        tokens = None if count is None else common_tokens(self.store, count)
+        if isinstance(self.model, EagleModel):
+            save_eagle(self.model, folder, self._ends, tokens)
+            return
+        save_draft(self.model, folder, self._ends)
+        if tokens is not None:
+            write_draft_tokens(tokens.tolist(), folder)
+
+
+def _tokens_before(batch: Batch) -> Tensor:
+    """The tokens [R, A, S - 1] before each label; anything where there is no label."""
+    before = batch.labels[:, :, :-1].clamp(min=0)
+    before[:, :, 0] = batch.anchor_ids
+    return before
 
 
 def learning_rate(settings: TrainerSettings, step: int) -> float:
@@ -273,7 +294,7 @@ def learning_rate(settings: TrainerSettings, step: int) -> float:
     return settings.learning_rate * share
 
 
-def _optimizers(model: DraftModel, settings: TrainerSettings) -> list[torch.optim.Optimizer]:
+def _optimizers(model: nn.Module, settings: TrainerSettings) -> list[torch.optim.Optimizer]:
     """Muon for matrices, AdamW for norms, and for tables of tokens, most of whose rows rest."""
     named = dict(model.named_parameters())
     matrices = [

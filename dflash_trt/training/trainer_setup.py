@@ -8,8 +8,9 @@ import torch
 
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.training.crew import Crew
-from dflash_trt.training.draft_model import DraftModel, load_draft, new_draft
+from dflash_trt.training.draft_model import DraftModel, initialise, load_draft, new_draft
 from dflash_trt.training.draft_shape import DraftDesign
+from dflash_trt.training.eagle_model import EagleModel
 from dflash_trt.training.feature_store import FeatureStore
 from dflash_trt.training.orders import LeadingTrainer, Make
 from dflash_trt.training.target_head import load_ends
@@ -40,6 +41,10 @@ def make_trainer(
     return kind(model, load_ends(target), store, settings, crew)
 
 
-def start_draft(shape: DraftDesign, start: Path | None, seed: int) -> DraftModel:
+def start_draft(shape: DraftDesign, start: Path | None, seed: int) -> DraftModel | EagleModel:
     """The draft that training begins with."""
+    if shape.is_chain:
+        model = EagleModel(shape)
+        initialise(model, 2**-0.5, seed)
+        return model
     return new_draft(shape, seed) if start is None else load_draft(shape, start)

@@ -10,10 +10,10 @@ import torch
 
 from dflash_trt.bundle.build import BuildOptions
 from dflash_trt.bundle.quantize import PairQuantization
+from dflash_trt.diagnosis.diagnose import diagnose
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import DRAFT_TOKEN_IDS
 from dflash_trt.graph.form import CacheDtype
-from dflash_trt.replay import Replay
 from dflash_trt.training.draft_shape import shape_of
 from tests.graph.runner import BOUND, GraphRunner, chunks, tokens
 from tests.pairs import PairFactory, TinyPair, bundle_pair
@@ -81,7 +81,7 @@ def test_what_has_no_graph_yet_is_refused(make_pair: PairFactory, tmp_path: Path
     wanted = PairQuantization({"target": "FP8"}, lambda *_: pytest.fail("nothing is observed"))
     with pytest.raises(DflashError, match="for which quantising the pair cannot be built"):
         bundle_pair(tmp_path, BuildOptions(overwrite=True, quantization=wanted))
-    with pytest.raises(DflashError, match="whose chain cannot be replayed yet"):
-        Replay(pair.bundle)
+    with pytest.raises(DflashError, match="of whose chain nothing can be changed yet"):
+        diagnose(pair.bundle, [])
     with pytest.raises(DflashError, match="a layout that training does not know"):
         shape_of(pair.pair.draft, 192, 6)

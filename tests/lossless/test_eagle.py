@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from dflash_trt.backends.base import Executor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.build import BuildOptions
+from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.replay import Answer, Replay
 from dflash_trt.runtime import Generator, SamplingParams
 from tests.inspection import poison_free_pages, pools
 from tests.lossless.runs import check_groups, check_shared_prefix, make_requests, run, run_baseline
@@ -81,3 +83,19 @@ def test_a_shared_page_holds_the_heads_context(checkpoints: Path) -> None:
         poison_free_pages(generator, pools(paged))
 
     check_shared_prefix(linear, paged, (1, 3, 8, 9, 20), poison)
+
+
+def test_a_replay_counts_what_the_loop_counted(checkpoints: Path) -> None:
+    for form in FORMS:
+        executor = build(checkpoints, form)
+        asked = make_requests(VOCAB, SLOTS)
+        found = run(executor, asked)
+        answers = [Answer(a.prompt_ids, b.token_ids) for a, b in zip(asked, found, strict=True)]
+        with Replay(open_bundle(checkpoints / form / "bundle")) as replay:
+            result = replay.measure(answers)
+        counts = [one.statistics.acceptance_histogram for one in found]
+        assert [one.acceptance_histogram for one in result.per_answer] == counts
+        table = result.table
+        pairs = zip(table.rank, table.accepted, strict=True)
+        taken = [int(rank) for ranks, accepted in pairs for rank in ranks[:accepted]]
+        assert taken and set(taken) == {0}

@@ -170,6 +170,19 @@ class ReferenceEagle:
                 out = self._row(choice, out, len(tokens) + step, keys, values)
         return found, scores
 
+    def taught(self, ids: Tensor, features: Tensor, anchor: int) -> Tensor:
+        """What `lm_head` reads of a chain from `anchor` on, whose tokens are those of `ids`."""
+        fused = features.float() @ self.weights["fc.weight"].T
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        states, state = [], fused[0]
+        for row, token in enumerate(ids[1:]):
+            state = fused[row] if row < anchor else state
+            state = self._row(int(token), state, row, keys, values)
+            if row >= anchor - 1:
+                states.append(self._norm(state, "norm"))
+        return torch.stack(states)
+
     def hidden(self, ids: Tensor, features: Tensor) -> Tensor:
         """What `lm_head` reads [n - 1,H] of every row of ids [n] over features [n - 1,taps·H]."""
         fused = features.float() @ self.weights["fc.weight"].T

@@ -177,3 +177,21 @@ def test_a_dspark_draft_is_trained_and_goes_on(tmp_path: Path) -> None:
     assert read_draft(tmp_path / "further").kind == "DSpark"
     refused = run(*command(prompts, tmp_path / "no"), "--kind", "dspark", "--draft-tokens", "9")
     assert "a Markov head has all tokens" in refused.err
+
+
+@pytest.mark.exhaustive
+def test_an_eagle3_head_is_trained(tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "shifts.jsonl", 24)
+    words = [*command(prompts, tmp_path / "draft"), "--kind", "eagle3"]
+    told = json.loads(run_well(*words, "--draft-tokens", "300", "--json").out)
+    assert told["proof"]["tokens"] > 0 and len(told["best"]["conditional_acceptance"]) == 7
+    spec = read_draft(tmp_path / "draft")
+    pair = check_pair(read_target(TARGET), spec)
+    assert spec.kind == "EAGLE-3" and 0 < len(spec.token_ids or ()) <= 300
+    assert pair.draft.target_layer_ids == (1, 15, 28)
+    card = (tmp_path / "draft" / "README.md").read_text()
+    assert "A EAGLE-3 draft" not in card and "(arXiv 2503.01840)" in card
+    again = command(prompts, tmp_path / "no")
+    assert "is one layer" in run(*again, "--kind", "eagle3", "--layers", "2").err
+    assert "2 … 8, for a chain" in run(*again, "--kind", "eagle3", "--block-size", "9").err
+    assert "training does not know" in run(*again, "--from", tmp_path / "draft").err
