@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from dflash_trt.bundle.build import BuildOptions
 from dflash_trt.bundle.quantize import PairQuantization
+from dflash_trt.core.progress import SilentProgress
 from dflash_trt.diagnosis.diagnose import diagnose
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import DRAFT_TOKEN_IDS
@@ -82,6 +84,6 @@ def test_what_has_no_graph_yet_is_refused(make_pair: PairFactory, tmp_path: Path
     with pytest.raises(DflashError, match="for which quantising the pair cannot be built"):
         bundle_pair(tmp_path, BuildOptions(overwrite=True, quantization=wanted))
     with pytest.raises(DflashError, match="of whose chain nothing can be changed yet"):
-        diagnose(pair.bundle, [])
+        diagnose(pair.bundle, [], mock.Mock(), SilentProgress())
     with pytest.raises(DflashError, match="a layout that training does not know"):
         shape_of(pair.pair.draft, 192, 6)
