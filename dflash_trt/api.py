@@ -21,7 +21,14 @@ from dflash_trt.core.progress import Progress, SilentProgress
 from dflash_trt.core.validation import check_value
 from dflash_trt.errors import DflashError
 from dflash_trt.pair import ChatAnswer, LoadedPair, load
-from dflash_trt.runtime import Request, RequestResult, RequestStatistics, SamplingParams, TokenEvent
+from dflash_trt.runtime import (
+    Penalties,
+    Request,
+    RequestResult,
+    RequestStatistics,
+    SamplingParams,
+    TokenEvent,
+)
 
 __all__ = [
     "Bundle",
@@ -32,6 +39,7 @@ __all__ = [
     "EngineRequest",
     "LimitOptions",
     "LoadedPair",
+    "Penalties",
     "PrecisionOptions",
     "Progress",
     "Request",

@@ -32,6 +32,7 @@ from dflash_trt.runtime import (
 )
 from dflash_trt.runtime.host import GeneratorHost
 from dflash_trt.runtime.jobs import JobRunner
+from dflash_trt.sampling.penalties import Penalties
 from dflash_trt.speculation.drafters import DFLASH, DrafterKind
 from dflash_trt.text.chat import ChatRenderer, Message
 from dflash_trt.text.harmony import HarmonyFormat
@@ -58,6 +59,7 @@ class RequestOptions(TypedDict, total=False):
     speculate: bool
     block_size: int | None
     logprobs: int | None
+    penalties: Penalties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

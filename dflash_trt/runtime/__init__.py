@@ -10,11 +10,13 @@ from dflash_trt.runtime.request import FinishReason, Request, RequestResult, Tok
 from dflash_trt.runtime.statistics import RequestStatistics, TotalStatistics, total
 from dflash_trt.sampling.choice import choose_tokens
 from dflash_trt.sampling.params import SamplingParams
+from dflash_trt.sampling.penalties import Penalties
 
 __all__ = [
     "FinishReason",
     "Generator",
     "GeneratorOptions",
+    "Penalties",
     "Request",
     "RequestFailedError",
     "RequestResult",

@@ -20,6 +20,10 @@ def check_request(request: Request, limits: ExecutorLimits, has_tokenizer: bool)
         )
     _check_ids("prompt", request.prompt_ids, limits)
     _check_ids("stop_token_ids", request.stop_token_ids, limits)
+    _check_ids("logit_bias", tuple(one for one, _ in request.penalties.bias), limits)
+    if limits.draws and not request.penalties.is_neutral:
+        what = "engines that choose tokens themselves know no penalties"
+        raise DflashError(what, where="penalties", fix="leave them out", usage=True)
     if request.stop_strings and not has_tokenizer:
         raise DflashError(
             "the generator has no tokenizer to find them with", where="stop_strings", usage=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -285,7 +286,7 @@ class Generator:
         state, length = chunk.state, len(chunk.token_ids)
         chooses = chunk.is_last and not state.token_ids
         reads_logits = self._options.record_logits or not self._limits.draws
-        reads_logits |= state.request.logprobs is not None
+        reads_logits |= state.request.needs_logits
         if state.recorder.started_at is None:
             state.recorder.started_at = self._clock()
         graph = self._pacer.prefill_graph(state, self._scheduler.upcoming)
@@ -366,8 +367,7 @@ class Generator:
             self._executor.move_slot(source, destination, length)
 
     def _needed_scores(self, request: Request) -> Scores:
-        logprobs = request.logprobs is not None
-        return needed_scores(self._limits, request.sampling, logprobs=logprobs)
+        return needed_scores(self._limits, request.sampling, whole=request.needs_logits)
 
     def _rows(self, output: SpeculationOutput | TargetOutput) -> list[RowScores]:
         return rows_by_sequence(output, is_drawn=self._limits.draws)
@@ -384,4 +384,15 @@ def _starts(states: Sequence[RequestState]) -> Int64Array:
 def _make_chooser(state: RequestState, known: RowScores) -> Callable[[int], int]:
     """The target's token by logit row, for rows that continue `state`'s output in order."""
     sampling, first_position = state.request.sampling, state.next_position
-    return lambda row: known.choose(row, first_position + row, sampling)
+    penalties = state.request.penalties
+    if penalties.is_neutral:
+        return lambda row: known.choose(row, first_position + row, sampling)
+    counts = Counter(state.token_ids)
+
+    def choose(row: int) -> int:
+        position = first_position + row
+        token = known.choose_penalised(row, position, sampling, penalties, counts)
+        counts[token] += 1  # the next row continues it, or is never asked for
+        return token
+
+    return choose

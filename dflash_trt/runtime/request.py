@@ -14,6 +14,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime.logprobs import MAX_TOP_LOGPROBS, TokenLogprob
 from dflash_trt.runtime.statistics import RequestStatistics, StatisticsRecorder
 from dflash_trt.sampling.params import SamplingParams
+from dflash_trt.sampling.penalties import Penalties
 from dflash_trt.text.detokenise import TextStream
 from dflash_trt.text.stops import check_stop_ids, check_stop_strings
 
@@ -38,6 +39,7 @@ class Request:
         block_size: rows of its verify steps, 2 … the trained block; None takes the generator's.
         logprobs: log-probabilities of the output's tokens are wanted, and of so many of the
             likeliest tokens at the place of each (0 … 20); None: no log-probabilities.
+        penalties: change the logits that tokens are chosen from, not log-probabilities.
 
     Raises:
         DflashError: a value that no generator could accept, or more to stop at than
@@ -53,6 +55,7 @@ class Request:
     speculate: bool = True
     block_size: int | None = None
     logprobs: int | None = None
+    penalties: Penalties = field(default_factory=Penalties)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt_ids", _as_ids("prompt", self.prompt_ids))
@@ -74,8 +77,15 @@ class Request:
             what = f"{top!r} is not an integer from 0 to {MAX_TOP_LOGPROBS}"
             raise DflashError(what, where="logprobs", usage=True)
         object.__setattr__(self, "stop_strings", _as_texts("stop_strings", self.stop_strings))
+        if not isinstance(self.penalties, Penalties):
+            raise DflashError("it must be Penalties", where="penalties", usage=True)
         check_stop_strings(self.stop_strings)
         check_stop_ids(self.stop_token_ids)
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether whole rows of logits are needed, whoever chooses."""
+        return self.logprobs is not None or not self.penalties.is_neutral
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime.logprobs import TokenLogprob, score_token
 from dflash_trt.sampling.choice import choose_candidate, choose_tokens, find_highest, not_finite
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
+from dflash_trt.sampling.penalties import Penalties
 
 # Executors hand out more, so that the k-th logit seldom equals the last candidate's.
 MAX_CANDIDATE_TOP_K = 64
@@ -57,6 +58,19 @@ class RowScores:
             return candidate
         return _choose(self.candidates.read_row(self.index, row), position, sampling)
 
+    def choose_penalised(
+        self,
+        row: int,
+        position: int,
+        sampling: SamplingParams,
+        penalties: Penalties,
+        counts: Mapping[int, int],
+    ) -> int:
+        """As `choose`, of the row that penalties make for an output with tokens `counts` times."""
+        if self.logits is None:
+            raise _no_logits("penalties")
+        return _choose(penalties.apply(self.logits[row], counts), position, sampling)
+
     def check(self, rows: int, first_position: int) -> None:
         """Raises DflashError when one of the first `rows` rows, where known, is not finite."""
         known = self.logits
@@ -69,8 +83,7 @@ class RowScores:
     def score(self, token_ids: Sequence[int], top: int) -> list[TokenLogprob]:
         """Log-probabilities of the tokens chosen from the first rows (see `score_token`)."""
         if self.logits is None:
-            what = "this back end hands out no logits, which log-probabilities need"
-            raise DflashError(what, where="logprobs", fix="leave them out", usage=True)
+            raise _no_logits("log-probabilities")
         rows = zip(self.logits, token_ids, strict=False)
         return [score_token(row, token_id, top) for row, token_id in rows]
 
@@ -92,13 +105,13 @@ def rows_by_sequence(
 
 
 def needed_scores(
-    limits: ExecutorLimits, sampling: SamplingParams, *, logprobs: bool = False
+    limits: ExecutorLimits, sampling: SamplingParams, *, whole: bool = False
 ) -> Scores:
     """How much of a row choosing needs: nothing, its candidates (a small top-k), or all of it.
 
-    Log-probabilities need all of it, whoever chooses.
+    `whole`: all of it, whoever chooses (see `Request.needs_logits`).
     """
-    if logprobs:
+    if whole:
         return Scores.LOGITS
     if limits.draws or sampling.greedy:
         return Scores.NONE
@@ -109,6 +122,11 @@ def needed_scores(
 def sampling_input(limits: ExecutorLimits, params: Sequence[SamplingParams]) -> Int64Array | None:
     """Sampling parameters for an executor that draws tokens itself; None for any other."""
     return pack_sampling(params) if limits.draws else None
+
+
+def _no_logits(wanted: str) -> DflashError:
+    what = f"this back end hands out no logits, which {wanted} need"
+    return DflashError(what, where="request", fix="leave them out", usage=True)
 
 
 def _choose(logits: FloatArray, position: int, sampling: SamplingParams) -> int:

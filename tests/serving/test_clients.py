@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from dflash_trt.runtime import RequestResult, SamplingParams
+from dflash_trt.runtime import Penalties, RequestResult, SamplingParams
 from dflash_trt.serving.server.launcher import ServerAddresses
 from dflash_trt.serving.server.metrics import KINDS
 from dflash_trt.version import __version__
@@ -178,6 +178,25 @@ def test_completions(client: openai.OpenAI, generate: Generate, sampling: Sampli
     assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
     assert chunks[-1].choices[0].finish_reason == "length"
     _check_usage(last.usage, expected)
+
+
+def test_penalties(client: openai.OpenAI, addresses: ServerAddresses, generate: Generate) -> None:
+    """Numbers that FP32 holds, so that the contract's inputs change nothing of them."""
+    penalties = Penalties(frequency=1.75, presence=2, bias=((40, 2.5), (23, -100)))
+    expected = generate(PROMPTS[0], max_tokens=40, penalties=penalties)
+    assert expected.text != generate(PROMPTS[0], max_tokens=40).text
+    asked: dict[str, Any] = {"prompt": PROMPTS[0], "max_tokens": 40, **_fields(GREEDY)}
+    asked |= {"frequency_penalty": 1.75, "presence_penalty": 2}
+    biased = client.completions.create(**asked, logit_bias={"40": 2.5, "23": -100})
+    assert biased.choices[0].text == expected.text
+    _check_usage(biased.usage, expected)
+    with pytest.raises(openai.BadRequestError, match="token id 99999 is outside"):
+        client.completions.create(**asked, logit_bias={"99999": 1})
+    plain = generate(PROMPTS[0], max_tokens=40, penalties=Penalties(frequency=1.75, presence=2))
+    assert plain.text != generate(PROMPTS[0], max_tokens=40).text
+    fields = {"text_input": PROMPTS[0], "max_tokens": 40, "frequency_penalty": 1.75}
+    answer = ask_grpc(addresses.grpc, CLASSIC, fields | {"presence_penalty": 2.0})
+    assert "".join(answer.texts) == plain.text
 
 
 def test_a_chat(client: openai.OpenAI, generate: Generate) -> None:

@@ -31,8 +31,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (LLM, {"text_input": "x" * (1 << 20)}, "1,048,576 characters cannot fit"),
     (
         LLM,
-        {"sampling_param_frequency_penalty": 0.5},
-        "sampling_param_frequency_penalty: 0.5 is not supported; leave it out or pass 0.0",
+        {"sampling_param_frequency_penalty": 2.5},
+        "sampling_param_frequency_penalty: 2.5 is not a number from -2 to 2",
     ),
     (LLM, {"image_url": "http://x/y.png"}, 'image_url: "http://x/y.png" is not supported'),
     (LLM, {"lora_id": 7}, "lora_id: 7 is not supported; leave it out"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -18,6 +19,7 @@ from dflash_trt.runtime import (
     SamplingParams,
     TokenLogprob,
 )
+from dflash_trt.sampling.penalties import Penalties
 from dflash_trt.serving.client.errors import ServedModelError, explain
 from dflash_trt.serving.client.wire import MODEL, Response, WireClient, make_input
 from dflash_trt.text.detokenise import UNDECODED
@@ -40,7 +42,7 @@ class GenerationRequest:
         ignore_eos: do not end at the model's end-of-sequence ids.
         add_special_tokens: False for a rendered chat template, which writes them itself.
         streaming: False asks for one answer at the end, which costs the server less.
-        logprobs: as `runtime.Request` has it.
+        logprobs, penalties: as `runtime.Request` has them.
 
     Raises:
         DflashError: a stop string is empty, or there is too much of them (usage).
@@ -54,6 +56,7 @@ class GenerationRequest:
     add_special_tokens: bool = True
     streaming: bool = True
     logprobs: int | None = None
+    penalties: Penalties = field(default_factory=Penalties)
 
     def __post_init__(self) -> None:
         if not all(self.stop_strings):
@@ -146,9 +149,8 @@ class ServedModel:
         """
         # TensorRT-LLM's own model streams all text so far and cannot be asked for less.
         cumulative = await self._parameter("streaming_text") is None
-        if cumulative and request.logprobs is not None:
-            what = "the served model sends no log-probabilities of single tokens"
-            raise DflashError(what, where="logprobs", fix="leave them out", usage=True)
+        if cumulative:
+            _refuse_extensions(request)
         assembler = TextAssembler(cumulative=cumulative)
         submitted_at, first_at = time.perf_counter(), None
         token_ids: tuple[int, ...] = ()
@@ -227,6 +229,9 @@ def _to_inputs(request: GenerationRequest) -> list[InferInput]:
     }
     if sampling.top_k is not None:
         values["sampling_param_top_k"] = ("INT32", [min(sampling.top_k, _LARGEST)])
+    for kind in ("frequency", "presence"):
+        if value := getattr(request.penalties, kind):
+            values[f"sampling_param_{kind}_penalty"] = ("FP32", [value])
     if request.stop_strings:
         values["sampling_param_stop"] = ("BYTES", list(request.stop_strings))
     return [make_input(name, kind, items) for name, (kind, items) in values.items()]
@@ -252,9 +257,23 @@ def _to_parameters(request: GenerationRequest, *, extended: bool) -> dict[str, A
         wanted["ignore_eos"] = True
     if request.logprobs is not None:
         wanted["logprobs"] = request.logprobs
+    if request.penalties.bias:
+        wanted["logit_bias"] = json.dumps(dict(request.penalties.bias))
     if not request.add_special_tokens:
         wanted["add_special_tokens"] = False
     return wanted
+
+
+def _refuse_extensions(request: GenerationRequest) -> None:
+    """Raises DflashError for what only a repository of `dflash-trt package` takes."""
+    refused = {
+        "logprobs": (request.logprobs is not None, "sends no log-probabilities of single tokens"),
+        "logit_bias": (bool(request.penalties.bias), "takes no biases of single tokens"),
+    }
+    for where, (is_given, what) in refused.items():
+        if is_given:
+            what = f"the served model {what}"
+            raise DflashError(what, where=where, fix="leave it out", usage=True)
 
 
 def _read_logprobs(response: Response, top: int) -> tuple[TokenLogprob, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import SamplingParams
+from dflash_trt.sampling.penalties import MOST_BIASED, Penalties
 from dflash_trt.serving.client.client import GenerationRequest
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.logprobs import read_chat_logprobs, read_completion_logprobs
@@ -25,6 +26,7 @@ _UNDERSTOOD = (
     "model stream stream_options max_tokens temperature top_p seed stop "
     # vLLM's additions that benchmarks and users send.
     "top_k ignore_eos "
+    "frequency_penalty presence_penalty logit_bias "
     # They change nothing about an answer.
     "user metadata safety_identifier prompt_cache_key"
 ).split()
@@ -35,9 +37,6 @@ _CHAT = {*_UNDERSTOOD, "messages", "max_completion_tokens", "reasoning_effort"} 
 # Parameters without an implementation, and the values that ask for nothing (null always does).
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
     "service_tier": ("auto", "default"),
 }
 _NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {
@@ -156,6 +155,7 @@ def _read_common(
         add_special_tokens=prompt is not None,  # a chat's template writes them itself
         streaming=read_flag(fields, "stream"),
         logprobs=logprobs,
+        penalties=_read_penalties(fields),
     )
     usage = _read_stream_options(fields.get("stream_options"), generation.streaming)
     return {"model": model, "generation": generation, "include_usage": usage}
@@ -171,6 +171,24 @@ def _read_sampling(fields: dict[str, Any]) -> SamplingParams:
             top_p=_read_number(fields, "top_p", 1.0),
             top_k=top_k,
             seed=secrets.randbits(63) if seed is None else seed,
+        )
+    except DflashError as error:
+        raise ApiError(error.what, param=error.where) from error
+
+
+def _read_penalties(fields: dict[str, Any]) -> Penalties:
+    """What changes logits; `logit_bias` names tokens by their ids, as texts."""
+    bias = fields.get("logit_bias", {})
+    if not isinstance(bias, dict) or len(bias) > MOST_BIASED:
+        raise ApiError(f"must be an object of at most {MOST_BIASED:,}", param="logit_bias")
+    for token_id in bias:
+        if not (token_id.isascii() and token_id.isdecimal() and len(token_id) < 10):
+            raise ApiError(f"{quoted(token_id)} is no token id", param="logit_bias")
+    try:
+        return Penalties(
+            frequency=_read_number(fields, "frequency_penalty", 0.0),
+            presence=_read_number(fields, "presence_penalty", 0.0),
+            bias=tuple((int(token_id), value) for token_id, value in bias.items()),
         )
     except DflashError as error:
         raise ApiError(error.what, param=error.where) from error

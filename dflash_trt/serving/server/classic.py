@@ -33,8 +33,6 @@ UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "min_tokens": (0, 1),
     "length_penalty": (0.0, 1.0),
     "repetition_penalty": (1.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
     "bad_words": ("",),
     "embedding_bias_words": ("",),
     "embedding_bias_weights": (0.0,),

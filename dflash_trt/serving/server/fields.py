@@ -19,6 +19,8 @@ RENAMED = {
     "temperature": "sampling_param_temperature",
     "top_k": "sampling_param_top_k",
     "top_p": "sampling_param_top_p",
+    "frequency_penalty": "sampling_param_frequency_penalty",
+    "presence_penalty": "sampling_param_presence_penalty",
     "stop_words": "sampling_param_stop",
     "exclude_input_in_output": "sampling_param_exclude_input_from_output",
     "return_perf_metrics": "sampling_param_return_perf_metrics",
@@ -29,8 +31,6 @@ _OTHER_NAMES = {
     "max_completion_tokens": "sampling_param_max_tokens",
     "seed": "sampling_param_seed",
     "random_seed": "sampling_param_seed",
-    "frequency_penalty": "sampling_param_frequency_penalty",
-    "presence_penalty": "sampling_param_presence_penalty",
     "timeout": "timeout_us",
 }
 LLM_NAMES: Mapping[str, str] = RENAMED | _OTHER_NAMES
@@ -51,7 +51,7 @@ _PARAMETERS = {
     "block_size",
 }
 # For clients of ours, the other model among them.
-_BETWEEN_US = {"timeout_us", "errors_as_output", "acknowledge", "logprobs", STOP_IDS}
+_BETWEEN_US = {"timeout_us", "errors_as_output", "acknowledge", "logprobs", "logit_bias", STOP_IDS}
 LLM_PARAMETERS = frozenset(_PARAMETERS | _BETWEEN_US)
 CLASSIC_PARAMETERS = frozenset(_PARAMETERS)
 _OF_THE_SERVER = "triton_"

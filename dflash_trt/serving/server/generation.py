@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.runtime import Request, SamplingParams
+from dflash_trt.sampling.penalties import MOST_BIASED, Penalties
 from dflash_trt.serving.server.fields import LLM_NAMES, LLM_PARAMETERS, check_parameters
 from dflash_trt.serving.server.inputs import (
     Tensors,
@@ -30,8 +32,6 @@ STREAMING_TEXTS: tuple[StreamingText, ...] = ("cumulative", "delta")
 # Inputs that would change the output: the values that ask for nothing.
 UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "sampling_param_best_of": (1,),
-    "sampling_param_frequency_penalty": (0.0,),
-    "sampling_param_presence_penalty": (0.0,),
     "image_url": ("",),
     "lora_id": (),
     "lora_name": ("",),
@@ -39,6 +39,7 @@ UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "lora_ckpt_source": ("",),
 }
 _SAMPLING = "sampling_param_"
+_MOST_BIAS_TEXT = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +112,7 @@ class GenerationReader:
                 stop_strings=stop_strings,
                 ignore_eos=read_flag(parameters, "ignore_eos", False),
                 block_size=self._read_block_size(parameters),
+                penalties=_read_penalties(tensors, parameters),
                 logprobs=parameters.get("logprobs", 0 if sums else None),
             ),
             streaming=is_set("streaming"),
@@ -179,6 +181,29 @@ def _read_sampling(tensors: Tensors) -> SamplingParams:
     except DflashError as error:
         raise refuse(f"{_SAMPLING}{error.where}", error.what, error.fix) from error
     return SamplingParams(seed=params.seed) if top_k == 1 else params
+
+
+def _read_penalties(tensors: Tensors, parameters: Mapping[str, Any]) -> Penalties:
+    """Both penalties of the contract, and our own port's `logit_bias`, a JSON object."""
+    given = parameters.get("logit_bias", "{}")
+    if not isinstance(given, str) or len(given) > _MOST_BIAS_TEXT:
+        raise refuse("logit_bias", "is not a JSON object of token ids and numbers")
+    bias = parse_json(given.encode(), "logit_bias", 2 * MOST_BIASED + 1)
+    if not isinstance(bias, dict) or not all(one.isdecimal() for one in bias):
+        raise refuse("logit_bias", "is not a JSON object of token ids and numbers")
+    frequency, presence = (
+        read_scalar(tensors, f"{_SAMPLING}{kind}_penalty", float) or 0.0
+        for kind in ("frequency", "presence")
+    )
+    try:
+        return Penalties(
+            frequency=frequency,
+            presence=presence,
+            bias=tuple((int(token_id), value) for token_id, value in bias.items()),
+        )
+    except DflashError as error:
+        name = error.where if error.where == "logit_bias" else f"{_SAMPLING}{error.where}"
+        raise refuse(str(name), error.what, error.fix) from error
 
 
 def _read_end_id(parameters: Mapping[str, Any]) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ class OpenAiEndpoint:
             raise DflashError(
                 f"answers HTTP {status}",
                 where=self._root,
-                fix="name the variable with its key as api_key_env",
+                fix="name the variable with its key as api_key_env, in a YAML for --config",
             )
         if names and self._configuration.model not in names:
             raise DflashError(

@@ -1,0 +1,60 @@
+"""Rung 2 with penalties: each row is chosen by what the output holds before it, drafted or not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dflash_trt.errors import DflashError
+from dflash_trt.runtime import Generator, GeneratorOptions, Penalties, Request, SamplingParams
+from tests.lossless.runs import check_groups, make_requests, run, run_baseline
+from tests.pairs import PairFactory
+from tests.runtime.test_drawing import DrawingExecutor
+
+PENALTIES = {
+    "both": Penalties(frequency=0.7, presence=0.4, bias=((5, 3.0), (9, -100.0))),
+    "likelier": Penalties(frequency=-2.0, presence=1.0, bias=((7, 20.0),)),
+    "bias": Penalties(bias=((5, 25.0),)),
+}
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "drawn"])
+def test_speculation_and_neighbours_change_nothing(
+    name: str, temperature: float, make_pair: PairFactory
+) -> None:
+    pair = make_pair("qwen3", {"vocab": 64}, fit_steps=150, max_batch=8, max_seq_len=192)
+    executor, sampling = pair.open(), SamplingParams(temperature=temperature, seed=5)
+    plain = make_requests(64, 8, sampling)
+    asked = [
+        replace(one, penalties=PENALTIES[name] if at % 2 else Penalties())
+        for at, one in enumerate(plain)
+    ]
+    expected = run_baseline(executor, asked)
+    for batch in (1, 8):
+        check_groups(executor, asked, expected, batch)
+    others = run_baseline(executor, plain)
+    changed = [a.token_ids != b.token_ids for a, b in zip(expected, others, strict=True)]
+    assert any(changed[1::2]) and not any(changed[::2])
+    if not temperature:  # written down once more
+        for request, result in zip(asked[1::2], expected[1::2], strict=True):
+            counts: Counter[int] = Counter()
+            assert result.logits is not None
+            for row, token in zip(result.logits, result.token_ids, strict=True):
+                assert int(np.argmax(request.penalties.apply(row, counts))) == token
+                counts[token] += 1
+    accepted = [one.statistics.accepted_tokens for one in run(executor, asked)]
+    assert sum(accepted) > 0
+
+
+def test_who_cannot_is_refused(make_pair: PairFactory) -> None:
+    request = Request(prompt_ids=(3,))
+    generator = Generator(DrawingExecutor(), options=GeneratorOptions())
+    with pytest.raises(DflashError, match="engines that choose tokens themselves know no"):
+        generator.submit(replace(request, penalties=Penalties(presence=1.0)))
+    executor = make_pair("qwen3", {"vocab": 64}, max_batch=8, max_seq_len=192).open()
+    with pytest.raises(DflashError, match="logit_bias: token id 64 is outside the vocabulary"):
+        Generator(executor).submit(replace(request, penalties=Penalties(bias=((64, 1.0),))))
