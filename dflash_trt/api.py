@@ -29,6 +29,7 @@ from dflash_trt.runtime import (
     SamplingParams,
     TokenEvent,
 )
+from dflash_trt.text.grammar import Grammar
 
 __all__ = [
     "Bundle",
@@ -37,6 +38,7 @@ __all__ = [
     "Checkpoints",
     "DflashError",
     "EngineRequest",
+    "Grammar",
     "LimitOptions",
     "LoadedPair",
     "Penalties",

@@ -35,6 +35,7 @@ from dflash_trt.runtime.jobs import JobRunner
 from dflash_trt.sampling.penalties import Penalties
 from dflash_trt.speculation.drafters import DFLASH, DrafterKind
 from dflash_trt.text.chat import ChatRenderer, Message
+from dflash_trt.text.grammar import Follower, GrammarCompiler
 from dflash_trt.text.harmony import HarmonyFormat
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.tuning.bundle_schedule import (
@@ -60,6 +61,7 @@ class RequestOptions(TypedDict, total=False):
     block_size: int | None
     logprobs: int | None
     penalties: Penalties
+    grammar: Follower | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +170,12 @@ class LoadedPair:
         self._host.close()
         if self._renderer is not None:
             self._renderer.close()
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """What compiles the `grammar` of a request."""
+        target = self.bundle.manifest.target
+        return GrammarCompiler(self.tokenizer.core, target.vocab_size, target.eos_token_ids)
 
     def request(
         self,

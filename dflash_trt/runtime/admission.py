@@ -21,9 +21,10 @@ def check_request(request: Request, limits: ExecutorLimits, has_tokenizer: bool)
     _check_ids("prompt", request.prompt_ids, limits)
     _check_ids("stop_token_ids", request.stop_token_ids, limits)
     _check_ids("logit_bias", tuple(one for one, _ in request.penalties.bias), limits)
-    if limits.draws and not request.penalties.is_neutral:
-        what = "engines that choose tokens themselves know no penalties"
-        raise DflashError(what, where="penalties", fix="leave them out", usage=True)
+    if limits.draws and request.changes_logits:
+        where = "penalties" if request.grammar is None else "grammar"
+        what = "engines that choose tokens themselves know no penalties and no grammars"
+        raise DflashError(what, where=where, fix="leave them out", usage=True)
     if request.stop_strings and not has_tokenizer:
         raise DflashError(
             "the generator has no tokenizer to find them with", where="stop_strings", usage=True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -20,6 +19,7 @@ from dflash_trt.backends.base import (
     TargetOutput,
 )
 from dflash_trt.runtime.admission import check_block_size, check_request
+from dflash_trt.runtime.chooser import make_chooser
 from dflash_trt.runtime.drafters import open_drafter
 from dflash_trt.runtime.failure import blaming
 from dflash_trt.runtime.options import GeneratorOptions
@@ -159,6 +159,7 @@ class Generator:
             stop_ids=eos_token_ids.union(request.stop_token_ids),
             stream=stream,
             recorder=StatisticsRecorder(self._clock() if submitted_at is None else submitted_at),
+            follower=None if request.grammar is None else request.grammar.fork(),
         )
         self._live[request_id] = state
         self._scheduler.add(state)
@@ -271,7 +272,7 @@ class Generator:
             drafts = [[] for _ in states]
         for state, draft, known in zip(states, drafts, self._rows(output), strict=True):
             with blaming(state.request_id):
-                tokens = accept_block(draft, _make_chooser(state, known))
+                tokens = accept_block(draft, make_chooser(state, known))
                 emitted = self._take(state, tokens, known)
             trials, accepted = state.recorder.record_step(1 + len(draft), len(tokens), emitted)
             if trials:
@@ -301,7 +302,7 @@ class Generator:
             return
         (known,) = self._rows(output)
         with blaming(state.request_id):
-            token = _make_chooser(state, known)(0)
+            token = make_chooser(state, known)(0)
             self._take(state, [token], known)
         state.prefilled += length
         state.recorder.first_token_at = self._clock()
@@ -379,20 +380,3 @@ class Generator:
 def _starts(states: Sequence[RequestState]) -> Int64Array:
     """Cache positions [B] where the next rows of `states` begin."""
     return np.array([state.cached_length for state in states], dtype=np.int64)
-
-
-def _make_chooser(state: RequestState, known: RowScores) -> Callable[[int], int]:
-    """The target's token by logit row, for rows that continue `state`'s output in order."""
-    sampling, first_position = state.request.sampling, state.next_position
-    penalties = state.request.penalties
-    if penalties.is_neutral:
-        return lambda row: known.choose(row, first_position + row, sampling)
-    counts = Counter(state.token_ids)
-
-    def choose(row: int) -> int:
-        position = first_position + row
-        token = known.choose_penalised(row, position, sampling, penalties, counts)
-        counts[token] += 1  # the next row continues it, or is never asked for
-        return token
-
-    return choose

@@ -16,6 +16,7 @@ from dflash_trt.runtime.statistics import RequestStatistics, StatisticsRecorder
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.sampling.penalties import Penalties
 from dflash_trt.text.detokenise import TextStream
+from dflash_trt.text.grammar import Follower
 from dflash_trt.text.stops import check_stop_ids, check_stop_strings
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -40,6 +41,7 @@ class Request:
         logprobs: log-probabilities of the output's tokens are wanted, and of so many of the
             likeliest tokens at the place of each (0 … 20); None: no log-probabilities.
         penalties: change the logits that tokens are chosen from, not log-probabilities.
+        grammar: what the output must follow, compiled; it ends with the model's end of sequence.
 
     Raises:
         DflashError: a value that no generator could accept, or more to stop at than
@@ -56,6 +58,7 @@ class Request:
     block_size: int | None = None
     logprobs: int | None = None
     penalties: Penalties = field(default_factory=Penalties)
+    grammar: Follower | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt_ids", _as_ids("prompt", self.prompt_ids))
@@ -79,13 +82,21 @@ class Request:
         object.__setattr__(self, "stop_strings", _as_texts("stop_strings", self.stop_strings))
         if not isinstance(self.penalties, Penalties):
             raise DflashError("it must be Penalties", where="penalties", usage=True)
+        if self.grammar is not None and self.ignore_eos:
+            what = "does not go with a grammar, which the end of sequence ends"
+            raise DflashError(what, where="ignore_eos", usage=True)
         check_stop_strings(self.stop_strings)
         check_stop_ids(self.stop_token_ids)
 
     @property
     def needs_logits(self) -> bool:
         """Whether whole rows of logits are needed, whoever chooses."""
-        return self.logprobs is not None or not self.penalties.is_neutral
+        return self.logprobs is not None or self.changes_logits
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether tokens are chosen from other rows than the target's own."""
+        return self.grammar is not None or not self.penalties.is_neutral
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +166,7 @@ class RequestState:
     token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     logits: list[FloatArray] = field(default_factory=list)
+    follower: Follower | None = None
     finish_reason: FinishReason | None = None
     injected_until: int | None = None
     forgone_s: float = 0.0

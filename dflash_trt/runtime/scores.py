@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,6 @@ from dflash_trt.errors import DflashError
 from dflash_trt.runtime.logprobs import TokenLogprob, score_token
 from dflash_trt.sampling.choice import choose_candidate, choose_tokens, find_highest, not_finite
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
-from dflash_trt.sampling.penalties import Penalties
 
 # Executors hand out more, so that the k-th logit seldom equals the last candidate's.
 MAX_CANDIDATE_TOP_K = 64
@@ -58,18 +57,17 @@ class RowScores:
             return candidate
         return _choose(self.candidates.read_row(self.index, row), position, sampling)
 
-    def choose_penalised(
+    def choose_changed(
         self,
         row: int,
         position: int,
         sampling: SamplingParams,
-        penalties: Penalties,
-        counts: Mapping[int, int],
+        change: Callable[[FloatArray], FloatArray],
     ) -> int:
-        """As `choose`, of the row that penalties make for an output with tokens `counts` times."""
+        """As `choose`, of what `change` makes of the row."""
         if self.logits is None:
-            raise _no_logits("penalties")
-        return _choose(penalties.apply(self.logits[row], counts), position, sampling)
+            raise _no_logits("penalties and grammars")
+        return _choose(change(self.logits[row]), position, sampling)
 
     def check(self, rows: int, first_position: int) -> None:
         """Raises DflashError when one of the first `rows` rows, where known, is not finite."""

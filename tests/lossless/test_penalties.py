@@ -53,7 +53,9 @@ def test_speculation_and_neighbours_change_nothing(
 def test_who_cannot_is_refused(make_pair: PairFactory) -> None:
     request = Request(prompt_ids=(3,))
     generator = Generator(DrawingExecutor(), options=GeneratorOptions())
-    with pytest.raises(DflashError, match="engines that choose tokens themselves know no"):
+    with pytest.raises(
+        DflashError, match="engines that choose tokens themselves know no penalties"
+    ):
         generator.submit(replace(request, penalties=Penalties(presence=1.0)))
     executor = make_pair("qwen3", {"vocab": 64}, max_batch=8, max_seq_len=192).open()
     with pytest.raises(DflashError, match="logit_bias: token id 64 is outside the vocabulary"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import openai
 import pytest
 
+import dflash_trt
 from dflash_trt.runtime import Penalties, RequestResult, SamplingParams
 from dflash_trt.serving.server.launcher import ServerAddresses
 from dflash_trt.serving.server.metrics import KINDS
+from dflash_trt.text.grammar import Grammar
 from dflash_trt.version import __version__
 from tests.serving.client import CLASSIC, LLM, ask_grpc, make_fields, post
 from tests.serving.conftest import Generate, counting, wait_idle
@@ -197,6 +200,34 @@ def test_penalties(client: openai.OpenAI, addresses: ServerAddresses, generate: 
     fields = {"text_input": PROMPTS[0], "max_tokens": 40, "frequency_penalty": 1.75}
     answer = ask_grpc(addresses.grpc, CLASSIC, fields | {"presence_penalty": 2.0})
     assert "".join(answer.texts) == plain.text
+
+
+def test_response_format(client: openai.OpenAI, served: Served, addresses: ServerAddresses) -> None:
+    """A schema of the OpenAI port, and a guide of the classic contract."""
+    properties: Any = {"state": {"enum": ["ok", "lost"]}, "load": {"type": "integer", "maximum": 9}}
+    schema: Any = {"type": "object", "properties": properties, "required": ["state", "load"]}
+    schema["additionalProperties"] = False
+    with dflash_trt.load(served.bundle, block_schedule="none") as pair:
+        grammar = pair.grammars.compile(Grammar("json_schema", json.dumps(schema)))
+        messages: Any = [{"role": "user", "content": PROMPTS[1]}]
+        (expected,) = pair.generate([messages], max_tokens=300, grammar=grammar)
+        digits = pair.grammars.compile(Grammar("regex", "[0-9]{3}"))
+        (number,) = pair.generate([PROMPTS[0]], max_tokens=9, grammar=digits)
+    wrapped = {"type": "json_schema", "json_schema": {"name": "host", "schema": schema}}
+    chat = partial(client.chat.completions.create, messages=messages, max_tokens=300)
+    whole = chat(**_fields(GREEDY), response_format=wrapped)
+    assert whole.choices[0].message.content == expected.text
+    assert json.loads(expected.text or "").keys() == properties.keys()
+    chunks = list(chat(**_fields(GREEDY), response_format=wrapped, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected.text
+    wrapped["json_schema"]["schema"] = {"type": "strin"}
+    with pytest.raises(openai.BadRequestError, match="Invalid type: strin"):
+        chat(**_fields(GREEDY), response_format=wrapped)
+    fields = {"text_input": PROMPTS[0], "max_tokens": 9, "guided_decoding_guide_type": "regex"}
+    answer = ask_grpc(addresses.grpc, CLASSIC, fields | {"guided_decoding_guide": "[0-9]{3}"})
+    assert "".join(answer.texts) == number.text and len(number.text or "") == 3
+    refused = {**fields, "guided_decoding_guide_type": "ebnf_grammar"}
+    assert "is none of json" in ask_grpc(addresses.grpc, CLASSIC, refused).failure
 
 
 def test_a_chat(client: openai.OpenAI, generate: Generate) -> None:

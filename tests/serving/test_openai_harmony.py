@@ -89,3 +89,10 @@ def test_completions_stay_as_they_are(put: Put) -> None:
     model, client = put(ANALYSIS + FINAL)
     text = client.completions.create(model="demo", prompt="x").choices[0].text
     assert text == "".join(map(str, model.pieces))
+
+
+def test_an_answer_with_reasoning_is_no_json(put: Put) -> None:
+    _, client = put(ANALYSIS + FINAL)
+    asked: Any = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
+    with pytest.raises(openai.BadRequestError, match="a model with channels does not take it"):
+        client.chat.completions.create(**asked, response_format={"type": "json_object"})

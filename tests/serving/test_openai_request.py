@@ -171,7 +171,11 @@ REFUSED_CHATS: dict[str, list[Any]] = {
     "functions": [[{}]],
     "logprobs": [1],
     "top_logprobs": [3, 21, -1, True],
-    "response_format": [{"type": "json_object"}],
+    "response_format": [
+        {"type": "xml"},
+        {"type": "json_object", "x": 1},
+        "json",
+    ],
     "modalities": [["audio"]],
     "reasoning_effort": ["minimal"],
     "prompt": ["x"],
@@ -210,3 +214,18 @@ def test_a_body_is_an_object(body: Any) -> None:
     for read in (read_completion, read_chat):
         with pytest.raises(ApiError, match="JSON object"):
             read(body)
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "param"),
+    [
+        ({"name": "a"}, ""),
+        ("x", ""),
+        ({"name": "a", "schema": {}, "x": 1}, ".x"),
+        ({"schema": {"enum": ["x" * 70000]}}, ".schema"),
+    ],
+)
+def test_schemas_that_are_none(wrapped: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        _chat(response_format={"type": "json_schema", "json_schema": wrapped})
+    assert caught.value.param == f"response_format.json_schema{param}"

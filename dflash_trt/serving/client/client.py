@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
@@ -23,6 +23,7 @@ from dflash_trt.sampling.penalties import Penalties
 from dflash_trt.serving.client.errors import ServedModelError, explain
 from dflash_trt.serving.client.wire import MODEL, Response, WireClient, make_input
 from dflash_trt.text.detokenise import UNDECODED
+from dflash_trt.text.grammar import Grammar
 from dflash_trt.text.stops import check_stop_strings
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class GenerationRequest:
         add_special_tokens: False for a rendered chat template, which writes them itself.
         streaming: False asks for one answer at the end, which costs the server less.
         logprobs, penalties: as `runtime.Request` has them.
+        grammar: what the output must be; compiled by the served model.
 
     Raises:
         DflashError: a stop string is empty, or there is too much of them (usage).
@@ -57,6 +59,7 @@ class GenerationRequest:
     streaming: bool = True
     logprobs: int | None = None
     penalties: Penalties = field(default_factory=Penalties)
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if not all(self.stop_strings):
@@ -259,6 +262,8 @@ def _to_parameters(request: GenerationRequest, *, extended: bool) -> dict[str, A
         wanted["logprobs"] = request.logprobs
     if request.penalties.bias:
         wanted["logit_bias"] = json.dumps(dict(request.penalties.bias))
+    if request.grammar is not None:
+        wanted["grammar"] = json.dumps(asdict(request.grammar))
     if not request.add_special_tokens:
         wanted["add_special_tokens"] = False
     return wanted
@@ -269,6 +274,7 @@ def _refuse_extensions(request: GenerationRequest) -> None:
     refused = {
         "logprobs": (request.logprobs is not None, "sends no log-probabilities of single tokens"),
         "logit_bias": (bool(request.penalties.bias), "takes no biases of single tokens"),
+        "grammar": (request.grammar is not None, "takes no grammars from here"),
     }
     for where, (is_given, what) in refused.items():
         if is_given:

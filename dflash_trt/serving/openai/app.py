@@ -126,6 +126,9 @@ class OpenAiApp:
     async def chat(self, request: Request) -> Response:
         asked = await self.bodies.read(request, read_chat)
         self._check_model(asked.model)
+        if self.harmony is not None and asked.generation.grammar is not None:
+            what = "a model with channels does not take it: its reasoning is no JSON"
+            raise ApiError(what, param="response_format")
         prompt = await _unless_gone(
             request, self._render(asked.model, asked.messages, asked.reasoning_effort)
         )

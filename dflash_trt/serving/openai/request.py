@@ -15,6 +15,7 @@ from dflash_trt.serving.client.client import GenerationRequest
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.logprobs import read_chat_logprobs, read_completion_logprobs
 from dflash_trt.text.chat import Message
+from dflash_trt.text.grammar import Grammar, schema_text
 from dflash_trt.text.stops import check_stop_strings
 
 MAX_STOPS = 4
@@ -33,6 +34,7 @@ _UNDERSTOOD = (
 _CHAT = {*_UNDERSTOOD, "messages", "max_completion_tokens", "reasoning_effort"} | {
     "logprobs",
     "top_logprobs",
+    "response_format",
 }
 # Parameters without an implementation, and the values that ask for nothing (null always does).
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -52,7 +54,6 @@ _NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "store": (False,),
 }
@@ -147,6 +148,7 @@ def _read_common(
     if not isinstance(model, str):
         raise ApiError("must be the name of a model", param="model")
     generation = GenerationRequest(
+        grammar=_read_format(fields.get("response_format")),
         prompt=prompt or "",
         max_tokens=max_tokens,
         sampling=_read_sampling(fields),
@@ -192,6 +194,33 @@ def _read_penalties(fields: dict[str, Any]) -> Penalties:
         )
     except DflashError as error:
         raise ApiError(error.what, param=error.where) from error
+
+
+def _read_format(given: Any) -> Grammar | None:
+    """What `response_format` makes of the answer: any text, a JSON object, or a schema's."""
+    where = "response_format"
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise ApiError("must be an object with a type", param=where)
+    kind = given.get("type")
+    if kind == "text" and given.keys() == {"type"}:
+        return None
+    if kind == "json_object" and given.keys() == {"type"}:
+        return Grammar("json_object")
+    if kind != "json_schema" or given.keys() != {"type", "json_schema"}:
+        raise ApiError(f"{quoted(given)} is not supported", param=where)
+    wrapped = given["json_schema"]
+    if not isinstance(wrapped, dict) or not isinstance(wrapped.get("schema"), dict):
+        raise ApiError("must have a schema, an object", param=f"{where}.json_schema")
+    unknown = wrapped.keys() - {"name", "description", "schema", "strict"}
+    if unknown:
+        name = quoted(min(unknown)).strip('"')
+        raise ApiError("this parameter is not supported", param=f"{where}.json_schema.{name}")
+    try:
+        return Grammar("json_schema", schema_text(wrapped["schema"]))
+    except DflashError as error:
+        raise ApiError(error.what, param=f"{where}.json_schema.schema") from error
 
 
 def _read_stops(stop: Any) -> tuple[str, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dflash_trt.errors import one_line
 from dflash_trt.serving.server.fields import (
     CLASSIC_NAMES,
     CLASSIC_PARAMETERS,
@@ -19,6 +21,7 @@ from dflash_trt.serving.server.inputs import (
     check_sizes,
     check_unimplemented,
     read_scalar,
+    read_texts,
     refuse,
 )
 from dflash_trt.serving.server.replies import TIMES, Outputs
@@ -42,11 +45,12 @@ UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "lora_task_id": (),
     "lora_weights": (),
     "lora_config": (),
-    "guided_decoding_guide_type": ("",),
-    "guided_decoding_guide": ("",),
     "return_context_logits": (False,),
     "return_generation_logits": (False,),
 }
+
+# TensorRT-LLM's names for what a guide is.
+_GUIDES = {"json": "json_object", "json_schema": "json_schema", "regex": "regex"}
 
 ALWAYS = (
     "text_output",
@@ -90,6 +94,8 @@ def read_forward(tensors: Tensors, parameters: Mapping[str, Any], timeout_us: in
     end_id = read_scalar(tensors, "end_id", int)
     if end_id is not None:
         parameters = {**parameters, "end_id": end_id}
+    if grammar := _read_guide(tensors):
+        parameters = {**parameters, "grammar": grammar}
     names: tuple[str, ...] = ALWAYS
     for name in ("num_input_tokens", "num_output_tokens"):
         if read_scalar(tensors, f"return_{name}", bool):
@@ -100,6 +106,19 @@ def read_forward(tensors: Tensors, parameters: Mapping[str, Any], timeout_us: in
         forwarded["return_cumulative_logprob"] = np.array([True])
         names += tuple(_LOG_PROBS)
     return Forward(forwarded, parameters, names, timeout_us)
+
+
+def _read_guide(tensors: Tensors) -> str | None:
+    """TensorRT-LLM's guided decoding, as the JSON of a grammar."""
+    kind, guide = (
+        "".join(read_texts(tensors, f"guided_decoding_{one}")) for one in ("guide_type", "guide")
+    )
+    if not kind and not guide:
+        return None
+    if kind not in _GUIDES:
+        what = f"{one_line(repr(kind), 40)} is none of {', '.join(_GUIDES)}"
+        raise refuse("guided_decoding_guide_type", what)
+    return json.dumps({"kind": _GUIDES[kind], "text": guide})
 
 
 def to_classic(outputs: Outputs, forward: Forward) -> Outputs:

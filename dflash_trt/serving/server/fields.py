@@ -51,7 +51,15 @@ _PARAMETERS = {
     "block_size",
 }
 # For clients of ours, the other model among them.
-_BETWEEN_US = {"timeout_us", "errors_as_output", "acknowledge", "logprobs", "logit_bias", STOP_IDS}
+_BETWEEN_US = {
+    "timeout_us",
+    "errors_as_output",
+    "acknowledge",
+    "logprobs",
+    "logit_bias",
+    "grammar",
+    STOP_IDS,
+}
 LLM_PARAMETERS = frozenset(_PARAMETERS | _BETWEEN_US)
 CLASSIC_PARAMETERS = frozenset(_PARAMETERS)
 _OF_THE_SERVER = "triton_"

@@ -20,6 +20,7 @@ from dflash_trt.serving.server.inputs import (
     read_texts,
     refuse,
 )
+from dflash_trt.text.grammar import MOST_CHARACTERS, Follower, Grammar, GrammarCompiler
 from dflash_trt.text.stops import check_stop_strings
 from dflash_trt.text.tokenizer import BundleTokenizer
 
@@ -40,6 +41,7 @@ UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
 }
 _SAMPLING = "sampling_param_"
 _MOST_BIAS_TEXT = 64 << 10
+_MOST_GRAMMAR_TEXT = 6 * MOST_CHARACTERS + 100  # JSON takes up to six bytes for a character
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +76,11 @@ class GenerationReader:
         tokenizer: BundleTokenizer,
         max_seq_len: int,
         streaming_text: StreamingText,
+        grammars: GrammarCompiler,
         *,
         speculation: bool,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._grammars = tokenizer, grammars
         self._speculation = speculation
         self._streaming_text = streaming_text
         # A text longer than this cannot fit, and need not be tokenised to know it.
@@ -113,6 +116,7 @@ class GenerationReader:
                 ignore_eos=read_flag(parameters, "ignore_eos", False),
                 block_size=self._read_block_size(parameters),
                 penalties=_read_penalties(tensors, parameters),
+                grammar=self._read_grammar(parameters),
                 logprobs=parameters.get("logprobs", 0 if sums else None),
             ),
             streaming=is_set("streaming"),
@@ -138,6 +142,20 @@ class GenerationReader:
             what = f"{len(texts[0]):,} characters cannot fit the model's context"
             raise refuse("text_input", what)
         return texts[0]
+
+    def _read_grammar(self, parameters: Mapping[str, Any]) -> Follower | None:
+        """What the output must follow, as our own clients and the classic model send it."""
+        given = parameters.get("grammar")
+        if given is None:
+            return None
+        if not isinstance(given, str) or len(given) > _MOST_GRAMMAR_TEXT:
+            raise refuse("grammar", "is not the JSON of a grammar")
+        raw = parse_json(given.encode(), "grammar", 4)
+        if not isinstance(raw, dict) or raw.keys() != {"kind", "text"}:
+            raise refuse("grammar", "is not the JSON of a grammar")
+        if not isinstance(raw["text"], str):
+            raise refuse("grammar", "its text is none")
+        return self._grammars.compile(Grammar(raw["kind"], raw["text"]))
 
     def _read_block_size(self, parameters: Mapping[str, Any]) -> int | None:
         """Rows of this request's verify steps; None is the trained block."""

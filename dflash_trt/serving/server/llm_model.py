@@ -68,6 +68,7 @@ class TritonPythonModel:
             pair.tokenizer,
             limits.max_seq_len,
             check_streaming_text(settings.text("streaming_text")),
+            pair.grammars,
             speculation=speculation,
         )
         self._worker = GeneratorWorker(

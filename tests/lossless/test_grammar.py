@@ -1,0 +1,65 @@
+"""Rung 2 with grammars: every output follows its own, drafted or not, beside some without."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import dflash_trt
+from dflash_trt import SamplingParams
+from dflash_trt.text.grammar import Grammar
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "state": {"enum": ["ok", "lost"]},
+        "load": {"type": "integer", "minimum": 0, "maximum": 9},
+        "name": {"type": "string", "maxLength": 9},
+    },
+    "required": ["state", "load", "name"],
+    "additionalProperties": False,
+}
+PROMPTS = ["fleet #6400 to #6410 in kyiv at load 5", "jobs: red fox gold", "route #5399 in rome"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("grammar") / "bundle"
+    dflash_trt.build("demo", folder)
+    return folder
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "drawn"])
+def test_outputs_follow_and_drafts_change_nothing(folder: Path, temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=3)
+    with dflash_trt.load(folder, block_schedule="none") as pair:
+        schema = pair.grammars.compile(Grammar("json_schema", json.dumps(SCHEMA)))
+        digits = pair.grammars.compile(Grammar("regex", "#[0-9]{4}( to #[0-9]{4})?"))
+        asked = [
+            pair.request(prompt, sampling, max_tokens=400, grammar=grammar)
+            for prompt in PROMPTS
+            for grammar in (schema, digits, None)
+        ]
+        together = pair.run(asked)
+        plain = [pair.run([replace(one, speculate=False)])[0] for one in asked]
+        free = pair.generate(PROMPTS, sampling, max_tokens=400)
+    assert [one.token_ids for one in together] == [one.token_ids for one in plain]
+    assert [one.token_ids for one in together[2::3]] == [one.token_ids for one in free]
+    for one in together[0::3]:
+        assert one.finish_reason == "stop" and one.text is not None
+        value = json.loads(one.text)
+        assert value["state"] in ("ok", "lost") and 0 <= value["load"] <= 9
+        assert len(value["name"]) <= 9 and value.keys() == SCHEMA["properties"].keys()
+    for one in together[1::3]:
+        assert one.text is not None and one.text[0] == "#" and one.text[1:5].isdigit()
+    assert sum(one.statistics.accepted_tokens for one in together) > 20
+
+
+def test_an_end_that_is_ignored_is_refused(folder: Path) -> None:
+    with dflash_trt.load(folder) as pair:
+        grammar = pair.grammars.compile(Grammar("json_object"))
+        with pytest.raises(dflash_trt.DflashError, match="does not go with a grammar"):
+            pair.request("a", grammar=grammar, ignore_eos=True)
