@@ -9,6 +9,7 @@ from dflash_trt.errors import DflashError
 from dflash_trt.training.json_lines import JsonLines, write_lines
 from dflash_trt.training.preparation import Preparation
 from dflash_trt.training.render import RenderedRow
+from dflash_trt.training.rows import HELD_OUT_MOST
 from dflash_trt.training.watch import TrainingWatch
 from dflash_trt.training.work_folder import WorkFolder
 
@@ -46,6 +47,8 @@ def render_rows(preparation: Preparation, work: WorkFolder, watch: TrainingWatch
     for key, what in (("too_long", "too long for --max-length"), ("repeated", "repeated")):
         if record[key]:
             watch.say(f"left out {record[key]:,} prompts that are {what}")
+    if more := preparation.rows.unmeasured:
+        watch.say(f"{more:,} held-out prompts are not measured on: {HELD_OUT_MOST} tell enough")
     brought = sum(row.answer is not None for row in preparation.rows.train)
     if brought and not preparation.request.data.given_answers:
         watch.say(

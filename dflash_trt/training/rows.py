@@ -62,11 +62,13 @@ class NamedRows:
 
 @dataclass(frozen=True, slots=True)
 class SplitRows:
-    """Rows to train on and rows to measure on, none in both; `repeated` were left out."""
+    """Rows to train on and rows to measure on, none in both; `repeated` were left out, as were
+    `unmeasured` held-out ones, since no more are needed."""
 
     train: tuple[PromptRow, ...]
     held_out: tuple[PromptRow, ...]
     repeated: int
+    unmeasured: int = 0
 
 
 def read_sets(given: Sequence[str]) -> list[NamedRows]:
@@ -132,11 +134,12 @@ def split_rows(prompts: Iterable[PromptRow], held_out: Sequence[PromptRow] | Non
         chosen = {row.row_id: row for row in reversed(held_out)}
         measured = [chosen[row_id] for row_id in sorted(chosen)][:HELD_OUT_MOST]
         train = [row for row in ordered if row.row_id not in chosen]
+    unmeasured = 0 if held_out is None else len(chosen) - len(measured)
     if len(train) < LEAST_PROMPTS or not measured:
         what = f"{len(train)} different prompts to train on and {len(measured)} to measure on"
         fix = f"give at least {2 * LEAST_PROMPTS}"
         raise DflashError(f"{what} are too few", where="--prompts", fix=fix, usage=True)
-    return SplitRows(tuple(train), tuple(measured), len(given) - len(unique))
+    return SplitRows(tuple(train), tuple(measured), len(given) - len(unique), unmeasured)
 
 
 def _read_row(record: Any, set_name: str, where: str) -> PromptRow:

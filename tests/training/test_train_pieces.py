@@ -136,7 +136,9 @@ def test_rows_are_split_by_hash_and_never_twice(tmp_path: Path) -> None:
     (own,) = read_sets([f"own={write_prompts(tmp_path / 'b.jsonl', 30, first=490)}"])
     assert {row.set_name for row in own.rows} == {"own"}
     split = split_rows(given.rows, own.rows)
-    assert (len(split.held_out), len(split.train)) == (30, 490)
+    assert (len(split.held_out), len(split.train), split.unmeasured) == (30, 490, 0)
+    split = split_rows(own.rows[:8], given.rows[:120])
+    assert (len(split.held_out), split.unmeasured) == (100, 20)
 
 
 def test_a_conversations_last_answer_is_given(tmp_path: Path) -> None:
