@@ -19,7 +19,7 @@ def make_chooser(state: RequestState, known: RowScores) -> Callable[[int], int]:
     counts = Counter(state.token_ids)
 
     def change(logits: FloatArray) -> FloatArray:
-        changed = penalties.apply(logits, counts)
+        changed = penalties.apply(logits, counts, state.request.prompt_ids)
         return changed if follower is None else follower.mask(changed)
 
     def choose(row: int) -> int:

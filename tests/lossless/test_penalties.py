@@ -17,6 +17,7 @@ from tests.runtime.test_drawing import DrawingExecutor
 PENALTIES = {
     "both": Penalties(frequency=0.7, presence=0.4, bias=((5, 3.0), (9, -100.0))),
     "likelier": Penalties(frequency=-2.0, presence=1.0, bias=((7, 20.0),)),
+    "repetition": Penalties(repetition=1.9),
     "bias": Penalties(bias=((5, 25.0),)),
 }
 
@@ -44,7 +45,10 @@ def test_speculation_and_neighbours_change_nothing(
             counts: Counter[int] = Counter()
             assert result.logits is not None
             for row, token in zip(result.logits, result.token_ids, strict=True):
-                assert int(np.argmax(request.penalties.apply(row, counts))) == token
+                assert (
+                    int(np.argmax(request.penalties.apply(row, counts, request.prompt_ids)))
+                    == token
+                )
                 counts[token] += 1
     accepted = [one.statistics.accepted_tokens for one in run(executor, asked)]
     assert sum(accepted) > 0

@@ -25,6 +25,10 @@ def test_a_row_is_changed_as_openai_defines_it() -> None:
     np.testing.assert_allclose(made.apply(logits, counts), expected, rtol=1e-6)
     np.testing.assert_array_equal(logits, before)
     assert Penalties().is_neutral and not made.is_neutral
+    again = Penalties(repetition=1.5).apply(logits, counts, prompt_ids=[0, 10, 10])
+    for token in (0, 4, 7, 10):
+        before[token] *= 1 / 1.5 if before[token] > 0 else 1.5
+    np.testing.assert_allclose(again, before, rtol=1e-6)
     np.testing.assert_array_equal(Penalties(frequency=1.0).apply(logits, {}), logits)
 
 
@@ -34,6 +38,7 @@ def test_a_row_is_changed_as_openai_defines_it() -> None:
         ({"frequency": 2.1}, "frequency_penalty: 2.1 is not a number from -2 to 2"),
         ({"presence": float("nan")}, "presence_penalty: nan"),
         ({"presence": True}, "presence_penalty: True"),
+        ({"repetition": 1e-300}, "repetition_penalty: 1e-300 is not a number from 0.01 to 2"),
         ({"bias": ((3, 1e3),)}, "logit_bias: 1000.0 is not a number from -100 to 100"),
         ({"bias": ((-1, 1.0),)}, "logit_bias: -1 is no token id"),
         ({"bias": ((1, 1.0), (1, 2.0))}, "logit_bias: names a token twice"),

@@ -185,20 +185,26 @@ def test_completions(client: openai.OpenAI, generate: Generate, sampling: Sampli
 
 def test_penalties(client: openai.OpenAI, addresses: ServerAddresses, generate: Generate) -> None:
     """Numbers that FP32 holds, so that the contract's inputs change nothing of them."""
-    penalties = Penalties(frequency=1.75, presence=2, bias=((40, 2.5), (23, -100)))
+    penalties = Penalties(frequency=1.75, presence=2, repetition=1.3, bias=((40, 2.5), (23, -100)))
     expected = generate(PROMPTS[0], max_tokens=40, penalties=penalties)
     assert expected.text != generate(PROMPTS[0], max_tokens=40).text
     asked: dict[str, Any] = {"prompt": PROMPTS[0], "max_tokens": 40, **_fields(GREEDY)}
     asked |= {"frequency_penalty": 1.75, "presence_penalty": 2}
-    biased = client.completions.create(**asked, logit_bias={"40": 2.5, "23": -100})
+    biased = client.completions.create(
+        **asked, logit_bias={"40": 2.5, "23": -100}, extra_body={"repetition_penalty": 1.3}
+    )
     assert biased.choices[0].text == expected.text
     _check_usage(biased.usage, expected)
     with pytest.raises(openai.BadRequestError, match="token id 99999 is outside"):
         client.completions.create(**asked, logit_bias={"99999": 1})
-    plain = generate(PROMPTS[0], max_tokens=40, penalties=Penalties(frequency=1.75, presence=2))
+    plain = generate(
+        PROMPTS[0], max_tokens=40, penalties=Penalties(frequency=1.75, presence=2, repetition=1.25)
+    )
     assert plain.text != generate(PROMPTS[0], max_tokens=40).text
     fields = {"text_input": PROMPTS[0], "max_tokens": 40, "frequency_penalty": 1.75}
-    answer = ask_grpc(addresses.grpc, CLASSIC, fields | {"presence_penalty": 2.0})
+    answer = ask_grpc(
+        addresses.grpc, CLASSIC, fields | {"presence_penalty": 2.0, "repetition_penalty": 1.25}
+    )
     assert "".join(answer.texts) == plain.text
 
 

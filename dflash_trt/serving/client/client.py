@@ -262,6 +262,8 @@ def _to_parameters(request: GenerationRequest, *, extended: bool) -> dict[str, A
         wanted["logprobs"] = request.logprobs
     if request.penalties.bias:
         wanted["logit_bias"] = json.dumps(dict(request.penalties.bias))
+    if request.penalties.repetition != 1:
+        wanted["repetition_penalty"] = repr(request.penalties.repetition)
     if request.grammar is not None:
         wanted["grammar"] = json.dumps(asdict(request.grammar))
     if not request.add_special_tokens:
@@ -275,6 +277,7 @@ def _refuse_extensions(request: GenerationRequest) -> None:
         "logprobs": (request.logprobs is not None, "sends no log-probabilities of single tokens"),
         "logit_bias": (bool(request.penalties.bias), "takes no biases of single tokens"),
         "grammar": (request.grammar is not None, "takes no grammars from here"),
+        "repetition_penalty": (request.penalties.repetition != 1, "takes none from here"),
     }
     for where, (is_given, what) in refused.items():
         if is_given:

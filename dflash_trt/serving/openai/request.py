@@ -27,7 +27,7 @@ _UNDERSTOOD = (
     "model stream stream_options max_tokens temperature top_p seed stop "
     # vLLM's additions that benchmarks and users send.
     "top_k ignore_eos "
-    "frequency_penalty presence_penalty logit_bias "
+    "frequency_penalty presence_penalty logit_bias repetition_penalty "
     # They change nothing about an answer.
     "user metadata safety_identifier prompt_cache_key"
 ).split()
@@ -190,6 +190,7 @@ def _read_penalties(fields: dict[str, Any]) -> Penalties:
         return Penalties(
             frequency=_read_number(fields, "frequency_penalty", 0.0),
             presence=_read_number(fields, "presence_penalty", 0.0),
+            repetition=_read_number(fields, "repetition_penalty", 1.0),
             bias=tuple((int(token_id), value) for token_id, value in bias.items()),
         )
     except DflashError as error:

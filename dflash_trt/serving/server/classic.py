@@ -35,7 +35,6 @@ UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "num_return_sequences": (1,),
     "min_tokens": (0, 1),
     "length_penalty": (0.0, 1.0),
-    "repetition_penalty": (1.0,),
     "bad_words": ("",),
     "embedding_bias_words": ("",),
     "embedding_bias_weights": (0.0,),
@@ -94,6 +93,9 @@ def read_forward(tensors: Tensors, parameters: Mapping[str, Any], timeout_us: in
     end_id = read_scalar(tensors, "end_id", int)
     if end_id is not None:
         parameters = {**parameters, "end_id": end_id}
+    repetition = read_scalar(tensors, "repetition_penalty", float)
+    if repetition is not None:
+        parameters = {**parameters, "repetition_penalty": repr(repetition)}
     if grammar := _read_guide(tensors):
         parameters = {**parameters, "grammar": grammar}
     names: tuple[str, ...] = ALWAYS

@@ -58,6 +58,7 @@ _BETWEEN_US = {
     "logprobs",
     "logit_bias",
     "grammar",
+    "repetition_penalty",
     STOP_IDS,
 }
 LLM_PARAMETERS = frozenset(_PARAMETERS | _BETWEEN_US)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -202,7 +203,8 @@ def _read_sampling(tensors: Tensors) -> SamplingParams:
 
 
 def _read_penalties(tensors: Tensors, parameters: Mapping[str, Any]) -> Penalties:
-    """Both penalties of the contract, and our own port's `logit_bias`, a JSON object."""
+    """Both penalties of the contract; our own models' `repetition_penalty`, a number as text, and
+    `logit_bias`, a JSON object."""
     given = parameters.get("logit_bias", "{}")
     if not isinstance(given, str) or len(given) > _MOST_BIAS_TEXT:
         raise refuse("logit_bias", "is not a JSON object of token ids and numbers")
@@ -217,11 +219,21 @@ def _read_penalties(tensors: Tensors, parameters: Mapping[str, Any]) -> Penaltie
         return Penalties(
             frequency=frequency,
             presence=presence,
+            repetition=_read_float(parameters.get("repetition_penalty", "1")),
             bias=tuple((int(token_id), value) for token_id, value in bias.items()),
         )
     except DflashError as error:
-        name = error.where if error.where == "logit_bias" else f"{_SAMPLING}{error.where}"
+        contract = ("frequency_penalty", "presence_penalty")
+        name = f"{_SAMPLING}{error.where}" if error.where in contract else error.where
         raise refuse(str(name), error.what, error.fix) from error
+
+
+def _read_float(text: object) -> float:
+    """A number that parameters, which are texts, flags and integers, hold as text."""
+    try:
+        return float(text) if isinstance(text, str) else math.nan
+    except ValueError:
+        return math.nan
 
 
 def _read_end_id(parameters: Mapping[str, Any]) -> tuple[int, ...]:
