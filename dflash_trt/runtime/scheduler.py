@@ -103,6 +103,8 @@ class Scheduler:
         """
         if self._waiting and self.slots.can_place() and self._has_pages(self._waiting[0]):
             self.slots.place(self._waiting.popleft())
+            if self._paging is None:
+                self.slots.copy_prefix()
         state = self.slots.prefilling
         if state is None:
             return None

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from dflash_trt.runtime.request import RequestState
 
 MoveSlot = Callable[[int, int, int], None]
+
+SHORTEST_PREFIX = 16
+"""Tokens; a copy of fewer saves nothing."""
 
 
 class SlotTable:
@@ -46,6 +51,20 @@ class SlotTable:
         self.prefilling = state
         self.prefill_slot = len(self._decoding)
 
+    def copy_prefix(self) -> None:
+        """For linear caches: copies to the prefilling request what a decoding one has of it.
+
+        Samples of one prompt run it once this way. One token is left to run: its row has the next.
+        """
+        state = self.prefilling
+        if state is None or not self._decoding:
+            return
+        shared = [_count_shared(state, other) for other in self._decoding]
+        slot = max(range(len(shared)), key=shared.__getitem__)
+        if shared[slot] >= SHORTEST_PREFIX:
+            self._move_slot(slot, self.prefill_slot, shared[slot])
+            state.begin_prefill(shared[slot])
+
     def start_decoding(self) -> None:
         """Lets the prefilling request, its prompt now cached, join the decoding ones."""
         if self.prefilling is None:
@@ -73,3 +92,13 @@ class SlotTable:
     def find(self, state: RequestState) -> int | None:
         """The slot that `state` decodes in; None if it has none."""
         return next((slot for slot, one in enumerate(self._decoding) if one is state), None)
+
+
+def _count_shared(state: RequestState, other: RequestState) -> int:
+    """Leading tokens of what `state` prefills whose rows `other` has, the drafter's too."""
+    most = min(state.prefill_length - 1, other.shareable_length)
+    few = min(most, SHORTEST_PREFIX)
+    if state.ids(0, few) != other.ids(0, few):
+        return 0
+    differ = np.array(state.ids(0, most)) != np.array(other.ids(0, most))
+    return int(differ.argmax()) if differ.any() else most

@@ -29,8 +29,8 @@ class AcceptanceStatistics:
             it existed, all before it were accepted, and no stop or limit came before it.
         position_accepts: item j counts those of `position_trials` in which it was accepted.
         cached_prompt_tokens: the prompt's whose rows other requests had computed; None where
-            caches are linear.
-        preemptions: how often pages were lost; None where caches are linear.
+            caches are linear and there were none.
+        preemptions: how often pages were lost; None as `cached_prompt_tokens`.
     """
 
     steps: int = 0

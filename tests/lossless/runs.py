@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from dflash_trt.backends.base import Executor
 from dflash_trt.runtime import (
@@ -58,6 +59,34 @@ def check_groups(
             assert_same(want, got, f"batch {batch}, {options}")
 
 
+def check_copied_prefix(executor: Executor) -> None:
+    """Samples of one prompt, and prompts that part from it, while it decodes; caches are linear.
+
+    The same bits and the same acceptance, step by step, as alone.
+    """
+    rng = random.Random(5)
+    prompt = tuple(rng.randrange(2, 62) for _ in range(50))
+    prompts = [prompt, prompt, (*prompt[:33], 7, 9), prompt[:20], (9, *prompt), prompt]
+    drawn = SamplingParams(temperature=0.8)
+    requests = [
+        Request(
+            prompt_ids=one,
+            max_tokens=OUTPUT,
+            ignore_eos=True,
+            sampling=replace(drawn, seed=seed) if seed % 2 else SamplingParams(),
+        )
+        for seed, one in enumerate(prompts)
+    ]
+    copied = []
+    for request, got in zip(requests, run(executor, requests), strict=True):
+        (want,) = run(executor, [request])
+        assert_same(want, got, f"{len(request.prompt_ids)} tokens")
+        histograms = [one.statistics.acceptance_histogram for one in (want, got)]
+        assert histograms[0] == histograms[1]
+        copied.append(got.statistics.cached_prompt_tokens)
+    assert copied == [None, 49, 33, 19, None, 49]
+
+
 def check_shared_prefix(
     linear: Executor,
     paged: Executor,
@@ -74,7 +103,8 @@ def check_shared_prefix(
     requests = [Request(prompt_ids=one, max_tokens=OUTPUT, ignore_eos=True) for one in prompts]
     generator = Generator(paged, options=GeneratorOptions(record_logits=True))
     cached = []
-    for request, want in zip(requests, run(linear, requests), strict=True):
+    for request in requests:
+        (want,) = run(linear, [request])
         generator.submit(request)
         (got,) = finish(generator, before_step)
         assert_same(want, got, f"{len(request.prompt_ids)} tokens")

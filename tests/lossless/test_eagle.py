@@ -17,7 +17,14 @@ from dflash_trt.bundle.bundle import open_bundle
 from dflash_trt.replay import Answer, Replay
 from dflash_trt.runtime import Generator, SamplingParams
 from tests.inspection import poison_free_pages, pools
-from tests.lossless.runs import check_groups, check_shared_prefix, make_requests, run, run_baseline
+from tests.lossless.runs import (
+    check_copied_prefix,
+    check_groups,
+    check_shared_prefix,
+    make_requests,
+    run,
+    run_baseline,
+)
 from tests.pairs import PairFactory, bundle_pair
 from tests.reference.eagle import ReferenceEagle, write_eagle
 from tests.reference.generate import forward_with_taps
@@ -83,6 +90,7 @@ def test_a_shared_page_holds_the_heads_context(checkpoints: Path) -> None:
         poison_free_pages(generator, pools(paged))
 
     check_shared_prefix(linear, paged, (1, 3, 8, 9, 20), poison)
+    check_copied_prefix(linear)
 
 
 def test_a_replay_counts_what_the_loop_counted(checkpoints: Path) -> None:

@@ -24,6 +24,7 @@ from tests.covering import exhaustive
 from tests.lossless.runs import (
     OUTPUT,
     assert_same,
+    check_copied_prefix,
     check_groups,
     count_tokens,
     make_requests,
@@ -85,6 +86,11 @@ def case(request: pytest.FixtureRequest, make_pair: PairFactory, demo_bundle: Bu
     executor = open_executor(bundle, threads=1)
     requests = make_requests(bundle.manifest.target.vocab_size, 8)
     return Case(executor, requests, run_baseline(executor, requests))
+
+
+def test_a_prefix_is_copied_not_computed(make_pair: PairFactory) -> None:
+    built = make_pair("qwen3", {"vocab": 64}, TWO_KINDS, fit_steps=150, max_batch=8)
+    check_copied_prefix(built.open())
 
 
 @pytest.mark.covering(2)

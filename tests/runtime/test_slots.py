@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dflash_trt.runtime.request import RequestState
-from dflash_trt.runtime.slots import SlotTable
+from dflash_trt.runtime.slots import SHORTEST_PREFIX, SlotTable
 from tests.runtime.reference import make_state
 
 
@@ -54,3 +56,19 @@ def test_releasing_who_has_no_slot() -> None:
     assert slots.release(prefilling) and slots.prefilling is None
     assert not slots.release(make_state(5))
     assert not moves
+
+
+def test_what_another_has_of_a_prompt_is_copied() -> None:
+    slots, states, moves = fill(3)
+    assert SHORTEST_PREFIX == 16
+    like = replace(states[2].request, prompt_ids=(*states[2].request.prompt_ids[:25], 1, 2, 3))
+    late = replace(make_state(28), request=like)
+    slots.place(late)
+    slots.copy_prefix()
+    assert moves == [(2, 3, 25)] and late.prefilled == 25
+    slots.start_decoding()
+    slots.release(late)
+    few = replace(states[2].request, prompt_ids=(*states[2].request.prompt_ids[:15], 1, 2, 3))
+    slots.place(replace(make_state(18), request=few))
+    slots.copy_prefix()
+    assert len(moves) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -181,6 +182,28 @@ def test_completions(client: openai.OpenAI, generate: Generate, sampling: Sampli
     assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
     assert chunks[-1].choices[0].finish_reason == "length"
     _check_usage(last.usage, expected)
+
+
+def test_samples_and_token_ids(client: openai.OpenAI, served: Served) -> None:
+    """Four samples are those of four seeds in process; token ids are as good as their text."""
+    drawn = SamplingParams(temperature=4, seed=11)
+    with dflash_trt.load(served.bundle, block_schedule="none") as pair:
+        alone = [
+            pair.generate([PROMPTS[0]], sampling=replace(drawn, seed=11 + at), max_tokens=30)[0]
+            for at in range(4)
+        ]
+        ids = pair.tokenizer.encode(PROMPTS[0], special=True)
+        (other,) = pair.generate([PROMPTS[1]], sampling=drawn, max_tokens=30)
+    asked: dict[str, Any] = {"max_tokens": 30, **_fields(drawn)}
+    whole = client.completions.create(prompt=[ids], n=4, **asked)
+    assert [one.text for one in whole.choices] == [one.text for one in alone]
+    assert len({one.text for one in alone}) == 4
+    texts = [""] * 2
+    for chunk in client.completions.create(prompt=PROMPTS[:2], stream=True, echo=True, **asked):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [PROMPTS[0] + (alone[0].text or ""), PROMPTS[1] + (other.text or "")]
+    with pytest.raises(openai.BadRequestError, match="token id 999999 is outside"):
+        client.completions.create(prompt=[5, 999999], **asked)
 
 
 def test_penalties(client: openai.OpenAI, addresses: ServerAddresses, generate: Generate) -> None:

@@ -61,6 +61,54 @@ def test_completion(front: Front) -> None:
     assert model.wait_finished() == "done"
 
 
+def test_samples_of_prompts(front: Front) -> None:
+    """Whole and as a stream: the same choices, in prompts' order, and one usage of all."""
+    model = ScriptedModel(cached=5)
+    asked = openai_client(front(model)).completions
+    fields: dict[str, Any] = {"model": "demo", "prompt": ["count", [3, 5]], "n": 2, "seed": 4}
+    whole = asked.create(**fields)
+    assert [(one.index, one.text) for one in whole.choices] == [(i, "one two") for i in range(4)]
+    want = [("count", 4), ("count", 5), ((3, 5), 4), ((3, 5), 5)]
+    assert sorted(((one.prompt, one.sampling.seed) for one in model.asked), key=str) == sorted(
+        want, key=str
+    )
+    usage = whole.usage
+    assert usage is not None and usage.prompt_tokens_details is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (14, 40)
+    assert usage.prompt_tokens_details.cached_tokens == 10
+    chunks = list(asked.create(**fields, stream=True, stream_options={"include_usage": True}))
+    texts = ["", "", "", ""]
+    for chunk in chunks[:-1]:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == ["one two"] * 4 and chunks[-1].usage == usage
+    ended = [one.choices[0].index for one in chunks[:-1] if one.choices[0].finish_reason]
+    assert sorted(ended) == [0, 1, 2, 3]
+    chat = openai_client(front(ScriptedModel())).chat.completions.create(**CHAT, n=2)
+    assert [one.message.content for one in chat.choices] == ["one two"] * 2
+
+
+def test_one_sample_that_fails_ends_all(front: Front) -> None:
+    model = ScriptedModel(["one ", ServedModelError("lost", "failed")], endless=True)
+    client = openai_client(front(model))
+    with pytest.raises(openai.InternalServerError, match="lost"):
+        client.completions.create(**PROMPT, n=3)
+    with pytest.raises(openai.APIError, match="lost"):
+        list(client.completions.create(**PROMPT, n=3, stream=True))
+    assert len(model.finished) == 6 and {*model.finished} <= {"failed", "cancelled"}
+
+
+def test_an_echo(front: Front) -> None:
+    client = openai_client(front(ScriptedModel()))
+    asked: dict[str, Any] = {"model": "demo", "prompt": ["cab", [5, 6]], "echo": True}
+    whole = client.completions.create(**asked)
+    texts = [one.text for one in whole.choices]
+    assert texts[0] == "cabone two" and texts[1].endswith("one two") and len(texts[1]) == 9
+    streamed = ["", ""]
+    for chunk in client.completions.create(**asked, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == texts
+
+
 @pytest.mark.parametrize("cached", [None, 0, 5])
 def test_prompt_tokens_from_a_prefix_cache(front: Front, cached: int | None) -> None:
     usage = openai_client(front(ScriptedModel(cached=cached))).completions.create(**PROMPT).usage

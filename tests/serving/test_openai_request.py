@@ -63,6 +63,28 @@ def test_everything_that_is_supported() -> None:
     assert _chat(max_completion_tokens=3, max_tokens=3).generation.max_tokens == 3
 
 
+def test_prompts_and_samples() -> None:
+    assert _completion(prompt=[5, 6]).prompts == ((5, 6),)
+    asked = _completion(prompt=["a", [5, 6]], n=3, seed=2**64 - 2)
+    got = [(one.prompt, one.sampling.seed) for one in asked.outputs()]
+    seeds = [2**64 - 2, 2**64 - 1, 0]
+    assert got == [(prompt, seed) for prompt in ("a", (5, 6)) for seed in seeds]
+    assert [one.prompt for one in _chat(n=2).outputs()] == ["", ""]
+    for prompt, param in (
+        ([[1], []], "prompt[1]"),
+        (["a", ""], "prompt[1]"),
+        ([[1, -1]], "prompt[0][1]"),
+        ([1, 2.0], "prompt[1]"),
+        ([[2**31]], "prompt[0][0]"),
+        ([True], "prompt[0]"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            _completion(prompt=prompt)
+        assert caught.value.param == param
+    with pytest.raises(ApiError, match="9 prompts of 8 outputs are more than 64") as caught:
+        _completion(prompt=["a"] * 9, n=8)
+
+
 def test_messages() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     asked = _chat(
@@ -77,9 +99,9 @@ def test_messages() -> None:
 
 
 def test_neutral_values_ask_for_nothing() -> None:
-    neutral: dict[str, Any] = {"n": 1, "logit_bias": {}, "service_tier": "auto"}
+    neutral: dict[str, Any] = {"logit_bias": {}, "service_tier": "auto"}
     neutral |= {"frequency_penalty": 0, "presence_penalty": 0.0}
-    _completion(**neutral, best_of=1, echo=False, suffix="")
+    _completion(**neutral, best_of=1, suffix="")
     _chat(
         **neutral,
         tools=[],
@@ -101,8 +123,9 @@ def test_neutral_values_ask_for_nothing() -> None:
     ("fields", "param", "piece"),
     [
         ({"model": 3}, "model", "name of a model"),
-        ({"n": 2}, "n", "2 is not supported"),
-        ({"n": True}, "n", "not supported"),
+        ({"n": 0}, "n", "at least 1"),
+        ({"n": True}, "n", "integer"),
+        ({"n": 10**6}, "n", "1,000,000 outputs are more than 64"),
         ({"frequency_penalty": 2.5}, "frequency_penalty", "2.5 is not a number from -2 to 2"),
         ({"presence_penalty": "1"}, "presence_penalty", "number"),
         ({"logit_bias": {"50256": -101}}, "logit_bias", "-101 is not a number from -100 to 100"),
@@ -156,8 +179,8 @@ def test_refused_in_both(fields: dict[str, Any], param: str | None, piece: str) 
 
 
 REFUSED_COMPLETIONS: dict[str, list[Any]] = {
-    "prompt": [None, "", [], ["a", "b"], [1, 2], [[1, 2]], "\udcff"],
-    "echo": [True],
+    "prompt": [None, "", [], "\udcff", 3, {}, ["a"] * 65],
+    "echo": [1],
     "logprobs": [-1, 6, True, 1.0, "1"],
     "best_of": [3],
     "suffix": ["end"],

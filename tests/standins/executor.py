@@ -140,7 +140,6 @@ class FakeExecutor:
         for cache, empty in ((self._cached, NEVER_WRITTEN), (self._injected, False)):
             cache[destination, :length] = cache[source, :length]
             cache[destination, length:] = empty
-            cache[source] = empty
 
     def release_slots(self, first_free: int) -> None:
         """Whoever still reads a released slot reads nothing."""

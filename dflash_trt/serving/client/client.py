@@ -29,6 +29,9 @@ from dflash_trt.text.stops import check_stop_strings
 if TYPE_CHECKING:
     from tritonclient.grpc import InferInput
 
+Prompt = str | tuple[int, ...]
+"""A text or token ids."""
+
 # Of INT32; beyond any context and any vocabulary, so that it limits nothing.
 _LARGEST = 2**31 - 1
 
@@ -38,7 +41,7 @@ class GenerationRequest:
     """What to continue and how; as `runtime.Request`, but with text.
 
     Args:
-        prompt: not empty.
+        prompt: not empty; token ids are taken as they are.
         max_tokens: most output tokens (>= 1); None is up to the end of the context.
         ignore_eos: do not end at the model's end-of-sequence ids.
         add_special_tokens: False for a rendered chat template, which writes them itself.
@@ -50,7 +53,7 @@ class GenerationRequest:
         DflashError: a stop string is empty, or there is too much of them (usage).
     """
 
-    prompt: str
+    prompt: Prompt
     max_tokens: int | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_strings: tuple[str, ...] = ()
@@ -220,7 +223,7 @@ def _to_inputs(request: GenerationRequest) -> list[InferInput]:
     """The request's tensors, shape [1] each: the model has max_batch_size 0."""
     sampling = request.sampling
     values: dict[str, tuple[str, list[Any]]] = {
-        "text_input": ("BYTES", [request.prompt]),
+        "text_input": ("BYTES", [request.prompt if isinstance(request.prompt, str) else ""]),
         "streaming": ("BOOL", [request.streaming]),
         "sampling_param_max_tokens": ("INT32", [min(request.max_tokens or _LARGEST, _LARGEST)]),
         "sampling_param_temperature": ("FP32", [_to_float32(sampling.temperature, "temperature")]),
@@ -258,6 +261,8 @@ def _to_parameters(request: GenerationRequest, *, extended: bool) -> dict[str, A
         wanted |= {"streaming_text": "delta", "errors_as_output": True}
     if request.ignore_eos:
         wanted["ignore_eos"] = True
+    if not isinstance(request.prompt, str):
+        wanted["prompt_ids"] = json.dumps(request.prompt)
     if request.logprobs is not None:
         wanted["logprobs"] = request.logprobs
     if request.penalties.bias:
@@ -277,6 +282,7 @@ def _refuse_extensions(request: GenerationRequest) -> None:
         "logprobs": (request.logprobs is not None, "sends no log-probabilities of single tokens"),
         "logit_bias": (bool(request.penalties.bias), "takes no biases of single tokens"),
         "grammar": (request.grammar is not None, "takes no grammars from here"),
+        "prompt": (not isinstance(request.prompt, str), "takes no token ids from here"),
         "repetition_penalty": (request.penalties.repetition != 1, "takes none from here"),
     }
     for where, (is_given, what) in refused.items():

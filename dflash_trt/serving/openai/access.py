@@ -165,16 +165,20 @@ class Gate:
 
 
 async def counted(
-    deltas: AsyncGenerator[TextDelta, None], record: AccessRecord
+    deltas: AsyncGenerator[TextDelta, None], record: AccessRecord, *, counts_prompt: bool = True
 ) -> AsyncGenerator[TextDelta, None]:
-    """`deltas`, whose tokens are noted in `record`: the result's, before it one of each delta."""
+    """`deltas`, whose tokens are added to `record`: the result's, before it one of each delta."""
+    told = 0
     async with aclosing(deltas):
         async for delta in deltas:
-            record.output_tokens = (record.output_tokens or 0) + 1
+            newest = told + 1
             if delta.result is not None:
                 statistics = delta.result.statistics
-                record.prompt_tokens = statistics.prompt_tokens
-                record.output_tokens = statistics.output_tokens
+                newest = statistics.output_tokens
+                if counts_prompt:
+                    record.prompt_tokens = (record.prompt_tokens or 0) + statistics.prompt_tokens
+            record.output_tokens = (record.output_tokens or 0) + newest - told
+            told = newest
             yield delta
 
 

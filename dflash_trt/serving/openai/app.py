@@ -19,11 +19,12 @@ from starlette.types import Receive, Scope, Send
 
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import RequestResult
-from dflash_trt.serving.client.client import GenerationRequest, TextDelta
+from dflash_trt.serving.client.client import GenerationRequest, Prompt, TextDelta
 from dflash_trt.serving.openai.access import counted
 from dflash_trt.serving.openai.body import BodyReader
 from dflash_trt.serving.openai.errors import ApiError, as_api_error
 from dflash_trt.serving.openai.figures import FrontFigures
+from dflash_trt.serving.openai.merging import merge
 from dflash_trt.serving.openai.reply import ReplyWriter, error_event
 from dflash_trt.serving.openai.request import CompletionRequest, read_chat, read_completion
 from dflash_trt.serving.openai.tokenization import (
@@ -33,13 +34,15 @@ from dflash_trt.serving.openai.tokenization import (
     tokenize,
 )
 from dflash_trt.text.chat import ChatRenderer, Message
-from dflash_trt.text.harmony import HarmonyFormat
+from dflash_trt.text.harmony import HarmonyFormat, HarmonyStream
 from dflash_trt.text.token_bytes import TokenBytes
 from dflash_trt.text.tokenizer import BundleTokenizer
+from dflash_trt.text.tokenizer_calls import decode
 
 EFFORT = "reasoning_effort"
 
 T = TypeVar("T")
+ChoiceDeltas = AsyncGenerator[tuple[int, TextDelta], None]
 
 
 class Upstream(Protocol):
@@ -155,16 +158,36 @@ class OpenAiApp:
         return await asyncio.get_running_loop().run_in_executor(self.token_thread, answer)
 
     async def _answer(self, request: Request, asked: CompletionRequest) -> Response:
-        channels = None
-        if asked.is_chat and self.harmony is not None:
-            channels = self.harmony.open(asked.generation.stop_strings)
-        writer = ReplyWriter(asked, channels, self.token_bytes)
-        deltas = counted(self.upstream.stream(asked.generation), request.state.record)
+        outputs = asked.outputs()
+        leads = [await self._read_prompt(one.prompt) if asked.echo else "" for one in outputs]
+        channels = [self._open_channels(asked) for _ in outputs]
+        writer = ReplyWriter(asked, channels, leads, self.token_bytes)
+        record, samples = request.state.record, asked.samples
+        deltas = merge(
+            [
+                counted(self.upstream.stream(one), record, counts_prompt=index % samples == 0)
+                for index, one in enumerate(outputs)
+            ]
+        )
         if not asked.generation.streaming:
-            return JSONResponse(writer.whole(await _unless_gone(request, _finish(deltas))))
+            results = await _unless_gone(request, _finish(deltas, len(outputs)))
+            return JSONResponse(writer.whole(results))
         # Not before the first answer is it known which status the reply has.
         first = await _unless_gone(request, anext(deltas))
         return _EventStream(deltas, _events(first, deltas, writer))
+
+    def _open_channels(self, asked: CompletionRequest) -> HarmonyStream | None:
+        if not asked.is_chat or self.harmony is None:
+            return None
+        return self.harmony.open(asked.generation.stop_strings)
+
+    async def _read_prompt(self, prompt: Prompt) -> str:
+        """The text of a prompt."""
+        if isinstance(prompt, str):
+            return prompt
+        return await asyncio.get_running_loop().run_in_executor(
+            self.token_thread, decode, self.tokenizer.core, prompt
+        )
 
     async def _render(self, model: str, messages: tuple[Message, ...], effort: str | None) -> str:
         if self.renderer is None:
@@ -209,9 +232,7 @@ class _EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, deltas: AsyncGenerator[TextDelta, None], events: AsyncGenerator[bytes, None]
-    ) -> None:
+    def __init__(self, deltas: ChoiceDeltas, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._deltas = deltas
         self._events = events
@@ -222,24 +243,24 @@ class _EventStream(StreamingResponse):
 
 
 async def _events(
-    first: TextDelta, deltas: AsyncGenerator[TextDelta, None], writer: ReplyWriter
+    first: tuple[int, TextDelta], deltas: ChoiceDeltas, writer: ReplyWriter
 ) -> AsyncGenerator[bytes, None]:
     """The reply's events; an error after the first of them is an event too."""
-    yield writer.opening() + writer.piece(first)
+    yield writer.opening() + writer.piece(*first)
     try:
-        async for delta in deltas:
-            yield writer.piece(delta)
+        async for index, delta in deltas:
+            yield writer.piece(index, delta)
     except DflashError as error:
         yield error_event(error)
 
 
-async def _finish(deltas: AsyncGenerator[TextDelta, None]) -> RequestResult:
-    result: RequestResult | None = None
+async def _finish(deltas: ChoiceDeltas, count: int) -> list[RequestResult]:
+    results: dict[int, RequestResult] = {}
     async with aclosing(deltas):
-        async for delta in deltas:
-            result = delta.result
-    assert result is not None  # or the stream had raised
-    return result
+        async for index, delta in deltas:
+            if delta.result is not None:
+                results[index] = delta.result
+    return [results[index] for index in range(count)]  # whole, or the stream had raised
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

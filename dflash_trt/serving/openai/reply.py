@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dflash_trt.errors import DflashError
@@ -21,20 +21,28 @@ from dflash_trt.text.token_bytes import TokenBytes
 class ReplyWriter:
     """A request's replies; all of them carry the same id.
 
-    `channels` tells a chat's answer from its reasoning, where the model has channels; `tokens` has
-    the bytes of log-probabilities' tokens.
+    `tokens` has the bytes of log-probabilities' tokens.
+
+    Args:
+        channels: of each choice, what tells its answer from its reasoning; None where the model
+            has no channels, and for completions.
+        leads: of each choice, the text that it begins with: the prompt, where it is echoed.
     """
 
     def __init__(
-        self, asked: CompletionRequest, channels: HarmonyStream | None, tokens: TokenBytes
+        self,
+        asked: CompletionRequest,
+        channels: Sequence[HarmonyStream | None],
+        leads: Sequence[str],
+        tokens: TokenBytes,
     ) -> None:
-        self._logprobs: LogprobsWriter | None = None
-        self._untold: list[TokenLogprob] = []
-        if (top := asked.generation.logprobs) is not None:
-            self._logprobs = LogprobsWriter(tokens, chat=asked.is_chat, top=top)
-        self._chat = asked.is_chat
-        self._channels = channels
+        self._chat, self._samples = asked.is_chat, asked.samples
         self._include_usage = asked.include_usage
+        self._choices = [
+            _Choice(index, asked, channel, lead, tokens)
+            for index, (channel, lead) in enumerate(zip(channels, leads, strict=True))
+        ]
+        self._results: dict[int, RequestResult] = {}
         prefix, self._object = (
             ("chatcmpl", "chat.completion") if self._chat else ("cmpl", "text_completion")
         )
@@ -44,41 +52,89 @@ class ReplyWriter:
             "model": asked.model,
         }
 
-    def whole(self, result: RequestResult) -> dict[str, Any]:
-        """The reply to a request that does not stream."""
-        shown: dict[str, Any] = (
-            {"message": {"role": "assistant", **self._message(result), "refusal": None}}
-            if self._chat
-            else {"text": result.text or ""}
-        )
-        self._untold += result.logprobs or ()
-        choice = self._choice(shown, result.finish_reason)
+    def whole(self, results: Sequence[RequestResult]) -> dict[str, Any]:
+        """The reply to a request that does not stream, of each choice's result."""
+        pairs = zip(self._choices, results, strict=True)
         return {
             **self._head,
             "object": self._object,
-            "choices": [choice],
-            "usage": _describe_usage(result.statistics),
+            "choices": [choice.whole(result) for choice, result in pairs],
+            "usage": _describe_usage([one.statistics for one in results], self._samples),
         }
 
     def opening(self) -> bytes:
-        """What a chat's stream begins with: who speaks. Nothing for a completion."""
-        return self._chunk({"role": "assistant", "content": ""}) if self._chat else b""
+        """What a stream begins with: who speaks in a chat, a completion's echo."""
+        return b"".join(self._event(one, None) for choice in self._choices for one in choice.open())
 
-    def piece(self, delta: TextDelta) -> bytes:
-        """The chunks of a delta; none while there is nothing to show yet."""
+    def piece(self, index: int, delta: TextDelta) -> bytes:
+        """The chunks of a choice's delta; none while there is nothing to show yet."""
+        chunks = b"".join(self._event(one, None) for one in self._choices[index].continue_by(delta))
+        if delta.result is None:
+            return chunks
+        self._results[index] = delta.result
+        if len(self._results) < len(self._choices):
+            return chunks
+        if self._include_usage:
+            each = [self._results[place].statistics for place in range(len(self._choices))]
+            chunks += self._event(None, _describe_usage(each, self._samples))
+        return chunks + b"data: [DONE]\n\n"
+
+    def _event(self, choice: dict[str, Any] | None, usage: dict[str, Any] | None) -> bytes:
+        body: dict[str, Any] = {
+            **self._head,
+            "object": "chat.completion.chunk" if self._chat else self._object,
+            "choices": [] if choice is None else [choice],
+        }
+        if self._include_usage:
+            body["usage"] = usage
+        return _to_event(body)
+
+
+class _Choice:
+    """One of a reply's choices: whole, or piece by piece."""
+
+    def __init__(
+        self,
+        index: int,
+        asked: CompletionRequest,
+        channels: HarmonyStream | None,
+        lead: str,
+        tokens: TokenBytes,
+    ) -> None:
+        self._index, self._chat, self._channels, self._lead = index, asked.is_chat, channels, lead
+        self._logprobs: LogprobsWriter | None = None
+        self._untold: list[TokenLogprob] = []
+        if (top := asked.generation.logprobs) is not None:
+            self._logprobs = LogprobsWriter(tokens, chat=self._chat, top=top)
+
+    def whole(self, result: RequestResult) -> dict[str, Any]:
+        """The choice of a reply that does not stream."""
+        shown: dict[str, Any] = (
+            {"message": {"role": "assistant", **self._message(result), "refusal": None}}
+            if self._chat
+            else {"text": self._lead + (result.text or "")}
+        )
+        self._untold += result.logprobs or ()
+        return self._show(shown, result.finish_reason)
+
+    def open(self) -> list[dict[str, Any]]:
+        """What its stream begins with."""
+        if self._chat:
+            return [self._chunk({"role": "assistant", "content": ""})]
+        return [self._chunk({"content": self._lead})] if self._lead else []
+
+    def continue_by(self, delta: TextDelta) -> list[dict[str, Any]]:
+        """What its stream goes on with, up to its end."""
         self._untold += delta.logprobs
         if self._channels is not None and delta.token_ids:
             chunks = self._chunks(self._channels.push(delta.token_ids))
         else:
             chunks = self._chunks(HarmonyPiece(content=delta.text))
-        return chunks if delta.result is None else chunks + self._end(delta.result)
-
-    def _end(self, result: RequestResult) -> bytes:
-        last = b"" if self._channels is None else self._chunks(self._channels.flush())
-        last += self._chunk({}, result.finish_reason)
-        if self._include_usage:
-            last += self._event([], _describe_usage(result.statistics))
-        return last + b"data: [DONE]\n\n"
+        if delta.result is None:
+            return chunks
+        if self._channels is not None:
+            chunks += self._chunks(self._channels.flush())
+        return [*chunks, self._chunk({}, delta.result.finish_reason)]
 
     def _message(self, result: RequestResult) -> dict[str, Any]:
         if self._channels is None:
@@ -88,51 +144,48 @@ class ReplyWriter:
         whole = self._channels.push(result.token_ids) + self._channels.flush()
         return {"content": whole.content, "reasoning_content": whole.reasoning or None}
 
-    def _chunks(self, piece: HarmonyPiece) -> bytes:
-        chunks = b""
+    def _chunks(self, piece: HarmonyPiece) -> list[dict[str, Any]]:
+        chunks = []
         if piece.reasoning:
-            chunks += self._chunk({"reasoning_content": piece.reasoning})
+            chunks.append(self._chunk({"reasoning_content": piece.reasoning}))
         if piece.content:
-            chunks += self._chunk({"content": piece.content})
+            chunks.append(self._chunk({"content": piece.content}))
         return chunks
 
-    def _chunk(self, delta: Mapping[str, str], reason: str | None = None) -> bytes:
+    def _chunk(self, delta: Mapping[str, str], reason: str | None = None) -> dict[str, Any]:
         shown = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
-        return self._event([self._choice(shown, reason)], None)
+        return self._show(shown, reason)
 
-    def _choice(self, shown: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
+    def _show(self, shown: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
         """With the log-probabilities that no chunk has had yet."""
         logprobs = None
         if self._logprobs is not None and (self._untold or reason is not None):
             logprobs, self._untold = self._logprobs.write(self._untold), []
-        return {"index": 0, **shown, "logprobs": logprobs, "finish_reason": reason}
-
-    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
-        body: dict[str, Any] = {
-            **self._head,
-            "object": "chat.completion.chunk" if self._chat else self._object,
-            "choices": choices,
-        }
-        if self._include_usage:
-            body["usage"] = usage
-        return _to_event(body)
+        return {"index": self._index, **shown, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _describe_usage(statistics: RequestStatistics) -> dict[str, Any]:
-    """Token counts. Drafts go under the names that OpenAI has for predicted output.
+def _describe_usage(each: Sequence[RequestStatistics], samples: int) -> dict[str, Any]:
+    """Token counts of the choices, of which `samples` after another have one prompt.
 
-    What came of the prompt from a prefix cache is said where there is one.
+    A prompt counts once. Drafts go under the names that OpenAI has for predicted output. What came
+    of prompts from a prefix cache is said where there is one.
     """
-    cached = statistics.cached_prompt_tokens
+    firsts = each[::samples]
+    prompt, output = (
+        sum(one.prompt_tokens for one in firsts),
+        sum(one.output_tokens for one in each),
+    )
+    known = [one.cached_prompt_tokens for one in firsts if one.cached_prompt_tokens is not None]
+    accepted = sum(one.accepted_tokens for one in each)
     return {
-        "prompt_tokens": statistics.prompt_tokens,
-        "completion_tokens": statistics.output_tokens,
-        "total_tokens": statistics.prompt_tokens + statistics.output_tokens,
-        **({} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}),
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        **({"prompt_tokens_details": {"cached_tokens": sum(known)}} if known else {}),
         "completion_tokens_details": {
-            "accepted_prediction_tokens": statistics.accepted_tokens,
-            "rejected_prediction_tokens": statistics.drafted_tokens - statistics.accepted_tokens,
-            "num_verify_steps": statistics.steps,
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(one.drafted_tokens for one in each) - accepted,
+            "num_verify_steps": sum(one.steps for one in each),
         },
     }
 

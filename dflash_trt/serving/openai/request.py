@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.sampling.penalties import MOST_BIASED, Penalties
-from dflash_trt.serving.client.client import GenerationRequest
+from dflash_trt.serving.client.client import GenerationRequest, Prompt
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.logprobs import read_chat_logprobs, read_completion_logprobs
+from dflash_trt.serving.openai.prompts import check_choices, check_text, read_prompts
 from dflash_trt.text.chat import Message
 from dflash_trt.text.grammar import Grammar, schema_text
 from dflash_trt.text.stops import check_stop_strings
@@ -24,7 +25,7 @@ ROLES = ("system", "developer", "user", "assistant")
 EFFORTS = ("low", "medium", "high")
 
 _UNDERSTOOD = (
-    "model stream stream_options max_tokens temperature top_p seed stop "
+    "model stream stream_options max_tokens temperature top_p seed stop n "
     # vLLM's additions that benchmarks and users send.
     "top_k ignore_eos "
     "frequency_penalty presence_penalty logit_bias repetition_penalty "
@@ -38,13 +39,11 @@ _CHAT = {*_UNDERSTOOD, "messages", "max_completion_tokens", "reasoning_effort"} 
 }
 # Parameters without an implementation, and the values that ask for nothing (null always does).
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "service_tier": ("auto", "default"),
 }
 _NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {
     **_NEUTRAL,
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
 }
 _NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
@@ -65,6 +64,9 @@ class CompletionRequest:
 
     Args:
         generation: for the served model; a chat's prompt is empty until its template has run.
+        samples: outputs of each prompt.
+        prompts: of a completion, at least one; none of a chat.
+        echo: a completion's texts begin with their prompts.
         messages: of a chat, at least one; none of a completion.
         reasoning_effort: of a chat; None leaves it to the template.
         include_usage: a stream ends with the token counts.
@@ -73,12 +75,29 @@ class CompletionRequest:
     model: str
     generation: GenerationRequest
     include_usage: bool
+    samples: int = 1
+    prompts: tuple[Prompt, ...] = ()
+    echo: bool = False
     messages: tuple[Message, ...] = ()
     reasoning_effort: str | None = None
 
     @property
     def is_chat(self) -> bool:
         return bool(self.messages)
+
+    def outputs(self) -> list[GenerationRequest]:
+        """What is asked of the model: of one prompt after the other its samples.
+
+        A sample's seed is one more than that of the sample before it, so that each can be had
+        again alone.
+        """
+        sampling = self.generation.sampling
+        seeds = [(sampling.seed + sample) % 2**64 for sample in range(self.samples)]
+        return [
+            replace(self.generation, prompt=prompt, sampling=replace(sampling, seed=seed))
+            for prompt in self.prompts or (self.generation.prompt,)
+            for seed in seeds
+        ]
 
 
 def read_completion(body: Any) -> CompletionRequest:
@@ -87,16 +106,16 @@ def read_completion(body: Any) -> CompletionRequest:
     Raises:
         ApiError: a parameter that is missing, wrong or not supported.
     """
-    fields = open_fields(body, {*_UNDERSTOOD, "prompt", "logprobs"}, _NEUTRAL_COMPLETION)
-    prompt = fields.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1:
-        prompt = prompt[0]
-    if isinstance(prompt, list):
-        raise ApiError("one text a request, no list of texts or token ids", param="prompt")
+    fields = open_fields(body, {*_UNDERSTOOD, "prompt", "logprobs", "echo"}, _NEUTRAL_COMPLETION)
+    prompts = read_prompts(fields.get("prompt"))
     max_tokens = _read_count(fields, "max_tokens")
     max_tokens = DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens
-    text, logprobs = check_text(prompt, "prompt"), read_completion_logprobs(fields)
-    return CompletionRequest(**_read_common(fields, text, max_tokens, logprobs))
+    logprobs, echo = read_completion_logprobs(fields), read_flag(fields, "echo")
+    if echo and logprobs is not None:
+        raise ApiError("goes without logprobs", param="echo")
+    common = _read_common(fields, prompts[0], max_tokens, logprobs)
+    check_choices(len(prompts), common["samples"])
+    return CompletionRequest(prompts=prompts, echo=echo, **common)
 
 
 def read_chat(body: Any) -> CompletionRequest:
@@ -141,7 +160,7 @@ def open_fields(
 
 
 def _read_common(
-    fields: dict[str, Any], prompt: str | None, max_tokens: int | None, logprobs: int | None
+    fields: dict[str, Any], prompt: Prompt | None, max_tokens: int | None, logprobs: int | None
 ) -> dict[str, Any]:
     """Keywords of CompletionRequest that both kinds of request fill alike; a chat has no prompt."""
     model = fields.get("model")
@@ -160,7 +179,9 @@ def _read_common(
         penalties=_read_penalties(fields),
     )
     usage = _read_stream_options(fields.get("stream_options"), generation.streaming)
-    return {"model": model, "generation": generation, "include_usage": usage}
+    samples = _read_count(fields, "n") or 1
+    check_choices(1, samples)
+    return {"model": model, "generation": generation, "include_usage": usage, "samples": samples}
 
 
 def _read_sampling(fields: dict[str, Any]) -> SamplingParams:
@@ -314,17 +335,6 @@ def _read(fields: dict[str, Any], name: str, what: str, *kinds: type) -> Any:
     value = fields.get(name)
     if value is not None and type(value) not in kinds:
         raise ApiError(f"must be {what}, not {quoted(value)}", param=name)
-    return value
-
-
-def check_text(value: Any, where: str, *, empty: bool = False) -> str:
-    """The value, a text that Unicode knows."""
-    if not isinstance(value, str) or not (value or empty):
-        raise ApiError("must be a text" if empty else "must be a text, not empty", param=where)
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:  # JSON's \ud800
-        raise ApiError(f"is not Unicode text at character {error.start}", param=where) from None
     return value
 
 

@@ -6,12 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_trt.serving.openai.errors import ApiError
-from dflash_trt.serving.openai.request import (
-    check_text,
-    open_fields,
-    read_flag,
-    read_messages,
-)
+from dflash_trt.serving.openai.prompts import check_text
+from dflash_trt.serving.openai.request import open_fields, read_flag, read_messages
 from dflash_trt.text.chat import Message
 from dflash_trt.text.tokenizer import BundleTokenizer
 from dflash_trt.text.tokenizer_calls import decode

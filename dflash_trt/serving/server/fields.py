@@ -58,6 +58,7 @@ _BETWEEN_US = {
     "logprobs",
     "logit_bias",
     "grammar",
+    "prompt_ids",
     "repetition_penalty",
     STOP_IDS,
 }

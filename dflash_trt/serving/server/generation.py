@@ -42,6 +42,7 @@ UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
 }
 _SAMPLING = "sampling_param_"
 _MOST_BIAS_TEXT = 64 << 10
+_MOST_ID_TEXT = 12  # characters of a token id, a comma and a blank
 _MOST_GRAMMAR_TEXT = 6 * MOST_CHARACTERS + 100  # JSON takes up to six bytes for a character
 
 
@@ -86,7 +87,7 @@ class GenerationReader:
         self._streaming_text = streaming_text
         # A text longer than this cannot fit, and need not be tokenised to know it.
         longest = max(map(len, tokenizer.core.get_vocab(with_added_tokens=True)))
-        self._max_characters = max_seq_len * longest
+        self._max_characters, self._max_seq_len = max_seq_len * longest, max_seq_len
 
     def read(self, tensors: Tensors, parameters: Mapping[str, Any]) -> Generation:
         """Raises DflashError (usage) naming the first input that cannot be served."""
@@ -95,8 +96,7 @@ class GenerationReader:
         check_unimplemented(tensors, UNIMPLEMENTED)
         stop_strings = tuple(filter(None, read_texts(tensors, f"{_SAMPLING}stop")))
         check_stop_strings(stop_strings, f"{_SAMPLING}stop")
-        text = self._read_text(tensors)
-        special = read_flag(parameters, "add_special_tokens", True)
+        text, prompt_ids = self._read_prompt(tensors, parameters)
         max_tokens = read_scalar(tensors, f"{_SAMPLING}max_tokens", int)
         if max_tokens is not None and max_tokens < 1:
             raise refuse(f"{_SAMPLING}max_tokens", f"{max_tokens} is not at least 1")
@@ -109,7 +109,7 @@ class GenerationReader:
 
         return Generation(
             request=Request(
-                prompt_ids=tuple(self._tokenizer.encode(text, special=special)),
+                prompt_ids=prompt_ids,
                 max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
                 sampling=_read_sampling(tensors),
                 stop_token_ids=_read_end_id(parameters),
@@ -132,6 +132,22 @@ class GenerationReader:
             errors_as_output=read_flag(parameters, "errors_as_output", False),
             acknowledge=read_flag(parameters, "acknowledge", False),
         )
+
+    def _read_prompt(
+        self, tensors: Tensors, parameters: Mapping[str, Any]
+    ) -> tuple[str, tuple[int, ...]]:
+        """The prompt's text and its tokens; no text where our own clients send tokens."""
+        given = parameters.get("prompt_ids")
+        if given is None:
+            text = self._read_text(tensors)
+            special = read_flag(parameters, "add_special_tokens", True)
+            return text, tuple(self._tokenizer.encode(text, special=special))
+        if not isinstance(given, str) or len(given) > self._max_seq_len * _MOST_ID_TEXT:
+            raise refuse("prompt_ids", "more than the model's context, or no JSON")
+        ids = parse_json(given.encode(), "prompt_ids", self._max_seq_len + 1)
+        if not isinstance(ids, list) or any(type(one) is not int for one in ids):
+            raise refuse("prompt_ids", "is not a JSON list of token ids")
+        return "", tuple(ids)
 
     def _read_text(self, tensors: Tensors) -> str:
         texts = read_texts(tensors, "text_input")
