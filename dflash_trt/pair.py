@@ -60,6 +60,7 @@ class RequestOptions(TypedDict, total=False):
     speculate: bool
     block_size: int | None
     logprobs: int | None
+    prompt_logprobs: int | None
     penalties: Penalties
     grammar: Follower | None
 

@@ -125,9 +125,10 @@ class StepCall:
 class ExecutorLimits(Limits):
     """A bundle's limits, and what else whoever calls its executor must know.
 
-    `takes_any_chunk` says that calls with one sequence may have more rows than `prefill_chunk`;
-    `page_pool` is that of a PagedExecutor, None where caches are linear; `draws` says that choices
-    are drawn with each sequence's own sampling, and that calls are given it.
+    `takes_any_chunk` says that calls with one sequence may have more rows than `prefill_chunk`,
+    and ask for all their logits; `page_pool` is that of a PagedExecutor, None where caches are
+    linear; `draws` says that choices are drawn with each sequence's own sampling, and that calls
+    are given it.
     """
 
     vocab_size: int

@@ -25,6 +25,9 @@ def check_request(request: Request, limits: ExecutorLimits, has_tokenizer: bool)
         where = "penalties" if request.grammar is None else "grammar"
         what = "engines that choose tokens themselves know no penalties and no grammars"
         raise DflashError(what, where=where, fix="leave them out", usage=True)
+    if request.prompt_logprobs is not None and not limits.takes_any_chunk:
+        what = "engines hand out the logits of a prompt's last token alone"
+        raise DflashError(what, where="prompt_logprobs", fix="leave it out", usage=True)
     if request.stop_strings and not has_tokenizer:
         raise DflashError(
             "the generator has no tokenizer to find them with", where="stop_strings", usage=True

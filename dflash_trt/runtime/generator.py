@@ -292,15 +292,21 @@ class Generator:
             state.recorder.started_at = self._clock()
         graph = self._pacer.prefill_graph(state, self._scheduler.upcoming)
         # Of a greedy request too: one row shows whether the target's logits are finite.
-        scores = Scores.LOGITS if chooses and reads_logits else Scores.NONE
+        every = state.scores_prompt
+        scores = Scores.LOGITS if every or (chooses and reads_logits) else Scores.NONE
         token_ids = np.array([chunk.token_ids], dtype=np.int64)
-        output = self._forward(graph, chunk.slot, [state], token_ids, scores, is_chunk=True)
+        output = self._forward(
+            graph, chunk.slot, [state], token_ids, scores, is_chunk=True, every_row=every
+        )
+        (known,) = self._rows(output)
+        if every and known.logits is not None:
+            state.score_prompt(known.logits)
+            known = known.last_row()
         if not chooses:
             state.prefilled += length
             if chunk.is_last:
                 self._start_decoding()
             return
-        (known,) = self._rows(output)
         with blaming(state.request_id):
             token = make_chooser(state, known)(0)
             self._take(state, [token], known)
@@ -319,12 +325,16 @@ class Generator:
         states: Sequence[RequestState],
         token_ids: Int64Array,
         scores: Scores,
+        *,
         is_chunk: bool = False,
+        every_row: bool = False,
     ) -> TargetOutput:
         """Runs the next `token_ids` [B,S] of `states`; what is chosen stands behind the last."""
         starts, sampling = _starts(states), self._pack_sampling(states)
-        last = np.full((len(states), 1), token_ids.shape[1] - 1, dtype=np.int64)
-        call = TargetCall(graph, first_slot, token_ids, starts, last, scores, sampling, is_chunk)
+        rows = token_ids.shape[1]
+        picked = np.arange(0 if every_row else rows - 1, rows, dtype=np.int64)
+        picked = np.tile(picked, (len(states), 1))
+        call = TargetCall(graph, first_slot, token_ids, starts, picked, scores, sampling, is_chunk)
         output = self._run(call)
         if graph != self._graph:
             for state in states:

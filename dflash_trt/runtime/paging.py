@@ -131,14 +131,15 @@ class PageTables:
     def admit(self, state: RequestState, slot: int, end: int) -> bool:
         """Gives `state` pages for positions up to `end`, shared ones first, and binds them.
 
-        Shared positions count as prefilled; one token at least is left to run, since its row
-        yields the next. False, with nothing changed, if there are too few pages.
+        Shared positions count as prefilled. One token at least is left to run, since its row
+        yields the next; all are where the prompt's log-probabilities are wanted. False, with
+        nothing changed, if there are too few pages.
         """
         sequence = self._sequences.setdefault(state.request_id, _Sequence())
         full = (state.prefill_length - 1) // self._pool.page_size
         self._extend_keys(sequence, state, full)
         shared: list[int] = []
-        for key in sequence.keys[:full]:
+        for key in [] if state.scores_prompt else sequence.keys[:full]:
             page = self._allocator.share(key)
             if page is None:
                 break

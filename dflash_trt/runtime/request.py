@@ -11,7 +11,7 @@ import numpy as np
 
 from dflash_trt.backends.base import FloatArray
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime.logprobs import MAX_TOP_LOGPROBS, TokenLogprob
+from dflash_trt.runtime.logprobs import MAX_TOP_LOGPROBS, TokenLogprob, score_token
 from dflash_trt.runtime.statistics import RequestStatistics, StatisticsRecorder
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.sampling.penalties import Penalties
@@ -40,6 +40,7 @@ class Request:
         block_size: rows of its verify steps, 2 … the trained block; None takes the generator's.
         logprobs: log-probabilities of the output's tokens are wanted, and of so many of the
             likeliest tokens at the place of each (0 … 20); None: no log-probabilities.
+        prompt_logprobs: the same of the prompt's tokens but the first; all of it is computed then.
         penalties: change the logits that tokens are chosen from, not log-probabilities.
         grammar: what the output must follow, compiled; it ends with the model's end of sequence.
 
@@ -57,6 +58,7 @@ class Request:
     speculate: bool = True
     block_size: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     penalties: Penalties = field(default_factory=Penalties)
     grammar: Follower | None = None
 
@@ -75,10 +77,11 @@ class Request:
                 raise DflashError(
                     f"{value!r} is not an integer of at least {least}", where=name, usage=True
                 )
-        top = self.logprobs
-        if top is not None and (type(top) is not int or not 0 <= top <= MAX_TOP_LOGPROBS):
-            what = f"{top!r} is not an integer from 0 to {MAX_TOP_LOGPROBS}"
-            raise DflashError(what, where="logprobs", usage=True)
+        for name in ("logprobs", "prompt_logprobs"):
+            top = getattr(self, name)
+            if top is not None and (type(top) is not int or not 0 <= top <= MAX_TOP_LOGPROBS):
+                what = f"{top!r} is not an integer from 0 to {MAX_TOP_LOGPROBS}"
+                raise DflashError(what, where=name, usage=True)
         object.__setattr__(self, "stop_strings", _as_texts("stop_strings", self.stop_strings))
         if not isinstance(self.penalties, Penalties):
             raise DflashError("it must be Penalties", where="penalties", usage=True)
@@ -107,7 +110,8 @@ class RequestResult:
     is the stop string, or the one of the request's own stop tokens, that ended it. `logits`
     [len(token_ids), V] are the rows the tokens were chosen from, when the generator records them.
     `logprobs` are those of the tokens, in order, where the request wants them; tokens that a stop
-    string cut off entirely have none.
+    string cut off entirely have none. `prompt_logprobs` are those of the prompt's tokens from the
+    second on.
     """
 
     request_id: int
@@ -118,6 +122,7 @@ class RequestResult:
     stop_reason: str | int | None = None
     logits: FloatArray | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +179,7 @@ class RequestState:
     starts: list[int] = field(default_factory=list)
     told: int = 0
     shown: int = 0
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def cached_length(self) -> int:
@@ -201,6 +207,24 @@ class RequestState:
     def ends_next(self) -> bool:
         """Whether its output reaches its limit with the next token, whatever that is."""
         return len(self.token_ids) + 1 >= self.max_tokens
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of its prompt are wanted and not all there."""
+        wanted = self.request.prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < len(self.request.prompt_ids) - 1
+
+    def score_prompt(self, logits: FloatArray) -> None:
+        """Takes the rows [S,V] of the prompt's next tokens, of which each scores the one behind.
+
+        Computed again after a preemption, they are passed over.
+        """
+        known, top = len(self.prompt_logprobs), self.request.prompt_logprobs or 0
+        behind = self.request.prompt_ids[known + 1 : self.prefilled + len(logits) + 1]
+        rows = logits[known - self.prefilled :]
+        self.prompt_logprobs += [
+            score_token(row, token_id, top) for row, token_id in zip(rows, behind, strict=False)
+        ]
 
     def ids(self, start: int, end: int) -> list[int]:
         """Token ids at the positions start … end - 1 of prompt and output."""
@@ -293,6 +317,9 @@ class RequestState:
             stop_reason=self._stop_reason(),
             logits=np.stack(self.logits) if self.logits else None,
             logprobs=None if self.request.logprobs is None else tuple(self.logprobs[: self.told]),
+            prompt_logprobs=(
+                None if self.request.prompt_logprobs is None else tuple(self.prompt_logprobs)
+            ),
         )
 
     def _stop_reason(self) -> str | int | None:

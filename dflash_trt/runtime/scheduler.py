@@ -10,6 +10,9 @@ from dflash_trt.runtime.paging import PageTables
 from dflash_trt.runtime.request import RequestState
 from dflash_trt.runtime.slots import MoveSlot, SlotTable
 
+SCORED_ROWS = 32
+"""Of a prompt's chunk whose logits are all wanted: 20 MB for a vocabulary of 151,936."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
@@ -109,7 +112,8 @@ class Scheduler:
         if state is None:
             return None
         start = state.prefilled
-        end = min(start + self._prefill_chunk, state.prefill_length)
+        rows = min(self._prefill_chunk, SCORED_ROWS) if state.scores_prompt else self._prefill_chunk
+        end = min(start + rows, state.prefill_length)
         return PrefillChunk(
             slot=self.slots.prefill_slot,
             state=state,

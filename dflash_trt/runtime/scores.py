@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -68,6 +68,11 @@ class RowScores:
         if self.logits is None:
             raise _no_logits("penalties and grammars")
         return _choose(change(self.logits[row]), position, sampling)
+
+    def last_row(self) -> RowScores:
+        """The last row alone."""
+        logits = None if self.logits is None else self.logits[-1:]
+        return replace(self, choice_ids=self.choice_ids[-1:], logits=logits)
 
     def check(self, rows: int, first_position: int) -> None:
         """Raises DflashError when one of the first `rows` rows, where known, is not finite."""

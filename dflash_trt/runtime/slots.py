@@ -57,7 +57,7 @@ class SlotTable:
         Samples of one prompt run it once this way. One token is left to run: its row has the next.
         """
         state = self.prefilling
-        if state is None or not self._decoding:
+        if state is None or not self._decoding or state.scores_prompt:
             return
         shared = [_count_shared(state, other) for other in self._decoding]
         slot = max(range(len(shared)), key=shared.__getitem__)

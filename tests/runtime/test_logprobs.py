@@ -59,6 +59,8 @@ def test_neither_tokens_nor_neighbours_change() -> None:
 def test_bounds(top: object) -> None:
     with pytest.raises(DflashError, match=r"logprobs: .* from 0 to 20"):
         Request(prompt_ids=(1,), logprobs=top)  # type: ignore[arg-type]
+    with pytest.raises(DflashError, match=r"prompt_logprobs: .* from 0 to 20"):
+        Request(prompt_ids=(1,), prompt_logprobs=top)  # type: ignore[arg-type]
 
 
 def test_an_executor_that_draws_is_asked_for_logits() -> None:

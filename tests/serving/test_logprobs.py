@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 
 from dflash_trt.runtime import SamplingParams
@@ -61,6 +62,26 @@ def test_a_completions_columns(served: Served, generate: Generate) -> None:
     joined = [text for part in parts if part is not None for text in part.tokens or ()]
     offsets = [at for part in parts if part is not None for at in part.text_offset or ()]
     assert (joined, offsets) == (columns.tokens, columns.text_offset)
+
+
+def test_an_echo_with_the_prompts(served: Served, generate: Generate) -> None:
+    """What evaluation harnesses ask for: the log-probability of a text, token by token."""
+    own = generate(PROMPT, max_tokens=2, logprobs=1, prompt_logprobs=1)
+    client = openai_client(served.openai.removesuffix("/v1"))
+    asked: dict[str, Any] = {"model": "demo", "max_tokens": 2, "temperature": 0}
+    asked |= {"prompt": [PROMPT, PROMPT], "logprobs": 1, "echo": True}
+    choices = client.completions.create(**asked).choices
+    for choice in choices:
+        columns = choice.logprobs
+        assert columns is not None and columns.tokens is not None and columns.token_logprobs
+        scored = [*(own.prompt_logprobs or ()), *(own.logprobs or ())]
+        assert columns.token_logprobs == [None, *(one.logprob for one in scored)]
+        assert columns.top_logprobs is not None and columns.top_logprobs[0] is None
+        for top, one in zip(columns.top_logprobs[1:], scored, strict=True):
+            assert max(top.values()) == one.top_logprobs[0]
+        assert "".join(columns.tokens) == choice.text == PROMPT + (own.text or "")
+    with pytest.raises(openai.BadRequestError, match="goes without stream"):
+        client.completions.create(**asked, stream=True)
 
 
 def test_tensors_of_both_contracts(served: Served, generate: Generate) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -46,7 +47,7 @@ class GenerationRequest:
         ignore_eos: do not end at the model's end-of-sequence ids.
         add_special_tokens: False for a rendered chat template, which writes them itself.
         streaming: False asks for one answer at the end, which costs the server less.
-        logprobs, penalties: as `runtime.Request` has them.
+        logprobs, prompt_logprobs, penalties: as `runtime.Request` has them.
         grammar: what the output must be; compiled by the served model.
 
     Raises:
@@ -61,6 +62,7 @@ class GenerationRequest:
     add_special_tokens: bool = True
     streaming: bool = True
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     penalties: Penalties = field(default_factory=Penalties)
     grammar: Grammar | None = None
 
@@ -194,6 +196,7 @@ class ServedModel:
                         finish_reason=cast(FinishReason, reason),
                         statistics=_read_statistics(response, *times),
                         logprobs=None if request.logprobs is None else logprobs,
+                        prompt_logprobs=_read_prompt_logprobs(response, request),
                     )
                 if text or final:
                     newest, shown = token_ids[shown:], len(token_ids)
@@ -265,6 +268,8 @@ def _to_parameters(request: GenerationRequest, *, extended: bool) -> dict[str, A
         wanted["prompt_ids"] = json.dumps(request.prompt)
     if request.logprobs is not None:
         wanted["logprobs"] = request.logprobs
+    if request.prompt_logprobs is not None:
+        wanted["prompt_logprobs"] = request.prompt_logprobs
     if request.penalties.bias:
         wanted["logit_bias"] = json.dumps(dict(request.penalties.bias))
     if request.penalties.repetition != 1:
@@ -279,7 +284,10 @@ def _to_parameters(request: GenerationRequest, *, extended: bool) -> dict[str, A
 def _refuse_extensions(request: GenerationRequest) -> None:
     """Raises DflashError for what only a repository of `dflash-trt package` takes."""
     refused = {
-        "logprobs": (request.logprobs is not None, "sends no log-probabilities of single tokens"),
+        "logprobs": (
+            request.logprobs is not None or request.prompt_logprobs is not None,
+            "sends no log-probabilities of single tokens",
+        ),
         "logit_bias": (bool(request.penalties.bias), "takes no biases of single tokens"),
         "grammar": (request.grammar is not None, "takes no grammars from here"),
         "prompt": (not isinstance(request.prompt, str), "takes no token ids from here"),
@@ -291,12 +299,31 @@ def _refuse_extensions(request: GenerationRequest) -> None:
             raise DflashError(what, where=where, fix="leave it out", usage=True)
 
 
+def _read_prompt_logprobs(
+    response: Response, request: GenerationRequest
+) -> tuple[TokenLogprob, ...] | None:
+    """Those of the prompt's tokens; of the first, before which nothing is, NaN."""
+    if request.prompt_logprobs is None:
+        return None
+    first, *ids = response.numbers("prompt_logprob_ids") or (0,)
+    rest = _join_logprobs(response, tuple(ids), "prompt_", request.prompt_logprobs)
+    return (TokenLogprob(first, math.nan), *rest)
+
+
 def _read_logprobs(response: Response, top: int) -> tuple[TokenLogprob, ...]:
     """Those that came with a response, `top` alternatives each."""
-    ids, values = response.numbers("logprob_ids"), response.reals("logprobs")
-    top_ids, top_values = response.numbers("top_logprob_ids"), response.reals("top_logprobs")
+    return _join_logprobs(response, response.numbers("logprob_ids"), "", top)
+
+
+def _join_logprobs(
+    response: Response, ids: tuple[int, ...], prefix: str, top: int
+) -> tuple[TokenLogprob, ...]:
+    values = response.reals(f"{prefix}logprobs")
+    top_ids = response.numbers(f"{prefix}top_logprob_ids")
+    top_values = response.reals(f"{prefix}top_logprobs")
     most = len(top_ids) // len(ids) if ids else 0  # a vocabulary may have fewer than `top`
-    if not len(ids) * most == len(top_ids) == len(top_values) or most > top:
+    fits = len(values) == len(ids) and len(ids) * most == len(top_ids) == len(top_values)
+    if not fits or most > top:
         raise ServedModelError("sends what are no log-probabilities", "failed", where=MODEL)
     return tuple(
         TokenLogprob(

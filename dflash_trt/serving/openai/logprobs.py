@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,16 +87,23 @@ class LogprobsWriter:
             self._offset += len(text)
         return {
             "tokens": tokens,
-            "token_logprobs": [max(one.logprob, _LEAST) for one in newest],
+            "token_logprobs": [_show(one.logprob) for one in newest],
             "top_logprobs": [self._by_text(one) for one in newest] if self._top else None,
             "text_offset": offsets,
         }
 
-    def _by_text(self, one: TokenLogprob) -> dict[str, float]:
+    def _by_text(self, one: TokenLogprob) -> dict[str, float] | None:
         """The likeliest, and the token itself; of two with one text the likelier."""
+        if math.isnan(one.logprob):
+            return None
         pairs = [(one.token_id, one.logprob), *zip(one.top_ids, one.top_logprobs, strict=True)]
         pairs.sort(key=lambda pair: pair[1])
         return {self._text(token_id): max(logprob, _LEAST) for token_id, logprob in pairs[::-1]}
 
     def _text(self, token_id: int) -> str:
         return self._tokens[token_id].decode(errors="replace")
+
+
+def _show(logprob: float) -> float | None:
+    """Nothing for a prompt's first token, before which nothing is."""
+    return None if math.isnan(logprob) else max(logprob, _LEAST)

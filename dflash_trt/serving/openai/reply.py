@@ -114,7 +114,7 @@ class _Choice:
             if self._chat
             else {"text": self._lead + (result.text or "")}
         )
-        self._untold += result.logprobs or ()
+        self._untold += (*(result.prompt_logprobs or ()), *(result.logprobs or ()))
         return self._show(shown, result.finish_reason)
 
     def open(self) -> list[dict[str, Any]]:

@@ -111,10 +111,12 @@ def read_completion(body: Any) -> CompletionRequest:
     max_tokens = _read_count(fields, "max_tokens")
     max_tokens = DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens
     logprobs, echo = read_completion_logprobs(fields), read_flag(fields, "echo")
-    if echo and logprobs is not None:
-        raise ApiError("goes without logprobs", param="echo")
     common = _read_common(fields, prompts[0], max_tokens, logprobs)
     check_choices(len(prompts), common["samples"])
+    if echo and logprobs is not None:
+        if common["generation"].streaming:
+            raise ApiError("goes without stream where logprobs are wanted", param="echo")
+        common["generation"] = replace(common["generation"], prompt_logprobs=logprobs)
     return CompletionRequest(prompts=prompts, echo=echo, **common)
 
 

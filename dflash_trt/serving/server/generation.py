@@ -119,6 +119,7 @@ class GenerationReader:
                 penalties=_read_penalties(tensors, parameters),
                 grammar=self._read_grammar(parameters),
                 logprobs=parameters.get("logprobs", 0 if sums else None),
+                prompt_logprobs=parameters.get("prompt_logprobs"),
             ),
             streaming=is_set("streaming"),
             streaming_text=check_streaming_text(

@@ -250,6 +250,12 @@ class Reply:
             for name, value in figures.items()
             if value is not None
         }
+        if result.prompt_logprobs is not None:
+            columns = _describe_logprobs(list(result.prompt_logprobs))
+            outputs |= {f"prompt_{name}": values for name, values in columns.items()}
+            first = wanted.request.prompt_ids[:1]  # which nothing comes before
+            ids = np.append(np.array(first, np.int32), columns["logprob_ids"])
+            outputs["prompt_logprob_ids"] = ids
         if statistics.acceptance_rate is not None:
             outputs["acceptance_rate"] = np.array([statistics.acceptance_rate], dtype=np.float32)
         if wanted.return_finish_reason:
