@@ -150,7 +150,7 @@ def _print_statistics(results: list[RequestResult], summary: TotalStatistics, th
     ]
     if summary.cached_prompt_tokens or summary.preemptions:
         lines.append(
-            f"{summary.cached_prompt_tokens} prompt tokens from shared pages, "
+            f"{summary.cached_prompt_tokens} prompt tokens taken from other requests, "
             f"{summary.preemptions} preemptions"
         )
     if summary.acceptance_length is not None and summary.acceptance_rate is not None:

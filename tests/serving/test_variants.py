@@ -102,6 +102,6 @@ def test_a_prefix_hit_is_told(run: Run, paged: Served, tmp_path: Path) -> None:
     file.write_text(PROMPT + "\n")
     common = ["--prompt-file", file, "--raw", "--max-tokens", 8]
     shown = run("generate", "--url", paged.grpc, *common)
-    assert f"{hit} prompt tokens from shared pages, 0 preemptions" in shown.err
+    assert f"{hit} prompt tokens taken from other requests, 0 preemptions" in shown.err
     record = run("generate", "--url", paged.grpc, *common, "--json").json
     assert (record["cached_prompt_tokens"], record["preemptions"]) == (hit, 0)
