@@ -109,6 +109,18 @@ def test_runs_until_a_signal(start: Serve, tmp_path: Path, number: signal.Signal
     assert not list(tmp_path.glob("dflash-trt-server-*"))
 
 
+def test_http_stays_on_this_machine(start: Serve) -> None:
+    """What listens everywhere is reached by any address of the loopback network, HTTP by one."""
+    urls = wait_ready(start("well", "--host", "0.0.0.0"), 3)
+    reached = set()
+    for name, url in urls.items():
+        port = urlsplit(url).port
+        with socket.socket() as client:
+            if not client.connect_ex(("127.0.0.2", port)):
+                reached.add(name)
+    assert reached == {"metrics"}, urls  # the server that pretends opens no port of gRPC
+
+
 def test_opens_as_many_files_as_it_may(start: Serve) -> None:
     """The server has the same limit, which every connection counts against."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
