@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,7 +22,7 @@ from dflash_trt.serving.server.heartbeat import PING_S, Heartbeat
 from dflash_trt.serving.server.processes import find_models, read_state
 from dflash_trt.serving.server.pulse import PULSE_VARIABLE, Pulse, PulseWriter, read_pulse
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
-from tests.serving.client import LLM, ask_grpc, long_fields
+from tests.serving.client import LLM, ask_grpc, long_fields, read_metrics
 from tests.serving.conftest import Generate
 from tests.serving.served import PROMPTS, Served, fetch
 from tests.waiting import wait_until
@@ -42,10 +43,16 @@ def _arguments(process: Path) -> bytes:
     return (process / "cmdline").read_bytes().replace(b"\0", b" ")
 
 
-def test_a_stopped_model_is_told_and_replaced(served: Served, generate: Generate) -> None:
-    """Each request in flight ends with one error, and the next server answers as the first."""
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=lambda one: one.name)
+def test_a_lost_model_is_told_and_replaced(
+    served: Served, generate: Generate, number: signal.Signals
+) -> None:
+    """Each request ends with one error, and the next server answers as the first.
+
+    A stopped model takes none of them, a killed one has begun with all.
+    """
     address = urlsplit(served.openai).netloc
-    answers: dict[str, object] = {}
+    answers: dict[str, Any] = {}
     body = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 900, "ignore_eos": True}
     body["temperature"] = 0
 
@@ -57,16 +64,24 @@ def test_a_stopped_model_is_told_and_replaced(served: Served, generate: Generate
         status, content, _ = fetch(address, "/v1/completions", asked)
         answers[kind] = (status, content)
 
+    failures = _count_failures(address)
     server = find_server(served.pid)
     (model,) = (pid for pid, name in find_models(server).items() if name == LLM)
-    os.kill(model, signal.SIGSTOP)
     kinds = ("whole", "streamed", "grpc")
     threads = [threading.Thread(target=ask, args=[kind]) for kind in kinds]
-    stopped_at = time.monotonic()
+    if number == signal.SIGSTOP:
+        os.kill(model, number)
+    struck_at = time.monotonic()
     for thread in threads:
         thread.start()
+    if number == signal.SIGKILL:
+        wait_until(lambda: read_metrics(served.metrics)["dflash_active_slots"] == len(kinds))
+        os.kill(model, number)
+        struck_at = time.monotonic()
     wait_until(lambda: fetch(address, "/health", b"", "GET")[0] == 503, "an honest answer")
-    print(f"told after {time.monotonic() - stopped_at:.2f} s")
+    told_s = time.monotonic() - struck_at
+    print(f"told after {told_s:.2f} s")
+    assert told_s < 2 or number != signal.SIGKILL  # a stop must have lasted before it counts
     for thread in threads:
         thread.join()
     for path in ("/v1/models", "/v1/completions"):
@@ -74,8 +89,11 @@ def test_a_stopped_model_is_told_and_replaced(served: Served, generate: Generate
         status, content, headers = fetch(address, path, body, method)
         assert status == 503 and headers["Retry-After"], path
         assert json.loads(content)["error"]["code"] == "unavailable"
-    for kind in ("whole", "streamed"):  # of which nothing had been sent
-        assert answers[kind][0] == 503 and answers[kind][1].count(b'"error"') == 1, answers[kind]
+    for kind in ("whole", "streamed"):
+        status, content = answers[kind]
+        may_have_begun = kind == "streamed" and number == signal.SIGKILL
+        assert status == 503 or (status == 200 and may_have_begun), content
+        assert content.count(b'"error"') == 1, content
     assert answers["grpc"] is not None
     wait_until(lambda: fetch(address, "/health", b"", "GET")[0] == 200, "another server")
     status, content, _ = fetch(address, "/v1/completions", body | {"max_tokens": 32})
@@ -83,8 +101,14 @@ def test_a_stopped_model_is_told_and_replaced(served: Served, generate: Generate
     assert text == generate(PROMPTS[0], max_tokens=32, ignore_eos=True).text
     assert find_server(served.pid) != server
     figures = fetch(address, "/metrics", b"", "GET")[1]
-    assert b"\ndflash_ready 1\n" in figures and b"\ndflash_server_failures_total 1\n" in figures
-    assert b"\ndflash_slots 8\n" in figures
+    assert b"\ndflash_ready 1\n" in figures and b"\ndflash_slots 8\n" in figures
+    assert _count_failures(address) == failures + 1
+
+
+def _count_failures(address: str) -> int:
+    figures = fetch(address, "/metrics", b"", "GET")[1].decode().splitlines()
+    (line,) = (one for one in figures if one.startswith("dflash_server_failures_total "))
+    return int(line.split()[1])
 
 
 @pytest.mark.parametrize("phase", [Phase.IDLE, Phase.TURN])
