@@ -21,12 +21,16 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from dflash_trt.config import data_folder
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.openai.server import OpenAiServer
+from dflash_trt.serving.server import supervisor
+from dflash_trt.serving.server.connection import Connection
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer, bind_port
 from dflash_trt.serving.server.service import Service
 from dflash_trt.serving.server.supervisor import SupervisionOptions, Supervisor
 from dflash_trt.serving.server.tritonserver import TritonServerBinary
+from dflash_trt.text.tokenizer import BundleTokenizer
 from tests.cli.conftest import Run
 from tests.inspection import is_stopping
 from tests.serving.served import (
@@ -155,9 +159,9 @@ def test_a_second_signal_does_not_wait(fake: Fake) -> None:
     async def signal_twice() -> int:
         ready = asyncio.Event()
         with Service() as service:
-            supervisor = Supervisor(options, SupervisionOptions())
-            server = supervisor.server
-            running = asyncio.create_task(service.run(supervisor, None, ready.set))
+            supervising = Supervisor(options, SupervisionOptions())
+            server = supervising.server
+            running = asyncio.create_task(service.run(supervising, None, ready.set))
             await asyncio.wait_for(ready.wait(), PATIENCE_S)
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.to_thread(wait_until, lambda: "heard" in server.log_file.read_text())
@@ -195,9 +199,12 @@ def test_a_signal_before_there_is_a_server(fake: Fake) -> None:
         with Service() as service:
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.to_thread(wait_until, lambda: is_stopping(service))
-            supervisor = Supervisor(fake("well"), SupervisionOptions())
-            await service.run(supervisor, None, pytest.fail)
-            assert supervisor.server.exit_code in (0, 128 + signal.SIGTERM)  # it may not listen yet
+            supervising = Supervisor(fake("well"), SupervisionOptions())
+            await service.run(supervising, None, pytest.fail)
+            assert supervising.server.exit_code in (
+                0,
+                128 + signal.SIGTERM,
+            )  # it may not listen yet
 
     asyncio.run(run_at_once())
 
@@ -253,6 +260,32 @@ def test_a_server_that_fails_again_and_again(start: Serve) -> None:
     assert f"failed 2 times in 10 minutes, the last time: {why}" in given_up
 
 
+def test_connections_to_servers_that_have_gone_are_closed(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that `serve` does not grow with the number of servers that it has started."""
+    made: list[Connection] = []
+
+    class Noted(Connection):
+        def __init__(self, address: str) -> None:
+            super().__init__(address)
+            made.append(self)
+
+    monkeypatch.setattr(supervisor, "Connection", Noted)
+
+    async def fail_twice() -> None:
+        running = Supervisor(fake("dies"), SupervisionOptions(max_restarts=1))
+        await running.start()
+        with pytest.raises(DflashError, match="failed 2 times"):
+            await running.run()
+        assert [one.is_closed for one in made] == [True, False]
+        await running.end()
+        await running.close()
+        assert made[1].is_closed
+
+    asyncio.run(fail_twice())
+
+
 def test_ports(run: Run, repository: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -285,12 +318,52 @@ def test_a_front_that_fails_takes_the_server_along(fake: Fake) -> None:
     async def run_both() -> None:
         front = cast(OpenAiServer, _DyingFront())
         with Service() as service:
-            supervisor = Supervisor(fake("well"), SupervisionOptions())
+            supervising = Supervisor(fake("well"), SupervisionOptions())
             with pytest.raises(DflashError, match="the front failed"):
-                await service.run(supervisor, front, lambda: ready.append(True))
-            assert ready == [True] and supervisor.server.exit_code == 0
+                await service.run(supervising, front, lambda: ready.append(True))
+            assert ready == [True] and supervising.server.exit_code == 0
 
     asyncio.run(run_both())
+
+
+def test_requests_that_end_in_time_end_well_and_so_does_the_command(fake: Fake) -> None:
+    """Before a server that does as it is told: our part is to wait, to answer and to say so."""
+    asked = {"model": "demo", "prompt": "host", "max_tokens": 30}
+    answers: list[tuple[bool, int, bytes]] = []
+
+    def ask(address: str, *, stream: bool) -> None:
+        status, content, _ = fetch(address, "/v1/completions", asked | {"stream": stream})
+        answers.append((stream, status, content))
+
+    async def drain() -> int:
+        ready = asyncio.Event()
+        with Service() as service, bind_port("127.0.0.1", 0, "--openai-port") as bound:
+            tokenizer = BundleTokenizer(data_folder("demo_pair") / "target")
+            supervising = Supervisor(fake("drains", exit_timeout_s=60), SupervisionOptions())
+            front = OpenAiServer("demo", supervising, tokenizer, 4096, bound)
+            running = asyncio.create_task(service.run(supervising, front, ready.set))
+            await asyncio.wait_for(ready.wait(), PATIENCE_S)
+            address = f"127.0.0.1:{bound.getsockname()[1]}"
+            asking = [
+                asyncio.create_task(asyncio.to_thread(ask, address, stream=stream))
+                for stream in (True, False, True, False)
+            ]
+            log = supervising.server.log_file
+            await asyncio.to_thread(wait_until, lambda: "4 running" in log.read_text())
+            assert not answers
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.to_thread(wait_until, lambda: is_stopping(service))
+            refused = await asyncio.to_thread(fetch, address, "/v1/completions", asked)
+            assert refused[0] == 503 and b"the server is shutting down" in refused[1]
+            await asyncio.gather(*asking)
+            return await asyncio.wait_for(running, PATIENCE_S)
+
+    assert asyncio.run(drain()) == 0
+    assert sorted(stream for stream, _, _ in answers) == [False, False, True, True]
+    for stream, status, content in answers:
+        assert status == 200 and b'"error"' not in content, content
+        assert content.count(b'"finish_reason":"length"') == 1
+        assert content.endswith(b"data: [DONE]\n\n") == stream
 
 
 @pytest.fixture
@@ -351,3 +424,21 @@ def test_requests_in_flight_end_before_the_server(
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode != 0, "requests were cut off"
     assert "Traceback" not in err and "500" not in err
+
+
+@pytest.mark.exhaustive
+def test_a_server_whose_requests_end_in_time_ends_with_0(
+    serve_bundle: tuple[subprocess.Popen[str], str],
+) -> None:
+    """The real one, within its seconds."""
+    process, url = serve_bundle
+    host = urlsplit(url).netloc
+    with _open_stream(url, 64) as first, _open_stream(url, 128) as second:
+        process.terminate()
+        wait_until(lambda: fetch(host, "/health", b"", "GET")[0] == 503)
+        for answer in (first, second):
+            content = answer.read()
+            assert content.endswith(b"data: [DONE]\n\n") and b'"error"' not in content
+            assert content.count(b'"finish_reason":"length"') == 1
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0 and "Traceback" not in err

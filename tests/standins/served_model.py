@@ -121,9 +121,13 @@ class Answer:
 
 
 class Model(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """The parts of KServe's service that a client of LLMs asks for."""
+    """The parts of KServe's service that a client of LLMs asks for.
+
+    `running` counts requests that have come and not been answered to their end.
+    """
 
     def __init__(self, log: TextIO) -> None:
+        self.running = 0
         self._log = log
         self._seen: dict[str, int] = {}
 
@@ -165,6 +169,7 @@ class Model(service_pb2_grpc.GRPCInferenceServiceServicer):
                 message = "the engine lost its block table"
                 yield service_pb2.ModelStreamInferResponse(error_message=message)
                 continue
+            self.running += 1
             if behaviour.hangs:
                 await asyncio.sleep(3600)
             inputs = _read_inputs(request)
@@ -179,6 +184,7 @@ class Model(service_pb2_grpc.GRPCInferenceServiceServicer):
                 start = before if behaviour.pieces else 0
                 yield _to_response(request, answer, start, count, final)
             self._write(request.model_name, inputs["seed"], came_at, sent, answer.tokens[-1])
+            self.running -= 1
 
     async def _find(self, name: str, context: Any) -> Behaviour:
         if name not in MODELS:

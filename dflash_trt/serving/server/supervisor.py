@@ -16,6 +16,7 @@ from dflash_trt.errors import EXIT_FAILED, DflashError
 from dflash_trt.runtime.worker import Phase
 from dflash_trt.serving.client.client import GenerationRequest, ServedModel, TextDelta
 from dflash_trt.serving.client.errors import ServedModelError
+from dflash_trt.serving.server.connection import Connection
 from dflash_trt.serving.server.heartbeat import Heartbeat
 from dflash_trt.serving.server.launcher import ServerOptions, TritonServer
 from dflash_trt.serving.server.processes import ProcessWatch, has_dead_child
@@ -86,15 +87,15 @@ class Supervisor:
         self.failures = 0  # of servers, since the start
         self._expected: set[str] = set()
         self._failures: deque[float] = deque()
-        self._model: ServedModel | None = None
-        self._used: list[ServedModel] = []
+        self._connection: Connection | None = None
+        self._connections: list[Connection] = []  # those of servers that have gone, too
         self._refusal = "the model is being loaded"
         self._ending = asyncio.Event()
         self._restarting = asyncio.Lock()
 
     async def is_ready(self) -> bool:
         """Whether a request would be answered now; known without asking the server."""
-        if self._model is None:
+        if self._connection is None:
             return False
         pulse = read_pulse(self.server.pulse_file)
         return pulse is None or pulse.phase in (Phase.IDLE, Phase.TURN)
@@ -105,9 +106,9 @@ class Supervisor:
         Raises:
             ServedModelError: there is none, at once; else as `ServedModel.stream`.
         """
-        if self._model is None:
+        if self._connection is None:
             raise ServedModelError(self._refusal, "unavailable")
-        return self._model.stream(request)
+        return self._connection.stream(request)
 
     async def start(self) -> None:
         """Returns when the first server is ready.
@@ -150,12 +151,18 @@ class Supervisor:
 
     async def close(self) -> None:
         """Closes the connections, when nobody waits for an answer."""
-        for model in self._used:
-            await model.close()
+        for connection in self._connections:
+            await connection.close()
 
     def _refuse(self, why: str) -> None:
         """Requests are refused from now on; those in flight go on."""
-        self._refusal, self._model = why, None
+        self._refusal, self._connection = why, None
+
+    async def _close_unused(self) -> None:
+        """Closes the connections to servers that have gone, once their requests have ended."""
+        for connection in list(self._connections):
+            if connection is not self._connection and await connection.close_if_idle():
+                self._connections.remove(connection)
 
     def _plan_restart(self, trouble: str, code: int | None) -> float:
         """How long to wait before the next start; the longer, the more of them have failed."""
@@ -212,8 +219,8 @@ class Supervisor:
                 await asyncio.to_thread(server.kill)
         await waiting
         if not self._ending.is_set():
-            self._model = ServedModel(server.addresses.grpc)
-            self._used.append(self._model)
+            self._connection = Connection(server.addresses.grpc)
+            self._connections.append(self._connection)
 
     async def _watch(self) -> str | None:
         """Returns what is wrong with the server, once something is; None when it is to end."""
@@ -227,6 +234,7 @@ class Supervisor:
         heartbeat = Heartbeat(model.ping, self._supervision.hang_seconds)
         try:
             while not self._ending.is_set():
+                await self._close_unused()
                 now = time.monotonic()
                 pulse = read_pulse(server.pulse_file)
                 trouble = watch.find_trouble(now) or heartbeat.find_trouble(pulse, now)
