@@ -16,15 +16,19 @@ from dflash_trt.diagnosis.diagnose import diagnose
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import DRAFT_TOKEN_IDS
 from dflash_trt.graph.form import CacheDtype
+from dflash_trt.replay.edits import add_output, draft_logits, load_graph
 from dflash_trt.training.draft_shape import shape_of
 from tests.graph.runner import BOUND, GraphRunner, chunks, tokens
 from tests.pairs import PairFactory, TinyPair, bundle_pair
+from tests.reference.compare import max_relative_error
 from tests.reference.eagle import ReferenceEagle, write_eagle
 from tests.reference.generate import forward_with_taps
 
 pytestmark = pytest.mark.numeric
 
 CONTEXT = 60
+LOGITS = 1e-4
+"""What each step's logits may differ by, as a share of the largest."""
 STARTS = [(1, 2), (7, 33), (58, 40)]
 HEADS: dict[str, dict[str, Any]] = {
     "eagle": {"layout": "eagle"},
@@ -52,7 +56,10 @@ def test_every_draft_is_the_published_heads(
     assert taps == tuple(HEADS[name].get("taps", (1, 2, 4)) or (1, 2, 2))
     reference = ReferenceEagle.load(tmp_path / "draft", pair.reference, taps)
     ids = tokens(192, 2, CONTEXT, seed=5)
-    runner = GraphRunner(pair, batch=2)
+    model = load_graph(pair.bundle.folder / "draft.onnx")
+    told = draft_logits(model)
+    add_output(model, told)
+    runner = GraphRunner(pair, batch=2, models={"draft": model})
     # Chunks begin with the last one's feature; positions behind a start are scratch.
     for first, last in chunks(CONTEXT, [17, 1, 5]):
         runner.target(ids[:, first:last], [first, first])
@@ -61,12 +68,16 @@ def test_every_draft_is_the_published_heads(
     for starts in STARTS:
         anchors = [int(ids[b, start]) for b, start in enumerate(starts)]
         for block in (2, 5, 8):
-            got = runner.draft(anchors, starts, block)[DRAFT_TOKEN_IDS]
+            outputs = runner.draft(anchors, starts, block)
+            got, scored = outputs[DRAFT_TOKEN_IDS], outputs[told]
+            assert len(scored) == block - 1
             for b, start in enumerate(starts):
                 known = torch.tensor(ids[b, : start + 1])
                 want, logits = reference.drafts(known, features[b, :start], block - 1)
                 assert got[b, 0] == anchors[b]
                 for at, (draft, scores) in enumerate(zip(want, logits, strict=True), start=1):
+                    error = max_relative_error(scored[at - 1, b], scores)
+                    assert error <= LOGITS, (name, starts, block, at)
                     best = scores.topk(2).values
                     compared += 1
                     if best[0] - best[1] <= 4 * BOUND * scores.abs().max():
