@@ -72,7 +72,10 @@ def graphs(folder: Path, names: Iterable[str] = PAIRS) -> Iterator[tuple[str, on
         tables = folder / name / "tables.safetensors"
         save_file(dict(compute_tables(pair.target, pair.draft, POSITIONS)), tables)
         stored = _StoredTensors()
+        wanted = PAIRS[name].forms or forms()
         for (label, form), graph in product(forms().items(), GRAPHS):
+            if label not in wanted:
+                continue
             model = _build(graph, pair, tables, form)
             if form.draws and form.precision is not Precision.FLOAT32:
                 yield f"{name}/{graph}/{label}-plugins", stored.canonical(_handed_over(model))

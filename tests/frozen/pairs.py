@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.draft import read_draft
+import torch
+
+from dflash_trt.checkpoints.draft import DraftKind, read_draft
 from dflash_trt.checkpoints.pair import Pair, check_pair
 from dflash_trt.checkpoints.target import read_target
 from tests.frozen.command_line import run_well
 from tests.reference.checkpoints import write_draft, write_target
+from tests.reference.deepspec import write_deepspec
+from tests.reference.eagle import write_eagle
 from tests.reference.quantized import quantize_folder
 
 _TARGET = {"hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 64, "vocab": 97, "num_layers": 2}
@@ -23,6 +27,8 @@ _DRAFT = {
     "sliding_window": 20,
 }
 _YARN = {"rope": "yarn", "dtype": "bfloat16"}
+_ON_CPU = ("fp32-linear-compute", "fp32-paged-compute")
+_MARKOV_RANK = 8
 _SEVERAL_SHARDS = {"shards": 3}
 
 
@@ -31,7 +37,8 @@ class FrozenPair:
     """Keywords of the writers of tests/reference, and what becomes of the checkpoints then.
 
     `quantize` are keywords of `quantize_folder` by model; `experts` is the precision that the
-    command line converts a target's experts to.
+    command line converts a target's experts to; `kind` writes the draft anew as another one, and
+    `forms` are those of its graphs, all where there are none.
     """
 
     family: Any = "qwen3"
@@ -39,6 +46,8 @@ class FrozenPair:
     draft: Mapping[str, Any] = field(default_factory=dict)
     quantize: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     experts: str | None = None
+    kind: DraftKind = "DFlash"
+    forms: tuple[str, ...] = ()
 
 
 PAIRS = {
@@ -63,6 +72,8 @@ PAIRS = {
     "gpt_oss_nvfp4": FrozenPair("gpt_oss", {**_YARN, "mxfp4": True}, experts="nvfp4"),
     "gpt_oss_bf16": FrozenPair("gpt_oss", {**_YARN, "mxfp4": True}, experts="bf16"),
     "qwen3_moe": FrozenPair("qwen3_moe", {"dtype": "float16", **_SEVERAL_SHARDS}),
+    "dspark": FrozenPair(kind="DSpark", forms=(*_ON_CPU, "bf16-linear-compute")),
+    "eagle3": FrozenPair(kind="EAGLE-3", forms=_ON_CPU),
 }
 
 
@@ -72,7 +83,7 @@ def write_pair(name: str, folder: Path) -> Pair:
     is_mixture = pair.family in ("gpt_oss", "qwen3_moe")
     base = _MIXTURE if is_mixture else _TARGET
     target = write_target(folder / "target", pair.family, **{**base, **pair.target})
-    draft = write_draft(folder / "draft", target, **{**_DRAFT, **pair.draft})
+    draft = _write_draft(pair, folder, target)
     for owner, options in pair.quantize.items():
         quantize_folder(folder / owner, **options)
     if pair.experts is not None:
@@ -80,3 +91,13 @@ def write_pair(name: str, folder: Path) -> Pair:
         words = ["quantize", "--checkpoint", source, "--precision", pair.experts, "-o", target]
         run_well(*words)
     return check_pair(read_target(target), read_draft(draft))
+
+
+def _write_draft(pair: FrozenPair, folder: Path, target: Path) -> Path:
+    if pair.kind == "EAGLE-3":
+        return write_eagle(folder / "draft", target, taps=(0, 1), draft_vocab=48)
+    if pair.kind == "DFlash":
+        return write_draft(folder / "draft", target, **{**_DRAFT, **pair.draft})
+    plain = write_draft(folder / "plain", target, **{**_DRAFT, **pair.draft})
+    tables = torch.ones(2, _TARGET["vocab"], _MARKOV_RANK)
+    return write_deepspec(folder / "draft", plain, target, (tables[0], tables[1]))
