@@ -42,7 +42,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 """Llama 3's scaling, which has no keys: what each pair's frequency is divided by."""
 
 BIAS_PROBE = "blk.0.attn_q.bias"
-"""A family's attention has its biases everywhere or nowhere."""
+"""A family's attention has its biases everywhere or nowhere, where its config may choose."""
 
 _COMMON_KEYS = (
     "block_count context_length embedding_length feed_forward_length vocab_size "
@@ -77,6 +77,7 @@ class Architecture:
 
 ARCHITECTURES = [
     Architecture("llama", "LlamaForCausalLM", "llama", has_turned_heads=True),
+    Architecture("qwen2", "Qwen2ForCausalLM", "qwen2"),
     Architecture("qwen3", "Qwen3ForCausalLM", "qwen3"),
     Architecture(
         "qwen3moe",
@@ -89,6 +90,10 @@ ARCHITECTURES = [
 _FROM_HF = "build it from its Hugging Face checkpoint"
 _DRAFT = "is a DFlash draft, not a target: drafts are not imported from GGUF"
 _REFUSED: Mapping[object, tuple[str, str]] = {
+    "gemma3": (
+        "is known to `build`, and not imported from GGUF: its tokenizer is no byte-level BPE",
+        _FROM_HF,
+    ),
     "gpt-oss": ("is known to `build`, and not imported from GGUF", _FROM_HF),
     "dflash": (_DRAFT, "pass its Hugging Face checkpoint as the draft"),
     "dflash-draft": (_DRAFT, "pass its Hugging Face checkpoint as the draft"),

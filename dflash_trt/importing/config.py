@@ -94,7 +94,8 @@ def make_config(file: GgufFile, architecture: Architecture, dtype: str) -> Model
     }
     _refuse_unknown(file, architecture, stated)
     keys = ConfigFields(stated, file.path, prefix)
-    attention_bias = BIAS_PROBE in file.tensors
+    family = architecture.family
+    attention_bias = family.default_attention_bias or BIAS_PROBE in file.tensors
     tied = "output.weight" not in file.tensors
     values: dict[str, Any] = {
         "architectures": [architecture.hf_name],
@@ -110,7 +111,6 @@ def make_config(file: GgufFile, architecture: Architecture, dtype: str) -> Model
         **_experts(keys, architecture),
     }
     config = ConfigFields(values, file.path)
-    family = architecture.family
     sizes = read_sizes(config, family.default_head_dim)
     read_rope(config)
     moe = read_moe(config, family, sizes.hidden_size, None)

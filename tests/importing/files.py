@@ -82,6 +82,7 @@ def turn(array: Array, heads: int) -> Array:
 
 def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a config.json in llama.cpp's words, without the architecture before them."""
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     keys = {
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
@@ -89,11 +90,11 @@ def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.key_length": config["head_dim"],
-        "attention.value_length": config["head_dim"],
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         "rope.freq_base": float(config["rope_parameters"]["rope_theta"]),
-        "rope.dimension_count": config["head_dim"],
+        "rope.dimension_count": head_dim,
         "vocab_size": config["vocab_size"],
     }
     if "moe_intermediate_size" in config:

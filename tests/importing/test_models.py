@@ -70,11 +70,13 @@ def llama3_factors(head_dim: int) -> Array:
 
 
 def make_source(
-    folder: Path, family: Any, rope: dict[str, Any] | None = None, **sizes: int
+    folder: Path, family: Any, rope: dict[str, Any] | None = None, **sizes: Any
 ) -> Path:
     """A target in bf16, whose values all types from BF16 up hold."""
     options = {"num_layers": 4, "head_dim": 32} | sizes
     options |= {"experts": 4, "chosen": 2} if family == "qwen3_moe" else {}
+    # llama.cpp's Qwen2 has no windows.
+    options |= {"window": None, "hidden": 128} if family == "qwen2" else {}
     write_target(folder, family, "bfloat16", vocab=VOCAB, **options)
     if rope:
         config = json.loads((folder / "config.json").read_text())
@@ -91,8 +93,9 @@ def make_source(
         ("llama", LLAMA3),
         ("qwen3", YARN),
         ("qwen3_moe", None),
+        ("qwen2", None),
     ],
-    ids=["llama", "qwen3", "llama3 factors", "yarn", "qwen3_moe"],
+    ids=["llama", "qwen3", "llama3 factors", "yarn", "qwen3_moe", "qwen2"],
 )
 def test_logits_of_a_bundle_equal_those_of_the_original_in_transformers(
     family: Any, rope: dict[str, Any] | None, tmp_path: Path
@@ -117,7 +120,7 @@ def test_logits_of_a_bundle_equal_those_of_the_original_in_transformers(
     assert built.pair.target.eos_token_ids == imported.vocabulary.special.ends
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe"])
 def test_weights_and_config_are_those_that_transformers_reads_from_the_same_file(
     family: Any, tmp_path: Path
 ) -> None:
@@ -163,6 +166,15 @@ def test_factors_of_published_models(head_dim: int, factor: float, tmp_path: Pat
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
+
+
+def test_biases_that_a_qwen2_lacks(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "source", "qwen2")
+    dropped = {f"blk.{layer}.attn_q.bias": None for layer in range(4)}
+    file = write_gguf(tmp_path / "m.gguf", source, tensors=dropped)
+    with pytest.raises(DflashError, match=r"4 missing \(blk\.0\.attn_q\.bias"):
+        import_gguf(file, tmp_path / "out", SilentProgress())
+    assert not (tmp_path / "out").exists()
 
 
 def test_factors_of_another_scaling_are_refused(tmp_path: Path) -> None:

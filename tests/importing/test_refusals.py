@@ -123,13 +123,14 @@ def test_a_part_of_a_model(source: Path, tmp_path: Path) -> None:
             "gpt-oss",
             'architecture "gpt-oss" is known to `build`, and not imported from GGUF; build',
         ),
+        ("gemma3", "not imported from GGUF: its tokenizer is no byte-level BPE; build it from"),
         (
             "dflash",
             'architecture "dflash" is a DFlash draft, not a target: drafts are not imported',
         ),
         ("eagle3", "is an EAGLE-3 drafter, not a target"),
         ("qwen3next", "architecture \"qwen3next\" is not supported (nearest: 'qwen3')"),
-        ("clip", "(known: llama, qwen3, qwen3moe)"),
+        ("clip", "(known: llama, qwen2, qwen3, qwen3moe)"),
     ],
 )
 def test_architectures(source: Path, tmp_path: Path, name: str, piece: str) -> None:
