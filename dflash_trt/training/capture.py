@@ -38,6 +38,10 @@ class TokenRow:
         return [*self.prompt_ids, *self.answer_ids]
 
 
+class NoSpaceError(DflashError):
+    """The disk has no room for the features."""
+
+
 def to_bits(features: FloatArray) -> NDArray[np.uint16]:
     """The bits of the nearest bfloat16 values; ties to even."""
     bits: NDArray[np.uint16] = features.astype(ml_dtypes.bfloat16).view(np.uint16)
@@ -53,7 +57,7 @@ def check_space(tokens: int, width: int, folder: Path) -> None:
     """Refuses features that the disk has no room for; those that are there already count.
 
     Raises:
-        DflashError: says how much is missing, and what takes less.
+        NoSpaceError: says how much is missing, and what takes less.
     """
     needed = feature_bytes(tokens, width)
     there = folder / FEATURES
@@ -61,7 +65,7 @@ def check_space(tokens: int, width: int, folder: Path) -> None:
     if there.is_file():  # its blocks, as what was not written yet of it is a hole
         free += min(there.stat().st_blocks * _BLOCK_BYTES, needed)
     if needed > free:
-        raise DflashError(
+        raise NoSpaceError(
             f"features of {tokens:,} tokens take {needed:,} bytes, {free:,} are free",
             where=folder,
             fix="free some space, pass --work on another disk, fewer --rows, or --online",

@@ -21,7 +21,7 @@ from dflash_trt.core.machine import processor
 from dflash_trt.core.strict_json import read_json_object
 from dflash_trt.replay import Answer, Replay
 from dflash_trt.training.answer_stage import AnswerStage
-from dflash_trt.training.capture import check_space, feature_bytes
+from dflash_trt.training.capture import NoSpaceError, check_space, feature_bytes
 from dflash_trt.training.card import DraftRecord
 from dflash_trt.training.crew import ALONE, Crew
 from dflash_trt.training.draft_model import save_draft
@@ -94,7 +94,11 @@ class _Run:
         with AnswerStage(
             self._preparation, self._work, bundle, rows.train, rows.held_out, self._watch
         ) as stage:
-            noted = self._plan(stage, bundle, rows)
+            try:
+                noted = self._plan(stage, bundle, rows)
+            except NoSpaceError:
+                self._work.is_refused = True
+                raise
             if only_plan:
                 return None
             self._answer(stage, rows, noted)

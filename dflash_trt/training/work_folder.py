@@ -73,10 +73,12 @@ class WorkFolder:
 
     Attributes:
         is_new: whether nothing was here before.
+        is_refused: set where the plan cannot be carried out; what a new folder holds goes then.
     """
 
     def __init__(self, root: Path, *, is_new: bool) -> None:
         self.root, self.is_new = root, is_new
+        self.is_refused = False
         self._started = time.monotonic()
         for gone in root.glob(f"{_GONE}*"):
             shutil.rmtree(gone, ignore_errors=True)
@@ -152,7 +154,7 @@ def work_folder(output: Path) -> Path:
 def open_work(root: Path) -> Iterator[WorkFolder]:
     """Makes or opens a work folder, for one process at a time.
 
-    What ends before the first answer leaves nothing; later, the work stays.
+    What ends before the first answer, or is refused, leaves nothing; later, the work stays.
 
     Raises:
         DflashError: it cannot be written, is something else, or is in use.
@@ -184,7 +186,7 @@ def open_work(root: Path) -> Iterator[WorkFolder]:
     except OSError as error:
         raise publish.file_error(error, Path(error.filename or root)) from error
     finally:
-        if work.is_worthless and is_new:
+        if is_new and (work.is_refused or work.is_worthless):
             shutil.rmtree(root, ignore_errors=True)
             publish.remove_empty(created)
         os.close(lock)

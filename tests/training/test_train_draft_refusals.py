@@ -152,9 +152,8 @@ def test_a_tokenizer_without_a_token_to_spare(tmp_path: Path, prompts: Path) -> 
 def test_a_disk_that_is_too_small(tmp_path: Path, prompts: Path) -> None:
     usage = shutil._ntuple_diskusage(1 << 20, 1 << 20, 4096)  # type: ignore[attr-defined]
     with mock.patch("dflash_trt.training.capture.shutil.disk_usage", return_value=usage):
-        outcome = run(*command(prompts, tmp_path / "draft"))
-    outcome.fails(1, "features of", "tokens take", "4,096 are free", "--online")
-    assert not (tmp_path / "draft").exists()
+        words = command(prompts, tmp_path / "draft")
+        refused(tmp_path, words, 1, "features of", "tokens take", "4,096 are free", "--online")
 
 
 def test_features_that_were_begun_are_mostly_a_hole(tmp_path: Path) -> None:
