@@ -113,6 +113,12 @@ def write_card(record: DraftRecord, name: str, *, curves: str | None) -> str:
         f"{_percent(one.conditional_acceptance[0])} |"
         for one in record.evaluations
     ]
+    if len(record.evaluations) > 1:
+        lines += [
+            "",
+            "Rates fall until the schedule's last step, so that an earlier row is not what a "
+            "shorter training would reach.",
+        ]
     if curves is not None:
         lines += ["", f"Drawn, with every slot and set, in [{curves}]({curves})."]
     lines += ["", f"Training ended by {record.ended}.", "", "## Data", ""]
@@ -142,7 +148,8 @@ def _serving(record: DraftRecord) -> list[str]:
     layout = (
         "The checkpoint has z-lab's layout, which vLLM (`num_speculative_tokens` "
         f"{drafts}), SGLang (`--speculative-num-draft-tokens {record.shape.block_size}`) and "
-        f"TensorRT-LLM (`max_draft_len` {drafts}) read; here:"
+        f"TensorRT-LLM (`max_draft_len` {drafts}) describe as theirs (none of the three has loaded "
+        "a draft of `train-draft` so far); here:"
     )
     if record.shape.is_chain:
         layout = "The checkpoint has EAGLE's layout, which others serve as EAGLE-3; here:"
