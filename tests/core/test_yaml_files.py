@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_trt.core.yaml_files import parse_yaml
+from dflash_trt.core.yaml_files import MOST_VALUES, parse_yaml
 from dflash_trt.errors import DflashError
 
 
@@ -25,3 +25,12 @@ def test_numbers_in_base_60(end: str) -> None:
 def test_a_key_given_twice() -> None:
     with pytest.raises(DflashError, match="key 'a' is given twice"):
         parse_yaml("a: 1\nb: 2\na: 3", "pair.yaml")
+
+
+def test_more_values_than_a_file_needs() -> None:
+    """A megabyte of them took half a minute."""
+    many = "\n".join(f"k{number}: 1" for number in range(MOST_VALUES // 2))
+    with pytest.raises(DflashError, match="more than 20,000 keys and values"):
+        parse_yaml(many, "pair.yaml")
+    few = "\n".join(f"k{number}: 1" for number in range(MOST_VALUES // 20))
+    assert len(parse_yaml(few, "pair.yaml")) == MOST_VALUES // 20

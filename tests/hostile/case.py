@@ -28,9 +28,10 @@ BUILD: Command = ("build", "--target", "pair/pair.yaml", "-o", "out/b")
 PROMPT = ("--prompt", "cab", "--max-tokens", "4", *THREAD)
 BUILT: tuple[Command, ...] = (BUILD, ("generate", "out/b", *PROMPT))
 """A pair is built, and if that is done, asked."""
+_FIGURES = ("--input-tokens", "16", "--output-tokens", "16", "--acceptance", "3")
 _CALIBRATED = ("--precision", "fp8", "--calibration", "pair/prompts.jsonl")
 _OTHERS: tuple[tuple[Command, ...], ...] = (
-    (("plan", "--target", "pair/pair.yaml", "--gpu", "b200"),),
+    (("plan", "--target", "pair/pair.yaml", "--gpu", "b200", *_FIGURES),),
     (("quantize", "--checkpoint", "pair/target", "-o", "out/q", *_CALIBRATED),),
     (("build", "--target", "pair/pair.yaml", "-o", "out/b", *_CALIBRATED),),
     (
@@ -56,7 +57,8 @@ class HostileCase:
         needs: what is copied beside it: "pair", "bundle", "hf".
         damage: makes the input, in the folder where the commands run.
         before: runs in the process of the commands, before them.
-        is_intact: a text that comes out must be that of the bundle as it was.
+        is_intact: a text that comes out must be that of the bundle as it was; what commands before
+            the last one say may stand before it.
         is_slow: it costs seconds, by its nature; a daily run leaves it out.
     """
 
@@ -117,7 +119,8 @@ def find_fault(case: HostileCase, ending: Ending, good: str) -> str | None:
         return f"copied the secret to {', '.join(ending.copied[:3])}"
     if SECRET in ending.out + ending.err:
         return "says the secret"
-    if case.is_intact and ending.code == 0 and ending.out != good:
+    told = ending.out[-len(good) :] if len(case.commands) > 1 else ending.out
+    if case.is_intact and ending.code == 0 and told != good:
         return f"gives another text: {ending.out[:40]!r}"
     return None
 

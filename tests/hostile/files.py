@@ -19,7 +19,7 @@ _PAIR = (
     *("target/model.safetensors", "target/chat_template.jinja", "target/hf_quant_config.json"),
     *("target/model.safetensors.index.json", "target/LICENSE"),
     *("draft/config.json", "draft/model.safetensors", "draft/model.safetensors.index.json"),
-    *("prompts.jsonl", "target", "draft"),
+    *("draft/draft_tokens.json", "prompts.jsonl", "target", "draft"),
 )
 _BUNDLE = (
     *("manifest.json", "draft.onnx", "target.onnx", "target_only.onnx", "prompts.jsonl"),

@@ -22,14 +22,15 @@ def make(random: Random, number: int) -> HostileCase:
 
     def damage(folder: Path) -> None:
         path = folder / "pair" / owner / "model.safetensors"
-        path.write_bytes(_damaged(random, path.read_bytes()))
+        path.write_bytes(damaged(random, path.read_bytes()))
 
     return HostileCase(
         f"the header of the {owner}'s weights", ("pair",), damage, draw_readers(random)
     )
 
 
-def _damaged(random: Random, data: bytes) -> bytes:
+def damaged(random: Random, data: bytes) -> bytes:
+    """A safetensors file whose header is changed in one of nine ways."""
     (length,) = struct.unpack("<Q", data[:8])
     header, rest = json.loads(data[8 : 8 + length]), data[8 + length :]
     way = random.randrange(9)

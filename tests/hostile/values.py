@@ -92,6 +92,7 @@ def spoil_json(random: Random, data: bytes) -> bytes:
         lambda: data.replace(b":", b": 1" + b"0" * 5000 + b" ,", 1),
         lambda: data.replace(b"{", b'{"x": ' + b"9" * 4400 + b", ", 1),
         lambda: data.replace(b"{", b'{"x": [' + b"[]," * 2_100_000 + b"1], ", 1),
+        lambda: data.replace(b"{", b"{" + b"".join(b'"k%d":1,' % n for n in range(100_000)), 1),
         lambda: data.replace(b"{", b'{"x": "' + b"y" * (17 << 20) + b'", ', 1),
         lambda: data.decode("utf-8", "replace").encode(random.choice(("utf-16", "utf-32"))),
         lambda: data.replace(b'"', b"'"),

@@ -29,12 +29,13 @@ def make(random: Random, number: int) -> HostileCase:
 
     def damage(folder: Path) -> None:
         path = folder / "pair" / random.choice(("target", "draft")) / "model.safetensors"
-        _damage(random, path)
+        damage_tensors(random, path)
 
     return HostileCase(f"weights, then {after[0]}", ("pair",), damage, (BUILD, after))
 
 
-def _damage(random: Random, path: Path) -> None:
+def damage_tensors(random: Random, path: Path) -> None:
+    """Changes some of a safetensors file's tensors."""
     tensors = load_file(path)
     names = random.sample(sorted(tensors), random.choice((1, 1, 3)))
     way = random.randrange(8)
@@ -54,6 +55,8 @@ def _damage(random: Random, path: Path) -> None:
 
 
 def _changed(random: Random, array: npt.NDArray[np.float32], way: int) -> npt.NDArray[np.generic]:
+    if array.dtype.kind != "f" and way in (0, 1, 4):
+        return array[::-1]
     if way == 0:
         return np.full_like(array, random.choice(_VALUES))
     if way == 1:
