@@ -3,14 +3,13 @@ repetition penalty, Hugging Face define it (arXiv 1909.05858)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from dflash_trt.core.arrays import FloatArray
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import DflashError, one_line
 
 MOST_PENALTY, MOST_BIAS, MOST_BIASED = 2.0, 100.0, 1024
 LEAST_REPETITION, MOST_REPETITION = 0.01, 2.0
@@ -52,7 +51,8 @@ class Penalties:
             raise DflashError(what, where="logit_bias", usage=True)
         for token_id, value in self.bias:
             if not _is_within(value, MOST_BIAS):
-                what = f"{value!r} is not a number from -{MOST_BIAS:g} to {MOST_BIAS:g}"
+                shown = one_line(repr(value), 40)
+                what = f"{shown} is not a number from -{MOST_BIAS:g} to {MOST_BIAS:g}"
                 raise DflashError(what, where="logit_bias", usage=True)
             if type(token_id) is not int or token_id < 0:
                 raise DflashError(f"{token_id!r} is no token id", where="logit_bias", usage=True)
@@ -85,4 +85,4 @@ class Penalties:
 def _is_within(value: object, most: float) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value) and -most <= value <= most
+    return -most <= value <= most  # NaN is not, and an integer may be too large for math.isfinite

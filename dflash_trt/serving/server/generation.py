@@ -42,6 +42,7 @@ UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
 }
 _SAMPLING = "sampling_param_"
 _MOST_BIAS_TEXT = 64 << 10
+_MOST_DIGITS = 10
 _MOST_ID_TEXT = 12  # characters of a token id, a comma and a blank
 _MOST_GRAMMAR_TEXT = 6 * MOST_CHARACTERS + 100  # JSON takes up to six bytes for a character
 
@@ -226,7 +227,7 @@ def _read_penalties(tensors: Tensors, parameters: Mapping[str, Any]) -> Penaltie
     if not isinstance(given, str) or len(given) > _MOST_BIAS_TEXT:
         raise refuse("logit_bias", "is not a JSON object of token ids and numbers")
     bias = parse_json(given.encode(), "logit_bias", 2 * MOST_BIASED + 1)
-    if not isinstance(bias, dict) or not all(one.isdecimal() for one in bias):
+    if not isinstance(bias, dict) or not all(_is_id(one) for one in bias):
         raise refuse("logit_bias", "is not a JSON object of token ids and numbers")
     frequency, presence = (
         read_scalar(tensors, f"{_SAMPLING}{kind}_penalty", float) or 0.0
@@ -243,6 +244,10 @@ def _read_penalties(tensors: Tensors, parameters: Mapping[str, Any]) -> Penaltie
         contract = ("frequency_penalty", "presence_penalty")
         name = f"{_SAMPLING}{error.where}" if error.where in contract else error.where
         raise refuse(str(name), error.what, error.fix) from error
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def _read_float(text: object) -> float:

@@ -18,11 +18,13 @@ from tests.serving.attacks.table import AT_ONCE, Ending, Target, attack, connect
 from tests.serving.client import CLASSIC, LLM, ask_grpc, make_fields, make_inputs
 
 
-def _ask(target: Target, model: str, fields: Any, **options: Any) -> Ending:
+def ask(target: Target, model: str, fields: Any, **options: Any) -> Ending:
+    """How a request with these fields ends."""
     answer = ask_grpc(target.grpc, model, fields, **options)
     if answer.error is None:
         return "answered"
-    assert len(answer.failure) < 600 and "Traceback" not in answer.failure
+    said = answer.failure
+    assert len(said) < 600 and "Traceback" not in said and "Error(" not in said, said
     return "refused"
 
 
@@ -30,19 +32,19 @@ def _ask(target: Target, model: str, fields: Any, **options: Any) -> Ending:
 def many_stop_strings(target: Target, random: random.Random) -> set[Ending]:
     stops = [f"zq{random.random()}" for _ in range(100_000)]
     return {
-        _ask(target, LLM, make_fields(LLM, "host") | {"sampling_param_stop": stops}),
-        _ask(target, CLASSIC, make_fields(CLASSIC, "host") | {"stop_words": stops}),
-        _ask(target, CLASSIC, make_fields(CLASSIC, "host") | {"bad_words": [""] * 100_000}),
-        _ask(target, LLM, make_fields(LLM, "host") | {"sampling_param_stop": "x" * (8 << 20)}),
+        ask(target, LLM, make_fields(LLM, "host") | {"sampling_param_stop": stops}),
+        ask(target, CLASSIC, make_fields(CLASSIC, "host") | {"stop_words": stops}),
+        ask(target, CLASSIC, make_fields(CLASSIC, "host") | {"bad_words": [""] * 100_000}),
+        ask(target, LLM, make_fields(LLM, "host") | {"sampling_param_stop": "x" * (8 << 20)}),
     }
 
 
 @attack("refused", slow=True)
 def texts_too_large(target: Target, random: random.Random) -> set[Ending]:
     return {
-        _ask(target, LLM, make_fields(LLM, "x" * (48 << 20))),
-        _ask(target, LLM, make_fields(LLM, "host") | {"text_input": ["a"] * 50_000}),
-        _ask(target, CLASSIC, make_fields(CLASSIC, "x" * (8 << 20))),
+        ask(target, LLM, make_fields(LLM, "x" * (48 << 20))),
+        ask(target, LLM, make_fields(LLM, "host") | {"text_input": ["a"] * 50_000}),
+        ask(target, CLASSIC, make_fields(CLASSIC, "x" * (8 << 20))),
     }
 
 
@@ -52,7 +54,7 @@ def parameters_nobody_knows(target: Target, random: random.Random) -> set[Ending
     long = {"x" * 100_000: "y" * 100_000}
     fields = make_fields(LLM, "host", max_tokens=2)
     odd = ({"block_size": 2**40}, {"end_id": 2**40}, {"timeout_us": -5})
-    return {_ask(target, LLM, fields, parameters=one) for one in (many, long, *odd)}
+    return {ask(target, LLM, fields, parameters=one) for one in (many, long, *odd)}
 
 
 @attack("refused")
@@ -60,7 +62,7 @@ def memory_of_others(target: Target, random: random.Random) -> set[Ending]:
     """Tensors said to lie in shared memory that nobody could register."""
     tensor = grpcclient.InferInput("text_input", [1], "BYTES")
     tensor.set_shared_memory(random.choice(("x", "", "../x")), 64, random.choice((0, 2**40)))
-    endings = {_ask(target, LLM, [tensor])}
+    endings = {ask(target, LLM, [tensor])}
     with grpcclient.InferenceServerClient(target.grpc) as client:
         try:
             client.register_system_shared_memory("x", "/x", 64)
@@ -77,7 +79,7 @@ def lengths_inside_texts(target: Target, random: random.Random) -> set[Ending]:
     endings: set[Ending] = set()
     for length in lengths:
         tensor._raw_content = struct.pack("<I", length) + b"host"
-        endings.add(_ask(target, LLM, [tensor]))
+        endings.add(ask(target, LLM, [tensor]))
     return endings
 
 

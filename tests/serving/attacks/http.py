@@ -14,7 +14,7 @@ from tests.serving.attacks.table import AT_ONCE, SOON_S, Ending, Target, attack,
 
 _STREAMS = 200
 _COMPLETIONS = "/v1/completions"
-_PROMPT: dict[str, Any] = {"model": "demo", "prompt": "host", "max_tokens": 4}
+PROMPT: dict[str, Any] = {"model": "demo", "prompt": "host", "max_tokens": 4}
 
 
 def _read(client: socket.socket) -> Ending:
@@ -52,9 +52,10 @@ def _request(body: bytes, *headers: str, path: str = _COMPLETIONS) -> bytes:
     return "\r\n".join([*lines, "Connection: close", "", ""]).encode() + body
 
 
-def _json(target: Target, body: Any) -> Ending:
+def ask_json(target: Target, body: Any, path: str = _COMPLETIONS) -> Ending:
+    """How a request with this body ends; bytes go as they are."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return _send(target.front, _request(data))
+    return _send(target.front, _request(data, path=path))
 
 
 @attack(400, "closed")
@@ -69,10 +70,10 @@ def noise(target: Target, random: random.Random) -> set[Ending]:
 def bodies_with_wrong_bytes(target: Target, random: random.Random) -> set[Ending]:
     endings: set[Ending] = set()
     for _ in range(24):
-        body = bytearray(json.dumps(_PROMPT).encode())
+        body = bytearray(json.dumps(PROMPT).encode())
         for _ in range(random.randint(1, 6)):
             body[random.randrange(len(body))] = random.randrange(256)
-        endings.add(_json(target, bytes(body)))
+        endings.add(ask_json(target, bytes(body)))
     return endings
 
 
@@ -81,10 +82,10 @@ def values_of_the_wrong_kind(target: Target, random: random.Random) -> set[Endin
     odd = (None, -1, 1e308, "", [], {}, [[]], "\ud800", 2**70, True, "x" * 5000, [None] * 9)
     names = ("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "stream")
     endings = {
-        _json(target, _PROMPT | {name: random.choice(odd[4:7]), "stream_options": 3})
+        ask_json(target, PROMPT | {name: random.choice(odd[4:7]), "stream_options": 3})
         for name in names
     }
-    return endings | {_json(target, one) for one in odd}
+    return endings | {ask_json(target, one) for one in odd}
 
 
 @attack(400, 413, "closed")
@@ -122,21 +123,21 @@ def heads_too_large(target: Target, random: random.Random) -> set[Ending]:
 
 @attack(413, slow=True)
 def bodies_too_large(target: Target, random: random.Random) -> set[Ending]:
-    return {_json(target, _PROMPT | {"prompt": "x" * (17 << 20)})}
+    return {ask_json(target, PROMPT | {"prompt": "x" * (17 << 20)})}
 
 
 @attack(400, slow=True)
 def prompts_too_long(target: Target, random: random.Random) -> set[Ending]:
-    return {_json(target, _PROMPT | {"prompt": "host " * (3 << 20)})}
+    return {ask_json(target, PROMPT | {"prompt": "host " * (3 << 20)})}
 
 
 @attack(400, slow=True)
 def too_many_values(target: Target, random: random.Random) -> set[Ending]:
     return {
-        _json(target, b"[" + b"[]," * (5 << 20) + b"0]"),
-        _json(target, b"[" + b'{"a":1},' * (1 << 20) + b"0]"),
-        _json(target, b"[" + b'"a",' * (3 << 20) + b"0]"),
-        _json(target, {"model": "demo", "messages": [{"role": "user", "content": ""}] * 60_000}),
+        ask_json(target, b"[" + b"[]," * (5 << 20) + b"0]"),
+        ask_json(target, b"[" + b'{"a":1},' * (1 << 20) + b"0]"),
+        ask_json(target, b"[" + b'"a",' * (3 << 20) + b"0]"),
+        ask_json(target, {"model": "demo", "messages": [{"role": "user", "content": ""}] * 60_000}),
     }
 
 
@@ -145,16 +146,16 @@ def nested(target: Target, random: random.Random) -> set[Ending]:
     deep = random.randint(30_000, 90_000)
     inside = b'{"model":"demo","prompt":' + b"[" * deep + b"]" * deep + b"}"
     return {
-        _json(target, b"[" * 500_000 + b"]" * 500_000),
-        _json(target, b'{"a":' * deep + b"1" + b"}" * deep),
-        _json(target, inside),
+        ask_json(target, b"[" * 500_000 + b"]" * 500_000),
+        ask_json(target, b'{"a":' * deep + b"1" + b"}" * deep),
+        ask_json(target, inside),
     }
 
 
 @attack("closed", 200, 400)
 def half_closed(target: Target, random: random.Random) -> set[Ending]:
     """A client that closes its side has gone, as far as anybody can tell."""
-    whole = _request(json.dumps(_PROMPT).encode())
+    whole = _request(json.dumps(PROMPT).encode())
     cut = random.randrange(1, len(whole))
     return {_send(target.front, piece, half_close=True) for piece in (whole, whole[:cut], b"")}
 
@@ -166,7 +167,7 @@ def many_idle(target: Target, random: random.Random) -> set[Ending]:
         for address in (target.front, target.grpc):
             for _ in range(300):
                 stack.enter_context(connected(address))
-        return {_json(target, _PROMPT)}
+        return {ask_json(target, PROMPT)}
 
 
 @attack("closed", 408, slow=True)
@@ -195,7 +196,7 @@ def idle_and_slow(target: Target, random: random.Random) -> set[Ending]:
 @attack("closed", slow=True)
 def aborted_streams(target: Target, random: random.Random) -> set[Ending]:
     """Clients that go away in all ways: before, at and after the first byte of the answer."""
-    asked = _PROMPT | {"stream": True, "max_tokens": 400, "ignore_eos": True}
+    asked = PROMPT | {"stream": True, "max_tokens": 400, "ignore_eos": True}
     request = _request(json.dumps(asked).encode())
 
     def leave(how: int) -> Ending:
