@@ -44,7 +44,7 @@ def write_record(
     record = {
         "name": name,
         "date": now.isoformat(timespec="seconds"),
-        "command": " ".join(["python", "-m", "dflash_perf", *map(_plain, arguments)]),
+        "command": " ".join(["python", "-m", "dflash_perf", *map(plain_argument, arguments)]),
         "machine": describe_machine(),
         "load_average_at_end": os.getloadavg()[0],
         **figures,
@@ -55,6 +55,10 @@ def write_record(
     return path
 
 
-def _plain(argument: str) -> str:
-    """An argument; of an absolute path only the last part, as records name no local folders."""
-    return Path(argument).name if argument.startswith("/") else argument
+def plain_argument(argument: str) -> str:
+    """An argument; of an absolute path, alone or as NAME=PATH, only the last part, as records name
+    no local folders."""
+    name, separator, value = argument.rpartition("=")
+    if argument.startswith("/"):
+        return Path(argument).name
+    return name + separator + (Path(value).name if value.startswith("/") else value)

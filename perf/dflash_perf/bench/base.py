@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 import click
 
-from dflash_perf.record import write_record
+from dflash_perf.record import plain_argument, write_record
 
 Figures = dict[str, Any]
 """The result of a benchmark, ready for JSON."""
@@ -105,10 +105,7 @@ class Bench:
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
             figures = self.measure(Work(Path(folder), runs), **options)
         if output is not None and figures is not None:
-            # Paths by their last part alone: records name no local folders.
-            plain = {
-                key: one.name if isinstance(one, Path) else one for key, one in options.items()
-            }
+            plain = {key: _plain(one) for key, one in options.items()}
             record = {"options": {"runs": runs, **plain}, **figures}
             arguments = click.get_current_context().obj
             click.echo(write_record(output, self.record_name(options), arguments, record))
@@ -129,6 +126,15 @@ def bench(**settings: Any) -> Callable[[Measure], Measure]:
     return declare
 
 
+def _plain(value: Any) -> Any:
+    """An option's value in a record: paths by their last part alone."""
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Path):
+        return value.name
+    return plain_argument(value) if isinstance(value, str) else value
+
+
 def _to_click(found: inspect.Parameter, kind: Any) -> click.Parameter:
     """The argument or option that sets a parameter of type `kind`."""
     kind, text = get_args(kind) if get_origin(kind) is Annotated else (kind, None)
@@ -144,5 +150,5 @@ def _to_click(found: inspect.Parameter, kind: Any) -> click.Parameter:
     if kind is bool:
         return option(is_flag=True)
     if found.default is inspect.Parameter.empty:
-        return option(type=shown, required=True)
+        return option(type=shown, required=True, multiple=is_many)
     return option(type=shown, default=found.default, show_default=True, multiple=is_many)

@@ -15,6 +15,7 @@ from dflash_perf.bench import (  # noqa: F401
     served_demo,
     serving_cost,
     step_cost,
+    task_acceptance,
     tuned_speed,
 )
 from dflash_perf.bench.base import DECLARED
