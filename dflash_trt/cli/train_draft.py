@@ -170,6 +170,11 @@ _shape = option_group(
         help="Stands where tokens are to be drafted.  [default: a reserved or unused token; which "
         "and why is said]",
     ),
+    click.option(
+        "--markov-rank",
+        type=_COUNT,
+        help="Of DSpark's head.  [default: 256, the paper's; the hidden size where that is less]",
+    ),
 )
 _recipe = option_group(
     "recipe",

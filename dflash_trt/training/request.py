@@ -56,7 +56,8 @@ class EndpointOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeOptions:
-    """The draft's shape; None is chosen. `kind` is "dflash", "dspark" or "eagle3"."""
+    """The draft's shape; None is chosen. `kind` is "dflash", "dspark" or "eagle3"; `markov_rank`
+    is of DSpark's head."""
 
     kind: str | None = None
     layers: int | None = None
@@ -64,6 +65,7 @@ class ShapeOptions:
     taps: tuple[int, ...] | None = None
     intermediate_size: int | None = None
     mask_token_id: int | None = None
+    markov_rank: int | None = None
 
     @property
     def given(self) -> dict[str, object]:
@@ -75,6 +77,7 @@ class ShapeOptions:
             "--taps": self.taps,
             "--ffn": self.intermediate_size,
             "--mask-token-id": self.mask_token_id,
+            "--markov-rank": self.markov_rank,
         }
         return {name: value for name, value in values.items() if value is not None}
 

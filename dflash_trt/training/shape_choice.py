@@ -69,6 +69,9 @@ def _fresh(request: TrainRequest, target: TrainingTarget, scale: Scale) -> Chose
         reasons[name] = "given" if value is not None else why
         return default if value is None else value
 
+    if given.kind != "dspark":
+        what = "is of DSpark's head, which this kind has not"
+        refuse_options({"--markov-rank": given.markov_rank}, what, "leave it out")
     is_small = scale.is_small
     few = f"{request.hours:g} h on a CPU pay for no more"
     if given.kind == "eagle3":
@@ -101,8 +104,8 @@ def _fresh(request: TrainRequest, target: TrainingTarget, scale: Scale) -> Chose
     reasons["heads"] = "the target's"
     rank = 0
     if given.kind == "dspark":
-        rank = min(MARKOV_RANK, spec.hidden_size)
-        reasons["markov_rank"] = "the paper's, or the hidden size"
+        most = min(MARKOV_RANK, spec.hidden_size)
+        rank = choose("markov_rank", given.markov_rank, most, "the paper's, or the hidden size")
     shape = DraftDesign(
         hidden_size=spec.hidden_size,
         intermediate_size=ffn,

@@ -158,12 +158,15 @@ def test_features_that_are_computed_online_train_the_same_draft(
 def test_a_dspark_draft_is_trained_and_goes_on(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "shifts.jsonl", 24)
     told = json.loads(
-        run_well(*command(prompts, tmp_path / "draft"), "--kind", "dspark", "--json").out
+        run_well(
+            *command(prompts, tmp_path / "draft"),
+            *("--kind", "dspark", "--markov-rank", "48", "--json"),
+        ).out
     )
     assert told["proof"]["tokens"] > 0 and len(told["best"]["conditional_acceptance"]) == 7
     spec = read_draft(tmp_path / "draft")
     check_pair(read_target(TARGET), spec)  # its copies are the target's matrices
-    assert (spec.kind, spec.block_size, spec.markov_rank) == ("DSpark", 8, 64)
+    assert (spec.kind, spec.block_size, spec.markov_rank) == ("DSpark", 8, 48)
     card = (tmp_path / "draft" / "README.md").read_text()
     assert "A DSpark draft (arXiv 2607.05147)" in card and "DeepSpec's layout" in card
     shown = run_well(

@@ -52,6 +52,12 @@ def test_a_row_that_asks_nothing(tmp_path: Path, row: object, what: str) -> None
     refused(tmp_path, command(prompts, tmp_path / "draft"), 2, f"{prompts}:2", what)
 
 
+@pytest.mark.parametrize("kind", ["dflash", "eagle3"])
+def test_a_rank_of_a_head_that_is_not_there(tmp_path: Path, prompts: Path, kind: str) -> None:
+    words = [*command(prompts, tmp_path / "draft"), "--kind", kind, "--markov-rank", "8"]
+    refused(tmp_path, words, 2, "--markov-rank: is of DSpark's head, which this kind has not")
+
+
 def test_too_few_prompts(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "prompts.jsonl", 6)
     refused(tmp_path, command(prompts, tmp_path / "draft"), 2, "are too few; give at least 16")
