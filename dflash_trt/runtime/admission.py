@@ -21,10 +21,8 @@ def check_request(request: Request, limits: ExecutorLimits, has_tokenizer: bool)
     _check_ids("prompt", request.prompt_ids, limits)
     _check_ids("stop_token_ids", request.stop_token_ids, limits)
     _check_ids("logit_bias", tuple(one for one, _ in request.penalties.bias), limits)
-    if limits.draws and request.changes_logits:
-        where = "penalties" if request.grammar is None else "grammar"
-        what = "engines that choose tokens themselves know no penalties and no grammars"
-        raise DflashError(what, where=where, fix="leave them out", usage=True)
+    for where, ids in request.rules.named():
+        _check_ids(where, ids, limits)
     if request.prompt_logprobs is not None and not limits.takes_any_chunk:
         what = "engines hand out the logits of a prompt's last token alone"
         raise DflashError(what, where="prompt_logprobs", fix="leave it out", usage=True)

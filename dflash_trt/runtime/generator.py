@@ -19,7 +19,7 @@ from dflash_trt.backends.base import (
     TargetOutput,
 )
 from dflash_trt.runtime.admission import check_block_size, check_request
-from dflash_trt.runtime.chooser import make_chooser
+from dflash_trt.runtime.chooser import make_chooser, open_penalties
 from dflash_trt.runtime.drafters import open_drafter
 from dflash_trt.runtime.failure import blaming
 from dflash_trt.runtime.options import GeneratorOptions
@@ -160,6 +160,8 @@ class Generator:
             stream=stream,
             recorder=StatisticsRecorder(self._clock() if submitted_at is None else submitted_at),
             follower=None if request.grammar is None else request.grammar.fork(),
+            penalties=open_penalties(request),
+            mask=None if request.rules.is_neutral else request.rules.mask(self._limits.vocab_size),
         )
         self._live[request_id] = state
         self._scheduler.add(state)

@@ -10,11 +10,13 @@ from typing import Literal
 import numpy as np
 
 from dflash_trt.backends.base import FloatArray
+from dflash_trt.core.masks import TokenMask
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.logprobs import MAX_TOP_LOGPROBS, TokenLogprob, score_token
 from dflash_trt.runtime.statistics import RequestStatistics, StatisticsRecorder
 from dflash_trt.sampling.params import SamplingParams
-from dflash_trt.sampling.penalties import Penalties
+from dflash_trt.sampling.penalties import Penalties, PenaltyState
+from dflash_trt.sampling.rules import TokenRules
 from dflash_trt.text.detokenise import TextStream
 from dflash_trt.text.grammar import Follower
 from dflash_trt.text.stops import check_stop_ids, check_stop_strings
@@ -42,6 +44,7 @@ class Request:
             likeliest tokens at the place of each (0 … 20); None: no log-probabilities.
         prompt_logprobs: the same of the prompt's tokens but the first; all of it is computed then.
         penalties: change the logits that tokens are chosen from, not log-probabilities.
+        rules: tokens that may not come.
         grammar: what the output must follow, compiled; it ends with the model's end of sequence.
 
     Raises:
@@ -60,6 +63,7 @@ class Request:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     penalties: Penalties = field(default_factory=Penalties)
+    rules: TokenRules = field(default_factory=TokenRules)
     grammar: Follower | None = None
 
     def __post_init__(self) -> None:
@@ -85,6 +89,8 @@ class Request:
         object.__setattr__(self, "stop_strings", _as_texts("stop_strings", self.stop_strings))
         if not isinstance(self.penalties, Penalties):
             raise DflashError("it must be Penalties", where="penalties", usage=True)
+        if not isinstance(self.rules, TokenRules):
+            raise DflashError("it must be TokenRules", where="rules", usage=True)
         if self.grammar is not None and self.ignore_eos:
             what = "does not go with a grammar, which the end of sequence ends"
             raise DflashError(what, where="ignore_eos", usage=True)
@@ -99,7 +105,18 @@ class Request:
     @property
     def changes_logits(self) -> bool:
         """Whether tokens are chosen from other rows than the target's own."""
-        return self.grammar is not None or not self.penalties.is_neutral
+        return self.is_bound or not self.penalties.is_neutral
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether some tokens may not come."""
+        return self.grammar is not None or not self.rules.is_neutral
+
+    @property
+    def is_hosts(self) -> bool:
+        """Whether only the host can choose its tokens: graphs that draw know neither min_p nor
+        other rows than the target's own."""
+        return self.changes_logits or (self.sampling.min_p > 0 and not self.sampling.greedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +172,7 @@ class RequestState:
     After a preemption the first `recomputed` of those are prefilled too, behind the prompt.
     From cache position `injected_until` on the drafter's context is missing; None: it is whole.
     `forgone_s` are the seconds that drafts would have saved since they would pay.
+    `penalties` know its output so far, `mask` what its rules allow anywhere.
     `logprobs` are wanted ones, the first `told` of which events had; the text of their tokens
     begins at `starts`, and `shown` characters of it are visible.
     """
@@ -172,6 +190,8 @@ class RequestState:
     pieces: list[str] = field(default_factory=list)
     logits: list[FloatArray] = field(default_factory=list)
     follower: Follower | None = None
+    penalties: PenaltyState | None = None
+    mask: TokenMask | None = None
     finish_reason: FinishReason | None = None
     injected_until: int | None = None
     forgone_s: float = 0.0

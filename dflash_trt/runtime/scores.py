@@ -16,9 +16,10 @@ from dflash_trt.backends.base import (
     SpeculationOutput,
     TargetOutput,
 )
+from dflash_trt.core.masks import Allowed
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.logprobs import TokenLogprob, score_token
-from dflash_trt.sampling.choice import choose_candidate, choose_tokens, find_highest, not_finite
+from dflash_trt.sampling.choice import choose_candidate, choose_token, find_highest, not_finite
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 
 # Executors hand out more, so that the k-th logit seldom equals the last candidate's.
@@ -46,7 +47,7 @@ class RowScores:
                 raise not_finite(position)
             return token
         if self.logits is not None:
-            return _choose(self.logits[row], position, sampling)
+            return choose_token(self.logits[row], position, sampling)
         if self.candidates is None:
             raise ValueError("a sampled request needs the executor's logits")
         ids, values = self.candidates.token_ids, self.candidates.logits
@@ -55,19 +56,25 @@ class RowScores:
         )
         if candidate is not None:
             return candidate
-        return _choose(self.candidates.read_row(self.index, row), position, sampling)
+        return choose_token(self.candidates.read_row(self.index, row), position, sampling)
 
     def choose_changed(
         self,
         row: int,
         position: int,
         sampling: SamplingParams,
-        change: Callable[[FloatArray], FloatArray],
+        change: Callable[[FloatArray], FloatArray] | None,
+        allowed: Allowed | None,
     ) -> int:
-        """As `choose`, of what `change` makes of the row."""
+        """As `choose`, of what `change` makes of the row, and what is `allowed` of it.
+
+        The executor's own choices are left alone.
+        """
         if self.logits is None:
-            raise _no_logits("penalties and grammars")
-        return _choose(change(self.logits[row]), position, sampling)
+            raise _no_logits("penalties, min_p and grammars")
+        logits = self.logits[row]
+        changed = logits if change is None else change(logits)
+        return choose_token(changed, position, sampling, allowed)
 
     def last_row(self) -> RowScores:
         """The last row alone."""
@@ -130,7 +137,3 @@ def sampling_input(limits: ExecutorLimits, params: Sequence[SamplingParams]) -> 
 def _no_logits(wanted: str) -> DflashError:
     what = f"this back end hands out no logits, which {wanted} need"
     return DflashError(what, where="request", fix="leave them out", usage=True)
-
-
-def _choose(logits: FloatArray, position: int, sampling: SamplingParams) -> int:
-    return int(choose_tokens(logits[None], np.array([position], dtype=np.int64), sampling)[0])

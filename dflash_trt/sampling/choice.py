@@ -1,23 +1,39 @@
 """The target's choice per logit row: argmax, or a draw that noise fixes in advance.
 
-A sampled token is the argmax of `logit / temperature + noise` over what top-k and top-p leave (the
-Gumbel-max trick). The noise depends on seed, position and token id alone, so that a draw is the
-same with and without speculation: verifying a draft by comparing it with this choice is lossless.
+A sampled token is the argmax of `logit / temperature + noise` over what is allowed and what min-p,
+top-k and top-p leave (the Gumbel-max trick). The noise depends on seed, position and token id
+alone, so that a draw is the same with and without speculation: verifying a draft by comparing it
+with this choice is lossless. Tokens that cannot win any more are not looked at, which changes no
+choice: noise is bounded, and so is what the tail of a row weighs.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.core.arrays import FloatArray, Int64Array
+from dflash_trt.core.masks import Allowed
 from dflash_trt.errors import DflashError
-from dflash_trt.sampling.noise import LARGEST_NOISE, SMALLEST_NOISE, draw_gumbel
+from dflash_trt.sampling.noise import LARGEST_NOISE, SMALLEST_NOISE, draw_gumbel, find_lucky
 from dflash_trt.sampling.params import SamplingParams
+from dflash_trt.sampling.row import LogitRow
 
 Float64Array = npt.NDArray[np.float64]
 
 _NOISE_SPAN = LARGEST_NOISE - SMALLEST_NOISE + 1e-6
+_NEAR = 3.0
+"""Behind the highest, of logits over the temperature: tokens that are drawn first."""
+_NEAREST = 64
+"""Of these where too many are near."""
+_FEW = 256
+"""Tokens whose noise is drawn at once, without a look at which can win."""
+_MOST_TEMPERATURE = (1e-3, 1e3)
+"""Between these float32 is exact enough for a row's weight."""
+_SUM_ERROR = 3e-5
+"""Relative, of the weight of a row in float32, and of what is left out of it."""
 
 
 def choose_tokens(logits: FloatArray, positions: Int64Array, params: SamplingParams) -> Int64Array:
@@ -29,16 +45,37 @@ def choose_tokens(logits: FloatArray, positions: Int64Array, params: SamplingPar
     Raises:
         DflashError: a row holds NaN or +inf, or nothing but -inf.
     """
-    highest = find_highest(logits, positions)
-    if params.greedy:
-        winners: Int64Array = np.argmax(logits, axis=1).astype(np.int64, copy=False)
-        return winners
-    chosen = [
-        _draw_token(allowed, row[allowed], float(top), int(position), params)
-        for row, top, position in zip(logits, highest, positions, strict=True)
-        for allowed in (_keep_top_k(row, params.top_k),)
-    ]
+    pairs = zip(logits, positions.tolist(), strict=True)
+    chosen = [choose_token(row, position, params) for row, position in pairs]
     return np.array(chosen, dtype=np.int64)
+
+
+def choose_token(
+    logits: FloatArray, position: int, params: SamplingParams, allowed: Allowed | None = None
+) -> int:
+    """The target's token of one row [V], among those that are `allowed`.
+
+    Raises:
+        DflashError: the row holds NaN or +inf, or nothing but -inf among what is allowed.
+    """
+    if params.greedy:
+        return _choose_likeliest(logits, position, allowed)
+    row = LogitRow.read(logits)
+    _check(row.highest, position)
+    if allowed is None:
+        return _draw(row, position, params)
+    tokens = allowed.tokens()
+    if (ids := tokens.few()) is not None:
+        highest = float(logits[ids].max())
+        _check(highest, position)
+        return _draw_listed(ids, logits[ids], highest, position, params)
+    if not params.narrows:  # who wins against all wins against those that are allowed
+        winner = _draw(row, position, params)
+        if tokens.has(winner):
+            return winner
+    row = LogitRow.read(tokens.apply(logits))
+    _check(row.highest, position)
+    return _draw(row, position, params)
 
 
 def choose_candidate(
@@ -57,7 +94,7 @@ def choose_candidate(
     if logits[order[-1]] == logits.min():
         return None
     kept = order[np.argsort(token_ids[order])]
-    return _draw_token(token_ids[kept], logits[kept], float(highest), position, params)
+    return _draw_listed(token_ids[kept], logits[kept], float(highest), position, params)
 
 
 def find_highest(logits: FloatArray, positions: Int64Array) -> FloatArray:
@@ -81,31 +118,108 @@ def not_finite(position: int) -> DflashError:
     )
 
 
-def _draw_token(
-    allowed: Int64Array, logits: FloatArray, highest: float, position: int, params: SamplingParams
-) -> int:
-    """The Gumbel-max winner of what top-k left of a row; equal scores go to the lower token id.
+def _check(highest: float, position: int) -> None:
+    if not math.isfinite(highest):
+        raise not_finite(position)
 
-    `allowed` [n] ascending ids, `logits` [n] theirs.
-    """
-    # The maximum becomes 0, so a tiny temperature sends only the others towards -inf.
-    with np.errstate(over="ignore"):
-        scaled = (logits.astype(np.float64) - highest) / params.temperature
+
+def _choose_likeliest(logits: FloatArray, position: int, allowed: Allowed | None) -> int:
+    winner = int(np.argmax(logits))
+    _check(float(logits[winner]), position)
+    if allowed is None or allowed.allows(winner):
+        return winner
+    tokens = allowed.tokens()
+    ids = tokens.few()
+    if ids is None:
+        winner = int(np.argmax(tokens.apply(logits)))
+    else:
+        winner = int(ids[np.argmax(logits[ids])])
+    _check(float(logits[winner]), position)
+    return winner
+
+
+def _draw(row: LogitRow, position: int, params: SamplingParams) -> int:
+    """The Gumbel-max winner of a row; equal scores go to the lower token id."""
+    if not params.narrows:
+        return _draw_of_all(row, position, params)
+    temperature, logits = params.temperature, row.logits
+    if params.top_k is not None:
+        ids = row.top(params.top_k)
+    elif params.min_p:
+        ids = row.reaching(_behind(row.highest, math.log(params.min_p) - 1e-3, temperature))
+    else:
+        ids = _nucleus(row, temperature, params.top_p)
+        return _draw_winner(ids, _scale(logits[ids], row.highest, temperature), position, params)
+    return _draw_listed(ids, logits[ids], row.highest, position, params)
+
+
+def _draw_listed(
+    ids: Int64Array, logits: FloatArray, highest: float, position: int, params: SamplingParams
+) -> int:
+    """The winner of what min-p, top-k and top-p leave of ascending `ids` [n], by their `logits`."""
+    if params.top_k is not None:
+        kept = _keep_top_k(logits, params.top_k)
+        ids, logits = ids[kept], logits[kept]
+    scaled = _scale(logits, highest, params.temperature)
+    if params.min_p:
+        kept = np.flatnonzero(scaled >= math.log(params.min_p))
+        ids, logits, scaled = ids[kept], logits[kept], scaled[kept]
     if params.top_p < 1:
         kept = _keep_top_p(logits, scaled, params.top_p)
-        allowed, scaled = allowed[kept], scaled[kept]
+        ids, scaled = ids[kept], scaled[kept]
+    return _draw_winner(ids, scaled, position, params)
+
+
+def _draw_of_all(row: LogitRow, position: int, params: SamplingParams) -> int:
+    """The winner of a whole row."""
+    logits, highest, temperature = row.logits, row.highest, params.temperature
+    near, bound = row.reaching(_behind(highest, -_NEAR, temperature)), -_NEAR
+    if len(near) > _FEW:
+        near = row.top(_NEAREST)
+        near = np.sort(near[np.argsort(-logits[near], kind="stable")[:_NEAREST]])
+        bound = float(_scale(logits[near].min(keepdims=True), highest, temperature)[0])
+    scores = _scale(logits[near], highest, temperature)
+    scores += draw_gumbel(params.seed, position, near)
+    best = float(scores.max())
+    # The most that noise adds leaves all others behind the best so far; the others are not among
+    # the near, whose noise must make up for the bound.
+    rest = row.reaching(_behind(highest, best - LARGEST_NOISE - 1e-6, temperature))
+    if len(rest) <= len(near):
+        return int(near[np.argmax(scores)])
+    if len(rest) > _FEW:
+        lucky = find_lucky(params.seed, position, rest, best - bound - 1e-6)
+        rest = np.union1d(near, lucky)
+    return _draw_winner(rest, _scale(logits[rest], highest, temperature), position, params)
+
+
+def _draw_winner(
+    ids: Int64Array, scaled: Float64Array, position: int, params: SamplingParams
+) -> int:
+    """The token of ascending `ids` [n] whose `scaled` logit and noise are the most together."""
     # Noise is bounded, so a token this far behind cannot win: the same answer, fewer draws.
-    reachable = np.flatnonzero(scaled >= -_NOISE_SPAN)
-    allowed, scaled = allowed[reachable], scaled[reachable]
-    return int(allowed[np.argmax(scaled + draw_gumbel(params.seed, position, allowed))])
+    reachable = np.flatnonzero(scaled >= scaled.max() - _NOISE_SPAN)
+    ids, scaled = ids[reachable], scaled[reachable]
+    return int(ids[np.argmax(scaled + draw_gumbel(params.seed, position, ids))])
 
 
-def _keep_top_k(logits: FloatArray, top_k: int | None) -> Int64Array:
-    """Ascending ids of the `top_k` highest of `logits` [V], exactly that many."""
-    vocab_size = logits.shape[0]
-    if top_k is None or top_k >= vocab_size:
-        return np.arange(vocab_size, dtype=np.int64)
-    threshold = np.partition(logits, vocab_size - top_k)[vocab_size - top_k]
+def _scale(logits: FloatArray, highest: float, temperature: float) -> Float64Array:
+    # The maximum becomes 0, so a tiny temperature sends only the others towards -inf.
+    with np.errstate(over="ignore"):
+        scaled: Float64Array = (logits.astype(np.float64) - highest) / temperature
+    return scaled
+
+
+def _behind(highest: float, scaled: float, temperature: float) -> float:
+    """A logit that is a little less than the one that is `scaled` (below 0) behind the highest."""
+    return highest + scaled * temperature - 1e-5 * max(1.0, abs(highest), abs(scaled * temperature))
+
+
+def _keep_top_k(logits: FloatArray, top_k: int) -> Int64Array:
+    """Ascending indices of the `top_k` highest of `logits` [n], exactly that many if there are."""
+    count = logits.shape[0]
+    if top_k >= count:
+        return np.arange(count, dtype=np.int64)
+    threshold = np.partition(logits, count - top_k)[count - top_k]
     above = np.flatnonzero(logits > threshold)
     ties = np.flatnonzero(logits == threshold)[: top_k - above.size]
     return np.sort(np.concatenate((above, ties)))
@@ -121,3 +235,30 @@ def _keep_top_p(logits: FloatArray, scaled: Float64Array, top_p: float) -> Int64
     reached = np.cumsum(np.exp(scaled[ranked]))
     before = np.concatenate((np.zeros(1), reached[:-1]))
     return np.sort(ranked[before < top_p * reached[-1]])
+
+
+def _nucleus(row: LogitRow, temperature: float, top_p: float) -> Int64Array:
+    """Ascending ids of the nucleus of a whole row: what `_keep_top_p` says, mostly of few tokens.
+
+    The row's weight is known up to its rounding in float32; where that leaves open who is in the
+    nucleus, all of the row is ranked.
+    """
+    logits, vocab_size = row.logits, len(row.logits)
+    count = _FEW
+    if _MOST_TEMPERATURE[0] < temperature < _MOST_TEMPERATURE[1] and vocab_size > 4 * count:
+        ids = row.reaching(_behind(row.highest, -_NOISE_SPAN, temperature))
+        with np.errstate(over="ignore"):
+            behind = (logits[ids] - np.float32(row.highest)) * np.float32(1 / temperature)
+        weights = np.exp(behind)
+        wanted = top_p * float(weights.sum(dtype=np.float64))
+        while count < vocab_size // 4:
+            ids = row.top(count)
+            ranked = ids[np.argsort(-logits[ids], kind="stable")]
+            reached = np.cumsum(np.exp(_scale(logits[ranked], row.highest, temperature)))
+            before = np.concatenate((np.zeros(1), reached[:-1]))
+            if np.any(np.abs(before - wanted) <= _SUM_ERROR * wanted):
+                break
+            if reached[-1] > wanted * (1 + _SUM_ERROR):
+                return np.sort(ranked[before < wanted])
+            count *= 8
+    return _keep_top_p(logits, _scale(logits, row.highest, temperature), top_p)

@@ -14,6 +14,8 @@ Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -28,6 +30,8 @@ _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
 _WORD_BITS = np.uint64(32)
+_PART = 8192
+"""Tokens whose words are drawn at once: what they need fits a core's cache."""
 
 LARGEST_NOISE = float(-np.log(-np.log(1.0 - 2.0**-33)))
 SMALLEST_NOISE = float(-np.log(-np.log(2.0**-33)))
@@ -58,6 +62,30 @@ def draw_gumbel(
     seed: int, position: int, token_ids: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
     """Noise [n] of `token_ids` [n] at one absolute position (0-based in prompt + output)."""
+    word = _draw_words(seed, position, token_ids)
+    uniform = (word.astype(np.float64) + 0.5) * 2.0**-32
+    noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
+    return noise
+
+
+def find_lucky(
+    seed: int, position: int, token_ids: npt.NDArray[np.int64], least: float
+) -> npt.NDArray[np.int64]:
+    """Those of ascending `token_ids` [n] whose noise is at least `least`, and perhaps a few more.
+
+    Noise grows with its word, so that words are compared and no logarithm is taken.
+    """
+    # Two steps of the word, for what rounding does to the bound.
+    bound = np.uint64(max(math.exp(-math.exp(-least)) * 2.0**32 - 2.5, 0.0))
+    kept = [
+        part[_draw_words(seed, position, part) >= bound]
+        for part in (token_ids[i : i + _PART] for i in range(0, len(token_ids), _PART))
+    ]
+    return np.concatenate(kept)
+
+
+def _draw_words(seed: int, position: int, token_ids: npt.NDArray[np.int64]) -> WordArray:
+    """The word [n] of each token."""
     quads = token_ids >> 2
     # Neighbouring ids share a counter: one Philox call serves up to four tokens.
     is_new = np.concatenate((np.ones(1, dtype=np.bool_), quads[1:] != quads[:-1]))
@@ -70,7 +98,5 @@ def draw_gumbel(
         ),
         (seed & 0xFFFFFFFF, seed >> 32),
     )
-    word = np.stack(words)[token_ids & 3, np.cumsum(is_new) - 1]
-    uniform = (word.astype(np.float64) + 0.5) * 2.0**-32
-    noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
-    return noise
+    drawn: WordArray = np.stack(words)[token_ids & 3, np.cumsum(is_new) - 1]
+    return drawn

@@ -1,31 +1,36 @@
 """What changes a row of logits before a token is chosen from it, as OpenAI's API and, of the
-repetition penalty, Hugging Face define it (arXiv 1909.05858)."""
+repetition penalty, Hugging Face define it (arXiv 1909.05858); in vLLM's order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dflash_trt.core.arrays import FloatArray
+from dflash_trt.core.arrays import FloatArray, Int64Array
 from dflash_trt.errors import DflashError, one_line
 
 MOST_PENALTY, MOST_BIAS, MOST_BIASED = 2.0, 100.0, 1024
-LEAST_REPETITION, MOST_REPETITION = 0.01, 2.0
+LEAST_REPETITION, MOST_REPETITION = 1e-4, 1e4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalties:
     """By how much tokens are made less likely, or likelier; 0 and nothing by default.
 
+    The bias comes first, then repetition, frequency and presence.
+
     Args:
         frequency: taken off a token's logit for every time that the output has it already,
             -2 … 2.
         presence: taken off once if the output has it at all, -2 … 2.
         repetition: divides a logit above 0, and multiplies one below, of every token that prompt or
-            output have, 0.01 … 2; comes first.
+            output have, 0.0001 … 10,000.
         bias: (token id, what is added to its logit, -100 … 100), at most 1,024, each token once.
+        counts_prompt: frequency and presence count the prompt's tokens too.
+        scale: what frequency and presence are multiplied by (> 0). With the temperature they are
+            those of TensorRT-LLM, which takes them off what the temperature has divided.
 
     Raises:
         DflashError: a value outside its range (usage).
@@ -35,6 +40,8 @@ class Penalties:
     presence: float = 0.0
     repetition: float = 1.0
     bias: tuple[tuple[int, float], ...] = ()
+    counts_prompt: bool = False
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         for name, value in (("frequency", self.frequency), ("presence", self.presence)):
@@ -64,22 +71,59 @@ class Penalties:
         """Whether nothing changes."""
         return self.repetition == 1 and not (self.frequency or self.presence or self.bias)
 
-    def apply(
-        self, logits: FloatArray, counts: Mapping[int, int], prompt_ids: Iterable[int] = ()
-    ) -> FloatArray:
-        """A copy of the row [V] for an output that has each token `counts` times."""
-        row = logits.copy()
-        if self.repetition != 1:
-            seen = np.array(sorted({*prompt_ids, *counts}), np.int64)
-            factor = row.dtype.type(self.repetition)
-            row[seen] = np.where(row[seen] > 0, row[seen] / factor, row[seen] * factor)
-        if counts and (self.frequency or self.presence):
-            ids = np.fromiter(counts.keys(), np.int64, len(counts))
-            times = np.fromiter(counts.values(), row.dtype, len(counts))
-            row[ids] -= times * row.dtype.type(self.frequency) + row.dtype.type(self.presence)
-        for token_id, value in self.bias:
-            row[token_id] += value
+
+class PenaltyState:
+    """Penalties over one prompt, and an output that grows by `take`."""
+
+    def __init__(
+        self, penalties: Penalties, prompt_ids: Sequence[int], output_ids: Iterable[int] = ()
+    ) -> None:
+        self._penalties = penalties
+        # A prompt can be long, and does not change: looked through once.
+        self._prompt, self._prompt_times = np.unique(
+            np.array(prompt_ids, np.int64), return_counts=True
+        )
+        self._in_prompt = frozenset(self._prompt.tolist())
+        self._bias_ids = np.array([token_id for token_id, _ in penalties.bias], np.int64)
+        self._biases = np.array([value for _, value in penalties.bias], np.float32)
+        self._times: dict[int, int] = {}
+        self._new: list[int] = []
+        for token_id in output_ids:
+            self.take(token_id)
+
+    def take(self, token_id: int) -> None:
+        """The output goes on with `token_id`."""
+        times = self._times.get(token_id, 0)
+        self._times[token_id] = times + 1
+        if not times and token_id not in self._in_prompt:
+            self._new.append(token_id)
+
+    def apply(self, logits: FloatArray) -> FloatArray:
+        """A copy of the row [V] that the output's next token is chosen from."""
+        penalties, row = self._penalties, logits.copy()
+        if self._bias_ids.size:
+            row[self._bias_ids] += self._biases
+        if penalties.repetition != 1:
+            _repeat(row, self._prompt, penalties.repetition)
+            _repeat(row, np.array(self._new, np.int64), penalties.repetition)
+        if not (penalties.frequency or penalties.presence):
+            return row
+        frequency = np.float32(penalties.frequency * penalties.scale)
+        presence = np.float32(penalties.presence * penalties.scale)
+        ids = np.fromiter(self._times, np.int64, len(self._times))
+        times = np.fromiter(self._times.values(), np.float32, len(self._times))
+        if penalties.counts_prompt:
+            row[self._prompt] -= self._prompt_times.astype(np.float32) * frequency + presence
+            row[ids] -= times * frequency
+            row[np.array(self._new, np.int64)] -= presence
+        else:
+            row[ids] -= times * frequency + presence
         return row
+
+
+def _repeat(row: FloatArray, ids: Int64Array, repetition: float) -> None:
+    factor, values = np.float32(repetition), row[ids]
+    row[ids] = np.where(values > 0, values / factor, values * factor)
 
 
 def _is_within(value: object, most: float) -> bool:

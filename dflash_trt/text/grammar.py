@@ -16,6 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from dflash_trt.core.arrays import FloatArray
+from dflash_trt.core.masks import TokenMask
 from dflash_trt.errors import DflashError, one_line
 
 if TYPE_CHECKING:
@@ -53,12 +54,36 @@ class Grammar:
 class Follower:
     """Follows one output token by token."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher, self._vocab_size = matcher, vocab_size
+        self._known: TokenMask | None = None  # of what comes next
 
     def fork(self) -> Follower:
         """One of its own for an output that begins here."""
-        return Follower(self._matcher.deep_copy())
+        return Follower(self._matcher.deep_copy(), self._vocab_size)
+
+    def allows(self, token_id: int) -> bool:
+        """Whether `token_id` may come next.
+
+        Raises:
+            DflashError: llguidance reached a limit.
+        """
+        # Of an end of sequence, which may come, that says no.
+        allowed = self._known is None and self._matcher.validate_tokens([token_id]) == 1
+        _check(self._matcher)
+        return allowed or self.tokens().has(token_id)
+
+    def tokens(self) -> TokenMask:
+        """All tokens that may come next.
+
+        Raises:
+            DflashError: llguidance reached a limit.
+        """
+        if self._known is None:
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            _check(self._matcher)
+            self._known = TokenMask(bits, self._vocab_size, "grammar")
+        return self._known
 
     def mask(self, logits: FloatArray) -> FloatArray:
         """A copy of the row [V] in which what may not come next is minus infinity.
@@ -66,13 +91,7 @@ class Follower:
         Raises:
             DflashError: nothing may, or llguidance reached a limit.
         """
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        _check(self._matcher)
-        allowed = np.unpackbits(bits, bitorder="little")[: len(logits)].astype(bool)
-        if not allowed.any():
-            raise DflashError("no token may come next", where="grammar")
-        row: FloatArray = np.where(allowed, logits, np.float32(-np.inf))
-        return row
+        return self.tokens().apply(logits)
 
     def take(self, token_id: int) -> None:
         """The output goes on with `token_id`.
@@ -80,6 +99,7 @@ class Follower:
         Raises:
             DflashError: llguidance reached a limit.
         """
+        self._known = None
         self._matcher.consume_token(token_id)
         _check(self._matcher)
 
@@ -114,7 +134,7 @@ class GrammarCompiler:
         limits = library.LLParserLimits(max_lexer_states=_MOST_STATES)
         matcher = matcher_type(self._tokenizer, text, log_level=0, limits=limits)
         _check(matcher, usage=True)
-        return Follower(matcher)
+        return Follower(matcher, self._vocab_size)
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Generator, GeneratorOptions, Penalties, Request, SamplingParams
+from dflash_trt.runtime import Generator, Penalties, Request, SamplingParams
+from dflash_trt.sampling.penalties import PenaltyState
+from dflash_trt.sampling.rules import TokenRules
 from tests.lossless.runs import check_groups, make_requests, run, run_baseline
 from tests.pairs import PairFactory
-from tests.runtime.test_drawing import DrawingExecutor
 
 PENALTIES = {
     "both": Penalties(frequency=0.7, presence=0.4, bias=((5, 3.0), (9, -100.0))),
@@ -42,25 +42,19 @@ def test_speculation_and_neighbours_change_nothing(
     assert any(changed[1::2]) and not any(changed[::2])
     if not temperature:  # written down once more
         for request, result in zip(asked[1::2], expected[1::2], strict=True):
-            counts: Counter[int] = Counter()
             assert result.logits is not None
-            for row, token in zip(result.logits, result.token_ids, strict=True):
-                assert (
-                    int(np.argmax(request.penalties.apply(row, counts, request.prompt_ids)))
-                    == token
-                )
-                counts[token] += 1
+            for at, (row, token) in enumerate(zip(result.logits, result.token_ids, strict=True)):
+                before = result.token_ids[:at]
+                state = PenaltyState(request.penalties, request.prompt_ids, before)
+                assert int(np.argmax(state.apply(row))) == token
     accepted = [one.statistics.accepted_tokens for one in run(executor, asked)]
     assert sum(accepted) > 0
 
 
 def test_who_cannot_is_refused(make_pair: PairFactory) -> None:
     request = Request(prompt_ids=(3,))
-    generator = Generator(DrawingExecutor(), options=GeneratorOptions())
-    with pytest.raises(
-        DflashError, match="engines that choose tokens themselves know no penalties"
-    ):
-        generator.submit(replace(request, penalties=Penalties(presence=1.0)))
     executor = make_pair("qwen3", {"vocab": 64}, max_batch=8, max_seq_len=192).open()
     with pytest.raises(DflashError, match="logit_bias: token id 64 is outside the vocabulary"):
         Generator(executor).submit(replace(request, penalties=Penalties(bias=((64, 1.0),))))
+    with pytest.raises(DflashError, match="bad_words: token id 70 is outside the vocabulary"):
+        Generator(executor).submit(replace(request, rules=TokenRules(bad=((3, 70),))))

@@ -12,8 +12,12 @@ from dflash_trt.runtime import SamplingParams
 def exact_law(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     """The distribution by its definition, in plain loops."""
     ranked = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
-    ranked = ranked[: params.top_k]
     top = float(logits[ranked[0]])
+    if params.min_p:
+        least = math.log(params.min_p)
+        behind = [(float(logits[token]) - top) / params.temperature for token in ranked]
+        ranked = [token for token, scaled in zip(ranked, behind, strict=True) if scaled >= least]
+    ranked = ranked[: params.top_k]
     weights = [math.exp((float(logits[token]) - top) / params.temperature) for token in ranked]
     kept, reached = [], 0.0
     for token, weight in zip(ranked, weights, strict=True):

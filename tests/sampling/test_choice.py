@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from dflash_trt.core.masks import TokenMask
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import SamplingParams, choose_tokens
+from dflash_trt.sampling.choice import choose_token
 from dflash_trt.sampling.noise import (
     LARGEST_NOISE,
     SMALLEST_NOISE,
@@ -80,6 +82,7 @@ def test_noise_is_bounded() -> None:
         exhaustive({"temperature": 1.5, "top_k": 5}),
         exhaustive({"temperature": 1.0, "top_p": 0.8}),
         {"temperature": 0.9, "top_k": 6, "top_p": 0.9},
+        exhaustive({"temperature": 1.2, "min_p": 0.2}),
     ],
 )
 def test_draws_follow_the_law(filters: dict[str, float]) -> None:
@@ -115,16 +118,25 @@ logit_rows = st.lists(
     temperature=st.sampled_from([5e-324, 1e-300, 0.01, 0.7, 1.0, 5.0, 1e30]),
     top_k=st.none() | st.integers(1, 50),
     top_p=st.floats(0.01, 1),
+    min_p=st.sampled_from([0.0, 0.0, 0.05, 0.5, 1.0]),
     seed=st.integers(0, 2**64 - 1),
     position=st.integers(0, 2**40),
 )
 @settings(max_examples=300, deadline=None)
 def test_choice_is_the_full_argmax(
-    row: list[float], temperature: float, top_k: int | None, top_p: float, seed: int, position: int
+    row: list[float],
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
+    min_p: float,
+    seed: int,
+    position: int,
 ) -> None:
     """What is skipped as unreachable never mattered."""
     logits = np.array(row, dtype=np.float32)
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    params = SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+    )
     allowed = exact_law(logits, params) > 0
     with np.errstate(over="ignore"):
         scaled = (logits.astype(np.float64) - float(logits.max())) / temperature
@@ -132,6 +144,76 @@ def test_choice_is_the_full_argmax(
     chosen = int(choose_tokens(logits[None], np.array([position]), params)[0])
     assert allowed[chosen]
     assert chosen == int(np.argmax(np.where(allowed, scores, -np.inf)))
+
+
+def make_rows(vocab_size: int, seed: int) -> list[np.ndarray]:
+    """Rows of every kind: flat, steep, of ties, of one winner, mostly of minus infinity."""
+    rng = np.random.default_rng(seed)
+    peak = rng.normal(0, 1, vocab_size)
+    peak[rng.integers(vocab_size)] += 15
+    bare = np.where(rng.random(vocab_size) < 0.95, -np.inf, rng.normal(0, 3, vocab_size))
+    bare[7] = 0.0
+    rows = [rng.normal(0, width, vocab_size) for width in (0.1, 1.0, 4.0)]
+    rows += [np.zeros(vocab_size), np.round(rng.normal(0, 2, vocab_size)), peak, bare]
+    return [row.astype(np.float32) for row in rows]
+
+
+@pytest.mark.parametrize("vocab_size", [5003, exhaustive(4096), exhaustive(49_152)])
+def test_long_rows_are_looked_at_in_part_alone(vocab_size: int) -> None:
+    """The winner by the definition, from the noise and the rank of every token."""
+    every = np.arange(vocab_size)
+    filters = [
+        {"temperature": temperature, **one}
+        for temperature in (0.3, 1.0, 4.0)
+        for one in ({}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.02, "top_p": 0.99})
+    ]
+    for seed, row in enumerate(make_rows(vocab_size, 3)):
+        ranked = np.argsort(-row, kind="stable")
+        for one in filters:
+            params = SamplingParams(seed=seed, **one)
+            scaled = (row.astype(np.float64) - float(row.max())) / params.temperature
+            kept = ranked[scaled[ranked] >= (math.log(params.min_p) if params.min_p else -np.inf)]
+            kept = kept[: params.top_k]
+            reached = np.cumsum(np.exp(scaled[kept]))
+            if params.top_p < 1:
+                kept = kept[np.append(0, reached[:-1]) < params.top_p * reached[-1]]
+            for position in (0, 91):
+                scores = np.full(vocab_size, -np.inf)
+                scores[kept] = scaled[kept] + draw_gumbel(seed, position, every)[kept]
+                assert choose_token(row, position, params) == int(np.argmax(scores)), params
+
+
+def test_what_is_allowed_is_chosen_from() -> None:
+    """As from the row in which all else is minus infinity, of few tokens and of many."""
+
+    class Some:
+        def __init__(self, flags: np.ndarray) -> None:
+            self.mask = TokenMask(np.packbits(flags, bitorder="little"), len(flags), "grammar")
+
+        def allows(self, token_id: int) -> bool:
+            return self.mask.has(token_id)
+
+        def tokens(self) -> TokenMask:
+            return self.mask
+
+    rng = np.random.default_rng(5)
+    rows = make_rows(50_000, 4)
+    for share in (0.0001, 0.3, 0.95):
+        flags = rng.random(50_000) < share
+        flags[7] = True
+        for position, row in enumerate(rows):
+            masked = np.where(flags, row, np.float32(-np.inf))
+            for one in ({}, {"temperature": 0.9}, {"temperature": 1.0, "top_p": 0.9}):
+                params = SamplingParams(seed=2, **one)
+                chosen = choose_token(row, position, params, Some(flags))
+                assert chosen == choose_token(masked, position, params) and flags[chosen]
+    nothing = Some(np.zeros(50_000, np.bool_))
+    for params in (SamplingParams(), SamplingParams(temperature=1.0)):
+        with pytest.raises(DflashError, match="grammar: no token may come next"):
+            choose_token(rows[0], 0, params, nothing)
+        with pytest.raises(DflashError, match="position 3 are not finite"):
+            forbidden = np.where(flags, np.float32(-np.inf), rows[1])
+            choose_token(forbidden, 3, params, Some(flags))
 
 
 def test_tokens_far_behind_are_still_drawn() -> None:
@@ -204,6 +286,7 @@ def test_broken_logits_are_an_error(logits: list[float], temperature: float) -> 
     [
         ("temperature", [-0.1, math.nan, math.inf, "1", None, True]),
         ("top_k", [0, -1, 1.0, math.nan, True]),
+        ("min_p", [-0.1, 1.5, math.nan, "0.1", None, True]),
         ("top_p", [0, -0.5, 1.01, math.nan, "0.9", None]),
         ("seed", [-1, 2**64, 1.0, None, True]),
     ],

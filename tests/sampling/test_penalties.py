@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dflash_trt.errors import DflashError
-from dflash_trt.sampling.penalties import Penalties
+from dflash_trt.sampling.penalties import Penalties, PenaltyState
 
 
 def test_a_row_is_changed_as_openai_defines_it() -> None:
@@ -22,14 +24,53 @@ def test_a_row_is_changed_as_openai_defines_it() -> None:
     expected[7] += 2
     expected[0] -= 100
     before = logits.copy()
-    np.testing.assert_allclose(made.apply(logits, counts), expected, rtol=1e-6)
+    state = PenaltyState(made, [0, 10, 10], counts.elements())
+    np.testing.assert_allclose(state.apply(logits), expected, rtol=1e-6)
     np.testing.assert_array_equal(logits, before)
     assert Penalties().is_neutral and not made.is_neutral
-    again = Penalties(repetition=1.5).apply(logits, counts, prompt_ids=[0, 10, 10])
+    again = PenaltyState(Penalties(repetition=1.5), [0, 10, 10], counts.elements()).apply(logits)
     for token in (0, 4, 7, 10):
         before[token] *= 1 / 1.5 if before[token] > 0 else 1.5
     np.testing.assert_allclose(again, before, rtol=1e-6)
-    np.testing.assert_array_equal(Penalties(frequency=1.0).apply(logits, {}), logits)
+    unchanged = PenaltyState(Penalties(frequency=1.0), [3]).apply(logits)
+    np.testing.assert_array_equal(unchanged, logits)
+
+
+def test_the_order_is_that_of_vllm() -> None:
+    """The bias, repetition over what it made, then what is taken off for the output's tokens."""
+    made = Penalties(frequency=0.5, presence=0.25, repetition=2.0, bias=((1, -3.0), (2, 4.0)))
+    state = PenaltyState(made, [1], [2, 2])
+    row = state.apply(np.array([1.0, 1.0, 1.0], np.float32))
+    assert row.tolist() == [1.0, (1 - 3) * 2.0, (1 + 4) / 2.0 - 2 * 0.5 - 0.25]
+
+
+@given(
+    prompt=st.lists(st.integers(0, 9), min_size=1, max_size=12),
+    output=st.lists(st.integers(0, 9), max_size=12),
+    numbers=st.tuples(*[st.floats(-2, 2, width=16)] * 2, st.sampled_from([0.5, 1.0, 1.5])),
+    temperature=st.sampled_from([0.5, 1.0, 2.0]),
+)
+@settings(max_examples=100, deadline=None)
+def test_the_prompt_counts_where_it_is_to(
+    prompt: list[int], output: list[int], numbers: tuple[float, float, float], temperature: float
+) -> None:
+    """TensorRT-LLM's penalties, which act on what the temperature has divided, written down."""
+    presence, frequency, repetition = numbers
+    logits = np.linspace(-4, 5, 10, dtype=np.float32)
+    made = Penalties(
+        frequency=frequency,
+        presence=presence,
+        repetition=repetition,
+        counts_prompt=True,
+        scale=temperature,
+    )
+    got = PenaltyState(made, prompt, output).apply(logits) / temperature
+    expected = logits.astype(np.float64) / temperature
+    for token, times in Counter([*prompt, *output]).items():
+        value = expected[token]
+        value = value / repetition if value > 0 else value * repetition
+        expected[token] = value - presence - frequency * times
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +79,7 @@ def test_a_row_is_changed_as_openai_defines_it() -> None:
         ({"frequency": 2.1}, "frequency_penalty: 2.1 is not a number from -2 to 2"),
         ({"presence": float("nan")}, "presence_penalty: nan"),
         ({"presence": True}, "presence_penalty: True"),
-        ({"repetition": 1e-300}, "repetition_penalty: 1e-300 is not a number from 0.01 to 2"),
+        ({"repetition": 1e-300}, "repetition_penalty: 1e-300 is not a number from 0.0001 to 10000"),
         ({"bias": ((3, 1e3),)}, "logit_bias: 1000.0 is not a number from -100 to 100"),
         ({"bias": ((-1, 1.0),)}, "logit_bias: -1 is no token id"),
         ({"bias": ((1, 1.0), (1, 2.0))}, "logit_bias: names a token twice"),

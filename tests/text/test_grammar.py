@@ -42,6 +42,23 @@ def test_what_may_come_next() -> None:
     assert allowed(start) == {"a"}, "each output has one of its own"
 
 
+def test_one_token_is_told_as_all_are() -> None:
+    """At every place of an output, its end too, and where the model has more tokens."""
+    ends = (END, CORE.encode("z").ids[0])
+    texts = {"ab?(12|19)": "ab19", '"[a-z]*"': '"fox"'}
+    for pattern, text in texts.items():
+        follower = compiler(*ends).compile(Grammar("regex", pattern))
+        for token_id in [*CORE.encode(text).ids, None]:
+            alone = [one for one in range(SIZE) if follower.fork().allows(one)]
+            mask = follower.tokens()
+            few = mask.few()
+            assert few is not None
+            assert alone == few.tolist() == [one for one in range(SIZE) if mask.has(one)]
+            assert np.flatnonzero(np.isfinite(follower.mask(np.zeros(SIZE)))).tolist() == alone
+            if token_id is not None:
+                follower.take(token_id)
+
+
 def test_schemas() -> None:
     schema = {
         "type": "object",
