@@ -243,9 +243,9 @@ class Generator:
         most_rows = self._pacer.begin_step(states) if states else None
         try:
             batches = self._scheduler.plan_decode(most_rows)
+            goes_on = self._looks_ahead and not self._scheduler.will_prefill
             for batch in batches:
-                alone = self._looks_ahead and len(batches) == 1
-                self._decode(batch, goes_on=alone and not self._scheduler.will_prefill)
+                self._decode(batch, goes_on=goes_on)
             if batches:
                 self._pacer.end_step()
         finally:
@@ -264,7 +264,8 @@ class Generator:
         output: SpeculationOutput | TargetOutput
         if rows > 1:
             starts, sampling = _starts(states), self._pack_sampling(states)
-            ahead = goes_on and not any(state.ends_next for state in states)
+            # A step whose rows are wanted brings them to the host before the next one begins.
+            ahead = goes_on and scores is Scores.NONE and not any(one.ends_next for one in states)
             step = StepCall(batch.first_slot, anchors, starts, rows, scores, sampling, ahead)
             with self._executor_time:
                 output, drafts = self._drafter.speculate(step, states)
@@ -289,7 +290,7 @@ class Generator:
         state, length = chunk.state, len(chunk.token_ids)
         chooses = chunk.is_last and not state.token_ids
         reads_logits = self._options.record_logits or not self._limits.draws
-        reads_logits |= state.request.needs_logits
+        reads_logits |= state.request.reads_rows
         if state.recorder.started_at is None:
             state.recorder.started_at = self._clock()
         graph = self._pacer.prefill_graph(state, self._scheduler.upcoming)
@@ -380,7 +381,8 @@ class Generator:
             self._executor.move_slot(source, destination, length)
 
     def _needed_scores(self, request: Request) -> Scores:
-        return needed_scores(self._limits, request.sampling, whole=request.needs_logits)
+        whole = request.reads_rows if self._limits.draws else request.needs_logits
+        return needed_scores(self._limits, request.sampling, whole=whole)
 
     def _rows(self, output: SpeculationOutput | TargetOutput) -> list[RowScores]:
         return rows_by_sequence(output, is_drawn=self._limits.draws)

@@ -103,6 +103,11 @@ class Request:
         return self.logprobs is not None or self.changes_logits
 
     @property
+    def reads_rows(self) -> bool:
+        """Whether the host reads its rows, even where a graph draws its tokens."""
+        return self.needs_logits or self.is_hosts
+
+    @property
     def changes_logits(self) -> bool:
         """Whether tokens are chosen from other rows than the target's own."""
         return self.is_bound or not self.penalties.is_neutral

@@ -85,15 +85,20 @@ class Scheduler:
 
         Requests whose blocks differ cannot share a pass: each run of equal neighbours is one. They
         differ by a request's own size, at the end of the context, and where a drafter's context
-        has a gap. `most_rows` bounds all. Where pages run out, the youngest requests wait again.
+        has a gap. With an executor that looks ahead, those whose rows the host reads are passes of
+        their own, so that the others go on ahead. `most_rows` bounds all. Where pages run out, the
+        youngest requests wait again.
         """
         if self._paging is not None:
             self._make_room(self._paging)
         batches: list[DecodeBatch] = []
         first_slot = 0
-        for rows, run in groupby(
-            self.slots.decoding, lambda state: self._count_rows(state, most_rows)
-        ):
+
+        def kind(state: RequestState) -> tuple[int, bool]:
+            is_apart = self._looks_ahead and state.request.reads_rows
+            return self._count_rows(state, most_rows), is_apart
+
+        for (rows, _), run in groupby(self.slots.decoding, kind):
             states = tuple(run)
             batches.append(DecodeBatch(first_slot, rows, states))
             first_slot += len(states)

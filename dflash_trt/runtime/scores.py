@@ -119,7 +119,7 @@ def needed_scores(
 ) -> Scores:
     """How much of a row choosing needs: nothing, its candidates (a small top-k), or all of it.
 
-    `whole`: all of it, whoever chooses (see `Request.needs_logits`).
+    `whole`: all of it, whoever chooses.
     """
     if whole:
         return Scores.LOGITS

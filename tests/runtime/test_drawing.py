@@ -12,10 +12,12 @@ from dflash_trt.backends.base import Scores, SpeculationOutput, StepCall, Target
 from dflash_trt.runtime import (
     Generator,
     GeneratorOptions,
+    Penalties,
     Request,
     RequestFailedError,
     SamplingParams,
 )
+from dflash_trt.sampling.rules import TokenRules
 from tests.runtime.reference import Steps, assert_plain
 from tests.standins.executor import FakeExecutor
 
@@ -35,18 +37,18 @@ class DrawingExecutor(FakeExecutor):
         self.scores: set[Scores] = set()
         self.hints: list[bool] = []
         self.kept: list[bool] = []
-        self._expected: tuple[int, list[int], list[int], int] | None = None
+        self._expected: dict[int, tuple[list[int], list[int], int]] = {}
 
     def forward(self, call: TargetCall) -> TargetOutput:
         self.scores.add(call.scores)
-        self._settle(None)
+        self._settle(call, None)
         return super().forward(call)
 
     def speculate(self, call: StepCall) -> SpeculationOutput:
         self.scores.add(call.scores)
         self.hints.append(call.ahead)
-        slot, rows = call.first_slot, call.rows
-        self._settle((slot, call.anchors.tolist(), call.starts.tolist(), rows))
+        rows = call.rows
+        self._settle(call, (call.anchors.tolist(), call.starts.tolist(), rows))
         output = super().speculate(call)
         if call.ahead:
             accepted = [
@@ -55,13 +57,17 @@ class DrawingExecutor(FakeExecutor):
             ]
             anchors = np.take_along_axis(output.choice_ids, np.array(accepted)[:, None], axis=1)
             starts = call.starts + np.array(accepted) + 1
-            self._expected = slot, anchors[:, 0].tolist(), starts.tolist(), rows
+            self._expected[call.first_slot] = anchors[:, 0].tolist(), starts.tolist(), rows
         return output
 
-    def _settle(self, call: tuple[int, list[int], list[int], int] | None) -> None:
-        if self._expected is not None:
-            self.kept.append(call == self._expected)
-        self._expected = None
+    def _settle(
+        self, call: TargetCall | StepCall, asked: tuple[list[int], list[int], int] | None
+    ) -> None:
+        """Calls of other slots pass a step by that was begun ahead."""
+        for slot, expected in list(self._expected.items()):
+            if slot < call.slots.stop and call.first_slot < slot + len(expected[0]):
+                self.kept.append(slot == call.first_slot and asked == expected)
+                del self._expected[slot]
 
 
 @pytest.mark.parametrize("record_logits", [False, True])
@@ -127,12 +133,47 @@ def test_a_step_goes_on_until_a_request_ends_or_comes() -> None:
     for _ in range(2):
         generator.step()
     assert executor.hints[4:] == [True] * 2
-    # A block of its own: two passes a step, and none knows of the other.
+    # A block of its own: two passes a step, each of which goes on.
     generator.submit(Request(prompt_ids=(4,), max_tokens=60, block_size=3))
     generator.step()
-    before = len(executor.hints)
-    generator.step()
-    assert executor.hints[before:] == [False, False]
+    before = len(executor.hints), len(executor.kept)
+    for _ in range(3):
+        generator.step()
+    assert executor.hints[before[0] :] == [True] * 6
+    assert executor.kept[before[1] :] == [True] * 4
+
+
+ALONE: dict[str, dict[str, Any]] = {
+    "penalties": {"penalties": Penalties(frequency=0.7, repetition=1.3, bias=((5, 3.0),))},
+    "rules": {"rules": TokenRules(bad=((3,), (5, 5)))},
+    "min_p": {"sampling": SamplingParams(temperature=1.0, min_p=0.2, seed=4)},
+    "logprobs": {"logprobs": 2},
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_what_the_graph_cannot_choose_the_host_chooses(name: str) -> None:
+    """For that request alone: those beside it go on ahead, and all answers are the host's."""
+    drawn = SamplingParams(temperature=0.9, seed=2)
+    requests = [
+        Request(prompt_ids=(1, 2), max_tokens=40, sampling=drawn),
+        Request(prompt_ids=(3,), max_tokens=40, **{"sampling": drawn, **ALONE[name]}),
+        Request(prompt_ids=(4, 4), max_tokens=40),
+    ]
+    executor = DrawingExecutor(max_batch=3, max_seq_len=256)
+    results = Generator(executor).generate(requests)
+    expected = Generator(FakeExecutor(max_seq_len=256)).generate(requests)
+    assert [one.token_ids for one in results] == [one.token_ids for one in expected]
+    assert [one.logprobs for one in results] == [one.logprobs for one in expected]
+    free = Generator(DrawingExecutor(max_seq_len=256)).generate(
+        [
+            replace(requests[1], **{key: getattr(Request(prompt_ids=(1,)), key)})
+            for key in ALONE[name]
+        ]
+    )
+    assert name == "logprobs" or free[0].token_ids != results[1].token_ids
+    assert executor.scores == {Scores.NONE, Scores.LOGITS}
+    assert sum(executor.kept) > len(executor.kept) / 2 and executor.hints.count(True) > 8
 
 
 def test_who_waits_for_a_slot_does_not_keep_steps_apart() -> None:

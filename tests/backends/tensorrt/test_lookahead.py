@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from dflash_trt.backends.tensorrt.run.executor import TensorRtExecutor
 from dflash_trt.backends.tensorrt.run.lookahead import Step
 from dflash_trt.graph.form import GraphForm
 from dflash_trt.proof.gpu_check.executor_probes import probe_ahead, probe_drawing
-from dflash_trt.runtime import Generator, GeneratorOptions
+from dflash_trt.runtime import Generator, GeneratorOptions, Penalties, SamplingParams
 from dflash_trt.sampling.params import pack_sampling
+from dflash_trt.sampling.rules import TokenRules
 from tests.backends.steps import one_chunk, random_ids
 from tests.backends.tensorrt.drawing import (
     GREEDY,
@@ -190,6 +192,53 @@ def test_only_the_step_that_was_begun_is_taken(machine: Machine, change: str) ->
     for _ in range(3):
         tokens = [decoding.step(ahead=True) for decoding in decodings]
         assert tokens[0] == tokens[1]
+
+
+def test_each_range_of_slots_goes_on_beside_the_others(machine: Machine) -> None:
+    """Two that look ahead, and one between them whose rows the host reads at every step."""
+    answers = []
+    for one in (machine.open(), machine.open()):
+        ahead = not answers
+        prompts = [(3, 1, 4), (2, 7, 1, 8), (9, 9)]
+        decodings = [
+            Decoding.begin(one, params, prompts=[prompt], first_slot=slot)
+            for slot, (params, prompt) in enumerate(
+                zip((SAMPLED, GREEDY, SAMPLED), prompts, strict=True)
+            )
+        ]
+        told: list[object] = []
+        for _ in range(9):
+            for slot, decoding in enumerate(decodings):
+                scores = Scores.LOGITS if slot == 1 else Scores.NONE
+                output = decoding.call(ahead=ahead and slot != 1, scores=scores)
+                if output.logits is not None:
+                    told.append(output.logits.copy())
+                told.append(decoding.settle(output))
+        answers.append(told)
+        if ahead:
+            assert one.lookahead.started >= 12 and not one.lookahead.dropped
+        else:
+            assert not one.lookahead.started
+    for got, want in zip(*answers, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_requests_of_the_host_are_the_cpus(machine: Machine, built: TinyPair) -> None:
+    """Beside those that the graph draws, which go on ahead."""
+    changes: list[dict[str, Any]] = [
+        {},
+        {"penalties": Penalties(frequency=0.8, presence=0.3, repetition=1.2)},
+        {"rules": TokenRules(bad=((5,), (7, 9)))},
+        {"logprobs": 3},
+        {},
+        {"sampling": SamplingParams(temperature=1.0, min_p=0.1, seed=9)},
+    ]
+    asked = [replace(one, **change) for one, change in zip(REQUESTS, changes, strict=False)]
+    expected = [result.token_ids for result in run_alone(built, asked)]
+    executor = machine.open()
+    results = Generator(executor).generate(asked)
+    assert [result.token_ids for result in results] == expected
+    assert executor.lookahead.started > 10
 
 
 def begin_ahead(machine: Machine) -> tuple[TensorRtExecutor, Decoding]:

@@ -6,7 +6,8 @@ its small outputs. All calls share the same two buffers: they run one after anot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -55,41 +56,78 @@ class Staging:
     """A device buffer for inputs and its pinned twin on the host."""
 
     def __init__(self, device: Device, size: int, purpose: str) -> None:
-        self._device = device
+        self._device, self._size = device, size
         self.address = device.allocate(size, purpose)
         self.host = device.allocate_host(size)
+        self._twins: deque[tuple[HostBytes, int]] = deque(maxlen=2)
 
     def upload(self, size: int) -> None:
         self._device.upload(self.address, self.host[:size])
 
+    def upload_apart(self, size: int, fill: Callable[[HostBytes], None]) -> None:
+        """Enqueues an upload that nobody waits for, of a further twin, which `fill` writes."""
+        if len(self._twins) < 2:
+            host, event = self._device.allocate_host(self._size), self._device.make_event()
+        else:
+            host, event = self._twins[0]
+            self._device.wait(event)
+        fill(host)
+        self._device.upload(self.address, host[:size])
+        self._device.record(event)
+        self._twins.append((host, event))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """Pinned memory of one call's results, and the event behind the way there."""
+
+    host: HostBytes
+    event: int
+
 
 class Results:
-    """A device buffer for outputs and two pinned twins: a call's, and those of a step ahead."""
+    """A device buffer for outputs and pinned sides: a call's, and one of each step ahead."""
 
     def __init__(self, device: Device, size: int, purpose: str) -> None:
-        self._device = device
+        self._device, self._size = device, size
         self.address = device.allocate(size, purpose)
-        self._sides = [(device.allocate_host(size), device.make_event()) for _ in range(2)]
+        self._current = self._make_side()
+        self._spare = [self._make_side()]
 
     @property
     def host(self) -> HostBytes:
         """The current call's results, once they have been waited for."""
-        return self._sides[0][0]
+        return self._current.host
 
-    def turn(self) -> None:
-        """Makes the results ahead the current ones."""
-        self._sides.reverse()
+    def turn(self, side: Side) -> None:
+        """Makes the results of a step ahead the current ones."""
+        self._spare.append(self._current)
+        self._current = side
 
-    def download(self, size: int, *, ahead: bool = False) -> None:
-        """Enqueues the way to the host of the current call's results, or of those `ahead`."""
-        host, event = self._sides[ahead]
-        self._device.download(host[:size], self.address)
-        self._device.record(event)
+    def give_back(self, side: Side) -> None:
+        """Says that nobody wants the results of a step ahead."""
+        self._spare.append(side)
+
+    def download(self, size: int) -> None:
+        """Enqueues the way to the host of the current call's results."""
+        self._download(size, self._current)
+
+    def download_ahead(self, size: int) -> Side:
+        """Enqueues the way to a side of its own of the results of a step ahead."""
+        side = self._spare.pop() if self._spare else self._make_side()
+        self._download(size, side)
+        return side
 
     def wait(self) -> None:
         """Waits for the current call, and not for what has been enqueued behind it."""
-        _, event = self._sides[0]
-        self._device.wait(event)
+        self._device.wait(self._current.event)
+
+    def _download(self, size: int, side: Side) -> None:
+        self._device.download(side.host[:size], self.address)
+        self._device.record(side.event)
+
+    def _make_side(self) -> Side:
+        return Side(self._device.allocate_host(self._size), self._device.make_event())
 
 
 class PackedTensors:

@@ -56,6 +56,8 @@ from dflash_trt.graph.bindings import (
     CHOICE_IDS,
     DRAFT_TOKEN_IDS,
     LOGIT_ROWS,
+    NEW_START,
+    NEXT_BLOCK_IDS,
     PAGE_TABLE,
     SAMPLING,
     TOKEN_IDS,
@@ -161,9 +163,14 @@ class TensorRtExecutor:
             self._rows.hold(ends)
         else:
             logits = self._enqueue(bound, call, frame, scores, ends)
-        if call.ahead and self.limits.draws and scores is Scores.NONE:
+        goes_on = call.ahead and self.limits.draws and scores is Scores.NONE
+        at_once = goes_on and self.lookahead.has_inputs(step)
+        if at_once:
             self._go_on(step)
         choices = self._finish(bound)[frame.live]
+        self.lookahead.know()
+        if goes_on and not at_once:
+            self._go_on_apart(step)
         drafted = self._read(bound, DRAFT_TOKEN_IDS)[frame.live]
         return SpeculationOutput(drafted, choices, logits, self._candidates(bound, frame, scores))
 
@@ -232,10 +239,11 @@ class TensorRtExecutor:
 
         Returns the whole rows, to be waited for, if `scores` asks for them.
         """
-        self.lookahead.drop()
+        self.lookahead.drop(call.slots)
+        self.lookahead.fills(bound)
         self._clear_idle(call.slots)
         self._rows.hold(ends)
-        self._fill(bound, call, frame)
+        self._fill(bound, call, frame, self._inputs.host)
         self._inputs.upload(bound.inputs.size)
         self.runner.run(bound, is_step=call.is_step)
         logits = None
@@ -247,8 +255,10 @@ class TensorRtExecutor:
         self._results.download(bound.copied(scores))
         return logits
 
-    def _fill(self, bound: BoundCall, call: TargetCall | StepCall, frame: Frame) -> None:
-        """Writes the inputs of a call, zeros for idle rows, where they are uploaded from."""
+    def _fill(
+        self, bound: BoundCall, call: TargetCall | StepCall, frame: Frame, host: HostBytes
+    ) -> None:
+        """Writes a call's inputs, zeros for idle rows, to `host`, to be uploaded from there."""
         if isinstance(call, StepCall):
             blocks = call.block_ids(self.limits.mask_token_id)
             arguments = {BLOCK_IDS: blocks, LOGIT_ROWS: np.arange(call.rows)}
@@ -257,15 +267,15 @@ class TensorRtExecutor:
         if call.sampling is not None:
             arguments[SAMPLING] = call.sampling
         for name, values in arguments.items():
-            view = bound.inputs.view(self._inputs.host, name)
+            view = bound.inputs.view(host, name)
             view[...] = 0
             view[frame.live, : values.shape[-1]] = values
-        starts = bound.inputs.view(self._inputs.host, CACHE_START)
+        starts = bound.inputs.view(host, CACHE_START)
         starts[...] = frame.starts
         starts[frame.live] = call.starts
         self._rows.note(frame, starts)
         if self._pages is not None:
-            self._pages.fill(bound.inputs.view(self._inputs.host, PAGE_TABLE), call.slots)
+            self._pages.fill(bound.inputs.view(host, PAGE_TABLE), call.slots)
 
     def _clear_idle(self, slots: Iterable[int]) -> None:
         """Zeroes what idle rows left behind what `slots` hold: it may have overflowed."""
@@ -283,6 +293,27 @@ class TensorRtExecutor:
             return
         self._rows.hold(ends)
         self.lookahead.start(step)
+
+    def _go_on_apart(self, step: Step) -> None:
+        """The same behind a step that has been waited for, since when others used the buffers."""
+        outputs, live = step.bound.outputs, step.frame.live
+        anchors = outputs.view(self._results.host, NEXT_BLOCK_IDS)[live, 0].copy()
+        starts = outputs.view(self._results.host, NEW_START)[live].copy()
+        call = replace(step.call, anchors=anchors, starts=starts)
+        try:
+            ends = self._check(call)
+        except ValueError:
+            return
+        frame = self._rows.frame(call)
+        bound = self._bind(call, frame)
+        if bound.graph is None:
+            return
+        self._clear_idle(call.slots)
+        self._rows.hold(ends)
+        self._inputs.upload_apart(bound.inputs.size, partial(self._fill, bound, call, frame))
+        self.lookahead.fills(bound)
+        assert call.sampling is not None
+        self.lookahead.launch(Step(bound, replace(call, sampling=call.sampling.copy()), frame))
 
     def _finish(self, bound: BoundCall) -> Int64Array:
         """Waits for the call; its choices."""

@@ -2,7 +2,8 @@
 
 Where the engine draws and accepts, the next step's inputs are on the device when a step ends, so
 the next step is enqueued at once and runs while the host reads the tokens. A call that asks for
-anything else drops it. Why that is safe, with pages too: docs/design/looking-ahead.md.
+anything else of its slots drops it; calls of other slots pass it by. Why that is safe, with pages
+too: docs/design/looking-ahead.md.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dflash_trt.backends.base import Scores, StepCall
-from dflash_trt.backends.tensorrt.run.bound_calls import BoundCall, PackedTensors, Results, Staging
+from dflash_trt.backends.tensorrt.run.bound_calls import (
+    BoundCall,
+    PackedTensors,
+    Results,
+    Side,
+    Staging,
+)
 from dflash_trt.backends.tensorrt.run.device_caches import DevicePages
 from dflash_trt.backends.tensorrt.run.padding import Frame
 from dflash_trt.graph.bindings import (
@@ -46,8 +53,16 @@ class Step:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Begun:
+    """A step under way, and where its results go."""
+
+    step: Step
+    side: Side
+
+
 class Lookahead:
-    """At most one step ahead of the caller.
+    """At most one step ahead for each range of slots that decodes together.
 
     Args:
         device: whose stream steps are enqueued in.
@@ -68,8 +83,18 @@ class Lookahead:
         self._tables = (
             [] if pages is None else [device.allocate_host(pages.table_bytes) for _ in range(2)]
         )
-        self._step: Step | None = None
+        self._begun: list[Begun] = []
+        self._unknown: Begun | None = None
+        self._on_device: BoundCall | None = None
         self.started = self.dropped = 0
+
+    def fills(self, bound: BoundCall) -> None:
+        """Says whose inputs and results the device's buffers hold, once all enqueued is done."""
+        self._on_device = bound
+
+    def has_inputs(self, step: Step) -> bool:
+        """Whether what goes on from `step` finds its inputs on the device."""
+        return self._on_device is step.bound
 
     def start(self, step: Step) -> None:
         """Enqueues the step behind `step`, which has been enqueued or taken just now.
@@ -79,32 +104,49 @@ class Lookahead:
         """
         bound, call, live, host = step.bound, step.call, step.frame.live, self._results.host
         inputs, outputs = bound.inputs, bound.outputs
-        assert bound.graph is not None and call.sampling is not None
+        assert call.sampling is not None
         if self._pages is not None:
             self._upload_table(self._pages, inputs, call)
         for name, source in ((BLOCK_IDS, NEXT_BLOCK_IDS), (CACHE_START, NEW_START)):
             begin, size = inputs.part(name, live)
             offset, _ = outputs.part(source, live)
             self._device.copy(self._inputs.address + begin, self._results.address + offset, size)
-        self._device.launch(bound.graph)
-        self._results.download(bound.copied(Scores.NONE), ahead=True)
-        self.started += 1
         # Views: what the device goes on with is known once `step` has been waited for.
         anchors = outputs.view(host, NEXT_BLOCK_IDS)[live, 0]
         starts = outputs.view(host, NEW_START)[live]
         sampling = call.sampling.copy()
         following = replace(call, anchors=anchors, starts=starts, sampling=sampling)
-        self._step = replace(step, call=following)
+        self._unknown = self.launch(replace(step, call=following))
+
+    def launch(self, step: Step) -> Begun:
+        """Enqueues a step whose inputs are on the device, or on their way there."""
+        assert step.bound.graph is not None
+        self._device.launch(step.bound.graph)
+        side = self._results.download_ahead(step.bound.copied(Scores.NONE))
+        begun = Begun(step, side)
+        self._begun.append(begun)
+        self.started += 1
+        return begun
+
+    def know(self) -> None:
+        """Keeps what the step begun last goes on with, which the call that began it has told."""
+        if (begun := self._unknown) is None:
+            return
+        self._unknown, call = None, begun.step.call
+        known = replace(call, anchors=call.anchors.copy(), starts=call.starts.copy())
+        self._begun.remove(begun)
+        self._begun.append(Begun(replace(begun.step, call=known), begun.side))
 
     def take(self, step: Step) -> bool:
-        """Whether `step` is the one under way, whose results are then the current ones.
+        """Whether `step` is one that is under way, whose results are then the current ones.
 
         More of it than its choices must not be wanted: the rest stays on the device.
         """
-        if self._step is None or not self._step.equals(step):
+        begun = next((one for one in self._begun if one.step.equals(step)), None)
+        if begun is None:
             return False
-        self._step = None
-        self._results.turn()
+        self._begun.remove(begun)
+        self._results.turn(begun.side)
         return True
 
     def _upload_table(self, pages: DevicePages, inputs: PackedTensors, call: StepCall) -> None:
@@ -115,8 +157,11 @@ class Lookahead:
         pages.fill(memory.view(np.int32).reshape(inputs.shape(PAGE_TABLE)), call.slots)
         self._device.upload(self._inputs.address + offset, memory)
 
-    def drop(self) -> None:
-        """Forgets the step under way, if any; it still runs to its end."""
-        if self._step is not None:
-            self._step = None
-            self.dropped += 1
+    def drop(self, slots: range | None = None) -> None:
+        """Forgets the steps under way, those of `slots` or all; they still run to their ends."""
+        for begun in self._begun.copy():
+            own = begun.step.call.slots
+            if slots is None or (own.start < slots.stop and slots.start < own.stop):
+                self._begun.remove(begun)
+                self._results.give_back(begun.side)
+                self.dropped += 1
