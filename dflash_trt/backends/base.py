@@ -128,7 +128,9 @@ class ExecutorLimits(Limits):
     `takes_any_chunk` says that calls with one sequence may have more rows than `prefill_chunk`,
     and ask for all their logits; `page_pool` is that of a PagedExecutor, None where caches are
     linear; `draws` says that choices are drawn with each sequence's own sampling, and that calls
-    are given it.
+    are given it. `has_state`: the target has recurrent layers, so that a sequence goes on where
+    its last call's rows end, or takes back at most `block_size` of them; what it has written
+    before cannot be run again, nor shared.
     """
 
     vocab_size: int
@@ -136,6 +138,7 @@ class ExecutorLimits(Limits):
     takes_any_chunk: bool = False
     page_pool: PagePool | None = None
     draws: bool = False
+    has_state: bool = False
 
     def chunk(self, wanted: int) -> int:
         """Rows of a prefill pass where `wanted` are asked for."""

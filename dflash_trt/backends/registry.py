@@ -39,6 +39,7 @@ def open_executor(
         takes_any_chunk=manifest.engines is None,
         page_pool=manifest.page_pool,
         draws=manifest.engines is not None and manifest.engines.draws,
+        has_state=target.sizes.has_state,
     )
     layout = cache_layout(manifest.graph_form, target.sizes, draft.sizes)
     # Imported here: a command needs one library or the other, or only reads a bundle.

@@ -102,7 +102,9 @@ def build_bundle(
     if options.page_size is not None:
         pool = choose_pool(limits, options.page_size, options.pages)
     form = GraphForm(
-        page_size=None if pool is None else pool.page_size, cache_dtype=options.cache_dtype
+        page_size=None if pool is None else pool.page_size,
+        cache_dtype=options.cache_dtype,
+        replay=limits.block_size if pair.target.sizes.has_state else None,
     )
     libraries = {library: version(library) for library in LIBRARIES}
     if options.engines is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -20,7 +20,13 @@ from dflash_trt.checkpoints.quantized_weights import (
     is_scale,
     quantized_linears,
 )
-from dflash_trt.checkpoints.sizes import MAX_LAYERS, DecoderSizes, ExpertSizes, LayerSizes
+from dflash_trt.checkpoints.sizes import (
+    MAX_LAYERS,
+    DecoderSizes,
+    ExpertSizes,
+    LayerSizes,
+    RecurrentSizes,
+)
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.files import FileKind, exists
 from dflash_trt.core.limits import Limits, PagePool
@@ -108,13 +114,27 @@ class ExpertDims(StrictRecord):
         return ExpertSizes(self.experts, self.chosen, self.intermediate_size)
 
 
+class RecurrentDims(StrictRecord):
+    """A hybrid target's Gated DeltaNet layers (see RecurrentSizes), and which ones they are."""
+
+    layers: list[Annotated[int, Field(ge=0)]]
+    key_heads: Positive
+    value_heads: Positive
+    head_dim: Positive
+    kernel: Annotated[int, Field(ge=2)]
+
+
 class TargetDims(ModelDims):
-    """`layer_windows` is empty where every layer sees everything before it."""
+    """`layer_windows` is empty where every layer sees everything before it.
+
+    With `recurrent` layers, the others have an output gate.
+    """
 
     family: Text
     layer_windows: list[int | None] = Field(default_factory=list)
     has_sinks: bool = False
     experts: ExpertDims | None = None
+    recurrent: RecurrentDims | None = None
     vocab_size: Positive
     max_position_embeddings: Positive
     eos_token_ids: list[int]
@@ -123,6 +143,11 @@ class TargetDims(ModelDims):
     def sizes(self) -> DecoderSizes:
         windows = self.layer_windows or [None] * self.layers
         sizes = super().sizes.with_layers(windows, has_sinks=self.has_sinks)
+        if (one := self.recurrent) is not None:
+            kind = RecurrentSizes(one.key_heads, one.value_heads, one.head_dim, one.kernel)
+            sizes = sizes.with_recurrence(
+                kind if layer in one.layers else None for layer in range(self.layers)
+            )
         return replace(sizes, experts=None if self.experts is None else self.experts.sizes)
 
 
@@ -238,6 +263,7 @@ class Manifest(StrictRecord):
             pages=None if pool is None or engines is None else pool.pages,
             cache_dtype=CacheDtype(self.kv_dtype),
             draws=engines is not None and engines.draws,
+            replay=None if self.target.recurrent is None else self.limits.block_size,
         )
 
     @model_validator(mode="after")
@@ -284,10 +310,19 @@ def target_dims(pair: Pair) -> TargetDims:
         layer_windows=list(target.layer_windows) if any(target.layer_windows) else [],
         has_sinks=target.has_sinks,
         experts=_expert_dims(target),
+        recurrent=_recurrent_dims(target),
         vocab_size=target.vocab_size,
         max_position_embeddings=target.max_position_embeddings,
         eos_token_ids=list(target.eos_token_ids),
     )
+
+
+def _recurrent_dims(target: TargetSpec) -> RecurrentDims | None:
+    layers = [(i, layer.recurrent) for i, layer in enumerate(target.sizes.layers)]
+    found = {i: one for i, one in layers if one is not None}
+    for one in found.values():
+        return RecurrentDims(layers=list(found), **asdict(one))
+    return None
 
 
 def _expert_dims(target: TargetSpec) -> ExpertDims | None:

@@ -18,7 +18,8 @@ class DecoderSpec:
 
     `weights` maps roles ("norm", "layers.{i}.q_proj" …) to tensors. Norms multiply by
     `norm_offset` + w. Layers with a window turn by `local_rope` where it is given. Queries are
-    multiplied by `query_scale`, 1/sqrt(D) where it is None.
+    multiplied by `query_scale`, 1/sqrt(D) where it is None. RoPE turns the first `rotary_dim`
+    elements of a head, all where it is None.
     """
 
     sizes: DecoderSizes
@@ -33,6 +34,7 @@ class DecoderSpec:
     activation: Activation = "silu"
     local_rope: RopeSpec | None = None
     query_scale: float | None = None
+    rotary_dim: int | None = None
 
     @property
     def hidden_size(self) -> int:

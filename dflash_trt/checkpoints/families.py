@@ -1,7 +1,8 @@
 """Families as data: which checkpoint tensor has which role, and which shape.
 
-`{i}` is the layer, `{e}` the expert. Shapes are written in the symbols of `DecoderSizes.symbols`,
-`MoeSpec.symbols` and "vocab", with `*` between factors; "?" is any size.
+`{i}` is the layer, `{full}` one with attention, `{linear}` one without, `{e}` the expert. Shapes
+are written in the symbols of `DecoderSizes.symbols`, `MoeSpec.symbols` and "vocab", with `*`
+between factors; "?" is any size.
 """
 
 from __future__ import annotations
@@ -64,6 +65,22 @@ OUTPUT_NORM_WEIGHTS: Rules = {
 }
 """Gemma's four norms a layer. What other families call post_attention_layernorm, the norm before
 the MLP, has another name there, and the norm of that name is another one."""
+
+GATED_DELTA_WEIGHTS: Rules = {
+    f"layers.{{linear}}.{role}": (f"layers.{{linear}}.linear_attn.{name}", shape)
+    for role, name, shape in (
+        ("in_proj_qkv", "in_proj_qkv.weight", ("channels", "hidden")),
+        ("in_proj_z", "in_proj_z.weight", ("values", "hidden")),
+        ("in_proj_b", "in_proj_b.weight", ("value_heads", "hidden")),
+        ("in_proj_a", "in_proj_a.weight", ("value_heads", "hidden")),
+        ("conv1d", "conv1d.weight", ("channels", "one", "kernel")),
+        ("A_log", "A_log", ("value_heads",)),
+        ("dt_bias", "dt_bias", ("value_heads",)),
+        ("gated_norm", "norm.weight", ("value_dim",)),
+        ("out_proj", "out_proj.weight", ("hidden", "values")),
+    )
+}
+"""Of the layers without attention, {linear}; {full} are the others."""
 
 SINK_WEIGHTS: Rules = {"layers.{i}.sinks": ("layers.{i}.self_attn.sinks", ("heads",))}
 
@@ -199,6 +216,13 @@ class Family:
     is_gemma: bool = False
     """Norms multiply by 1 + w and there are four a layer; embeddings take √hidden; layers that
     slide have a RoPE of their own; `query_pre_attn_scalar` scales queries."""
+    is_hybrid: bool = False
+    """Layers of Gated DeltaNet between layers of attention with an output gate, which turns a part
+    of each head; norms multiply by 1 + w."""
+    text_key: str | None = None
+    """The config's key that has the text model; None where the config is its own."""
+    unused: tuple[str, ...] = ()
+    """How the names of tensors begin that belong to other parts of the model."""
     activation: Activation = "silu"
     default_tied: bool = False
     experts: ExpertRules | None = None
@@ -271,6 +295,26 @@ FAMILIES: list[Family] = [
             experts=QWEN3_MOE_EXPERTS,
         ),
     ),
+    Family(
+        "qwen3_5",
+        "Qwen3_5ForConditionalGeneration",
+        qk_norm=True,
+        default_head_dim=256,
+        prefix="model.language_model.",
+        must_be_off=("attention_bias",),
+        is_hybrid=True,
+        text_key="text_config",
+        unused=("model.visual.", "mtp."),
+    ),
+    Family(
+        "qwen3_5",
+        "Qwen3_5ForCausalLM",
+        qk_norm=True,
+        default_head_dim=256,
+        must_be_off=("attention_bias",),
+        is_hybrid=True,
+        unused=("model.visual.", "mtp."),
+    ),
 ]
 """All that are known; programs may append their own."""
 
@@ -300,6 +344,9 @@ FOREIGN_KEYS = (
 )
 """Config keys of other or newer families: each says that more is computed than is known here."""
 
+HYBRID_KEYS = ("full_attention_interval", "linear_num_key_heads")
+"""Those of them that hybrids are described by."""
+
 NORM_EPS = 1e-6
 """transformers' own where the config is silent."""
 
@@ -326,8 +373,19 @@ def target_rules(
         body |= ATTENTION_BIASES if family.has_output_bias else QKV_BIASES
     if family.has_sinks:
         body |= SINK_WEIGHTS
+    if family.is_hybrid:
+        body = {_of_full(role): (_of_full(name), shape) for role, (name, shape) in body.items()}
+        name, _ = body["layers.{full}.q_proj"]
+        body["layers.{full}.q_proj"] = (name, ("queries_gates", "hidden"))
+        body |= GATED_DELTA_WEIGHTS
     rules = {role: (family.prefix + name, shape) for role, (name, shape) in body.items()}
     return rules if tied else {**rules, **HEAD_WEIGHTS}
+
+
+def _of_full(name: str) -> str:
+    """What a hybrid has in layers of attention alone is named after these."""
+    own = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+    return name.replace("{i}", "{full}") if any(part in name for part in own) else name
 
 
 def find_family(architecture: str | None) -> Family | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from dflash_trt.checkpoints.families import HARMLESS_SUFFIXES, Rules, Shape
 from dflash_trt.checkpoints.folder import Checkpoint
@@ -32,12 +32,17 @@ def match_weights(
     symbols: Mapping[str, int],
     ignored: tuple[str, ...] = (),
     quantization: Quantization | None = None,
+    *,
+    linear_layers: Collection[int] = (),
+    unused: tuple[str, ...] = (),
 ) -> dict[str, TensorEntry]:
     """Role → tensor for every rule, expanded over the layers, and the scales of quantised linears.
 
     Args:
         symbols: value of each symbol of the rules' shapes.
         ignored: exact names that may be present and are not used.
+        linear_layers: those without attention, {linear} in a role; the others are {full}.
+        unused: how names begin of tensors that may be present and are not used.
 
     Raises:
         DflashError: names the missing, the unexpected and the wrongly shaped tensors, the
@@ -45,10 +50,15 @@ def match_weights(
     """
     experts = symbols.get("experts", 0)
     _refuse_many(checkpoint, _count(rules, num_layers, experts))
+    layers = {
+        "i": range(num_layers),
+        "linear": linear_layers,
+        "full": [i for i in range(num_layers) if i not in linear_layers],
+    }
     weights: dict[str, TensorEntry] = {}
     missing: list[str] = []
     misshapen: list[str] = []
-    for role, (name, shape) in _expand(rules, num_layers, experts).items():
+    for role, (name, shape) in _expand(rules, layers, experts).items():
         entry = checkpoint.tensors.get(name)
         if entry is None:
             missing.append(quoted(name))
@@ -71,6 +81,7 @@ def match_weights(
         if name not in used
         and name not in ignored
         and not name.endswith(HARMLESS_SUFFIXES)
+        and not name.startswith(unused)
         and not (quantization and (is_kv_scale(name) or (misfit and is_scale(name))))
     ]
     problems = [
@@ -99,18 +110,21 @@ def _refuse_many(checkpoint: Checkpoint, count: int) -> None:
 
 
 def _count(rules: Rules, num_layers: int, experts: int) -> int:
-    """How many there are in `_expand`."""
+    """How many there are in `_expand`, or more: both kinds of layers count as all."""
+    of_layers = ("layers.{i}", "layers.{full}", "layers.{linear}")
     return sum(
-        (num_layers if "{i}" in role else 1) * (experts if "{e}" in role else 1) for role in rules
+        (num_layers if role.startswith(of_layers) else 1) * (experts if "{e}" in role else 1)
+        for role in rules
     )
 
 
-def _expand(rules: Rules, num_layers: int, experts: int) -> Rules:
+def _expand(rules: Rules, layers: Mapping[str, Collection[int]], experts: int) -> Rules:
     expanded: dict[str, tuple[str, Shape]] = {}
     for role, (name, shape) in rules.items():
-        for i in range(num_layers) if "{i}" in role else range(1):
+        kind = next((kind for kind in layers if f"{{{kind}}}" in role), None)
+        for i in range(1) if kind is None else layers[kind]:
             for e in range(experts) if "{e}" in role else range(1):
-                place = {"i": i, "e": e}
+                place = {kind or "i": i, "e": e}
                 expanded[role.format_map(place)] = (name.format_map(place), shape)
     return expanded
 

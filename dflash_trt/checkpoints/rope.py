@@ -20,6 +20,10 @@ DEFAULT_THETA = 10_000.0
 GEMMA_THETA = 1_000_000.0
 """The same of a Gemma's layers that see everything."""
 
+PARTIAL = "partial_rotary_factor"
+PARTIAL_FACTOR = 0.25
+"""What a Qwen3.5 config has that states none."""
+
 LEAST = 1e-6
 """What every number of a scaling is above: the inverse of a smaller one may leave float32."""
 
@@ -120,6 +124,27 @@ def read_ropes_by_kind(config: ConfigFields) -> tuple[RopeSpec, RopeSpec]:
         read_rope(ConfigFields(full, config.where), GEMMA_THETA),
         read_rope(ConfigFields(local, config.where)),
     )
+
+
+def read_partial_rope(config: ConfigFields, head_dim: int) -> tuple[RopeSpec, int]:
+    """Qwen3.5's RoPE, and how many of a head's first elements it turns.
+
+    Text has the same position in all three sections of multimodal RoPE, which is then plain.
+    """
+    values = dict(config.values)
+    key = "rope_scaling" if values.get("rope_scaling") else "rope_parameters"
+    scaling = dict(config.child(key).values)
+    for own in ("mrope_section", "mrope_interleaved"):
+        scaling.pop(own, None)
+    fields = ConfigFields(scaling, config.where, f"{config.prefix}{key}.")
+    at = fields if fields.has(PARTIAL) else config
+    factor = at.number(PARTIAL, PARTIAL_FACTOR, high=1.0)
+    turned = int(head_dim * factor)
+    if turned < 2 or turned % 2:
+        raise at.error(PARTIAL, f"must turn an even part of {head_dim}, not {turned}")
+    scaling.pop(PARTIAL, None)
+    values.pop(PARTIAL, None)
+    return read_rope(ConfigFields(values | {key: scaling}, config.where, config.prefix)), turned
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> FloatArray:

@@ -17,11 +17,45 @@ Windows = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentSizes:
+    """A Gated DeltaNet layer (arXiv 2412.06464): `key_heads` of q and of k, `value_heads` of v.
+
+    All have `head_dim` elements. A causal convolution over `kernel` rows comes before them.
+    """
+
+    key_heads: int
+    value_heads: int
+    head_dim: int
+    kernel: int
+
+    @property
+    def value_elements(self) -> int:
+        """Elements of v in a row, which are those of the output and of its gate."""
+        return self.value_heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Elements of q, k and v in a row, which the convolution takes."""
+        return 2 * self.key_heads * self.head_dim + self.value_elements
+
+    @property
+    def row_elements(self) -> int:
+        """What is kept of a row: the channels and both gates, of which a head has one each."""
+        return self.channels + 2 * self.value_heads
+
+    @property
+    def state_elements(self) -> int:
+        """Elements of a sequence's state."""
+        return self.value_elements * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSizes:
     """One layer's attention: query heads and KV heads, of `head_dim` elements each.
 
     A query at p sees keys j with |p - j| < `window` (None: all), of these none after p where
-    `is_causal`. `has_sinks`: every head's softmax has one more term.
+    `is_causal`. `has_sinks`: every head's softmax has one more term. `has_gate`: q comes with a
+    gate of its size for the output. A layer that is `recurrent` has no attention.
     """
 
     heads: int
@@ -30,16 +64,25 @@ class LayerSizes:
     window: int | None = None
     is_causal: bool = True
     has_sinks: bool = False
+    has_gate: bool = False
+    recurrent: RecurrentSizes | None = None
 
     @property
     def kv_elements(self) -> int:
         """Elements of K and V together, for one token."""
-        return 2 * self.kv_heads * self.head_dim
+        return 0 if self.recurrent is not None else 2 * self.kv_heads * self.head_dim
+
+    @property
+    def query_elements(self) -> int:
+        """Elements that a token has in q, its gate included."""
+        return self.heads * self.head_dim * (1 + self.has_gate)
 
     @property
     def projection_elements(self) -> int:
-        """Elements that a token has in q, k and v together."""
-        return self.heads * self.head_dim + self.kv_elements
+        """Elements that a token has in q, k and v together, gates included."""
+        if self.recurrent is not None:
+            return self.recurrent.row_elements + self.recurrent.value_elements
+        return self.query_elements + self.kv_elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +109,8 @@ class DecoderSizes:
 
     @property
     def layer(self) -> LayerSizes:
-        """The sizes that all layers have; ValueError where they differ."""
-        kinds = self.kinds()
+        """The sizes that all layers with attention have; ValueError where they differ."""
+        kinds = [kind for kind in self.kinds() if kind.recurrent is None]
         if len(kinds) != 1:
             raise ValueError(f"layers of {len(kinds)} sizes")
         return next(iter(kinds))
@@ -76,6 +119,11 @@ class DecoderSizes:
     def mlp_size(self) -> int:
         """Width of one MLP: of an expert where there are experts."""
         return self.intermediate_size if self.experts is None else self.experts.intermediate_size
+
+    @property
+    def has_state(self) -> bool:
+        """Whether some layers are recurrent."""
+        return any(layer.recurrent is not None for layer in self.layers)
 
     @property
     def windows(self) -> Windows:
@@ -102,6 +150,12 @@ class DecoderSizes:
         )
         return replace(self, layers=tuple(layers))
 
+    def with_recurrence(self, layers: Iterable[RecurrentSizes | None]) -> DecoderSizes:
+        """The same with these layers: None has the attention of `layer`, with a gate."""
+        gated = replace(self.layer, has_gate=True)
+        mixed = (replace(gated, recurrent=one, has_gate=one is None) for one in layers)
+        return replace(self, layers=tuple(mixed))
+
     def seen_elements(self, context: float) -> float:
         """Elements that a query of every head meets in all layers, behind `context` tokens."""
         return sum(
@@ -109,17 +163,30 @@ class DecoderSizes:
             * layer.head_dim
             * (context if layer.window is None else min(context, layer.window))
             for layer in self.layers
+            if layer.recurrent is None
         )
 
     def symbols(self) -> dict[str, int]:
         """The names that weight shapes are written in."""
-        return {
+        symbols = {
             "hidden": self.hidden_size,
             "heads": self.layer.heads,
             "kv_heads": self.layer.kv_heads,
             "head_dim": self.layer.head_dim,
             "intermediate": self.intermediate_size,
         }
+        for layer in self.layers:
+            if layer.recurrent is not None:
+                return symbols | {
+                    "queries_gates": self.layer.query_elements,
+                    "channels": layer.recurrent.channels,
+                    "values": layer.recurrent.value_elements,
+                    "value_heads": layer.recurrent.value_heads,
+                    "value_dim": layer.recurrent.head_dim,
+                    "kernel": layer.recurrent.kernel,
+                    "one": 1,
+                }
+        return symbols
 
 
 @lru_cache(maxsize=64)  # builders ask at every layer

@@ -17,6 +17,7 @@ from dflash_trt.checkpoints.families import (
     FAMILIES,
     FOREIGN_KEYS,
     HEAD_NAME,
+    HYBRID_KEYS,
     NORM_EPS,
     REFUSED_FAMILIES,
     Family,
@@ -27,8 +28,9 @@ from dflash_trt.checkpoints.folder import CONFIG_NAME, Checkpoint, open_checkpoi
 from dflash_trt.checkpoints.moe import MoeSpec, read_moe
 from dflash_trt.checkpoints.name_map import match_weights
 from dflash_trt.checkpoints.quantization import read_quantization
+from dflash_trt.checkpoints.recurrent import read_recurrent
 from dflash_trt.checkpoints.relatives import read_architecture
-from dflash_trt.checkpoints.rope import LEAST, read_rope, read_ropes_by_kind
+from dflash_trt.checkpoints.rope import LEAST, read_partial_rope, read_rope, read_ropes_by_kind
 from dflash_trt.checkpoints.safetensors_header import TensorEntry
 from dflash_trt.checkpoints.sizes import read_sizes
 from dflash_trt.checkpoints.windows import read_windows
@@ -77,25 +79,38 @@ def read_target(folder: str | Path) -> TargetSpec:
             weights that do not fit the config.
     """
     folder = Path(folder)
-    config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
-    family = _find_family(config)
+    whole = ConfigFields(read_config(folder), folder / CONFIG_NAME)
+    family = _find_family(whole)
+    config = text_config(whole, family)
     _refuse_variants(config, family)
     experts = family.experts
     has_packed_experts = experts is not None and "MXFP4" in experts.experts
-    quantization = read_quantization(config, has_packed_experts=has_packed_experts)
+    quantization = read_quantization(whole, has_packed_experts=has_packed_experts)
+    if family.is_hybrid and quantization is not None:
+        what = f"is quantised, which {family.name} checkpoints cannot be here yet"
+        raise DflashError(what, where=whole.where, fix="pass the checkpoint in bf16")
     sizes = read_sizes(config, family.default_head_dim, family.activation)
     rms_norm_eps = config.number("rms_norm_eps", NORM_EPS, high=1.0)
     max_positions = config.integer("max_position_embeddings")
     vocab_size = config.integer("vocab_size", high=MAX_VOCAB)
     moe = read_moe(config, family, sizes.hidden_size, quantization)
     attention_bias = config.flag("attention_bias", family.default_attention_bias)
-    tied = config.flag("tie_word_embeddings", family.default_tied)
-    rope, local_rope = read_ropes_by_kind(config) if family.is_gemma else (read_rope(config), None)
-    query_scale = None
+    ties = whole if whole.has("tie_word_embeddings") else config
+    tied = ties.flag("tie_word_embeddings", family.default_tied)
+    rotary_dim = local_rope = query_scale = None
+    if family.is_hybrid:
+        rope, rotary_dim = read_partial_rope(config, sizes.layer.head_dim)
+    elif family.is_gemma:
+        rope, local_rope = read_ropes_by_kind(config)
+    else:
+        rope = read_rope(config)
     if family.is_gemma:
         query_scale = config.number("query_pre_attn_scalar", GEMMA_QUERY_SCALAR, low=LEAST) ** -0.5
-    windows = read_windows(config, family, len(sizes.layers))
-    sizes = replace(sizes.with_layers(windows, has_sinks=family.has_sinks), experts=moe)
+    if family.is_hybrid:
+        sizes = sizes.with_recurrence(read_recurrent(config, len(sizes.layers)))
+    else:
+        windows = read_windows(config, family, len(sizes.layers))
+        sizes = replace(sizes.with_layers(windows, has_sinks=family.has_sinks), experts=moe)
     eos_token_ids = _read_eos_token_ids(folder, config)
     if any(token_id >= vocab_size for token_id in eos_token_ids):
         raise DflashError(
@@ -123,6 +138,8 @@ def read_target(folder: str | Path) -> TargetSpec:
         },
         ignored,
         quantization,
+        linear_layers=[i for i, layer in enumerate(sizes.layers) if layer.recurrent is not None],
+        unused=family.unused,
     )
     if tied and HEAD_NAME in checkpoint.tensors:
         _check_tied_head(checkpoint, weights["embed_tokens"])
@@ -140,12 +157,22 @@ def read_target(folder: str | Path) -> TargetSpec:
         weights=weights,
         quantization=quantization,
         checkpoint=checkpoint,
-        norm_offset=1.0 if family.is_gemma else 0.0,
+        norm_offset=1.0 if family.is_gemma or family.is_hybrid else 0.0,
         embedding_scale=_embedding_scale(weights["embed_tokens"]) if family.is_gemma else 1.0,
         activation=family.activation,
         local_rope=local_rope,
         query_scale=query_scale,
+        rotary_dim=rotary_dim,
     )
+
+
+def text_config(config: ConfigFields, family: Family) -> ConfigFields:
+    """The part of a config that describes the text model."""
+    if family.text_key is None:
+        return config
+    if not config.has(family.text_key):
+        raise config.error(family.text_key, "must be the text model's config")
+    return config.child(family.text_key)
 
 
 def _find_family(config: ConfigFields) -> Family:
@@ -168,6 +195,8 @@ def _refuse_variants(config: ConfigFields, family: Family) -> None:
         if config.flag(key, False):
             raise config.unsupported(key, "it must be false")
     for key in FOREIGN_KEYS:
+        if family.is_hybrid and key in HYBRID_KEYS:
+            continue
         if config.values.get(key) not in (None, False, 0):
             raise config.unsupported(key, f"{family.architecture} as it is known here has none")
 

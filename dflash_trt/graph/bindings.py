@@ -19,6 +19,8 @@ BLOCK_IDS = "block_ids"
 CACHE_START = "cache_start"
 PAGE_TABLE = "page_table"
 LOGIT_ROWS = "logit_rows"
+STATE_START = "state_start"
+ROWS_END = "rows_end"
 SAMPLING = "sampling"
 CHOICE_IDS = "choice_ids"
 LOGITS = "logits"
@@ -36,14 +38,16 @@ OBSERVED_PREFIX = "amax/"
 CANDIDATES = 128
 
 Owner = Literal["target", "draft"]
-CacheKind = Literal["k", "v"]
+CacheKind = Literal["k", "v", "state", "rows"]
 KV: tuple[CacheKind, ...] = ("k", "v")
+RECURRENT: tuple[CacheKind, ...] = ("state", "rows")
 
 
 def cache_input(owner: Owner, kv: CacheKind, layer: int) -> str:
-    """Name of one layer's K or V cache as a graph input.
+    """Name of one layer's K or V cache as a graph input, or of a recurrent layer's.
 
-    [B, kv heads, M, D], or a pool [pages, page_size, kv heads, D] in the paged layout.
+    [B, kv heads, M, D], or a pool [pages, page_size, kv heads, D] in the paged layout. A state is
+    [B, heads, D, D], and rows are [B, kept rows, elements].
     """
     return f"{owner}_{kv}_{layer}"
 

@@ -52,6 +52,8 @@ class GraphForm:
         pages: of a pool, besides nobody's, where that is fixed.
         cache_dtype: under FP8, K and V are rounded to what E4M3 holds. A float32 graph caches the
             rounded values, a narrow one their codes: the same numbers.
+        replay: rows that a call may take back of those before it, which models with recurrent
+            state keep (see gated_delta.py); None for models without.
     """
 
     precision: Precision = Precision.FLOAT32
@@ -61,6 +63,7 @@ class GraphForm:
     draws: bool = False
     pages: int | None = None
     cache_dtype: CacheDtype = CacheDtype.COMPUTE
+    replay: int | None = None
 
     @property
     def is_paged(self) -> bool:

@@ -18,6 +18,7 @@ OPSET = 24
 IR_VERSION = 11
 TRT_DOMAIN = "trt"
 DFLASH_DOMAIN = "dflash"
+CONTRIB_DOMAIN = "com.microsoft"
 
 _FACTS = ("query_heads", "head_dim", "is_causal", "window")
 
@@ -78,11 +79,14 @@ def define(
     *,
     domain: str = DFLASH_DOMAIN,
     overload: str | None = None,
+    contrib: bool = False,
 ) -> onnx.FunctionProto:
-    """The function that `text` defines in ONNX's text format, with `constants` before its nodes."""
-    function = onnx.parser.parse_function(
-        f'<domain: "{domain}", opset_import: ["" : {OPSET}]>{text}'
-    )
+    """The function that `text` defines in ONNX's text format, with `constants` before its nodes.
+
+    With `contrib` it may use ONNX Runtime's own operations.
+    """
+    opsets = f'"" : {OPSET}' + f', "{CONTRIB_DOMAIN}" : 1' * contrib
+    function = onnx.parser.parse_function(f'<domain: "{domain}", opset_import: [{opsets}]>{text}')
     nodes = [
         *(
             helper.make_node("Constant", [], [name], value=value)

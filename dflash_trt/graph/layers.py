@@ -8,6 +8,7 @@ from dflash_trt.graph.caches import cache_strategy
 from dflash_trt.graph.form import Precision
 from dflash_trt.graph.functions import geglu_function, swiglu_function
 from dflash_trt.graph.model_builder import LayerBuilder, ModelBuilder
+from dflash_trt.graph.tables import query_scale
 
 
 def embed(model: ModelBuilder) -> str:
@@ -57,16 +58,35 @@ def attention(layer: LayerBuilder, x: str) -> str:
     b, sizes, tables, rows = layer.b, layer.sizes, layer.tables, layer.rows
     with b.scope("attention"):
         normed = layer.rms_norm(x, "input_layernorm", "norm")
-        q = split_heads(layer, normed, "q", sizes.heads)
+        gate = None
+        if sizes.has_gate:
+            q, gate = _split_gated(layer, normed)
+        else:
+            q = split_heads(layer, normed, "q", sizes.heads)
         k = split_heads(layer, normed, "k", sizes.kv_heads)
         v = split_heads(layer, normed, "v", sizes.kv_heads)
-        # The query tables carry 1/sqrt(D), so that no node has to scale q.
-        q = b.node("RotaryEmbedding", [q, *tables.queries(b), rows.positions], "q_rope")
-        k = b.node("RotaryEmbedding", [k, *tables.keys(b), rows.positions], "k_rope")
+        if (turned := layer.spec.rotary_dim) is None:
+            # The query tables carry 1/sqrt(D), so that no node has to scale q.
+            q = b.node("RotaryEmbedding", [q, *tables.queries(b), rows.positions], "q_rope")
+            k = b.node("RotaryEmbedding", [k, *tables.keys(b), rows.positions], "k_rope")
+        else:
+            scale = b.constant("query_scale", [], [query_scale(layer.spec)])
+            q = b.node("Mul", [q, scale], "q_scaled")
+            q, k = (
+                b.node(
+                    "RotaryEmbedding",
+                    [one, *tables.keys(b), rows.positions],
+                    name,
+                    rotary_embedding_dim=turned,
+                )
+                for one, name in ((q, "q_rope"), (k, "k_rope"))
+            )
         attended = cache_strategy(b.form).attend(layer, q, k, v)
         merged = b.node("Transpose", [attended], "by_row", perm=[0, 2, 1, 3])
         width = sizes.heads * sizes.head_dim
         flat = b.node("Reshape", [merged, b.integers(-1, width)], "rows")
+        if gate is not None:
+            flat = b.node("Mul", [flat, b.node("Sigmoid", [gate], "open")], "gated")
         return _add_output(layer, x, flat, "o_proj", "attention_output_norm")
 
 
@@ -76,6 +96,19 @@ def _add_output(layer: LayerBuilder, x: str, rows: str, role: str, norm: str) ->
         return layer.linear(rows, role, residual=x)
     normed = layer.rms_norm(layer.linear(rows, role), norm, norm)
     return layer.b.node("Add", [x, normed], f"{norm}_add")
+
+
+def _split_gated(layer: LayerBuilder, x: str) -> tuple[str, str]:
+    """Projects rows [T,H] to q [B,heads,S,D], normed, and a gate [T,heads·D]; a head has both."""
+    b, heads, size = layer.b, layer.sizes.heads, layer.sizes.head_dim
+    projected = layer.linear(x, "q_proj")
+    both = b.node("Reshape", [projected, layer.rows.shape(heads, 2 * size)], "q_and_gate")
+    axis = b.integers(3)
+    q = b.node("Slice", [both, b.integers(0), b.integers(size), axis], "q_split")
+    gate = b.node("Slice", [both, b.integers(size), b.integers(2 * size), axis], "gate_split")
+    gate = b.node("Reshape", [gate, b.integers(-1, heads * size)], "gate")
+    q = layer.rms_norm(q, "q_norm", "q_norm")
+    return b.node("Transpose", [q], "q_heads", perm=[0, 2, 1, 3]), gate
 
 
 def split_heads(layer: LayerBuilder, x: str, kind: str, heads: int) -> str:

@@ -278,6 +278,8 @@ class GraphBuilder:
         graph = helper.make_graph(self._nodes, self._name, self._inputs, self._outputs, weights)
         domains = dict.fromkeys(["", *(domain for domain, _, _ in self._functions)])
         domains |= dict.fromkeys(node.domain for node in self._nodes)
+        for function in self._functions.values():
+            domains |= dict.fromkeys(one.domain for one in function.opset_import)
         model = helper.make_model(
             graph,
             opset_imports=[helper.make_opsetid(one, 1 if one else OPSET) for one in domains],

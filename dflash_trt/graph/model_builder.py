@@ -56,14 +56,17 @@ class ModelBuilder:
         """A weight as stored."""
         return self.b.stored(self.name(role), self.entry(role))
 
-    def rms_norm(self, x: str, role: str, name: str, *, is_wide: bool = False) -> str:
+    def rms_norm(
+        self, x: str, role: str, name: str, *, is_wide: bool = False, is_plain: bool = False
+    ) -> str:
         """RMSNorm over the last axis, Zhang & Sennrich 2019 (arXiv 1910.07467).
 
         Computed in float32, the result is in the compute type; `is_wide`: x is float32 already.
+        `is_plain`: it multiplies by w, whatever the model's other norms do.
         """
         b = self.b
         scale = self.weight(role, Precision.FLOAT32)
-        if self.spec.norm_offset:
+        if self.spec.norm_offset and not is_plain:
             offset = b.node("Constant", [], f"{name}_offset", value_float=self.spec.norm_offset)
             scale = b.node("Add", [scale, offset], f"{name}_scale")
         wide = x if is_wide else b.widen(x, f"{name}_input")

@@ -30,7 +30,8 @@ def compute_tables(
     """Every table that the graphs need, [positions, D/2] float32, by name.
 
     `q_cos` and `q_sin` are `cos` and `sin` times 1/sqrt(D), so that rotating a query also scales
-    it for attention. Tables of more than `MAX_STORED_SCALED` positions have none.
+    it for attention. Tables of more than `MAX_STORED_SCALED` positions have none, and those of a
+    part of each head, which cannot scale the rest.
     """
     computed = _compute("target", target, positions)
     if draft is not None and draft_tables(target, draft) == "draft":
@@ -86,17 +87,22 @@ class RopeTables:
 
 
 def _compute(owner: str, spec: DecoderSpec, positions: int) -> dict[str, FloatArray]:
-    cos, sin = tables(spec.rope, spec.head_dim, positions)
+    cos, sin = tables(spec.rope, spec.rotary_dim or spec.head_dim, positions)
     arrays = [cos, sin]
-    if positions <= MAX_STORED_SCALED:
-        scale = np.float32(_scale(spec.head_dim, spec.query_scale))
+    if positions <= MAX_STORED_SCALED and spec.rotary_dim is None:
+        scale = np.float32(query_scale(spec))
         arrays += [cos * scale, sin * scale]
     return {f"rope.{owner}.{kind}": a for kind, a in zip(TABLE_KINDS, arrays, strict=False)}
+
+
+def query_scale(spec: DecoderSpec) -> float:
+    """What queries are multiplied by before attention."""
+    return _scale(spec.head_dim, spec.query_scale)
 
 
 def _scale(head_dim: int, stated: float | None) -> float:
     return 1 / math.sqrt(head_dim) if stated is None else stated
 
 
-def _rope(spec: DecoderSpec) -> tuple[RopeSpec, int, float]:
-    return spec.rope, spec.head_dim, _scale(spec.head_dim, spec.query_scale)
+def _rope(spec: DecoderSpec) -> tuple[RopeSpec, int, int | None, float]:
+    return spec.rope, spec.head_dim, spec.rotary_dim, query_scale(spec)

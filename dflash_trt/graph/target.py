@@ -22,6 +22,7 @@ from dflash_trt.graph.bindings import (
     GraphName,
 )
 from dflash_trt.graph.caches.strategy import cache_values, paging
+from dflash_trt.graph.delta_layer import gated_delta
 from dflash_trt.graph.drawing import draw_tokens, settle_step
 from dflash_trt.graph.eagle import inject_context
 from dflash_trt.graph.form import CPU_FORM, GraphForm, Precision
@@ -59,7 +60,7 @@ def build_target(
     for index in range(target.num_layers):
         layer = model.layer(index)
         with b.scope(f"layers.{index}"):
-            x = attention(layer, x)
+            x = attention(layer, x) if layer.sizes.recurrent is None else gated_delta(layer, x)
             x = gated_mlp(layer, x) if target.moe is None else mixture_mlp(layer, x, target.moe)
         taps[index] = x
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from dflash_trt.checkpoints.sizes import DecoderSizes
+from dflash_trt.checkpoints.sizes import DecoderSizes, LayerSizes
 from dflash_trt.graph.bindings import (
     ACCEPTED,
     BLOCK_IDS,
@@ -32,8 +32,11 @@ from dflash_trt.graph.bindings import (
     NEW_TOKENS,
     NEXT_BLOCK_IDS,
     PAGE_TABLE,
+    ROWS_END,
     SAMPLING,
+    STATE_START,
     TOKEN_IDS,
+    CacheKind,
     Dim,
     GraphName,
     Owner,
@@ -42,6 +45,7 @@ from dflash_trt.graph.bindings import (
 )
 from dflash_trt.graph.caches import cache_head_dim, cache_strategy
 from dflash_trt.graph.form import GraphForm
+from dflash_trt.graph.gated_delta import kept_rows
 from dflash_trt.graph.model import GraphBuilder
 
 OWNERS: dict[GraphName, tuple[Owner, ...]] = {
@@ -61,24 +65,55 @@ class CacheShape:
 
 
 @dataclass(frozen=True, slots=True)
+class StateShape:
+    """The state of a recurrent layer of the target, [heads, D, D] of a sequence, and its rows.
+
+    `kept_rows` of `row_elements` each lie before the position that a sequence has reached.
+    """
+
+    heads: int
+    head_dim: int
+    kept_rows: int
+    row_elements: int
+
+    @property
+    def sizes(self) -> dict[CacheKind, tuple[int, ...]]:
+        """Of one sequence, by kind."""
+        return {
+            "state": (self.heads, self.head_dim, self.head_dim),
+            "rows": (self.kept_rows, self.row_elements),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class CacheLayout:
     """The caches of a target and its draft, a shape for each layer."""
 
-    target: tuple[CacheShape, ...]
-    draft: tuple[CacheShape, ...] = ()
+    target: tuple[CacheShape | StateShape, ...]
+    draft: tuple[CacheShape | StateShape, ...] = ()
 
     def of(self, graph: GraphName) -> dict[str, CacheShape]:
-        """The shape of each of a graph's caches by its input's name, in the graph's order."""
+        """The shape of each K and V cache of a graph by its input's name, in the graph's order."""
         layers = {"target": self.target, "draft": self.draft}
         return {
             cache_input(owner, kv, layer): shape
             for owner in OWNERS[graph]
             for layer, shape in enumerate(layers[owner])
+            if isinstance(shape, CacheShape)
             for kv in KV
         }
 
+    def states(self, graph: GraphName = "target") -> dict[str, tuple[int, ...]]:
+        """What a sequence has in a graph's recurrent layers, by input name, in its order."""
+        return {
+            cache_input("target", kind, layer): sizes
+            for layer, shape in enumerate(self.target if graph != "draft" else ())
+            if isinstance(shape, StateShape)
+            for kind, sizes in shape.sizes.items()
+        }
+
     def shapes(self) -> dict[str, CacheShape]:
-        """The shape of every cache, by its input's name."""
+        """The shape of every K and V cache, by its input's name."""
         return self.of("target")
 
 
@@ -89,14 +124,19 @@ def cache_layout(
     return CacheLayout(_shapes(target, form), () if draft is None else _shapes(draft, form))
 
 
-def _shapes(sizes: DecoderSizes, form: GraphForm) -> tuple[CacheShape, ...]:
-    shapes = [
-        CacheShape(one.kv_heads, cache_head_dim(one.head_dim, one.has_sinks, form))
-        for one in sizes.layers
-    ]
+def _shapes(sizes: DecoderSizes, form: GraphForm) -> tuple[CacheShape | StateShape, ...]:
+    shapes = [_shape(layer, form) for layer in sizes.layers]
     if sizes.features:  # one half beside the other, as if they were K and V of one more layer
         shapes.append(CacheShape(1, sizes.features // 2))
     return tuple(shapes)
+
+
+def _shape(layer: LayerSizes, form: GraphForm) -> CacheShape | StateShape:
+    one = layer.recurrent
+    if one is None:
+        return CacheShape(layer.kv_heads, cache_head_dim(layer.head_dim, layer.has_sinks, form))
+    kept = kept_rows(form, one)
+    return StateShape(one.value_heads, one.head_dim, kept, one.row_elements)
 
 
 _NamedTensor = tuple[str, int, tuple[Dim, ...]]
@@ -175,6 +215,9 @@ def graph_tensors(
             outputs.append((CANDIDATE_LOGITS, TensorProto.FLOAT, kept))
     if form.is_paged:
         inputs.append((PAGE_TABLE, TensorProto.INT32, ("B", form.columns or "C")))
+    states = layout.states(graph)
+    if states:
+        inputs += [(name, int64, batch) for name in (STATE_START, ROWS_END)]
     given = [GraphTensor(*one, Role.INPUT) for one in inputs]
     made = [GraphTensor(*one, Role.OUTPUT) for one in outputs]
     strategy = cache_strategy(form)
@@ -183,6 +226,10 @@ def graph_tensors(
         given.append(GraphTensor(name, form.cache_type, shape, Role.CACHE))
         updated = cache_output(name)
         made.append(GraphTensor(updated, form.cache_type, shape, Role.UPDATED_CACHE, name))
+    for name, sizes in states.items():
+        held = name, TensorProto.FLOAT, ("B", *sizes)
+        given.append(GraphTensor(*held, Role.CACHE))
+        made.append(GraphTensor(cache_output(name), *held[1:], Role.UPDATED_CACHE, name))
     return (*given, *made)
 
 

@@ -83,6 +83,7 @@ class Generator:
             self._move_slot,
             self._paging,
             looks_ahead=self._looks_ahead,
+            copies_prefix=not self._limits.has_state,
         )
         self._live: dict[int, RequestState] = {}
         self._next_id = 0

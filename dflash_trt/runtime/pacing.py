@@ -39,7 +39,8 @@ class Pacer:
                 where="block schedule",
                 usage=True,
             )
-        self.fallback: TargetGraph = schedule.fallback
+        # Where there is state, a gap could not be filled: that would run rows again.
+        self.fallback: TargetGraph = "target" if limits.has_state else schedule.fallback
         self._schedule = schedule
         self._prediction: StepPrediction | None = None
         self._prefill_seconds = 0.0

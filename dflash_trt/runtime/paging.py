@@ -115,10 +115,12 @@ class PageTables:
     Args:
         pool: the executor's; used by this object alone.
         bind_pages: the executor's.
+        shares: whether pages are all that a sequence has of its prefix; else nothing is shared.
     """
 
-    def __init__(self, pool: PagePool, bind_pages: BindPages) -> None:
+    def __init__(self, pool: PagePool, bind_pages: BindPages, *, shares: bool = True) -> None:
         self._pool = pool
+        self._shares = shares
         self._bind_pages = bind_pages
         self._allocator = PageAllocator(pool.pages)
         self._sequences: dict[int, _Sequence] = {}
@@ -139,7 +141,8 @@ class PageTables:
         full = (state.prefill_length - 1) // self._pool.page_size
         self._extend_keys(sequence, state, full)
         shared: list[int] = []
-        for key in [] if state.scores_prompt else sequence.keys[:full]:
+        may_share = self._shares and not state.scores_prompt
+        for key in sequence.keys[:full] if may_share else []:
             page = self._allocator.share(key)
             if page is None:
                 break
@@ -223,4 +226,7 @@ class PageTables:
 def open_page_tables(executor: Executor) -> PageTables | None:
     """The page tables of an executor whose caches are paged; None for one with linear caches."""
     pool = executor.limits.page_pool
-    return None if pool is None else PageTables(pool, cast(PagedExecutor, executor).bind_pages)
+    if pool is None:
+        return None
+    bind_pages = cast(PagedExecutor, executor).bind_pages
+    return PageTables(pool, bind_pages, shares=not executor.limits.has_state)

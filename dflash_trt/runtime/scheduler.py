@@ -37,7 +37,8 @@ class Scheduler:
     """Holds every live request: waiting, prefilling or decoding.
 
     With pages, an executor that `looks_ahead` gets those of two blocks while there are enough. The
-    second block's are taken back before anyone is preempted or waits for lack of pages.
+    second block's are taken back before anyone is preempted or waits for lack of pages. With
+    linear caches, `copies_prefix` takes what a neighbour has of a prompt from it.
 
     Attributes:
         slots: the requests that decode, and the one that prefills.
@@ -52,6 +53,7 @@ class Scheduler:
         paging: PageTables | None = None,
         *,
         looks_ahead: bool = False,
+        copies_prefix: bool = True,
     ) -> None:
         self._max_seq_len = max_seq_len
         self._prefill_chunk = prefill_chunk
@@ -59,6 +61,7 @@ class Scheduler:
         self.slots = SlotTable(slots, move_slot)
         self._paging = paging
         self._looks_ahead = looks_ahead
+        self._copies_prefix = copies_prefix and paging is None
 
     @property
     def running(self) -> tuple[RequestState, ...]:
@@ -111,7 +114,7 @@ class Scheduler:
         """
         if self._waiting and self.slots.can_place() and self._has_pages(self._waiting[0]):
             self.slots.place(self._waiting.popleft())
-            if self._paging is None:
+            if self._copies_prefix:
                 self.slots.copy_prefix()
         state = self.slots.prefilling
         if state is None:

@@ -30,8 +30,9 @@ from transformers import (
 from tests.checkpoints.conftest import draft_shapes
 
 from .experts import YARN_SCALING, make_moe, pack_experts
+from .hybrids import make_hybrid, publish_hybrid
 
-Family = Literal["qwen3", "llama", "qwen2", "mistral", "gemma3", "gpt_oss", "qwen3_moe"]
+Family = Literal["qwen3", "llama", "qwen2", "mistral", "gemma3", "gpt_oss", "qwen3_moe", "qwen3_5"]
 Storage = Literal["float32", "bfloat16", "float16"]
 Rope = Literal["default", "llama3", "yarn"]
 RopeStyle = Literal["rope_theta", "rope_parameters"]
@@ -74,6 +75,8 @@ def write_target(
     window: int | None = 24,
     normalized: bool = True,
     mxfp4: bool = False,
+    linear: Sequence[int] = (2, 4, 16),
+    vision: bool = False,
 ) -> Path:
     """Writes a random `family` target; returns its folder.
 
@@ -82,7 +85,8 @@ def write_target(
     `dtype`). `shards` > 1 writes at least two files and an index. `logit_gain` scales the lm_head,
     which a tied embedding shares. `window` is that of gpt-oss, Mistral and the upper half of a
     Qwen2. The others are for mixtures of experts, whose MLPs are `intermediate` wide; `mxfp4`
-    packs gpt-oss's experts.
+    packs gpt-oss's experts. `linear` are a Qwen3.5's key heads, value heads and their size; with
+    `vision` it lies as published, in a model that sees, beside tensors of that and of its MTP.
     """
     folder = Path(folder)
     common: dict[str, Any] = {
@@ -115,6 +119,8 @@ def write_target(
         model = MistralForCausalLM(MistralConfig(**own, sliding_window=window))
     elif family == "gemma3":
         model = Gemma3ForCausalLM(_gemma_config(common, window))
+    elif family == "qwen3_5":
+        model = make_hybrid(common, linear, vision=vision)
     else:
         model = make_moe(family, common, experts, chosen, window=window, normalized=normalized)
 
@@ -129,6 +135,9 @@ def write_target(
         raise AssertionError(f"{folder}: asked for {shards} shards, transformers wrote one file")
 
     config = _read_json(folder / "config.json")
+    if family == "qwen3_5":
+        publish_hybrid(folder, config, dtype, generator)
+        return folder
     for key in ("rope_parameters", "rope_theta", "rope_scaling", "dtype", "torch_dtype"):
         config.pop(key, None)
     keys = _gemma_rope_keys if family == "gemma3" else _rope_keys
@@ -169,6 +178,7 @@ def write_draft(
     """
     folder = Path(folder)
     base = _read_json(Path(target) / "config.json")
+    base |= base.get("text_config", {})
     hidden, vocab, depth = base["hidden_size"], base["vocab_size"], base["num_hidden_layers"]
     heads = heads or base["num_attention_heads"]
     kv_heads = kv_heads or base["num_key_value_heads"]
@@ -227,7 +237,7 @@ def _random(
     values = torch.randn(list(shape), generator=generator)
     if name.endswith("bias"):
         return values * 0.2
-    if name.endswith("sinks"):
+    if name.endswith(("sinks", "A_log", "dt_bias")):
         return values
     # A tied embedding is the lm_head too, so it takes the lm_head's scale, tied or not.
     scale = logit_gain if "lm_head" in name or "embed_tokens" in name else 1.0

@@ -29,6 +29,7 @@ from dflash_trt.backends.base import (
 )
 from dflash_trt.backends.onnxruntime.caches import LinearCaches, PagedCaches
 from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
+from dflash_trt.backends.onnxruntime.states import RecurrentStates
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.graph.bindings import (
     BLOCK_IDS,
@@ -38,6 +39,8 @@ from dflash_trt.graph.bindings import (
     LOGIT_ROWS,
     LOGITS,
     PAGE_TABLE,
+    ROWS_END,
+    STATE_START,
     TOKEN_IDS,
     GraphName,
 )
@@ -65,7 +68,7 @@ class OnnxRuntimeExecutor:
         layout: cache dimensions of the pair.
         threads: intra-op threads; None leaves the choice to ONNX Runtime.
 
-    `caches` holds what has been written.
+    `caches` holds what has been written, `states` that of recurrent layers.
     """
 
     is_bitwise = True
@@ -89,6 +92,7 @@ class OnnxRuntimeExecutor:
             self.caches = LinearCaches(shapes, limits.max_batch, limits.max_seq_len)
         else:
             self.caches = PagedCaches(shapes, limits.max_batch, limits.page_pool)
+        self.states = RecurrentStates(layout.states(), limits.max_batch, limits.block_size)
         self._held = [0] * limits.max_batch
         self._bindings: OrderedDict[tuple[object, ...], _BoundCall] = OrderedDict()
         self._generation = 0
@@ -110,6 +114,7 @@ class OnnxRuntimeExecutor:
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         self.caches.move(source, destination, length)
+        self.states.move(source, destination)
         self._held[destination] = length
 
     def bind_pages(self, slot: int, page_ids: Sequence[int]) -> None:
@@ -122,12 +127,14 @@ class OnnxRuntimeExecutor:
             if self._held[slot]:
                 self._held[slot] = 0
                 self.caches.clear(slot)
+                self.states.clear(slot)
 
     def close(self) -> None:
         self._closed = True
         self._bindings.clear()
         self._sessions.clear()
         self.caches = LinearCaches({}, 0, 0)
+        self.states = RecurrentStates({}, 0, 0)
 
     def _hold(self, ends: Mapping[int, int], rows: int) -> int:
         """Lets the caches follow `rows` rows that end at `ends`, by slot; forgets moved addresses.
@@ -169,6 +176,7 @@ class OnnxRuntimeExecutor:
         if self._closed:
             raise ValueError("the executor is closed")
         ends = self.limits.check(call)
+        self.states.begin(call.slots, call.starts)
         columns, picked = self._hold(ends, call.rows), given[LOGIT_ROWS].shape[-1]
         axes = {"B": call.batch, "S": call.rows, "R": picked, "C": columns}
         key = (graphs, call.first_slot, *axes.values(), call.scores is Scores.NONE)
@@ -184,11 +192,16 @@ class OnnxRuntimeExecutor:
         if isinstance(self.caches, PagedCaches):
             # Behind its end a sequence may have pages whose earlier owner left NaN.
             self.caches.fill(bound.arrays[PAGE_TABLE], list(ends), ends)
+        if self.states:
+            bound.arrays[STATE_START][...] = self.states.state_start[call.slots]
+            bound.arrays[ROWS_END][...] = self.states.rows_end[call.slots]
+        self.states.lose(call.slots)
         for graph, io in bound.passes:
             try:
                 self._session(graph).run_with_iobinding(io)
             except Exception as error:
                 raise DflashError(one_line(error), where=f"{graph}.onnx") from error
+        self.states.end(call.slots, call.starts, call.rows)
         return bound.arrays
 
     def _bind(
@@ -204,8 +217,9 @@ class OnnxRuntimeExecutor:
                 if one.role in (Role.CACHE, Role.UPDATED_CACHE):
                     cache = one.updates or one.name
                     if cache not in places:
-                        shape = self.caches.shape(cache, call.batch)
-                        places[cache] = shape, self.caches.address(cache, call.first_slot)
+                        held = self.states if cache in self.states else self.caches
+                        shape = held.shape(cache, call.batch)
+                        places[cache] = shape, held.address(cache, call.first_slot)
                     bind(one.name, "cpu", 0, np.float32, *places[cache])
                 elif one.name != LOGITS or call.scores is not Scores.NONE:
                     array = bound.arrays.setdefault(one.name, np.empty(one.sized(axes), one.dtype))

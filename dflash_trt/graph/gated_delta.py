@@ -1,0 +1,160 @@
+"""`dflash::gated_delta_step`: a Gated DeltaNet layer's recurrence, which drafts may be rejected of.
+
+C channels of q, k and v, N value heads of D, P rows that a call may take back (`GraphForm.replay`).
+A sequence keeps a state and its last P + kernel - 1 raw rows, and a call runs again what earlier
+ones have left to it; see docs/design/recurrent-state.md.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from dflash_trt.checkpoints.sizes import RecurrentSizes
+from dflash_trt.graph.form import GraphForm
+from dflash_trt.graph.functions import define
+
+# Old rows stand before the call's: index j of them is position cache_start - L + j, and lies in
+# `rows` at j + cache_start - rows_end. What is left to replay differs by sequence: the shorter ones
+# have rows that k = beta = 0 and decay 1 make exact no-ops. The last Cast is for onnx's checker,
+# which knows no types of ONNX Runtime's own operations.
+_STEP = """
+gated_delta_step (new_rows, kernel, time_bias, decay, rows, state, start, state_start, rows_end)
+    => (y, state_out, rows_out)
+{{
+    zero = Constant <value_int = 0> ()
+    one = Constant <value_int = 1> ()
+    nothing = Constant <value_float = 0.0> ()
+    tiny = Constant <value_float = 1e-6> ()
+    first = Constant <value_ints = [0]> ()
+    second = Constant <value_ints = [1]> ()
+    third = Constant <value_ints = [2]> ()
+    last = Constant <value_ints = [-1]> ()
+    end = Constant <value_ints = [2147483647]> ()
+    reach = Constant <value_ints = [{reach}]> ()
+    held = Constant <value_ints = [{held}]> ()
+    held_count = Constant <value_int = {held}> ()
+    most = Constant <value_ints = [{replay}]> ()
+
+    index_row = Range (zero, held_count, one)
+    starts = Unsqueeze (start, second)
+    ends = Unsqueeze (rows_end, second)
+    state_starts = Unsqueeze (state_start, second)
+    shift = Sub (starts, ends)
+    shifted = Add (index_row, shift)
+    index = Max (shifted, zero)
+    oldest = Sub (starts, held)
+    places = Add (index_row, oldest)
+    index_column = Unsqueeze (index, third)
+    gathered = GatherND <batch_dims = 1> (rows, index_column)
+    is_placed = GreaterOrEqual (places, zero)
+    is_row = Unsqueeze (is_placed, third)
+    old_rows = Where (is_row, gathered, nothing)
+    all_rows = Concat <axis = 1> (old_rows, new_rows)
+    total = Shape <start = 1, end = 2> (all_rows)
+    count = Sub (total, held)
+    rows_out = Slice (all_rows, count, total, second)
+
+    pending = Sub (starts, state_starts)
+    longest_column = ReduceMax <keepdims = 1> (pending)
+    longest = Reshape (longest_column, second)
+    dropped = Sub (most, longest)
+    window = Slice (all_rows, dropped, end, second)
+    before, raw_b, raw_a = Split <axis = 2> (window, parts)
+    history = Slice (before, first, reach, second)
+    mixed = Slice (before, reach, end, second)
+    b = Slice (raw_b, reach, end, second)
+    a = Slice (raw_a, reach, end, second)
+    convolved, history_out = com.microsoft.CausalConvWithState
+        <activation = "silu", channels_last = 1> (mixed, kernel, "", history)
+    raw_q, raw_k, v = Split <axis = 2> (convolved, kinds)
+    any_g, any_beta = com.microsoft.LinearAttentionGate (a, time_bias, decay, b)
+
+    by_head = Constant <value_ints = [0, 0, {key_heads}, {head_dim}]> ()
+    by_row = Constant <value_ints = [0, 0, {keys}]> ()
+    q_heads = Reshape (raw_q, by_head)
+    q_squares = ReduceSumSquare <keepdims = 1> (q_heads, last)
+    q_sum = Add (q_squares, tiny)
+    q_length = Sqrt (q_sum)
+    q_unit = Div (q_heads, q_length)
+    q = Reshape (q_unit, by_row)
+    k_heads = Reshape (raw_k, by_head)
+    k_squares = ReduceSumSquare <keepdims = 1> (k_heads, last)
+    k_sum = Add (k_squares, tiny)
+    k_length = Sqrt (k_sum)
+    k_unit = Div (k_heads, k_length)
+    any_k = Reshape (k_unit, by_row)
+
+    skipped = Add (dropped, reach)
+    replayed = Slice (places, skipped, end, second)
+    is_replayed = GreaterOrEqual (replayed, state_starts)
+    grid = Shape <start = 0, end = 2> (new_rows)
+    is_new = ConstantOfShape <value = bool[1] {{1}}> (grid)
+    is_live = Concat <axis = 1> (is_replayed, is_new)
+    is_live_row = Unsqueeze (is_live, third)
+    k = Where (is_live_row, any_k, nothing)
+    g = Where (is_live_row, any_g, nothing)
+    beta = Where (is_live_row, any_beta, nothing)
+
+    tail = Min (count, most)
+    run = Add (longest, count)
+    cut = Sub (run, tail)
+    settled_q = Slice (q, first, cut, second)
+    settled_k = Slice (k, first, cut, second)
+    settled_v = Slice (v, first, cut, second)
+    settled_g = Slice (g, first, cut, second)
+    settled_beta = Slice (beta, first, cut, second)
+    open_q = Slice (q, cut, end, second)
+    open_k = Slice (k, cut, end, second)
+    open_v = Slice (v, cut, end, second)
+    open_g = Slice (g, cut, end, second)
+    open_beta = Slice (beta, cut, end, second)
+    is_fresh = Equal (state_start, zero)
+    state_grid = Constant <value_ints = [-1, 1, 1, 1]> ()
+    is_fresh_state = Reshape (is_fresh, state_grid)
+    state_before = Where (is_fresh_state, nothing, state)
+    settled_y, state_out = com.microsoft.LinearAttention
+        <q_num_heads = {key_heads}, kv_num_heads = {value_heads}, update_rule = "gated_delta">
+        (settled_q, settled_k, settled_v, state_before, settled_g, settled_beta)
+    open_y, state_after = com.microsoft.LinearAttention
+        <q_num_heads = {key_heads}, kv_num_heads = {value_heads}, update_rule = "gated_delta">
+        (open_q, open_k, open_v, state_out, open_g, open_beta)
+    new_settled_y = Slice (settled_y, longest, end, second)
+    untyped_y = Concat <axis = 1> (new_settled_y, open_y)
+    y = Cast <to = 1> (untyped_y)
+}}
+"""
+
+
+def kept_rows(form: GraphForm, sizes: RecurrentSizes) -> int:
+    """L, the rows that a sequence keeps of a layer: what is replayed, and what those convolve."""
+    assert form.replay is not None, "a form of a model without recurrent state"
+    return form.replay + sizes.kernel - 1
+
+
+def gated_delta_function(form: GraphForm, sizes: RecurrentSizes) -> onnx.FunctionProto:
+    """The layer between its projections and its gated norm, over rows of sequences.
+
+    new_rows [B,S,C+2N]: raw q, k, v, then b and a; kernel [C,1,kernel]; time_bias and decay [N],
+    decay = -exp(A_log); rows [B,L,C+2N]; state [B,N,D,D]; start, state_start, rows_end [B]: where
+    the call's rows begin, up to where the state has taken rows, and behind which row `rows` end.
+    y [B,S,N·D]. Afterwards `state` is that of max(start, start + S - P), and `rows` end at
+    start + S. state_start <= start <= rows_end, and rows_end - state_start <= P, or both are 0.
+    """
+    replay, held = form.replay, kept_rows(form, sizes)
+    keys = sizes.key_heads * sizes.head_dim
+    text = _STEP.format(
+        reach=sizes.kernel - 1,
+        held=held,
+        replay=replay,
+        keys=keys,
+        key_heads=sizes.key_heads,
+        value_heads=sizes.value_heads,
+        head_dim=sizes.head_dim,
+    )
+    parts = [sizes.channels, sizes.value_heads, sizes.value_heads]
+    kinds = [keys, keys, sizes.value_elements]
+    constants = {
+        name: onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [3], values)
+        for name, values in (("parts", parts), ("kinds", kinds))
+    }
+    return define(text, constants, contrib=True)
