@@ -115,6 +115,16 @@ class PublishedDecoder(_Strict):
     windows: Annotated[tuple[Window, ...], Field(min_length=1)] = (0,)
 
 
+class PublishedRecurrence(_Strict):
+    """Gated DeltaNet layers: all but each `attention_interval`th, in which q has a gate."""
+
+    key_heads: Count
+    value_heads: Count
+    head_dim: Count
+    kernel: Annotated[int, Field(ge=2, strict=True)] = 4
+    attention_interval: Count = 4
+
+
 class PublishedTarget(PublishedDecoder):
     """A target's sizes; `architecture` is the one that its config.json names."""
 
@@ -124,6 +134,7 @@ class PublishedTarget(PublishedDecoder):
     tied_embeddings: bool = False
     experts: Count | None = None
     experts_per_token: Count | None = None
+    recurrent: PublishedRecurrence | None = None
     mlp_format: Literal["bf16", "mxfp4"] = "bf16"
 
     @model_validator(mode="after")

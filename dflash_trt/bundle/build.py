@@ -163,7 +163,7 @@ def build_bundle(
 
 
 def _check_kind(pair: Pair, options: BuildOptions) -> None:
-    """Refuses what has no graph for the kind of draft; DflashError (usage)."""
+    """Refuses what has no graph for the kind of draft or target; DflashError (usage)."""
     refused = {
         "engines": (
             options.engines,
@@ -178,6 +178,13 @@ def _check_kind(pair: Pair, options: BuildOptions) -> None:
                 f"is an EAGLE-3 head, for which {what} cannot be built yet",
                 where=pair.draft.checkpoint.path,
                 fix=fix,
+                usage=True,
+            )
+        if given and pair.target.sizes.has_state:
+            raise DflashError(
+                f"is a hybrid with recurrent layers, for which {what} cannot be built yet",
+                where=pair.target.checkpoint.path,
+                fix="leave it out: the CPU executor runs the pair as it is",
                 usage=True,
             )
 

@@ -9,7 +9,7 @@ from dflash_trt.bundle.manifest import Manifest
 from dflash_trt.graph.form import Precision
 from dflash_trt.hardware.gpus import Gpu
 from dflash_trt.kernels.attention import SPLIT_ATTENTION
-from dflash_trt.memory.caches import USUAL_CONTEXTS, cache_bytes_per_token
+from dflash_trt.memory.caches import USUAL_CONTEXTS, cache_bytes_per_token, state_bytes
 from dflash_trt.memory.workspace import LOGITS_ITEM_BYTES, RUNTIME_BYTES, split_scratch
 
 
@@ -20,7 +20,7 @@ class MemoryEstimate:
     On the CPU weights count in the compute type, experts as stored; `draft_head` is the target's
     output head, which the draft's session packs once more. Engines count as their files weigh.
     Caches count the tokens; linear ones on the CPU may take twice that, paged ones a page more per
-    sequence.
+    sequence. `target_state` is that of recurrent layers, in slots that hold it at any length.
     """
 
     batch: int
@@ -30,11 +30,12 @@ class MemoryEstimate:
     draft_head: int
     target_cache: int
     draft_cache: int
+    target_state: int = 0
 
     @property
     def total(self) -> int:
         weights = self.target_weights + self.draft_weights + self.draft_head
-        return weights + self.target_cache + self.draft_cache
+        return weights + self.target_cache + self.draft_cache + self.target_state
 
 
 def cache_bytes(manifest: Manifest) -> tuple[int, int]:
@@ -73,6 +74,7 @@ def estimate_memory(manifest: Manifest, batch: int, context: int) -> MemoryEstim
         else tokens_drafted * target.hidden_size * item,
         target_cache=tokens * target_token,
         draft_cache=tokens * draft_token,
+        target_state=batch * state_bytes(target.sizes, manifest.graph_form),
     )
 
 
@@ -126,5 +128,6 @@ def fit_bundle(manifest: Manifest, gpu: Gpu, context: int) -> BundleFit:
     longest = manifest.target.max_position_embeddings
     contexts = sorted({context, *(length for length in USUAL_CONTEXTS if length <= longest)})
     step = manifest.page_pool.page_size if manifest.page_pool else 1
-    users = {length: free // (token * -(-length // step) * step) for length in contexts}
+    state = one.target_state
+    users = {length: free // (state + token * -(-length // step) * step) for length in contexts}
     return BundleFit(gpu.title, gpu.memory_bytes, weights, workspace, token, users)

@@ -11,7 +11,7 @@ from dflash_trt.checkpoints.kv_scales import are_fp8
 from dflash_trt.checkpoints.moe import EXPERT_STORAGE
 from dflash_trt.errors import first_few
 from dflash_trt.graph.form import Precision
-from dflash_trt.memory.caches import cache_bytes_per_token
+from dflash_trt.memory.caches import cache_bytes_per_token, state_bytes
 
 PATTERNS_SHOWN = 4
 PACKED = frozenset(EXPERT_STORAGE.values())
@@ -146,6 +146,19 @@ def attention_line(target: TargetDims) -> str | None:
     if target.has_sinks:
         parts.append("attention sinks")
     return "; ".join(parts) or None
+
+
+def recurrent_line(manifest: Manifest) -> str | None:
+    """The target's recurrent layers, and what a sequence has in them; None where it has none."""
+    one = manifest.target.recurrent
+    if one is None:
+        return None
+    held = state_bytes(manifest.target.sizes, manifest.graph_form)
+    return (
+        f"{len(one.layers)} of {manifest.target.layers} layers are Gated DeltaNet, "
+        f"{one.key_heads}/{one.value_heads} heads × {one.head_dim}: {held:,} bytes of state and "
+        f"rows a sequence; prefixes are not shared"
+    )
 
 
 def draft_tokens_line(manifest: Manifest) -> str | None:

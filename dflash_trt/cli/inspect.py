@@ -24,6 +24,7 @@ from dflash_trt.bundle.summary import (
     draft_tokens_line,
     experts_line,
     quantization_line,
+    recurrent_line,
     storage_formats,
     summarize,
 )
@@ -100,6 +101,7 @@ def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         f"target  {_dims(target)}, vocabulary {target.vocab_size:,}",
         *_indented(experts_line(manifest)),
         *_indented(attention_line(target)),
+        *_indented(recurrent_line(manifest)),
         *_indented(quantization_line(target, manifest.kv_dtype)),
         f"draft   {_dims(draft)}, {_block(draft)}",
         *_indented(quantization_line(draft, manifest.kv_dtype)),
@@ -115,7 +117,8 @@ def describe_bundle(manifest: Manifest, memory: MemoryEstimate) -> list[str]:
         f"memory  {format_size(memory.total)} for {memory.batch} × {memory.context} tokens: "
         f"weights {format_size(memory.target_weights)} + {format_size(memory.draft_weights)}"
         f"{head if memory.draft_head else ''}, caches "
-        f"{format_size(memory.target_cache)} + {format_size(memory.draft_cache)}",
+        f"{format_size(memory.target_cache)} + {format_size(memory.draft_cache)}"
+        + (f", states {format_size(memory.target_state)}" if memory.target_state else ""),
         *_describe_engines(manifest),
     ]
 

@@ -31,6 +31,7 @@ from dflash_trt.graph.bindings import GRAPH_NAMES
 from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime import Request, SamplingParams
+from dflash_trt.runtime.pacing import GAPS
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import (
     NO_SPECULATION,
@@ -113,6 +114,7 @@ def command(
     if remove:
         _remove(opened, context)
         return
+    fed = _feeding(fallback, opened)
     bound_memory(opened)
     pair = LoadedPair(opened, threads=threads, block_schedule=NONE, graphs=GRAPH_NAMES)
     manifest, limits = opened.manifest, opened.manifest.limits
@@ -139,7 +141,7 @@ def command(
         limits.max_batch,
         executor=manifest.executor,
         bundle=fingerprint(manifest),
-        fallback=FALLBACKS[fallback],
+        fallback=fed,
     )
     written = None if dry_run else output or bundle / SCHEDULE_NAME
     if output is not None:
@@ -155,6 +157,16 @@ def command(
     for line in _describe(schedule, name_threads(manifest, pair.threads)):
         click.echo(line)
     click.echo("nothing written (--dry-run)" if written is None else f"written to {written}")
+
+
+def _feeding(asked: str, bundle: Bundle) -> TargetGraph | None:
+    """The graph without drafts that is `asked` for; of a hybrid the one that feeds the drafter."""
+    fallback = FALLBACKS[asked]
+    if bundle.manifest.target.recurrent is None:
+        return fallback
+    if fallback == "target_only":
+        raise DflashError(GAPS, where="--fallback", fix="choose target", usage=True)
+    return "target"
 
 
 def _remove(bundle: Bundle, context: click.Context) -> None:

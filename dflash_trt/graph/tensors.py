@@ -227,9 +227,10 @@ def graph_tensors(
         updated = cache_output(name)
         made.append(GraphTensor(updated, form.cache_type, shape, Role.UPDATED_CACHE, name))
     for name, sizes in states.items():
-        held = name, TensorProto.FLOAT, ("B", *sizes)
-        given.append(GraphTensor(*held, Role.CACHE))
-        made.append(GraphTensor(cache_output(name), *held[1:], Role.UPDATED_CACHE, name))
+        held: tuple[Dim, ...] = ("B", *sizes)
+        given.append(GraphTensor(name, TensorProto.FLOAT, held, Role.CACHE))
+        updated = cache_output(name)
+        made.append(GraphTensor(updated, TensorProto.FLOAT, held, Role.UPDATED_CACHE, name))
     return (*given, *made)
 
 

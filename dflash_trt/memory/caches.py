@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import math
+
 from dflash_trt.checkpoints.sizes import DecoderSizes
 from dflash_trt.core.limits import Limits
 from dflash_trt.graph.caches import stores_sinks
 from dflash_trt.graph.form import GraphForm
-from dflash_trt.graph.tensors import cache_layout
+from dflash_trt.graph.tensors import CacheShape, cache_layout
 from dflash_trt.memory.gpus import ONE_GPU, GpuLayout
 from dflash_trt.memory.shape import DraftShape
 
 KV_ITEM_BYTES = 2
+STATE_ITEM_BYTES = 4
 POSITION_STEP = 16
 USUAL_CONTEXTS = (2048, 8192, 32768, 131072)
 
 
 def cache_bytes_per_token(sizes: DecoderSizes, form: GraphForm) -> int:
     """Bytes of K and V of every layer for one token of one sequence, in graphs of `form`."""
-    shapes = cache_layout(form, sizes).target
-    return 2 * sum(one.kv_heads * one.head_dim for one in shapes) * form.cache_item_bytes
+    elements = 0
+    for one in cache_layout(form, sizes).target:
+        if isinstance(one, CacheShape):
+            elements += 2 * one.kv_heads * one.head_dim
+    return elements * form.cache_item_bytes
+
+
+def state_bytes(sizes: DecoderSizes, form: GraphForm) -> int:
+    """Bytes that a sequence has in recurrent layers, whatever its length: float32."""
+    held = cache_layout(form, sizes).states().values()
+    return STATE_ITEM_BYTES * sum(math.prod(one) for one in held)
+
+
+def planned_state_bytes(sizes: DecoderSizes, layout: GpuLayout = ONE_GPU) -> float:
+    """Bytes on one GPU of a sequence's states, without the rows that are kept beside them."""
+    layers = [layer.recurrent for layer in sizes.layers if layer.recurrent is not None]
+    elements = sum(one.state_elements for one in layers)
+    return STATE_ITEM_BYTES * elements / layout.attention_ways
 
 
 def engine_cache_length(limits: Limits, target: DecoderSizes, form: GraphForm) -> int:

@@ -85,8 +85,11 @@ class ModelShape:
         return any(layer.window is not None for layer in self.sizes.layers)
 
     def attention_weights(self, layer: LayerSizes) -> int:
-        """Of q, k, v and o of one layer."""
-        return 2 * self.sizes.hidden_size * layer.head_dim * (layer.heads + layer.kv_heads)
+        """Of q, k, v and o of one layer, or of what a recurrent one has in their place."""
+        outputs = layer.heads * layer.head_dim
+        if layer.recurrent is not None:
+            outputs = layer.recurrent.value_elements
+        return self.sizes.hidden_size * (layer.projection_elements + outputs)
 
     @property
     def mlp_weights(self) -> int:

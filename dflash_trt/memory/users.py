@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_trt.hardware.gpus import Gpu
-from dflash_trt.memory.caches import KV_ITEM_BYTES, kv_bytes
+from dflash_trt.memory.caches import KV_ITEM_BYTES, kv_bytes, planned_state_bytes
 from dflash_trt.memory.gpus import ONE_GPU, GpuLayout
 from dflash_trt.memory.shape import DraftShape, ModelShape
 from dflash_trt.memory.weights import draft_weight_bytes, target_weight_bytes
@@ -19,7 +19,8 @@ class MemoryFit:
     Args:
         context: tokens that each sequence may hold.
         workspace: activations of the widest pass, logits included.
-        target_kv, draft_kv: of one sequence at `context`, on one GPU that holds it.
+        target_kv, draft_kv: of one sequence at `context`, on one GPU that holds it; the target's
+            states count too.
         users: sequences of the whole replica; 0 where the weights leave no room.
     """
 
@@ -59,6 +60,7 @@ def fit_memory(
         rows: tokens per sequence in one pass, the block of a verify step.
     """
     target_kv = kv_bytes(target.sizes, context + rows, layout, kv_item_bytes)
+    target_kv += planned_state_bytes(target.sizes, layout)
     draft_weights = draft_kv = 0.0
     if draft is not None:
         draft_weights = draft_weight_bytes(draft, layout)

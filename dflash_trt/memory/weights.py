@@ -12,9 +12,12 @@ from dflash_trt.memory.shape import FORMATS, DraftShape, ModelShape
 
 
 def attention_bytes(model: ModelShape, layer: LayerSizes, layout: GpuLayout) -> float:
-    """Bytes on one GPU of one layer's q, k, v and o."""
+    """Bytes on one GPU of one layer's q, k, v and o, or of what a recurrent one has for them."""
+    if layer.recurrent is not None:
+        share = model.attention_weights(layer) / layout.attention_ways
+        return share * FORMATS[model.attention_format].bits / 8
     width = 2 * model.sizes.hidden_size * layer.head_dim
-    query = width * layer.heads / layout.attention_ways
+    query = width * (1 + layer.has_gate / 2) * layer.heads / layout.attention_ways
     key_value = width * layer.kv_heads / layout.kv_ways(layer)
     return (query + key_value) * FORMATS[model.attention_format].bits / 8
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, fields
 
 from dflash_trt.hardware.gpus import Gpu
-from dflash_trt.memory.caches import KV_ITEM_BYTES, kv_bytes
+from dflash_trt.memory.caches import KV_ITEM_BYTES, STATE_ITEM_BYTES, kv_bytes, planned_state_bytes
 from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.shape import ModelShape
 from dflash_trt.memory.weights import attention_bytes
@@ -132,7 +132,11 @@ class Replica:
         compute += self._arithmetic(dense / ways, self.gpu.bf16)
 
         cache = kv_bytes(model.sizes, work.context, layout, self.kv_item_bytes)
+        states = planned_state_bytes(model.sizes, layout)
+        cache += 2 * states  # read once and written once, whatever the rows
         scores = 4 * rows * model.sizes.seen_elements(work.context) / ways
+        # A row scales a state, takes two products with it and adds an outer product.
+        scores += 7 * rows * states / STATE_ITEM_BYTES
         compute += self._arithmetic(scores, self.gpu.bf16)
         reach = self.gpu.bandwidth * self.calibration.bandwidth_fraction
         return Seconds(

@@ -7,7 +7,7 @@ from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
 
-from dflash_trt.checkpoints.sizes import DecoderSizes, ExpertSizes, LayerSizes
+from dflash_trt.checkpoints.sizes import DecoderSizes, ExpertSizes, LayerSizes, RecurrentSizes
 from dflash_trt.config import (
     PublishedAcceptance,
     PublishedDecoder,
@@ -103,6 +103,11 @@ def _target(target: PublishedTarget) -> ModelShape:
     if target.experts is not None and target.experts_per_token is not None:
         experts = ExpertSizes(target.experts, target.experts_per_token, target.intermediate)
         sizes = replace(sizes, experts=experts)
+    if (one := target.recurrent) is not None:
+        layer = RecurrentSizes(one.key_heads, one.value_heads, one.head_dim, one.kernel)
+        sizes = sizes.with_recurrence(
+            layer if (i + 1) % one.attention_interval else None for i in range(target.layers)
+        )
     return ModelShape(
         sizes=sizes,
         vocab=target.vocab,

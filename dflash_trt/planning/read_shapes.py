@@ -15,9 +15,10 @@ from dflash_trt.checkpoints.families import DRAFT_ARCHITECTURES, DRAFT_DEFAULT_H
 from dflash_trt.checkpoints.folder import CONFIG_NAME, read_config
 from dflash_trt.checkpoints.layer_types import SLIDING, read_layer_attention
 from dflash_trt.checkpoints.moe import MAX_EXPERTS, read_expert_sizes
+from dflash_trt.checkpoints.recurrent import read_recurrent
 from dflash_trt.checkpoints.relatives import read_architecture
 from dflash_trt.checkpoints.sizes import MAX_WIDTH, ExpertSizes, Windows, read_sizes
-from dflash_trt.checkpoints.target import MAX_VOCAB
+from dflash_trt.checkpoints.target import MAX_VOCAB, text_config
 from dflash_trt.checkpoints.windows import read_windows
 from dflash_trt.errors import DflashError
 from dflash_trt.memory.shape import DFlashShape, FormatName, ModelShape
@@ -51,27 +52,34 @@ def read_target_shape(folder: Path) -> ModelShape:
     Windows, experts and head size of a known family are read as by a build, those of any other
     architecture by transformers' usual keys.
     """
-    config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
-    architecture = read_architecture(config)
+    whole = ConfigFields(read_config(folder), folder / CONFIG_NAME)
+    architecture = read_architecture(whole)
     if architecture in DRAFT_ARCHITECTURES:
-        raise DflashError("is a DFlash draft, not a target", where=config.where, usage=True)
+        raise DflashError("is a DFlash draft, not a target", where=whole.where, usage=True)
     family = find_family(architecture)
+    config = whole if family is None else text_config(whole, family)
     sizes = (
         read_sizes(config, None)
         if family is None
         else read_sizes(config, family.default_head_dim, family.activation)
     )
+    windows: Windows = (None,) * len(sizes.layers)
     if family is None:
         windows = _guess_windows(config, len(sizes.layers))
         experts = _guess_experts(config, sizes.intermediate_size)
+    elif family.is_hybrid:
+        experts = None
     else:
         windows = read_windows(config, family, len(sizes.layers))
         experts = None if family.experts is None else read_expert_sizes(config, family.experts)
-    is_tied = family is not None and family.default_tied
+    ties = whole if whole.has("tie_word_embeddings") else config
+    is_tied = ties.flag("tie_word_embeddings", family is not None and family.default_tied)
     sizes = sizes.with_layers(windows)
+    if family is not None and family.is_hybrid:
+        sizes = sizes.with_recurrence(read_recurrent(config, len(windows)))
     if experts is not None:
         sizes = replace(sizes, experts=experts, intermediate_size=experts.intermediate_size)
-    stated = config.child("quantization_config")
+    stated = whole.child("quantization_config")
     name = stated.text("quant_method", "").lower()
     if name == "modelopt":
         name = stated.text("quant_algo", "").lower()
@@ -79,7 +87,7 @@ def read_target_shape(folder: Path) -> ModelShape:
         sizes=sizes,
         vocab=config.integer("vocab_size", high=MAX_VOCAB),
         max_context=config.integer("max_position_embeddings"),
-        tied_embeddings=config.flag("tie_word_embeddings", is_tied),
+        tied_embeddings=is_tied,
         mlp_format=(_WHOLE | _EXPERTS).get(name, "bf16"),
         attention_format=_WHOLE.get(name, "bf16"),
     )

@@ -80,6 +80,7 @@ def select_linears(spec: DecoderSpec, options: QuantizeOptions) -> Selection:
     """
     refuse_quantized(spec)
     refuse_experts(spec)
+    refuse_recurrent(spec)
     wanted = _wanted_outside_layers(spec, options)
     linears: list[Linear] = []
     kept: list[str] = []
@@ -147,6 +148,16 @@ def refuse_experts(spec: DecoderSpec) -> None:
             "has experts in floating point, which are not quantized here",
             where=spec.checkpoint.path,
             fix="of gpt-oss, use the published checkpoint with MXFP4 experts",
+        )
+
+
+def refuse_recurrent(spec: DecoderSpec) -> None:
+    """Raises DflashError for a hybrid: which of its linears stand FP8 or NVFP4 is not known."""
+    if spec.sizes.has_state:
+        raise DflashError(
+            "is a hybrid with recurrent layers, which is not quantized yet",
+            where=spec.checkpoint.path,
+            fix="build it as it is",
         )
 
 

@@ -11,6 +11,7 @@ import onnxruntime as ort
 
 from dflash_trt.backends.base import FloatArray, Int64Array
 from dflash_trt.backends.onnxruntime.session import bind_array, check_session, open_session
+from dflash_trt.backends.onnxruntime.states import RecurrentStates
 from dflash_trt.bundle.bundle import Bundle
 from dflash_trt.checkpoints.draft import read_draft
 from dflash_trt.errors import DflashError, one_line
@@ -21,6 +22,8 @@ from dflash_trt.graph.bindings import (
     DRAFT_TOKEN_IDS,
     LOGIT_ROWS,
     PAGE_TABLE,
+    ROWS_END,
+    STATE_START,
     TOKEN_IDS,
     GraphName,
     cache_output,
@@ -80,6 +83,7 @@ class ReplayGraphs:
         self._layout = cache_layout(self.form, manifest.target.sizes, manifest.draft.sizes)
         self._opened: dict[GraphName, _Opened] = {}
         self._staging: HostCaches | None = None
+        self._states = RecurrentStates(self._layout.states(), 1, self.limits.block_size)
 
     def make_caches(self, slots: int, positions: int) -> HostCaches:
         """The draft's caches for `slots` sequences."""
@@ -109,7 +113,12 @@ class ReplayGraphs:
                 LOGIT_ROWS: np.array([[len(rows) - 1]]),
             }
             outputs = {CHOICE_IDS: np.empty((1, 1), np.int64)}
+            states, places = self._states, inputs[CACHE_START]
+            if states:
+                states.begin(range(1), places)
+                inputs |= {STATE_START: states.state_start, ROWS_END: states.rows_end}
             features = self._run("target", inputs, outputs, caches, 0, 1)
+            states.end(range(1), places, len(rows))
             if on_features is not None:
                 on_features(features)
         return {
@@ -176,6 +185,10 @@ class ReplayGraphs:
             bind_array(io.bind_input, PAGE_TABLE, table)
         for name in self._layout.of(graph):
             shape, address = caches.place(name, first, batch)
+            io.bind_input(name, "cpu", 0, np.float32, shape, address)
+            io.bind_output(cache_output(name), "cpu", 0, np.float32, shape, address)
+        for name in self._layout.states(graph):
+            shape, address = self._states.shape(name, 1), self._states.address(name, 0)
             io.bind_input(name, "cpu", 0, np.float32, shape, address)
             io.bind_output(cache_output(name), "cpu", 0, np.float32, shape, address)
         for name, array in outputs.items():

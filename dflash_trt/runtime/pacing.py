@@ -18,6 +18,10 @@ from dflash_trt.runtime.scores import sampling_input
 from dflash_trt.speculation.prediction import StepPrediction
 from dflash_trt.speculation.schedule import NO_SPECULATION, BlockSchedule
 
+GAPS = (
+    "target_only leaves gaps in the drafter's context, which a target with recurrent state "
+    "cannot fill: its rows would run again"
+)
 WINDOW_STEPS = 16
 FADING = 0.95
 MARGIN = 0.03
@@ -29,7 +33,8 @@ class Pacer:
     """Follows one generator's steps. Deterministic: it counts tokens and never looks at a clock.
 
     Raises:
-        DflashError: the schedule has larger blocks than the drafter (usage).
+        DflashError: the schedule has larger blocks than the drafter, or leaves gaps that cannot be
+            filled (usage).
     """
 
     def __init__(self, schedule: BlockSchedule, limits: ExecutorLimits) -> None:
@@ -39,8 +44,9 @@ class Pacer:
                 where="block schedule",
                 usage=True,
             )
-        # Where there is state, a gap could not be filled: that would run rows again.
-        self.fallback: TargetGraph = "target" if limits.has_state else schedule.fallback
+        if limits.has_state and schedule.fallback == "target_only":
+            raise DflashError(GAPS, where="block schedule", fix="run tune again", usage=True)
+        self.fallback: TargetGraph = schedule.fallback
         self._schedule = schedule
         self._prediction: StepPrediction | None = None
         self._prefill_seconds = 0.0

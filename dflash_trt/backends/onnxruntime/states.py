@@ -75,8 +75,10 @@ class RecurrentStates:
 
     def move(self, source: int, destination: int) -> None:
         """Copies what a slot has to another."""
-        for array in (*self._arrays.values(), self.state_start, self.rows_end):
+        for array in self._arrays.values():
             array[destination] = array[source]
+        self.state_start[destination] = self.state_start[source]
+        self.rows_end[destination] = self.rows_end[source]
 
     def clear(self, slot: int) -> None:
         """Forgets a slot's sequence."""

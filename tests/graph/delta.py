@@ -1,0 +1,125 @@
+"""`gated_delta_step` alone: random weights, a session over it, and a float64 recurrence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from dflash_trt.checkpoints.sizes import RecurrentSizes
+from dflash_trt.graph.form import GraphForm
+from dflash_trt.graph.functions import CONTRIB_DOMAIN, DFLASH_DOMAIN, IR_VERSION, OPSET
+from dflash_trt.graph.gated_delta import gated_delta_function, kept_rows
+
+FloatArray = npt.NDArray[np.float32]
+Int64Array = npt.NDArray[np.int64]
+WEIGHTS = ("kernel", "time_bias", "decay")
+
+
+@dataclass
+class Held:
+    """What `batch` sequences have between calls; garbage where they have nothing yet."""
+
+    rows: FloatArray
+    state: FloatArray
+    state_start: Int64Array
+    rows_end: Int64Array
+
+    def join(self, other: Held) -> Held:
+        return Held(*(np.concatenate(pair) for pair in zip(self._all, other._all, strict=True)))
+
+    def pick(self, order: list[int]) -> Held:
+        """The sequences in another order of slots."""
+        return Held(*(one[order].copy() for one in self._all))
+
+    @property
+    def _all(self) -> tuple[npt.NDArray[np.generic], ...]:
+        return self.rows, self.state, self.state_start, self.rows_end
+
+
+@dataclass
+class DeltaStep:
+    """The function over float32 arrays, with random weights."""
+
+    sizes: RecurrentSizes
+    replay: int
+    seed: int = 0
+    weights: dict[str, FloatArray] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        sizes, heads = self.sizes, self.sizes.value_heads
+        self.weights = {
+            "kernel": self.normal(sizes.channels, 1, sizes.kernel) * np.float32(0.5),
+            "time_bias": self.normal(heads),
+            "decay": -np.exp(self.normal(heads)),
+        }
+        form = GraphForm(replay=self.replay)
+        function = gated_delta_function(form, sizes)
+        self.kept = kept_rows(form, sizes)
+        floats = {"new_rows": 3, **dict.fromkeys(WEIGHTS, 1), "rows": 3, "state": 4}
+        floats["kernel"] = 3
+        places = ("start", "state_start", "rows_end")
+        info = helper.make_tensor_value_info
+        inputs = [info(name, TensorProto.FLOAT, [None] * rank) for name, rank in floats.items()]
+        inputs += [info(name, TensorProto.INT64, [None]) for name in places]
+        ranks = {"y": 3, "state_out": 4, "rows_out": 3}
+        outputs = [info(name, TensorProto.FLOAT, [None] * rank) for name, rank in ranks.items()]
+        call = helper.make_node(
+            function.name, [*floats, *places], list(ranks), domain=DFLASH_DOMAIN
+        )
+        domains = (("", OPSET), (DFLASH_DOMAIN, 1), (CONTRIB_DOMAIN, 1))
+        model = helper.make_model(
+            helper.make_graph([call], "step", inputs, outputs),
+            opset_imports=[helper.make_opsetid(*one) for one in domains],
+            functions=[function],
+            ir_version=IR_VERSION,
+        )
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        self._session = ort.InferenceSession(model.SerializeToString(), options)
+
+    def normal(self, *shape: int) -> FloatArray:
+        return self.rng.standard_normal(shape).astype(np.float32)
+
+    def fresh(self, batch: int) -> Held:
+        """Slots whose last sequences left what they left."""
+        sizes, none = self.sizes, np.zeros(batch, np.int64)
+        rows = self.normal(batch, self.kept, sizes.row_elements) * np.float32(9)
+        state = self.normal(batch, sizes.value_heads, sizes.head_dim, sizes.head_dim)
+        return Held(rows, state * np.float32(9), none, none.copy())
+
+    def run(self, new_rows: FloatArray, starts: Int64Array, held: Held) -> tuple[FloatArray, Held]:
+        """y [B,S,N·D] of rows at `starts`, and what is held after them."""
+        feeds = {"new_rows": new_rows, **self.weights, "rows": held.rows, "state": held.state}
+        feeds |= {"start": starts, "state_start": held.state_start, "rows_end": held.rows_end}
+        y, state, rows = self._session.run(None, feeds)
+        ends = starts + new_rows.shape[1]
+        return y, Held(rows, state, np.maximum(starts, ends - self.replay), ends)
+
+    def reference(self, x: FloatArray) -> npt.NDArray[np.float64]:
+        """y of one sequence [T,C+2N] from its beginning, token by token in float64."""
+        sizes, wide = self.sizes, x.astype(np.float64)
+        heads, size, keys = sizes.value_heads, sizes.head_dim, sizes.key_heads * sizes.head_dim
+        past = np.zeros((sizes.kernel - 1, sizes.row_elements))
+        rows = np.concatenate([past, wide])
+        state, outputs = np.zeros((heads, size, size)), []
+        for at in range(len(x)):
+            taps = rows[at : at + sizes.kernel, : sizes.channels]
+            mixed = (taps * self.weights["kernel"][:, 0].T).sum(0)
+            mixed = mixed / (1 + np.exp(-mixed))
+            q, k = (mixed[i * keys : (i + 1) * keys].reshape(-1, size) for i in (0, 1))
+            q, k = (one / np.sqrt((one * one).sum(-1, keepdims=True) + 1e-6) for one in (q, k))
+            q, k = (np.repeat(one, heads // sizes.key_heads, 0) for one in (q / size**0.5, k))
+            v = mixed[2 * keys :].reshape(-1, size)
+            b, a = np.split(wide[at, sizes.channels :], 2)
+            beta = 1 / (1 + np.exp(-b))
+            log_decay = self.weights["decay"] * np.log1p(np.exp(a + self.weights["time_bias"]))
+            state = state * np.exp(log_decay)[:, None, None]
+            error = (v - np.einsum("hd,hdm->hm", k, state)) * beta[:, None]
+            state = state + np.einsum("hd,hm->hdm", k, error)
+            outputs.append(np.einsum("hd,hdm->hm", q, state).reshape(-1))
+        return np.array(outputs)

@@ -1,0 +1,85 @@
+"""A Gated DeltaNet layer's recurrence: float64's numbers, and one pass's bits however it is cut."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from dflash_trt.checkpoints.sizes import RecurrentSizes
+from tests.covering import exhaustive
+from tests.graph.delta import DeltaStep, Held
+from tests.reference.compare import assert_bitwise_equal, max_relative_error
+
+LENGTH = 90
+SHAPES = {
+    "as_9b": RecurrentSizes(2, 4, 16, 4),
+    "as_27b": RecurrentSizes(1, 3, 32, 4),
+    "equal_heads": RecurrentSizes(3, 3, 8, 4),
+    "short_kernel": RecurrentSizes(2, 8, 16, 2),
+    "true_heads": RecurrentSizes(1, 3, 128, 4),
+}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("name", SHAPES)
+def test_numbers_are_those_of_a_float64_recurrence(name: str) -> None:
+    step = DeltaStep(SHAPES[name], replay=8)
+    rows = step.normal(2, LENGTH, SHAPES[name].row_elements)
+    y, _ = step.run(rows, np.zeros(2, np.int64), step.fresh(2))
+    for got, sequence in zip(y, rows, strict=True):
+        assert max_relative_error(got, step.reference(sequence)) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "replay", "trials"),
+    [
+        ("as_9b", 8, 10),
+        ("as_27b", 16, 5),
+        ("equal_heads", 2, 5),
+        ("short_kernel", 3, 5),
+        *(exhaustive(name, replay, 60) for name in ("as_9b", "as_27b") for replay in range(2, 17)),
+        *(
+            exhaustive(name, replay, 50)
+            for name in ("equal_heads", "short_kernel", "true_heads")
+            for replay in (2, 7, 16)
+        ),
+    ],
+)
+def test_chunks_blocks_rejections_and_slots_change_no_bit(
+    name: str, replay: int, trials: int
+) -> None:
+    """Two sequences a trial: of all cases, 4,550 daily and exhaustive together."""
+    step, rng = DeltaStep(SHAPES[name], replay, seed=replay), random.Random(replay)
+    for _ in range(trials):
+        rows = step.normal(2, LENGTH, SHAPES[name].row_elements)
+        whole, _ = step.run(rows, np.zeros(2, np.int64), step.fresh(2))
+        order, parts = [0, 1], []
+        starts = np.zeros(2, np.int64)
+        held: Held | None = None
+        for index in range(2):  # each its own prompt chunks, alone
+            one, end, at = step.fresh(1), rng.randrange(1, 40), 0
+            while at < end:
+                count = min(rng.randrange(1, 25), end - at)
+                y, one = step.run(rows[index : index + 1, at : at + count], np.array([at]), one)
+                parts.append((index, at, y[0]))
+                at += count
+            starts[index] = end
+            held = one if held is None else held.join(one)
+        assert held is not None
+        while (size := rng.randrange(1, replay + 1)) + starts.max() <= LENGTH:
+            block = np.stack(
+                [rows[who, at : at + size] for who, at in zip(order, starts, strict=True)]
+            )
+            kept = [rng.randrange(1, size + 1) for _ in order]
+            for slot, accepted in enumerate(kept):
+                block[slot, accepted:] = step.normal(*block[slot, accepted:].shape) * 3
+            y, held = step.run(block, starts, held)
+            for slot, accepted in enumerate(kept):
+                parts.append((order[slot], int(starts[slot]), y[slot, :accepted]))
+            starts = starts + kept
+            if rng.random() < 0.2:
+                held, order, starts = held.pick([1, 0]), order[::-1], starts[::-1].copy()
+        for index, at, y in parts:
+            assert_bitwise_equal(y, whole[index, at : at + len(y)], f"{name} at {at}")

@@ -1,0 +1,174 @@
+"""Rung 2 for hybrids: states that are replayed change no bit, whatever was rejected or moved."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_trt.backends.base import Scores, TargetCall
+from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from dflash_trt.backends.registry import open_executor
+from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
+from tests.covering import exhaustive
+from tests.inspection import poison_free_pages, pools
+from tests.lossless.runs import (
+    OUTPUT,
+    assert_same,
+    check_groups,
+    count_tokens,
+    finish,
+    make_requests,
+    run,
+    run_baseline,
+    run_traffic,
+)
+from tests.pairs import FIT_PROMPTS, TWO_KINDS, PairFactory, TinyPair
+
+PAIR: dict[str, Any] = {
+    "family": "qwen3_5",
+    "target": {"vocab": 64, "num_layers": 4, "head_dim": 32},
+    "draft": {**TWO_KINDS, "block_size": 16, "target_layer_ids": [0, 1, 3]},
+    "fit_steps": 90,
+    "max_seq_len": 192,
+    "max_batch": 8,
+}
+SAMPLED = SamplingParams(temperature=0.7, top_k=20, seed=11)
+
+
+@pytest.fixture(scope="module")
+def built(make_pair: PairFactory) -> TinyPair:
+    return make_pair(**PAIR)
+
+
+@pytest.fixture(scope="module")
+def executor(built: TinyPair) -> OnnxRuntimeExecutor:
+    return built.open()
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    """Of the last two, drafts are accepted in runs of every length."""
+    fitted = [
+        Request(prompt_ids=tuple(prompt), max_tokens=OUTPUT, ignore_eos=True)
+        for prompt in FIT_PROMPTS
+    ]
+    return [*make_requests(64, 6), *fitted]
+
+
+@pytest.fixture(scope="module")
+def expected(executor: OnnxRuntimeExecutor, requests: list[Request]) -> list[RequestResult]:
+    return run_baseline(executor, requests)
+
+
+@pytest.mark.parametrize(
+    ("batch", "block", "chunk"),
+    [
+        (8, 16, 17),
+        (1, 5, 64),
+        *(exhaustive(*one) for one in ((1, 16, 5), (3, 2, 64), (8, 3, 5), (8, 8, 64), (8, 13, 1))),
+    ],
+)
+def test_speculation_keeps_every_bit(
+    executor: OnnxRuntimeExecutor,
+    requests: list[Request],
+    expected: list[RequestResult],
+    batch: int,
+    block: int,
+    chunk: int,
+) -> None:
+    check_groups(executor, requests, expected, batch, block_size=block, prefill_chunk=chunk)
+
+
+def test_drafts_are_accepted_in_part(
+    executor: OnnxRuntimeExecutor, requests: list[Request]
+) -> None:
+    """Else the tests here would never replay a part of a block."""
+    lengths = set[int]()
+    for result in run(executor, requests[-2:]):
+        histogram = result.statistics.acceptance_histogram
+        lengths |= {length for length, count in enumerate(histogram) if count}
+    assert len(lengths) >= 4, lengths
+
+
+@pytest.mark.parametrize("seed", [0, *map(exhaustive, range(1, 6))])
+def test_any_traffic_keeps_every_bit(
+    executor: OnnxRuntimeExecutor,
+    requests: list[Request],
+    expected: list[RequestResult],
+    seed: int,
+) -> None:
+    """Admissions, cancellations and the moves of slots that follow them."""
+    rng = random.Random(seed)
+    options = GeneratorOptions(
+        record_logits=True, block_size=rng.choice([2, 5, 16]), prefill_chunk=rng.choice([5, 64])
+    )
+    results = run_traffic(
+        Generator(executor, options=options), requests, expected, rng, cancels=0.04
+    )
+    assert count_tokens(results) > 5 * OUTPUT
+
+
+@pytest.mark.parametrize("sampling", [SAMPLED, exhaustive(SamplingParams())], ids=str)
+def test_preemption_keeps_every_bit(
+    built: TinyPair, make_pair: PairFactory, sampling: SamplingParams
+) -> None:
+    """Attention in pages, states in slots; who is preempted computes both again."""
+    requests = make_requests(64, 6, sampling)
+    expected = run_baseline(built.open(), requests)
+    paged = open_executor(make_pair(**PAIR, paging={"page_size": 8, "pages": 30}).bundle, threads=1)
+    generator = Generator(paged, options=GeneratorOptions(record_logits=True, prefill_chunk=17))
+    for request in requests:
+        generator.submit(request)
+    results = finish(generator, lambda running: poison_free_pages(running, pools(paged)))
+    for index, (want, got) in enumerate(zip(expected, results, strict=True)):
+        assert_same(want, got, f"request {index}")
+    assert sum(result.statistics.preemptions for result in results) > 1
+
+
+@pytest.mark.parametrize("paging", [None, {"page_size": 8}], ids=["linear", "paged"])
+def test_no_prefix_is_shared(make_pair: PairFactory, paging: dict[str, int] | None) -> None:
+    """Pages alone, or copied rows, would leave a state behind: every prompt is computed."""
+    executor = open_executor(make_pair(**PAIR, paging=paging).bundle, threads=1)
+    prompt = tuple(random.Random(7).randrange(2, 62) for _ in range(60))
+    request = Request(prompt_ids=prompt, max_tokens=12, ignore_eos=True)
+    (want,) = run(executor, [request])
+    results = run(executor, [request, request])
+    for got in results:
+        assert_same(want, got, "the same prompt again")
+        assert not got.statistics.cached_prompt_tokens
+
+
+def test_prompt_lookup_keeps_every_bit(
+    executor: OnnxRuntimeExecutor,
+    requests: list[Request],
+    expected: list[RequestResult],
+) -> None:
+    check_groups(executor, requests[:4], expected, 4, drafter="prompt-lookup")
+
+
+def test_rows_that_a_state_has_taken_cannot_run_again(built: TinyPair) -> None:
+    """A block of them may, the beginning may; a slot whose call broke off can only begin anew."""
+    executor, ids = built.open(), np.arange(2, 42, dtype=np.int64)[None]
+    first, again = _call(executor, ids, 0), _call(executor, ids[:, 30:], 30)
+    np.testing.assert_array_equal(first[:, 30:], again)
+    with pytest.raises(ValueError, match="slot 0 can go on at 30 … 40 or 0, not at 29"):
+        _call(executor, ids[:, 29:], 29)
+    with pytest.raises(ValueError, match="not at 41"):
+        _call(executor, ids[:, :1], 41)
+    np.testing.assert_array_equal(first, _call(executor, ids, 0))
+    executor.states.lose(range(1))
+    with pytest.raises(ValueError, match="not at 40"):
+        _call(executor, ids[:, :1], 40)
+    np.testing.assert_array_equal(first, _call(executor, ids, 0))
+
+
+def _call(executor: OnnxRuntimeExecutor, ids: Any, start: int) -> Any:
+    """Logits of rows of slot 0."""
+    picked = np.arange(ids.shape[1])[None]
+    call = TargetCall("target", 0, ids, np.array([start]), picked, Scores.LOGITS)
+    logits = executor.forward(call).logits
+    assert logits is not None
+    return logits.copy()
