@@ -320,6 +320,11 @@ FAMILIES: list[Family] = [
 
 REFUSED_FAMILIES: Mapping[str, tuple[str, str]] = {
     "Gemma3ForConditionalGeneration": ("Gemma 3 vision", "its text part alone would be"),
+    "Gemma4ForConditionalGeneration": ("Gemma 4", "layers with heads of two sizes"),
+    **dict.fromkeys(
+        ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
+        ("Qwen3.5 mixture of experts", "an expert that all rows share, with a gate"),
+    ),
     "Phi3ForCausalLM": ("Phi-3 or Phi-4", "q, k and v are one matrix, as are gate and up"),
 }
 """Architecture → what it is, and what of it is not known here."""

@@ -1,0 +1,74 @@
+"""A hybrid pair on the command line: what is shown of it, and what is refused, in a line each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.cli.main import main
+from dflash_trt.config import data_folder
+from tests.pairs import PairFactory, TinyPair
+
+
+@pytest.fixture(scope="module")
+def pair(make_pair: PairFactory) -> TinyPair:
+    target = {"vocab": 64, "num_layers": 4, "head_dim": 32, "vision": True}
+    return make_pair("qwen3_5", target, {"target_layer_ids": [0, 3]}, max_seq_len=128)
+
+
+def test_inspect_counts_the_states(pair: TinyPair, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(pair.bundle.folder), "--batch", "3", "--context", "100"]) == 0
+    shown = capsys.readouterr().out
+    row = 2 * 2 * 16 + 4 * 16 + 2 * 4  # q, k, v and both gates
+    held = 3 * 4 * (4 * 16 * 16 + (8 + 3) * row)
+    assert f"3 of 4 layers are Gated DeltaNet, 2/4 heads × 16: {held:,} bytes of state" in shown
+    assert ", states " in shown
+    token = 2 * 2 * 32 * 4  # of the one layer that has K and V
+    assert f"cache   {token:,} + " in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        (("--executor", "tensorrt-rtx"), "for which engines cannot be built yet"),
+        (("--kv-dtype", "fp8"), "for which FP8 KV caches cannot be built yet"),
+    ],
+    ids=str,
+)
+def test_a_build_refuses(
+    pair: TinyPair, options: tuple[str, ...], refusal: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = pair.folder / "refused"
+    folders = ("target", "draft")
+    given = [part for one in folders for part in (f"--{one}-checkpoint", str(pair.folder / one))]
+    assert main(["build", *given, *options, "--max-seq-len", "128", "-o", str(output)]) == 2
+    (line,) = capfd.readouterr().err.strip().splitlines()[-1:]
+    assert "is a hybrid with recurrent layers" in line and refusal in line
+    assert not output.exists()
+
+
+def test_quantize_refuses(pair: TinyPair, capfd: pytest.CaptureFixture[str]) -> None:
+    output = pair.folder / "refused"
+    texts = pair.folder / "texts.jsonl"
+    texts.write_text('{"prompt": [3, 4, 5]}\n')
+    command = ["quantize", "--checkpoint", str(pair.folder / "target"), "--precision", "nvfp4"]
+    assert main([*command, "--calibration", str(texts), "-o", str(output)]) == 1
+    assert "is a hybrid with recurrent layers, which is not quantized yet" in capfd.readouterr().err
+    assert not output.exists()
+
+
+def test_tune_refuses_a_fallback_that_leaves_gaps(
+    pair: TinyPair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", str(pair.bundle.folder), "--fallback", "target_only"]) == 2
+    assert "recurrent state cannot fill" in capsys.readouterr().err
+
+
+def test_a_deployment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = "profiles: {h100x1: {gpu: h100}}\n"
+    published = (data_folder("build_configs") / "qwen3.5-27b.yaml").read_text()
+    (tmp_path / "pair.yaml").write_text(published + profile)
+    command = ["build", "--target", str(tmp_path / "pair.yaml"), "--executor", "trtllm"]
+    assert main([*command, "--profile", "h100x1", "-o", str(tmp_path / "out")]) == 2
+    assert "hybrid with recurrent layers, for which no deployment" in capsys.readouterr().err
