@@ -78,7 +78,7 @@ class Staging:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Side:
+class ResultSide:
     """Pinned memory of one call's results, and the event behind the way there."""
 
     host: HostBytes
@@ -99,12 +99,12 @@ class Results:
         """The current call's results, once they have been waited for."""
         return self._current.host
 
-    def turn(self, side: Side) -> None:
+    def turn(self, side: ResultSide) -> None:
         """Makes the results of a step ahead the current ones."""
         self._spare.append(self._current)
         self._current = side
 
-    def give_back(self, side: Side) -> None:
+    def give_back(self, side: ResultSide) -> None:
         """Says that nobody wants the results of a step ahead."""
         self._spare.append(side)
 
@@ -112,7 +112,7 @@ class Results:
         """Enqueues the way to the host of the current call's results."""
         self._download(size, self._current)
 
-    def download_ahead(self, size: int) -> Side:
+    def download_ahead(self, size: int) -> ResultSide:
         """Enqueues the way to a side of its own of the results of a step ahead."""
         side = self._spare.pop() if self._spare else self._make_side()
         self._download(size, side)
@@ -122,12 +122,12 @@ class Results:
         """Waits for the current call, and not for what has been enqueued behind it."""
         self._device.wait(self._current.event)
 
-    def _download(self, size: int, side: Side) -> None:
+    def _download(self, size: int, side: ResultSide) -> None:
         self._device.download(side.host[:size], self.address)
         self._device.record(side.event)
 
-    def _make_side(self) -> Side:
-        return Side(self._device.allocate_host(self._size), self._device.make_event())
+    def _make_side(self) -> ResultSide:
+        return ResultSide(self._device.allocate_host(self._size), self._device.make_event())
 
 
 class PackedTensors:

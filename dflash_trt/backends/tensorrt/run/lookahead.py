@@ -17,7 +17,7 @@ from dflash_trt.backends.tensorrt.run.bound_calls import (
     BoundCall,
     PackedTensors,
     Results,
-    Side,
+    ResultSide,
     Staging,
 )
 from dflash_trt.backends.tensorrt.run.device_caches import DevicePages
@@ -58,7 +58,7 @@ class Begun:
     """A step under way, and where its results go."""
 
     step: Step
-    side: Side
+    side: ResultSide
 
 
 class Lookahead:
