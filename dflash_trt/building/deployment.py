@@ -93,6 +93,8 @@ def build_deployment(
         )
     progress.stage("reading checkpoints", None)
     pair = _read_pair(sources, config, path)
+    if pair.draft.markov_rank:
+        sources = replace(sources, drafting="dspark")
     wanted = DeploymentOptions(
         version=find_version(options.trtllm_version or DEFAULT_VERSION),
         schedule=options.block_schedule,
@@ -142,7 +144,7 @@ def _notes(options: DeploymentRequest, plan: DeploymentPlan, sources: Sources) -
     if folder is not None and not (folder / TOKENIZER_NAME).is_file():
         yield f"{folder} has no {TOKENIZER_NAME}, which TensorRT-LLM needs"
     if load_native(plan.version) is not None:
-        for module in absent(packages(plan, "dflash")):
+        for module in absent(packages(plan, sources.drafting)):
             yield f"{module} cannot be imported here; attention backend {plan.backend} needs it"
 
 

@@ -125,16 +125,23 @@ class DraftShape:
         block_size: trained, anchor included.
         taps: target layers whose outputs `fc` takes.
         target_hidden: their width.
+        markov_rank: of DSpark's head; 0 where there is none.
     """
 
     model: ModelShape
     block_size: int
     taps: int
     target_hidden: int
+    markov_rank: int = 0
 
     @property
     def fc_weights(self) -> int:
         return self.taps * self.target_hidden * self.model.sizes.hidden_size
+
+    @property
+    def markov_weights(self) -> int:
+        """Of both tables of the head."""
+        return 2 * self.markov_rank * self.model.vocab
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

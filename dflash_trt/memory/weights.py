@@ -51,8 +51,9 @@ def target_weight_bytes(model: ModelShape, layout: GpuLayout = ONE_GPU) -> float
 
 
 def draft_weight_bytes(draft: DraftShape, layout: GpuLayout = ONE_GPU) -> float:
-    """Bytes of a draft's own weights on one GPU of `layout`: layers and fc (bf16)."""
-    return _layer_bytes(draft.model, layout) + 2 * draft.fc_weights / layout.attention_ways
+    """Bytes of a draft's own weights on one GPU of `layout`: layers, fc and Markov head (bf16)."""
+    beside = 2 * (draft.fc_weights + draft.markov_weights) / layout.attention_ways
+    return _layer_bytes(draft.model, layout) + beside
 
 
 def engine_weight_bytes(

@@ -113,7 +113,8 @@ class DSpark:
         return self.acceptance.tau(drafts)
 
     def step(self, replica: Replica, batch: int, context: float, drafts: int) -> Seconds:
-        head = replica.matrix(batch, MARKOV_RANK * self.target.vocab)
+        rank = self.draft.markov_rank or MARKOV_RANK
+        head = replica.matrix(batch, rank * self.target.vocab)
         return self.block.step(replica, batch, context, drafts) + head * drafts
 
 

@@ -158,7 +158,8 @@ def published_decodings(
     found: list[Speculative] = []
     if (eagle := _eagle3(pair, name, eagle3_tau)) is not None:
         found.append(eagle)
-    found.append(DFlash(pair.target, pair.draft, curve))
+    own = DSpark if pair.draft.markov_rank else DFlash
+    found.append(own(pair.target, pair.draft, curve))
     for one in pair.published:
         if name is not None and name in one.dspark:
             markov = _published(name, one.dspark[name], one.drafts or drafts, one)

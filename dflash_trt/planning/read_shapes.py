@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from dflash_trt.checkpoints import deepspec
 from dflash_trt.checkpoints.config_fields import ConfigFields
 from dflash_trt.checkpoints.draft import (
     read_block_size,
@@ -94,25 +95,31 @@ def read_target_shape(folder: Path) -> ModelShape:
 
 
 def read_draft_shape(folder: Path, target: ModelShape) -> DFlashShape:
-    """The shape of a DFlash draft of `target`."""
+    """The shape of a DFlash draft of `target`, or of a DSpark draft in DeepSpec's layout."""
     config = ConfigFields(read_config(folder), folder / CONFIG_NAME)
     architecture = read_architecture(config)
-    if architecture not in DRAFT_ARCHITECTURES:
+    is_deepspec = architecture == deepspec.ARCHITECTURE
+    if architecture not in DRAFT_ARCHITECTURES and not is_deepspec:
         what = f"is no DFlash draft ({architecture}); those are {', '.join(DRAFT_ARCHITECTURES)}"
         raise DflashError(what, where=config.where, usage=True)
     inner = config.child("dflash_config")
     sizes = read_sizes(config, DRAFT_DEFAULT_HEAD_DIM)
     sizes = sizes.with_layers(read_layer_attention(config, inner, len(sizes.layers))[0])
     ids = read_target_layer_ids(config, inner, len(target.sizes.layers), len(sizes.layers))
+    rank = deepspec.read_markov_rank(config) if is_deepspec else 0
+    if is_deepspec and not rank:
+        what = "is a DFlash draft moved by a slot (markov_rank 0), which nothing else serves"
+        raise DflashError(what, where=config.where, fix="build it for --executor cpu", usage=True)
     return DFlashShape(
         model=ModelShape(
             sizes=sizes, vocab=target.vocab, max_context=config.integer("max_position_embeddings")
         ),
-        block_size=read_block_size(config, inner),
+        block_size=(deepspec.read_block(config) if is_deepspec else read_block_size(config, inner)),
         taps=len(ids),
         target_hidden=target.sizes.hidden_size,
         target_layer_ids=ids,
         mask_token_id=read_mask_token_id(config, inner),
+        markov_rank=rank,
     )
 
 

@@ -11,12 +11,15 @@ from dflash_trt.memory.deployment import DEFAULT_FRACTION
 from dflash_trt.trtllm.plan import DeploymentPlan
 from dflash_trt.trtllm.support import DRAFT_PACKAGES, GUIDED_PACKAGES, REJECTION_PACKAGES
 
-Variant = Literal["autoregressive", "eagle3", "dflash"]
+Variant = Literal["autoregressive", "eagle3", "dflash", "dspark"]
 TITLES: dict[Variant, str] = {
     "autoregressive": "autoregressive decoding",
     "eagle3": "EAGLE-3",
     "dflash": "DFlash",
+    "dspark": "DSpark",
 }
+OF_BLOCKS = ("dflash", "dspark")
+"""Variants of the pair's own draft."""
 MOUNT = "/deployment"
 """Where the YAML files expect the folder: a relative path could be taken for a hub name."""
 OF_DFLASH = ("context_recompute_tail", "max_concurrency")
@@ -39,7 +42,7 @@ class Sources:
     """The models by role.
 
     `eagle3` is an EAGLE-3 draft of the same target; `precision` is of those models that were
-    quantised for this deployment.
+    quantised for this deployment; `drafting` is the variant of the pair's own draft.
     """
 
     target: ModelSource
@@ -47,12 +50,15 @@ class Sources:
     eagle3: ModelSource | None = None
     eagle3_draft_len: int = 0
     precision: Mapping[str, str]
+    drafting: Variant = "dflash"
 
     @property
     def variants(self) -> list[Variant]:
         """Those that can be written, the baseline first."""
-        without = "eagle3" if self.eagle3 is None else None
-        return [variant for variant in TITLES if variant != without]
+        without = {variant for variant in OF_BLOCKS if variant != self.drafting}
+        if self.eagle3 is None:
+            without.add("eagle3")
+        return [variant for variant in TITLES if variant not in without]
 
     @property
     def locations(self) -> dict[str, str]:
@@ -96,7 +102,7 @@ def serve_arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) ->
             # Where a prefix-cache hit would starve the drafter, nobody reuses prefixes.
             "enable_block_reuse": plan.recompute_tail is not None,
             "free_gpu_memory_fraction": (
-                plan.memory.fraction if variant == "dflash" else DEFAULT_FRACTION
+                plan.memory.fraction if variant in OF_BLOCKS else DEFAULT_FRACTION
             ),
             **options.given("kv_cache_config"),
         },
@@ -121,7 +127,7 @@ def model_arguments(plan: DeploymentPlan, sources: Sources, variant: Variant) ->
 def packages(plan: DeploymentPlan, variant: Variant) -> dict[str, str]:
     """What a variant imports besides TensorRT-LLM itself: modules, and where they come from."""
     options, found = plan.options, dict[str, str]()
-    if variant == "dflash":
+    if variant in OF_BLOCKS:
         found |= DRAFT_PACKAGES[plan.backend]
     if options.speculative_config.use_rejection_sampling and variant != "autoregressive":
         found |= REJECTION_PACKAGES
@@ -152,6 +158,13 @@ def _speculation(plan: DeploymentPlan, sources: Sources, variant: Variant) -> di
         "attention_backend": plan.backend,
         **given,
     }
+    if draft.markov_rank:
+        speculation |= {
+            "decoding_type": "DSpark",
+            "block_size": draft.block_size - 1,  # of slots, as the checkpoint has it
+            "markov_rank": draft.markov_rank,
+            "markov_head_type": "vanilla",
+        }
     if own["max_concurrency"] is not None:
         speculation["max_concurrency"] = own["max_concurrency"]
     if plan.schedule is not None:

@@ -12,7 +12,6 @@ from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import Gpu, find_gpu
 from dflash_trt.memory.caches import KV_ITEM_BYTES
 from dflash_trt.memory.deployment import DeploymentSize, MemoryBudget, plan_memory
-from dflash_trt.memory.shape import ModelShape
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.speculation.schedule import BlockSchedule
 from dflash_trt.trtllm.options import OPTION, LlmOptions, read_options
@@ -27,6 +26,7 @@ from dflash_trt.trtllm.rules import (
     check_tail,
     check_unquantized,
     choose_backend,
+    choose_dspark_backend,
     choose_layout,
     refusal,
 )
@@ -146,7 +146,12 @@ def plan_deployment(
         moe, pair.target.experts_format, gpu, ways=ways, where=setter("moe_config.backend")
     )
     check_parser(llm.reasoning_parser, pair.architecture, setter("reasoning_parser"))
-    backend = options.backend or choose_backend(gpu.arch)
+    is_dspark = pair.draft.markov_rank > 0
+    backend = (
+        choose_dspark_backend(options.backend, gpu.arch)
+        if is_dspark
+        else options.backend or choose_backend(gpu.arch)
+    )
     check_backend(backend, gpu, "--attention-backend")
     cache = llm.kv_cache_config
     caches = setter("kv_cache_config.dtype", "kv_cache_config.tokens_per_block")
@@ -171,7 +176,7 @@ def plan_deployment(
         backend=backend,
         options=llm,
         recompute_tail=_choose_tail(
-            options.version, llm, pair.target, setter("speculative_config.context_recompute_tail")
+            options.version, llm, pair, setter("speculative_config.context_recompute_tail")
         ),
         memory=plan_memory(
             DeploymentSize(
@@ -238,12 +243,11 @@ def _read_schedule(path: Path | None, max_batch: int, longest: int) -> dict[int,
     return drafts
 
 
-def _choose_tail(
-    version: Version, options: LlmOptions, target: ModelShape, where: str
-) -> int | None:
+def _choose_tail(version: Version, options: LlmOptions, pair: PairShape, where: str) -> int | None:
     """See `DeploymentPlan.recompute_tail`."""
-    asked, windows = options.speculative_config.context_recompute_tail, target.has_windows
-    reuses = version.recomputes_tail and not windows
+    asked, windows = options.speculative_config.context_recompute_tail, pair.target.has_windows
+    dspark = pair.draft.markov_rank > 0
+    reuses = version.recomputes_tail and not windows and not dspark
     tail = ALL_TOKENS if reuses and asked is None else asked
-    check_tail(tail, reuses=reuses, version=version, windows=windows, where=where)
+    check_tail(tail, reuses=reuses, version=version, windows=windows, where=where, dspark=dspark)
     return tail

@@ -26,7 +26,13 @@ from dflash_trt.trtllm.rules import (
     check_tail,
     refusal,
 )
-from dflash_trt.trtllm.schema import PAGE_TOKENS, AttentionBackend, DFlashConfig, check_arguments
+from dflash_trt.trtllm.schema import (
+    PAGE_TOKENS,
+    AttentionBackend,
+    BlockDrafts,
+    DSparkConfig,
+    check_arguments,
+)
 from dflash_trt.trtllm.versions import find_version
 
 RECORD_NAME = "deployment.json"
@@ -123,7 +129,7 @@ def check_deployment(folder: Path, deployment: Deployment) -> int:
         speculation = check_arguments(arguments, version, path)
         _check_counted(arguments, deployment, path)
         cache, backend = arguments.get("kv_cache_config") or {}, None
-        if isinstance(speculation, DFlashConfig):
+        if isinstance(speculation, BlockDrafts):
             backend = speculation.attention_backend
             check_feeding(speculation, str(path))
             check_draft_length(speculation, deployment.trained_block, str(path))
@@ -133,6 +139,7 @@ def check_deployment(folder: Path, deployment: Deployment) -> int:
                 reuses=cache.get("enable_block_reuse", True),
                 version=version,
                 windows=deployment.windows,
+                dspark=isinstance(speculation, DSparkConfig),
                 where=str(path),
             )
         dtype, page = cache.get("dtype", "auto"), cache.get("tokens_per_block", PAGE_TOKENS)

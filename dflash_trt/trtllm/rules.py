@@ -13,7 +13,7 @@ from dflash_trt.memory.gpus import GpuLayout
 from dflash_trt.memory.shape import FormatName, ModelShape
 from dflash_trt.planning.known_pairs import PairShape
 from dflash_trt.trtllm.options import LlmOptions
-from dflash_trt.trtllm.schema import AttentionBackend, DFlashConfig, MoeBackend
+from dflash_trt.trtllm.schema import AttentionBackend, BlockDrafts, DSparkBackend, MoeBackend
 from dflash_trt.trtllm.support import (
     CUTEDSL_ALONE,
     REASONING_PARSERS,
@@ -34,8 +34,23 @@ def choose_backend(arch: str) -> AttentionBackend:
     return cast(AttentionBackend, arches()[arch].draft_attention)
 
 
-def check_backend(backend: AttentionBackend, gpu: Gpu, where: str) -> None:
+def choose_dspark_backend(asked: AttentionBackend | None, arch: str) -> AttentionBackend:
+    """A DSpark draft's attention backend: VANILLA where GPUs of `arch` have none of its others."""
+    if asked == "FA4":
+        what = "TensorRT-LLM documents attention backend FA4 for DFlash, not for DSpark"
+        raise refusal(what, "--attention-backend", "choose VANILLA or TRTLLM")
+    if asked is not None:
+        return asked
+    return "TRTLLM" if choose_backend(arch) == "TRTLLM" else "VANILLA"
+
+
+def check_backend(backend: AttentionBackend | DSparkBackend, gpu: Gpu, where: str) -> None:
     """Raises DflashError where `gpu` has no kernels for the draft's attention backend."""
+    if backend == "AUTO":
+        return
+    if backend == "CUTEDSL":
+        what = "which GPUs attention backend CUTEDSL runs on is not documented"
+        raise refusal(what, where, f"choose {choose_dspark_backend(None, gpu.arch)}")
     able = [arch.name for arch in arches().values() if arch.draft_attention == backend]
     if backend != "VANILLA" and gpu.arch not in able:
         what = f"attention backend {backend} does not run on {gpu.title} ({gpu.arch})"
@@ -43,7 +58,7 @@ def check_backend(backend: AttentionBackend, gpu: Gpu, where: str) -> None:
         raise refusal(what, where, f"choose {choose_backend(gpu.arch)}")
 
 
-def check_draft_length(speculation: DFlashConfig, trained_block: int, where: str) -> None:
+def check_draft_length(speculation: BlockDrafts, trained_block: int, where: str) -> None:
     """Raises DflashError for draft lengths that the draft was not trained for.
 
     `max_draft_len` K drafts are a block of K + 1; the schedule's smallest batch drafts K.
@@ -59,7 +74,7 @@ def check_draft_length(speculation: DFlashConfig, trained_block: int, where: str
         check_schedule(speculation.draft_len_schedule, longest, where)
 
 
-def check_feeding(speculation: DFlashConfig, where: str) -> None:
+def check_feeding(speculation: BlockDrafts, where: str) -> None:
     """Raises DflashError unless the layers and the mask token that feed the drafter are stated.
 
     TensorRT-LLM looks for them in the draft's config.json only where the draft is a folder; without
@@ -72,7 +87,13 @@ def check_feeding(speculation: DFlashConfig, where: str) -> None:
 
 
 def check_tail(
-    tail: int | None, *, reuses: bool, version: Version, windows: bool, where: str
+    tail: int | None,
+    *,
+    reuses: bool,
+    version: Version,
+    windows: bool,
+    where: str,
+    dspark: bool = False,
 ) -> None:
     """Raises DflashError where a prefix-cache hit would starve the drafter.
 
@@ -83,15 +104,18 @@ def check_tail(
         tail: `context_recompute_tail`, None where it is left out.
         reuses: whether the KV cache hands out known prefixes.
         windows: whether the target has layers with sliding windows.
+        dspark: whether the draft is DSpark's, of which no version documents that it is fed again.
     """
-    able = version.recomputes_tail and not windows
+    able = version.recomputes_tail and not windows and not dspark
     if able and reuses and not tail:
         what = "context_recompute_tail 0 leaves a drafter without the prompts that are known"
         raise refusal(what, where, "pass 2048, say")
     if able or (tail is None and not reuses):
         return
     what = f"TensorRT-LLM {version.name} has no context_recompute_tail"
-    if version.recomputes_tail:
+    if dspark:
+        what = "DSpark has no context_recompute_tail"
+    elif version.recomputes_tail:
         what = "a target with sliding windows does not take context_recompute_tail"
     fix = "leave it out: prefixes are not reused then"
     if tail is None:
@@ -197,7 +221,7 @@ def check_experts(
 
 
 def check_caches(
-    dtype: str, page: int, gpu: Gpu, backend: AttentionBackend | None, max_seq_len: int, where: str
+    dtype: str, page: int, gpu: Gpu, backend: str | None, max_seq_len: int, where: str
 ) -> None:
     """Raises DflashError for a KV cache, in pages of `page` tokens, that nothing reads."""
     what, fix = None, "leave it out"

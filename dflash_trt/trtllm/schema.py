@@ -1,9 +1,10 @@
 """The fields of TensorRT-LLM's LLM arguments, by version: what its documentation lists.
 
-Sources: the LLM-API reference of each version for DFlashDecodingConfig, Eagle3DecodingConfig and
-MoeConfig; for both versions 1.3.0rc27's DecodeCudaGraphConfig, and an undated telemetry manifest of
-the project for the names of TorchLlmArgs and of the rest of KvCacheConfig. Other fields are refused
-here because TensorRT-LLM's own classes refuse them only once a GPU waits.
+Sources: the LLM-API reference of each version for DFlashDecodingConfig, DSparkDecodingConfig,
+Eagle3DecodingConfig and MoeConfig; for both versions 1.3.0rc27's DecodeCudaGraphConfig, and an
+undated telemetry manifest of the project for the names of TorchLlmArgs and of the rest of
+KvCacheConfig. Other fields are refused here because TensorRT-LLM's own classes refuse them only
+once a GPU waits.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ MoeBackend = Literal[
     "MARLIN", "MEGAMOE_DEEPGEMM", "MEGAMOE_CUTEDSL",
 ]  # fmt: skip
 DraftMoeBackend = MoeBackend | Literal["CUTEDSL_FC12"]
+
+
+DSparkBackend = Literal["AUTO", "VANILLA", "TRTLLM", "CUTEDSL"]
 
 
 class Section(StrictRecord):
@@ -73,6 +77,34 @@ class DFlash14(DFlashConfig):
     spec_dec_variant: Positive | None = None
     context_recompute_tail: Annotated[int, Field(ge=-1)] | None = 0
     skip_ctx_buffer_budget_check: bool = False
+
+
+class DSparkConfig(Speculation):
+    """DSparkDecodingConfig of 1.3.0rc27.
+
+    `block_size` counts the slots, each of which drafts; what is left out is read of the draft's
+    config.json, where that is a folder.
+    """
+
+    decoding_type: Literal["DSpark"]
+    mask_token_id: int | None = None
+    target_layer_ids: list[int] | None = None
+    block_size: Positive | None = None
+    markov_rank: int | None = None
+    markov_head_type: Literal["vanilla", "gated", "rnn"] | None = None
+    attention_backend: Literal["VANILLA", "TRTLLM"] = "VANILLA"
+
+
+class DSpark14(DSparkConfig):
+    """DSparkDecodingConfig of 1.4.0rc1."""
+
+    moe_backend: DraftMoeBackend | None = None
+    spec_dec_variant: Positive = 1
+    attention_backend: DSparkBackend = "AUTO"  # type: ignore[assignment]
+
+
+BlockDrafts = DFlashConfig | DSparkConfig
+"""Of a draft that fills a block from tapped layers of the target."""
 
 
 class Eagle3Config(Speculation):
@@ -216,9 +248,12 @@ class _TritonConfig(Section):
 
 
 def _arguments(
-    dflash: type[DFlashConfig], eagle3: type[Eagle3Config], more: str = ""
+    dflash: type[DFlashConfig],
+    dspark: type[DSparkConfig],
+    eagle3: type[Eagle3Config],
+    more: str = "",
 ) -> type[_Arguments]:
-    union = Annotated[Union[dflash, eagle3], Field(discriminator="decoding_type")]  # type: ignore[valid-type]  # noqa: UP007
+    union = Annotated[Union[dflash, dspark, eagle3], Field(discriminator="decoding_type")]  # type: ignore[valid-type]  # noqa: UP007
     return create_model(
         "Arguments",
         __base__=_Arguments,
@@ -229,14 +264,14 @@ def _arguments(
 
 
 _SCHEMAS = {
-    "1.3.0rc27": _arguments(DFlashConfig, Eagle313),
-    "1.4.0rc1": _arguments(DFlash14, Eagle314, "iter_perf_stats_interval"),
+    "1.3.0rc27": _arguments(DFlashConfig, DSparkConfig, Eagle313),
+    "1.4.0rc1": _arguments(DFlash14, DSpark14, Eagle314, "iter_perf_stats_interval"),
 }
 
 
 def check_arguments(
     values: Mapping[str, Any], version: Version, where: str | Path
-) -> DFlashConfig | Eagle3Config | None:
+) -> BlockDrafts | Eagle3Config | None:
     """Checks LLM arguments against what `version` documents; returns their speculative_config.
 
     Raises:
@@ -251,7 +286,7 @@ def check_arguments(
         return f"{key} is no field of TensorRT-LLM {version.name}{has}"
 
     checked = validate(_SCHEMAS[version.name], values, where, usage=True, unknown=unknown)
-    speculation: DFlashConfig | Eagle3Config | None = getattr(checked, "speculative_config", None)
+    speculation: BlockDrafts | Eagle3Config | None = getattr(checked, "speculative_config", None)
     mistakes = [*_mistakes(checked)]
     mistakes += [] if speculation is None else _speculative_mistakes(checked, speculation)
     if mistakes:
@@ -274,7 +309,7 @@ def _mistakes(arguments: _Arguments) -> Iterator[str]:
 
 
 def _speculative_mistakes(
-    arguments: _Arguments, speculation: DFlashConfig | Eagle3Config
+    arguments: _Arguments, speculation: BlockDrafts | Eagle3Config
 ) -> Iterator[str]:
     """What excludes speculation, by TensorRT-LLM's feature matrix and its own checks."""
     if arguments.pipeline_parallel_size > 1:

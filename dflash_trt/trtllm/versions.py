@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from dflash_trt.errors import DflashError, nearest, one_line
 
-_DECODING = {"DFlash": "DFlashDecodingConfig", "Eagle3": "Eagle3DecodingConfig"}
+_DECODING = {name: f"{name}DecodingConfig" for name in ("DFlash", "DSpark", "Eagle3")}
 _SECTIONS = {
     "kv_cache_config": "KvCacheConfig",
     "cuda_graph_config": "CudaGraphConfig",

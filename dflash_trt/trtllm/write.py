@@ -20,6 +20,7 @@ from dflash_trt.core.progress import Progress
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.gpus import LEAST_MEMORY
 from dflash_trt.trtllm.arguments import (
+    OF_BLOCKS,
     TITLES,
     Sources,
     Variant,
@@ -131,7 +132,7 @@ def _write_variant(
 def _write_scripts(folder: Path, plan: DeploymentPlan, sources: Sources) -> None:
     """What looks at a machine before it serves, and what serves from Triton server."""
     variants = sources.variants
-    names = {"version": plan.version.name, "variants": variants}
+    names = {"version": plan.version.name, "variants": variants, "drafting": sources.drafting}
     needed = {variant: packages(plan, variant) for variant in variants}
     gpus = plan.profile.gpus // plan.profile.nodes
     machine = {
@@ -147,10 +148,12 @@ def _write_scripts(folder: Path, plan: DeploymentPlan, sources: Sources) -> None
         "mask_token_id": shape.mask_token_id,
         "block_size": shape.block_size,
     }
+    if shape.markov_rank:
+        stated |= {"block_size": shape.block_size - 1, "markov_rank": shape.markov_rank}
     draft = {
         "draft": json.dumps(sources.locations["draft"]),
         "stated": json.dumps(stated),
-        "files": json.dumps(yaml_files("dflash")),
+        "files": json.dumps(yaml_files(sources.drafting)),
     }
     _write(folder / "preflight.py", _render("preflight.py.j2", **names, **machine, **draft))
     script = folder / "serve-triton.sh"
@@ -187,7 +190,7 @@ def _readme(plan: DeploymentPlan, sources: Sources, native: bool) -> str:
         line = f"`{variant}`: {TITLES[variant]}"
         if variant == "eagle3":
             line += f" with {locations['eagle3']}, {sources.eagle3_draft_len} drafts"
-        elif variant == "dflash":
+        elif variant in OF_BLOCKS:
             line += f" with {locations['draft']}, {plan.max_draft_len} drafts"
             if plan.schedule is not None:
                 steps = [f"{drafts} up to {batch}" for batch, drafts in plan.schedule.items()]
@@ -196,7 +199,7 @@ def _readme(plan: DeploymentPlan, sources: Sources, native: bool) -> str:
                 line += f" ({', '.join(steps)} sequences)"
         lines.append(line)
     quantized = {role: f"{role} ({name})" for role, name in sources.precision.items()}
-    needed, options, draft = packages(plan, "dflash"), plan.options, plan.pair.draft
+    needed, options, draft = packages(plan, sources.drafting), plan.options, plan.pair.draft
     return _render(
         "README.md.j2",
         name=plan.name,
@@ -207,6 +210,8 @@ def _readme(plan: DeploymentPlan, sources: Sources, native: bool) -> str:
         local=[quantized.get(role, role) for role in sources.folders],
         variants=lines,
         variant_names=sources.variants,
+        drafting=sources.drafting,
+        title=TITLES[sources.drafting],
         memory=plan.memory,
         max_batch=plan.max_batch,
         max_seq_len=plan.max_seq_len,

@@ -25,6 +25,7 @@ from tests.trtllm.conftest import QWEN3
 
 OLD, NEW = "1.3.0rc27", "1.4.0rc1"
 DFLASH = {"decoding_type": "DFlash", "max_draft_len": 9, "speculative_model": "z-lab/x"}
+DSPARK = {"decoding_type": "DSpark", "max_draft_len": 7, "speculative_model": "x/y"}
 
 
 def _check(version: str = DEFAULT_VERSION, **values: Any) -> Any:
@@ -76,7 +77,14 @@ def test_what_every_version_has(version: str) -> None:
         ),
         (OLD, {"iter_perf_stats_interval": 4}, ["1.4.0rc1 has it"]),
         (NEW, {"speculative_config": {**DFLASH, "mask_token_id": "x"}}, ["mask_token_id"]),
-        (NEW, {"speculative_config": {"decoding_type": "MTP"}}, ["'DFlash', 'Eagle3'"]),
+        (NEW, {"speculative_config": {"decoding_type": "MTP"}}, ["'DFlash', 'DSpark', 'Eagle3'"]),
+        (OLD, {"speculative_config": {**DSPARK, "attention_backend": "AUTO"}}, ["'VANILLA'"]),
+        (
+            OLD,
+            {"speculative_config": {**DSPARK, "spec_dec_variant": 1}},
+            ["1.4.0rc1 has it"],
+        ),
+        (NEW, {"speculative_config": {**DSPARK, "markov_head_type": "x"}}, ["markov_head_type"]),
         (NEW, {"speculative_config": 3}, ["speculative_config"]),
         (NEW, {"max_batch_size": True}, ["max_batch_size", "got True"]),
         (NEW, {"kv_cache_config": {"free_gpu_memory_fraction": 1.5}}, ["less than or equal"]),
