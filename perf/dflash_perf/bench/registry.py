@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from dflash_perf.bench import (  # noqa: F401
     build_cost,
+    chain_cost,
     demo_speed,
     harness_timing,
     kernel_resources,
     kill_campaign,
+    noise_coupling,
     paged_cost,
     planner_fit,
     quantization_quality,
     quantize_cost,
+    row_cuts,
     served_demo,
     serving_cost,
     step_cost,
     task_acceptance,
     tuned_speed,
+    two_checkouts,
 )
 from dflash_perf.bench.base import DECLARED
 

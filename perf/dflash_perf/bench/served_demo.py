@@ -2,8 +2,9 @@
 
 Starts Triton servers on free ports: one with the bundle's target_only graph, one with DFlash at
 whatever block a request asks for, and one that follows the bundle's block schedule, where `tune`
-wrote one. Then runs `dflash-trt sweep` and `dflash-trt report` on them. Only the server that is
-asked works.
+wrote one. `--beside` adds bundles of the same target with other drafts, EAGLE-3's or DSpark's say,
+each decoded as its own schedule has it. Then runs `dflash-trt sweep` and `dflash-trt report` on
+them. Only the server that is asked works.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +22,7 @@ import yaml
 from dflash_perf.bench.base import Work, bench
 from dflash_perf.bench.bundles import rendered_prompts
 from dflash_perf.bench.served import serve
-from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.bundle.bundle import Bundle, open_bundle
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.server.repository import RepositoryOptions
 from dflash_trt.tuning.bundle_schedule import AUTO, NONE, choose_schedule
@@ -37,23 +39,27 @@ def measure(
     osl: Annotated[int, "Most output tokens."] = 128,
     end_at_eos: Annotated[bool, "End answers where the model does; else all are --osl."] = False,
     interactivity: Annotated[str | None, "Tokens/s per user; else what all of them reach."] = None,
+    beside: Annotated[tuple[str, ...], "NAME=BUNDLE of another draft; repeatable."] = (),
 ) -> None:
     opened = open_bundle(bundle)
     prompts = rendered_prompts(opened, work.folder)
     served = {
-        "target_only": RepositoryOptions(speculation=False),
-        "DFlash": RepositoryOptions(block_schedule=NONE),
+        "target_only": (bundle, RepositoryOptions(speculation=False)),
+        "DFlash": (bundle, RepositoryOptions(block_schedule=NONE)),
     }
     if choose_schedule(opened, AUTO) is not None:
-        served["DFlash, tuned"] = RepositoryOptions()
+        served["DFlash, tuned"] = (bundle, RepositoryOptions())
+    for name, other in _read_beside(beside, opened).items():
+        served[name] = (other, RepositoryOptions())
     output_dir.mkdir(parents=True, exist_ok=True)
     results = output_dir / "sweep"
     marked = ["--interactivity", interactivity] if interactivity else []
     # On the results' disk, so that weights are linked and not copied.
     with tempfile.TemporaryDirectory(dir=output_dir) as scratch, ExitStack() as servers:
         configurations: list[dict[str, object]] = []
-        for name, packaging in served.items():
-            address = {"url": servers.enter_context(serve(bundle, Path(scratch) / name, packaging))}
+        for number, (name, (folder, packaging)) in enumerate(served.items()):
+            repository = Path(scratch) / str(number)
+            address = {"url": servers.enter_context(serve(folder, repository, packaging))}
             if name != "DFlash":
                 configurations.append({"name": name, **address})
                 continue
@@ -67,6 +73,29 @@ def measure(
         options += ["--ignore-eos"] * (not end_at_eos)
         _run("sweep", "--config", str(config), *options, *marked, "-o", str(results))
     _run("report", str(results), *marked, "-o", str(output_dir / "report.html"))
+
+
+def _read_beside(texts: Sequence[str], bundle: Bundle) -> dict[str, Path]:
+    """The bundles by name; DflashError (usage) for one whose target is another."""
+    found: dict[str, Path] = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path) or name in found:
+            raise DflashError(f"{text!r} is not one NAME=BUNDLE", where="--beside", usage=True)
+        other = open_bundle(Path(path))
+        if _target_of(other) != _target_of(bundle):
+            what = f"has another target than {bundle.folder}"
+            raise DflashError(what, where=f"--beside {path}", usage=True)
+        found[name] = Path(path)
+    return found
+
+
+def _target_of(bundle: Bundle) -> list[tuple[int, str | None]]:
+    """What tells a bundle's target from others: sizes and headers of its weight files."""
+    files = bundle.manifest.files
+    return [
+        (one.bytes, one.header_sha256) for one in files if one.path.startswith("weights/target/")
+    ]
 
 
 def _run(*arguments: str) -> None:

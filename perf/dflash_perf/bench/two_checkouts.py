@@ -1,0 +1,125 @@
+"""Two checkouts of this project decode the demo pair in turn: is the later one slower?
+
+A process of each builds the demo bundle with its own code and decodes its prompts with DFlash at
+the trained block, one sequence at a time and eight together, on one thread. Seconds are those that
+the process computed, so that a busy machine disturbs little. Told are the median of after / before
+in tokens/s, pair by pair, and a 95 % interval of it by bootstrap.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import click
+import numpy as np
+
+from dflash_perf.bench.base import Figures, Work, bench
+from dflash_perf.bench.repeat import take_turns
+from dflash_trt.errors import DflashError
+
+RESAMPLED = 10_000
+_WORKER = """
+import json, sys, time
+from itertools import islice
+import dflash_trt
+from pathlib import Path
+folder, max_tokens = sys.argv[1], int(sys.argv[2])
+bundle = dflash_trt.build("demo", folder, overwrite=True)
+prompts = [json.loads(line)["prompt"] for line in (Path(folder) / "prompts.jsonl").open()]
+with dflash_trt.load(folder, threads=1, block_schedule="none") as pair:
+    for line in sys.stdin:
+        batch, count = json.loads(line)
+        asked = prompts[:count]
+        started, tokens = time.process_time(), 0
+        for first in range(0, count, batch):
+            results = pair.generate(asked[first:first + batch], max_tokens=max_tokens)
+            tokens += sum(len(one.token_ids) for one in results)
+        print(json.dumps([tokens, time.process_time() - started]), flush=True)
+"""
+
+
+class Checkout:
+    """A process that runs the code in `folder`."""
+
+    def __init__(self, folder: Path, bundle: Path, max_tokens: int) -> None:
+        if not (folder / "dflash_trt" / "__init__.py").is_file():
+            raise DflashError("is no checkout of this project", where=folder, usage=True)
+        root = folder.resolve()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _WORKER, str(bundle), str(max_tokens)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root)},
+            text=True,
+        )
+
+    def decode(self, batch: int, count: int) -> tuple[int, float]:
+        """Tokens, and tokens a second of the process's own."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{json.dumps([batch, count])}\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise DflashError("a checkout's process ended", where=str(self._process.args))
+        tokens, seconds = json.loads(line)
+        return tokens, tokens / seconds
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """The middle 95 % of the medians of `ratios` drawn anew with replacement."""
+    drawn = np.random.default_rng(0).choice(ratios, (RESAMPLED, len(ratios)))
+    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+    return float(low), float(high)
+
+
+@bench(runs=15)
+def measure(
+    work: Work,
+    *,
+    before: Annotated[Path, "A checkout."],
+    after: Annotated[Path, "A later one."],
+    batch: tuple[int, ...] = (1, 8),
+    prompts: int = 8,
+    max_tokens: int = 96,
+) -> Figures:
+    folders = {"before": before, "after": after}
+    running = {
+        name: Checkout(folder, work.folder / name, max_tokens) for name, folder in folders.items()
+    }
+    by_batch: dict[str, Any] = {}
+    for size in batch:
+        ways = {name: partial(one.decode, size, prompts) for name, one in running.items()}
+        take_turns(ways, 1)  # warms up
+        found = take_turns(ways, work.runs, rotate=True)
+        if len({tokens for runs in found.values() for tokens, _ in runs}) > 1:
+            raise AssertionError("the checkouts differ in their outputs")
+        rates = {name: [rate for _, rate in runs] for name, runs in found.items()}
+        ratios = [a / b for a, b in zip(rates["after"], rates["before"], strict=True)]
+        low, high = interval(ratios)
+        by_batch[str(size)] = {
+            "after_to_before": median(ratios),
+            "interval_95": [low, high],
+            "pairs": len(ratios),
+            "ratios": ratios,
+            "tokens_per_cpu_second": {name: median(each) for name, each in rates.items()},
+        }
+        click.echo(
+            f"batch {size}: after / before {median(ratios):.3f} ({low:.3f} … {high:.3f}) in "
+            f"{len(ratios)} pairs"
+        )
+    for one in running.values():
+        one.close()
+    return {"clock": "of the processes, one thread each", "by_batch": by_batch}
