@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dflash_trt.checkpoints.sizes import RecurrentSizes
+from dflash_trt.graph import gated_delta
 from tests.covering import exhaustive
 from tests.graph.delta import DeltaStep, Held
 from tests.reference.compare import assert_bitwise_equal, max_relative_error
@@ -51,9 +52,66 @@ def test_chunks_blocks_rejections_and_slots_change_no_bit(
     name: str, replay: int, trials: int
 ) -> None:
     """Two sequences a trial: of all cases, 4,550 daily and exhaustive together."""
-    step, rng = DeltaStep(SHAPES[name], replay, seed=replay), random.Random(replay)
+    check_cuts(DeltaStep(SHAPES[name], replay, seed=replay), trials)
+
+
+FAULTS = {
+    "the convolution forgets what was before": (
+        "history = Slice (before, first, reach, second)",
+        "known = Slice (before, first, reach, second)\n    history = Sub (known, known)",
+    ),
+    "the state takes rows that may be rejected": (
+        "tail = Min (count, most)",
+        "tail = Constant <value_ints = [1]> ()",
+    ),
+    "rows that the state has are run again": (
+        "is_replayed = GreaterOrEqual (replayed, state_starts)",
+        "is_replayed = Equal (replayed, replayed)",
+    ),
+    "a slot begins with its last sequence's state": (
+        "state_before = Where (is_fresh_state, nothing, state)",
+        "state_before = Identity (state)",
+    ),
+    "old rows lie where the last call began": (
+        "shifted = Add (index_row, shift)",
+        "none = Sub (shift, shift)\n    shifted = Add (index_row, none)",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_rolling_back_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = FAULTS[fault]
+    assert gated_delta._STEP.count(before) == 1
+    monkeypatch.setattr(gated_delta, "_STEP", gated_delta._STEP.replace(before, after))
+    with pytest.raises(AssertionError, match="differ"):
+        check_cuts(DeltaStep(SHAPES["as_9b"], 8), 10)
+
+
+def test_states_that_stay_in_their_slots_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pick(held: Held, order: list[int]) -> Held:
+        return Held(held.rows[order], held.state, held.state_start[order], held.rows_end[order])
+
+    monkeypatch.setattr(Held, "pick", pick)
+    with pytest.raises(AssertionError, match="differ"):
+        check_cuts(DeltaStep(SHAPES["as_9b"], 8), 10)
+
+
+@pytest.mark.numeric
+def test_taps_in_another_order_are_seen() -> None:
+    step = DeltaStep(SHAPES["as_9b"], replay=8)
+    rows = step.normal(1, LENGTH, SHAPES["as_9b"].row_elements)
+    want = step.reference(rows[0])
+    step.weights["kernel"] = step.weights["kernel"][:, :, ::-1].copy()
+    y, _ = step.run(rows, np.zeros(1, np.int64), step.fresh(1))
+    assert max_relative_error(y[0], want) > 0.01
+
+
+def check_cuts(step: DeltaStep, trials: int) -> None:
+    """Random chunks, blocks, rejections and moves, compared with one pass over the whole text."""
+    rng, replay = random.Random(step.replay), step.replay
     for _ in range(trials):
-        rows = step.normal(2, LENGTH, SHAPES[name].row_elements)
+        rows = step.normal(2, LENGTH, step.sizes.row_elements)
         whole, _ = step.run(rows, np.zeros(2, np.int64), step.fresh(2))
         order, parts = [0, 1], []
         starts = np.zeros(2, np.int64)
@@ -82,4 +140,4 @@ def test_chunks_blocks_rejections_and_slots_change_no_bit(
             if rng.random() < 0.2:
                 held, order, starts = held.pick([1, 0]), order[::-1], starts[::-1].copy()
         for index, at, y in parts:
-            assert_bitwise_equal(y, whole[index, at : at + len(y)], f"{name} at {at}")
+            assert_bitwise_equal(y, whole[index, at : at + len(y)], f"rows at {at}")
