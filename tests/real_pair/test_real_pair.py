@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -13,18 +12,12 @@ import pytest
 import dflash_trt
 from dflash_trt import Checkpoints, LoadedPair
 from dflash_trt.config import data_folder
+from tests.real_pair.checkpoint import CHECKPOINT, REAL_PAIR
 
-CHECKPOINT = Path(__file__).parents[2] / "build" / "smollm2-135m"
+pytestmark = REAL_PAIR
+
 # Between the two likeliest logits where another order of summation may choose the other.
 TIE = 2e-3
-
-pytestmark = [
-    pytest.mark.exhaustive,
-    pytest.mark.xdist_group("real_pair"),
-    pytest.mark.skipif(
-        not (CHECKPOINT / "config.json").exists(), reason="`make real` has not brought the model"
-    ),
-]
 
 
 @pytest.fixture(scope="module")
