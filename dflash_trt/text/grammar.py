@@ -1,16 +1,19 @@
 """Grammars that an output must follow: JSON, a JSON schema, or a regular expression.
 
-llguidance compiles them and says which tokens may come next. It has limits of time and memory and
-raises nothing: what it cannot do, or not within them, is an error that is told here.
+llguidance compiles them and says which tokens may come next. Its own limits bound a step, but not
+compiling: each grammar is tried in a bounded process first (`grammar_trial.py`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -18,17 +21,22 @@ from tokenizers import Tokenizer
 from dflash_trt.core.arrays import FloatArray
 from dflash_trt.core.masks import TokenMask
 from dflash_trt.errors import DflashError, one_line
+from dflash_trt.text.foreign import ForeignProcessLostError
+from dflash_trt.text.grammar_trial import MAX_MASK_SECONDS, MEAN_MASK_SECONDS, GrammarTrial
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+T = TypeVar("T")
 GrammarKind = Literal["json_object", "json_schema", "regex"]
 GRAMMAR_KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 MOST_CHARACTERS = 64 << 10
 # A model that is not sure writes blanks for ever, where a grammar allows them.
 _BLANKS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
-_MOST_STATES = 10_000
-"""Of an output's lexer, one to two kilobytes each; llguidance's own limit is 25 times as high."""
+# States of a lexer take one to two kilobytes each; fuel is a step's work, about a microsecond each.
+# llguidance's own limits are 25, 10 and 10 times as high.
+_LIMITS = {"max_lexer_states": 10_000, "initial_lexer_fuel": 100_000, "step_lexer_fuel": 20_000}
+_MOST_KEPT, _MOST_KEPT_BYTES = 64, 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +59,49 @@ class Grammar:
             raise DflashError(what, where="grammar", usage=True)
 
 
+class CompiledGrammar:
+    """Where outputs begin that follow one grammar; any thread may use it.
+
+    All of them share one lexer, whose states are added as they are met, and limited. Once they are
+    used up it is compiled again, with none.
+    """
+
+    def __init__(self, make: Callable[[], LLMatcher], vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._make = make
+        self._lock = threading.Lock()
+        self._start = make()
+
+    @property
+    def start(self) -> LLMatcher:
+        """To be copied, and never changed."""
+        return self._start
+
+    def renew(self, used_up: LLMatcher) -> LLMatcher:
+        """Another start than `used_up`."""
+        with self._lock:
+            if self._start is used_up:
+                self._start = self._make()
+            return self._start
+
+
 class Follower:
     """Follows one output token by token."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._matcher, self._vocab_size = matcher, vocab_size
+    def __init__(self, compiled: CompiledGrammar) -> None:
+        self._compiled = compiled
+        self._start = compiled.start
+        self._matcher = self._start.deep_copy()
+        self._taken: list[int] = []
+        self._seconds = 0.0
         self._known: TokenMask | None = None  # of what comes next
 
     def fork(self) -> Follower:
-        """One of its own for an output that begins here."""
-        return Follower(self._matcher.deep_copy(), self._vocab_size)
+        """One of its own for an output that goes on from here."""
+        other = Follower(self._compiled)
+        other._start, other._matcher = self._start, self._matcher.deep_copy()
+        other._taken = self._taken.copy()
+        return other
 
     def allows(self, token_id: int) -> bool:
         """Whether `token_id` may come next.
@@ -69,9 +110,9 @@ class Follower:
             DflashError: llguidance reached a limit.
         """
         # Of an end of sequence, which may come, that says no.
-        allowed = self._known is None and self._matcher.validate_tokens([token_id]) == 1
-        _check(self._matcher)
-        return allowed or self.tokens().has(token_id)
+        if self._known is None and self._do(lambda matcher: matcher.validate_tokens([token_id])):
+            return True
+        return self.tokens().has(token_id)
 
     def tokens(self) -> TokenMask:
         """All tokens that may come next.
@@ -80,9 +121,8 @@ class Follower:
             DflashError: llguidance reached a limit.
         """
         if self._known is None:
-            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-            _check(self._matcher)
-            self._known = TokenMask(bits, self._vocab_size, "grammar")
+            bits = np.frombuffer(self._do(lambda matcher: matcher.compute_bitmask()), np.uint8)
+            self._known = TokenMask(bits, self._compiled.vocab_size, "grammar")
         return self._known
 
     def mask(self, logits: FloatArray) -> FloatArray:
@@ -100,12 +140,32 @@ class Follower:
             DflashError: llguidance reached a limit.
         """
         self._known = None
-        self._matcher.consume_token(token_id)
-        _check(self._matcher)
+        self._do(lambda matcher: matcher.consume_token(token_id))
+        self._taken.append(token_id)
+
+    def _do(self, work: Callable[[LLMatcher], T]) -> T:
+        """What `work` says; a second time, with a new lexer, where it fails.
+
+        What it takes is the request's own doing: the first time that it is too much is the last.
+        """
+        started = time.thread_time()
+        found = work(self._matcher)
+        seconds = time.thread_time() - started
+        self._seconds += seconds
+        allowed = MAX_MASK_SECONDS + MEAN_MASK_SECONDS * len(self._taken)
+        if seconds > MAX_MASK_SECONDS or self._seconds > allowed:
+            raise DflashError("takes too long to say what may come next", where="grammar")
+        if self._matcher.is_error():
+            self._start = self._compiled.renew(self._start)
+            self._matcher = self._start.deep_copy()
+            self._matcher.consume_tokens(self._taken)
+            found = work(self._matcher)
+            _check(self._matcher)
+        return found
 
 
 class GrammarCompiler:
-    """Compiles grammars for a tokenizer; any thread may use it.
+    """Compiles grammars for a tokenizer, and keeps those of late; any thread may use it.
 
     Args:
         vocab_size: of the model, which may have more than the tokenizer.
@@ -115,9 +175,38 @@ class GrammarCompiler:
     def __init__(self, core: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         self._core, self._vocab_size = core, vocab_size
         self._eos_token_ids = list(eos_token_ids)
+        self._compiling, self._looking = threading.Lock(), threading.Lock()
+        self._kept: OrderedDict[Grammar, tuple[CompiledGrammar | DflashError, int]] = OrderedDict()
+
+    def find(self, grammar: Grammar) -> Follower | None:
+        """What `compile` gives, where it is known already.
+
+        Raises:
+            DflashError: it is known not to compile (usage).
+        """
+        with self._looking:
+            if grammar not in self._kept:
+                return None
+            self._kept.move_to_end(grammar)
+            found, _ = self._kept[grammar]
+        if isinstance(found, DflashError):
+            raise DflashError(found.what, where=found.where, usage=True)
+        return Follower(found)
 
     def compile(self, grammar: Grammar) -> Follower:
-        """Raises DflashError (usage): a grammar that is none, or too large; no llguidance here."""
+        """Where an output begins that follows `grammar`; takes seconds where it is a hostile one.
+
+        Raises:
+            DflashError: a grammar that is none, or takes too much; no llguidance here (usage).
+            ForeignProcessLostError: the process that tries it was killed, twice.
+        """
+        with self._compiling:
+            follower = self.find(grammar)
+            if follower is None:
+                follower = self._add(grammar)
+        return follower
+
+    def _add(self, grammar: Grammar) -> Follower:
         library = _library()
         matcher_type = library.LLMatcher
         if not self._eos_token_ids:
@@ -131,19 +220,52 @@ class GrammarCompiler:
                 text = matcher_type.grammar_from_json_schema(schema, overrides=_BLANKS)
         except ValueError as error:
             raise DflashError(one_line(error, 200), where="grammar", usage=True) from error
-        limits = library.LLParserLimits(max_lexer_states=_MOST_STATES)
-        matcher = matcher_type(self._tokenizer, text, log_level=0, limits=limits)
-        _check(matcher, usage=True)
-        return Follower(matcher, self._vocab_size)
+
+        def make() -> LLMatcher:
+            limits = library.LLParserLimits(**_LIMITS)
+            matcher: LLMatcher = matcher_type(self._tokenizer, text, log_level=0, limits=limits)
+            _check(matcher, usage=True)
+            matcher.compute_bitmask()  # what comes first takes longest, and no request waits here
+            _check(matcher, usage=True)
+            return matcher
+
+        try:
+            taken = self._trial.take(text)
+            compiled = CompiledGrammar(make, self._vocab_size)
+        except ForeignProcessLostError:
+            raise
+        except DflashError as error:
+            self._keep(grammar, error, 0)
+            raise
+        self._keep(grammar, compiled, taken)
+        return Follower(compiled)
+
+    def _keep(self, grammar: Grammar, found: CompiledGrammar | DflashError, taken: int) -> None:
+        """Keeps what was found of a grammar that takes so many bytes, and lets the oldest go."""
+        with self._looking:
+            self._kept[grammar] = found, taken
+            while len(self._kept) > _MOST_KEPT or (
+                sum(size for _, size in self._kept.values()) > _MOST_KEPT_BYTES
+            ):
+                self._kept.popitem(last=False)
+
+    @cached_property
+    def _trial(self) -> GrammarTrial:
+        return GrammarTrial(self._text, self._vocab_size, self._eos_token_ids, _LIMITS)
+
+    @cached_property
+    def _text(self) -> str:
+        """The tokenizer's own, one that neither pads nor cuts."""
+        copy = Tokenizer.from_str(self._core.to_str())
+        copy.no_padding()
+        copy.no_truncation()
+        return copy.to_str()
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        core = Tokenizer.from_str(self._core.to_str())
-        core.no_padding()
-        core.no_truncation()
         try:
             made: LLTokenizer = _library().LLTokenizer(
-                core.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
+                self._text, n_vocab=self._vocab_size, eos_token=self._eos_token_ids
             )
             return made
         except Exception as error:
@@ -153,7 +275,8 @@ class GrammarCompiler:
 
 def _check(matcher: LLMatcher, *, usage: bool = False) -> None:
     if matcher.is_error():
-        said = one_line(matcher.get_error(), 200)
+        # Behind its words the library tells its own state.
+        said = one_line(matcher.get_error().split("\n<state>")[0], 200)
         raise DflashError(said or "cannot be compiled", where="grammar", usage=usage)
 
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
-import time
+from functools import cache
+from random import Random
 
 import numpy as np
 import pytest
 
 from dflash_trt.errors import DflashError
+from dflash_trt.text import grammar
 from dflash_trt.text.grammar import Follower, Grammar, GrammarCompiler
+from dflash_trt.text.grammar_trial import GrammarTrial
 from tests.text.tokenizers import make_plain
 
 CORE = make_plain("<end>")
 END, SIZE = CORE.token_to_id("<end>"), CORE.get_vocab_size() + 3
 
 
-def compiler(*ends: int) -> GrammarCompiler:
-    return GrammarCompiler(CORE, SIZE, ends or (END,))
+def new_compiler() -> GrammarCompiler:
+    return GrammarCompiler(CORE, SIZE, (END,))
+
+
+compiler = cache(new_compiler)
+"""One for all tests that leave it as it was: starting what tries grammars takes a while."""
 
 
 def allowed(follower: Follower) -> set[str]:
@@ -98,15 +105,60 @@ def test_a_model_without_an_end_is_refused() -> None:
         GrammarCompiler(CORE, SIZE, ()).compile(Grammar("json_object"))
 
 
-def test_hostile_grammars_end_soon() -> None:
-    """Whatever they are, an error or a grammar."""
-    started = time.monotonic()
-    for text in ("(a{1000}){1000}", "(x+x+)+y", "(a|b|ab)*c{999}", "." * 30000, "(?i)(k|s){5000}"):
-        try:
-            follower = compiler().compile(Grammar("regex", text))
-            for _ in range(5):
-                allowed(follower)
-                follower.take(CORE.encode("a").ids[0])
-        except DflashError:
-            continue
-    assert time.monotonic() - started < 20
+def test_what_is_known_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = new_compiler()
+    one, none = Grammar("regex", "ab"), Grammar("regex", "(")
+    tried: list[str] = []
+    take = GrammarTrial.take
+    monkeypatch.setattr(GrammarTrial, "take", lambda *given: tried.append(given[1]) or take(*given))
+    assert known.find(one) is None
+    follow(known.compile(one), "a")
+    found = known.find(Grammar("regex", "ab"))
+    assert found is not None and allowed(found) == {"a"}, "where an output begins"
+    for look in (known.compile, known.compile, known.find):
+        with pytest.raises(DflashError, match="unclosed group") as caught:
+            look(none)
+        assert caught.value.usage
+    assert len(tried) == 2
+    monkeypatch.setattr(grammar, "_MOST_KEPT", 3)
+    for text in "xy":
+        known.compile(Grammar("regex", text))
+    assert known.find(one) is None and known.find(Grammar("regex", "x")), "the oldest goes"
+
+
+def test_who_uses_up_a_lexer_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All outputs of a grammar share its states, of which there are 2^12 here."""
+    monkeypatch.setitem(grammar._LIMITS, "max_lexer_states", 300)
+    start = new_compiler().compile(Grammar("regex", "(a|b)*a(a|b){12}"))
+    kept = follow(start.fork(), "ab")
+    random = Random(5)
+    for _ in range(60):
+        one = start.fork()
+        for _ in range(30):
+            assert allowed(one) - {""} == {*"ab"}
+            follow(one, random.choice("ab"))
+        if one._start is not start._start:
+            break
+    else:
+        pytest.fail("it was never used up")
+    assert allowed(follow(kept, "a" * 11)) == {*"ab", ""}
+
+
+def test_a_way_that_uses_up_a_lexer_alone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(grammar._LIMITS, "max_lexer_states", 100)
+    one = new_compiler().compile(Grammar("regex", "(a|b)*a(a|b){30}"))
+    random = Random(5)
+    with pytest.raises(DflashError, match="too many states") as caught:
+        for _ in range(300):
+            allowed(one)
+            follow(one, random.choice("ab"))
+    assert "state>" not in caught.value.message
+
+
+def test_a_token_that_takes_too_long_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = compiler().compile(Grammar("regex", "a*"))
+    times = iter([0.0, 0.4, 1.0, 1.2])
+    monkeypatch.setattr("time.thread_time", lambda: next(times))
+    allowed(start)
+    with pytest.raises(DflashError, match="takes too long to say"):
+        allowed(start)

@@ -21,7 +21,7 @@ from dflash_trt.serving.server.inputs import (
     read_texts,
     refuse,
 )
-from dflash_trt.text.grammar import MOST_CHARACTERS, Follower, Grammar, GrammarCompiler
+from dflash_trt.text.grammar import MOST_CHARACTERS, Grammar
 from dflash_trt.text.stops import check_stop_strings
 from dflash_trt.text.tokenizer import BundleTokenizer
 
@@ -51,11 +51,13 @@ _MOST_GRAMMAR_TEXT = 6 * MOST_CHARACTERS + 100  # JSON takes up to six bytes for
 class Generation:
     """A runtime request, and how its client wants to hear of it.
 
+    `grammar` is what the output must follow; it is not yet in the request, which takes it compiled.
     `lead` begins the output: the prompt, if it is not to be excluded. A model that forwards asks
     for `errors_as_output`, and with `acknowledge` for an empty message at once.
     """
 
     request: Request
+    grammar: Grammar | None
     streaming: bool
     streaming_text: StreamingText
     lead: str
@@ -79,11 +81,10 @@ class GenerationReader:
         tokenizer: BundleTokenizer,
         max_seq_len: int,
         streaming_text: StreamingText,
-        grammars: GrammarCompiler,
         *,
         speculation: bool,
     ) -> None:
-        self._tokenizer, self._grammars = tokenizer, grammars
+        self._tokenizer = tokenizer
         self._speculation = speculation
         self._streaming_text = streaming_text
         # A text longer than this cannot fit, and need not be tokenised to know it.
@@ -118,10 +119,10 @@ class GenerationReader:
                 ignore_eos=read_flag(parameters, "ignore_eos", False),
                 block_size=self._read_block_size(parameters),
                 penalties=_read_penalties(tensors, parameters),
-                grammar=self._read_grammar(parameters),
                 logprobs=parameters.get("logprobs", 0 if sums else None),
                 prompt_logprobs=parameters.get("prompt_logprobs"),
             ),
+            grammar=_read_grammar(parameters),
             streaming=is_set("streaming"),
             streaming_text=check_streaming_text(
                 parameters.get("streaming_text", self._streaming_text)
@@ -162,20 +163,6 @@ class GenerationReader:
             raise refuse("text_input", what)
         return texts[0]
 
-    def _read_grammar(self, parameters: Mapping[str, Any]) -> Follower | None:
-        """What the output must follow, as our own clients and the classic model send it."""
-        given = parameters.get("grammar")
-        if given is None:
-            return None
-        if not isinstance(given, str) or len(given) > _MOST_GRAMMAR_TEXT:
-            raise refuse("grammar", "is not the JSON of a grammar")
-        raw = parse_json(given.encode(), "grammar", 4)
-        if not isinstance(raw, dict) or raw.keys() != {"kind", "text"}:
-            raise refuse("grammar", "is not the JSON of a grammar")
-        if not isinstance(raw["text"], str):
-            raise refuse("grammar", "its text is none")
-        return self._grammars.compile(Grammar(raw["kind"], raw["text"]))
-
     def _read_block_size(self, parameters: Mapping[str, Any]) -> int | None:
         """Rows of this request's verify steps; None is the trained block."""
         size = parameters.get("block_size")
@@ -186,6 +173,21 @@ class GenerationReader:
         if not self._speculation:
             raise refuse("block_size", "it needs speculation, which is off here", "leave it out")
         return size
+
+
+def _read_grammar(parameters: Mapping[str, Any]) -> Grammar | None:
+    """What the output must follow, as our own clients and the classic model send it."""
+    given = parameters.get("grammar")
+    if given is None:
+        return None
+    if not isinstance(given, str) or len(given) > _MOST_GRAMMAR_TEXT:
+        raise refuse("grammar", "is not the JSON of a grammar")
+    raw = parse_json(given.encode(), "grammar", 4)
+    if not isinstance(raw, dict) or raw.keys() != {"kind", "text"}:
+        raise refuse("grammar", "is not the JSON of a grammar")
+    if not isinstance(raw["text"], str):
+        raise refuse("grammar", "its text is none")
+    return Grammar(raw["kind"], raw["text"])
 
 
 def check_streaming_text(value: object) -> StreamingText:

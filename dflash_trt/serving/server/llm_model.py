@@ -14,6 +14,7 @@ from dflash_trt.pair import LoadedPair
 from dflash_trt.runtime import RequestStatistics, TokenEvent
 from dflash_trt.runtime.jobs import Failure, Job, Outcome
 from dflash_trt.runtime.worker import GeneratorWorker
+from dflash_trt.serving.server.compiling import CompilingQueue
 from dflash_trt.serving.server.generation import GenerationReader, check_streaming_text
 from dflash_trt.serving.server.inputs import (
     STOP_IDS,
@@ -68,7 +69,6 @@ class TritonPythonModel:
             pair.tokenizer,
             limits.max_seq_len,
             check_streaming_text(settings.text("streaming_text")),
-            pair.grammars,
             speculation=speculation,
         )
         self._worker = GeneratorWorker(
@@ -79,6 +79,13 @@ class TritonPythonModel:
         self._request_seconds = settings.count("request_seconds", 0)
         self._worker.start()
         self._metrics = Metrics(utils, lambda: self._worker.load, limits.max_batch, queue)
+        self._compiling = CompilingQueue(
+            pair.grammars,
+            limits.max_batch + queue,
+            submit=self._worker.submit,
+            check=lambda job: self._worker.check(job.request),
+            record=self._metrics.record_grammar,
+        )
         self._acceptance = AcceptanceWatch(pair.schedule, utils.Logger.log_warn)
         self._replies = ReplyPool(_REPLY_THREADS)
         self._watch = CancellationWatch()
@@ -101,6 +108,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Ends what is still running."""
+        self._compiling.close()
         self._worker.close()
         self._replies.close()
         self._watch.close()
@@ -144,7 +152,10 @@ class TritonPythonModel:
             self._jobs.setdefault(request_id, []).append(job)
         reply.begin()
         self._watch.add(channel, lambda: setattr(job, "cancelled", True))
-        self._worker.submit(job)
+        if generation.grammar is None:
+            self._worker.submit(job)
+        else:
+            self._compiling.submit(job, generation.grammar)
 
     def _stop(self, request_ids: Iterable[str]) -> None:
         """Cancels every request of those ids; an empty one names none."""

@@ -16,6 +16,10 @@ TOKEN_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.0
 _GAUGE_PERIOD_S = 0.1
 
 REQUESTS = ("dflash_requests_total", "Requests by outcome.")
+GRAMMARS = (
+    "dflash_grammars_total",
+    "Requests with a grammar, by whether it could be used: compiled, or refused.",
+)
 BUILD_INFO = ("dflash_build_info", "1, with the version of dflash-trt that serves.")
 # By field of RequestStatistics: the family's name and description.
 COUNTERS = {
@@ -66,7 +70,9 @@ GAUGES = {
     "dflash_acceptance_length": "Tokens per verify step (tau) since the start.",
 }
 KINDS = {
-    **dict.fromkeys((REQUESTS[0], *(name for name, _ in COUNTERS.values())), "counter"),
+    **dict.fromkeys(
+        (REQUESTS[0], GRAMMARS[0], *(name for name, _ in COUNTERS.values())), "counter"
+    ),
     **dict.fromkeys((name for name, _, _ in HISTOGRAMS.values()), "histogram"),
     **dict.fromkeys((BUILD_INFO[0], *GAUGES), "gauge"),
 }
@@ -87,6 +93,11 @@ class Metrics:
         requests = self._family(utils, *REQUESTS, family.COUNTER)
         self._outcomes = {
             outcome: requests.Metric(labels={"outcome": outcome.value}) for outcome in Outcome
+        }
+        grammars = self._family(utils, *GRAMMARS, family.COUNTER)
+        self._grammars = {
+            usable: grammars.Metric(labels={"outcome": "compiled" if usable else "refused"})
+            for usable in (True, False)
         }
         self._counters = {
             field: self._family(utils, name, text, family.COUNTER).Metric(labels={})
@@ -111,7 +122,7 @@ class Metrics:
         self._gauges[BUILD_INFO[0]] = info
         self._shown: dict[str, float] = {}
         self._steps = self._step_tokens = 0
-        self._ended: SimpleQueue[tuple[Outcome, RequestStatistics | None] | None]
+        self._ended: SimpleQueue[tuple[Outcome, RequestStatistics | None] | bool | None]
         self._ended = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -120,11 +131,21 @@ class Metrics:
         """Counts a request that ended; `statistics` where it got a result."""
         self._ended.put((outcome, statistics))
 
+    def record_grammar(self, usable: bool) -> None:
+        """Counts a request with a grammar."""
+        self._ended.put(usable)
+
     def close(self) -> None:
         self._ended.put(None)
         self._thread.join()
         # The server insists on this order.
-        for metrics in (self._outcomes, self._counters, self._gauges, self._histograms):
+        for metrics in (
+            self._outcomes,
+            self._grammars,
+            self._counters,
+            self._gauges,
+            self._histograms,
+        ):
             metrics.clear()
         self._families.clear()
 
@@ -142,6 +163,9 @@ class Metrics:
                 continue
             if ended is None:
                 return
+            if isinstance(ended, bool):
+                self._grammars[ended].increment(1)
+                continue
             outcome, statistics = ended
             if statistics is not None:
                 self._count(statistics)

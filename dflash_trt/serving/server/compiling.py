@@ -1,0 +1,94 @@
+"""Compiles the grammars of requests beside everything else: one may take seconds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from dflash_trt.errors import DflashError, one_line
+from dflash_trt.runtime.jobs import Failure, Job, Outcome
+from dflash_trt.text.foreign import ForeignProcessLostError
+from dflash_trt.text.grammar import Follower, Grammar, GrammarCompiler
+
+
+class CompilingQueue:
+    """Passes jobs on with their grammars compiled: at once where one is known, else in turn.
+
+    Args:
+        grammars: what compiles them.
+        most_waiting: jobs whose grammars may wait; one more is told to come again.
+        submit: takes a job that can run.
+        check: raises DflashError for a request that cannot.
+        record: told of each job's grammar, whether it could be used.
+    """
+
+    def __init__(
+        self,
+        grammars: GrammarCompiler,
+        most_waiting: int,
+        *,
+        submit: Callable[[Job], None],
+        check: Callable[[Job], None],
+        record: Callable[[bool], None],
+    ) -> None:
+        self._grammars, self._most_waiting = grammars, most_waiting
+        self._submit, self._check, self._record = submit, check, record
+        self._lock = threading.Lock()
+        self._waiting = 0
+        # The process that tries them does one at a time.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+
+    def submit(self, job: Job, grammar: Grammar) -> None:
+        """Passes `job` on, now or later; its listener hears of a grammar that cannot be used."""
+        if self._pass_on(job, lambda: self._grammars.find(grammar)):
+            return
+        with self._lock:
+            has_room = self._waiting < self._most_waiting
+            self._waiting += has_room
+        if has_room:
+            self._thread.submit(self._compile, job, grammar)
+            return
+        what = f"{self._most_waiting} grammars wait to be compiled"
+        error = DflashError(what, where="grammar", fix="try again later")
+        job.listener(Failure(Outcome.OVERFLOW, error))
+
+    def close(self) -> None:
+        """Waits for the grammar that is being compiled, and ends the jobs behind it."""
+        self._most_waiting = -1
+        self._thread.shutdown()
+
+    def _compile(self, job: Job, grammar: Grammar) -> None:
+        with self._lock:
+            self._waiting -= 1
+        if self._most_waiting < 0:
+            failure = Failure(Outcome.FAILED, DflashError("the server is shutting down"))
+            job.listener(failure)
+        elif job.cancelled or job.overdue:
+            self._submit(job)  # which ends it before its first step
+        else:
+            self._pass_on(job, lambda: self._grammars.compile(grammar))
+
+    def _pass_on(self, job: Job, get: Callable[[], Follower | None]) -> bool:
+        """Whether the job has gone on, or has ended: False where nothing is known yet."""
+        try:
+            follower = get()
+            if follower is None:
+                return False
+            job.request = replace(job.request, grammar=follower)
+            self._check(job)
+        except Exception as error:
+            self._record(False)
+            job.listener(_as_failure(error))
+            return True
+        self._record(True)
+        self._submit(job)
+        return True
+
+
+def _as_failure(error: Exception) -> Failure:
+    if not isinstance(error, DflashError):
+        return Failure(Outcome.FAILED, DflashError(one_line(repr(error))))
+    at_fault = not isinstance(error, ForeignProcessLostError)
+    return Failure(Outcome.REFUSED if at_fault else Outcome.FAILED, error)

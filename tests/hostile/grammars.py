@@ -1,0 +1,185 @@
+"""Grammars made to hang, to take memory, to break: expressions, schemas, what is none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+HostileGrammar = tuple[str, str, str]
+"""What is hostile, a kind of grammar, and its text."""
+
+_EXPRESSIONS = {
+    "a product of repeats": "(a{1000}){1000}",
+    "a product of three repeats": "((a{100}){100}){100}",
+    "a product of ranges": "((a{0,100}){0,100}){0,100}",
+    "a repeat of optionals": "(a?){5000}(a){5000}",
+    "optionals that nest": "(" * 500 + "a" + ")?" * 500,
+    "groups that nest": "(" * 30_000 + "a" + ")" * 30_000,
+    "repeats that nest": "(" * 60 + "a" + "+)+" * 60,
+    "stars that nest": "(a*)*" * 2000,
+    "what backtracks": "(x+x+)+y",
+    "what backtracks in turn": "(a|a)*" * 500 + "b",
+    "a distance that doubles states": "(a|b)*a(a|b){30}",
+    "a far longer distance": "(a|b)*a(a|b){4000}",
+    "three alternatives and a count": "(a|b|ab)*c{999}",
+    "any characters": "." * 30_000,
+    "any characters, counted": ".{60000}",
+    "classes of Unicode": "\\p{L}\\p{N}\\p{P}" * 3000,
+    "counted classes of Unicode": "[\\p{L}&&[^a]]{3000}",
+    "letters without case": "(?i)(k|s){5000}",
+    "classes without case": "(?i)[\\p{L}]{2000}x(?i)[\\p{L}]{2000}",
+    "a count past all": "a{4294967296}",
+    "a count of twenty digits": "a{99999999999999999999}",
+    "a count that goes back": "a{9,3}",
+    "ten thousand alternatives": "|".join(f"word{one}" for one in range(6000)),
+    "alternatives with long tails": "|".join(f"{one}.*z{one}" for one in range(1500)),
+    "many joined by blanks": " *".join("abcdefghij" * 1500),
+    "words in every order": "".join(f"(?:.*w{one}.*)" for one in range(1000)),
+    "a lookahead": "(?=a)b",
+    "a lookahead that denies": "(?!a{1000}).*",
+    "a lookbehind": "(?<=a)b",
+    "a back reference": "(a+)\\1",
+    "a named back reference": "(?P<n>a)(?P=n)",
+    "recursion": "(?R)",
+    "a group that calls itself": "(?<n>a(?&n)?)",
+    "atoms that keep": "(?>a+)b",
+    "a condition": "(a)?(?(1)b|c)",
+    "an open group": "(",
+    "an open class": "[a-",
+    "a class that goes back": "[z-a]",
+    "an escape of nothing": "\\",
+    "an escape of no character": "\\x{110000}",
+    "half of a character": "\\uD800",
+    "a NUL": "a\0b",
+    "what nothing follows": "[^\\s\\S]",
+    "nothing at all, counted": "(){60000}",
+    "anchors": "^$" * 10_000,
+    "word borders": "(\\b\\w+\\b)" * 3000,
+    "verbose comments": "(?x)" + "# a\n" * 15_000,
+    "flags that toggle": "(?i)(?-i)" * 5000,
+    "a line break in a group": "(a\n)" * 10_000,
+    "emoji": "🙂{1000}🙃{1000}" * 100,
+    "slashes": "/" * 10_000,
+    "a class of all planes": "[\\u{0}-\\u{10FFFF}]{5000}",
+    "near misses": "(a{1,300}b){1,300}c",
+    "intersecting prefixes": "|".join("a" * one + "b" for one in range(1, 340)),
+}
+
+
+def _nested(levels: int, schema: Any = True) -> Any:
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def _objects(levels: int) -> Any:
+    schema: Any = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+def _branches(levels: int) -> Any:
+    definitions: dict[str, Any] = {
+        f"d{one}": {"anyOf": [{"$ref": f"#/$defs/d{one + 1}"}] * 2} for one in range(levels)
+    }
+    definitions[f"d{levels}"] = {"type": "null"}
+    return {"$defs": definitions, "$ref": "#/$defs/d0"}
+
+
+def _products(levels: int) -> Any:
+    both = [{"anyOf": [{"minimum": one}, {"maximum": -one}]} for one in range(levels)]
+    return {"type": "integer", "allOf": both}
+
+
+_SCHEMAS: dict[str, Any] = {
+    "a large divisor": {"multipleOf": 999983},
+    "a divisor of an integer": {"type": "integer", "multipleOf": 1_000_003},
+    "a divisor past all": {"type": "integer", "multipleOf": 2**63},
+    "a tiny divisor": {"type": "number", "multipleOf": 1e-300},
+    "a divisor of nothing": {"type": "integer", "multipleOf": 0},
+    "divisors that multiply": {"allOf": [{"multipleOf": one} for one in (97, 89, 83, 79, 73)]},
+    "bounds past all": {"type": "integer", "minimum": -(10**300), "maximum": 10**300},
+    "bounds of many digits": {"type": "number", "minimum": 1e-300, "maximum": 1.0000000001e-300},
+    "bounds that cross": {"type": "integer", "minimum": 5, "maximum": 4},
+    "a text of a length": {"type": "string", "minLength": 30_000, "maxLength": 60_000},
+    "a text of a length past all": {"type": "string", "maxLength": 10**18},
+    "a negative length": {"type": "string", "minLength": -1},
+    "items past all": {"type": "array", "items": {}, "minItems": 10**9},
+    "items, counted": {"type": "array", "items": {"type": "null"}, "minItems": 20_000},
+    "counted items, twice": {
+        "type": "array",
+        "minItems": 1000,
+        "items": {"type": "array", "minItems": 1000, "items": {"type": "string"}},
+    },
+    "unique items": {"type": "array", "items": {"enum": [*range(3000)]}, "uniqueItems": True},
+    "properties, counted": {"type": "object", "minProperties": 10**9},
+    "a reference to itself": {"$ref": "#"},
+    "references in a ring": {
+        "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+        "$ref": "#/$defs/a",
+    },
+    "a ring of all": {"allOf": [{"$ref": "#"}, {"type": "object"}]},
+    "a ring of any": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]},
+    "a tree that must not end": {
+        "type": "object",
+        "properties": {"next": {"$ref": "#"}},
+        "required": ["next"],
+    },
+    "a reference to the net": {"$ref": "http://127.0.0.1:1/x.json"},
+    "a reference to a file": {"$ref": "file:///etc/passwd"},
+    "a reference to nothing": {"$ref": "#/$defs/none"},
+    "branches that double": _branches(60),
+    "products of bounds": _products(14),
+    "any of many": {"anyOf": [{"const": f"x{one}"} for one in range(3500)]},
+    "one of many": {"oneOf": [{"minimum": one, "type": "integer"} for one in range(600)]},
+    "one of texts": {"oneOf": [{"type": "string", "minLength": one} for one in range(600)]},
+    "all of patterns": {
+        "type": "string",
+        "allOf": [{"pattern": f".*w{one}.*"} for one in range(300)],
+    },
+    "a pattern that doubles states": {"type": "string", "pattern": "^(a|b)*a(a|b){30}$"},
+    "a pattern of a product": {"type": "string", "pattern": "(a{1000}){1000}"},
+    "a pattern with a lookahead": {"type": "string", "pattern": "(?=a{1000})b"},
+    "a pattern and a length": {"type": "string", "pattern": "^(ab?)*$", "maxLength": 20_000},
+    "names by patterns": {
+        "type": "object",
+        "patternProperties": {f".*{one}.*": {"type": "integer"} for one in range(150)},
+    },
+    "many properties": {
+        "type": "object",
+        "properties": {f"name{one}": {"type": "string"} for one in range(1700)},
+    },
+    "many that are required": {
+        "type": "object",
+        "properties": {f"n{one}": {"type": "integer"} for one in range(1500)},
+        "required": [f"n{one}" for one in range(1500)],
+    },
+    "a list of a thousand kinds": {"type": "array", "prefixItems": [_nested(3)] * 1000},
+    "negation": {"not": {"not": {"not": {"type": "string"}}}},
+    "an unknown format": {"type": "string", "format": "zip-of-bombs"},
+    "false": False,
+    "no schema": [1, 2],
+    "types that are none": {"type": ["strin", 5, None]},
+    "objects sixty deep": _objects(60),
+}
+_TEXTS = {
+    "brackets": "[" * 60_000,
+    "arrays in arrays": '{"items":' * 6000 + "true" + "}" * 6000,
+    "objects in objects": '{"properties":{"a":' * 1500 + "true" + "}}" * 1500,
+    "half of a schema": '{"type": "obj',
+    "no JSON": "\0" * 100,
+    "a number of many digits": '{"minimum": ' + "9" * 60_000 + "}",
+    "a name of many characters": json.dumps({"properties": {"x" * 60_000: True}}),
+    "a text of many characters": json.dumps({"const": "x" * 60_000}),
+    "the same name again": '{"type":"object",' + '"type":"string",' * 3000 + '"title":"x"}',
+}
+
+
+def hostile_grammars() -> list[HostileGrammar]:
+    """All of them, always in the same order."""
+    return [
+        *((about, "regex", text) for about, text in _EXPRESSIONS.items()),
+        *((about, "json_schema", json.dumps(one)) for about, one in _SCHEMAS.items()),
+        *((about, "json_schema", text) for about, text in _TEXTS.items()),
+    ]
