@@ -84,6 +84,9 @@ class StepCall:
 
     `ahead` says that the caller expects to go on with the same slots, block size and sampling
     from the tokens that this step settles. The executor may begin to; results never depend on it.
+
+    `revise` changes the drafts where it can do better: it is given the token ids [B,S], anchors
+    first, before they are verified. Executors that hand them over on the device do without.
     """
 
     first_slot: int
@@ -93,6 +96,7 @@ class StepCall:
     scores: Scores = Scores.NONE
     sampling: Int64Array | None = None
     ahead: bool = False
+    revise: Callable[[Int64Array], None] | None = None
 
     @property
     def batch(self) -> int:

@@ -6,6 +6,7 @@ A drafter decides only which of the target's tokens one pass computes, never wha
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from dflash_trt.backends.base import (
     TargetOutput,
 )
 from dflash_trt.runtime.request import RequestState
+from dflash_trt.runtime.revision import make_reviser, revise_draft
 from dflash_trt.speculation.drafters import DFLASH, DrafterKind
 
 # Tokens of the longest and shortest n-gram that is looked up, by vLLM's names for them.
@@ -53,7 +55,7 @@ class GraphDrafter:
     def speculate(
         self, step: StepCall, states: Sequence[RequestState]
     ) -> tuple[SpeculationOutput | TargetOutput, Drafts]:
-        output = self._executor.speculate(step)
+        output = self._executor.speculate(replace(step, revise=make_reviser(states)))
         return output, output.token_ids[:, 1:].tolist()
 
     def forget(self, state: RequestState) -> None:
@@ -74,7 +76,8 @@ class PromptLookupDrafter:
     def speculate(
         self, step: StepCall, states: Sequence[RequestState]
     ) -> tuple[SpeculationOutput | TargetOutput, Drafts]:
-        drafts = [self._index(state).propose(step.block_size - 1) for state in states]
+        most = step.block_size - 1
+        drafts = [revise_draft(state, self._index(state).propose(most), most) for state in states]
         rows = 1 + max(map(len, drafts))
         token_ids = np.zeros((step.batch, rows), np.int64)
         token_ids[:, 0] = step.anchors

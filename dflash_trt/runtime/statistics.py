@@ -179,6 +179,7 @@ class StatisticsRecorder:
     """Counts one request's steps as they happen; all times come from one monotonic clock."""
 
     submitted_at: float
+    forced_tokens: int = 0
     started_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None

@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
@@ -63,11 +63,11 @@ class CompiledGrammar:
     """Where outputs begin that follow one grammar; any thread may use it.
 
     All of them share one lexer, whose states are added as they are met, and limited. Once they are
-    used up it is compiled again, with none.
+    used up it is compiled again, with none. `end_id` is a token that ends what is whole.
     """
 
-    def __init__(self, make: Callable[[], LLMatcher], vocab_size: int) -> None:
-        self.vocab_size = vocab_size
+    def __init__(self, make: Callable[[], LLMatcher], vocab_size: int, end_id: int) -> None:
+        self.vocab_size, self.end_id = vocab_size, end_id
         self._make = make
         self._lock = threading.Lock()
         self._start = make()
@@ -142,6 +142,28 @@ class Follower:
         self._known = None
         self._do(lambda matcher: matcher.consume_token(token_id))
         self._taken.append(token_id)
+
+    def revise(self, draft: Sequence[int], most: int) -> list[int]:
+        """What of a draft may come next, up to what may not, with what must; `most` tokens at most.
+
+        What must come takes the draft's place, and goes on where it ends. The follower stays where
+        it is; a limit that llguidance reaches on the way ends the draft there.
+        """
+        scout, revised = self._matcher.deep_copy(), list[int]()
+        started = time.thread_time()
+        while len(revised) < most:
+            if scout.is_stopped():
+                if not scout.is_error() and revised[-1:] != [self._compiled.end_id]:
+                    revised.append(self._compiled.end_id)
+                break
+            tokens = scout.compute_ff_tokens()[: most - len(revised)]
+            tokens = tokens or list(draft[len(revised) : len(revised) + 1])
+            taken = scout.try_consume_tokens(tokens) if tokens else 0
+            revised += tokens[:taken]
+            if taken < len(tokens) or not tokens:
+                break
+        self._seconds += time.thread_time() - started
+        return revised
 
     def _do(self, work: Callable[[LLMatcher], T]) -> T:
         """What `work` says; a second time, with a new lexer, where it fails.
@@ -231,7 +253,7 @@ class GrammarCompiler:
 
         try:
             taken = self._trial.take(text)
-            compiled = CompiledGrammar(make, self._vocab_size)
+            compiled = CompiledGrammar(make, self._vocab_size, self._eos_token_ids[0])
         except ForeignProcessLostError:
             raise
         except DflashError as error:

@@ -10,7 +10,9 @@ import pytest
 
 import dflash_trt
 from dflash_trt import SamplingParams
-from dflash_trt.text.grammar import Grammar
+from dflash_trt.runtime import RequestResult
+from dflash_trt.speculation.drafters import DrafterKind
+from dflash_trt.text.grammar import Follower, Grammar
 
 SCHEMA = {
     "type": "object",
@@ -56,6 +58,31 @@ def test_outputs_follow_and_drafts_change_nothing(folder: Path, temperature: flo
     for one in together[1::3]:
         assert one.text is not None and one.text[0] == "#" and one.text[1:5].isdigit()
     assert sum(one.statistics.accepted_tokens for one in together) > 20
+
+
+@pytest.mark.parametrize("drafter", ["dflash", "prompt-lookup"])
+def test_runs_that_a_grammar_forces_are_accepted(folder: Path, drafter: DrafterKind) -> None:
+    """Drafts that know the grammar change no token, and are kept more often than those without."""
+    forced = Grammar("regex", "(red|wet) fox #6400 to #6410 in kyiv at load [0-9], jobs in oslo")
+    sampling = SamplingParams(temperature=1.0, seed=3)
+
+    def ask(pair: dflash_trt.LoadedPair) -> list[RequestResult]:
+        grammar = pair.grammars.compile(forced)
+        return pair.generate(PROMPTS, sampling, max_tokens=100, grammar=grammar)
+
+    with dflash_trt.load(folder, block_schedule="none", drafter=drafter) as pair:
+        known = ask(pair)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Follower, "revise", lambda self, draft, most: list(draft))
+            unknown = ask(pair)
+    with dflash_trt.load(folder, speculation=False) as pair:
+        plain = ask(pair)
+    assert [one.token_ids for one in known] == [one.token_ids for one in plain]
+    assert [one.token_ids for one in unknown] == [one.token_ids for one in plain]
+    for one, other in zip(known, unknown, strict=True):
+        length = one.statistics.acceptance_length
+        assert length is not None and length > 3
+        assert length > (other.statistics.acceptance_length or 1) and one.finish_reason == "stop"
 
 
 def test_an_end_that_is_ignored_is_refused(folder: Path) -> None:

@@ -126,6 +126,26 @@ def test_what_is_known_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert known.find(one) is None and known.find(Grammar("regex", "x")), "the oldest goes"
 
 
+@pytest.mark.parametrize(
+    ("draft", "most", "revised"),
+    [
+        ("abcd", 4, "abcd"),
+        ("xxxx", 4, "abc"),
+        ("axxd", 4, "abcd"),
+        ("abcxdd", 6, "abc"),
+        ("xxxeyyyy", 8, "abcefg|"),
+        ("xxxexx", 5, "abcef"),
+        ("", 4, "abc"),
+    ],
+)
+def test_drafts_are_revised(draft: str, most: int, revised: str) -> None:
+    """What must come is put in its place, and what may not ends the draft."""
+    start = compiler().compile(Grammar("regex", "abc([d]{1,9}|efg)"))
+    ids = start.revise(CORE.encode(draft).ids, most)
+    assert "".join("|" if one == END else CORE.decode([one]) for one in ids) == revised
+    assert allowed(start) == {"a"}, "it stays where it is"
+
+
 def test_who_uses_up_a_lexer_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """All outputs of a grammar share its states, of which there are 2^12 here."""
     monkeypatch.setitem(grammar._LIMITS, "max_lexer_states", 300)

@@ -8,7 +8,7 @@ A step is then two `run` calls and a handful of integers written.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ class OnnxRuntimeExecutor:
     def speculate(self, call: StepCall) -> SpeculationOutput:
         blocks = call.block_ids(self.limits.mask_token_id)
         given = {BLOCK_IDS: blocks, LOGIT_ROWS: np.arange(call.rows)}
-        arrays = self._run(("draft", "target"), call, given)
+        arrays = self._run(("draft", "target"), call, given, call.revise)
         return SpeculationOutput(arrays[TOKEN_IDS], arrays[CHOICE_IDS], arrays.get(LOGITS))
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
@@ -167,8 +167,11 @@ class OnnxRuntimeExecutor:
         graphs: tuple[GraphName, ...],
         call: TargetCall | StepCall,
         given: dict[str, Int64Array],
+        revise: Callable[[Int64Array], None] | None = None,
     ) -> dict[str, npt.NDArray[Any]]:
         """Runs `graphs` in turn on the inputs `given`; inputs and outputs by name.
+
+        `revise` is shown what the draft made.
 
         Raises:
             ValueError: the call is outside the limits; nothing has been touched.
@@ -201,6 +204,8 @@ class OnnxRuntimeExecutor:
                 self._session(graph).run_with_iobinding(io)
             except Exception as error:
                 raise DflashError(one_line(error), where=f"{graph}.onnx") from error
+            if graph == "draft" and revise is not None:
+                revise(bound.arrays[DRAFT_TOKEN_IDS])
         self.states.end(call.slots, call.starts, call.rows)
         return bound.arrays
 
