@@ -153,6 +153,10 @@ def _print_statistics(results: list[RequestResult], summary: TotalStatistics, th
             f"{summary.cached_prompt_tokens} prompt tokens taken from other requests, "
             f"{summary.preemptions} preemptions"
         )
+    if summary.grammar_s is not None:
+        lines.append(
+            f"{summary.forced_tokens} drafts forced by a grammar, {summary.grammar_s:.3f} s in it"
+        )
     if summary.acceptance_length is not None and summary.acceptance_rate is not None:
         histogram = " ".join(
             f"{emitted}:{count}"

@@ -338,7 +338,11 @@ class RequestState:
             token_ids=tuple(self.token_ids),
             text=None if self.stream is None else "".join(self.pieces),
             finish_reason=self.finish_reason,
-            statistics=self.recorder.freeze(len(self.request.prompt_ids), len(self.token_ids)),
+            statistics=self.recorder.freeze(
+                len(self.request.prompt_ids),
+                len(self.token_ids),
+                None if self.follower is None else self.follower.seconds,
+            ),
             stop_reason=self._stop_reason(),
             logits=np.stack(self.logits) if self.logits else None,
             logprobs=None if self.request.logprobs is None else tuple(self.logprobs[: self.told]),

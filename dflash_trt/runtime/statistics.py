@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import median
+from typing import TypeVar
 
+Number = TypeVar("Number", int, float)
 JsonValue = int | float | list[int] | list[float | None] | None
 
 
@@ -31,6 +33,10 @@ class AcceptanceStatistics:
         cached_prompt_tokens: the prompt's whose rows other requests had computed; None where
             caches are linear and there were none.
         preemptions: how often pages were lost; None as `cached_prompt_tokens`.
+        constrained_steps: of `steps`, those of requests with a grammar.
+        constrained_step_tokens: tokens that those emitted.
+        forced_tokens: drafts that a grammar put in place of the drafter's; None without one.
+        grammar_s: processor time in the grammar; None without one.
     """
 
     steps: int = 0
@@ -43,6 +49,10 @@ class AcceptanceStatistics:
     output_tokens: int
     cached_prompt_tokens: int | None = None
     preemptions: int | None = None
+    constrained_steps: int = 0
+    constrained_step_tokens: int = 0
+    forced_tokens: int | None = None
+    grammar_s: float | None = None
 
     @property
     def step_tokens(self) -> int:
@@ -53,6 +63,13 @@ class AcceptanceStatistics:
     def acceptance_length(self) -> float | None:
         """tau = tokens emitted by steps / steps; None when nothing was drafted."""
         return self.step_tokens / self.steps if self.drafted_tokens else None
+
+    @property
+    def constrained_acceptance_length(self) -> float | None:
+        """The same of requests with a grammar; None when there were none."""
+        if not self.drafted_tokens or not self.constrained_steps:
+            return None
+        return self.constrained_step_tokens / self.constrained_steps
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -80,6 +97,17 @@ class AcceptanceStatistics:
             "acceptance_rate": self.acceptance_rate,
             "acceptance_histogram": list(self.acceptance_histogram),
             "conditional_acceptance": list(self.conditional_acceptance),
+            **self._grammar_json(),
+        }
+
+    def _grammar_json(self) -> dict[str, JsonValue]:
+        """Nothing where no request had a grammar."""
+        if self.grammar_s is None:
+            return {}
+        return {
+            "constrained_acceptance_length": self.constrained_acceptance_length,
+            "forced_tokens": self.forced_tokens,
+            "grammar_s": self.grammar_s,
         }
 
 
@@ -162,6 +190,10 @@ def total(requests: Iterable[RequestStatistics], wall_s: float | None = None) ->
         output_tokens=sum(one.output_tokens for one in each),
         cached_prompt_tokens=_sum_known(one.cached_prompt_tokens for one in each),
         preemptions=_sum_known(one.preemptions for one in each),
+        constrained_steps=sum(one.constrained_steps for one in each),
+        constrained_step_tokens=sum(one.constrained_step_tokens for one in each),
+        forced_tokens=_sum_known(one.forced_tokens for one in each),
+        grammar_s=_sum_known(one.grammar_s for one in each),
         steps=sum(one.steps for one in each),
         drafted_tokens=sum(one.drafted_tokens for one in each),
         accepted_tokens=sum(one.accepted_tokens for one in each),
@@ -216,7 +248,13 @@ class StatisticsRecorder:
             self.position_accepts[position] += 1
         return trials, accepted
 
-    def freeze(self, prompt_tokens: int, output_tokens: int) -> RequestStatistics:
+    def freeze(
+        self, prompt_tokens: int, output_tokens: int, grammar_s: float | None = None
+    ) -> RequestStatistics:
+        """The statistics; `grammar_s` where the request had a grammar."""
+        constrained = grammar_s is not None
+        step_tokens = sum(at * count for at, count in enumerate(self.acceptance_histogram, start=1))
+
         def since_submission(moment: float | None) -> float | None:
             return None if moment is None else moment - self.submitted_at
 
@@ -225,6 +263,10 @@ class StatisticsRecorder:
             output_tokens=output_tokens,
             cached_prompt_tokens=self.cached_prompt_tokens,
             preemptions=None if self.cached_prompt_tokens is None else self.preemptions,
+            constrained_steps=self.steps if constrained else 0,
+            constrained_step_tokens=step_tokens if constrained else 0,
+            forced_tokens=self.forced_tokens if constrained else None,
+            grammar_s=grammar_s,
             steps=self.steps,
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
@@ -241,7 +283,7 @@ def _sum_items(rows: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(sum(column) for column in zip_longest(*rows, fillvalue=0))
 
 
-def _sum_known(values: Iterable[int | None]) -> int | None:
+def _sum_known(values: Iterable[Number | None]) -> Number | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 

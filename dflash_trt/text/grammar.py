@@ -86,19 +86,22 @@ class CompiledGrammar:
 
 
 class Follower:
-    """Follows one output token by token."""
+    """Follows one output token by token.
+
+    `compiled` is where it begins, `seconds` the processor time that following has taken.
+    """
 
     def __init__(self, compiled: CompiledGrammar) -> None:
-        self._compiled = compiled
+        self.compiled = compiled
         self._start = compiled.start
         self._matcher = self._start.deep_copy()
         self._taken: list[int] = []
-        self._seconds = 0.0
+        self.seconds = 0.0
         self._known: TokenMask | None = None  # of what comes next
 
     def fork(self) -> Follower:
         """One of its own for an output that goes on from here."""
-        other = Follower(self._compiled)
+        other = type(self)(self.compiled)
         other._start, other._matcher = self._start, self._matcher.deep_copy()
         other._taken = self._taken.copy()
         return other
@@ -122,7 +125,7 @@ class Follower:
         """
         if self._known is None:
             bits = np.frombuffer(self._do(lambda matcher: matcher.compute_bitmask()), np.uint8)
-            self._known = TokenMask(bits, self._compiled.vocab_size, "grammar")
+            self._known = TokenMask(bits, self.compiled.vocab_size, "grammar")
         return self._known
 
     def mask(self, logits: FloatArray) -> FloatArray:
@@ -153,8 +156,8 @@ class Follower:
         started = time.thread_time()
         while len(revised) < most:
             if scout.is_stopped():
-                if not scout.is_error() and revised[-1:] != [self._compiled.end_id]:
-                    revised.append(self._compiled.end_id)
+                if not scout.is_error() and revised[-1:] != [self.compiled.end_id]:
+                    revised.append(self.compiled.end_id)
                 break
             tokens = scout.compute_ff_tokens()[: most - len(revised)]
             tokens = tokens or list(draft[len(revised) : len(revised) + 1])
@@ -162,7 +165,7 @@ class Follower:
             revised += tokens[:taken]
             if taken < len(tokens) or not tokens:
                 break
-        self._seconds += time.thread_time() - started
+        self.seconds += time.thread_time() - started
         return revised
 
     def _do(self, work: Callable[[LLMatcher], T]) -> T:
@@ -173,12 +176,12 @@ class Follower:
         started = time.thread_time()
         found = work(self._matcher)
         seconds = time.thread_time() - started
-        self._seconds += seconds
+        self.seconds += seconds
         allowed = MAX_MASK_SECONDS + MEAN_MASK_SECONDS * len(self._taken)
-        if seconds > MAX_MASK_SECONDS or self._seconds > allowed:
+        if seconds > MAX_MASK_SECONDS or self.seconds > allowed:
             raise DflashError("takes too long to say what may come next", where="grammar")
         if self._matcher.is_error():
-            self._start = self._compiled.renew(self._start)
+            self._start = self.compiled.renew(self._start)
             self._matcher = self._start.deep_copy()
             self._matcher.consume_tokens(self._taken)
             found = work(self._matcher)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,11 +26,13 @@ class PromptRecord:
         text: the line's "prompt".
         answer: a known answer, as text or as token ids.
         category: the kind of question, in the words of its data set.
+        schema: a JSON schema, as text, that a sweep asks the answer to follow.
     """
 
     text: str
     answer: str | tuple[int, ...] | None = None
     category: str | None = None
+    schema: str | None = None
 
     @staticmethod
     def of(raw: Any, where: str) -> PromptRecord:
@@ -45,7 +48,12 @@ class PromptRecord:
         if category is not None and not isinstance(category, str):
             what = f'"category" must be a text, not {quoted(category)}'
             raise DflashError(what, where=where, usage=True)
-        return PromptRecord(raw["prompt"], answer, category)
+        schema = raw.get("schema")
+        if schema is not None and not isinstance(schema, dict):
+            what = f'"schema" must be a JSON schema, not {quoted(schema)}'
+            raise DflashError(what, where=where, usage=True)
+        text = None if schema is None else json.dumps(schema, separators=(",", ":"))
+        return PromptRecord(raw["prompt"], answer, category, text)
 
 
 def read_prompts(path: Path) -> list[str]:

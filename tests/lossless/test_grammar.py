@@ -10,7 +10,7 @@ import pytest
 
 import dflash_trt
 from dflash_trt import SamplingParams
-from dflash_trt.runtime import RequestResult
+from dflash_trt.runtime import RequestResult, total
 from dflash_trt.speculation.drafters import DrafterKind
 from dflash_trt.text.grammar import Follower, Grammar
 
@@ -58,6 +58,16 @@ def test_outputs_follow_and_drafts_change_nothing(folder: Path, temperature: flo
     for one in together[1::3]:
         assert one.text is not None and one.text[0] == "#" and one.text[1:5].isdigit()
     assert sum(one.statistics.accepted_tokens for one in together) > 20
+    statistics = [one.statistics for one in together]
+    summed = total(statistics)
+    assert summed.forced_tokens and summed.grammar_s
+    assert summed.constrained_steps == sum(
+        one.steps for at, one in enumerate(statistics) if at % 3 < 2
+    )
+    assert summed.constrained_acceptance_length != summed.acceptance_length
+    for one in statistics[2::3]:
+        assert one.grammar_s is one.forced_tokens is None and one.constrained_steps == 0
+    assert "grammar_s" in summed.to_json() and "grammar_s" not in total(statistics[2::3]).to_json()
 
 
 @pytest.mark.parametrize("drafter", ["dflash", "prompt-lookup"])

@@ -37,7 +37,7 @@ class Server:
         self.answers: dict[int, Answer] = {}
         self.running = self.most = 0
 
-    async def send(self, prompt: str, seed: int, trace: Trace) -> None:
+    async def send(self, prompt: str, seed: int, trace: Trace, schema: str | None = None) -> None:
         trace.start()
         now = self._clock.perf_counter()
         self.came_at.append(now)

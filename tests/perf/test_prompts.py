@@ -98,6 +98,23 @@ def test_named_sets_are_cut_from_their_own_text(tmp_path: Path) -> None:
         load_prompts(_config(**given, isl=length), tokenizer)
 
 
+def test_prompts_with_a_schema(tmp_path: Path) -> None:
+    path, schema = tmp_path / "p.jsonl", {"type": "object", "title": "é"}
+    _write_rows(path, [{"prompt": "a", "schema": schema}, {"prompt": "b"}])
+    prompts = load_prompts(_config(input_file=str(path)), None)
+    assert prompts.schemas[1] is None and json.loads(prompts.schemas[0] or "") == schema
+    named = load_prompts(_config(prompts={"x": str(path)}), None)
+    assert named.schemas == prompts.schemas
+    with pytest.raises(DflashError, match="--ignore-eos: prompts with a schema end where it does"):
+        load_prompts(_config(input_file=str(path), ignore_eos=True), None)
+    _write_rows(path, [{"prompt": "a"}, {"prompt": "b"}])
+    plain = load_prompts(_config(input_file=str(path), ignore_eos=True), None)
+    assert plain.schemas == () and plain.digest != prompts.digest
+    _write_rows(path, [{"prompt": "a", "schema": "x"}])
+    with pytest.raises(DflashError, match='"schema" must be a JSON schema, not "x"'):
+        load_prompts(_config(input_file=str(path)), None)
+
+
 def _write_rows(path: Path, rows: list[object]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 

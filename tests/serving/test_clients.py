@@ -246,6 +246,9 @@ def test_response_format(client: openai.OpenAI, served: Served, addresses: Serve
     chat = partial(client.chat.completions.create, messages=messages, max_tokens=300)
     whole = chat(**_fields(GREEDY), response_format=wrapped)
     assert whole.choices[0].message.content == expected.text
+    _check_usage(whole.usage, expected)
+    forced = expected.statistics.forced_tokens
+    assert forced and whole.usage.completion_tokens_details.forced_tokens == forced
     assert json.loads(expected.text or "").keys() == properties.keys()
     chunks = list(chat(**_fields(GREEDY), response_format=wrapped, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected.text

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
+import pytest
 
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import Request
@@ -16,9 +18,10 @@ from dflash_trt.runtime.request import TokenEvent
 from dflash_trt.serving.server.compiling import CompilingQueue
 from dflash_trt.text.foreign import ForeignProcessLostError
 from dflash_trt.text.grammar import Follower, Grammar
+from tests.cli.conftest import Run
 from tests.serving.conftest import counting, wait_idle
 from tests.serving.fronts import openai_client
-from tests.serving.served import Served
+from tests.serving.served import PROMPTS, Served
 from tests.waiting import PATIENCE_S, wait_until
 
 SCHEMA = {
@@ -76,6 +79,32 @@ def test_samples_share_one_compiled_grammar(served: Served) -> None:
     for choice in answer.choices:
         assert isinstance(json.loads(choice.message.content)["ok"], bool)
     assert grown[COMPILED] == 8
+    steps = answer.usage.completion_tokens_details.num_verify_steps
+    assert grown["dflash_constrained_verify_steps_total"] == steps
+    assert grown["dflash_constrained_step_tokens_total"] == answer.usage.completion_tokens - 8
+    forced = answer.usage.completion_tokens_details.forced_tokens
+    assert grown["dflash_forced_draft_tokens_total"] == forced > 0
+    assert grown["dflash_grammar_seconds_total"] > 0
+
+
+@pytest.mark.parametrize("kind", ["llm-api", "chat"])
+def test_a_sweep_with_schemas(run: Run, served: Served, tmp_path: Path, kind: str) -> None:
+    lines = [{"prompt": prompt, "schema": SCHEMA} for prompt in PROMPTS[:2]]
+    (tmp_path / "schema.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    lines = [{"prompt": prompt} for prompt in PROMPTS[:2]]
+    (tmp_path / "free.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    sets = [f"--prompts={name}={tmp_path / name}.jsonl" for name in ("free", "schema")]
+    model = "tensorrt_llm" if kind == "llm-api" else "demo"
+    url = served.grpc if kind == "llm-api" else served.openai
+    where = ["--url", url, "--model", model, "--kind", kind, "-o", tmp_path / "results"]
+    load = ["--concurrency", "2", "--request-count", "4", "--repeats", "1", "--osl", "60"]
+    before = wait_idle(served)["dflash_constrained_verify_steps_total"]
+    outcome = run("sweep", *where, *sets, *load, "--json")
+    (point,) = outcome.json["points"]
+    assert point["failed"] == 0
+    found = {one["name"]: one["values"]["acceptance_length"]["mean"] for one in point["sets"]}
+    assert found.keys() == {"free", "schema"} and found["schema"] < found["free"]
+    assert wait_idle(served)["dflash_constrained_verify_steps_total"] > before
 
 
 class _Compiler:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
@@ -350,7 +350,7 @@ def _read_statistics(response: Response, first_s: float, end_s: float) -> Reques
             raise ServedModelError(what, "failed", where=MODEL, fix=fix)
         return value
 
-    return RequestStatistics(
+    known = RequestStatistics(
         prompt_tokens=read("num_input_tokens"),
         output_tokens=read("num_output_tokens"),
         cached_prompt_tokens=find("cached_prompt_tokens"),
@@ -363,4 +363,14 @@ def _read_statistics(response: Response, first_s: float, end_s: float) -> Reques
         position_accepts=response.numbers("position_accepts"),
         time_to_first_token_s=first_s,
         end_to_end_s=end_s,
+    )
+    grammar_us = find("grammar_us")
+    if grammar_us is None:
+        return known
+    return replace(
+        known,
+        constrained_steps=known.steps,
+        constrained_step_tokens=known.step_tokens,
+        forced_tokens=find("forced_tokens"),
+        grammar_s=grammar_us / 1e6,
     )

@@ -177,6 +177,7 @@ def _describe_usage(each: Sequence[RequestStatistics], samples: int) -> dict[str
     )
     known = [one.cached_prompt_tokens for one in firsts if one.cached_prompt_tokens is not None]
     accepted = sum(one.accepted_tokens for one in each)
+    forced = [one.forced_tokens for one in each if one.forced_tokens is not None]
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
@@ -186,6 +187,7 @@ def _describe_usage(each: Sequence[RequestStatistics], samples: int) -> dict[str
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": sum(one.drafted_tokens for one in each) - accepted,
             "num_verify_steps": sum(one.steps for one in each),
+            **({"forced_tokens": sum(forced)} if forced else {}),
         },
     }
 

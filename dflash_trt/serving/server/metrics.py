@@ -46,6 +46,19 @@ COUNTERS = {
     ),
     "drafted_tokens": ("dflash_draft_tokens_total", "Draft tokens verified."),
     "accepted_tokens": ("dflash_accepted_draft_tokens_total", "Draft tokens accepted."),
+    "constrained_steps": (
+        "dflash_constrained_verify_steps_total",
+        "Verify steps of requests with a grammar.",
+    ),
+    "constrained_step_tokens": (
+        "dflash_constrained_step_tokens_total",
+        "Tokens that those emitted; divided by them: tau with a grammar.",
+    ),
+    "forced_tokens": (
+        "dflash_forced_draft_tokens_total",
+        "Draft tokens that a grammar put in place of the drafter's.",
+    ),
+    "grammar_s": ("dflash_grammar_seconds_total", "Processor time in grammars, while decoding."),
 }
 HISTOGRAMS = {
     "queue_s": ("dflash_queue_seconds", "From arrival to the first prefill pass.", SECONDS),

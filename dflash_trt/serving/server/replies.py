@@ -244,6 +244,8 @@ class Reply:
             "total_accepted_draft_tokens": statistics.accepted_tokens,
             "cached_prompt_tokens": statistics.cached_prompt_tokens,
             "preemptions": statistics.preemptions,
+            "forced_tokens": statistics.forced_tokens,
+            "grammar_us": _microseconds(statistics.grammar_s),
         }
         outputs: Outputs = {
             name: np.atleast_1d(np.array(value, dtype=np.int32))
@@ -270,6 +272,10 @@ class Reply:
                     moment = self._arrived_ns + round(seconds * 1e9)
                     outputs[name] = np.array([moment], dtype=np.int64)
         return outputs
+
+
+def _microseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1e6)
 
 
 def _describe_logprobs(logprobs: list[TokenLogprob]) -> Outputs:

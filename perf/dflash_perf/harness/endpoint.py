@@ -19,11 +19,12 @@ class Endpoint(Protocol):
             DflashError: no server, no such model, or an input that the model does not have.
         """
 
-    async def send(self, prompt: str, seed: int, trace: Trace) -> None:
+    async def send(self, prompt: str, seed: int, trace: Trace, schema: str | None = None) -> None:
         """Sends a request and writes what arrives into `trace`, until the final response.
 
         Args:
             seed: the request's sampling seed.
+            schema: the JSON schema that the answer follows, as text.
 
         Raises:
             ServedModelError: no final response came.

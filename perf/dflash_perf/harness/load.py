@@ -204,12 +204,14 @@ class _Loop:
 
     async def _send(self, trace: Trace) -> None:
         generator, timeout_s = self.generator, self.generator.config.timeout_s
-        prompt = generator.prompts.texts[trace.prompt]
+        prompts = generator.prompts
+        prompt = prompts.texts[trace.prompt]
+        schema = prompts.schemas[trace.prompt] if prompts.schemas else None
         seed = (self.seed << 20) + trace.index  # so request k is the same in every configuration
         unreachable = False
         try:
             async with asyncio.timeout(timeout_s):
-                await generator.endpoint.send(prompt, seed, trace)
+                await generator.endpoint.send(prompt, seed, trace, schema)
         except ServedModelError as error:
             trace.error, unreachable = error.what, error.unreachable
         except TimeoutError:

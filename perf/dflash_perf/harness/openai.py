@@ -77,12 +77,15 @@ class OpenAiEndpoint:
             )
         return {"server": server, "model": self._configuration.model, "parameters": {}}
 
-    async def send(self, prompt: str, seed: int, trace: Trace) -> None:
+    async def send(self, prompt: str, seed: int, trace: Trace, schema: str | None = None) -> None:
         import aiohttp
 
         asked: dict[str, Any] = {"prompt": prompt}
         if self._chat:
             asked = {"messages": [{"role": "user", "content": prompt}]}
+        if schema is not None:
+            wrapped = {"name": "answer", "schema": json.loads(schema)}
+            asked["response_format"] = {"type": "json_schema", "json_schema": wrapped}
         body = json.dumps({**self._body, **asked, "seed": seed}).encode()
         trace.start()
         try:

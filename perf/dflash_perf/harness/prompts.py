@@ -13,7 +13,7 @@ from dflash_perf.harness.config import SweepConfig
 from dflash_perf.harness.speed_bench import read_speed_bench
 from dflash_trt.core.files import FileKind, read_bytes
 from dflash_trt.errors import DflashError
-from dflash_trt.text.prompts import read_prompts
+from dflash_trt.text.prompts import PromptRecord, read_records
 from dflash_trt.text.task_sets import read_task_sets
 from dflash_trt.text.tokenizer_calls import decode, encode, open_tokenizer
 
@@ -74,17 +74,19 @@ class PromptSet:
     """The prompts, and the order in which a run sends them.
 
     The order depends on the seed alone, so every configuration gets the same requests. `set_names`
-    has the named set of each prompt; empty where sets have no names.
+    has the named set of each prompt; empty where sets have no names. `schemas` has the JSON schema
+    that each answer has to follow; empty where there is none.
     """
 
     texts: tuple[str, ...]
     set_names: tuple[str, ...] = ()
+    schemas: tuple[str | None, ...] = ()
 
     @property
     def digest(self) -> str:
-        """sha256 of all prompts, in order, and of the names of their sets."""
+        """sha256 of all prompts, in order, of the names of their sets, and of their schemas."""
         digest = hashlib.sha256()
-        for prompt in (*self.texts, *self.set_names):
+        for prompt in (*self.texts, *self.set_names, *(one or "" for one in self.schemas)):
             data = prompt.encode()
             digest.update(len(data).to_bytes(8, "little") + data)
         return digest.hexdigest()
@@ -112,16 +114,34 @@ def load_prompts(config: SweepConfig, tokenizer: Tokenizer | None) -> PromptSet:
     if config.input_file is not None:
         path = Path(config.input_file)
         if config.dataset == "speed-bench":
-            prompts = read_speed_bench(path, config.categories)
+            records = [PromptRecord(one) for one in read_speed_bench(path, config.categories)]
         else:
-            prompts = read_prompts(path)
-        return PromptSet(_prepare(prompts[: config.limit_prompts], config, tokenizer, path))
-    texts, names = [], []
+            records = read_records(path)
+        records = records[: config.limit_prompts]
+        prepared = _prepare([one.text for one in records], config, tokenizer, path)
+        return PromptSet(prepared, schemas=_schemas(records, config))
+    texts, names, given = [], [], list[PromptRecord]()
     for one in read_task_sets(config.prompts, config.limit_prompts):
         prompts = [prompt.text for prompt in one.prompts]
         texts += _prepare(prompts, config, tokenizer, config.prompts[one.name])
         names += [one.name] * len(prompts)
-    return PromptSet(tuple(texts), tuple(names))
+        given += one.prompts
+    return PromptSet(tuple(texts), tuple(names), _schemas(given, config))
+
+
+def _schemas(records: Sequence[PromptRecord], config: SweepConfig) -> tuple[str | None, ...]:
+    """Of each prompt; none at all where no prompt has one.
+
+    Raises:
+        DflashError: the sweep goes on behind the end that a schema has (usage).
+    """
+    schemas = tuple(one.schema for one in records)
+    if not any(schemas):
+        return ()
+    if config.ignore_eos:
+        what = "prompts with a schema end where it does"
+        raise DflashError(what, where="--ignore-eos", fix="leave it out", usage=True)
+    return schemas
 
 
 def _prepare(

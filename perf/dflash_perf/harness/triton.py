@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -90,15 +91,17 @@ class TritonEndpoint:
         self._streaming = cast(Streaming, told) if told in get_args(Streaming) else None
         return {"server": model.server, "model": name, "parameters": model.parameters}
 
-    async def send(self, prompt: str, seed: int, trace: Trace) -> None:
+    async def send(self, prompt: str, seed: int, trace: Trace, schema: str | None = None) -> None:
+        parameters = self._parameters
+        if schema is not None:  # as our own models take it
+            grammar = json.dumps({"kind": "json_schema", "text": schema})
+            parameters = {**parameters, "grammar": grammar}
         inputs = [make_input("text_input", "BYTES", [prompt]), *self._fixed]
         if self._sends_seed:
             inputs.append(make_input("sampling_param_seed", "UINT64", [seed]))
         last: Response | None = None
         trace.start()  # and again on sending; a request that is never sent needs a time too
-        stream = self._wire.stream(
-            inputs, self._parameters, outputs=self._outputs, on_send=trace.start
-        )
+        stream = self._wire.stream(inputs, parameters, outputs=self._outputs, on_send=trace.start)
         async with aclosing(stream) as responses:
             async for response in responses:
                 if "text_output" in response.raw:
