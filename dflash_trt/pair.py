@@ -33,6 +33,7 @@ from dflash_trt.runtime import (
 from dflash_trt.runtime.host import GeneratorHost
 from dflash_trt.runtime.jobs import JobRunner
 from dflash_trt.sampling.penalties import Penalties
+from dflash_trt.sampling.rules import TokenRules
 from dflash_trt.speculation.drafters import DFLASH, DrafterKind
 from dflash_trt.text.chat import ChatRenderer, Message
 from dflash_trt.text.grammar import Follower, GrammarCompiler
@@ -62,6 +63,7 @@ class RequestOptions(TypedDict, total=False):
     logprobs: int | None
     prompt_logprobs: int | None
     penalties: Penalties
+    rules: TokenRules
     grammar: Follower | None
 
 

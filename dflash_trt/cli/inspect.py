@@ -150,8 +150,8 @@ def _describe_engines(manifest: Manifest) -> list[str]:
     ]
     if engines.draws:
         lines.append(
-            "        tokens are drawn and accepted in the target's engine, sampled ones too; the "
-            "host chooses for requests with penalties, biases, min_p, grammars or forbidden tokens"
+            "        tokens are drawn and accepted in the target's engine, sampled ones too; for "
+            "requests with penalties, biases, min_p, grammars or forbidden tokens the host chooses"
         )
     for engine in engines.files:
         size = format_size(sizes[engine.graph])

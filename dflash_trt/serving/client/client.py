@@ -48,6 +48,8 @@ class GenerationRequest:
         add_special_tokens: False for a rendered chat template, which writes them itself.
         streaming: False asks for one answer at the end, which costs the server less.
         logprobs, prompt_logprobs, penalties: as `runtime.Request` has them.
+        allowed_token_ids: the only tokens that may come; None: all.
+        bad_words: texts that may not come; the served model makes tokens of them.
         grammar: what the output must be; compiled by the served model.
 
     Raises:
@@ -64,6 +66,8 @@ class GenerationRequest:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     penalties: Penalties = field(default_factory=Penalties)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
@@ -274,6 +278,14 @@ def _to_parameters(request: GenerationRequest, *, extended: bool) -> dict[str, A
         wanted["logit_bias"] = json.dumps(dict(request.penalties.bias))
     if request.penalties.repetition != 1:
         wanted["repetition_penalty"] = repr(request.penalties.repetition)
+    if extended and (request.penalties.frequency or request.penalties.presence):
+        wanted["own_penalties"] = True  # as Penalties has them, not as the contract does
+    if request.sampling.min_p:
+        wanted["min_p"] = repr(request.sampling.min_p)
+    if request.allowed_token_ids is not None:
+        wanted["allowed_token_ids"] = json.dumps(request.allowed_token_ids)
+    if request.bad_words:
+        wanted["bad_words"] = json.dumps(request.bad_words)
     if request.grammar is not None:
         wanted["grammar"] = json.dumps(asdict(request.grammar))
     if not request.add_special_tokens:
@@ -292,6 +304,9 @@ def _refuse_extensions(request: GenerationRequest) -> None:
         "grammar": (request.grammar is not None, "takes no grammars from here"),
         "prompt": (not isinstance(request.prompt, str), "takes no token ids from here"),
         "repetition_penalty": (request.penalties.repetition != 1, "takes none from here"),
+        "min_p": (request.sampling.min_p > 0, "takes none from here"),
+        "allowed_token_ids": (request.allowed_token_ids is not None, "takes none from here"),
+        "bad_words": (bool(request.bad_words), "takes none from here"),
     }
     for where, (is_given, what) in refused.items():
         if is_given:

@@ -11,6 +11,7 @@ from dflash_trt.core.strict_json import quoted
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime import SamplingParams
 from dflash_trt.sampling.penalties import MOST_BIASED, Penalties
+from dflash_trt.sampling.rules import MOST_BAD, TokenRules
 from dflash_trt.serving.client.client import GenerationRequest, Prompt
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.logprobs import read_chat_logprobs, read_completion_logprobs
@@ -29,6 +30,7 @@ _UNDERSTOOD = (
     # vLLM's additions that benchmarks and users send.
     "top_k ignore_eos "
     "frequency_penalty presence_penalty logit_bias repetition_penalty "
+    "min_p bad_words allowed_token_ids "
     # They change nothing about an answer.
     "user metadata safety_identifier prompt_cache_key"
 ).split()
@@ -179,6 +181,7 @@ def _read_common(
         streaming=read_flag(fields, "stream"),
         logprobs=logprobs,
         penalties=_read_penalties(fields),
+        **_read_rules(fields),
     )
     usage = _read_stream_options(fields.get("stream_options"), generation.streaming)
     samples = _read_count(fields, "n") or 1
@@ -195,6 +198,7 @@ def _read_sampling(fields: dict[str, Any]) -> SamplingParams:
             temperature=_read_number(fields, "temperature", 1.0),
             top_p=_read_number(fields, "top_p", 1.0),
             top_k=top_k,
+            min_p=_read_number(fields, "min_p", 0.0),
             seed=secrets.randbits(63) if seed is None else seed,
         )
     except DflashError as error:
@@ -218,6 +222,24 @@ def _read_penalties(fields: dict[str, Any]) -> Penalties:
         )
     except DflashError as error:
         raise ApiError(error.what, param=error.where) from error
+
+
+def _read_rules(fields: dict[str, Any]) -> dict[str, Any]:
+    """Tokens that may not come, as vLLM's fields say it; of GenerationRequest."""
+    ids, words = fields.get("allowed_token_ids"), fields.get("bad_words", [])
+    if ids is not None and (
+        not isinstance(ids, list) or any(type(one) is not int or one < 0 for one in ids)
+    ):
+        raise ApiError("must be a list of token ids", param="allowed_token_ids")
+    if not isinstance(words, list) or len(words) > MOST_BAD:
+        raise ApiError(f"must be a list of at most {MOST_BAD:,} texts", param="bad_words")
+    allowed = None if ids is None else tuple(ids)
+    try:
+        TokenRules(allowed=allowed)
+    except DflashError as error:
+        raise ApiError(error.what, param=error.where) from error
+    texts = tuple(check_text(word, "bad_words") for word in words)
+    return {"allowed_token_ids": allowed, "bad_words": texts}
 
 
 def _read_format(given: Any) -> Grammar | None:

@@ -35,7 +35,6 @@ UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "num_return_sequences": (1,),
     "min_tokens": (0, 1),
     "length_penalty": (0.0, 1.0),
-    "bad_words": ("",),
     "embedding_bias_words": ("",),
     "embedding_bias_weights": (0.0,),
     "prompt_embedding_table": (),
@@ -96,6 +95,9 @@ def read_forward(tensors: Tensors, parameters: Mapping[str, Any], timeout_us: in
     repetition = read_scalar(tensors, "repetition_penalty", float)
     if repetition is not None:
         parameters = {**parameters, "repetition_penalty": repr(repetition)}
+    words = [word for word in read_texts(tensors, "bad_words") if word]
+    if words:
+        parameters = {**parameters, "bad_words": json.dumps(words)}
     if grammar := _read_guide(tensors):
         parameters = {**parameters, "grammar": grammar}
     names: tuple[str, ...] = ALWAYS

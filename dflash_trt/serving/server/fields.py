@@ -61,6 +61,10 @@ _BETWEEN_US = {
     "grammar",
     "prompt_ids",
     "repetition_penalty",
+    "own_penalties",
+    "min_p",
+    "allowed_token_ids",
+    "bad_words",
     STOP_IDS,
 }
 LLM_PARAMETERS = frozenset(_PARAMETERS | _BETWEEN_US)

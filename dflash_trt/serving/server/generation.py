@@ -11,6 +11,7 @@ from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.sampling.penalties import MOST_BIASED, Penalties
+from dflash_trt.sampling.rules import MOST_ALLOWED, TokenRules
 from dflash_trt.serving.server.fields import LLM_NAMES, LLM_PARAMETERS, check_parameters
 from dflash_trt.serving.server.inputs import (
     Tensors,
@@ -104,6 +105,7 @@ class GenerationReader:
             raise refuse(f"{_SAMPLING}max_tokens", f"{max_tokens} is not at least 1")
         exclude = read_scalar(tensors, f"{_SAMPLING}exclude_input_from_output", bool)
 
+        sampling = _read_sampling(tensors, parameters)
         sums = bool(read_scalar(tensors, "return_cumulative_logprob", bool))
 
         def is_set(name: str) -> bool:
@@ -113,12 +115,13 @@ class GenerationReader:
             request=Request(
                 prompt_ids=prompt_ids,
                 max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
-                sampling=_read_sampling(tensors),
+                sampling=sampling,
                 stop_token_ids=_read_end_id(parameters),
                 stop_strings=stop_strings,
                 ignore_eos=read_flag(parameters, "ignore_eos", False),
                 block_size=self._read_block_size(parameters),
-                penalties=_read_penalties(tensors, parameters),
+                penalties=_read_penalties(tensors, parameters, sampling),
+                rules=self._read_rules(parameters),
                 logprobs=parameters.get("logprobs", 0 if sums else None),
                 prompt_logprobs=parameters.get("prompt_logprobs"),
             ),
@@ -163,6 +166,23 @@ class GenerationReader:
             raise refuse("text_input", what)
         return texts[0]
 
+    def _read_rules(self, parameters: Mapping[str, Any]) -> TokenRules:
+        """Tokens that may not come.
+
+        As in vLLM, a bad word is forbidden at the start of a text and, where that is as many
+        tokens and another first one, behind a blank.
+        """
+        ids = _read_list(parameters, "allowed_token_ids", int)
+        bad: list[tuple[int, ...]] = []
+        for word in _read_list(parameters, "bad_words", str) or ():
+            plain, behind = (
+                tuple(self._tokenizer.encode(text + word.lstrip(), special=False))
+                for text in ("", " ")
+            )
+            is_other = len(plain) == len(behind) and plain[:1] != behind[:1]
+            bad += [one for one in ((plain, behind) if is_other else (plain,)) if one]
+        return TokenRules(allowed=None if ids is None else tuple(ids), bad=tuple(bad))
+
     def _read_block_size(self, parameters: Mapping[str, Any]) -> int | None:
         """Rows of this request's verify steps; None is the trained block."""
         size = parameters.get("block_size")
@@ -199,7 +219,7 @@ def check_streaming_text(value: object) -> StreamingText:
     raise refuse("streaming_text", f"{one_line(repr(value), 40)} is not {known_values}")
 
 
-def _read_sampling(tensors: Tensors) -> SamplingParams:
+def _read_sampling(tensors: Tensors, parameters: Mapping[str, Any]) -> SamplingParams:
     """As TensorRT-LLM reads them: 0 is a top_k or top_p that was not set.
 
     Without a temperature, a client that narrows the choice wants to sample at 1, and one that
@@ -216,15 +236,25 @@ def _read_sampling(tensors: Tensors) -> SamplingParams:
             top_k=top_k,
             top_p=top_p,
             seed=read_scalar(tensors, f"{_SAMPLING}seed", int) or 0,
+            min_p=_read_float(parameters.get("min_p", "0")),
         )
     except DflashError as error:
+        if error.where == "min_p":
+            raise
         raise refuse(f"{_SAMPLING}{error.where}", error.what, error.fix) from error
     return SamplingParams(seed=params.seed) if top_k == 1 else params
 
 
-def _read_penalties(tensors: Tensors, parameters: Mapping[str, Any]) -> Penalties:
+def _read_penalties(
+    tensors: Tensors, parameters: Mapping[str, Any], sampling: SamplingParams
+) -> Penalties:
     """Both penalties of the contract; our own models' `repetition_penalty`, a number as text, and
-    `logit_bias`, a JSON object."""
+    `logit_bias`, a JSON object.
+
+    As TensorRT-LLM has them, whose contract it is: taken off what the temperature has divided, and
+    counting the prompt's tokens too. Clients of ours say that theirs are OpenAI's.
+    """
+    is_ours = read_flag(parameters, "own_penalties", False)
     given = parameters.get("logit_bias", "{}")
     if not isinstance(given, str) or len(given) > _MOST_BIAS_TEXT:
         raise refuse("logit_bias", "is not a JSON object of token ids and numbers")
@@ -241,6 +271,8 @@ def _read_penalties(tensors: Tensors, parameters: Mapping[str, Any]) -> Penaltie
             presence=presence,
             repetition=_read_float(parameters.get("repetition_penalty", "1")),
             bias=tuple((int(token_id), value) for token_id, value in bias.items()),
+            counts_prompt=not is_ours,
+            scale=1.0 if is_ours or sampling.greedy else sampling.temperature,
         )
     except DflashError as error:
         contract = ("frequency_penalty", "presence_penalty")
@@ -250,6 +282,19 @@ def _read_penalties(tensors: Tensors, parameters: Mapping[str, Any]) -> Penaltie
 
 def _is_id(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+
+
+def _read_list(parameters: Mapping[str, Any], name: str, kind: type) -> list[Any] | None:
+    """A parameter that holds a JSON list; None where it was not sent."""
+    given = parameters.get(name)
+    if given is None:
+        return None
+    if not isinstance(given, str) or len(given) > _MOST_BIAS_TEXT:
+        raise refuse(name, "is no JSON list, or a long one")
+    values = parse_json(given.encode(), name, MOST_ALLOWED + 1)
+    if not isinstance(values, list) or any(type(one) is not kind for one in values):
+        raise refuse(name, "is no JSON list of " + ("token ids" if kind is int else "texts"))
+    return values
 
 
 def _read_float(text: object) -> float:

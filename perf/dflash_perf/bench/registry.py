@@ -5,6 +5,7 @@ from __future__ import annotations
 from dflash_perf.bench import (  # noqa: F401
     build_cost,
     chain_cost,
+    choice_cost,
     demo_speed,
     grammar_drafts,
     harness_timing,

@@ -240,7 +240,7 @@ class TensorRtExecutor:
         Returns the whole rows, to be waited for, if `scores` asks for them.
         """
         self.lookahead.drop(call.slots)
-        self.lookahead.fills(bound)
+        self.lookahead.fills(bound, call.first_slot)
         self._clear_idle(call.slots)
         self._rows.hold(ends)
         self._fill(bound, call, frame, self._inputs.host)
@@ -311,7 +311,7 @@ class TensorRtExecutor:
         self._clear_idle(call.slots)
         self._rows.hold(ends)
         self._inputs.upload_apart(bound.inputs.size, partial(self._fill, bound, call, frame))
-        self.lookahead.fills(bound)
+        self.lookahead.fills(bound, call.first_slot)
         assert call.sampling is not None
         self.lookahead.launch(Step(bound, replace(call, sampling=call.sampling.copy()), frame))
 

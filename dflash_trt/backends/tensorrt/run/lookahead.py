@@ -85,16 +85,19 @@ class Lookahead:
         )
         self._begun: list[Begun] = []
         self._unknown: Begun | None = None
-        self._on_device: BoundCall | None = None
+        self._on_device: tuple[BoundCall, int] | None = None
         self.started = self.dropped = 0
 
-    def fills(self, bound: BoundCall) -> None:
+    def fills(self, bound: BoundCall, first_slot: int) -> None:
         """Says whose inputs and results the device's buffers hold, once all enqueued is done."""
-        self._on_device = bound
+        self._on_device = bound, first_slot
 
     def has_inputs(self, step: Step) -> bool:
         """Whether what goes on from `step` finds its inputs on the device."""
-        return self._on_device is step.bound
+        if self._on_device is None:
+            return False
+        bound, first_slot = self._on_device  # over pages one binding serves all slots
+        return bound is step.bound and first_slot == step.call.first_slot
 
     def start(self, step: Step) -> None:
         """Enqueues the step behind `step`, which has been enqueued or taken just now.
