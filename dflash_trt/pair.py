@@ -32,6 +32,7 @@ from dflash_trt.runtime import (
 )
 from dflash_trt.runtime.host import GeneratorHost
 from dflash_trt.runtime.jobs import JobRunner
+from dflash_trt.runtime.logprobs import LogprobsMode
 from dflash_trt.sampling.penalties import Penalties
 from dflash_trt.sampling.rules import TokenRules
 from dflash_trt.speculation.drafters import DFLASH, DrafterKind
@@ -61,6 +62,7 @@ class RequestOptions(TypedDict, total=False):
     speculate: bool
     block_size: int | None
     logprobs: int | None
+    logprobs_mode: LogprobsMode
     prompt_logprobs: int | None
     penalties: Penalties
     rules: TokenRules

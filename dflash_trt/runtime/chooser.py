@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dflash_trt.core.masks import Allowed
+from dflash_trt.runtime.logprobs import score_token
 from dflash_trt.runtime.request import Request, RequestState
 from dflash_trt.runtime.scores import RowScores
 from dflash_trt.sampling.penalties import PenaltyState
@@ -25,7 +26,9 @@ def make_chooser(state: RequestState, known: RowScores) -> Callable[[int], int]:
     A row is asked for once, and what is chosen is the output's next token: its state goes on.
     """
     sampling, first_position = state.request.sampling, state.next_position
-    if not (state.request.changes_logits or (known.is_drawn and state.request.is_hosts)):
+    request, top = state.request, state.request.logprobs or 0
+    is_hosts = request.changes_logits or request.reads_processed
+    if not (is_hosts or (known.is_drawn and request.is_hosts)):
         return lambda row: known.choose(row, first_position + row, sampling)
     change = None if state.penalties is None else state.penalties.apply
     output = state.token_ids.copy()
@@ -33,6 +36,9 @@ def make_chooser(state: RequestState, known: RowScores) -> Callable[[int], int]:
     def choose(row: int) -> int:
         allowed = _find_allowed(state, output)
         token = known.choose_changed(row, first_position + row, sampling, change, allowed)
+        if request.reads_processed:
+            processed = known.process(row, sampling, change, allowed)
+            state.processed.append(score_token(processed, token, top))
         output.append(token)
         if state.penalties is not None:
             state.penalties.take(token)

@@ -360,7 +360,10 @@ class Generator:
         taken = state.append_tokens(tokens)
         if self._options.record_logits and known.logits is not None:
             state.logits.extend(row.copy() for row in known.logits[:taken])
-        if state.request.logprobs is not None:
+        if state.request.reads_processed:
+            state.logprobs += state.processed[:taken]
+            state.processed.clear()
+        elif state.request.logprobs is not None:
             state.logprobs += known.score(tokens[:taken], state.request.logprobs)
         return taken
 

@@ -1,17 +1,23 @@
 """Log-probabilities of an output's tokens, from the logits that they were chosen from.
 
-They are of the model itself: at temperature 1, before top-k and top-p, in float64.
+They are of the model itself: at temperature 1, before top-k and top-p, in float64. Processed ones
+are of the row as it was chosen from: after penalties, masks, temperature, min-p, top-k and top-p.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
 from dflash_trt.backends.base import FloatArray
 
 MAX_TOP_LOGPROBS = 20
+
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+LOGPROBS_MODES: tuple[LogprobsMode, ...] = get_args(LogprobsMode)
+"""vLLM's names."""
 
 
 @dataclass(frozen=True, slots=True)

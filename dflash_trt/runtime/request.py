@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,8 +11,15 @@ import numpy as np
 from dflash_trt.backends.base import FloatArray
 from dflash_trt.core.masks import TokenMask
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime.logprobs import MAX_TOP_LOGPROBS, TokenLogprob, score_token
+from dflash_trt.runtime.logprobs import (
+    LOGPROBS_MODES,
+    MAX_TOP_LOGPROBS,
+    LogprobsMode,
+    TokenLogprob,
+    score_token,
+)
 from dflash_trt.runtime.statistics import RequestStatistics, StatisticsRecorder
+from dflash_trt.runtime.values import as_ids, as_texts
 from dflash_trt.sampling.params import SamplingParams
 from dflash_trt.sampling.penalties import Penalties, PenaltyState
 from dflash_trt.sampling.rules import TokenRules
@@ -42,6 +48,8 @@ class Request:
         block_size: rows of its verify steps, 2 … the trained block; None takes the generator's.
         logprobs: log-probabilities of the output's tokens are wanted, and of so many of the
             likeliest tokens at the place of each (0 … 20); None: no log-probabilities.
+        logprobs_mode: "raw_logprobs", of the target's own rows, or "processed_logprobs", of those
+            that tokens are chosen from: where they cannot come, minus infinity.
         prompt_logprobs: the same of the prompt's tokens but the first; all of it is computed then.
         penalties: change the logits that tokens are chosen from, not log-probabilities.
         rules: tokens that may not come.
@@ -61,14 +69,15 @@ class Request:
     speculate: bool = True
     block_size: int | None = None
     logprobs: int | None = None
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     prompt_logprobs: int | None = None
     penalties: Penalties = field(default_factory=Penalties)
     rules: TokenRules = field(default_factory=TokenRules)
     grammar: Follower | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prompt_ids", _as_ids("prompt", self.prompt_ids))
-        object.__setattr__(self, "stop_token_ids", _as_ids("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "prompt_ids", as_ids("prompt", self.prompt_ids))
+        object.__setattr__(self, "stop_token_ids", as_ids("stop_token_ids", self.stop_token_ids))
         if not self.prompt_ids:
             raise DflashError("it holds no token", where="prompt", usage=True)
         if not isinstance(self.sampling, SamplingParams):  # a step would fail, and end all in it
@@ -86,7 +95,10 @@ class Request:
             if top is not None and (type(top) is not int or not 0 <= top <= MAX_TOP_LOGPROBS):
                 what = f"{top!r} is not an integer from 0 to {MAX_TOP_LOGPROBS}"
                 raise DflashError(what, where=name, usage=True)
-        object.__setattr__(self, "stop_strings", _as_texts("stop_strings", self.stop_strings))
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            what = f"{self.logprobs_mode!r} is none of {', '.join(LOGPROBS_MODES)}"
+            raise DflashError(what, where="logprobs_mode", usage=True)
+        object.__setattr__(self, "stop_strings", as_texts("stop_strings", self.stop_strings))
         if not isinstance(self.penalties, Penalties):
             raise DflashError("it must be Penalties", where="penalties", usage=True)
         if not isinstance(self.rules, TokenRules):
@@ -108,6 +120,11 @@ class Request:
         return self.needs_logits or self.is_hosts
 
     @property
+    def reads_processed(self) -> bool:
+        """Whether log-probabilities are wanted of the rows that tokens are chosen from."""
+        return self.logprobs is not None and self.logprobs_mode == "processed_logprobs"
+
+    @property
     def changes_logits(self) -> bool:
         """Whether tokens are chosen from other rows than the target's own."""
         return self.is_bound or not self.penalties.is_neutral
@@ -121,6 +138,8 @@ class Request:
     def is_hosts(self) -> bool:
         """Whether only the host can choose its tokens: graphs that draw know neither min_p nor
         other rows than the target's own."""
+        if self.reads_processed:
+            return True
         return self.changes_logits or (self.sampling.min_p > 0 and not self.sampling.greedy)
 
 
@@ -177,7 +196,8 @@ class RequestState:
     After a preemption the first `recomputed` of those are prefilled too, behind the prompt.
     From cache position `injected_until` on the drafter's context is missing; None: it is whole.
     `forgone_s` are the seconds that drafts would have saved since they would pay.
-    `penalties` know its output so far, `mask` what its rules allow anywhere.
+    `penalties` know its output so far, `mask` what its rules allow anywhere, `processed` are
+    log-probabilities of tokens that a step has chosen and the output does not have yet.
     `logprobs` are wanted ones, the first `told` of which events had; the text of their tokens
     begins at `starts`, and `shown` characters of it are visible.
     """
@@ -197,6 +217,7 @@ class RequestState:
     follower: Follower | None = None
     penalties: PenaltyState | None = None
     mask: TokenMask | None = None
+    processed: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     injected_until: int | None = None
     forgone_s: float = 0.0
@@ -374,18 +395,3 @@ class RequestState:
                 return
         if len(self.token_ids) == self.max_tokens:
             self.finish_reason = "length"
-
-
-def _as_ids(name: str, token_ids: Iterable[int]) -> tuple[int, ...]:
-    try:
-        return tuple(map(operator.index, token_ids))
-    except TypeError as error:
-        raise DflashError("it must be a list of token ids", where=name, usage=True) from error
-
-
-def _as_texts(name: str, texts: object) -> tuple[str, ...]:
-    if not isinstance(texts, list | tuple) or not all(
-        isinstance(text, str) and text for text in texts
-    ):
-        raise DflashError("it must be a list of texts, none of them empty", where=name, usage=True)
-    return tuple(texts)

@@ -19,7 +19,13 @@ from dflash_trt.backends.base import (
 from dflash_trt.core.masks import Allowed
 from dflash_trt.errors import DflashError
 from dflash_trt.runtime.logprobs import TokenLogprob, score_token
-from dflash_trt.sampling.choice import choose_candidate, choose_token, find_highest, not_finite
+from dflash_trt.sampling.choice import (
+    choose_candidate,
+    choose_token,
+    find_highest,
+    not_finite,
+    process,
+)
 from dflash_trt.sampling.params import SamplingParams, pack_sampling
 
 # Executors hand out more, so that the k-th logit seldom equals the last candidate's.
@@ -70,11 +76,22 @@ class RowScores:
 
         The executor's own choices are left alone.
         """
+        return choose_token(self._change(row, change), position, sampling, allowed)
+
+    def process(
+        self,
+        row: int,
+        sampling: SamplingParams,
+        change: Callable[[FloatArray], FloatArray] | None,
+        allowed: Allowed | None,
+    ) -> FloatArray:
+        """The row [V] that `choose_changed` chooses from, up to a constant."""
+        return process(self._change(row, change), sampling, allowed)
+
+    def _change(self, row: int, change: Callable[[FloatArray], FloatArray] | None) -> FloatArray:
         if self.logits is None:
             raise _no_logits("penalties, min_p and grammars")
-        logits = self.logits[row]
-        changed = logits if change is None else change(logits)
-        return choose_token(changed, position, sampling, allowed)
+        return self.logits[row] if change is None else change(self.logits[row])
 
     def last_row(self) -> RowScores:
         """The last row alone."""

@@ -97,6 +97,22 @@ def choose_candidate(
     return _draw_listed(token_ids[kept], logits[kept], float(highest), position, params)
 
 
+def process(logits: FloatArray, params: SamplingParams, allowed: Allowed | None) -> FloatArray:
+    """A copy of the row [V] as `choose_token` draws from it: what cannot come is minus infinity.
+
+    Divided by the temperature; of a greedy request only masked.
+    """
+    row = logits.copy() if allowed is None else allowed.tokens().apply(logits)
+    if params.greedy:
+        return row
+    scaled = _scale(row, float(row.max()), params.temperature)
+    ids = np.arange(len(row), dtype=np.int64)
+    ids = _narrow(ids, row, scaled, params)
+    processed = np.full(len(row), -np.inf, np.float32)
+    processed[ids] = scaled[ids]
+    return processed
+
+
 def find_highest(logits: FloatArray, positions: Int64Array) -> FloatArray:
     """The highest logit [R] of each row [R,V].
 
@@ -157,17 +173,22 @@ def _draw_listed(
     ids: Int64Array, logits: FloatArray, highest: float, position: int, params: SamplingParams
 ) -> int:
     """The winner of what min-p, top-k and top-p leave of ascending `ids` [n], by their `logits`."""
+    scaled = _scale(logits, highest, params.temperature)
+    kept = _narrow(np.arange(len(ids), dtype=np.int64), logits, scaled, params)
+    return _draw_winner(ids[kept], scaled[kept], position, params)
+
+
+def _narrow(
+    kept: Int64Array, logits: FloatArray, scaled: Float64Array, params: SamplingParams
+) -> Int64Array:
+    """What min-p, top-k and top-p leave of all indices `kept` [n] of `logits` and `scaled` [n]."""
     if params.top_k is not None:
         kept = _keep_top_k(logits, params.top_k)
-        ids, logits = ids[kept], logits[kept]
-    scaled = _scale(logits, highest, params.temperature)
     if params.min_p:
-        kept = np.flatnonzero(scaled >= math.log(params.min_p))
-        ids, logits, scaled = ids[kept], logits[kept], scaled[kept]
+        kept = kept[scaled[kept] >= math.log(params.min_p)]
     if params.top_p < 1:
-        kept = _keep_top_p(logits, scaled, params.top_p)
-        ids, scaled = ids[kept], scaled[kept]
-    return _draw_winner(ids, scaled, position, params)
+        kept = kept[_keep_top_p(logits[kept], scaled[kept], params.top_p)]
+    return kept
 
 
 def _draw_of_all(row: LogitRow, position: int, params: SamplingParams) -> int:

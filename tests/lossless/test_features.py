@@ -57,6 +57,7 @@ FEATURES: dict[str, Callable[[Request], Request]] = {
     ),
     "rules": lambda one: replace(one, rules=TokenRules(bad=((66,), (67, 67), (1, 2, 3)))),
     "logprobs": lambda one: replace(one, logprobs=3),
+    "processed": lambda one: replace(one, logprobs=2, logprobs_mode="processed_logprobs"),
     "min_p": lambda one: replace(one, sampling=replace(one.sampling, min_p=0.1)),
     "seed": lambda one: replace(one, sampling=replace(one.sampling, seed=one.sampling.seed + 1)),
 }

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dflash_trt.backends.base import Scores
 from dflash_trt.errors import DflashError
-from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, TokenEvent
+from dflash_trt.runtime import (
+    Generator,
+    GeneratorOptions,
+    Penalties,
+    Request,
+    RequestResult,
+    SamplingParams,
+    TokenEvent,
+)
+from dflash_trt.sampling.rules import TokenRules
 from tests.runtime.test_drawing import DrawingExecutor
 from tests.runtime.test_generator import make_requests
+from tests.sampling.law import exact_law
 from tests.standins.executor import FakeExecutor
 from tests.text.tokenizers import make_byte_level
 
@@ -98,3 +109,48 @@ def test_what_a_stop_string_cuts_off_has_none() -> None:
         assert told == [one.token_id for one in cut.logprobs] == list(free.token_ids[:kept])
         assert tokenizer.decode(told, skip_special_tokens=True).startswith(cut.text)
         assert len(tokenizer.decode(told[:-1])) < max(len(cut.text), 1) or not told
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(), SamplingParams(temperature=0.6, top_k=6, top_p=0.95, min_p=0.02, seed=3)],
+    ids=["greedy", "drawn"],
+)
+@pytest.mark.parametrize("draws", [False, True], ids=["host", "engine"])
+def test_processed_ones_are_of_the_row_that_is_chosen_from(
+    sampling: SamplingParams, draws: bool
+) -> None:
+    """Written down once more: a bias, a forbidden token, the temperature and the filters."""
+    request = Request(
+        prompt_ids=(3, 1, 4),
+        max_tokens=25,
+        sampling=sampling,
+        logprobs=16,
+        logprobs_mode="processed_logprobs",
+        penalties=Penalties(bias=((2, 1.5),), repetition=1.3),
+        rules=TokenRules(bad=((7,),)),
+    )
+    executor = FakeExecutor(draws=draws)
+    options = GeneratorOptions(record_logits=True)
+    (result,) = Generator(executor, options=options).generate([request])
+    assert result.logits is not None and result.logprobs is not None
+    for place, (row, one) in enumerate(zip(result.logits, result.logprobs, strict=True)):
+        changed = row.astype(np.float64)
+        changed[2] += 1.5
+        for token in {*request.prompt_ids, *result.token_ids[:place]}:
+            changed[token] *= 1 / 1.3 if changed[token] > 0 else 1.3
+        changed[7] = -np.inf
+        if sampling.greedy:
+            law = np.exp(changed - changed.max())
+            law /= law.sum()
+        else:
+            law = exact_law(changed.astype(np.float32), sampling)
+        found = np.zeros(16)
+        found[list(one.top_ids)] = np.exp(one.top_logprobs)
+        np.testing.assert_allclose(found, law, rtol=1e-4, atol=1e-9)
+        assert np.exp(one.logprob) == pytest.approx(law[result.token_ids[place]], rel=1e-4)
+    raw = replace(request, logprobs_mode="raw_logprobs")
+    (other,) = Generator(FakeExecutor(draws=draws), options=options).generate([raw])
+    assert other.token_ids == result.token_ids and other.logprobs != result.logprobs
+    with pytest.raises(DflashError, match="logprobs_mode: 'raw_logits' is none of raw_logprobs, "):
+        replace(request, logprobs_mode="raw_logits")  # type: ignore[arg-type]

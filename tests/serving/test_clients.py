@@ -13,6 +13,7 @@ import pytest
 
 import dflash_trt
 from dflash_trt.runtime import Penalties, RequestResult, SamplingParams
+from dflash_trt.sampling.rules import TokenRules
 from dflash_trt.serving.server.launcher import ServerAddresses
 from dflash_trt.serving.server.metrics import KINDS
 from dflash_trt.text.grammar import Grammar
@@ -220,15 +221,51 @@ def test_penalties(client: openai.OpenAI, addresses: ServerAddresses, generate: 
     _check_usage(biased.usage, expected)
     with pytest.raises(openai.BadRequestError, match="token id 99999 is outside"):
         client.completions.create(**asked, logit_bias={"99999": 1})
-    plain = generate(
-        PROMPTS[0], max_tokens=40, penalties=Penalties(frequency=1.75, presence=2, repetition=1.25)
-    )
-    assert plain.text != generate(PROMPTS[0], max_tokens=40).text
-    fields = {"text_input": PROMPTS[0], "max_tokens": 40, "frequency_penalty": 1.75}
-    answer = ask_grpc(
-        addresses.grpc, CLASSIC, fields | {"presence_penalty": 2.0, "repetition_penalty": 1.25}
-    )
-    assert "".join(answer.texts) == plain.text
+    # The contract's are TensorRT-LLM's, over the prompt too, after the temperature.
+    given = Penalties(frequency=0.25, presence=0.5, repetition=1.25, counts_prompt=True)
+    fields = {"text_input": PROMPTS[0], "max_tokens": 40, "frequency_penalty": 0.25}
+    fields |= {"presence_penalty": 0.5, "repetition_penalty": 1.25}
+    drawn = SamplingParams(temperature=0.5, seed=6)
+    for sampling, scale in ((GREEDY, 1.0), (drawn, 0.5)):
+        theirs = replace(given, scale=scale)
+        plain = generate(PROMPTS[0], max_tokens=40, sampling=sampling, penalties=theirs)
+        ours = generate(PROMPTS[0], max_tokens=40, sampling=sampling)
+        assert plain.text != ours.text
+        more = {} if sampling.greedy else {"temperature": 0.5, "seed": 6}
+        answer = ask_grpc(addresses.grpc, CLASSIC, fields | more)
+        assert "".join(answer.texts) == plain.text
+
+
+def test_tokens_that_may_not_come(
+    client: openai.OpenAI, addresses: ServerAddresses, generate: Generate, served: Served
+) -> None:
+    """vLLM's fields on the OpenAI port, bad words of the classic contract, and min_p."""
+    free = generate(PROMPTS[0], max_tokens=30)
+    assert free.text is not None
+    word = free.text.split()[1]
+    with dflash_trt.load(served.bundle, block_schedule="none") as pair:
+        ids = tuple(pair.tokenizer.encode(word, special=False))
+        behind = tuple(pair.tokenizer.encode(f" {word}", special=False))
+    is_other = len(ids) == len(behind) and ids[0] != behind[0]
+    bad = TokenRules(bad=(ids, behind) if is_other else (ids,))
+    expected = generate(PROMPTS[0], max_tokens=30, rules=bad)
+    asked: dict[str, Any] = {"prompt": PROMPTS[0], "max_tokens": 30, **_fields(GREEDY)}
+    banned = client.completions.create(**asked, extra_body={"bad_words": [word]})
+    assert banned.choices[0].text == expected.text
+    fields = {"text_input": PROMPTS[0], "max_tokens": 30, "bad_words": [word]}
+    assert "".join(ask_grpc(addresses.grpc, CLASSIC, fields).texts) == expected.text
+    some = TokenRules(allowed=tuple(range(30, 60)))
+    expected = generate(PROMPTS[0], max_tokens=30, rules=some)
+    few = client.completions.create(**asked, extra_body={"allowed_token_ids": [*range(30, 60)]})
+    assert few.choices[0].text == expected.text != free.text
+    drawn = SamplingParams(temperature=1.5, min_p=0.25, seed=4)
+    expected = generate(PROMPTS[0], max_tokens=30, sampling=drawn)
+    asked |= {"temperature": 1.5, "seed": 4}
+    narrow = client.completions.create(**asked, extra_body={"min_p": 0.25})
+    assert narrow.choices[0].text == expected.text
+    assert narrow.choices[0].text != client.completions.create(**asked).choices[0].text
+    with pytest.raises(openai.BadRequestError, match="token id 99999 is outside"):
+        client.completions.create(**asked, extra_body={"allowed_token_ids": [99999]})
 
 
 def test_response_format(client: openai.OpenAI, served: Served, addresses: ServerAddresses) -> None:

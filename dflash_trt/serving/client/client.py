@@ -20,6 +20,7 @@ from dflash_trt.runtime import (
     SamplingParams,
     TokenLogprob,
 )
+from dflash_trt.runtime.logprobs import LogprobsMode
 from dflash_trt.sampling.penalties import Penalties
 from dflash_trt.serving.client.errors import ServedModelError, explain
 from dflash_trt.serving.client.wire import MODEL, Response, WireClient, make_input
@@ -47,7 +48,7 @@ class GenerationRequest:
         ignore_eos: do not end at the model's end-of-sequence ids.
         add_special_tokens: False for a rendered chat template, which writes them itself.
         streaming: False asks for one answer at the end, which costs the server less.
-        logprobs, prompt_logprobs, penalties: as `runtime.Request` has them.
+        logprobs, logprobs_mode, prompt_logprobs, penalties: as `runtime.Request` has them.
         allowed_token_ids: the only tokens that may come; None: all.
         bad_words: texts that may not come; the served model makes tokens of them.
         grammar: what the output must be; compiled by the served model.
@@ -64,6 +65,7 @@ class GenerationRequest:
     add_special_tokens: bool = True
     streaming: bool = True
     logprobs: int | None = None
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     prompt_logprobs: int | None = None
     penalties: Penalties = field(default_factory=Penalties)
     allowed_token_ids: tuple[int, ...] | None = None
@@ -272,6 +274,8 @@ def _to_parameters(request: GenerationRequest, *, extended: bool) -> dict[str, A
         wanted["prompt_ids"] = json.dumps(request.prompt)
     if request.logprobs is not None:
         wanted["logprobs"] = request.logprobs
+        if request.logprobs_mode != "raw_logprobs":
+            wanted["logprobs_mode"] = request.logprobs_mode
     if request.prompt_logprobs is not None:
         wanted["prompt_logprobs"] = request.prompt_logprobs
     if request.penalties.bias:

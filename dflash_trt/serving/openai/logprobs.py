@@ -8,6 +8,7 @@ from typing import Any
 
 from dflash_trt.core.strict_json import quoted
 from dflash_trt.runtime import TokenLogprob
+from dflash_trt.runtime.logprobs import LOGPROBS_MODES, LogprobsMode
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.text.token_bytes import TokenBytes
 
@@ -38,6 +39,16 @@ def read_completion_logprobs(fields: Mapping[str, Any]) -> int | None:
     if top is not None:
         _check(top, MOST_COMPLETION, "logprobs")
     return top
+
+
+def read_logprobs_mode(fields: Mapping[str, Any]) -> LogprobsMode:
+    """`logprobs_mode`, of one request here and of a server in vLLM."""
+    given = fields.get("logprobs_mode", LOGPROBS_MODES[0])
+    for mode in LOGPROBS_MODES:
+        if given == mode:
+            return mode
+    known = " or ".join(LOGPROBS_MODES)
+    raise ApiError(f"must be {known}, not {quoted(given)}", param="logprobs_mode")
 
 
 def _check(value: Any, most: int, param: str) -> None:

@@ -14,7 +14,11 @@ from dflash_trt.sampling.penalties import MOST_BIASED, Penalties
 from dflash_trt.sampling.rules import MOST_BAD, TokenRules
 from dflash_trt.serving.client.client import GenerationRequest, Prompt
 from dflash_trt.serving.openai.errors import ApiError
-from dflash_trt.serving.openai.logprobs import read_chat_logprobs, read_completion_logprobs
+from dflash_trt.serving.openai.logprobs import (
+    read_chat_logprobs,
+    read_completion_logprobs,
+    read_logprobs_mode,
+)
 from dflash_trt.serving.openai.prompts import check_choices, check_text, read_prompts
 from dflash_trt.text.chat import Message
 from dflash_trt.text.grammar import Grammar, schema_text
@@ -30,7 +34,7 @@ _UNDERSTOOD = (
     # vLLM's additions that benchmarks and users send.
     "top_k ignore_eos "
     "frequency_penalty presence_penalty logit_bias repetition_penalty "
-    "min_p bad_words allowed_token_ids "
+    "min_p bad_words allowed_token_ids logprobs_mode "
     # They change nothing about an answer.
     "user metadata safety_identifier prompt_cache_key"
 ).split()
@@ -180,6 +184,7 @@ def _read_common(
         add_special_tokens=prompt is not None,  # a chat's template writes them itself
         streaming=read_flag(fields, "stream"),
         logprobs=logprobs,
+        logprobs_mode=read_logprobs_mode(fields),
         penalties=_read_penalties(fields),
         **_read_rules(fields),
     )

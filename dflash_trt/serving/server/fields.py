@@ -56,6 +56,7 @@ _BETWEEN_US = {
     "errors_as_output",
     "acknowledge",
     "logprobs",
+    "logprobs_mode",
     "prompt_logprobs",
     "logit_bias",
     "grammar",

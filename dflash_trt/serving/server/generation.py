@@ -123,6 +123,7 @@ class GenerationReader:
                 penalties=_read_penalties(tensors, parameters, sampling),
                 rules=self._read_rules(parameters),
                 logprobs=parameters.get("logprobs", 0 if sums else None),
+                logprobs_mode=parameters.get("logprobs_mode", "raw_logprobs"),
                 prompt_logprobs=parameters.get("prompt_logprobs"),
             ),
             grammar=_read_grammar(parameters),
