@@ -29,6 +29,7 @@ from dflash_trt.runtime import (
     SamplingParams,
     TokenEvent,
 )
+from dflash_trt.sampling.rules import TokenRules
 from dflash_trt.text.grammar import Grammar
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "RequestStatistics",
     "SamplingParams",
     "TokenEvent",
+    "TokenRules",
     "build",
     "load",
 ]

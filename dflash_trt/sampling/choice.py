@@ -60,22 +60,18 @@ def choose_token(
     """
     if params.greedy:
         return _choose_likeliest(logits, position, allowed)
-    row = LogitRow.read(logits)
-    _check(row.highest, position)
     if allowed is None:
-        return _draw(row, position, params)
+        return _draw(_read(logits, position), position, params)
     tokens = allowed.tokens()
     if (ids := tokens.few()) is not None:
         highest = float(logits[ids].max())
         _check(highest, position)
         return _draw_listed(ids, logits[ids], highest, position, params)
     if not params.narrows:  # who wins against all wins against those that are allowed
-        winner = _draw(row, position, params)
+        winner = _draw(_read(logits, position), position, params)
         if tokens.has(winner):
             return winner
-    row = LogitRow.read(tokens.apply(logits))
-    _check(row.highest, position)
-    return _draw(row, position, params)
+    return _draw(_read(tokens.apply(logits), position), position, params)
 
 
 def choose_candidate(
@@ -137,6 +133,12 @@ def not_finite(position: int) -> DflashError:
 def _check(highest: float, position: int) -> None:
     if not math.isfinite(highest):
         raise not_finite(position)
+
+
+def _read(logits: FloatArray, position: int) -> LogitRow:
+    row = LogitRow.read(logits)
+    _check(row.highest, position)
+    return row
 
 
 def _choose_likeliest(logits: FloatArray, position: int, allowed: Allowed | None) -> int:
@@ -220,6 +222,8 @@ def _draw_winner(
     # Noise is bounded, so a token this far behind cannot win: the same answer, fewer draws.
     reachable = np.flatnonzero(scaled >= scaled.max() - _NOISE_SPAN)
     ids, scaled = ids[reachable], scaled[reachable]
+    if len(ids) == 1:
+        return int(ids[0])
     return int(ids[np.argmax(scaled + draw_gumbel(params.seed, position, ids))])
 
 

@@ -39,8 +39,8 @@ class LogitRow:
 
     def reaching(self, least: float) -> Int64Array:
         """Ascending ids of all tokens whose logit is at least `least`, and of few below it."""
-        lowest = np.finfo(self.logits.dtype).min
-        bound = np.nextafter(self.logits.dtype.type(max(least, lowest)), lowest)
+        lowest = float(np.finfo(np.float32).min)
+        bound = np.nextafter(np.float32(max(least, lowest)), np.float32(lowest))
         if len(self.peaks) == len(self.logits):
             return np.flatnonzero(self.logits >= bound)
         columns = np.flatnonzero(self.peaks >= bound)
