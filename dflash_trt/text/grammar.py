@@ -96,7 +96,7 @@ class Follower:
         self._start = compiled.start
         self._matcher = self._start.deep_copy()
         self._taken: list[int] = []
-        self.seconds = 0.0
+        self.seconds = self._revising = 0.0
         self._known: TokenMask | None = None  # of what comes next
 
     def fork(self) -> Follower:
@@ -165,7 +165,9 @@ class Follower:
             revised += tokens[:taken]
             if taken < len(tokens) or not tokens:
                 break
-        self.seconds += time.thread_time() - started
+        seconds = time.thread_time() - started
+        self.seconds += seconds
+        self._revising += seconds
         return revised
 
     def _do(self, work: Callable[[LLMatcher], T]) -> T:
@@ -178,7 +180,8 @@ class Follower:
         seconds = time.thread_time() - started
         self.seconds += seconds
         allowed = MAX_MASK_SECONDS + MEAN_MASK_SECONDS * len(self._taken)
-        if seconds > MAX_MASK_SECONDS or self.seconds > allowed:
+        # What drafts cost beside that ends no request.
+        if seconds > MAX_MASK_SECONDS or self.seconds - self._revising > allowed:
             raise DflashError("takes too long to say what may come next", where="grammar")
         if self._matcher.is_error():
             self._start = self.compiled.renew(self._start)

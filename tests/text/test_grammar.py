@@ -19,8 +19,8 @@ CORE = make_plain("<end>")
 END, SIZE = CORE.token_to_id("<end>"), CORE.get_vocab_size() + 3
 
 
-def new_compiler() -> GrammarCompiler:
-    return GrammarCompiler(CORE, SIZE, (END,))
+def new_compiler(*ends: int) -> GrammarCompiler:
+    return GrammarCompiler(CORE, SIZE, ends or (END,))
 
 
 compiler = cache(new_compiler)
@@ -181,4 +181,4 @@ def test_a_token_that_takes_too_long_ends_its_request(monkeypatch: pytest.Monkey
     monkeypatch.setattr("time.thread_time", lambda: next(times))
     allowed(start)
     with pytest.raises(DflashError, match="takes too long to say"):
-        allowed(start)
+        start.take(CORE.encode("a").ids[0])
