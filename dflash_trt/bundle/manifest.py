@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from dflash_trt.backends.tensorrt.library import OperationForm
+from dflash_trt.bundle.recurrent_dims import RecurrentDims, recurrent_dims
 from dflash_trt.checkpoints.decoder import DecoderSpec
 from dflash_trt.checkpoints.draft import DraftKind
 from dflash_trt.checkpoints.pair import Pair
@@ -25,7 +26,6 @@ from dflash_trt.checkpoints.sizes import (
     DecoderSizes,
     ExpertSizes,
     LayerSizes,
-    RecurrentSizes,
 )
 from dflash_trt.checkpoints.target import TargetSpec
 from dflash_trt.core.files import FileKind, exists
@@ -114,16 +114,6 @@ class ExpertDims(StrictRecord):
         return ExpertSizes(self.experts, self.chosen, self.intermediate_size)
 
 
-class RecurrentDims(StrictRecord):
-    """A hybrid target's Gated DeltaNet layers (see RecurrentSizes), and which ones they are."""
-
-    layers: list[Annotated[int, Field(ge=0)]]
-    key_heads: Positive
-    value_heads: Positive
-    head_dim: Positive
-    kernel: Annotated[int, Field(ge=2)]
-
-
 class TargetDims(ModelDims):
     """`layer_windows` is empty where every layer sees everything before it.
 
@@ -134,7 +124,7 @@ class TargetDims(ModelDims):
     layer_windows: list[int | None] = Field(default_factory=list)
     has_sinks: bool = False
     experts: ExpertDims | None = None
-    recurrent: RecurrentDims | None = None
+    recurrent: RecurrentDims | None = Field(default=None, exclude_if=lambda one: one is None)
     vocab_size: Positive
     max_position_embeddings: Positive
     eos_token_ids: list[int]
@@ -143,11 +133,8 @@ class TargetDims(ModelDims):
     def sizes(self) -> DecoderSizes:
         windows = self.layer_windows or [None] * self.layers
         sizes = super().sizes.with_layers(windows, has_sinks=self.has_sinks)
-        if (one := self.recurrent) is not None:
-            kind = RecurrentSizes(one.key_heads, one.value_heads, one.head_dim, one.kernel)
-            sizes = sizes.with_recurrence(
-                kind if layer in one.layers else None for layer in range(self.layers)
-            )
+        if self.recurrent is not None:
+            sizes = sizes.with_recurrence(self.recurrent.sizes(self.layers))
         return replace(sizes, experts=None if self.experts is None else self.experts.sizes)
 
 
@@ -310,19 +297,11 @@ def target_dims(pair: Pair) -> TargetDims:
         layer_windows=list(target.layer_windows) if any(target.layer_windows) else [],
         has_sinks=target.has_sinks,
         experts=_expert_dims(target),
-        recurrent=_recurrent_dims(target),
+        recurrent=recurrent_dims(target.sizes.layers),
         vocab_size=target.vocab_size,
         max_position_embeddings=target.max_position_embeddings,
         eos_token_ids=list(target.eos_token_ids),
     )
-
-
-def _recurrent_dims(target: TargetSpec) -> RecurrentDims | None:
-    layers = [(i, layer.recurrent) for i, layer in enumerate(target.sizes.layers)]
-    found = {i: one for i, one in layers if one is not None}
-    for one in found.values():
-        return RecurrentDims(layers=list(found), **asdict(one))
-    return None
 
 
 def _expert_dims(target: TargetSpec) -> ExpertDims | None:

@@ -11,6 +11,7 @@ import pytest
 from dflash_trt.backends.base import Scores, TargetCall
 from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.registry import open_executor
+from dflash_trt.replay import Answer, Replay
 from dflash_trt.runtime import Generator, GeneratorOptions, Request, RequestResult, SamplingParams
 from tests.covering import exhaustive
 from tests.inspection import poison_free_pages, pools
@@ -172,3 +173,19 @@ def _call(executor: OnnxRuntimeExecutor, ids: Any, start: int) -> Any:
     logits = executor.forward(call).logits
     assert logits is not None
     return logits.copy()
+
+
+def test_replayed_answers_count_what_decoding_counted(
+    built: TinyPair, executor: OnnxRuntimeExecutor, requests: list[Request]
+) -> None:
+    """What `diagnose` and `train-draft` measure with: chunks of a prompt, states in between."""
+    results = run(executor, requests)
+    answers = [
+        Answer(request.prompt_ids, result.token_ids)
+        for request, result in zip(requests, results, strict=True)
+    ]
+    with Replay(built.bundle, sequences=3) as replay:
+        measured = replay.measure(answers)
+    for want, got in zip(results, measured.per_answer, strict=True):
+        assert got.acceptance_histogram == want.statistics.acceptance_histogram
+    assert measured.acceptance_length is not None and measured.acceptance_length > 1
