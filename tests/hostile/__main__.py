@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import multiprocessing
 import os
 import sys
@@ -22,6 +23,10 @@ def main() -> int:
     options = _parse()
     started = time.monotonic()
     os.environ.update(ENVIRONMENT)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # what is told of a case may hold anything
     with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
         root = Path(folder)
         os.environ |= {"XDG_CACHE_HOME": str(root / "cache"), "HF_HOME": str(root / "hub")}

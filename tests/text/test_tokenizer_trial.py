@@ -207,8 +207,13 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     check_tokenizer(_text({}), "here")
 
 
-def test_a_prompt_that_panics_is_an_error(tmp_path: Path) -> None:
-    """A pattern that waits for what no trial thinks of: the library ends its match by a panic."""
+def test_a_prompt_that_panics_is_an_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A pattern that waits for what no trial thinks of: the library ends its match by a panic.
+
+    Its note of that stays in the process that encodes.
+    """
     (tmp_path / "tokenizer.json").write_bytes(_text(_split(WAITING)))
     tokenizer = BundleTokenizer(tmp_path)
     assert tokenizer.encode("a" * 50)
@@ -216,6 +221,7 @@ def test_a_prompt_that_panics_is_an_error(tmp_path: Path) -> None:
         with pytest.raises(DflashError, match=r"cannot encode .*retry-limit"):
             tokenizer.encode("☃" + "a" * 50)
     assert tokenizer.encode("a" * 50)
+    assert capfd.readouterr().err == ""
 
 
 WAITING = "\\x{2603}(\\w\\w?)+!"
