@@ -60,14 +60,14 @@ def option_group(name: str, kind: type[Any], *options: Callable[[Any], Any]) -> 
     """Adds `options` to a command, which gets their values as `name`, an instance of `kind`.
 
     `kind` is a dataclass with a field for each option, of the option's parameter name. Its fields
-    may be groups too, which stand above it.
+    may be groups too, which stand above it; one without an option keeps its default.
     """
     taken = [field.name for field in fields(kind)]
 
     def decorate(function: F) -> F:
         @wraps(function)
         def collect(**given: Any) -> Any:
-            values = {field: given.pop(field) for field in taken}
+            values = {field: given.pop(field) for field in taken if field in given}
             return function(**given, **{name: kind(**values)})
 
         command: Any = collect
