@@ -11,6 +11,7 @@ from dflash_perf.bench import (  # noqa: F401
     harness_timing,
     kernel_resources,
     kill_campaign,
+    kinds_compared,
     noise_coupling,
     paged_cost,
     planner_fit,

@@ -49,8 +49,8 @@ def measure(
     }
     if choose_schedule(opened, AUTO) is not None:
         served["DFlash, tuned"] = (bundle, RepositoryOptions())
-    for name, other in _read_beside(beside, opened).items():
-        served[name] = (other, RepositoryOptions())
+    for name, other in read_named_bundles(beside, opened).items():
+        served[name] = (other.folder, RepositoryOptions())
     output_dir.mkdir(parents=True, exist_ok=True)
     results = output_dir / "sweep"
     marked = ["--interactivity", interactivity] if interactivity else []
@@ -75,18 +75,23 @@ def measure(
     _run("report", str(results), *marked, "-o", str(output_dir / "report.html"))
 
 
-def _read_beside(texts: Sequence[str], bundle: Bundle) -> dict[str, Path]:
-    """The bundles by name; DflashError (usage) for one whose target is another."""
-    found: dict[str, Path] = {}
+def read_named_bundles(texts: Sequence[str], target: Bundle | None) -> dict[str, Bundle]:
+    """The bundles of NAME=BUNDLE texts, by name.
+
+    Raises:
+        DflashError: one that cannot be read, or whose target is not that of `target`, or of the
+            first where there is none (usage).
+    """
+    found: dict[str, Bundle] = {}
     for text in texts:
         name, equals, path = text.partition("=")
         if not (name and equals and path) or name in found:
-            raise DflashError(f"{text!r} is not one NAME=BUNDLE", where="--beside", usage=True)
-        other = open_bundle(Path(path))
-        if _target_of(other) != _target_of(bundle):
-            what = f"has another target than {bundle.folder}"
-            raise DflashError(what, where=f"--beside {path}", usage=True)
-        found[name] = Path(path)
+            raise DflashError(f"{text!r} is not one NAME=BUNDLE", usage=True)
+        found[name] = open_bundle(Path(path))
+        target = target or found[name]
+        if _target_of(found[name]) != _target_of(target):
+            what = f"has another target than {target.folder}"
+            raise DflashError(what, where=path, usage=True)
     return found
 
 

@@ -1,0 +1,59 @@
+"""What the benchmarks by replay count, on cases that are known beforehand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dflash_perf.bench.noise_coupling import BETAS, PLAIN, Matches, coupled, fit, mean_tau
+from dflash_perf.bench.row_cuts import Calibration, Chain, simulate
+from dflash_perf.bench.served_demo import read_named_bundles
+from dflash_perf.bench.two_checkouts import interval
+
+from dflash_trt.errors import DflashError
+from dflash_trt.sampling.choice import choose_tokens
+from dflash_trt.sampling.params import SamplingParams
+
+
+def test_with_the_targets_own_logits_the_noise_draws_its_token() -> None:
+    """At temperature 1 and beta 1, at every position; without noise the likeliest is drafted."""
+    logits = np.random.default_rng(1).normal(size=(7, 50)).astype(np.float32)
+    logits[:, 9] = -np.inf
+    drafts = coupled(logits, seed=11, position=30)
+    wanted = choose_tokens(logits, np.arange(30, 37), SamplingParams(temperature=1.0, seed=11))
+    np.testing.assert_array_equal(drafts[:, BETAS.index(1.0)], wanted)
+    np.testing.assert_array_equal(drafts[:, PLAIN], logits.argmax(axis=1))
+    assert (wanted != logits.argmax(axis=1)).any() and not (drafts == 9).any()
+
+
+def test_a_beta_is_fitted_where_the_slots_before_were_right() -> None:
+    hits = np.zeros((6, 2, len(BETAS)), np.bool_)
+    hits[:, 0, 1] = True  # beta 2 is always right in slot 1
+    hits[:3, 0, PLAIN] = True
+    hits[:4, 1, 2] = True
+    hits[3:, 1, PLAIN] = True
+    answers = [Matches(hits)]
+    assert fit(answers, 2) == [1, 2]
+    assert Matches(hits).tau([1, 2]) == (6, 2)  # anchors 0 and 3
+    assert Matches(hits).tau([PLAIN, PLAIN]) == (6, 4)
+    assert mean_tau(answers, [1, 2]) == 3.0
+
+
+def test_a_simulation_counts_tokens_and_seconds() -> None:
+    chain = Chain(products=np.full((8, 3), 0.5), right=np.array([3, 2, 1, 0] * 2))
+    # One sequence, three rows a step: anchors 0, 3, 4, 7, twice over.
+    rate = simulate([chain], 1, lambda products, right: 3, lambda rows: 0.5)
+    assert rate == pytest.approx(2 * 8 / (2 * 4 * 0.5))
+    chances = Calibration([chain]).chances(np.full((2, 3), 0.5))
+    np.testing.assert_allclose(chances, [[6 / 8, 4 / 8, 2 / 8]] * 2)
+
+
+def test_the_interval_of_a_median() -> None:
+    assert interval([1.0] * 15) == (1.0, 1.0)
+    low, high = interval([0.9, 1.0, 1.1] * 5)
+    assert 0.9 <= low < 1.0 < high <= 1.1
+
+
+def test_bundles_are_named() -> None:
+    for text in ("x", "=a", "a=", ""):
+        with pytest.raises(DflashError, match="is not one NAME=BUNDLE"):
+            read_named_bundles([text], None)
