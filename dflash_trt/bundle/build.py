@@ -169,7 +169,6 @@ def _check_kind(pair: Pair, options: BuildOptions) -> None:
             options.engines,
             "leave out --executor and --profile; trtllm takes heads itself",
         ),
-        "FP8 KV caches": (options.cache_dtype is CacheDtype.FP8, "leave out --kv-dtype"),
         "quantising the pair": (options.quantization, "quantize the target first, build that"),
     }
     for what, (given, fix) in refused.items():

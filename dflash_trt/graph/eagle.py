@@ -74,7 +74,8 @@ def feature_before(head: ModelBuilder) -> str:
 
 
 def store_features(head: ModelBuilder, features: str) -> None:
-    """Writes features [B,S,H] at the rows of the call."""
+    """Writes features [B,S,H] at the rows of the call, as they are: a rounded one would make a
+    call's first row depend on where the prompt's chunks end."""
     b, axis = head.b, head.b.integers(2)
     with b.scope("features"):
         halves = []
@@ -83,7 +84,7 @@ def store_features(head: ModelBuilder, features: str) -> None:
             bounds = [b.integers(at * half), b.integers((at + 1) * half), axis]
             part = b.node("Slice", [features, *bounds], f"half_{at}")
             halves.append(b.node("Unsqueeze", [part, b.integers(1)], f"rows_{at}"))
-        store_rows(head.layer(1), halves[0], halves[1])
+        store_rows(head.layer(1), halves[0], halves[1], is_exact=True)
 
 
 def layer_input(

@@ -15,7 +15,6 @@ from dflash_trt.core.progress import SilentProgress
 from dflash_trt.diagnosis.diagnose import diagnose
 from dflash_trt.errors import DflashError
 from dflash_trt.graph.bindings import DRAFT_TOKEN_IDS
-from dflash_trt.graph.form import CacheDtype
 from dflash_trt.replay.edits import add_output, draft_logits, load_graph
 from dflash_trt.training.draft_shape import shape_of
 from tests.graph.runner import BOUND, GraphRunner, chunks, tokens
@@ -89,8 +88,6 @@ def test_every_draft_is_the_published_heads(
 
 def test_what_has_no_graph_yet_is_refused(make_pair: PairFactory, tmp_path: Path) -> None:
     pair = eagle_pair(make_pair, tmp_path)
-    with pytest.raises(DflashError, match="EAGLE-3 head, for which FP8 KV caches cannot be built"):
-        bundle_pair(tmp_path, BuildOptions(overwrite=True, cache_dtype=CacheDtype.FP8))
     wanted = PairQuantization({"target": "FP8"}, lambda *_: pytest.fail("nothing is observed"))
     with pytest.raises(DflashError, match="for which quantising the pair cannot be built"):
         bundle_pair(tmp_path, BuildOptions(overwrite=True, quantization=wanted))

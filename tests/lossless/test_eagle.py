@@ -6,21 +6,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401  # NumPy's float8_e4m3fn
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_trt.backends.base import Executor
+from dflash_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from dflash_trt.backends.registry import open_executor
 from dflash_trt.bundle.build import BuildOptions
 from dflash_trt.bundle.bundle import open_bundle
+from dflash_trt.graph.form import CacheDtype
 from dflash_trt.replay import Answer, Replay
-from dflash_trt.runtime import Generator, SamplingParams
-from tests.inspection import poison_free_pages, pools
+from dflash_trt.runtime import Generator, GeneratorOptions, SamplingParams
+from tests.inspection import arrays, poison_free_pages, pools
 from tests.lossless.runs import (
     check_copied_prefix,
     check_groups,
     check_shared_prefix,
+    finish,
     make_requests,
     run,
     run_baseline,
@@ -31,7 +36,17 @@ from tests.reference.generate import forward_with_taps
 
 VOCAB, SLOTS, TAPS, SIZE = 64, 8, (1, 2, 4), 8
 SAMPLED = SamplingParams(temperature=0.8, seed=5)
-FORMS: dict[str, dict[str, Any]] = {"linear": {}, "paged": {"page_size": SIZE, "pages": 61}}
+PAGING = {"page_size": SIZE, "pages": 61}
+FORMS: dict[str, dict[str, Any]] = {"linear": {}, "paged": PAGING}
+FP8_FORMS: dict[str, dict[str, Any]] = {
+    f"fp8-{name}": {**form, "cache_dtype": CacheDtype.FP8} for name, form in FORMS.items()
+}
+ALL_FORMS = FORMS | FP8_FORMS
+SEVERAL = [
+    *FORMS,
+    "fp8-paged",
+    pytest.param("fp8-linear", marks=pytest.mark.exhaustive),
+]
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +78,12 @@ def build(folder: Path, form: str) -> Executor:
         place.mkdir()
         for owner in ("target", "draft"):
             (place / owner).symlink_to(folder / owner)
-    options = BuildOptions(overwrite=True, **FORMS[form])
+    options = BuildOptions(overwrite=True, **ALL_FORMS[form])
     pair = bundle_pair(place, options, max_batch=SLOTS, max_seq_len=192)
     return open_executor(pair.bundle, threads=1)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", SEVERAL)
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "drawn"])
 def test_a_chain_keeps_every_bit(form: str, sampling: SamplingParams, checkpoints: Path) -> None:
     executor = build(checkpoints, form)
@@ -91,6 +106,27 @@ def test_a_shared_page_holds_the_heads_context(checkpoints: Path) -> None:
 
     check_shared_prefix(linear, paged, (1, 3, 8, 9, 20), poison)
     check_copied_prefix(linear)
+
+
+def test_fp8_caches_round_k_and_v_but_no_feature(checkpoints: Path) -> None:
+    """And a shared page holds the same context: the same bits, the same acceptance."""
+    linear, paged = build(checkpoints, "fp8-linear"), build(checkpoints, "fp8-paged")
+    assert isinstance(linear, OnnxRuntimeExecutor)
+    generator = Generator(linear, options=GeneratorOptions())
+    generator.submit(make_requests(VOCAB, 3)[2])
+    for _ in range(4):  # slots that are free again hold nothing
+        generator.step()
+    off_grid = {
+        name: (cache != cache.astype("float8_e4m3fn").astype(np.float32)).any()
+        for name, cache in arrays(linear).items()
+        if name.startswith("draft_")
+    }
+    assert off_grid == {
+        name: name in ("draft_k_1", "draft_v_1")
+        for name in (f"draft_{c}_{i}" for i in (0, 1) for c in "kv")
+    }
+    finish(generator, lambda generator: None)
+    check_shared_prefix(linear, paged, (1, 8))
 
 
 def test_a_replay_counts_what_the_loop_counted(checkpoints: Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from dflash_trt.checkpoints.kv_scales import read_kv_scales
 from dflash_trt.graph.bindings import KV, PAGE_TABLE, Dim, cache_output
-from dflash_trt.graph.form import GraphForm, Precision
+from dflash_trt.graph.form import CacheDtype, GraphForm, Precision
 from dflash_trt.graph.kv_cache_update import kv_cache_update_function
 from dflash_trt.graph.model_builder import LayerBuilder
 
@@ -48,17 +48,27 @@ class CacheStrategy(ABC):
         return k, v
 
 
-def store_rows(layer: LayerBuilder, k: str, v: str) -> list[str]:
-    """Writes rows by whatever operation the form has for it; returns the caches after."""
+def store_rows(layer: LayerBuilder, k: str, v: str, *, is_exact: bool = False) -> list[str]:
+    """Writes rows by whatever operation the form has for it; returns the caches after.
+
+    `is_exact` rows are not rounded to what E4M3 holds, whatever the form.
+    """
     form = layer.b.form
-    return (write_rows if form.is_paged or form.is_fp8 else scatter_rows)(layer, k, v)
+    if is_exact:
+        form = replace(form, cache_dtype=CacheDtype.COMPUTE)
+    if form.is_paged or form.is_fp8:
+        return write_rows(layer, k, v, form)
+    return scatter_rows(layer, k, v)
 
 
-def write_rows(layer: LayerBuilder, k: str, v: str) -> list[str]:
-    """Writes rows in one operation, `kv_cache_update`; returns the caches after."""
-    operands, outputs = cache_values(layer)
+def write_rows(layer: LayerBuilder, k: str, v: str, form: GraphForm | None = None) -> list[str]:
+    """Writes rows in one operation, `kv_cache_update`; returns the caches after.
+
+    They are held as in the graph's own form, or as `form` says.
+    """
+    operands, outputs = cache_values(layer, form)
     return layer.b.call(
-        kv_cache_update_function(layer.b.form),
+        kv_cache_update_function(form or layer.b.form),
         [k, v, layer.rows.positions, *operands],
         "cache_update",
         outputs=outputs,
@@ -80,9 +90,12 @@ def scatter_rows(layer: LayerBuilder, k: str, v: str) -> list[str]:
     ]
 
 
-def cache_values(layer: LayerBuilder) -> tuple[list[str], list[str]]:
-    """Operands of an operation that writes K and V, from the page table on, and its outputs."""
-    form = layer.b.form
+def cache_values(layer: LayerBuilder, form: GraphForm | None = None) -> tuple[list[str], list[str]]:
+    """Operands of an operation that writes K and V, from the page table on, and its outputs.
+
+    The operation is that of the graph's form, or of `form`.
+    """
+    form = form or layer.b.form
     operands = [PAGE_TABLE] * form.is_paged + layer.caches
     if form.is_fp8:
         operands.append(kv_scales(layer))
