@@ -8,6 +8,7 @@ SERVED := build/served-bundle
 SMOLLM2 := build/smollm2-135m
 REAL := build/real-bundle
 BENCH := $(BIN)/python -m dflash_perf bench
+KINDS := eagle3 dflash dspark
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -28,7 +29,12 @@ demo: $(VENV)/.installed
 	$(BIN)/dflash-trt verify build/demo-gpt-oss-bundle --max-tokens 64
 	$(BIN)/dflash-trt build --target demo --max-batch 16 --overwrite -o $(SERVED)
 	$(BIN)/dflash-trt tune $(SERVED)
-	$(BENCH) served-demo $(SERVED) --output-dir build/served --runs 2
+	for kind in $(KINDS); do \
+	  $(BIN)/dflash-trt build --target demo-$$kind --max-batch 16 --overwrite -o build/demo-$$kind-bundle && \
+	  $(BIN)/dflash-trt tune build/demo-$$kind-bundle --limit-prompts 12 || exit; done
+	$(BENCH) served-demo $(SERVED) --output-dir build/served --runs 2 \
+	  --beside 'EAGLE-3=build/demo-eagle3-bundle' --beside 'DSpark=build/demo-dspark-bundle' \
+	  --beside 'DFlash of their training=build/demo-dflash-bundle'
 	$(BIN)/dflash-trt plan --target gpt-oss-120b --gpu b300 --gpus 8 --interactivity 500
 	$(BIN)/dflash-trt build --target gpt-oss-120b --executor trtllm --profile b300x8 --overwrite -o build/gpt-oss-120b-b300x8
 	@echo 'open build/served/report.html'
