@@ -7,7 +7,7 @@ clock. How it decides, and what it loses at most: docs/design/pacing.md.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -17,11 +17,15 @@ from dflash_trt.runtime.options import GeneratorOptions
 from dflash_trt.runtime.request import RequestState
 from dflash_trt.speculation.schedule import NO_SPECULATION
 
-# Losses are counted in plain steps.
-CREDIT = 6.0
-TRIAL_CREDIT = 3.0
+# Losses are counted in plain steps; no step is made that could lose more than is allowed.
+CREDIT = 10.0
+TRIAL_CREDIT = 4.0
+# …while nobody has timed a drafted step, which may cost more than is assumed.
+UNTIMED_CREDIT = 3.0
+# One step that costs more would be a tenth of the first 200 tokens.
+MOST_RATIO = 13.0
 # Drafts that have saved much may lose more, up to a limit, before they are doubted.
-CREDIT_EARNED, MOST_CREDIT = 1 / 16, 24.0
+CREDIT_EARNED, MOST_CREDIT = 1.0, 24.0
 # A drafted step is taken to cost so many plain ones until it was timed, and never costs fewer.
 ASSUMED_RATIO = 2.5
 LEAST_RATIO = 1.2
@@ -30,7 +34,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 256, 4096
 # Drafted steps at a batch before its first check without cause, and between those that follow.
 FIRST_CHECK, NEXT_CHECK = 128, 1024
 KEPT_TIMES = 9
-FEWEST_TIMES = 2
+FEWEST_TIMES = 1
 FEWEST_RATIOS = 3
 # Steps that are further apart may have run on a machine that did something else meanwhile.
 NEAR_STEPS = 32
@@ -41,14 +45,14 @@ class StepRatios:
     """How many plain steps the time of a drafted one would hold, by batch.
 
     A step is compared with the latest of the other kind at the same batch. The first step of a
-    batch and kind is left out: it may allocate, compile or capture.
+    batch and kind is left out: it may allocate, compile or capture. `known` is what it begins with.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Iterable[tuple[int, float]]) -> None:
         self._steps = 0
         self._recent: dict[tuple[int, bool], deque[tuple[int, float]]] = {}
         self._found: dict[int, deque[float]] = {}
-        self._known: dict[int, float] = {}
+        self._known = dict(known)
 
     def add(self, batch: int, seconds: float, *, drafted: bool) -> None:
         """Takes one step of `batch` sequences."""
@@ -68,6 +72,10 @@ class StepRatios:
         if len(found) >= FEWEST_RATIOS:
             self._known[batch] = median(found)
 
+    def knows(self, batch: int) -> bool:
+        """Whether steps of this batch, or of one like it, were timed."""
+        return any(known <= batch < 2 * known for known in self._known)
+
     def at(self, batch: int) -> float:
         """The ratio at `batch`; where it was not found, that of a batch like it, else assumed.
 
@@ -82,19 +90,19 @@ class StepRatios:
 
 @dataclass(slots=True)
 class _Account:
-    """What drafted steps cost and brought since they last were worth it, `carried` before them.
+    """What drafted steps cost and brought since they last were worth it.
 
-    `steps` by batch; `tokens` of a sequence, summed over the steps.
+    `steps` by batch; `tokens` of a sequence, summed over the steps. `is_short`: less may be lost.
     """
 
-    carried: float = 0.0
+    is_short: bool = False
     steps: Counter[int] = field(default_factory=Counter)
     tokens: float = 0.0
 
     def lost(self, ratios: StepRatios) -> float:
         """Plain steps lost, by what is known of ratios now."""
         cost = sum(count * ratios.at(batch) for batch, count in self.steps.items())
-        return self.carried + cost - self.tokens
+        return cost - self.tokens
 
     @property
     def length(self) -> float:
@@ -112,11 +120,14 @@ class LivePacer(FixedPacer):
     """
 
     def __init__(
-        self, options: GeneratorOptions, limits: ExecutorLimits, clock: Callable[[], float]
+        self,
+        options: GeneratorOptions,
+        limits: ExecutorLimits,
+        clock: Callable[[], float],
     ) -> None:
         super().__init__(options, limits)
         self._clock = clock
-        self._ratios = StepRatios()
+        self._ratios = StepRatios(options.step_ratios)
         self._account = _Account()
         self._saved = 0.0
         self._is_trial = False
@@ -132,6 +143,8 @@ class LivePacer(FixedPacer):
     def begin_step(self, states: Sequence[RequestState]) -> int:
         """The most rows of the step that `states`, all that decode, are about to make."""
         self._batch, self._accepted = len(states), None
+        if not self._is_trial and not self._is_off(self._batch) and self._is_hopeless(self._batch):
+            self._stop(self._batch)
         self._started = self._clock()
         return NO_SPECULATION if self._is_off(self._batch) else self._most
 
@@ -148,9 +161,18 @@ class LivePacer(FixedPacer):
         elif self._is_off(self._batch):
             self._rest()
 
-    @property
-    def _credit(self) -> float:
-        return min(CREDIT + CREDIT_EARNED * self._saved, MOST_CREDIT)
+    def _is_beyond(self, account: _Account, batch: int) -> bool:
+        """Whether one more step without a good draft would lose more than is allowed."""
+        credit = min(CREDIT + CREDIT_EARNED * self._saved, MOST_CREDIT)
+        if account.is_short:
+            credit += TRIAL_CREDIT - CREDIT
+        elif not self._ratios.knows(batch):
+            credit += UNTIMED_CREDIT - CREDIT
+        return account.lost(self._ratios) + self._ratios.at(batch) - 1 > credit
+
+    def _is_hopeless(self, batch: int) -> bool:
+        """Whether a step costs more than a full block could bring, or than may be lost at once."""
+        return self._ratios.at(batch) > min(self._most, MOST_RATIO)
 
     def _is_off(self, batch: int) -> bool:
         return self._off_from is not None and batch >= self._off_from
@@ -162,7 +184,7 @@ class LivePacer(FixedPacer):
         account.tokens += tokens
         self._until_check[batch] = self._until_check.get(batch, FIRST_CHECK) - 1
         lost = account.lost(self._ratios)
-        if lost > self._credit:
+        if lost > 0 and self._is_beyond(account, batch):
             # Drafts as poor as these pay nowhere; others may where fewer sequences decode.
             self._stop(1 if account.length < LEAST_RATIO else batch)
         elif lost <= 0:
@@ -178,13 +200,14 @@ class LivePacer(FixedPacer):
     def _stop(self, off_from: int) -> None:
         """Decodes plainly from a batch on; smaller ones get a credit of their own."""
         self._off_from, self._off_steps = off_from, 0
-        self._suspect, self._account = self._account, _Account(CREDIT - TRIAL_CREDIT)
+        self._suspect, self._account = self._account, _Account(is_short=True)
 
     def _rest(self) -> None:
         """After a plain step: drafts go on if fresh times acquit them, or are tried in time."""
         self._off_steps += 1
         if self._off_steps == CHECK_STEPS:
-            if self._suspect.lost(self._ratios) <= self._credit:
+            batch = self._batch
+            if not (self._is_hopeless(batch) or self._is_beyond(self._suspect, batch)):
                 self._off_from, self._account = None, self._suspect
                 return
             self._saved = 0.0
@@ -192,4 +215,4 @@ class LivePacer(FixedPacer):
                 self._pause = min(2 * self._pause, LONGEST_PAUSE)
         elif self._off_steps >= self._pause:
             self._off_from, self._is_trial = None, True
-            self._account = _Account(CREDIT - TRIAL_CREDIT)
+            self._account = _Account(is_short=True)

@@ -1,9 +1,7 @@
 """DFlash against target_only on a bundle, by batch: tokens/s, acceptance, host time.
 
 Every run decodes the bundle's prompts, as many at once as the batch says, for at least
-`--seconds`; runs are interleaved and each ratio is between neighbours. `--live` adds a generator
-that leaves drafts out while they do not pay. Each run's is new: `--batch 1 --max-tokens 200
---seconds 0.001` measures what it loses and keeps in its first 200 tokens.
+`--seconds`; runs are interleaved and each ratio is between neighbours.
 """
 
 from __future__ import annotations
@@ -76,7 +74,6 @@ def measure(
     max_tokens: int = 256,
     temperature: float = 0.0,
     threads: int = 1,
-    live: Annotated[bool, "Also without a schedule, watching what drafts cost."] = False,
 ) -> Figures:
     opened = open_bundle(bundle)
     requests = requests_of(opened, max_tokens, temperature)
@@ -85,8 +82,6 @@ def measure(
         "target_only": GeneratorOptions(speculation=False),
         "dflash": GeneratorOptions(block_size=block_size),
     }
-    if live:
-        options["live"] = GeneratorOptions(live=True)
     by_batch: Figures = {}
     for size in batch:
         run = partial(decode, pair, requests, batch=size, seconds=seconds)
@@ -99,9 +94,6 @@ def measure(
 def _summarize(runs: dict[str, list[dict[str, float]]]) -> Figures:
     rates = {name: [run["tokens_per_second"] for run in each] for name, each in runs.items()}
     figures: Figures = {"ratio": spread_of_ratios(rates["dflash"], rates["target_only"])}
-    if "live" in rates:
-        for other in ("target_only", "dflash"):
-            figures[f"live_to_{other}"] = spread_of_ratios(rates["live"], rates[other])
     figures["acceptance_length"] = runs["dflash"][-1]["acceptance_length"]
     for way, each in runs.items():
         found = spreads(each, "tokens_per_second", "executor_ms_per_step", "host_ms_per_step")
@@ -119,6 +111,3 @@ def _show(batch: int, figures: Figures) -> None:
         f"{figures['dflash_host_ms_per_step']['median']:.3f} of "
         f"{figures['dflash_executor_ms_per_step']['median']:.2f} ms a step"
     )
-    for other in ("target_only", "dflash"):
-        if (kept := figures.get(f"live_to_{other}")) is not None:
-            click.echo(f"batch {batch}: live / {other} {show(kept, '.3f')}")

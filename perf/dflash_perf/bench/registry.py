@@ -12,6 +12,7 @@ from dflash_perf.bench import (  # noqa: F401
     kernel_resources,
     kill_campaign,
     kinds_compared,
+    live_drafts,
     noise_coupling,
     paged_cost,
     planner_fit,
