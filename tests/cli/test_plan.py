@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import combinations
 from pathlib import Path
 
@@ -54,6 +55,8 @@ def test_a_page_and_a_picture(run: Run, tmp_path: Path) -> None:
     assert parsed.figures["projection"] > 10 and not parsed.open
     assert "PROJECTION, not measured: qwen3-8b on 1 × B200" in parsed.text
     assert "Dashed lines are projections" in parsed.text and "held out" in parsed.text
+    answer = text.index('"headline">At ')
+    assert answer < text.index("<table") < text.index("<svg") < text.index("<h2>assumptions")
     picture = tmp_path / "plan.png"
     run.well(*QWEN, "-o", picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -116,7 +119,12 @@ def test_without_an_interactivity_the_whole_fronts(run: Run, tmp_path: Path) -> 
     pytest.importorskip("matplotlib", reason="the perf extra is not installed")
     page = tmp_path / "plan.html"
     run.well(*asked, "-o", page)
-    assert "Rings mark" not in page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    assert "Rings mark" not in text
+    assert re.search(
+        r'"headline">For one user, DFlash gives the most: [\d,]+ tokens/s per user', text
+    )
+    assert "For many, " in text
 
 
 def test_acceptance_is_what_other_commands_write(run: Run, bundle: Path, tmp_path: Path) -> None:

@@ -114,3 +114,12 @@ def test_an_interactivity_that_all_reach_is_chosen() -> None:
     (chosen,) = choose_interactivity({"base": fronts["two"], "slow": fronts["base"]}, "base")
     assert chosen == 60  # below, nothing is known of the baseline
     assert choose_interactivity({}, "base") == []
+
+
+@pytest.mark.parametrize(("low", "high"), [(83.0, 98.68629), (98.68621, 98.68629), (3.0, 9.999999)])
+def test_what_was_rounded_is_still_reached(low: float, high: float) -> None:
+    """A slow baseline that ends just below a round number."""
+    slow = Front([FrontPoint(low, 90, ""), FrontPoint(high, 10, "")])
+    fast = Front([FrontPoint(2 * high, 400, ""), FrontPoint(3 * high, 50, "")])
+    (chosen,) = choose_interactivity({"base": slow, "fast": fast}, "base")
+    assert slow.at(chosen) is not None and fast.at(chosen) is not None

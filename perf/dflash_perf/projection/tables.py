@@ -169,6 +169,39 @@ def plan_title(plan: Projection) -> str:
     return f"PROJECTION, not measured: {plan.pair.name} on {where}"
 
 
+def plan_headline(plan: Projection) -> str:
+    """The answer in a sentence or two: the best at the interactivity, or both ends of the front."""
+    kinds = list(plan.points)
+    quickest = max(kinds, key=lambda kind: plan.fastest(kind).interactivity)
+    fastest = plan.fastest(quickest)
+    most = f"{fastest.interactivity:,.0f} tokens/s per user ({fastest.label})"
+    if plan.interactivity is None:
+        plain = plan.fastest(BASELINE).interactivity
+        over = f", {fastest.interactivity / plain:.2f} times {BASELINE}"
+        best = {kind: max(point.throughput for point in plan.points[kind]) for kind in kinds}
+        fullest = max(kinds, key=best.__getitem__)
+        return (
+            f"For one user, {quickest} gives the most: {most}"
+            f"{'' if quickest == BASELINE else over}. For many, {fullest} does: "
+            f"{best[fullest]:,.0f} {UNIT}, where interactivity is lowest."
+        )
+    found = {kind: point for kind in kinds if (point := plan.answer(kind)) is not None}
+    asked = f"{plan.interactivity:g} tokens/s per user"
+    if not found:
+        return f"Nothing reaches {asked}: the most is {quickest}'s, {most}."
+    best_kind = max(found, key=lambda kind: found[kind].throughput)
+    best_point = found[best_kind]
+    answer = f"{best_point.throughput:,.0f} {UNIT} ({best_point.label})"
+    plainly = found.get(BASELINE)
+    if best_kind == BASELINE:
+        over = ""
+    elif plainly is None:
+        over = f"; {BASELINE} does not reach it"
+    else:
+        over = f", {best_point.throughput / plainly.throughput:.2f} times {BASELINE}"
+    return f"At {asked}, {best_kind} gives the most: {answer}{over}."
+
+
 def sections(plan: Projection, stored: StoredCalibration) -> list[tuple[str, Table]]:
     """Every table with its heading, in order."""
     first = [(f"projected fronts, {UNIT}", whole_front_table(plan))]

@@ -11,7 +11,7 @@ from dflash_perf.harness.answers import throughput_unit
 from dflash_perf.harness.points import SweepPoint
 from dflash_perf.harness.store import ResultStore
 from dflash_perf.projection.chart import draw_plan
-from dflash_perf.projection.tables import UNIT, describe, plan_title, sections
+from dflash_perf.projection.tables import UNIT, describe, plan_headline, plan_title, sections
 from dflash_perf.report.style import chart_style
 from dflash_perf.report.write import save_png, templates, to_svg
 from dflash_trt.errors import DflashError
@@ -44,6 +44,7 @@ def write_plan(
     page = templates(_TEMPLATES).get_template("plan.html.j2")
     text = page.render(
         title=plan_title(plan),
+        headline=plan_headline(plan),
         lines=describe(plan),
         measured=bool(points),
         chart=chart,

@@ -80,8 +80,9 @@ def draw_fronts(data: ChartData) -> Figure | None:
     axes.set_xlabel("interactivity, tokens/s per user (1 / median TPOT)")
     axes.set_ylabel(f"output throughput, {throughput_unit(data.points)}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    _mark_answer(axes, data)
-    name_corner(axes, data.looks, list(fronts))
+    answers = _mark_answer(axes, data)
+    labels = {name: f"{name}: {answers[name]}" if name in answers else name for name in fronts}
+    name_corner(axes, data.looks, list(fronts), labels=labels)
     return figure
 
 
@@ -119,24 +120,24 @@ def _short(load: OfferedLoad) -> str:
     return str(load.concurrency) if load.concurrency else f"{load.request_rate:g}/s"
 
 
-def _mark_answer(axes: Axes, data: ChartData) -> None:
+def _mark_answer(axes: Axes, data: ChartData) -> dict[str, str]:
+    """Rings; what they say stands beside the names, where no curve and no point is in its way."""
     if data.answer is None:
-        return
+        return {}
     at = data.answer.interactivity
     found = {
         name: None if value is None else value.throughput
         for name, value in data.answer.values.items()
     }
     mark_answers(axes, at, found, data.looks, NOT_MEASURED)
-    rings: list[tuple[float, float, str, str]] = []
+    said: dict[str, str] = {}
     for name, throughput in found.items():
         if throughput is not None:
             ratio = data.answer.ratio(name)
             least = at_least(data.answer.is_least(name))
             shown = "" if ratio is None or name == data.baseline else f" ({least}{ratio:.2f}×)"
-            text = f"{least}{throughput:,.0f}{shown}"
-            rings.append((at, throughput, text, data.looks[name].colour))
-    label_lines(axes, rings, offset=9, lift=9, weight="bold")
+            said[name] = f"{least}{throughput:,.0f}{shown}"
+    return said
 
 
 def draw_speedup(data: ChartData) -> Figure | None:

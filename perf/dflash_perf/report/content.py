@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -143,12 +144,14 @@ def choose_interactivity(fronts: dict[str, Front], baseline: str) -> list[float]
 
 
 def _rounded(value: float, least: float, most: float) -> float:
-    """With as few digits, two or more, as lie between the bounds; 6 where none do."""
-    for digits in (2, 3, 4):
-        rounded = float(f"{value:.{digits}g}")
-        if least <= rounded <= most:
-            return rounded
-    return float(f"{value:.6g}")
+    """With as few digits, two or more, as lie between the bounds; rounded down where it must be."""
+    for digits in (2, 3, 4, 5, 6):
+        nearest = float(f"{value:.{digits}g}")
+        unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
+        for rounded in (nearest, float(f"{nearest - unit:.{digits}g}")):
+            if least <= rounded <= most:
+                return rounded
+    return value
 
 
 def _subtitle(plan: dict[str, Any], points: Sequence[SweepPoint]) -> str:

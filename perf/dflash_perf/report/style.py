@@ -86,13 +86,11 @@ def label_lines(
     ends: Sequence[tuple[float, float, str, str]],
     *,
     offset: float = 8,
-    lift: float = 0,
-    weight: str = "normal",
 ) -> None:
     """Labels the ends of lines, given as (x, y, text, colour).
 
-    A label stands `offset` points right of the end and `lift` points above it. Labels that would
-    overlap are moved apart and keep their order.
+    A label stands `offset` points right of the end. Labels that would overlap are moved apart and
+    keep their order.
     """
     axes.figure.canvas.draw()
     ordered = sorted(ends, key=lambda end: end[1])
@@ -105,11 +103,10 @@ def label_lines(
         axes.annotate(
             text,
             (x, y),
-            xytext=(offset, shift + lift),
+            xytext=(offset, shift),
             textcoords="offset points",
             va="center",
             color=colour,
-            fontweight=weight,
             path_effects=white_halo(),
             annotation_clip=False,
             zorder=6,
@@ -129,13 +126,14 @@ def name_corner(
     names: Sequence[str],
     lines: Mapping[str, Any] | None = None,
     title: str | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> None:
     """Names in their colours at the top right, which falling lines leave free.
 
-    `lines` are the styles of lines that tell names apart too.
+    `lines` are the styles of lines that tell names apart too, `labels` what is said for a name.
     """
     place = {"loc": "upper right", "title": title, "title_fontsize": 8.5, "alignment": "left"}
-    _legend(axes, chosen, names, lines, **place)
+    _legend(axes, chosen, names, lines, labels, **place)
 
 
 def _legend(
@@ -143,6 +141,7 @@ def _legend(
     chosen: dict[str, Look],
     names: Sequence[str],
     lines: Mapping[str, Any] | None = None,
+    labels: Mapping[str, str] | None = None,
     **place: Any,
 ) -> None:
     from matplotlib.lines import Line2D
@@ -160,7 +159,7 @@ def _legend(
     ]
     axes.legend(
         handles,
-        names,
+        [(labels or {}).get(name, name) for name in names],
         **place,
         frameon=False,
         handletextpad=0.6 if lines else 0.3,
