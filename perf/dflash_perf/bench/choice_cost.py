@@ -72,8 +72,8 @@ def measure(work: Work, bundle: Path, *, vocab: int = 151_936) -> Figures:
                 pair.request(one, WAYS[name], max_tokens=ANSWER, grammar=follower) for one in texts
             ]
             run = partial(_time_steps, pair)
-            ways = {"free": partial(run, free), "schema": partial(run, held)}
-            whole[name] = _summarize(name, take_turns(ways, work.runs))
+            steps = {"free": partial(run, free), "schema": partial(run, held)}
+            whole[name] = _summarize(name, take_turns(steps, work.runs))
     wide, ends = _widen_vocabulary(tokenizer, vocab), opened.manifest.target.eos_token_ids
     compiler = GrammarCompiler(wide, vocab, ends)
     start = compiler.compile(Grammar("json_schema", SCHEMA))
