@@ -87,7 +87,7 @@ def test_samples_share_one_compiled_grammar(served: Served) -> None:
     assert grown["dflash_grammar_seconds_total"] > 0
 
 
-@pytest.mark.parametrize("kind", ["llm-api", "chat"])
+@pytest.mark.parametrize("kind", ["llm-api", pytest.param("chat", marks=pytest.mark.exhaustive)])
 def test_a_sweep_with_schemas(run: Run, served: Served, tmp_path: Path, kind: str) -> None:
     lines = [{"prompt": prompt, "schema": SCHEMA} for prompt in PROMPTS[:2]]
     (tmp_path / "schema.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
