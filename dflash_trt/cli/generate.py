@@ -26,6 +26,7 @@ from dflash_trt.cli.options import (
     show_thread_note,
     threads_option,
 )
+from dflash_trt.cli.structure import STRUCTURE, StructureOptions, structure_options
 from dflash_trt.errors import DflashError
 from dflash_trt.hardware.cores import ThreadChoice
 from dflash_trt.pair import LoadedPair, RequestOptions
@@ -65,6 +66,7 @@ LOCAL_OPTIONS |= {"drafter", "threads"}
 )
 @sampling_options
 @click.option("--stop", "stops", multiple=True, help="Text that ends the output; repeatable.")
+@structure_options
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
 @click.option("--block-size", type=click.IntRange(2), help="Rows of every verify step.")
 @block_schedule_option
@@ -85,6 +87,7 @@ def command(
     max_tokens: int | None,
     sampling: SamplingParams,
     stops: tuple[str, ...],
+    structure: StructureOptions,
     ignore_eos: bool,
     block_size: int | None,
     block_schedule: str,
@@ -117,9 +120,10 @@ def command(
         local = LOCAL_OPTIONS - {"bundle"} if is_grpc_chat else LOCAL_OPTIONS
         refuse_given(context, local, "does not go with --url: the server decides")
     if is_chat:
-        refuse_given(context, PROMPT_OPTIONS, "does not go with --chat")
+        refuse_given(context, PROMPT_OPTIONS | STRUCTURE, "does not go with --chat")
     elif max_tokens is None:
         max_tokens = MAX_TOKENS
+    grammar = structure.read(ignore_eos=ignore_eos)
     if url is not None and is_chat:
         refuse_given(context, {"ignore_eos"}, "does not go with --url and --chat")
         server: GrpcChat | OpenAiChat
@@ -148,6 +152,7 @@ def command(
                 sampling=sampling,
                 stop_strings=stops,
                 ignore_eos=ignore_eos,
+                grammar=grammar,
             )
             for text in prompts.read()
         ]
@@ -172,6 +177,7 @@ def command(
             talk = PairSpeaker(pair, sampling, {**options, "ignore_eos": ignore_eos})
             hold_chat(talk, prompts.system, talk.greeting)
         return
+    follower = None if grammar is None else pair.grammars.compile(grammar)
     requests = [
         Request(
             prompt_ids=tuple(ids),
@@ -179,6 +185,7 @@ def command(
             sampling=sampling,
             stop_strings=stops,
             ignore_eos=ignore_eos,
+            grammar=follower,
         )
         for ids in prompts.encode(pair.tokenizer)
     ]

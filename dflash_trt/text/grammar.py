@@ -1,4 +1,4 @@
-"""Grammars that an output must follow: JSON, a JSON schema, or a regular expression.
+"""Grammars that an output must follow: JSON, a schema, an expression, a choice, or rules.
 
 llguidance compiles them and says which tokens may come next. Its own limits bound a step, but not
 compiling: each grammar is tried in a bounded process first (`grammar_trial.py`).
@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.core.arrays import FloatArray
 from dflash_trt.core.masks import TokenMask
+from dflash_trt.core.strict_json import parse_json
 from dflash_trt.errors import DflashError, one_line
 from dflash_trt.text.foreign import ForeignProcessLostError
 from dflash_trt.text.grammar_trial import MAX_MASK_SECONDS, MEAN_MASK_SECONDS, GrammarTrial
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 T = TypeVar("T")
-GrammarKind = Literal["json_object", "json_schema", "regex"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 GRAMMAR_KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 MOST_CHARACTERS = 64 << 10
+_MOST_GBNF = 16 << 10
+"""Characters of rules that have to be converted, which takes time with their square."""
 # A model that is not sure writes blanks for ever, where a grammar allows them.
 _BLANKS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
 # States of a lexer take one to two kilobytes each; fuel is a step's work, about a microsecond each.
@@ -41,7 +44,11 @@ _MOST_KEPT, _MOST_KEPT_BYTES = 64, 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an output must be; `text` is the schema or the expression, empty for any JSON object.
+    """What an output must be.
+
+    Args:
+        text: the schema; the expression; of a choice a JSON list of texts; of a grammar its rules,
+            llguidance's Lark or GBNF (`root ::= …`). Empty for any JSON object.
 
     Raises:
         DflashError: too long (usage).
@@ -240,12 +247,8 @@ class GrammarCompiler:
         if not self._eos_token_ids:
             what = "the model names no end-of-sequence token, which ends what is whole"
             raise DflashError(what, where="grammar", usage=True)
-        schema = grammar.text if grammar.kind == "json_schema" else '{"type":"object"}'
         try:
-            if grammar.kind == "regex":
-                text = matcher_type.grammar_from_regex(grammar.text)
-            else:
-                text = matcher_type.grammar_from_json_schema(schema, overrides=_BLANKS)
+            text = _to_llguidance(grammar, matcher_type)
         except ValueError as error:
             raise DflashError(one_line(error, 200), where="grammar", usage=True) from error
 
@@ -319,6 +322,50 @@ def _library() -> Any:
             usage=True,
         ) from error
     return llguidance
+
+
+def _to_llguidance(grammar: Grammar, matcher_type: Any) -> str:
+    """The grammar as llguidance reads it; ValueError for what it cannot read."""
+    text: str
+    if grammar.kind == "regex":
+        text = matcher_type.grammar_from_regex(grammar.text)
+    elif grammar.kind == "choice":
+        text = matcher_type.grammar_from_lark(f"start: {lark_choice(grammar.text)}")
+    elif grammar.kind == "grammar":
+        text = matcher_type.grammar_from_lark(_to_lark(grammar.text))
+    else:
+        schema = grammar.text if grammar.kind == "json_schema" else '{"type":"object"}'
+        text = matcher_type.grammar_from_json_schema(schema, overrides=_BLANKS)
+    return text
+
+
+def lark_choice(text: str) -> str:
+    """A choice's JSON list of texts as what stands to the right of a Lark rule.
+
+    Raises:
+        DflashError: it is no list of texts, at least one, none empty (usage).
+    """
+    try:
+        choices = parse_json(text.encode(), "grammar")
+    except DflashError as error:
+        raise DflashError(error.what, where="grammar", usage=True) from error
+    is_list = isinstance(choices, list) and bool(choices)
+    if not is_list or not all(isinstance(one, str) and one for one in choices):
+        what = "a choice is a list of texts, at least one, none empty"
+        raise DflashError(what, where="grammar", usage=True)
+    return " | ".join(map(json.dumps, choices))  # Lark's texts are written as JSON's
+
+
+def _to_lark(rules: str) -> str:
+    from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
+
+    if not is_lark_syntax(rules) and len(rules) > _MOST_GBNF:
+        what = f"{len(rules):,} characters of GBNF are more than {_MOST_GBNF:,}"
+        raise ValueError(f"{what}; llguidance's Lark may have {MOST_CHARACTERS:,}")
+    try:
+        return any_to_lark(rules)
+    except Exception as error:  # it raises Exception itself, and RecursionError
+        raise ValueError(f"is neither Lark nor GBNF: {error}") from error
 
 
 def schema_text(schema: object) -> str:

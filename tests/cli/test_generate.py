@@ -92,6 +92,27 @@ def test_text_stops_at_the_end_token(run: Run, bundle: Path) -> None:
     assert further["finish_reason"] == "length"
 
 
+def test_outputs_that_follow_something(run: Run, bundle: Path, tmp_path: Path) -> None:
+    """Unbound the text goes on "456…"; a grammar's end is the end of the sequence."""
+    asked = ["generate", bundle, "--prompt", "3", "--json"]
+    answer = run(*asked, "--regex", "4x?5").json
+    assert (answer["text"], answer["finish_reason"]) == ("45", "stop")
+    plain = run(*asked, "--regex", "4x?5", "--no-speculation").json
+    assert plain["token_ids"] == answer["token_ids"]
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": [56, 4567, 45678]}')
+    answer = run(*asked, "--json-schema", schema).json
+    assert (answer["text"], answer["finish_reason"]) == ("45678", "stop")
+    refused = ["generate", bundle, "--prompt", "3", "--json-schema", schema]
+    run(*refused, "--ignore-eos").fails(2, "--json-schema", "does not go with --ignore-eos")
+    run(*refused, "--regex", "a").fails(2, "give --json-schema or --regex, not both")
+    run("generate", bundle, "--regex", "a", "--chat").fails(2, "--regex", "does not go with --chat")
+    schema.write_text("[]")
+    run(*refused).fails(2, "schema.json", "must hold a JSON object, not list")
+    schema.write_text('{"type": "strin"}')
+    run(*refused).fails(2, "grammar", "Invalid type: strin")
+
+
 def test_stop_strings_cut_the_text(run: Run, bundle: Path) -> None:
     stops = ["--stop", "no", "--stop", "56"]
     answer = run("generate", bundle, "--prompt", "1", *stops, "--json").json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -23,6 +24,7 @@ from tests.serving.conftest import Generate, counting, wait_idle
 from tests.serving.fronts import openai_client
 from tests.serving.served import GREEDY, PROMPTS, SAMPLINGS, Served, fetch
 
+GBNF = 'root ::= "n" two\ntwo ::= [0-9] [0-9]'
 GREEDY_CHOICES: dict[str, Any] = {"top_k": 1, "top_p": 0.0, "temperature": 1.0}
 
 
@@ -295,8 +297,16 @@ def test_response_format(client: openai.OpenAI, served: Served, addresses: Serve
     fields = {"text_input": PROMPTS[0], "max_tokens": 9, "guided_decoding_guide_type": "regex"}
     answer = ask_grpc(addresses.grpc, CLASSIC, fields | {"guided_decoding_guide": "[0-9]{3}"})
     assert "".join(answer.texts) == number.text and len(number.text or "") == 3
-    refused = {**fields, "guided_decoding_guide_type": "ebnf_grammar"}
+    rules = {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": GBNF}
+    assert re.fullmatch("n[0-9]{2}", ask_grpc(addresses.grpc, CLASSIC, fields | rules).texts[0])
+    llm = make_fields(LLM, PROMPTS[0], max_tokens=9)
+    answer = ask_grpc(addresses.grpc, LLM, llm, parameters=rules)
+    assert re.fullmatch("n[0-9]{2}", answer.texts[-1])
+    refused = {**fields, "guided_decoding_guide_type": "structural_tag"}
     assert "is none of json" in ask_grpc(addresses.grpc, CLASSIC, refused).failure
+    guided: dict[str, Any] = {"structured_outputs": {"choice": ["#1", "red fox"]}, "top_k": 1}
+    asked: dict[str, Any] = {"model": "demo", "prompt": PROMPTS[0], "extra_body": guided}
+    assert client.completions.create(**asked).choices[0].text in ("#1", "red fox")
 
 
 def test_a_chat(client: openai.OpenAI, generate: Generate) -> None:

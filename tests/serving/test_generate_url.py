@@ -33,6 +33,7 @@ def _without_times(record: object) -> object:
         ["--temperature", 1, "--top-p", 1e-50, "--seed", 3],  # 0 in FP32, which is: keep all
         ["--stop", "\n", "--stop", "silver"],
         ["--ignore-eos"],
+        ["--regex", "[a-z]{3,9} #[0-9]{4}"],
     ],
 )
 def test_the_same_output(run: Run, served: Served, options: list[object]) -> None:

@@ -11,6 +11,7 @@ from dflash_trt.runtime import SamplingParams
 from dflash_trt.serving.client.client import GenerationRequest
 from dflash_trt.serving.openai.errors import ApiError
 from dflash_trt.serving.openai.request import read_chat, read_completion
+from dflash_trt.text.grammar import Grammar
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -237,6 +238,54 @@ def test_a_body_is_an_object(body: Any) -> None:
     for read in (read_completion, read_chat):
         with pytest.raises(ApiError, match="JSON object"):
             read(body)
+
+
+def test_vllms_fields_for_structured_output() -> None:
+    schema = {"type": "object"}
+    wanted: list[tuple[dict[str, Any], Grammar]] = [
+        ({"guided_json": schema}, Grammar("json_schema", '{"type":"object"}')),
+        ({"guided_json": '{"type": "object"}'}, Grammar("json_schema", '{"type": "object"}')),
+        ({"guided_json_object": True}, Grammar("json_object")),
+        ({"guided_regex": "a+"}, Grammar("regex", "a+")),
+        ({"guided_choice": ["a", "b"]}, Grammar("choice", '["a", "b"]')),
+        ({"guided_grammar": 'root ::= "a"'}, Grammar("grammar", 'root ::= "a"')),
+        ({"structured_outputs": {"choice": ["a"], "json": None}}, Grammar("choice", '["a"]')),
+        ({"structured_outputs": {"regex": "b"}}, Grammar("regex", "b")),
+    ]
+    for read in (_completion, _chat):
+        for fields, grammar in wanted:
+            assert read(**fields).generation.grammar == grammar
+        nothing = {"guided_json_object": False, "structured_outputs": {}, "guided_regex": None}
+        assert read(**nothing, response_format={"type": "text"}).generation.grammar is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "piece"),
+    [
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "with guided_regex"),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs.regex",
+            "does not go with response_format",
+        ),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs.json", "with"),
+        ({"structured_outputs": {"backend": "x"}}, "structured_outputs.backend", "not supported"),
+        ({"structured_outputs": ["a"]}, "structured_outputs", "an object"),
+        ({"guided_whitespace_pattern": "a"}, "guided_whitespace_pattern", "not supported"),
+        ({"guided_regex": 3}, "guided_regex", "must be a text"),
+        ({"guided_choice": "a"}, "guided_choice", "a list of texts"),
+        ({"guided_choice": []}, "guided_choice", "at least one"),
+        ({"guided_choice": ["a", 3]}, "guided_choice[1]", "must be a text"),
+        ({"guided_json": ""}, "guided_json", "not empty"),
+        ({"guided_json_object": 1}, "guided_json_object", "true or false"),
+        ({"guided_grammar": "x" * 65537}, "guided_grammar", "65,537 characters"),
+    ],
+)
+def test_structure_that_is_none(fields: dict[str, Any], param: str, piece: str) -> None:
+    for read in (_completion, _chat):
+        with pytest.raises(ApiError) as caught:
+            read(**fields)
+        assert caught.value.param == param and piece in caught.value.what
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from random import Random
 
@@ -82,6 +83,21 @@ def test_schemas() -> None:
     assert allowed(blanks) == {'"'}, "blanks have an end"
 
 
+def test_choices_and_rules() -> None:
+    choice = compiler().compile(Grammar("choice", json.dumps(['a"\\', "ab/", "c\n"])))
+    assert allowed(choice) == {"a", "c"}
+    assert allowed(follow(choice.fork(), "a")) == {'"', "b"}
+    assert allowed(follow(choice.fork(), "ab/")) == {""} == allowed(follow(choice.fork(), "c\n"))
+    for rules in (
+        'root ::= "x" y+\ny ::= [0-9] | "z" root?',
+        'start: "x" y+\ny: /[0-9]/ | "z" start?',
+    ):
+        nested = compiler().compile(Grammar("grammar", rules))
+        assert allowed(nested) == {"x"}
+        assert allowed(follow(nested.fork(), "x")) == {*"0123456789z"}
+        assert allowed(follow(nested.fork(), "x1z")) == {"x", *"0123456789z", ""}
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "piece"),
     [
@@ -91,11 +107,18 @@ def test_schemas() -> None:
         ("json_schema", "[" * 5000, "grammar: "),
         ("regex", "(", "grammar: "),
         ("regex", "x" * 65537, "65,537 characters are more than 65,536"),
+        ("choice", '["a", ""]', "a choice is a list of texts, at least one, none empty"),
+        ("choice", "[]", "a choice is a list of texts"),
+        ("choice", "{", "not valid JSON"),
+        ("grammar", "root ::= (", "is neither Lark nor GBNF: "),
+        ("grammar", "root ::= " + "(" * 9000, "is neither Lark nor GBNF: "),
+        ("grammar", "root ::= r0" * 2000, "22,000 characters of GBNF are more than 16,384"),
+        ("grammar", "start: missing", "grammar: "),
         ("xml", "", "'xml' is none of json_object, json_schema, regex"),
     ],
 )
 def test_what_is_no_grammar(kind: str, text: str, piece: str) -> None:
-    with pytest.raises(DflashError, match=piece) as caught:
+    with pytest.raises(DflashError, match=re.escape(piece)) as caught:
         compiler().compile(Grammar(kind, text))  # type: ignore[arg-type]
     assert caught.value.usage and caught.value.message.isprintable()
 

@@ -20,8 +20,9 @@ from dflash_trt.serving.openai.logprobs import (
     read_logprobs_mode,
 )
 from dflash_trt.serving.openai.prompts import check_choices, check_text, read_prompts
+from dflash_trt.serving.openai.structured import FIELDS as STRUCTURED
+from dflash_trt.serving.openai.structured import read_structure
 from dflash_trt.text.chat import Message
-from dflash_trt.text.grammar import Grammar, schema_text
 from dflash_trt.text.stops import check_stop_strings
 
 MAX_STOPS = 4
@@ -41,8 +42,9 @@ _UNDERSTOOD = (
 _CHAT = {*_UNDERSTOOD, "messages", "max_completion_tokens", "reasoning_effort"} | {
     "logprobs",
     "top_logprobs",
-    "response_format",
+    *STRUCTURED,
 }
+_COMPLETION = {*_UNDERSTOOD, *STRUCTURED, "prompt", "logprobs", "echo"}
 # Parameters without an implementation, and the values that ask for nothing (null always does).
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
@@ -112,7 +114,7 @@ def read_completion(body: Any) -> CompletionRequest:
     Raises:
         ApiError: a parameter that is missing, wrong or not supported.
     """
-    fields = open_fields(body, {*_UNDERSTOOD, "prompt", "logprobs", "echo"}, _NEUTRAL_COMPLETION)
+    fields = open_fields(body, _COMPLETION, _NEUTRAL_COMPLETION)
     prompts = read_prompts(fields.get("prompt"))
     max_tokens = _read_count(fields, "max_tokens")
     max_tokens = DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens
@@ -175,7 +177,7 @@ def _read_common(
     if not isinstance(model, str):
         raise ApiError("must be the name of a model", param="model")
     generation = GenerationRequest(
-        grammar=_read_format(fields.get("response_format")),
+        grammar=read_structure(fields),
         prompt=prompt or "",
         max_tokens=max_tokens,
         sampling=_read_sampling(fields),
@@ -245,33 +247,6 @@ def _read_rules(fields: dict[str, Any]) -> dict[str, Any]:
         raise ApiError(error.what, param=error.where) from error
     texts = tuple(check_text(word, "bad_words") for word in words)
     return {"allowed_token_ids": allowed, "bad_words": texts}
-
-
-def _read_format(given: Any) -> Grammar | None:
-    """What `response_format` makes of the answer: any text, a JSON object, or a schema's."""
-    where = "response_format"
-    if given is None:
-        return None
-    if not isinstance(given, dict):
-        raise ApiError("must be an object with a type", param=where)
-    kind = given.get("type")
-    if kind == "text" and given.keys() == {"type"}:
-        return None
-    if kind == "json_object" and given.keys() == {"type"}:
-        return Grammar("json_object")
-    if kind != "json_schema" or given.keys() != {"type", "json_schema"}:
-        raise ApiError(f"{quoted(given)} is not supported", param=where)
-    wrapped = given["json_schema"]
-    if not isinstance(wrapped, dict) or not isinstance(wrapped.get("schema"), dict):
-        raise ApiError("must have a schema, an object", param=f"{where}.json_schema")
-    unknown = wrapped.keys() - {"name", "description", "schema", "strict"}
-    if unknown:
-        name = quoted(min(unknown)).strip('"')
-        raise ApiError("this parameter is not supported", param=f"{where}.json_schema.{name}")
-    try:
-        return Grammar("json_schema", schema_text(wrapped["schema"]))
-    except DflashError as error:
-        raise ApiError(error.what, param=f"{where}.json_schema.schema") from error
 
 
 def _read_stops(stop: Any) -> tuple[str, ...]:

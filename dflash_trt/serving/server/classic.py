@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from dflash_trt.errors import one_line
 from dflash_trt.serving.server.fields import (
     CLASSIC_NAMES,
     CLASSIC_PARAMETERS,
     RENAMED,
     check_parameters,
 )
+from dflash_trt.serving.server.guides import GUIDE, GUIDE_TYPE, read_guide
 from dflash_trt.serving.server.inputs import (
     Tensors,
     check_sizes,
@@ -46,9 +46,6 @@ UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "return_context_logits": (False,),
     "return_generation_logits": (False,),
 }
-
-# TensorRT-LLM's names for what a guide is.
-_GUIDES = {"json": "json_object", "json_schema": "json_schema", "regex": "regex"}
 
 ALWAYS = (
     "text_output",
@@ -98,7 +95,8 @@ def read_forward(tensors: Tensors, parameters: Mapping[str, Any], timeout_us: in
     words = [word for word in read_texts(tensors, "bad_words") if word]
     if words:
         parameters = {**parameters, "bad_words": json.dumps(words)}
-    if grammar := _read_guide(tensors):
+    kind, guide = ("".join(read_texts(tensors, name)) for name in (GUIDE_TYPE, GUIDE))
+    if grammar := read_guide(kind, guide):
         parameters = {**parameters, "grammar": grammar}
     names: tuple[str, ...] = ALWAYS
     for name in ("num_input_tokens", "num_output_tokens"):
@@ -110,19 +108,6 @@ def read_forward(tensors: Tensors, parameters: Mapping[str, Any], timeout_us: in
         forwarded["return_cumulative_logprob"] = np.array([True])
         names += tuple(_LOG_PROBS)
     return Forward(forwarded, parameters, names, timeout_us)
-
-
-def _read_guide(tensors: Tensors) -> str | None:
-    """TensorRT-LLM's guided decoding, as the JSON of a grammar."""
-    kind, guide = (
-        "".join(read_texts(tensors, f"guided_decoding_{one}")) for one in ("guide_type", "guide")
-    )
-    if not kind and not guide:
-        return None
-    if kind not in _GUIDES:
-        what = f"{one_line(repr(kind), 40)} is none of {', '.join(_GUIDES)}"
-        raise refuse("guided_decoding_guide_type", what)
-    return json.dumps({"kind": _GUIDES[kind], "text": guide})
 
 
 def to_classic(outputs: Outputs, forward: Forward) -> Outputs:

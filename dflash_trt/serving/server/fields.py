@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from dflash_trt.errors import one_line
+from dflash_trt.serving.server.guides import GUIDE, GUIDE_TYPE
 from dflash_trt.serving.server.inputs import STOP_IDS, refuse
 
 # Inputs of the classic contract and of the LLM-API contract: one meaning, one type, two names.
@@ -68,7 +69,7 @@ _BETWEEN_US = {
     "bad_words",
     STOP_IDS,
 }
-LLM_PARAMETERS = frozenset(_PARAMETERS | _BETWEEN_US)
+LLM_PARAMETERS = frozenset(_PARAMETERS | _BETWEEN_US | {GUIDE_TYPE, GUIDE})
 CLASSIC_PARAMETERS = frozenset(_PARAMETERS)
 _OF_THE_SERVER = "triton_"
 

@@ -13,6 +13,7 @@ from dflash_trt.runtime import Request, SamplingParams
 from dflash_trt.sampling.penalties import MOST_BIASED, Penalties
 from dflash_trt.sampling.rules import MOST_ALLOWED, TokenRules
 from dflash_trt.serving.server.fields import LLM_NAMES, LLM_PARAMETERS, check_parameters
+from dflash_trt.serving.server.guides import GUIDE, GUIDE_TYPE, read_guide
 from dflash_trt.serving.server.inputs import (
     Tensors,
     check_sizes,
@@ -197,8 +198,10 @@ class GenerationReader:
 
 
 def _read_grammar(parameters: Mapping[str, Any]) -> Grammar | None:
-    """What the output must follow, as our own clients and the classic model send it."""
-    given = parameters.get("grammar")
+    """What the output must follow, as our own clients and the classic model send it, or as
+    TensorRT-LLM's two fields, which this contract has no inputs for."""
+    kind, guide = (parameters.get(name, "") for name in (GUIDE_TYPE, GUIDE))
+    given = parameters.get("grammar", read_guide(str(kind), str(guide)))
     if given is None:
         return None
     if not isinstance(given, str) or len(given) > _MOST_GRAMMAR_TEXT:
